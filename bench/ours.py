@@ -87,7 +87,7 @@ def b1_ticket(case: handoff.Case) -> dict[str, Any]:
     batches = 60 if case.smoke else 800
     with service(feeders=1, shared_memory_nbytes=_SPARE_NBYTES, prefetch=16):
         from dataloaderjob import DataLoader
-        from dataloaderjob.trainer import iterators
+        from dataloaderjob.trainer.epochs import iterators
 
         dataset = _Indices(batches * _TICKET_KEYS)
         iterator: Any = iter(DataLoader(dataset, batch_size=_TICKET_KEYS, collate_fn=torch.tensor))

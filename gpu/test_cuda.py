@@ -13,8 +13,8 @@ from late_device import forget_what_copies_read
 from rig import Rig
 
 from dataloaderjob import DataLoader
-from dataloaderjob.trainer.devices import Accelerator
-from dataloaderjob.trainer.pool import Mapping
+from dataloaderjob.trainer.device.devices import Accelerator
+from dataloaderjob.trainer.session.pool import Mapping
 
 BATCHES = 100_000
 NBYTES = 38_535_168

@@ -68,9 +68,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_said_yet() -> None:
     """A test hears what a process says once, though another test of its process has had it said."""
-    if (service := sys.modules.get("dataloaderjob.trainer.service")) is not None:
+    if (service := sys.modules.get("dataloaderjob.trainer.session.service")) is not None:
         service._logged.clear()
-    if (taking := sys.modules.get("dataloaderjob.trainer.taking")) is not None:
+    if (taking := sys.modules.get("dataloaderjob.trainer.session.taking")) is not None:
         taking._warned = False
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.codec.digest import digest_update
+from dataloaderjob.batches.digest import digest_update
 
 Pass = dict[str, Any]
 """One pass over one loader: split, epoch, augment, batches, digest, wait_s, first_wait_s, seconds."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dataloaderjob.samplers.mixture import ElasticMixtureSampler
     from dataloaderjob.samplers.tokens import ElasticTokenBatchSampler
     from dataloaderjob.samplers.weighted import ElasticWeightedSampler
-    from dataloaderjob.trainer.context import context
+    from dataloaderjob.trainer.interop.context import context
     from dataloaderjob.trainer.loader import DataLoader
 
 __all__ = [
@@ -66,7 +66,7 @@ _MODULES = {
     "ElasticTokenBatchSampler": "samplers.tokens",
     "ElasticWeightedSampler": "samplers.weighted",
     "RayData": "ray_data",
-    "context": "trainer.context",
+    "context": "trainer.interop.context",
 }
 """Where a name is; those that are not listed are errors."""
 

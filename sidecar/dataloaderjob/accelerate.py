@@ -17,15 +17,16 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from dataloaderjob.codec.fetcher import derive_seed
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.trainer import generators, sampling, service
-from dataloaderjob.trainer.context import FeedersContext
+from dataloaderjob.making.fetcher import derive_seed
+from dataloaderjob.trainer.interop.context import FeedersContext
 from dataloaderjob.trainer.loader import DataLoader
-from dataloaderjob.trainer.progress import new_epoch
-from dataloaderjob.trainer.service import LeftOut
-from dataloaderjob.trainer.state import Resume, State
-from dataloaderjob.trainer.tickets import Placed
+from dataloaderjob.trainer.resume import generators, sampling
+from dataloaderjob.trainer.resume.progress import new_epoch
+from dataloaderjob.trainer.resume.state import Resume, State
+from dataloaderjob.trainer.session import service
+from dataloaderjob.trainer.session.service import LeftOut
+from dataloaderjob.trainer.session.tickets import Placed
 
 _KEPT = (
     "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator", "prefetch_factor", "persistent_workers",

@@ -23,7 +23,6 @@ from rig import Rig, until
 from torch.utils import data
 
 from dataloaderjob import DataLoader
-from dataloaderjob.codec import bundles
 from dataloaderjob.core import frames, ipc
 from dataloaderjob.core.errors import (
     DeadlineExceeded,
@@ -35,6 +34,7 @@ from dataloaderjob.core.errors import (
 )
 from dataloaderjob.core.memory import memory_limit
 from dataloaderjob.core.settings import SidecarSettings, dump
+from dataloaderjob.shipping import bundles
 from dataloaderjob.trainer.loader import MAX_PREFETCH
 from processes import in_child, line, script
 

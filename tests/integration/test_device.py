@@ -27,9 +27,9 @@ from torch.utils import data
 
 from dataloaderjob import DataLoader, InputError
 from dataloaderjob.core.control import W_REGISTERED
-from dataloaderjob.trainer import devices
-from dataloaderjob.trainer.ahead import AheadTaker
-from dataloaderjob.trainer.pool import Pool, Region
+from dataloaderjob.trainer.device import devices
+from dataloaderjob.trainer.epochs.ahead import AheadTaker
+from dataloaderjob.trainer.session.pool import Pool, Region
 
 ROOT = Path(__file__).resolve().parents[2]
 Loaders = dict[str, Callable[..., DataLoader]]

@@ -20,7 +20,7 @@ from rig import Rig
 from torch.utils import data
 
 from dataloaderjob import DataLoader
-from dataloaderjob.trainer.context import FeedersContext
+from dataloaderjob.trainer.interop.context import FeedersContext
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from rig import Rig
 from torch.utils.data import ConcatDataset, Dataset, Subset, get_worker_info
 
 from dataloaderjob import DataLoader
-from dataloaderjob.trainer.held_draws import EPOCHS
+from dataloaderjob.trainer.resume.held_draws import EPOCHS
 
 N, SIZE = 24, 4
 of_this_module = np.random.RandomState(11)

@@ -31,11 +31,11 @@ from torch.utils import data
 
 import dataloaderjob
 from dataloaderjob import DataLoader
-from dataloaderjob.codec.decoding import Decoder, Plan
+from dataloaderjob.batches.decoding import Decoder, Plan
 from dataloaderjob.core import control
 from dataloaderjob.core.errors import ServiceError, ServiceUnavailable, UnsupportedBatch
-from dataloaderjob.trainer import attach
-from dataloaderjob.trainer.pool import Pool
+from dataloaderjob.trainer.session import attach
+from dataloaderjob.trainer.session.pool import Pool
 from processes import alive, go_on, in_child, line, open_files, rollup, script, usage
 
 

@@ -16,7 +16,7 @@ import warm
 from rig import Rig
 
 from dataloaderjob.core.records import Record
-from dataloaderjob.trainer.recording import FLUSH_ROWS
+from dataloaderjob.trainer.resume.recording import FLUSH_ROWS
 
 SCRIPT = Path(__file__).parents[1] / "support" / "recorded_run.py"
 

@@ -202,7 +202,7 @@ def test_a_trainer_s_installation_is_enough_for_a_script(tmp_path: Path, base: P
 MORE = """
 import os, signal, time
 from dataloaderjob.local.status import sidecar_status
-from dataloaderjob.trainer import private
+from dataloaderjob.trainer.session import private
 
 def feeders(wanted):
     deadline = time.monotonic() + 30

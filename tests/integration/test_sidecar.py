@@ -32,7 +32,7 @@ from dataloaderjob.core.errors import ServiceUnavailable
 from dataloaderjob.core.memory import memory_limit
 from dataloaderjob.core.settings import SidecarSettings, dump
 from dataloaderjob.supervisor.server import SupervisorServer
-from dataloaderjob.trainer import attach
+from dataloaderjob.trainer.session import attach
 from processes import alive, beside_shared_memory_kb, children, in_child, line, script, shared_memory_kb
 
 

@@ -36,7 +36,7 @@ from stream_data import Counting, Failing, Shards, WithOwnState, WithState, dige
 
 from dataloaderjob import DataLoader
 from dataloaderjob.core.errors import DeadlineExceeded, InputError, ServiceError
-from dataloaderjob.trainer import staged_iterator
+from dataloaderjob.trainer.epochs import staged_iterator
 
 NOISY: dict[str, list[str]] = {}
 """What a random stage made, by the first number of feeders."""

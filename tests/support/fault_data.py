@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from dataloaderjob.codec.digest import digest_update
+from dataloaderjob.batches.digest import digest_update
 
 
 class Slow(Dataset):

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from patience import PATIENCE_S
 
-from dataloaderjob.codec.bundles import make_bundle
-from dataloaderjob.codec.decoding import Decoder
+from dataloaderjob.batches.decoding import Decoder
 from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Kind
+from dataloaderjob.shipping.bundles import make_bundle
 
 PLENTY = 1 << 30
 

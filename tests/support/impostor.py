@@ -12,9 +12,9 @@ from typing import Any, Self
 
 from rig import JOB, Rig
 
-from dataloaderjob.codec.facts import facts
 from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.frames import FROM_RECEIVER, HEADER_NBYTES, Header, Kind
+from dataloaderjob.shipping.facts import facts
 
 NAME, INSTANCE = "impostor", "i"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dataloaderjob.trainer.transfer import ToDevice
+from dataloaderjob.trainer.device.transfer import ToDevice
 
 
 class Event:

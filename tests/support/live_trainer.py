@@ -12,7 +12,7 @@ import torch
 from fault_data import Slow
 
 from dataloaderjob import DataLoader
-from dataloaderjob.codec.digest import digest_update
+from dataloaderjob.batches.digest import digest_update
 
 SAMPLES, BATCH, TOLD = 800, 8, 10
 PAUSE_S = 0.004

@@ -107,9 +107,9 @@ def _evaluate(dataset: Any, collate_fn: Any, worker_init_fn: Any, keys: list[Any
 
 
 def _trainer(request: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    from dataloaderjob.codec.bundles import make_bundle
     from dataloaderjob.core.blobs import BlobStore
     from dataloaderjob.core.errors import InputError
+    from dataloaderjob.shipping.bundles import make_bundle
 
     made: list[dict[str, Any]] = []
 
@@ -143,9 +143,9 @@ def _trainer(request: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
 
 
 def _feeder(result: dict[str, Any], folder: Path) -> list[str]:
-    from dataloaderjob.codec.bundles import load_bundle
     from dataloaderjob.core.blobs import BlobStore, Bundle
     from dataloaderjob.core.errors import InputError
+    from dataloaderjob.shipping.bundles import load_bundle
 
     try:
         code = load_bundle(Bundle.parse(result["manifest"]), BlobStore(folder / "blobs"))
@@ -155,7 +155,7 @@ def _feeder(result: dict[str, Any], folder: Path) -> list[str]:
 
 
 def main() -> None:
-    import dataloaderjob.codec.bundles  # noqa: F401  torch, once for all
+    import dataloaderjob.shipping.bundles  # noqa: F401  torch, once for all
 
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

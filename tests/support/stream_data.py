@@ -16,7 +16,7 @@ from torch.distributed import get_rank, get_world_size, is_initialized
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dataloaderjob import DataLoader
-from dataloaderjob.codec.digest import digest_update
+from dataloaderjob.batches.digest import digest_update
 
 LENGTHS = (37, 5, 22, 60, 1, 13, 44)
 

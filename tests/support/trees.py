@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from dataloaderjob.codec.decoding import Decoder
-from dataloaderjob.codec.digest import digest_update
-from dataloaderjob.codec.encoding import encode
+from dataloaderjob.batches.decoding import Decoder
+from dataloaderjob.batches.digest import digest_update
+from dataloaderjob.batches.encoding import encode
 from dataloaderjob.core import values
 
 Point = collections.namedtuple("Point", ["x", "y"])  # noqa: PYI024

@@ -12,7 +12,7 @@ import pytest
 
 from dataloaderjob.core import ipc
 from dataloaderjob.core.errors import ServiceUnavailable
-from dataloaderjob.trainer import attach
+from dataloaderjob.trainer.session import attach
 
 
 @pytest.fixture

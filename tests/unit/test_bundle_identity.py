@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from dataloaderjob.codec import snapshot
-from dataloaderjob.codec.bundles import load_bundle, make_bundle
-from dataloaderjob.codec.names import Names, content, update
 from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.shipping import snapshot
+from dataloaderjob.shipping.bundles import load_bundle, make_bundle
+from dataloaderjob.shipping.names import Names, content, update
 
 MODULES = {
     "config.py": "cfg = {'names': {'b', 'a', 'c'}, 'n': 1}\nclass Base:\n    seen = {None, 'x', (1, 'y')}\n",
@@ -40,7 +40,7 @@ MODULES = {
         from pathlib import Path
         import config, data
         from dataloaderjob.core.blobs import BlobStore
-        from dataloaderjob.codec.bundles import make_bundle
+        from dataloaderjob.shipping.bundles import make_bundle
         config.cfg["n"] = 2
         KNOWN = {"x", "y", "z"}
         class Mine(data.Data):
@@ -174,7 +174,7 @@ def test_a_tensor_in_shared_memory_is_warned_of_by_name_once(
     store: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = Held({"epoch": torch.zeros(3).share_memory_()})
-    monkeypatch.setattr("dataloaderjob.codec.bundles._snapshots", snapshot.Snapshots())
+    monkeypatch.setattr("dataloaderjob.shipping.bundles._snapshots", snapshot.Snapshots())
     with pytest.warns(UserWarning, match=r"dataset\.held\['epoch'\] is a tensor in shared memory"):
         made(dataset, store)
     with warnings.catch_warnings():
@@ -213,8 +213,8 @@ KEYS = """
     from pathlib import Path
     from dataloaderjob.core import frames
     from dataloaderjob.core.blobs import BlobStore
-    from dataloaderjob.codec.bundles import make_bundle
-    from dataloaderjob.codec.fetcher import pickle_keys
+    from dataloaderjob.shipping.bundles import make_bundle
+    from dataloaderjob.making.fetcher import pickle_keys
 
     Known = namedtuple("Known", "index size")
     class Other:
@@ -243,7 +243,7 @@ FEED = """
     from pathlib import Path
     from dataloaderjob.core import frames
     from dataloaderjob.core.blobs import BlobStore, Bundle
-    from dataloaderjob.codec.bundles import load_bundle
+    from dataloaderjob.shipping.bundles import load_bundle
     folder = Path(sys.argv[1])
     manifest, packed = pickle.loads((folder / "out").read_bytes())
     dataset = load_bundle(Bundle.parse(manifest), BlobStore(folder)).dataset
@@ -288,7 +288,7 @@ def test_one_dataset_does_not_bring_what_another_of_its_class_needs(tmp_path: Pa
             import sys
             from pathlib import Path
             from dataloaderjob.core.blobs import BlobStore
-            from dataloaderjob.codec.bundles import make_bundle
+            from dataloaderjob.shipping.bundles import make_bundle
             table = [str(i) for i in range(20_000)]
             class Mapped:
                 def __init__(self, function): self.function = function

@@ -12,8 +12,8 @@ import pytest
 import torch
 from script_parity import Scripts, scripts, write
 
-from dataloaderjob.codec import unpicklable
-from dataloaderjob.codec.failures import pack_failure, unpack_failure
+from dataloaderjob.making.failures import pack_failure, unpack_failure
+from dataloaderjob.shipping import unpicklable
 
 
 @pytest.fixture(scope="module")

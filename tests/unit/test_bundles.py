@@ -22,11 +22,11 @@ import numpy as np
 import pytest
 import torch
 
-from dataloaderjob.codec import bundles, pickling, snapshot
-from dataloaderjob.codec.bundles import FIRST_BUFFER, load_bundle, make_bundle
-from dataloaderjob.codec.pickling import MIN_BUFFER_NBYTES
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
+from dataloaderjob.shipping import bundles, pickling, snapshot
+from dataloaderjob.shipping.bundles import FIRST_BUFFER, load_bundle, make_bundle
+from dataloaderjob.shipping.pickling import MIN_BUFFER_NBYTES
 
 
 class Arrays:
@@ -272,7 +272,7 @@ import sys
 from pathlib import Path
 from squares import Squares
 from dataloaderjob.core.blobs import BlobStore
-from dataloaderjob.codec.bundles import make_bundle
+from dataloaderjob.shipping.bundles import make_bundle
 
 def collate(batch):
     return [pair.image for pair in batch], helper()
@@ -289,9 +289,9 @@ import sys
 from pathlib import Path
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.frames import Ticket
-from dataloaderjob.codec.fetcher import Fetcher
-from dataloaderjob.codec.bundles import load_bundle
-from dataloaderjob.codec.encoding import encode
+from dataloaderjob.making.fetcher import Fetcher
+from dataloaderjob.shipping.bundles import load_bundle
+from dataloaderjob.batches.encoding import encode
 code = load_bundle(Bundle.parse(sys.stdin.buffer.read()), BlobStore(Path(sys.argv[1])))
 print(Fetcher(code.dataset, code.collate_fn).fetch(0, Ticket(0, 0, False, [1, 2])))
 print("squares" in sys.modules, encode(code.dataset[2], allow_pickle=False).nbytes > 0)
@@ -408,7 +408,7 @@ COLLECTED_MEANWHILE = """
 import gc, sys
 from pathlib import Path
 from dataloaderjob.core.blobs import BlobStore
-from dataloaderjob.codec.bundles import make_bundle
+from dataloaderjob.shipping.bundles import make_bundle
 
 class Temporary:
     def __reduce__(self):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dataloaderjob.codec import user_code
 from dataloaderjob.core.errors import UnsupportedBatch
+from dataloaderjob.shipping import user_code
 
 
 @pytest.fixture(autouse=True)

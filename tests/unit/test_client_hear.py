@@ -11,10 +11,10 @@ import pytest
 
 from dataloaderjob.core import frames, ipc
 from dataloaderjob.core.control import Control
-from dataloaderjob.trainer.attach import Opened
-from dataloaderjob.trainer.client import Client
-from dataloaderjob.trainer.slots import Places
-from dataloaderjob.trainer.stream import Stream
+from dataloaderjob.trainer.session.attach import Opened
+from dataloaderjob.trainer.session.client import Client
+from dataloaderjob.trainer.session.slot_places import Places
+from dataloaderjob.trainer.session.stream import Stream
 
 
 class Receiver:

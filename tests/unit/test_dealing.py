@@ -15,8 +15,8 @@ from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.feeder import dealing
 from dataloaderjob.feeder.dealing import Needs
-from dataloaderjob.trainer.dealing import Deal
-from dataloaderjob.trainer.slots import DEALT, Place, Saved
+from dataloaderjob.trainer.epochs.dealing import Deal
+from dataloaderjob.trainer.session.slot_places import DEALT, Place, Saved
 
 LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=5)
 RANKS = st.integers(1, 6)

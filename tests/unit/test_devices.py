@@ -16,9 +16,10 @@ from batches import Numbers
 
 from dataloaderjob import DataLoader
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.trainer import devices, service
-from dataloaderjob.trainer.pool import Mapping, Region, map_region
-from dataloaderjob.trainer.transfer import Way
+from dataloaderjob.trainer.device import devices
+from dataloaderjob.trainer.device.transfer import Way
+from dataloaderjob.trainer.session import service
+from dataloaderjob.trainer.session.pool import Mapping, Region, map_region
 
 NBYTES = 1 << 16
 OUT_OF_MEMORY = 2

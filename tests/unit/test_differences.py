@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from trees import Point, body, plain
 
-from dataloaderjob.codec.differences import describe, first_difference
+from dataloaderjob.batches.differences import describe, first_difference
 
 
 @dataclasses.dataclass

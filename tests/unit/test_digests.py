@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import plain
 
-from dataloaderjob.codec.decoding import Decoder
-from dataloaderjob.codec.digest import batch_digest, batch_digests
-from dataloaderjob.codec.encoding import encode
-from dataloaderjob.codec.fetcher import identity_of
+from dataloaderjob.batches.decoding import Decoder
+from dataloaderjob.batches.digest import batch_digest, batch_digests
+from dataloaderjob.batches.encoding import encode
 from dataloaderjob.core import digests, layout
 from dataloaderjob.core.consumption import error_mark
 from dataloaderjob.core.errors import UnsupportedBatch
 from dataloaderjob.core.frames import Ticket
+from dataloaderjob.making.fetcher import identity_of
 
 U64 = st.integers(0, 2**64 - 1)
 tensors = st.lists(st.integers(0, 3), max_size=3).map(

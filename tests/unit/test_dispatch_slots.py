@@ -11,9 +11,9 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import TICKET_DEPTH, Flag, Kind, SlotTicket
-from dataloaderjob.sidecar.dispatch.slots import GATHER_S, MAX_SLOTS, MOST_AGAIN
+from dataloaderjob.sidecar.dispatch.homes import GATHER_S, MAX_SLOTS, MOST_AGAIN
 from dataloaderjob.sidecar.dispatch.streams import Fail, SayThere, Send
-from dataloaderjob.trainer.slots import Place, Places
+from dataloaderjob.trainer.session.slot_places import Place, Places
 
 
 class SlotWorld(World):

@@ -16,8 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from dataloaderjob.codec.failures import MAX_TRACEBACK_NBYTES, pack_failure, unpack_failure
-from dataloaderjob.codec.fetcher import Fetcher
 from dataloaderjob.core.errors import (
     FeederLost,
     RemoteProtocolError,
@@ -26,7 +24,9 @@ from dataloaderjob.core.errors import (
     UserCodeError,
 )
 from dataloaderjob.core.frames import Ticket
-from dataloaderjob.trainer import taking
+from dataloaderjob.making.failures import MAX_TRACEBACK_NBYTES, pack_failure, unpack_failure
+from dataloaderjob.making.fetcher import Fetcher
+from dataloaderjob.trainer.session import taking
 
 
 class Simple(Exception):

@@ -21,13 +21,13 @@ from feeder_client import Receiver, Squares, bundle_of, wait_until
 from feeder_serving import KEY, Connect, Served, blobs, connecting, feeder_process, serving
 from torch.utils.data._utils import collate
 
-from dataloaderjob.codec.bundles import UserCode
-from dataloaderjob.codec.failures import unpack_failure
 from dataloaderjob.core.frames import Kind
 from dataloaderjob.feeder.builder import Builder, copy
 from dataloaderjob.feeder.builders import LINGER_S
 from dataloaderjob.feeder.bundles import MAX_IDLE_TEMPLATES
 from dataloaderjob.feeder.channel import Channel, pair
+from dataloaderjob.making.failures import unpack_failure
+from dataloaderjob.shipping.bundles import UserCode
 
 
 @pytest.fixture

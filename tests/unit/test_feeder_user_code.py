@@ -20,11 +20,11 @@ import torch
 from feeder_client import Deadly, Gated, Receiver, Squares, bundle_of, wait_until
 from feeder_serving import KEY, Connect, Served, blobs, connecting, feeder_process, serving
 
-from dataloaderjob.codec.failures import unpack_failure
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import InputError, UserCodeError
 from dataloaderjob.core.frames import Flag, Kind
 from dataloaderjob.feeder.builders import HUNG_S
+from dataloaderjob.making.failures import unpack_failure
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from torch.utils.data._utils import worker
 from torch.utils.data._utils.collate import default_collate_fn_map
 from trees import digest
 
-from dataloaderjob.codec.fetcher import (
+from dataloaderjob.core.frames import Ticket, pack_ticket, unpack_ticket
+from dataloaderjob.making.fetcher import (
     Fetcher,
     SampleError,
     preserved_generators,
@@ -23,9 +24,8 @@ from dataloaderjob.codec.fetcher import (
     seed_worker,
     stack_in_private_memory,
 )
-from dataloaderjob.core.frames import Ticket, pack_ticket, unpack_ticket
-from dataloaderjob.trainer.stream import Stream
-from dataloaderjob.trainer.tickets import as_keys, submit
+from dataloaderjob.trainer.session.stream import Stream
+from dataloaderjob.trainer.session.tickets import as_keys, submit
 
 
 class Squares(Dataset[Any]):

@@ -22,7 +22,7 @@ from dataloaderjob.core.errors import ProtocolError, ServiceUnavailable
 from dataloaderjob.local import reaper
 from dataloaderjob.providers.local import _dial
 from dataloaderjob.sidecar.listeners import TrainerListener, listen
-from dataloaderjob.trainer import attach, private
+from dataloaderjob.trainer.session import attach, private
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.codec.fetcher import Fetcher, seed_generators
-from dataloaderjob.codec.held import MOST_ITEMS, HeldGenerators, find, state_of, states_of_classes
 from dataloaderjob.core import frames
 from dataloaderjob.local.mapping.rows import Apply, inputs
-from dataloaderjob.trainer import held_draws
+from dataloaderjob.making.fetcher import Fetcher, seed_generators
+from dataloaderjob.making.held import MOST_ITEMS, HeldGenerators, find, state_of, states_of_classes
+from dataloaderjob.trainer.resume import held_draws
 
 KINDS: dict[str, Any] = {
     "RandomState": lambda: np.random.RandomState(1),
@@ -192,7 +192,7 @@ Library.__module__ = "monai.transforms.transform"
 
 
 def test_a_generator_in_a_librarys_class_has_the_state_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataloaderjob.codec.user_code.is_users", lambda cls: cls is not Library)
+    monkeypatch.setattr("dataloaderjob.shipping.user_code.is_users", lambda cls: cls is not Library)
     item = Library()
     ((one, where),) = find(item)
     assert (one, where) == (Library.R, "monai.transforms.transform.Library.R")

@@ -11,7 +11,7 @@ from dataloaderjob.core import imported
 from dataloaderjob.core.claims import Claim
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local.service import LINGER_S, IdleShutdown
-from dataloaderjob.trainer import keeping
+from dataloaderjob.trainer.session import keeping
 
 CLAIM = Claim(run="ab12", pid=7, keep_s=600.0, script="train.py")
 

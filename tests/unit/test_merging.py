@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate
 from trees import digest
 
-from dataloaderjob.trainer.merging import NotMergedError, merged
+from dataloaderjob.trainer.epochs.merging import NotMergedError, merged
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024  as users write it
 leaves = st.sampled_from(

@@ -13,9 +13,9 @@ import torch
 
 from dataloaderjob.core.control import W_WANT, Control, seal
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.trainer import pool as pools
-from dataloaderjob.trainer.attach import Opened
-from dataloaderjob.trainer.pool import Pool, map_region
+from dataloaderjob.trainer.session import pool as pools
+from dataloaderjob.trainer.session.attach import Opened
+from dataloaderjob.trainer.session.pool import Pool, map_region
 
 PAGE = 4096
 NBYTES = 16 * PAGE

@@ -13,8 +13,8 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.consumption import Consumption, fold
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.records import HEAD, NO_BUNDLE, ROW, Record
-from dataloaderjob.trainer import recording
-from dataloaderjob.trainer.recording import FLUSH_ROWS, Recorder, Recording
+from dataloaderjob.trainer.resume import recording
+from dataloaderjob.trainer.resume.recording import FLUSH_ROWS, Recorder, Recording
 
 
 def write(

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.codec.facts import facts
-from dataloaderjob.codec.fetcher import OF_SAMPLE, batch_seed, derive_seed, key_number, sample_seed
+from dataloaderjob.making.fetcher import OF_SAMPLE, batch_seed, derive_seed, key_number, sample_seed
+from dataloaderjob.shipping.facts import facts
 from dataloaderjob.sidecar.dispatch.choose import caution, mismatch
 
 
@@ -65,7 +65,7 @@ def test_keys_that_are_no_integers_count_by_their_value() -> None:
 
 
 def test_keys_of_strings_and_sets_give_the_same_seed_in_every_process() -> None:
-    code = "from dataloaderjob.codec import fetcher; print(fetcher.sample_seed(1, 2, ('x', frozenset('abcdef'))))"
+    code = "from dataloaderjob.making import fetcher; print(fetcher.sample_seed(1, 2, ('x', frozenset('abcdef'))))"
     found = {
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": str(seed)},

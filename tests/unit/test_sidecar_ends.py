@@ -12,9 +12,9 @@ import pytest
 
 from dataloaderjob.core import control
 from dataloaderjob.core.errors import ServiceUnavailable
-from dataloaderjob.trainer import client
-from dataloaderjob.trainer.attach import Opened
-from dataloaderjob.trainer.client import ENDS_WITHIN_S, MAX_ENDS, Client
+from dataloaderjob.trainer.session import client
+from dataloaderjob.trainer.session.attach import Opened
+from dataloaderjob.trainer.session.client import ENDS_WITHIN_S, MAX_ENDS, Client
 
 
 class Clock:

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from dataloaderjob.codec.failures import pack_failure
-from dataloaderjob.codec.fetcher import SampleError
 from dataloaderjob.core.supervision import MAX_TEXT, describe_failure, failure_passed
+from dataloaderjob.making.failures import pack_failure
+from dataloaderjob.making.fetcher import SampleError
 from dataloaderjob.sidecar.supervisor_client import Failures
 
 TOLD = {"type": "failure", "feeder": "feeder-1", "reason": "UserCodeFailed", "text": "ValueError: no"}

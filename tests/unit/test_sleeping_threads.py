@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dataloaderjob.trainer.client import Client
+from dataloaderjob.trainer.session.client import Client
 
 WAIT_S = 5.0
 

@@ -21,18 +21,18 @@ from stream_data import (
     ending_collate,
 )
 
-from dataloaderjob.codec.digest import digest_update
-from dataloaderjob.codec.fetcher import SampleError, preserved_generators, seed_worker
-from dataloaderjob.codec.slots import SlotEnded, SlotSource
+from dataloaderjob.batches.digest import digest_update
 from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
 from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.core.snapshots import DATA, MAX_SNAPSHOTS, PICKLE
+from dataloaderjob.feeder.answers import Answer, Answers, Snapshots
 from dataloaderjob.feeder.channel import Kind
-from dataloaderjob.feeder.slots import Answer, Answers, Snapshots
-from dataloaderjob.sidecar.dispatch.slots import Slot
-from dataloaderjob.trainer.slots import Place, Places, Saved, counts_before, pack
+from dataloaderjob.making.fetcher import SampleError, preserved_generators, seed_worker
+from dataloaderjob.making.slot_source import SlotEnded, SlotSource
+from dataloaderjob.sidecar.dispatch.homes import Slot
+from dataloaderjob.trainer.session.slot_places import Place, Places, Saved, counts_before, pack
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from staged_data import Photo, bright, developed
 from torch.utils.data import default_collate, default_convert
 
-from dataloaderjob.codec.encoding import encode
-from dataloaderjob.codec.fetcher import SampleError, identity_in_slot, identity_of
-from dataloaderjob.codec.staged import COLLATE, STAGE, Staged
-from dataloaderjob.codec.staging import StageFetcher
+from dataloaderjob.batches.encoding import encode
 from dataloaderjob.core import frames
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import ReadSamples, SlotTicket, Ticket
-from dataloaderjob.trainer.slots import Place, Places, pack
+from dataloaderjob.making.fetcher import SampleError, identity_in_slot, identity_of
+from dataloaderjob.making.staged import COLLATE, STAGE, Staged
+from dataloaderjob.making.staging import StageFetcher
+from dataloaderjob.trainer.session.slot_places import Place, Places, pack
 
 
 def read(samples: Any, *, seed: int = 1, number: int = 5, slot: int = 2, bare: bool = False) -> Ticket:

@@ -24,8 +24,8 @@ from dataloaderjob import (
     ElasticTokenBatchSampler,
     InputError,
 )
-from dataloaderjob.trainer import generators
-from dataloaderjob.trainer.draws import Twister, drawn_between
+from dataloaderjob.trainer.resume import generators
+from dataloaderjob.trainer.resume.draws import Twister, drawn_between
 
 N, BATCH = 23, 3
 HERE = {"num_workers": 0}

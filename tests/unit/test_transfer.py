@@ -28,11 +28,11 @@ from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from dataloaderjob import DataLoader
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.trainer import devices
-from dataloaderjob.trainer.devices import device_of
-from dataloaderjob.trainer.pool import Mapping, Region
-from dataloaderjob.trainer.transfer import Sent, Stage, ToDevice, Way, seed_of
-from dataloaderjob.trainer.trees import mapped
+from dataloaderjob.trainer.device import devices
+from dataloaderjob.trainer.device.devices import device_of
+from dataloaderjob.trainer.device.transfer import Sent, Stage, ToDevice, Way, seed_of
+from dataloaderjob.trainer.device.trees import mapped
+from dataloaderjob.trainer.session.pool import Mapping, Region
 
 PLACES, WORDS = 3, 4
 POISON = -1

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 from trees import Point, Sample, body, digest, plain, same, trip
 
-from dataloaderjob.codec.decoding import Decoder
-from dataloaderjob.codec.encoding import encode
-from dataloaderjob.codec.special import TENSOR_TYPES
+from dataloaderjob.batches.decoding import Decoder
+from dataloaderjob.batches.encoding import encode
+from dataloaderjob.batches.special import TENSOR_TYPES
 
 T = TypeVar("T")
 

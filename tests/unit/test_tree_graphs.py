@@ -9,8 +9,8 @@ import torch
 from torch_geometric.data import Batch, Data, HeteroData, TemporalData
 from trees import trip
 
-from dataloaderjob.codec import graphs
-from dataloaderjob.codec.encoding import encode
+from dataloaderjob.batches import graphs
+from dataloaderjob.batches.encoding import encode
 from dataloaderjob.core.errors import UnsupportedBatch
 
 

@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from trees import Point, body, digest, trip
 
-from dataloaderjob.codec.decoding import Decoder
-from dataloaderjob.codec.encoding import encode
+from dataloaderjob.batches.decoding import Decoder
+from dataloaderjob.batches.encoding import encode
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import RemoteProtocolError, UnsupportedBatch
 

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import Point, Sample, body, digest, trip
 
-from dataloaderjob.codec.decoding import Decoder
-from dataloaderjob.codec.encoding import encode
+from dataloaderjob.batches.decoding import Decoder
+from dataloaderjob.batches.encoding import encode
 from dataloaderjob.core import layout
 from dataloaderjob.core.errors import InputError, RemoteProtocolError, UnsupportedBatch
 from dataloaderjob.core.layout import Kind, node

@@ -80,7 +80,7 @@ class Bundle:
     taken: tuple[int, ...] = ()
     """How many batches of each slot were dealt before the epoch was gone on with."""
     held: dict[str, int] = field(default_factory=dict)
-    """States of generators in classes of libraries, which do not travel with their objects (`codec.held`)."""
+    """States of generators in classes of libraries, which do not travel with their objects (`making.held`)."""
 
     @property
     def first(self) -> int:

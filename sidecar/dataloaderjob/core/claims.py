@@ -23,7 +23,7 @@ class Claim:
     """A launch that wants a service for its own."""
 
     run: str
-    """The launch: `trainer.private.run_key`."""
+    """The launch: `trainer.session.private.run_key`."""
     pid: int
     """A process of the launch: the service is not free while it lives."""
     keep_s: float

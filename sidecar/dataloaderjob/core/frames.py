@@ -100,7 +100,7 @@ class Kind(IntEnum):
     BODY = 5
     """F: the batch itself (`layout`)."""
     FAILED = 6
-    """F: user code failed. Payload: `codec.failures`. With Flag.ELSEWHERE another feeder may fare better."""
+    """F: user code failed. Payload: `making.failures`. With Flag.ELSEWHERE another feeder may fare better."""
     PROGRESS = 7
     """F: about to make sample number `room` of this ticket. Only for tickets with Flag.PROBE."""
     NEED_BUNDLE = 8
@@ -231,7 +231,7 @@ class ReadSamples(NamedTuple):
     size: int
     """Samples that the loader asks for in a batch."""
     body: bytes | memoryview
-    """The samples, by `codec.encoding`."""
+    """The samples, by `batches.encoding`."""
 
 
 class SlotTicket(NamedTuple):

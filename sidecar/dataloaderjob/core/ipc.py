@@ -51,7 +51,7 @@ class Type(IntEnum):
     DROP = 8
     """S: a single region ended; JSON {"region"}."""
     FAILED = 9
-    """S: ticket `ticket` failed; payload: `codec.failures`, or JSON {"service": class, "message": ...}."""
+    """S: ticket `ticket` failed; payload: `making.failures`, or JSON {"service": class, "message": ...}."""
     NOTE = 10
     """S: a line for the user, JSON {"text": ...}."""
     STATUS = 11

@@ -26,7 +26,7 @@ A node is a tuple that starts with its kind:
 | (MAPPING, class, keys, children) | rebuilt as class(dict) |
 | (DEFAULTDICT, factory or None, keys, children) | |
 | (DATACLASS, class, names, children) | |
-| (MADE, way, class or None, child) | an object, which `codec.objects` makes in this way of this content |
+| (MADE, way, class or None, child) | an object, which `batches.objects` makes in this way of this content |
 | (ATTRIBUTES, names, children) | the first child, with the others in its `__dict__` |
 | (SAME, i) | leaf buffer number i again: one tensor or array that has two names |
 | (AGAIN, i) | MADE number i again, in the order in which their content ends |

@@ -1,4 +1,4 @@
-"""What a run consumed, in a folder: the format, and how it is read. The writer is `trainer.recording`.
+"""What a run consumed, in a folder: the format, and how it is read. The writer is `trainer.resume.recording`.
 
     blobs/                      bundles' blobs, by their SHA-256
     rank-R/START-PID.rows       a head, then 48 bytes for each batch that next() gave

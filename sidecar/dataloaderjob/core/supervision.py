@@ -33,7 +33,7 @@ control   c -> s  {"type": "scale", "feeders": n} | {"type": "status", "brief": 
 
 `ask` puts one of these questions to a supervisor; `Cause` is why a feeder is not there. The module also computes rates
 from two readings of the counters, and shortens a failure to the line that a status shows: the trainer raises the whole
-of it (`codec.failures`, or one of our own errors).
+of it (`making.failures`, or one of our own errors).
 """
 
 from __future__ import annotations

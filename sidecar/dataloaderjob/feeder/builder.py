@@ -20,23 +20,23 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from dataloaderjob.codec.bundles import UserCode
-from dataloaderjob.codec.digest import batch_digest
-from dataloaderjob.codec.encoding import EncodedBatch, encode
-from dataloaderjob.codec.failures import pack_failure
-from dataloaderjob.codec.fetcher import Fetcher, identity_in_slot, identity_of, seed_batch, seed_worker
-from dataloaderjob.codec.held import NOTHING_HELD, HeldGenerators
-from dataloaderjob.codec.sessions import begin_session, held_by, introduce
-from dataloaderjob.codec.slots import SlotEnded, SlotSource, be_of_rank
-from dataloaderjob.codec.staged import Staged, unchanged
-from dataloaderjob.codec.staging import StageFetcher
+from dataloaderjob.batches.digest import batch_digest
+from dataloaderjob.batches.encoding import EncodedBatch, encode
 from dataloaderjob.core import digests, frames
 from dataloaderjob.core.control import seal
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
 from dataloaderjob.core.processes import end_as
+from dataloaderjob.feeder.answers import Answer, Answers, Snapshots
 from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, Kind, Message
-from dataloaderjob.feeder.slots import Answer, Answers, Snapshots
+from dataloaderjob.making.failures import pack_failure
+from dataloaderjob.making.fetcher import Fetcher, identity_in_slot, identity_of, seed_batch, seed_worker
+from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators
+from dataloaderjob.making.sessions import begin_session, held_by, introduce
+from dataloaderjob.making.slot_source import SlotEnded, SlotSource, be_of_rank
+from dataloaderjob.making.staged import Staged, unchanged
+from dataloaderjob.making.staging import StageFetcher
+from dataloaderjob.shipping.bundles import UserCode
 
 REPLAY_S = 1.0
 """How often it is told how far a slot that is made again has come."""

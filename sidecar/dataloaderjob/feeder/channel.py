@@ -57,7 +57,7 @@ class Kind(IntEnum):
     LOADED = 3
     """T: the bundle is loaded; `a`: how long that took, in ns."""
     LOAD_FAILED = 4
-    """T: payload: `codec.failures`. The template ends."""
+    """T: payload: `making.failures`. The template ends."""
     ENDED = 5
     """T: the process of builder `a` ended; payload: `ENDED`."""
     INIT = 6
@@ -65,7 +65,7 @@ class Kind(IntEnum):
     UP = 7
     """B: worker_init_fn has run."""
     INIT_FAILED = 8
-    """B: worker_init_fn raised; payload: `codec.failures`. The builder ends."""
+    """B: worker_init_fn raised; payload: `making.failures`. The builder ends."""
     BUILD = 9
     """F to B: make ticket `b` (payload: `frames.pack_ticket`) as job `a`; flags as in the ticket's frame."""
     BUFFER = 10
@@ -75,7 +75,7 @@ class Kind(IntEnum):
     BUILT = 12
     """B: job `a` is built; payload: `BUILT`."""
     FAILED = 13
-    """B: user code failed in job `a`; payload: `codec.failures`. Flags as in the feeder's frame."""
+    """B: user code failed in job `a`; payload: `making.failures`. Flags as in the feeder's frame."""
     PROGRESS = 14
     """B: about to make sample `b` of job `a`, which may end the process: waits for ACK."""
     ACK = 15

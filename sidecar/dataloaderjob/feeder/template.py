@@ -21,13 +21,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from dataloaderjob.codec.bundles import UserCode, load_bundle
-from dataloaderjob.codec.failures import pack_failure
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.memory import die_first
 from dataloaderjob.core.processes import call_itself, die_with_parent, end_as, end_group, lead_group
 from dataloaderjob.feeder import builder
 from dataloaderjob.feeder.channel import ENDED, NOWHERE, Channel, Kind
+from dataloaderjob.making.failures import pack_failure
+from dataloaderjob.shipping.bundles import UserCode, load_bundle
 
 
 @dataclass(slots=True, eq=False)

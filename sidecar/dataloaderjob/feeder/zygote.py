@@ -189,7 +189,7 @@ def main(host: socket.socket, parent: int, imported: str | None = None) -> NoRet
     try:
         import torch
 
-        from dataloaderjob.codec.facts import facts
+        from dataloaderjob.shipping.facts import facts
     except Exception:
         sys.excepthook(*sys.exc_info())
         sys.stderr.flush()

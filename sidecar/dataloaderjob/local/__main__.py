@@ -1,7 +1,7 @@
 """`python -m dataloaderjob.local --dir DIR --feeders N`: the private service, with its feeder host first.
 
 The host imports torch, which takes longer than all the rest of a start: so it is forked before this process
-imports anything that it can do without. DIR is the private folder that the first rank made (`trainer.private`).
+imports anything that it can do without. DIR is the private folder that the first rank made (`trainer.session.private`).
 """
 
 from __future__ import annotations

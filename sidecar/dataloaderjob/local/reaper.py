@@ -80,7 +80,7 @@ def service_of(folder: Path) -> int | None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The lock under which ranks start services (`trainer.private`)."""
+    """The lock under which ranks start services (`trainer.session.private`)."""
     try:
         fd = os.open(folder / places.LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:  # somebody removed the folder

@@ -21,7 +21,7 @@ from dataloaderjob.core.processes import die_with_parent
 from dataloaderjob.core.records import Record, Recorded
 
 if TYPE_CHECKING:
-    from dataloaderjob.codec.remaking import Remaker
+    from dataloaderjob.making.remaking import Remaker
 
 _CANNOT = "recorded batches cannot be made again here"
 _loaded: list[Remaker] = []
@@ -68,7 +68,7 @@ def _become_child(parent: int) -> None:
 
 
 def _load(bundle: Bundle, blobs: Path, in_process: bool) -> None:
-    from dataloaderjob.codec.remaking import Remaker
+    from dataloaderjob.making.remaking import Remaker
 
     with _user_code():
         _loaded.append(Remaker(bundle, BlobStore(blobs), in_process=in_process))

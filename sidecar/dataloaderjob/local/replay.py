@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from dataloaderjob.codec.differences import describe
-from dataloaderjob.codec.remaking import Remade, Remaker
+from dataloaderjob.batches.differences import describe
 from dataloaderjob.core import frames
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
 from dataloaderjob.core.records import Kind, Record, Recorded
+from dataloaderjob.making.remaking import Remade, Remaker
 
 
 class Replay:

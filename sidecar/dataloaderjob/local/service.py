@@ -1,9 +1,9 @@
 """The private service of one launch: what `local.__main__` runs once the feeder host is on its way.
 
-Started by the first rank (`trainer.private`), detached, for all local ranks. The sidecar's socket is DIR/s;
+Started by the first rank (`trainer.session.private`), detached, for all local ranks. The sidecar's socket is DIR/s;
 DIR/failed says why it could not serve. It ends after its last client and removes DIR; or it stays a while for the next
-script of the same environment (`trainer.keeping`), which claims it. A trainer's installation is enough for it: it
-imports neither ray nor what reads manifests.
+script of the same environment (`trainer.session.keeping`), which claims it. A trainer's installation is enough for
+it: it imports neither ray nor what reads manifests.
 """
 
 from __future__ import annotations

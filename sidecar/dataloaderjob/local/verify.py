@@ -127,7 +127,7 @@ def _same(x: Any, y: Any) -> bool:
 
 def _compare_content(a: Record, one: Recorded, b: Record, other: Recorded) -> list[str]:
     """Makes both again: says which leaf differs, and which of them is still what was consumed."""
-    from dataloaderjob.codec.differences import first_difference as difference_of
+    from dataloaderjob.batches.differences import first_difference as difference_of
 
     lines, bodies = [], []
     for record, batch in ((a, one), (b, other)):

@@ -16,22 +16,23 @@ import torch.utils.data
 from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from dataloaderjob.codec.staged import Staged, unchanged
 from dataloaderjob.core.consumption import PROBING, Consumption
 from dataloaderjob.core.control import MOST_AHEAD
 from dataloaderjob.core.errors import InputError, ScratchTooSmall
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE, PREFETCH_VARIABLE
-from dataloaderjob.trainer import arguments, service
-from dataloaderjob.trainer.context import DEVICE_OPTIONS, FeedersContext
-from dataloaderjob.trainer.service import LeftOut
-from dataloaderjob.trainer.transfer import AHEAD, Way
+from dataloaderjob.making.staged import Staged, unchanged
+from dataloaderjob.trainer.device.transfer import AHEAD, Way
+from dataloaderjob.trainer.epochs import arguments
+from dataloaderjob.trainer.interop.context import DEVICE_OPTIONS, FeedersContext
+from dataloaderjob.trainer.session import service
+from dataloaderjob.trainer.session.service import LeftOut
 
 if TYPE_CHECKING:  # at run time they are imported while the private service starts
-    from dataloaderjob.trainer.client import Client
-    from dataloaderjob.trainer.devices import Device
-    from dataloaderjob.trainer.iterators import ServiceIterator
-    from dataloaderjob.trainer.progress import Epoch
-    from dataloaderjob.trainer.state import Resume, State
+    from dataloaderjob.trainer.device.devices import Device
+    from dataloaderjob.trainer.epochs.iterators import ServiceIterator
+    from dataloaderjob.trainer.resume.progress import Epoch
+    from dataloaderjob.trainer.resume.state import Resume, State
+    from dataloaderjob.trainer.session.client import Client
 
 Devices: TypeAlias = "tuple[int, threading.Lock, dict[torch.device, Device]]"
 LEAST_PREFETCH = 16
@@ -213,7 +214,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def way(self, *, pins: bool, pin_device: str | None) -> Way:
         """Where batches go. Raises InputError for a device that is not there."""
-        from dataloaderjob.trainer.devices import device_of
+        from dataloaderjob.trainer.device.devices import device_of
 
         named, stage, ahead = self._sent_to
         if named is None:
@@ -276,7 +277,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         client = (
             None if here else self._connect()
         )  # before this import, which would delay the service's start
-        from dataloaderjob.trainer.iterators import InProcessIterator
+        from dataloaderjob.trainer.epochs.iterators import InProcessIterator
 
         if client is None:
             self._check_resume()
@@ -304,15 +305,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return iterator
 
     def _kind_of_iterator(self) -> type[ServiceIterator]:
-        from dataloaderjob.trainer.iterators import ServiceIterator
+        from dataloaderjob.trainer.epochs.iterators import ServiceIterator
 
         if not self._is_stream and self.parts is None:
             return ServiceIterator
-        from dataloaderjob.trainer.deal_iterator import DealIterator
-        from dataloaderjob.trainer.deal_staged_iterator import DealtStagedIterator
-        from dataloaderjob.trainer.parts_iterator import PartsIterator
-        from dataloaderjob.trainer.slot_iterator import SlotIterator
-        from dataloaderjob.trainer.staged_iterator import StagedIterator
+        from dataloaderjob.trainer.epochs.deal_iterator import DealIterator
+        from dataloaderjob.trainer.epochs.deal_staged_iterator import DealtStagedIterator
+        from dataloaderjob.trainer.epochs.parts_iterator import PartsIterator
+        from dataloaderjob.trainer.epochs.slot_iterator import SlotIterator
+        from dataloaderjob.trainer.epochs.staged_iterator import StagedIterator
 
         if self.parts is not None:
             return PartsIterator
@@ -324,9 +325,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         batches = super().__len__()
         if self.tail is None:
             return batches
-        from dataloaderjob.trainer import slots
+        from dataloaderjob.trainer.session import slot_places
 
-        return batches // slots.world() if self.tail == "drop" else -(-batches // slots.world())
+        return batches // slot_places.world() if self.tail == "drop" else -(-batches // slot_places.world())
 
     def _is_made_here(self) -> bool:
         """Whether this process makes the batches, as far as is known."""
@@ -365,7 +366,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _stream_here(self) -> _BaseDataLoaderIter:
         """An iterator of torch's over an IterableDataset."""
-        from dataloaderjob.trainer.torchs import ByWorkers, InThisProcess
+        from dataloaderjob.trainer.interop.torchs import ByWorkers, InThisProcess
 
         here = copy.copy(self)
         here._devices = self._devices_here()  # noqa: SLF001  a loader of this class
@@ -403,7 +404,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is, counted by the batches that `next()` has returned; `trainer/state.py` has the keys.
+        """Where the loader is, counted by the batches that `next()` has returned. Keys: `trainer/resume/state.py`.
 
         A new dict each time, which JSON can hold unless a sampler's own state is none. In an epoch, also after
         `break`: that epoch, from the next batch on. Before or after one: the next epoch.
@@ -414,8 +415,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._state_between()
 
     def _state_between(self) -> State:
-        from dataloaderjob.trainer import progress
-        from dataloaderjob.trainer import state as states
+        from dataloaderjob.trainer.resume import progress
+        from dataloaderjob.trainer.resume import state as states
 
         if self._is_torchs:
             return {"version": 1, "iterable": True, "batches": 0}
@@ -431,8 +432,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Raises InputError, a ValueError, naming the difference, if the state is another loader's; what a sample tells
         is found out at `iter()`.
         """
-        from dataloaderjob.trainer import sampling
-        from dataloaderjob.trainer import state as states
+        from dataloaderjob.trainer.resume import sampling
+        from dataloaderjob.trainer.resume import state as states
 
         if isinstance(state_dict, Mapping) and not state_dict:
             service.say_once("the loader's state is empty, so the next epoch begins at its first batch")
@@ -456,8 +457,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def begin_epoch(self, *, again: bool = False) -> Epoch:
         """The epoch of the next iterator, or of the same one (`again`)."""
-        from dataloaderjob.trainer import state as states
-        from dataloaderjob.trainer.progress import Epoch
+        from dataloaderjob.trainer.resume import state as states
+        from dataloaderjob.trainer.resume.progress import Epoch
 
         resume, self._resume = self._resume, None
         facts = states.described(self, self.dataset_id)
@@ -473,7 +474,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return None
         can_make = self._is_made_here() or (self._client is not None and self._client.is_connected)
         if self._probes is None and can_make:
-            from dataloaderjob.trainer import state as states
+            from dataloaderjob.trainer.resume import state as states
 
             keys = states.probe_keys(states.length_of(self.dataset))
             self._probes = states.steady(*(states.probe(self._probing(keys), len(keys)) for _ in range(2)))
@@ -481,7 +482,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _check_resume(self) -> None:
         """Compares samples with those of a state that was loaded. Raises InputError."""
-        from dataloaderjob.trainer import state as states
+        from dataloaderjob.trainer.resume import state as states
 
         saved = {} if self._resume is None else (self._resume.state.get("loader") or {})
         probes = None if saved.get("dataset_id") else saved.get("probes")

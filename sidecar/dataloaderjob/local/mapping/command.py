@@ -23,7 +23,7 @@ from dataloaderjob.local.mapping.plan import Part, Work, shown, whole_batches
 from dataloaderjob.local.mapping.rows import Apply, Inputs, from_message, inputs
 from dataloaderjob.local.mapping.script import Script
 from dataloaderjob.trainer.loader import DataLoader
-from dataloaderjob.trainer.service import default_feeders
+from dataloaderjob.trainer.session.service import default_feeders
 
 PROGRESS_S = 5.0
 

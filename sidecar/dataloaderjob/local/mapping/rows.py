@@ -15,10 +15,10 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from dataloaderjob.codec.fetcher import batch_seed, seed_batch, seed_generators, seed_sample
-from dataloaderjob.codec.held import NOTHING_HELD, HeldGenerators
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local.mapping.plan import shown
+from dataloaderjob.making.fetcher import batch_seed, seed_batch, seed_generators, seed_sample
+from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators
 
 INDEX = "index"
 """The column that is not the function's."""

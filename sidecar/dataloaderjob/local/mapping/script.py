@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from torch.utils.data import IterableDataset
 
-from dataloaderjob.codec.fetcher import seed_generators
 from dataloaderjob.core.errors import InputError, UserCodeError
+from dataloaderjob.making.fetcher import seed_generators
 
 _NAME = "__mp_main__"
 _T = TypeVar("_T")

@@ -13,8 +13,8 @@ from dataloaderjob.core import frames, supervision
 from dataloaderjob.core.frames import Flag, Kind
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar.dispatch.choose import Ranks, Versions, depth
+from dataloaderjob.sidecar.dispatch.homes import BALANCE_EVERY_S, Slot, better_home, choose_home, stays
 from dataloaderjob.sidecar.dispatch.placing import Placer, turn
-from dataloaderjob.sidecar.dispatch.slots import BALANCE_EVERY_S, Slot, better_home, choose_home, stays
 from dataloaderjob.sidecar.dispatch.streams import (
     Attempt,
     AttemptState,

@@ -2,7 +2,7 @@
 
 Whether a feeder's versions fit a trainer's code is decided once for each pair: batches are equal bytes only where
 Python, torch, numpy and the CPU's vector units agree; the trainer's facts travel in the bundle, a feeder states its
-own in the handshake (`dataloaderjob.codec.facts`).
+own in the handshake (`dataloaderjob.shipping.facts`).
 """
 
 from __future__ import annotations

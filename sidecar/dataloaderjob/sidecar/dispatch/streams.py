@@ -13,7 +13,7 @@ from enum import Enum
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from dataloaderjob.sidecar.dispatch.slots import Slot, Slots
+from dataloaderjob.sidecar.dispatch.homes import Slot, Slots
 
 SIZES_REMEMBERED = 32
 

@@ -1,0 +1,1 @@
+"""Batches as bytes and back: layout, leaves, objects taken apart, digests."""

@@ -1,0 +1,383 @@
+"""Bytes to batch tree, without a copy: tensors and arrays are views of the body.
+
+What the schema says is worked out once and kept under the header with its digest; a batch of a known schema
+costs one numpy view and one torch view per leaf. Neighbours: `core.layout`, `encoding`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from mmap import mmap
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataloaderjob.batches import objects, special
+from dataloaderjob.batches.encoding import is_class_of_items
+from dataloaderjob.core import layout, values
+from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.layout import Buffer, Kind, Node
+from dataloaderjob.shipping import user_code
+
+Body = np.ndarray[Any, np.dtype[np.uint8]]
+"""Shape (bytes of the body,)."""
+Memory = memoryview | mmap
+Maker = Callable[[Body], Any]
+Builder = Callable[[list[Any]], Any]
+
+_MAX_SCHEMAS = 256
+"""Kept by one decoder; ragged batches make a new schema each, some KB once worked out."""
+_MAX_KEY_NBYTES = 1 << 20
+
+_HEAD_AT = layout.SEAL.size
+_HEAD_END = layout.HEADER.size
+_read_words: Callable[[Memory, int], tuple[int, ...]] = struct.Struct("<4Q").unpack_from
+"""The header as four words: digest, identity, what says how long the schema is, its digest. One call for all."""
+_ndarray: Callable[..., np.ndarray[Any, Any]] = np.ndarray
+_from_numpy = torch.from_numpy
+
+
+class Plan:
+    """How bodies of one schema become batches."""
+
+    __slots__ = (
+        "_build", "_made", "_num_values", "_values_offset", "first_word", "head", "leaves", "nbytes", "second_word",
+    )  # fmt: skip
+
+    def __init__(self, head: bytes, parsed: layout.Layout, allow_pickle: bool) -> None:
+        self.head = head
+        """The header that each of these bodies has behind its seal."""
+        self.first_word, self.second_word = layout.SEAL.unpack(head)
+        plain = all(map(_is_plain, parsed.buffers))
+        self.leaves = _plain_maker(parsed.buffers) if plain else _any_maker(parsed.buffers)
+        """Makes the leaves that have buffers of the array of a body."""
+        self._build = _Builders(parsed, allow_pickle=allow_pickle).node(parsed.root)
+        self._num_values = parsed.num_values
+        self._made: list[Any] = [None] * parsed.num_made
+        self._values_offset = parsed.values_offset
+        self.nbytes = -1 if self._num_values else self._values_offset
+        """Bytes of each body; -1: values follow, in any number of them."""
+
+    def check(self, nbytes: int) -> None:
+        """Raises RemoteProtocolError when a body of these bytes cannot be one of this schema."""
+        if nbytes != self.nbytes and (nbytes < self._values_offset or not self._num_values):
+            more = " at least" if self._num_values else ""
+            raise RemoteProtocolError(f"a batch needs {self._values_offset} bytes{more}, found {nbytes}")
+
+    def batch(self, base: Body) -> Any:
+        """The batch of the body in `base`. Raises RemoteProtocolError."""
+        leaves = self.leaves(base)
+        if self._num_values:
+            leaves += values.unpack_many(base.data[self._values_offset :], self._num_values)
+        if self._made:
+            leaves += self._made
+        try:
+            return self._build(leaves)
+        except TypeError as exc:
+            raise RemoteProtocolError(f"a batch cannot be put together: {exc}") from exc
+
+
+class Decoder:
+    """Decodes bodies; one for each thread."""
+
+    __slots__ = ("_allow_pickle", "_last", "_plans", "digest")
+
+    def __init__(self, *, allow_pickle: bool) -> None:
+        self._allow_pickle = allow_pickle
+        self._plans: dict[bytes, Plan] = {}
+        self._last: Plan | None = None
+        self.digest = 0
+        """The digest of the body that `plan` saw last."""
+
+    def decode(self, base: Body) -> Any:
+        """Returns the batch of the body that `base` covers exactly; every tensor and array is a view of it.
+
+        Each tensor has a storage of its own, of exactly its bytes, and keeps `base` alive. Raises
+        RemoteProtocolError when the body is not one, UnsupportedBatch when this process lacks a class of the batch.
+        """
+        plan = self.plan(base.data, 0, len(base))
+        return plan.batch(base)
+
+    def plan(self, memory: Memory, at: int, nbytes: int) -> Plan:
+        """The plan of the body of `nbytes` that `memory` has at `at`. Raises as `decode` does."""
+        plan = self._last
+        try:
+            self.digest, _, first, second = _read_words(memory, at)
+        except struct.error:
+            first = second = 0  # too short for any
+        if plan is None or second != plan.second_word or first != plan.first_word:
+            plan = self._find(memory, at, nbytes)
+        if nbytes != plan.nbytes:
+            plan.check(nbytes)
+        return plan
+
+    def _find(self, memory: Memory, at: int, nbytes: int) -> Plan:
+        """The plan of a body that is not like the one before it."""
+        start = bytes(memory[at : at + min(_HEAD_END, nbytes)])
+        plan = self._plans.get(start[_HEAD_AT:]) or self._prepare(start, memory, at, nbytes)
+        self._last = plan
+        return plan
+
+    def _prepare(self, start: bytes, memory: Memory, at: int, nbytes: int) -> Plan:
+        """Works out a schema and tries its buffers once, so that later only their end has to be checked."""
+        key = bytes(memory[at : at + min(layout.key_nbytes(start), nbytes)])
+        plan = Plan(start[_HEAD_AT:], layout.parse(key), self._allow_pickle)
+        plan.check(nbytes)
+        try:
+            plan.leaves(np.ndarray((nbytes,), np.uint8, memory, at))
+        except (ValueError, TypeError, OverflowError, RuntimeError) as exc:
+            raise RemoteProtocolError(f"a batch has a leaf that cannot be: {exc}") from exc
+        if len(key) <= _MAX_KEY_NBYTES:
+            if len(self._plans) >= _MAX_SCHEMAS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[plan.head] = plan
+        return plan
+
+
+# Leaves
+
+
+def _any_maker(buffers: Sequence[Buffer]) -> Maker:
+    makers = [_tensor_maker(b) if b.kind is Kind.TENSOR else _array_maker(b) for b in buffers]
+    return lambda base: [make(base) for make in makers]
+
+
+def _plain_maker(buffers: Sequence[Buffer]) -> Maker:
+    """A maker that calls no Python code for each leaf."""
+    shapes = [b.shape for b in buffers]
+    types = [_known(b).numpy for b in buffers]
+    offsets = [b.offset for b in buffers]
+    strides = [_byte_strides(b) for b in buffers]
+    return lambda base: list(map(_from_numpy, map(_ndarray, shapes, types, repeat(base), offsets, strides)))
+
+
+def _known(buffer: Buffer) -> special.TensorType:
+    return special.tensor_type(buffer.dtype, buffer.itemsize)
+
+
+def _is_plain(buffer: Buffer) -> bool:
+    return buffer.kind is Kind.TENSOR and not buffer.flags and not _known(buffer).carrier
+
+
+def _byte_strides(buffer: Buffer) -> tuple[int, ...] | None:
+    return None if buffer.strides is None else tuple([s * buffer.itemsize for s in buffer.strides])
+
+
+def _tensor_maker(buffer: Buffer) -> Maker:
+    known = _known(buffer)
+    shape, dtype, offset, strides = buffer.shape, known.numpy, buffer.offset, _byte_strides(buffer)
+    requires_grad = bool(buffer.flags & layout.REQUIRES_GRAD)
+
+    def plain(base: Body) -> torch.Tensor:
+        return _from_numpy(_ndarray(shape, dtype, base, offset, strides))
+
+    def carried(base: Body) -> torch.Tensor:
+        return _from_numpy(_ndarray(shape, dtype, base, offset, strides)).view(known.dtype)
+
+    make = carried if known.carrier else plain
+    if buffer.flags & layout.PARAMETER:
+        return lambda base: torch.nn.Parameter(make(base), requires_grad)
+    if requires_grad:
+        return lambda base: make(base).requires_grad_()
+    return make
+
+
+def _array_maker(buffer: Buffer) -> Maker:
+    dtype = special.array_type(buffer.dtype, buffer.itemsize)
+    shape, offset, strides = buffer.shape, buffer.offset, _byte_strides(buffer)
+
+    def array(base: Body) -> Any:
+        return _ndarray(shape, dtype, base, offset, strides)
+
+    if buffer.kind is Kind.ARRAY:
+        return array
+    if shape:
+        raise RemoteProtocolError(f"a scalar of shape {shape}")
+    # A copy: a structured scalar would be a view.
+    return lambda base: array(base).copy()[()]
+
+
+# Containers
+
+
+class _Builders:
+    """Makes, for each node, the function that puts its part of the tree together.
+
+    Such a function takes the list of all leaves: first those with buffers, then the values, then the objects that are
+    made meanwhile, so that they can be named again.
+    """
+
+    def __init__(self, parsed: layout.Layout, *, allow_pickle: bool) -> None:
+        self.num_buffers = len(parsed.buffers)
+        self.first_made = self.num_buffers + parsed.num_values
+        self.allow_pickle = allow_pickle
+
+    def node(self, node: Node) -> Builder:
+        leaf = self._leaf(node)
+        if leaf is not None:
+            return itemgetter(leaf)
+        own = _OWN.get(node.kind)
+        if own is not None:
+            return own(self, node)
+        return _CONTAINERS[node.kind](node, self._items(node.children))
+
+    def _leaf(self, node: Node) -> int | None:
+        if node.kind in (Kind.TENSOR, Kind.ARRAY, Kind.SCALAR):
+            return node.index
+        if node.kind is Kind.AGAIN:
+            return self.first_made + node.index
+        return self.num_buffers + node.index if node.kind is Kind.VALUE else None
+
+    def _items(self, children: tuple[Node, ...]) -> Builder:
+        """The list of the children. Neighbouring leaves, the usual case, are one slice."""
+        places = [self._leaf(child) for child in children]
+        first = places[0] if places else 0
+        if first is not None and places == list(range(first, first + len(places))):
+            return itemgetter(slice(first, first + len(places)))
+        builders = [self.node(child) for child in children]
+        return lambda leaves: [build(leaves) for build in builders]
+
+    def _made(self, node: Node) -> Builder:
+        cls, way, place = objects.class_for(node.way, node.cls), node.way, self.first_made + node.index
+        content, make = self.node(node.children[0]), objects.CARRIERS[way].make
+
+        def build(leaves: list[Any]) -> Any:
+            found = content(leaves)
+            try:
+                made = leaves[place] = make(cls, found)
+            except Exception as exc:
+                raise RemoteProtocolError(f"a {way} cannot be made of what came: {exc}") from exc
+            return made
+
+        return build
+
+    def _attributes(self, node: Node) -> Builder:
+        whole, *others = node.children
+        content = self.node(whole)  # raises for a way that is none
+        if not _may_have_attributes(whole):
+            raise RemoteProtocolError(f"a {whole.way or whole.kind.name} {whole.cls or ''} has no attributes")
+        names, items = node.keys, self._items(tuple(others))
+
+        def build(leaves: list[Any]) -> Any:
+            made = content(leaves)
+            own = getattr(made, "__dict__", None)
+            if type(own) is not dict:
+                raise RemoteProtocolError(f"a {type(made).__name__} has no attributes")
+            # Not setattr: a property of the user's would run.
+            own.update(zip(names, items(leaves), strict=True))
+            return made
+
+        return build
+
+    def _pickle(self, node: Node) -> Builder:
+        if not self.allow_pickle:
+            raise RemoteProtocolError(
+                "a feeder sent a pickled leaf, which this process does not load: "
+                "pass allow_pickle=True to its DataLoader"
+            )
+        index = self.num_buffers + node.index
+
+        def load(leaves: list[Any]) -> Any:
+            if type(leaves[index]) is not bytes:
+                raise RemoteProtocolError("a pickled leaf is no bytes")
+            return pickle.loads(leaves[index])  # noqa: S301  the user allowed it
+
+        return load
+
+
+def _may_have_attributes(node: Node) -> bool:
+    """Whether attributes may be set on what is made: of one that has a state of its own they would be code."""
+    if node.kind is Kind.MAPPING or (node.kind is Kind.MADE and node.way == "mapping"):
+        return objects.is_rebuilt_from_attributes(_class(node, Mapping))
+    if node.kind is Kind.MADE:
+        return objects.CARRIERS[node.way].attributes
+    return node.kind is Kind.NAMEDTUPLE
+
+
+def _class(node: Node, base: type) -> type:
+    if node.cls is None:
+        raise RemoteProtocolError(f"a {node.kind.name} without a class")
+    cls = user_code.find_class(*node.cls)
+    if not issubclass(cls, base):
+        raise RemoteProtocolError(f"{user_code.full_name(cls)} is no {base.__name__} in this process")
+    return cls
+
+
+def _namedtuple(node: Node, items: Builder) -> Builder:
+    cls = _class(node, tuple)
+    if len(getattr(cls, "_fields", ())) != len(node.children):
+        count = len(node.children)
+        raise RemoteProtocolError(f"{user_code.full_name(cls)} has no {count} fields in this process")
+    return lambda leaves: tuple.__new__(cls, items(leaves))
+
+
+def _class_of_items(node: Node, items: Builder) -> Builder:
+    cls: Any = _class(node, tuple)
+    if not is_class_of_items(cls):
+        raise RemoteProtocolError(f"{user_code.full_name(cls)} is not made from items")
+    return lambda leaves: cls(items(leaves))
+
+
+def _dict(node: Node, items: Builder) -> Builder:
+    keys = node.keys
+    return lambda leaves: dict(zip(keys, items(leaves), strict=True))
+
+
+def _mapping(node: Node, items: Builder) -> Builder:
+    cls: Any = _class(node, Mapping)
+    if not objects.is_made_from_dict(cls):
+        raise RemoteProtocolError(f"{user_code.full_name(cls)} is not made from a dict")
+    keys = node.keys
+    return lambda leaves: cls(dict(zip(keys, items(leaves), strict=True)))
+
+
+def _defaultdict(node: Node, items: Builder) -> Builder:
+    factory = None if node.cls is None else _class(node, object)
+    keys = node.keys
+    return lambda leaves: defaultdict(factory, zip(keys, items(leaves), strict=True))
+
+
+def _dataclass(node: Node, items: Builder) -> Builder:
+    cls = _class(node, object)
+    if not dataclasses.is_dataclass(cls) or hasattr(cls, "__del__"):
+        raise RemoteProtocolError(f"{user_code.full_name(cls)} is no dataclass in this process")
+    names = node.keys
+
+    def build(leaves: list[Any]) -> Any:
+        # As unpickling does it: neither __init__ nor __post_init__ runs again, frozen is no hindrance.
+        made = cls.__new__(cls)
+        for name, item in zip(names, items(leaves), strict=True):
+            object.__setattr__(made, name, item)
+        return made
+
+    return build
+
+
+def _of(build: Callable[[list[Any]], Any]) -> Callable[[Node, Builder], Builder]:
+    return lambda node, items: lambda leaves: build(items(leaves))  # noqa: ARG005
+
+
+_OWN: dict[Kind, Callable[[_Builders, Node], Builder]] = {
+    Kind.PICKLE: _Builders._pickle,  # noqa: SLF001  this module's own
+    Kind.MADE: _Builders._made,  # noqa: SLF001
+    Kind.ATTRIBUTES: _Builders._attributes,  # noqa: SLF001
+}
+_CONTAINERS: dict[Kind, Callable[[Node, Builder], Builder]] = {
+    Kind.LIST: lambda node, items: items,  # noqa: ARG005
+    Kind.TUPLE: _of(tuple),
+    Kind.SET: _of(set),
+    Kind.FROZENSET: _of(frozenset),
+    Kind.NAMEDTUPLE: _namedtuple,
+    Kind.SEQUENCE: _class_of_items,
+    Kind.DICT: _dict,
+    Kind.MAPPING: _mapping,
+    Kind.DEFAULTDICT: _defaultdict,
+    Kind.DATACLASS: _dataclass,
+}

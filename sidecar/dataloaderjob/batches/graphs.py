@@ -1,0 +1,111 @@
+"""Graphs of PyTorch Geometric: `Data`, `HeteroData`, their batches, and subclasses without an `__init__` of their own.
+
+A graph travels as the mappings of its stores, which hold tensors and plain values (PyG 2.8). It is filled without calls
+of setters: in the trainer no code runs that a feeder chose. The class of a batch is one that PyG makes at run time, so
+the class of its graphs is named in its place. PyG itself is looked up, and never imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from dataloaderjob.batches.special import Carrier, StaysError
+
+_PRIVATE = frozenset({"_num_graphs", "_slice_dict", "_inc_dict", "_num_nodes"})
+"""What PyG notes beside a store's mapping: of a batch, and of a graph whose nodes have no attributes."""
+_KEPT_BY_PYG = frozenset({"_mapping", "_parent", "_cached_attr", "_key"})
+_OF_GRAPHS = frozenset(
+    {"_store", "_global_store", "_node_store_dict", "_edge_store_dict", "_tensor_attr_cls", "_edge_attr_cls"}
+)
+"""What is in the `__dict__` of a graph, whatever it holds."""
+_DEFINED = (
+    "__init__",
+    "__new__",
+    "__getstate__",
+    "__setstate__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__setattr__",
+)
+
+
+def is_graph(cls: type) -> bool:
+    """Whether objects of this class travel as graphs. False where PyG is not imported: nobody has one there."""
+    return _base(cls) is not None
+
+
+def graph_class(cls: type) -> type:
+    """The class that goes by its name: that of the graphs, of a batch."""
+    pyg = sys.modules.get("torch_geometric.data")
+    if pyg is not None and issubclass(cls, pyg.Batch):
+        graphs = [base for base in cls.__bases__ if not issubclass(base, pyg.Batch)]
+        return graphs[0] if cls.__bases__ == (pyg.Batch, *graphs) and len(graphs) == 1 else cls
+    return cls
+
+
+def _base(cls: type) -> Any:
+    """`Data` or `HeteroData`, if objects of `cls` are nothing but its stores."""
+    pyg = sys.modules.get("torch_geometric.data")
+    if pyg is None:
+        return None
+    named = graph_class(cls)
+    if issubclass(named, pyg.Batch):  # a user's own kind of batch
+        return None
+    for base in (pyg.Data, pyg.HeteroData):
+        if issubclass(named, base):
+            same = all(getattr(named, name, None) is getattr(base, name, None) for name in _DEFINED)
+            own = {name for kind in named.__mro__[: named.__mro__.index(base)] for name in vars(kind)}
+            return base if same and not own & {"__del__", "__init_subclass__"} else None
+    return None
+
+
+def _stores(graph: Any) -> list[tuple[Any, Any]]:
+    """The stores of a graph by their keys: None, a type of nodes, or one of edges."""
+    own = graph.__dict__
+    if "_store" in own:
+        return [(None, own["_store"])]
+    return [
+        (None, own["_global_store"]),
+        *own["_node_store_dict"].items(),
+        *own["_edge_store_dict"].items(),
+    ]
+
+
+def _take(graph: Any) -> tuple[bool, list[tuple[Any, dict[str, Any], dict[str, Any]]]]:
+    if more := sorted(graph.__dict__.keys() - _OF_GRAPHS):
+        raise StaysError(f" with an attribute {more[0]!r}")
+    content = []
+    for key, store in _stores(graph):
+        beside = {name: value for name, value in store.__dict__.items() if name not in _KEPT_BY_PYG}
+        if more := sorted(beside.keys() - _PRIVATE):
+            raise StaysError(f" with an attribute {more[0]!r}")
+        content.append((key, dict(store._mapping), beside))  # noqa: SLF001  its setters may be the user's
+    return graph_class(type(graph)) is not type(graph), content
+
+
+def _make(cls: Any, content: Any) -> Any:
+    pyg: Any = sys.modules["torch_geometric.data"]
+    is_batch, stores = content
+    made = pyg.Batch(_base_cls=cls) if is_batch else cls()
+    for key, mapping, beside in stores:
+        if not beside.keys() <= _PRIVATE or not all(type(name) is str for name in mapping):
+            raise TypeError(f"a graph's store with {sorted(map(str, (*beside, *mapping)))}")
+        store = _store_of(made, key)
+        store._mapping.update(mapping)  # noqa: SLF001
+        store.__dict__.update(beside)
+    return made
+
+
+def _store_of(graph: Any, key: Any) -> Any:
+    """The store of this key, made if it is not there."""
+    if key is None:
+        return _stores(graph)[0][1]
+    if type(key) is str:
+        return graph.get_node_store(key)
+    if type(key) is tuple and len(key) == 3 and all(type(part) is str for part in key):
+        return graph.get_edge_store(*key)
+    raise TypeError(f"a graph's store has the key {key!r}")
+
+
+CARRIER = Carrier(take=_take, make=_make, fits=is_graph, named=graph_class, shared=True)

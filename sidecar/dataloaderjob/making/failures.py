@@ -1,0 +1,235 @@
+"""A failure of user code as bytes, from the feeder to the trainer, where it is raised again.
+
+JSON; the exception's arguments and attributes travel in it only as plain values, never pickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import pickle
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType, TracebackType
+from typing import Any
+
+from dataloaderjob.core import values
+from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError, UserCodeError
+from dataloaderjob.core.layout import ClassName
+from dataloaderjob.making.fetcher import SAMPLE, SampleError
+from dataloaderjob.shipping import user_code
+
+MAX_TRACEBACK_NBYTES = 48 * 1024
+_MAX_TEXT_NBYTES = 16 * 1024
+_MAX_VALUES_NBYTES = 16 * 1024
+
+_HINT = (
+    "If the script sets an option of a library, patches one or registers something with it as it starts: a feeder may "
+    "not have run those lines. Have them run in worker_init_fn, or at the top of the dataset's module, too."
+)
+
+
+def pack_failure(exc: BaseException, *, phase: str = "", feeder: str = "") -> bytes:
+    """Describes an exception for another process; a SampleError by its cause and the sample, if it was one.
+
+    `phase` names the function of the user that ran, where no SampleError does.
+    """
+    position, key = None, None
+    if isinstance(exc, SampleError):
+        position, key, phase, exc = exc.position, exc.key, phase or exc.phase, exc.cause
+    args, own = _args_and_attributes(exc)
+    plain = {name: value for name, value in own.items() if _plain(value)}
+    body = {
+        "type": [type(exc).__module__, type(exc).__qualname__],
+        "text": _text(exc),
+        "args": _plain(args),
+        "attributes": _plain(plain),
+        "complete": len(plain) == len(own),
+        "traceback": _traceback(exc) + (f"\n{_HINT}" if _may_lack_set_up(exc) else ""),
+        "position": position,
+        "key": None if key is None and (position is None or phase != SAMPLE) else _cut(_repr(key), 256),
+        "phase": phase,
+        "feeder": feeder,
+    }
+    return json.dumps(body).encode()
+
+
+def unpack_failure(data: bytes | memoryview) -> BaseException:
+    """Rebuilds the exception, to be raised.
+
+    Where this process finds its type and can build it, it is the original exception, and a note says where it was
+    raised and has the feeder's traceback. Else it is a UserCodeError, whose text says all. Raises RemoteProtocolError
+    when `data` is no failure.
+    """
+    record = _parse(data)
+    cls = _exception_class(*record.name)
+    made = _rebuild(cls, record) if cls else None
+    if made is not None:
+        return made
+    module, qualname = record.name
+    shown = qualname if module == "builtins" else f"{module}.{qualname}"
+    return UserCodeError(f"{shown}: {record.text}\n\n{record.details}")
+
+
+# Packing
+
+
+def _args_and_attributes(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What pickle would make it of: an OSError's name of a file is neither in args nor in __dict__."""
+    args, own = exc.args, exc.__dict__
+    with contextlib.suppress(Exception):  # user code
+        reduced: Any = exc.__reduce__()
+        if reduced[0] is type(exc):
+            args, own = tuple(reduced[1]), dict(*reduced[2:])
+    return args, {name: value for name, value in own.items() if not name.startswith("__")}
+
+
+def _text(exc: BaseException) -> str:
+    """What str() makes of it, cut."""
+    try:
+        text = str(exc)
+    except Exception:  # user code
+        text = f"<{type(exc).__name__} whose __str__ fails>"
+    return _cut(text, _MAX_TEXT_NBYTES)
+
+
+def _repr(key: Any) -> str:
+    try:
+        return repr(key)
+    except Exception:  # user code
+        return f"<{type(key).__name__}>"
+
+
+def _cut(text: str, nbytes: int) -> str:
+    """Keeps beginning and end; JSON may not hold lone surrogates, so they are escaped."""
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= nbytes:
+        return data.decode()
+    head, tail = data[: nbytes // 4], data[-nbytes // 2 :]
+    left_out = len(data) - len(head) - len(tail)
+    return (
+        f"{head.decode(errors='ignore')}\n[... {left_out} bytes left out ...]\n{tail.decode(errors='ignore')}"
+    )
+
+
+def _plain(value: Any) -> str | None:
+    try:
+        data = values.pack(value)
+    except values.NotPlainError:
+        return None
+    return base64.b64encode(data).decode() if len(data) <= _MAX_VALUES_NBYTES else None
+
+
+def _traceback(exc: BaseException) -> str:
+    """Formatted, without our own frames before the user's; nothing for errors that we raise to explain."""
+    if isinstance(exc, DataLoaderJobError):
+        return ""
+    try:
+        lines = traceback.format_exception(type(exc), exc, _users_part(exc.__traceback__))
+    except Exception as failed:  # a __str__ or __repr__ of user code somewhere in the chain
+        lines = [f"(the traceback cannot be formatted: {type(failed).__name__})"]
+    return _cut("".join(lines), MAX_TRACEBACK_NBYTES)
+
+
+def _may_lack_set_up(exc: BaseException) -> bool:
+    """Whether code fails so whose library was set up in the script: `np.float`, a truncated image."""
+    if isinstance(exc, DataLoaderJobError):
+        return False
+    if isinstance(exc, AttributeError):
+        # numpy's __getattr__ raises its own.
+        return isinstance(exc.obj, ModuleType) or _text(exc).startswith("module '")
+    if isinstance(exc, OSError):
+        return exc.errno is None  # of a library, not of the system: PIL's and h5py's
+    if isinstance(exc, LookupError):
+        return not isinstance(exc, KeyError | IndexError)  # a codec, or a handler of its errors
+    if isinstance(exc, NameError):
+        return not isinstance(exc, UnboundLocalError)
+    return isinstance(exc, pickle.UnpicklingError)
+
+
+def _users_part(tb: TracebackType | None) -> TracebackType | None:
+    here = __package__ or ""
+    rest = tb
+    while rest is not None and str(rest.tb_frame.f_globals.get("__name__", "")).startswith(here):
+        rest = rest.tb_next
+    return rest or tb
+
+
+# Rebuilding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """What a failure says."""
+
+    name: ClassName
+    text: str
+    details: str
+    """Where it was raised, and the traceback."""
+    args: tuple[Any, ...] | None
+    """None: not all of them are plain values."""
+    attributes: dict[str, Any]
+    """Those that are plain values."""
+    complete: bool
+    """There are no others."""
+
+
+def _parse(data: bytes | memoryview) -> _Record:
+    try:
+        body = json.loads(bytes(data))
+        module, qualname = map(str, body["type"])
+        trace = str(body["traceback"])
+        args, attributes = _unplain(body["args"]), _unplain(body["attributes"])
+        return _Record(
+            name=(module, qualname),
+            text=str(body["text"]),
+            details=f"raised {_where(body)}{':' if trace else ''}\n{trace}".rstrip(),
+            args=args if type(args) is tuple else None,
+            attributes=attributes if type(attributes) is dict else {},
+            complete=bool(body["complete"]) and type(attributes) is dict,
+        )
+    except (ValueError, KeyError, TypeError) as exc:
+        raise RemoteProtocolError(f"a failure cannot be read: {exc}") from exc
+
+
+def _where(body: Mapping[str, Any]) -> str:
+    if body["key"] is not None:
+        what = [f"for index {body['key']}"]
+    else:
+        what = [f"by {body['phase']}"] if body["phase"] else []
+    return " ".join(what + ([f"in {body['feeder']}"] if body["feeder"] else [])) or "in another process"
+
+
+def _unplain(data: str | None) -> Any:
+    return None if data is None else values.unpack(base64.b64decode(data))
+
+
+def _exception_class(module: str, qualname: str) -> type[Exception] | None:
+    try:
+        cls = user_code.find_class(module, qualname)
+    except Exception:  # not there, or a module of the user that fails while it is imported
+        return None
+    # Not BaseException: a SystemExit or KeyboardInterrupt of a feeder is not this process's.
+    return cls if issubclass(cls, Exception) else None
+
+
+def _rebuild(cls: type[Exception], record: _Record) -> Exception | None:
+    """An exception of `cls` with its note, or None."""
+    ways: list[Callable[[], Exception]] = []
+    if record.args is not None:
+        ways.append(partial(cls, *record.args))  # as unpickling does it
+        if record.complete:  # __init__, which may take other arguments than args, need not run
+            ways.append(partial(cls.__new__, cls, *record.args))
+    ways.append(partial(cls, record.text))
+    for way in ways:
+        with contextlib.suppress(Exception):  # user code
+            made = way()
+            made.__setstate__(record.attributes)
+            same = _text(made) == record.text
+            if isinstance(made, cls) and (same or way is ways[-1]):
+                made.add_note(record.details if same else f"{record.text}\n\n{record.details}")
+                return made
+    return None

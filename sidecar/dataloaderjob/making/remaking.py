@@ -1,0 +1,75 @@
+"""Makes recorded batches again, in this process: from the bundle that made them, as a feeder or the trainer did.
+
+A process loads one bundle (`load_bundle`), and becomes what that trainer was.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dataloaderjob.batches.digest import batch_digest
+from dataloaderjob.batches.encoding import encode
+from dataloaderjob.core.blobs import BlobStore, Bundle
+from dataloaderjob.core.consumption import error_mark
+from dataloaderjob.core.frames import Ticket, unpack_ticket
+from dataloaderjob.core.places import IN_FEEDER_VARIABLE
+from dataloaderjob.making.fetcher import Fetcher, SampleError, identity_of, preserved_generators
+from dataloaderjob.making.sessions import begin_session, held_by, introduce
+from dataloaderjob.shipping.bundles import UserCode, load_bundle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remade:
+    """A batch as it was made again, or the error that making it raised."""
+
+    ticket: Ticket
+    digest: int
+    batch: Any = None
+    error: BaseException | None = None
+
+
+class Remaker:
+    """The user's code and data of one bundle, loaded into this process."""
+
+    def __init__(self, bundle: Bundle, store: BlobStore, *, in_process: bool) -> None:
+        """`in_process`: the trainer's own process made the batches, not a feeder. Raises what `load_bundle` raises."""
+        os.environ[IN_FEEDER_VARIABLE] = "1"  # a loader within the dataset is no trainer's
+        torch.set_num_threads(1)
+        self.code: UserCode = load_bundle(bundle, store)
+        os.environ[IN_FEEDER_VARIABLE] = "1"
+        torch.set_num_threads(1)
+        self.bundle = bundle
+        self._held = held_by(self.code, bundle.held)
+        self._in_process = in_process
+        self._begun = False
+
+    def make(self, number: int, payload: bytes, dataset: Any = None) -> Remade:
+        """Makes batch `number` of its epoch again. `dataset` stands in for the bundle's, where one is given."""
+        ticket = unpack_ticket(payload)
+        if not self._in_process:
+            self._as_worker(ticket.base_seed)
+        fetcher = Fetcher(self.code.dataset if dataset is None else dataset, self.code.collate_fn, self._held)
+        try:
+            with preserved_generators():
+                batch = fetcher.fetch(number, ticket)
+        except SampleError as exc:
+            return Remade(ticket=ticket, digest=error_mark(exc.cause), error=exc.cause)
+        identity = identity_of(number, ticket)
+        digest = batch_digest(batch, identity, allow_pickle=self.bundle.allow_pickle)
+        return Remade(ticket=ticket, digest=digest, batch=batch)
+
+    def body(self, remade: Remade) -> bytes:
+        """The bytes of a batch on its way to a trainer. Raises UnsupportedBatch."""
+        return b"".join(encode(remade.batch, allow_pickle=self.bundle.allow_pickle).buffers)
+
+    def _as_worker(self, base_seed: int) -> None:
+        about = {"index": 0, "num_workers": self.bundle.workers, "base_seed": base_seed}
+        if self._begun:
+            introduce(self.code.dataset, **about)
+        else:
+            begin_session(self.code, **about, held=self._held)
+            self._begun = True

@@ -1,0 +1,48 @@
+"""What a process that makes batches is to user code: torch's worker of one loader. Neighbour: `fetcher`.
+
+Builders are that in a feeder, and `remaking` is it again afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import _utils
+
+from dataloaderjob.making.fetcher import seed_worker
+from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators
+from dataloaderjob.shipping.bundles import UserCode
+
+_MASK63 = (1 << 63) - 1
+
+
+def begin_session(
+    code: UserCode, *, index: int, num_workers: int, base_seed: int, held: HeldGenerators = NOTHING_HELD
+) -> None:
+    """Begins as torch's worker does: seeds, then worker_init_fn. Raises what that raises.
+
+    held: what `held_by` found in the code before anything was drawn.
+    """
+    introduce(code.dataset, index=index, num_workers=num_workers, base_seed=base_seed)
+    seed_worker(base_seed & _MASK63, index)
+    if code.worker_init_fn is not None:
+        held.mark()
+        code.worker_init_fn(index)
+        held.look_again()
+
+
+def held_by(code: UserCode, of_classes: Mapping[str, int]) -> HeldGenerators:
+    """Generators in code that was just loaded. of_classes: see `HeldGenerators`."""
+    return HeldGenerators(code.dataset, code.collate_fn, of_classes=of_classes)
+
+
+def introduce(dataset: Any, *, index: int, num_workers: int, base_seed: int) -> None:
+    """Makes torch's get_worker_info() answer, with the seed of the iterator that is served now."""
+    worker = _utils.worker
+    seed = (base_seed & _MASK63) + index
+    info = worker._worker_info  # noqa: SLF001  torch offers no other way to be a worker
+    if info is None or info.seed != seed:
+        worker._worker_info = worker.WorkerInfo(  # noqa: SLF001
+            id=index, num_workers=max(num_workers, index + 1), seed=seed, dataset=dataset
+        )

@@ -1,0 +1,195 @@
+"""One slot of an IterableDataset: what torch's worker of its number makes, batch after batch. Neighbour: `fetcher`.
+
+Seeds are torch's: `begin_session` sets them once, and what user code draws goes on from there. So a batch depends on
+all before it in its slot, and on nothing else: a slot that begins anew elsewhere makes the same ones again.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate, default_convert
+
+from dataloaderjob.batches.decoding import Decoder
+from dataloaderjob.batches.encoding import encode
+from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.frames import SlotTicket
+from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, SHARES
+from dataloaderjob.core.snapshots import DATA
+from dataloaderjob.making.fetcher import SampleError, is_of_user, stack_in_private_memory
+from dataloaderjob.making.staged import COLLATE
+
+ITER, NEXT = "__iter__", "__next__"
+"""Phases of a slot, by the user's function that runs."""
+OnSample = Callable[[int], None]
+
+
+class SlotEnded(Exception):
+    """Internal: the slot has no such batch."""
+
+
+class SlotSource:
+    """The batches of one slot, in order."""
+
+    def __init__(
+        self, dataset: Any, collate_fn: Callable[[Any], Any] | None, *, allow_pickle: bool = False
+    ) -> None:
+        """`allow_pickle`: snapshots may be pickles, which run code where they are loaded."""
+        self._dataset, self._collate_fn = dataset, collate_fn
+        self.allow_pickle = allow_pickle
+        self._iterator: Iterator[Any] | None = None
+        self._has_ended = False
+        self.made = 0
+        """Batches made so far, those among them that failed."""
+        self.swallowed: BaseException | None = None
+        """The last error of a batch that was made again."""
+
+    # Snapshots
+
+    def snapshot(self) -> bytes | None:
+        """The slot after what was made, for `restore`: the iterator's state, or the dataset's, and the generators'.
+
+        None where neither has `state_dict` and `load_state_dict`, and once the slot has ended. Raises what user code
+        and pickle raise, and UnsupportedBatch for a state that travels as a pickle alone.
+        """
+        holder: Any = self._iterator if _has_state(self._iterator) else self._dataset
+        if self._has_ended or self._iterator is None or not _has_state(holder):
+            return None
+        generators = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+        state = holder is self._iterator, holder.state_dict(), generators, self.made
+        if self.allow_pickle:
+            return pickle.dumps(state, protocol=5)
+        return DATA + b"".join(encode(state, allow_pickle=False).buffers)
+
+    def restore(self, snapshot: bytes) -> None:
+        """Goes on where `snapshot` was called, in a slot that has made nothing. Raises what user code raises, and
+        RemoteProtocolError for what `snapshot` does not give."""
+        of_iterator, state, generators, made = self._loaded(snapshot)
+        if not of_iterator:
+            self._dataset.load_state_dict(state)
+        self._iterator = iter(self._dataset)
+        if of_iterator:
+            cast("Any", self._iterator).load_state_dict(state)
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
+        torch.default_generator.set_state(generators[2])
+        self.made = made
+
+    def _loaded(self, snapshot: bytes) -> Any:
+        if snapshot.startswith(DATA):
+            body = np.frombuffer(
+                snapshot, np.uint8, offset=len(DATA)
+            ).copy()  # aligned, and its owner's to change
+            return Decoder(allow_pickle=False).decode(body)
+        if not self.allow_pickle:
+            raise RemoteProtocolError("the state of a slot is a pickle, which needs allow_pickle=True")
+        return pickle.loads(snapshot)  # noqa: S301  the user allowed it
+
+    # Batches
+
+    def make(
+        self,
+        ticket: SlotTicket,
+        on_sample: OnSample | None = None,
+        on_replay: Callable[[int, Any], None] | None = None,
+    ) -> Any:
+        """Returns the batch of a ticket; those before it that were not made yet are made first, for what follows.
+
+        `on_sample` is told the number of each sample in its batch before it is made; `on_replay` the number of each
+        batch that was made first, and the batch. Raises SlotEnded, and SampleError from the exception when user code
+        raises one; `made` counts it then.
+        """
+        stack_in_private_memory()
+        if on_sample is not None:
+            on_sample(0)  # what iter() or a state does to the process counts, too
+        if ticket.snapshot is not None and not self.made and ticket.snapshot[0] <= ticket.number:
+            self.restore(ticket.snapshot[1])
+        while self.made < ticket.number:
+            try:
+                batch = self._next(ticket, on_sample)
+            except SampleError as exc:
+                self.swallowed = exc.cause  # it came at that batch's turn before, or is new
+                continue
+            if on_replay is not None:
+                on_replay(self.made - 1, batch)
+        return self._next(ticket, on_sample)
+
+    def _next(self, ticket: SlotTicket, on_sample: OnSample | None) -> Any:
+        try:
+            batch = self._fetch(ticket, on_sample)
+        except SampleError as exc:
+            if isinstance(exc.cause, StopIteration):  # of collate_fn: torch's worker ends, too
+                self._has_ended = True
+                raise SlotEnded from exc
+            self.made += 1
+            raise
+        self.made += 1
+        return batch
+
+    def _fetch(self, ticket: SlotTicket, on_sample: OnSample | None) -> Any:
+        if self._has_ended:
+            raise SlotEnded
+        samples: list[Any] = []
+        iterator = self._begun()
+        while not self._has_ended and len(samples) < ticket.size:
+            if on_sample is not None:
+                on_sample(len(samples))
+            try:
+                samples.append(next(iterator))
+            except StopIteration:
+                self._has_ended = True
+            except BaseException as exc:
+                if not is_of_user(exc):
+                    raise
+                raise SampleError(NEXT, exc) from exc
+        if not samples or (ticket.drop_last and len(samples) < ticket.size):
+            self._has_ended = True
+            raise SlotEnded
+        collate = self._collate_fn or (default_convert if ticket.bare else default_collate)
+        try:
+            return collate(samples[0] if ticket.bare else samples)
+        except BaseException as exc:
+            if not is_of_user(exc):
+                raise
+            raise SampleError(COLLATE, exc) from exc
+
+    def _begun(self) -> Iterator[Any]:
+        """Raises SampleError from what `iter(dataset)` raises, after which the slot has ended."""
+        if self._iterator is None:
+            try:
+                self._iterator = iter(self._dataset)
+            except BaseException as exc:
+                if not is_of_user(exc):
+                    raise
+                self._has_ended = True
+                raise SampleError(ITER, exc) from exc
+        return self._iterator
+
+
+def _has_state(holder: Any) -> bool:
+    return callable(getattr(holder, "state_dict", None)) and callable(
+        getattr(holder, "load_state_dict", None)
+    )
+
+
+# The rank that a slot belongs to
+
+
+def be_of_rank(env: Mapping[str, str]) -> None:
+    """Makes the process answer for its trainer's rank where a dataset asks for its share of the data.
+
+    A worker that torch forks has its trainer's process group, whose rank and size it can read. Here a group stands for
+    it that has both, and nothing else: what would talk to other ranks raises.
+    """
+    for name in SHARES:
+        os.environ.pop(name, None)
+    os.environ.update(env)
+    if DISTRIBUTED_VARIABLE in env and torch.distributed.is_available():
+        group = torch.distributed.ProcessGroup(int(env["RANK"]), int(env["WORLD_SIZE"]))  # type: ignore[call-arg]
+        torch.distributed.distributed_c10d._update_default_pg(group)  # noqa: SLF001  torch has no other way

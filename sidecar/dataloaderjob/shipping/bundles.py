@@ -1,0 +1,409 @@
+"""User code and data on their way to feeders: dataset, collate_fn and worker_init_fn as a bundle of blobs.
+
+`blobs[0]` is u64 length, a table, then the pickle (`module_state` tells its parts); `blobs[1]` the source of
+the user's modules; the other blobs are the pickle's buffers, small ones several to a blob. A feeder maps
+those privately: a node holds them once in memory, and each feeder may write to its own view of them. It imports
+the user's modules under their own names from the shipped source, then gives them their state.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import linecache
+import os
+import struct
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from dataloaderjob.core import values
+from dataloaderjob.core.blobs import BlobStore, Bundle
+from dataloaderjob.core.errors import InputError, RemoteProtocolError, say
+from dataloaderjob.core.memory import size_text
+from dataloaderjob.shipping import module_state, process_state
+from dataloaderjob.shipping.definitions import Found
+from dataloaderjob.shipping.facts import facts
+from dataloaderjob.shipping.modules import Source
+from dataloaderjob.shipping.names import Fresh
+from dataloaderjob.shipping.pickling import UserCodeUnpickler
+from dataloaderjob.shipping.reducers import bytes_of
+from dataloaderjob.shipping.snapshot import Snapshot, Snapshots
+
+BLOB_NBYTES = 64 * 1024 * 1024
+"""Buffers are put together up to this size, for a dataset of 10,000 arrays is not to be 10,000 files."""
+ALIGNMENT = 64
+ANNOUNCED_NBYTES = 1_000_000_000
+"""A copy of so many bytes takes seconds, of which people want to know before."""
+SLOW_S = 1.0
+SLOW_IMPORT_S = 1.0
+"""An import that the dataset did not ask for and that took longer is told."""
+FIRST_BUFFER = 2
+"""The blob behind the pickle and the sources."""
+_LENGTH = struct.Struct("<Q")
+Place = tuple[int, int, int]
+"""(blob, offset, bytes) of a buffer."""
+_snapshots = Snapshots()
+_one_at_a_time = threading.RLock()
+"""Threads that make iterators at the same time share what is known of earlier snapshots."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserCode:
+    """What a bundle holds, loaded."""
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any] | None
+    worker_init_fn: Callable[[int], None] | None
+
+
+def make_bundle(
+    dataset: Any,
+    collate_fn: Callable[[Any], Any] | None,
+    worker_init_fn: Callable[[int], None] | None,
+    *,
+    store: BlobStore,
+    allow_pickle: bool,
+    slow: Callable[[float], None] | None = None,
+) -> Bundle:
+    """Pickles what makes batches into `store`, as it is now; the bundle's id changes with its content.
+
+    `slow` is called with the seconds that it took, if they are many and the next call will take as many.
+    Raises InputError naming the attribute that cannot be pickled.
+    """
+    roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
+    with _one_at_a_time:
+        blobs = _snapshots.unchanged(roots, store)
+        if blobs is None:
+            began = time.perf_counter()
+            snapshot = _snapshots.take(roots)
+            blobs = _stored(snapshot, store)
+            elapsed_s = time.perf_counter() - began
+            if not _snapshots.remember(roots, snapshot, blobs, elapsed_s) and elapsed_s > SLOW_S and slow:
+                slow(elapsed_s)
+    return Bundle(blobs=blobs, allow_pickle=allow_pickle, facts=facts())
+
+
+def _after_fork_in_child() -> None:
+    global _one_at_a_time  # another thread may have held it
+    _one_at_a_time = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _stored(snapshot: Snapshot, store: BlobStore) -> tuple[tuple[str, int], ...]:
+    places: list[Place] = []
+    groups = list(_groups(snapshot.buffers))
+    total = sum(_padded(buffer.nbytes) for buffer in snapshot.buffers)
+    store.check_room(total)
+    if total >= ANNOUNCED_NBYTES:
+        say(f"copying {size_text(total)} of the dataset for the feeders, once")
+    for blob, group in enumerate(groups, start=FIRST_BUFFER):
+        offset = 0
+        for buffer in group:
+            places.append((blob, offset, buffer.nbytes))
+            offset += _padded(buffer.nbytes)
+    table = values.pack((places, snapshot.process, snapshot.imports, snapshot.others))
+    head = b"".join((_LENGTH.pack(len(table)), table, snapshot.pickled))
+    own = [[memoryview(head)], [memoryview(snapshot.sources)]]
+    made = [partial(_joined, group) for group in (*own, *groups)]
+    return tuple(store.put_all(made) if len(groups) > 1 else [store.put(make()) for make in made])
+
+
+def _groups(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """Neighbours together, up to BLOB_NBYTES; a larger one by itself."""
+    group: list[memoryview] = []
+    nbytes = 0
+    for buffer in buffers:
+        if group and nbytes + buffer.nbytes > BLOB_NBYTES:
+            yield group
+            group, nbytes = [], 0
+        group.append(buffer)
+        nbytes += _padded(buffer.nbytes)
+    if group:
+        yield group
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _joined(group: list[memoryview]) -> bytes | memoryview:
+    if len(group) == 1:
+        return group[0]
+    return b"".join(part for b in group for part in (b, bytes(_padded(b.nbytes) - b.nbytes)))
+
+
+# In a feeder
+
+
+def load_bundle(bundle: Bundle, store: BlobStore) -> UserCode:
+    """Loads what `make_bundle` stored into this process, which becomes what the trainer was; every blob has to
+    be in `store`. Call once, in a process that has loaded nothing of the user's.
+
+    Arrays and tensors of 64 KiB and more are views of the blobs: writable, private once written to.
+    Raises InputError when a module of the user's code is missing here, naming it.
+    """
+    if len(bundle.blobs) < FIRST_BUFFER:
+        raise RemoteProtocolError(f"a bundle needs {FIRST_BUFFER} blobs at least, found {len(bundle.blobs)}")
+    head = store.path(bundle.blobs[0][0]).read_bytes()
+    places, process, imports, others, start = _parse_head(head)
+    main, sources = _parse_sources(store.path(bundle.blobs[1][0]).read_bytes())
+    maps = [_map(store.path(digest), nbytes) for digest, nbytes in bundle.blobs[FIRST_BUFFER:]]
+    try:
+        buffers = [_part(maps[blob - FIRST_BUFFER], offset, nbytes) for blob, offset, nbytes in places]
+    except (IndexError, TypeError, ValueError) as exc:
+        raise RemoteProtocolError(f"a bundle's table of buffers is malformed: {exc}") from exc
+    process_state.apply(process)
+    _make_main(main)
+    modules = ModuleLoader(sources, others)
+    sys.meta_path.insert(0, modules)
+    stream = io.BytesIO(head)
+    stream.seek(start)
+    try:
+        dataset, collate_fn, worker_init_fn = modules.load(stream, buffers, imports)
+    except Exception as exc:
+        error = _explained(exc, modules)
+        if error is None:
+            raise
+        raise error from exc
+    return UserCode(dataset=dataset, collate_fn=collate_fn, worker_init_fn=worker_init_fn)
+
+
+def _parse_head(head: bytes) -> tuple[list[Place], bytes, list[tuple[str, bool]], dict[str, bytes], int]:
+    if len(head) < _LENGTH.size:
+        raise RemoteProtocolError(f"a bundle's first blob needs {_LENGTH.size} bytes, found {len(head)}")
+    start = _LENGTH.size + _LENGTH.unpack_from(head)[0]
+    match values.unpack(head[_LENGTH.size : start]):
+        case (list() as places, bytes() as process, list() as imports, dict() as others):
+            return places, process, imports, others, start
+    raise RemoteProtocolError("a bundle's first blob holds no table of buffers")
+
+
+def _parse_sources(data: bytes) -> tuple[Mapping[str, Any], dict[str, Source]]:
+    match values.unpack(data):
+        case (dict() as main, list() as packed):
+            sources = (Source(name=n, file=f, search=s, text=t) for n, f, s, t in packed)
+            return main, {source.name: source for source in sources}
+    raise RemoteProtocolError("a bundle's second blob holds no modules")
+
+
+def _map(path: Path, nbytes: int) -> memoryview:
+    """The file, mapped privately. torch's mapping, unlike mmap's, keeps no descriptor open."""
+    storage: Any = torch.UntypedStorage.from_file(str(path), False, nbytes)
+    return bytes_of(storage).data
+
+
+def _part(mapped: memoryview, offset: int, nbytes: int) -> memoryview:
+    if not 0 <= offset <= offset + nbytes <= mapped.nbytes:
+        raise ValueError(f"bytes {offset} to {offset + nbytes} of a blob of {mapped.nbytes}")
+    return mapped[offset : offset + nbytes]
+
+
+class ModuleLoader(importlib.abc.MetaPathFinder):
+    """Finds the shipped modules before those of this machine, and gives each its state."""
+
+    def __init__(self, sources: Mapping[str, Source], others: Mapping[str, bytes]) -> None:
+        """`others` is the state of modules that get it when they are imported."""
+        self.failed: dict[str, InputError] = {}
+        """What to raise if a module whose import failed is needed."""
+        self._sources = sources
+        self._others = dict(others)
+        self._fresh = Fresh()
+        self._imported: list[str] | None = []
+        """Modules that wait for their state until everything is imported; None from then on."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        del path, target
+        source = self._sources.get(fullname)
+        if source is None:
+            return None
+        is_package = source.search is not None
+        if source.file is None:
+            spec = importlib.machinery.ModuleSpec(fullname, None, is_package=is_package)
+        else:
+            loader = _Loader(source, self._on_import)
+            spec = importlib.machinery.ModuleSpec(fullname, loader, origin=source.file, is_package=is_package)
+            spec.has_location = True
+        if source.search is not None:
+            spec.submodule_search_locations = list(source.search)
+        return spec
+
+    def load(self, stream: IO[bytes], buffers: Iterable[Any], imports: Iterable[tuple[str, bool]]) -> Any:
+        """Imports the modules (name, whether the dataset needs it), gives them their state, and returns the roots.
+
+        All are imported before any gets its state: what an import adds to another module's tables is in that
+        module's state already.
+        """
+        found = Found(self._others.pop("__main__", b""), self._fresh)
+        for name, needed in imports:
+            if needed:
+                self._import(name)
+            else:
+                _import_for_effect(name)
+        unpickler = UserCodeUnpickler(stream, buffers, self._fresh)
+        modules = module_state.apply_code(unpickler.load(), self.failed)
+        for name in modules:
+            data = unpickler.load()
+            if name not in self.failed:
+                module_state.apply_data(name, data)
+        module_state.assign_all("__main__", unpickler.load())
+        imported, self._imported = self._imported or [], None
+        for name in imported:
+            self._give_state(name)
+        roots = unpickler.load()
+        found.load_eagerly()
+        return roots
+
+    def _import(self, name: str) -> None:
+        try:
+            importlib.import_module(name)
+        except Exception as exc:  # user code; it matters only if the dataset needs it
+            self.failed[name] = _import_error(name, self._sources, exc)
+
+    def _on_import(self, name: str) -> None:
+        if self._imported is not None:
+            self._imported.append(name)
+        else:
+            self._give_state(name)
+
+    def _give_state(self, name: str) -> None:
+        packed = self._others.pop(name, None)
+        if packed is None:
+            return
+        try:
+            module_state.apply_alone(name, packed, self._fresh)
+        except Exception as exc:  # user code; the module stays as its import made it
+            say(f"the state of the module {name} is not that of the trainer: {exc}")
+
+
+def _import_for_effect(name: str) -> None:
+    began = time.perf_counter()
+    try:
+        importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:  # user code, which may end with sys.exit()
+        say(
+            f"the import of {name}, which the script imports, too, fails in feeders: {type(exc).__name__}: {exc}"
+        )
+    elapsed_s = time.perf_counter() - began
+    if elapsed_s > SLOW_IMPORT_S:
+        say(
+            f"importing {name} took {elapsed_s:.1f} s in a feeder: if samples do not need what it does to other "
+            'modules, import it under `if __name__ == "__main__":`'
+        )
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Reads the module's own source from the bundle, other files of a package from disk."""
+
+    def __init__(self, source: Source, on_import: Callable[[str], None]) -> None:
+        super().__init__(source.name, source.file or "")
+        self._source = source
+        self._on_import = on_import
+
+    def get_data(self, path: str) -> bytes:
+        return self._source.text if path == self.path else super().get_data(path)
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        raise OSError(f"{path} is not compared with what is compiled on this machine")
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        _remember_lines(self.path, self._source.text)
+        super().exec_module(module)
+        self._on_import(self.name)
+
+
+def _remember_lines(file: str, text: bytes) -> None:
+    """Makes tracebacks and `inspect` show the shipped lines, whatever the file here holds."""
+    try:
+        lines = importlib.util.decode_source(text).splitlines(keepends=True)
+    except (SyntaxError, UnicodeDecodeError):
+        return
+    linecache.cache[file] = len(text), None, lines, file
+
+
+def _make_main(main: Mapping[str, Any]) -> None:
+    """Puts a fresh `__main__` into sys.modules: the script's name and file, and nothing in it."""
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=sys.modules["builtins"], __package__=main["package"])
+    if main["file"] is not None:
+        module.__file__ = main["file"]
+        if main["text"]:
+            _remember_lines(main["file"], main["text"])
+    if main["spec"] is not None:
+        module.__spec__ = importlib.machinery.ModuleSpec(main["spec"], None, origin=main["file"])
+    sys.modules["__main__"] = module
+
+
+# Why a bundle cannot be loaded
+
+
+def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:
+    if modules.failed:
+        return next(iter(modules.failed.values()))
+    if isinstance(exc, ModuleNotFoundError):
+        return _missing(exc, "the dataset")
+    if isinstance(exc, ImportError) or _lacks_in_module(exc):
+        return InputError(
+            f"the dataset cannot be loaded in a feeder: {exc}. Feeders seem to have another version of that "
+            "module: install the trainer's"
+        )
+    if isinstance(exc, AttributeError):
+        return InputError(
+            f"the dataset cannot be loaded in a feeder: {exc}. A method of it, as __hash__, __eq__ or __setstate__, is "
+            "called while it is unpickled and before the object's attributes are there. Objects that lead back to "
+            "themselves through keys of a dictionary or members of a set cannot be copied so: keep a list there, or "
+            "ids for keys, or make it in worker_init_fn"
+        )
+    if isinstance(exc, FileNotFoundError):
+        return InputError(
+            f"the dataset needs {exc.filename or exc!r}, which feeders do not see: mount the trainers' "
+            "data volumes in the feeders' template, at the same path"
+        )
+    return None
+
+
+def _lacks_in_module(exc: Exception) -> bool:
+    """Whether an attribute of a module, or of a class, is missing; pickle and modules' __getattr__ raise their own."""
+    return isinstance(exc, AttributeError) and (
+        isinstance(exc.obj, types.ModuleType | type)
+        or str(exc).startswith(("Can't get attribute", "module '"))
+    )
+
+
+def _import_error(name: str, shipped: Mapping[str, Source], exc: BaseException) -> InputError:
+    source = shipped.get(name)
+    where = f" ({source.file})" if source is not None and source.file else ""
+    if isinstance(exc, ModuleNotFoundError) and exc.name not in shipped:
+        error = _missing(exc, f"the module {name!r}{where}")
+    else:
+        error = InputError(
+            f"the dataset needs the module {name!r}{where}, whose import fails in a feeder: "
+            f"{type(exc).__name__}: {exc}. It is imported there from the trainer's source, in a process that "
+            f"has not run the script: make its top level work without what the script did before"
+        )
+    error.__cause__ = exc
+    return error
+
+
+def _missing(exc: ModuleNotFoundError, who: str) -> InputError:
+    return InputError(
+        f"{who} needs the module {exc.name!r}, which feeders do not have: install it in the feeders' image "
+        "(the trainer's image plus dataloaderjob[feeder])"
+    )

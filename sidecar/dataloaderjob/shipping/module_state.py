@@ -1,0 +1,332 @@
+"""State of user modules: what is pickled beside the dataset, in which order, and how it is put back.
+
+One pickle has these parts, in dumps of their own that share one memo, so that what two of them share
+stays shared: code of the modules that the dataset reaches (functions and classes put into them), the data
+of each, code and data of `__main__`, then the dataset with its functions. A module that the dataset does not
+reach has a pickle by itself, which is applied if user code imports it after all.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import linecache
+import sys
+import types
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from dataloaderjob.core import values
+from dataloaderjob.shipping import names, unpicklable
+from dataloaderjob.shipping.modules import MAINS, UserModules, is_defined_at
+from dataloaderjob.shipping.names import Item, Names
+from dataloaderjob.shipping.pickling import Reached, UserCodeUnpickler, rest_of
+from dataloaderjob.shipping.unpicklable import ENTRY, Excluded
+
+Dump = tuple[str, Any]
+"""(module whose state it is, object to pickle)."""
+
+
+class Code(NamedTuple):
+    """Functions, classes and modules that a module holds and does not define."""
+
+    references: bytes
+    """Packed (path, module, path in that)."""
+    by_value: list[Item]
+    modules: tuple[str, ...]
+    """Those that are referred to."""
+
+
+CODE, MAIN, ROOTS = "<code>", "__main__", "<roots>"
+
+
+class References:
+    """Code that modules import from elsewhere, as names; looked up anew when a module holds other code."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[list[Item], Code]] = {}
+
+    def find(self, module: str, items: list[Item]) -> Code:
+        known = self._known.get(module)
+        if known is None or not _same(known[0], items):
+            known = self._known[module] = items, _referred(items)
+        return known[1]
+
+
+def _same(some: list[Item], others: list[Item]) -> bool:
+    return len(some) == len(others) and all(
+        a[0] == b[0] and a[1] is b[1] for a, b in zip(some, others, strict=True)
+    )
+
+
+def _referred(items: list[Item]) -> Code:
+    references, by_value = [], []
+    for path, value in items:
+        place = _place(value)
+        if place is None:
+            by_value.append((path, value))
+        else:
+            references.append((path, *place))
+    return Code(
+        values.pack(references), by_value, tuple(dict.fromkeys(module for _, module, _ in references))
+    )
+
+
+def _place(value: Any) -> tuple[str, str] | None:
+    """Returns (module, path in it) of what an import finds; None for `__main__`'s."""
+    if isinstance(value, types.ModuleType):
+        name = value.__name__
+        return (name, "") if sys.modules.get(name) is value and name not in MAINS else None
+    module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(path, str) or module in MAINS:
+        return None
+    if names.look_up(module, path) is not value or not is_defined_at(value, module, path):
+        return None
+    return module, path
+
+
+class State:
+    """What modules hold now, as far as it is to travel."""
+
+    def __init__(self, known: Names, excluded: Excluded, references: References) -> None:
+        self.known = known
+        self._excluded = excluded
+        self._references = references
+
+    def dumps(self, reached: Reached, patches: list[Any]) -> Iterator[Dump]:
+        """Yields what has to be pickled before the dataset."""
+        modules = sorted(name for name in reached.modules if name in self.known.split)
+        main = self._main(reached)
+        code = [(name, self.code(name)) for name in modules]
+        is_code = {name: isinstance(value, names.CODE) for name, value in main.items()}
+        for _, found in code:
+            reached.modules.update((name, None) for name in found.modules if name in self.known.split)
+        code_parts = [(name, found.references, found.by_value) for name, found in code]
+        main_code = [(name, value) for name, value in main.items() if is_code[name]]
+        yield CODE, (modules, code_parts, main_code, patches)
+        for name in modules:
+            yield name, self.data(name)
+        yield "__main__", [(name, value) for name, value in main.items() if not is_code[name]]
+
+    def alone(self, module: str, reached: Reached) -> Iterator[Dump]:
+        """Yields the state of a module that the dataset does not reach; `reached` is filled meanwhile."""
+        code = self.code(module)
+        yield module, (code.references, code.by_value, self.data(module))
+        done = set[str]()
+        while new := [name for name in reached.main if name not in done]:
+            done.update(new)
+            main = self._main(reached)
+            yield module, [(name, main[name]) for name in new if name in main]
+
+    def _main(self, reached: Reached) -> dict[str, Any]:
+        own = vars(sys.modules["__main__"])
+        return {
+            name: own[name]
+            for name in sorted(reached.main.keys() & own.keys())
+            if not (name.startswith("__") and name.endswith("__"))
+            and ("__main__", name, id(own[name])) not in self._excluded
+        }
+
+    def code(self, module: str) -> Code:
+        found = self._references.find(module, self.known.split[module][0])
+        return found._replace(by_value=self._allowed(module, found.by_value))
+
+    def data(self, module: str) -> tuple[list[tuple[Any, Any]], list[Item]]:
+        """Returns (contents of the objects that are updated in place, values to assign)."""
+        items = self._allowed(module, self.known.split[module][1])
+        contents = []
+        kept = []
+        for path, value in items:
+            named = self.known.table.get(id(value))
+            if named is not None and named[1][:2] == (module, path) and names.kind(value) != "opaque":
+                try:
+                    contents.append((value, self._content(module, path, value)))
+                except Exception:  # user code; the import's object stays as it is
+                    self._excluded.add((module, path, id(value)))
+            kept.append((path, value))
+        return contents, kept
+
+    def _content(self, module: str, path: str, value: Any) -> tuple[Any, ...]:
+        content, path = names.content(value), path + ENTRY
+        out = {entry[2] for entry in self._excluded if entry[:2] == (module, path)}
+        if not out:
+            return content
+        if hasattr(type(value), "__setstate__"):
+            raise TypeError("its own __setstate__ may need what is left out")
+        return unpicklable.without(content, lambda entry: id(entry) in out)
+
+    def _allowed(self, module: str, items: list[Item]) -> list[Item]:
+        excluded = self._excluded
+        if not excluded:
+            return items
+        return [(path, value) for path, value in items if (module, path, id(value)) not in excluded]
+
+
+def parts(module: str, state: State) -> Iterator[tuple[str, Any, Any]]:
+    """Yields (path, object, what of it is pickled) of each part of a module's state."""
+    for path, value in state.code(module).by_value:
+        yield path, value, value
+    contents, items = state.data(module)
+    content_of = {id(value): content for value, content in contents}
+    for path, value in items:
+        yield path, value, content_of.get(id(value), value)
+
+
+# In a feeder
+
+
+def apply_code(loaded: Any, skip: Collection[str]) -> list[str]:
+    """Returns the modules whose data follows, in this order."""
+    modules, code, main, patches = loaded
+    for module, references, by_value in code:
+        if module not in skip:
+            assign_code(module, references, by_value)
+    assign_all("__main__", main)
+    for patch in patches:
+        apply_patch(*patch)
+    return list(modules)
+
+
+def apply_alone(module: str, packed: bytes, fresh: names.Fresh) -> None:
+    """Gives a module the state that `State.alone` wrote."""
+    unpickler = UserCodeUnpickler(io.BytesIO(packed), (), fresh)
+    references, by_value, data = unpickler.load()
+    main = vars(sys.modules[MAIN])
+    for needed in rest_of(unpickler):
+        for name, value in needed:
+            main.setdefault(name, value)
+    assign_code(module, references, by_value)
+    apply_data(module, data)
+
+
+def apply_data(module: str, loaded: Any) -> None:
+    contents, items = loaded
+    for fresh, content in contents:
+        names.update(fresh, content)
+    assign_all(module, items)
+
+
+def assign_code(module: str, references: bytes, by_value: list[Item]) -> None:
+    for path, where, place in values.unpack(references):
+        try:
+            found: Any = importlib.import_module(where)
+        except Exception:  # noqa: S112  user code; the import of `module` did without it
+            continue
+        for name in place.split(".") if place else ():
+            found = getattr(found, name, None)
+        if found is not None:
+            names.assign(module, path, found)
+    assign_all(module, by_value)
+
+
+def assign_all(module: str, items: list[Item]) -> None:
+    for path, value in items:
+        names.assign(module, path, value)
+
+
+# User code put into installed libraries
+
+
+def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
+    """Returns (library's module, name, the user's function) of what the script replaced in libraries, by a function of
+    its own or a `functools.partial` of the very one.
+
+    Looks at every global of every loaded module: 10 to 30 ms, so callers do it once.
+    """
+    users = {id(vars(module)) for module in user_modules.find().values()}
+    main = sys.modules["__main__"]
+    users.add(id(vars(main)))
+    mine = user_modules.find()
+    found = []
+    for module_name, module in list(sys.modules.items()):
+        own = getattr(module, "__dict__", None)
+        if type(own) is not dict or module_name in mine or module is main or not _patchable(module_name, own):
+            continue
+        found += [
+            (module_name, name, value)
+            for name, value in list(own.items())
+            if (type(value) is types.FunctionType and id(value.__globals__) in users)
+            or (type(value) is functools.partial and _is_replaced(own, name, value))
+        ]
+    return sorted(found, key=lambda patch: patch[:2])
+
+
+def _is_replaced(own: dict[str, Any], name: str, value: functools.partial[Any]) -> bool:
+    """Whether a script, and not the library itself, put it in the place of the function that it calls."""
+    if getattr(value.func, "__name__", None) != name:
+        return False
+    lines = linecache.getlines(own["__file__"])
+    return not any(line.startswith(f"{name} = ") for line in lines)
+
+
+def _patchable(name: str, own: dict[str, Any]) -> bool:
+    top = name.partition(".")[0]
+    # Not the standard library: feeders use it, too, and a json.loads of the script's own would break them. And scripts
+    # silence print() on ranks but the first: that would make a bundle for each rank.
+    return (
+        top not in sys.stdlib_module_names
+        and top not in ("dataloaderjob", "__mp_main__")
+        and bool(own.get("__file__"))
+    )
+
+
+def entries(modules: Mapping[str, types.ModuleType]) -> list[tuple[str, Any, Any]]:
+    """Returns entries of torch's default_collate_fn_map that are not torch's, PIL's formats of others, names that were
+    added to numpy or collections, as old code needs them (`np.float = float`), and second names of modules, as old
+    pickles need them."""
+    from torch.utils.data._utils import collate
+
+    found: list[tuple[str, Any, Any]] = [
+        (_COLLATE, cls, function)
+        for cls, function in collate.default_collate_fn_map.items()
+        if getattr(function, "__module__", "") != collate.__name__
+    ]
+    image = sys.modules.get("PIL.Image")
+    formats = [] if image is None else list(image.OPEN.items())
+    found += [added for name in _WITH_ADDED_NAMES for added in _added_names(name)]
+    found += _aliases(modules)
+    return found + [
+        (_PIL_OPEN, name, made) for name, made in formats if not made[0].__module__.startswith("PIL.")
+    ]
+
+
+def _aliases(modules: Mapping[str, types.ModuleType]) -> Iterator[tuple[str, str, types.ModuleType]]:
+    main = sys.modules[MAIN]
+    users = {id(main), *map(id, modules.values())}
+    for name, module in list(sys.modules.items()):
+        if id(module) in users and name not in modules and name not in MAINS:
+            yield _ALIAS, name, module
+
+
+def _added_names(name: str) -> Iterator[tuple[str, str, Any]]:
+    own = vars(sys.modules[name])
+    for added in sorted(own.keys() - _names_at_import(name)):
+        if not added.startswith("_") and not isinstance(own[added], types.ModuleType):
+            yield name, added, own[added]
+
+
+@functools.cache
+def _names_at_import(name: str) -> frozenset[str]:
+    return frozenset(sys.modules[name].__all__)
+
+
+_COLLATE, _PIL_OPEN, _ALIAS = "<collate>", "<PIL>", "<alias>"
+_WITH_ADDED_NAMES = ("collections", "numpy")
+"""Modules whose `__all__` has all their names."""
+
+
+def apply_patch(where: str, name: Any, value: Any) -> None:
+    if where == _COLLATE:
+        from torch.utils.data._utils import collate
+
+        collate.default_collate_fn_map[name] = value
+    elif where == _PIL_OPEN:
+        from PIL import Image
+
+        Image.preinit()
+        Image.register_open(name, *value)
+    elif where == _ALIAS:
+        sys.modules.setdefault(name, value)
+    else:
+        setattr(importlib.import_module(where), name, value)

@@ -1,0 +1,421 @@
+"""Objects of user modules by name, and what they hold.
+
+What is a global of a module, or an attribute of its class, is referred to by that name, so that a feeder updates the
+very object that its own import of the module made. A module's own functions keep default arguments, attributes, and
+the one object in a settings' cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import enum
+import functools
+import inspect
+import logging
+import pathlib
+import random
+import re
+import sys
+import threading
+import types
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
+from decimal import Decimal
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.shipping.modules import MAINS, MOCK, is_defined_at, is_users
+
+LRU: Any = type(functools.lru_cache(len))
+Name = tuple[str, str, str, type | None]
+"""Module, dotted path, name of the type that the object must have there, and the type where it can be found."""
+Item = tuple[str, Any]
+"""(dotted path, object)."""
+CODE = (types.FunctionType, type, ModuleType, types.BuiltinFunctionType, LRU)
+"""What a fresh import makes by itself, unless it was replaced."""
+_BY_VALUE = (
+    int, float, complex, str, bytes, tuple, frozenset, enum.Enum, BaseException, np.ndarray, np.generic, torch.Tensor,
+    torch.UntypedStorage, torch.dtype, torch.device, logging.Logger, re.Pattern, random.Random, pathlib.PurePath,
+    date, time, Decimal, weakref.ref, types.CodeType, *CODE,
+)  # fmt: skip
+_DICTS = (dict, OrderedDict, defaultdict)
+_EXACT = frozenset({dict, list, set, OrderedDict, defaultdict, deque, bytearray})
+_MAX_NESTING = 4
+_CACHED = "<cached>"
+"""Stands for the only result of a function without arguments under functools.lru_cache."""
+_REGISTRY = "<registry>"
+"""Stands for what was registered with a function under functools.singledispatch."""
+_DEFAULTS = "__defaults__"
+
+
+class Kept(enum.Enum):
+    """Stands for what stays as the import made it."""
+
+    KEPT = "kept"
+
+
+KEPT = Kept.KEPT
+
+
+def _globals_of(module: ModuleType) -> Iterator[Item]:
+    """What a user module holds that its import did not bring: not its dunders, not its submodules."""
+    for name, value in list(vars(module).items()):
+        is_submodule = isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{name}"
+        if not is_submodule and not (name.startswith("__") and name.endswith("__")):
+            yield name, value
+
+
+def _split(module: ModuleType) -> tuple[list[Item], list[Item]]:
+    """Returns (code, data) of a module and of its classes. Code that the module defines itself is left out."""
+    code: list[Item] = []
+    data: list[Item] = []
+    for name, value in _globals_of(module):
+        if isinstance(value, CODE):
+            if not is_own(value, module.__name__, name):
+                code.append((name, value))
+            elif isinstance(value, type):
+                _split_class(name, value, module.__name__, code, data, 1)
+            else:
+                data.extend(_kept_by(name, value))
+        else:
+            data.append((name, value))
+    return code, data
+
+
+def is_own(value: Any, module: str, path: str) -> bool:
+    """Whether this is what the module's source defines at `path`."""
+    named = getattr(value, "__module__", None) == module and getattr(value, "__qualname__", None) == path
+    return named and is_defined_at(value, module, path)
+
+
+def _split_class(path: str, cls: type, module: str, code: list[Item], data: list[Item], depth: int) -> None:
+    if issubclass(cls, enum.Enum) or depth > _MAX_NESTING:
+        return
+    for name, value in list(vars(cls).items()):
+        where = f"{path}.{name}"
+        if isinstance(value, staticmethod | classmethod):
+            if not _is_own_method(value.__func__, module, where):
+                code.append((where, value))
+            else:
+                bound = f"{where}.__func__" if isinstance(value, classmethod) else where
+                data.extend(_kept_by(bound, value.__func__))
+        elif isinstance(value, property):
+            accessors = [made for made in (value.fget, value.fset, value.fdel) if made is not None]
+            if not all(_is_own_method(made, module, where) for made in accessors):
+                code.append((where, value))
+        elif isinstance(value, types.FunctionType | functools.singledispatchmethod):
+            if not _is_own_method(value, module, where):
+                code.append((where, value))
+            else:
+                data.extend(_kept_by(where, value))
+        elif isinstance(value, type):
+            if is_own(value, module, where):
+                _split_class(where, value, module, code, data, depth + 1)
+            elif not name.startswith("__"):
+                code.append((where, value))
+        elif type(value) is functools.partialmethod or not (
+            name.startswith(("__", "_abc_")) or hasattr(type(value), "__get__")
+        ):
+            data.append((where, value))
+
+
+def _is_own_method(function: Any, module: str, path: str) -> bool:
+    return getattr(function, "__qualname__", path) == path and is_defined_at(function, module, path)
+
+
+# What a module's own functions keep
+
+
+def _kept_by(path: str, function: Any) -> Iterator[Item]:
+    """Yields (path, object) of what `function`, a module's own, keeps."""
+    if type(function) is LRU:
+        yield from _cached(path, function)
+        return
+    if isinstance(function, functools.singledispatchmethod):
+        function = function.dispatcher
+    if type(function) is not types.FunctionType:
+        return
+    if "registry" in vars(function) and "_clear_cache" in vars(function):
+        registered = [pair for pair in vars(function)["registry"].items() if pair[0] is not object]
+        if registered:
+            yield f"{path}.{_REGISTRY}", tuple(registered)
+        return
+    for name, value in list(vars(function).items()):
+        if name != "__wrapped__":
+            yield f"{path}.{name}", value
+    if not is_users(function.__globals__):
+        return
+    if function.__defaults__:
+        yield f"{path}.{_DEFAULTS}", _copied(function.__defaults__)
+    if function.__kwdefaults__ and all(_travels(value) for value in function.__kwdefaults__.values()):
+        yield f"{path}.__kwdefaults__", function.__kwdefaults__
+
+
+def _copied(defaults: tuple[Any, ...]) -> tuple[Any, ...]:
+    copied = tuple(value if _travels(value) else KEPT for value in defaults)
+    return copied if _has_kept(copied) else defaults  # the same object each time
+
+
+def _has_kept(values: tuple[Any, ...]) -> bool:
+    return any(value is KEPT for value in values)  # not `in`: arrays do not compare
+
+
+def _travels(value: Any) -> bool:
+    """Whether a default argument travels: a library's object may be a mark, known by its identity."""
+    return _is_plain(value) or is_users(getattr(sys.modules.get(type(value).__module__), "__dict__", {}))
+
+
+def _cached(path: str, cached: Any) -> Iterator[Item]:
+    function = cached.__wrapped__
+    if type(function) is not types.FunctionType or not is_users(function.__globals__):
+        return
+    if cached.cache_info().currsize == 1 and _takes_nothing(function.__code__):
+        yield f"{path}.{_CACHED}", cached()
+
+
+def _takes_nothing(code: types.CodeType) -> bool:
+    takes_any = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    return not (code.co_argcount or code.co_kwonlyargcount or takes_any)
+
+
+# Contents, updated in place
+
+
+def kind(value: Any) -> str:
+    """How an object can be updated in place: "exact" (built-in containers), "instance"; "value" if it cannot,
+    and "opaque" where only an attempt to pickle it tells whether it can travel."""
+    cls = type(value)
+    if cls in _EXACT:
+        return "exact"
+    if isinstance(value, _BY_VALUE) or value is None:
+        return "value"
+    if not _reduces(cls):
+        return "instance"
+    return "exact" if isinstance(value, _DICTS) else "opaque"
+
+
+def _is_plain(value: Any) -> bool:
+    return kind(value) in ("value", "exact")
+
+
+def delegates(cls: Any) -> bool:
+    """Whether objects of a class ask another for what they lack. Unpickling one asks for __setstate__ before the
+    other is there, which such a `__getattr__` answers by calling itself for ever."""
+    is_own = isinstance(getattr(cls, "__getattr__", None), types.FunctionType)
+    return is_own and not hasattr(cls, "__setstate__") and not _reduces(cls)
+
+
+def _reduces(cls: Any) -> bool:
+    return (
+        cls.__reduce_ex__ is not object.__reduce_ex__
+        or cls.__reduce__ is not object.__reduce__
+        or cls in copyreg.dispatch_table
+        or hasattr(cls, "__getnewargs__")
+        or hasattr(cls, "__getnewargs_ex__")
+    )
+
+
+def content(value: Any) -> tuple[Any, ...]:
+    """What `update` needs to make a fresh object equal to this one. Raises what a __getstate__ raises."""
+    if kind(value) == "exact":
+        if isinstance(value, dict):
+            factory = value.default_factory if isinstance(value, defaultdict) else None
+            return "dict", list(value.items()), factory
+        if isinstance(value, set):
+            return "set", set(value)
+        return "list", list(value)
+    if isinstance(value, threading.local):
+        return "local", dict(vars(value))  # this thread's; feeders have one
+    make, args, *rest = value.__reduce_ex__(4)
+    if make is not copyreg.__newobj__ or len(args) != 1:  # type: ignore[attr-defined]
+        raise TypeError(f"a {type(value).__qualname__} is made by {make}")
+    state, items, pairs = (*rest, None, None, None)[:3]
+    return "object", state, None if items is None else list(items), None if pairs is None else list(pairs)
+
+
+def update(fresh: Any, what: tuple[Any, ...]) -> None:
+    """Gives `fresh` the content of the trainer's object."""
+    match what:
+        case "dict", pairs, factory:
+            _refill_dict(fresh, pairs)
+            if factory is not None:
+                fresh.default_factory = factory
+        case "set", members:
+            fresh.clear()
+            fresh.update(members)
+        case "list", members:
+            _refill_list(fresh, members)
+        case "local", own:
+            set_state(fresh, own)
+        case _, state, items, pairs:
+            set_state(fresh, state)
+            if items is not None:
+                _refill_list(fresh, items)
+            if pairs is not None:
+                _refill_dict(fresh, pairs)
+
+
+def _refill_list(fresh: Any, members: list[Any]) -> None:
+    old = list(fresh)
+    found = [old[i] if value is KEPT and i < len(old) else value for i, value in enumerate(members)]
+    fresh.clear()
+    fresh.extend([value for value in found if value is not KEPT])
+
+
+def _refill_dict(fresh: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+    base: Any = OrderedDict if isinstance(fresh, OrderedDict) else dict
+    pairs = list(_filled(pairs, dict(base.items(fresh))))
+    base.clear(fresh)
+    # dict's own: configuration classes refuse new keys, or changes once they are frozen.
+    for key, value in pairs:
+        base.__setitem__(fresh, key, value)
+
+
+def _filled(pairs: Any, old: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """The pairs of a dictionary, in which the fresh object's own stand for what was left out."""
+    for key, value in pairs:
+        if value is not KEPT:
+            yield key, value
+        elif key in old:
+            yield key, old[key]
+
+
+def set_state(fresh: Any, state: Any) -> None:
+    # Not of the object: a __getattr__ of the user may need what is not there yet.
+    if hasattr(type(fresh), "__setstate__"):
+        fresh.__setstate__(state)
+        return
+    slots: Any = None
+    if isinstance(state, tuple) and len(state) == 2:
+        state, slots = state
+    own = getattr(fresh, "__dict__", None)
+    if own is not None:
+        given = dict(_filled((state or {}).items(), dict(own)))
+        own.clear()
+        own.update(given)
+    for name, value in (slots or {}).items():
+        if value is not KEPT:
+            object.__setattr__(fresh, name, value)
+
+
+class Names:
+    """Names of the objects of `modules`, by identity."""
+
+    def __init__(self, modules: Mapping[str, ModuleType]) -> None:
+        self.table: dict[int, tuple[Any, Name]] = {}
+        """id -> (the object, kept alive; its name)."""
+        self.split: dict[str, tuple[list[Item], list[Item]]] = {}
+        self.wrappers: dict[int, tuple[Any, bool]] = {}
+        """id -> (wrapper that has another's name, whether it can travel by value)."""
+        for module_name, module in modules.items():
+            self.split[module_name] = _split(module)
+            for path, value in self.split[module_name][1]:
+                if not isinstance(value, _BY_VALUE) and value is not None and not path.endswith(_CACHED):
+                    self._add(module_name, path, value)
+
+    def _add(self, module: str, path: str, value: Any) -> None:
+        known = self.table.get(id(value))
+        # The module that defines an object's class most probably made the object.
+        if known is None or (type(value).__module__ == module != known[1][0]):
+            cls = type(value)
+            found = look_up(cls.__module__, cls.__qualname__) is cls or cls.__module__ in MAINS
+            self.table[id(value)] = value, (module, path, _type_name(cls), cls if found else None)
+
+
+class Fresh:
+    """The objects that a feeder's own imports made, by the trainer's names."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], Any] = {}
+        self._claimed: dict[int, Any] = {}
+
+    def find(self, module: str, path: str, type_name: str, cls: Any) -> Any:
+        """Returns the object of this name; one made anew where the import made none of this type."""
+        if (module, path) not in self._found:
+            self._found[module, path] = self._claim(module, path, type_name, cls)
+        return self._found[module, path]
+
+    def _claim(self, module: str, path: str, type_name: str, cls: Any) -> Any:
+        found = look_up(module, path)
+        if _type_name(type(found)) != type_name or id(found) in self._claimed:
+            try:
+                found = cls() if cls in _EXACT else cls.__new__(cls)
+            except (TypeError, AttributeError) as exc:
+                is_mocked = type_name.startswith("unittest.mock.")
+                remedy = (
+                    f". {MOCK}, or use num_workers=0"
+                    if is_mocked
+                    else ": make it there, or in worker_init_fn"
+                )
+                raise InputError(
+                    f"the dataset needs {module}.{path}, a {type_name}, which cannot be copied and which the import "
+                    f"of that module in a feeder does not make{remedy}"
+                ) from exc
+        self._claimed[id(found)] = found
+        return found
+
+
+def _type_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def look_up(module: str, path: str) -> Any:
+    """Returns the object of this name, None where there is none."""
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def assign(module: str, path: str, value: Any) -> None:
+    """Sets a global of a module, or an attribute of its class, unless it is there already."""
+    owner_path, _, last = path.rpartition(".")
+    owner = look_up(module, owner_path) if owner_path else sys.modules.get(module)
+    if owner is None or vars(owner).get(last) is value:
+        return
+    # A metaclass may allow no change; the import's value stays then.
+    with contextlib.suppress(AttributeError, TypeError):
+        if not _assign_kept(owner, last, value):
+            setattr(owner, last, value)
+
+
+def _assign_kept(function: Any, name: str, value: Any) -> bool:
+    """Gives a function of a fresh import one thing that the trainer's keeps. Returns whether it was one of these."""
+    if name == _DEFAULTS:
+        fresh = function.__defaults__ or ()
+        if not _has_kept(value) or len(fresh) == len(value):
+            both = zip(value, (*fresh, *value[len(fresh) :]), strict=False)
+            function.__defaults__ = tuple(own if given is KEPT else given for given, own in both)
+    elif name == _CACHED:
+        _prime(function, value)
+    elif name == _REGISTRY:
+        for cls, made in value:
+            function.register(cls, made)
+    else:
+        return False
+    return True
+
+
+def _given(result: Any = None) -> Any:
+    return result
+
+
+def _prime(cached: Any, result: Any) -> None:
+    """Makes `result` what an lru_cache holds: nothing but a call of its function fills it."""
+    function = getattr(cached, "__wrapped__", None)
+    if type(cached) is not LRU or type(function) is not types.FunctionType or function.__closure__:
+        return
+    code, defaults = function.__code__, function.__defaults__
+    cached.cache_clear()
+    function.__code__, function.__defaults__ = _given.__code__, (result,)
+    try:
+        cached()
+    finally:
+        function.__code__, function.__defaults__ = code, defaults

@@ -1,0 +1,435 @@
+"""Pickles the user's code and data for feeders: `__main__` by value, other modules' code by reference,
+what a user module names by that name, arrays out of band. The same script gives the same bytes everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import importlib
+import io
+import pickle
+import sys
+import types
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import cloudpickle
+import numpy as np
+import torch
+
+from dataloaderjob.shipping import names, reducers, user_code
+from dataloaderjob.shipping.modules import MAINS, is_defined_at, is_mock
+
+MIN_BUFFER_NBYTES = 64 * 1024
+"""Smaller buffers stay within the pickle."""
+SHALLOW = 64
+"""A container with so many members or more is searched for needed code in its first member only."""
+TRIES = 20
+"""Attempts at a container that other threads add to."""
+_cloudpickle: Any = cloudpickle.cloudpickle
+_PLAIN_TYPES = {type(None), type(Ellipsis), type(NotImplemented), *_cloudpickle._BUILTIN_TYPE_NAMES}  # noqa: SLF001
+_SETS = frozenset({set, frozenset})
+_ATOMS = frozenset({str, int, float, bool, type(None), bytes, tuple})
+_BY_NAME = frozenset({"globals", "eval", "exec", "vars"})
+"""Functions that find a global whose name no code tells."""
+DYNAMIC = "*"
+_NAMED, _SET, _LARGE = "name", "set", "large"
+
+
+@dataclass(slots=True)
+class Reached:
+    """What a pickle refers to in modules."""
+
+    modules: dict[str, None] = field(default_factory=dict)
+    """User modules."""
+    main: dict[str, None] = field(default_factory=dict)
+    """Globals of `__main__`."""
+    hints: dict[str, None] = field(default_factory=dict)
+    """Globals of `__main__` that may be asked for by name; DYNAMIC for any."""
+
+    def within(self, other: Reached) -> bool:
+        return (
+            self.modules.keys() <= other.modules.keys()
+            and self.main.keys() <= other.main.keys()
+            and self.hints.keys() <= other.hints.keys()
+        )
+
+    def add(self, other: Reached) -> None:
+        self.modules |= other.modules
+        self.main |= other.main
+        self.hints |= other.hints
+
+
+class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """cloudpickle, protocol 5. Storages of CPU tensors leave as buffers; what is shared stays shared."""
+
+    def __init__(
+        self,
+        file: IO[bytes],
+        take_buffer: Callable[[memoryview], None] | None,
+        *,
+        known: names.Names | None = None,
+        user_modules: Collection[str] = (),
+        reached: Reached | None = None,
+        digest: Callable[[Any], bytes | None] | None = None,
+        shallow: bool = False,
+        wrappers: dict[int, tuple[Any, bool]] | None = None,
+    ) -> None:
+        """`digest`, where given, stands for containers of plain values; a pickle made so cannot be loaded.
+        Without `take_buffer` all buffers stay within the pickle."""
+
+        def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
+            if take_buffer is None:
+                return True
+            with buffer.raw() as raw:
+                if raw.nbytes < MIN_BUFFER_NBYTES:
+                    return True
+            take_buffer(buffer.raw())
+            return False
+
+        # cloudpickle's is a ChainMap, whose look-up costs as much as pickling a small object.
+        self.dispatch_table = {
+            **copyreg.dispatch_table,
+            **_cloudpickle.Pickler._dispatch_table,  # noqa: SLF001
+            io.TextIOWrapper: reducers.reduce_text_file,
+            types.CodeType: reducers.reduce_code,
+        }
+        super().__init__(file, protocol=5, buffer_callback=keep_in_band)
+        self.reached = Reached() if reached is None else reached
+        self.samples: list[Any] = []
+        """First members of containers that a shallow pickle leaves out."""
+        self.shared: list[int] = []
+        """Addresses of storages and arrays in memory that forked processes share."""
+        self._shared_memory: reducers.SharedAddresses | None = None
+        self.arrays = 0
+        """Arrays and scalars of numpy that were met."""
+        self._known = known
+        self._wrappers = wrappers if wrappers is not None else {} if known is None else known.wrappers
+        self._user_modules = user_modules
+        self._storages: dict[int, reducers.SharedStorage] = {}
+        self._globals: dict[str, user_code.Globals] = {}
+        self._ordinary: set[type] = set()
+        """Types whose objects have nothing that is looked at here."""
+        self._main = vars(sys.modules["__main__"])
+        self._ids: dict[int, tuple[Any, Any]] = {}
+        self._shallow = shallow
+        self._digest = digest
+        self.persistent_id = self._persistent_id_function()
+
+    # Objects by name, and sets
+
+    def _persistent_id_function(self) -> Callable[[Any], Any]:
+        # Called for every object, integers too: it costs 0.6 s for 1e6 dicts, so nothing is looked up twice.
+        table = {} if self._known is None else self._known.table
+        special = self._special
+
+        if self._shallow or self._digest is not None:
+            large = frozenset({list, dict, tuple, set})
+
+            def with_large(obj: Any) -> Any:
+                cls = type(obj)
+                if id(obj) in table or cls in _SETS or (cls in large and len(obj) >= SHALLOW):
+                    return special(obj)
+                return None
+
+            return with_large
+
+        def persistent_id(
+            obj: Any,
+            type: Any = type,  # noqa: A002
+            atoms: Any = _ATOMS,
+            table: Any = table,
+            sets: Any = _SETS,
+        ) -> Any:
+            cls = type(obj)
+            if cls not in atoms and (id(obj) in table or cls in sets):
+                return special(obj)
+            return None
+
+        return persistent_id
+
+    def _special(self, obj: Any) -> Any:
+        known = self._ids.get(id(obj))
+        if known is None:
+            known = self._ids[id(obj)] = obj, self._special_id(obj)
+        return known[1]
+
+    def _special_id(self, obj: Any) -> Any:
+        named = None if self._known is None else self._known.table.get(id(obj))
+        if named is not None:
+            name = named[1]
+            if names.kind(obj) != "opaque" or not picklable(obj, None, self._user_modules):
+                self.reached.modules[name[0]] = None
+                return _NAMED, *name
+            return None
+        if type(obj) in _SETS:
+            members = reducers.ordered(obj)
+            if members is None:
+                return None
+            return _SET, len(self._ids), type(obj) is frozenset, members
+        if self._digest is not None:
+            digest = self._digest(obj)
+            return None if digest is None else (_LARGE, digest)
+        if self._shallow:
+            self.samples.append(next(iter(obj.items() if type(obj) is dict else obj)))
+            return _LARGE
+        return None
+
+    def close(self) -> None:
+        """Breaks the circle that keeps what was pickled in memory until the next garbage collection."""
+        # Not clear_memo: a collection while it frees objects, in this thread or another, follows pointers to those.
+        self.persistent_id = lambda obj: None  # noqa: ARG005
+        self._ids.clear()
+
+    # Functions, classes and others
+
+    def reducer_override(self, obj: Any) -> Any:
+        cls = type(obj)
+        if cls in self._ordinary:
+            return NotImplemented
+        if cls is types.FunctionType:
+            return self._function(obj)
+        if issubclass(cls, type):
+            return self._class(obj)
+        if cls is types.ModuleType:
+            return self._module(obj)
+        if cls is user_code.Globals:
+            return user_code.module_globals, (obj.name,)
+        if cls is reducers.SharedStorage:
+            return reducers.reduce_storage(obj.storage)
+        if isinstance(obj, torch.storage.TypedStorage):
+            return reducers.typed_storage, (self._shared(obj._untyped_storage), obj.dtype)  # noqa: SLF001
+        if isinstance(obj, torch.UntypedStorage):
+            return reducers.itself, (self._shared(obj),)
+        if isinstance(obj, np.ndarray | np.generic):
+            self.arrays += 1
+            if isinstance(obj, np.memmap):
+                return reducers.reduce_memmap(obj) or NotImplemented
+            if cls is not np.ndarray and isinstance(obj, np.ndarray):
+                return reducers.reduce_array(obj) or NotImplemented
+            if obj.base is None or cls is not np.ndarray:
+                return NotImplemented
+            self._note_shared(obj.__array_interface__["data"][0])
+            return reducers.reduce_view(obj) or NotImplemented
+        found = reducers.reduce_special(obj)
+        if found is not None:
+            return found
+        if cls.__module__ == "unittest.mock" and isinstance(obj, tuple):
+            raise TypeError(
+                "the calls that a mock has noted cannot be copied"
+            )  # they recurse where they are loaded
+        if names.delegates(cls):
+            # Its own reduced form, with a function that gives it its state.
+            return *(*obj.__reduce_ex__(4), None, None, None)[:5], names.set_state
+        if cls is not names.LRU and cls not in reducers.KINDS_OF_PROCESS:
+            self._ordinary.add(cls)
+        return NotImplemented
+
+    def _shared(self, storage: torch.UntypedStorage) -> reducers.SharedStorage:
+        # Tensors wrap their storage anew each time, so pickle's memo would not see that two share one.
+        key = storage._cdata  # noqa: SLF001
+        if key not in self._storages:
+            self._storages[key] = reducers.SharedStorage(storage)
+            if storage.device.type == "cpu":
+                self._note_shared(storage.data_ptr())
+        return self._storages[key]
+
+    def _note_shared(self, address: int) -> None:
+        if self._shared_memory is None:
+            self._shared_memory = reducers.SharedAddresses()
+        if address in self._shared_memory:
+            self.shared.append(address)
+
+    def _module(self, module: types.ModuleType) -> Any:
+        name = module.__name__
+        if name in MAINS:
+            return importlib.import_module, ("__main__",)
+        if sys.modules.get(name) is not module:
+            return NotImplemented
+        if name in self._user_modules:
+            self.reached.modules[name] = None
+        return importlib.import_module, (name,)
+
+    def _by_reference(self, obj: Any) -> bool:
+        """Whether an import finds it; notes what it needs."""
+        module, path = getattr(obj, "__module__", None), obj.__qualname__
+        if module is None:
+            module = _cloudpickle._whichmodule(obj, path)  # noqa: SLF001
+        if module in MAINS:
+            name = path.partition(".")[0]
+            if name in self._main and names.look_up("__main__", path) is obj:
+                self.reached.main[name] = None
+            return False
+        if names.look_up(module, path) is not obj:
+            return False
+        self._note_globals(module)
+        if is_mock(obj):
+            return False
+        return is_defined_at(obj, module, path) or not self._travels(obj)
+
+    def _travels(self, wrapper: types.FunctionType) -> bool:
+        """Whether a function that has another's name can go by value. One around a lock stays as the import
+        makes it, if it is the import that made it."""
+        if wrapper.__globals__ is self._main:
+            return True
+        if id(wrapper) not in self._wrappers:
+            self._wrappers[id(wrapper)] = wrapper, True  # it may hold itself
+            state = user_code.function_state(wrapper, wrapper.__globals__)
+            exc = why_not(state, self._known, self._user_modules, alone=True, wrappers=self._wrappers)
+            self._wrappers[id(wrapper)] = wrapper, exc is None
+        return self._wrappers[id(wrapper)][1]
+
+    def _class(self, cls: type) -> Any:
+        if cls in _PLAIN_TYPES:
+            return _cloudpickle._class_reduce(cls)  # noqa: SLF001
+        if self._by_reference(cls):
+            return NotImplemented
+        if (alias := user_code.other_name(cls)) is not None:
+            return user_code.attribute, alias
+        self._note_globals(cls.__module__)
+        if cls.__module__ in MAINS:
+            self.reached.hints |= user_code.names_in_annotations(cls)
+        return user_code.reduce_class(cls)
+
+    def _function(self, function: types.FunctionType) -> Any:
+        if self._by_reference(function):
+            return NotImplemented
+        if reducers.is_single_dispatch(function):
+            return reducers.reduce_single_dispatch(function)
+        own = function.__globals__
+        module = own.get("__name__")
+        if own is self._main:
+            module = "__main__"
+            used = user_code.globals_used(function.__code__)
+            self.reached.main.update((name, None) for name in used if name in own)
+            if not _BY_NAME.isdisjoint(used):
+                self.reached.hints[DYNAMIC] = None
+        elif not isinstance(module, str) or getattr(sys.modules.get(module), "__dict__", None) is not own:
+            return self._dynamic_function_reduce(
+                function
+            )  # of a namespace that is no module's: cloudpickle's way
+        else:
+            self._note_globals(module)
+        shared = self._globals.setdefault(module, user_code.Globals(module))
+        # The cells are filled later: what they hold may lead back to the function.
+        cells = (
+            None if function.__closure__ is None else tuple(types.CellType() for _ in function.__closure__)
+        )
+        return (
+            user_code.make_function, (function.__code__, shared, cells), user_code.function_state(function, own),
+            None, None, user_code.set_function_state,
+        )  # fmt: skip
+
+    def _note_globals(self, module: str) -> None:
+        if module in self._user_modules:
+            self.reached.modules[module] = None
+
+
+class Nowhere(io.RawIOBase):
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+class TooLargeError(Exception):
+    """A pickle is larger than what is worth sending unasked."""
+
+
+class Bounded(io.BytesIO):
+    """Raises TooLargeError at what would be more than so many bytes."""
+
+    def __init__(self, most_nbytes: int) -> None:
+        super().__init__()
+        self._most_nbytes = most_nbytes
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._most_nbytes:
+            raise TooLargeError
+        return super().write(data)
+
+
+def why_not(
+    obj: Any,
+    known: names.Names | None = None,
+    user_modules: Collection[str] = (),
+    *,
+    alone: bool = False,
+    wrappers: dict[int, tuple[Any, bool]] | None = None,
+) -> BaseException | None:
+    """Returns what pickling `obj` raises, together with the globals of `__main__` it needs unless `alone`."""
+    out: Any = Nowhere()
+    pickler = UserCodePickler(
+        out, memoryview.release, known=known, user_modules=user_modules, wrappers=wrappers
+    )
+    try:
+        for part in (obj,) if alone else with_main(obj, pickler.reached):
+            pickler.dump(part)
+    except Exception as exc:  # whatever a __reduce__ of the user raises
+        return _without_frames(exc)
+    finally:
+        pickler.close()
+    return None
+
+
+def _without_frames(exc: BaseException) -> BaseException:
+    """The exception, and those that led to it, without tracebacks.
+
+    Whoever keeps it in a variable would be among its frames: a circle that holds all callers, a loader's iterator, say.
+    """
+    one: BaseException | None = exc
+    while one is not None and one.__traceback__ is not None:
+        one.__traceback__ = None
+        one = one.__cause__ or one.__context__
+    return exc
+
+
+def changed_meanwhile(exc: BaseException) -> bool:
+    """Whether another thread added to a container while it was pickled: another time it pickles."""
+    return isinstance(exc, RuntimeError) and "during iteration" in str(exc)
+
+
+def picklable(obj: Any, known: names.Names | None, user_modules: Collection[str]) -> bool:
+    """Whether `obj` pickles by itself."""
+    for _ in range(TRIES):
+        exc = why_not(obj, known, user_modules, alone=True)
+        if exc is None or not changed_meanwhile(exc):
+            break
+    return exc is None
+
+
+def with_main(obj: Any, reached: Reached, *, with_names: bool = False) -> Iterator[Any]:
+    """Yields `obj`, then each global of `__main__` that pickling it, and these, has reached; or (name, global)."""
+    yield obj
+    main, done = vars(sys.modules["__main__"]), set[str]()
+    while new := [name for name in reached.main if name not in done]:
+        for name in new:
+            done.add(name)
+            if name in main:
+                yield (name, main[name]) if with_names else main[name]
+
+
+def rest_of(unpickler: Any) -> Iterator[Any]:
+    """Yields what further dumps hold."""
+    with contextlib.suppress(EOFError):
+        while True:
+            yield unpickler.load()
+
+
+class UserCodeUnpickler(pickle.Unpickler):
+    """Loads what UserCodePickler wrote, dump by dump."""
+
+    def __init__(self, file: IO[bytes], buffers: Any, fresh: names.Fresh) -> None:
+        super().__init__(file, buffers=buffers)
+        self._fresh = fresh
+        self._sets: dict[int, Any] = {}
+
+    def persistent_load(self, pid: Any) -> Any:
+        if pid[0] == _NAMED:
+            with contextlib.suppress(Exception):  # of a module whose import fails, new objects do
+                importlib.import_module(pid[1])
+            return self._fresh.find(*pid[1:])
+        _, number, frozen, members = pid
+        if number not in self._sets:
+            self._sets[number] = frozenset(members) if frozen else set(members)
+        return self._sets[number]

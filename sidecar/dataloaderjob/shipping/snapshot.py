@@ -1,0 +1,293 @@
+"""The trainer's side of a bundle: the user's code and data and the state of its modules, pickled together.
+
+Fingerprints tell whether large data is what it was, several times faster than a pickle. One is compared with an earlier
+one of the same process only, so it need not withstand an adversary: buffers are summed with random odd weights for
+each 64-bit word, modulo 2**64, which any change of one word alters, and a change of several with a chance of about
+2**-64 not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import marshal
+import os
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from dataloaderjob.core import values
+from dataloaderjob.core.blobs import BlobStore
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.shipping import module_state, unpicklable
+from dataloaderjob.shipping.definitions import Definitions
+from dataloaderjob.shipping.module_state import MAIN, State
+from dataloaderjob.shipping.modules import UserModules, is_over, main_source, modules_with_effects
+from dataloaderjob.shipping.names import Names
+from dataloaderjob.shipping.pickling import Reached
+from dataloaderjob.shipping.process_state import ProcessState
+from dataloaderjob.shipping.unpicklable import Excluded
+from dataloaderjob.shipping.writer import Roots, Writer
+
+SLOW_S = 0.2
+"""What takes longer to pickle is looked at for changes before it is pickled again."""
+_REMEMBERED = 8
+_CHUNK_NBYTES = 1 << 20
+"""Fits the second-level cache, for each word is read twice."""
+_LARGE = 4096
+"""Members of a container that is marshalled instead of pickled."""
+_THREADS = min(4, os.cpu_count() or 1)
+Blobs = tuple[tuple[str, int], ...]
+Fingerprint = tuple[bytes, int]
+"""The sum, and the number of arrays that were met."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Snapshot:
+    """All that a bundle's blobs hold."""
+
+    pickled: memoryview
+    buffers: list[memoryview]
+    process: bytes
+    sources: bytes
+    imports: list[tuple[str, bool]]
+    """User modules to import, in the trainer's order, and whether the dataset needs them."""
+    others: dict[str, bytes]
+    """State of each other user module."""
+    arrays: int
+
+
+@dataclass(slots=True)
+class _Kind:
+    """What is known of datasets of one kind."""
+
+    reached: OrderedDict[int, Reached] = field(default_factory=OrderedDict)
+    """What the pickle reached last time, by the dataset's id: a guess, and so are ids of datasets that are gone."""
+    slow: bool = False
+
+    def note(self, dataset: Any, modules: dict[str, None], reached: Reached) -> None:
+        self.reached[id(dataset)] = Reached(modules, reached.main, reached.hints)
+        self.reached.move_to_end(id(dataset))
+        while len(self.reached) > _REMEMBERED:
+            self.reached.popitem(last=False)
+
+
+class Snapshots:
+    """Takes snapshots of this process, and knows what did not change since the last."""
+
+    def __init__(self) -> None:
+        self._modules = UserModules()
+        self._process = ProcessState()
+        self._excluded: Excluded = set()
+        self._references = module_state.References()
+        self._definitions = Definitions()
+        self._alone: dict[str, tuple[Any, bytes]] = {}
+        """State of modules that the dataset did not reach, with what it was made from."""
+        self._kinds: WeakKeyDictionary[type, dict[Any, _Kind]] = WeakKeyDictionary()
+        """Kinds by the dataset's type, then by the names of all roots' types."""
+        self._patches: list[Any] | None = None
+        self._sources: tuple[Any, bytes] | None = None
+        self._effects: tuple[bytes, set[str]] | None = None
+        """Modules that the script imports for what their import does, with the sources that tell."""
+        self._fingerprints: OrderedDict[Any, Blobs] = OrderedDict()
+        self._current: Fingerprint | None = None
+        """Taken for the snapshot that is being made."""
+        self._warned = False
+        self._warned_of: set[str] = set()
+        """What of modules was said to be left out."""
+
+    def take(self, roots: Roots) -> Snapshot:
+        """Raises InputError naming the part of `roots` that cannot be pickled."""
+        writer = self._writer(roots)
+        out, buffers = io.BytesIO(), list[memoryview]()
+        pickler = writer.write(out, buffers, roots)
+        self._kind(roots).note(roots["dataset"], writer.reached.modules, pickler.reached)
+        self._patches = [patch for patch in self._patches or () if patch in writer.patches]
+        snapshot = Snapshot(
+            pickled=out.getbuffer(),
+            buffers=buffers,
+            process=self._process.packed(),
+            sources=self._packed_sources(),
+            imports=self._imports(writer.modules, writer.reached),
+            others=self._others(writer),
+            arrays=pickler.arrays,
+        )
+        if pickler.shared and not self._warned:
+            self._warned = True
+            _warn_of_shared(roots, pickler.shared, writer.modules)
+        pickler.close()
+        return snapshot
+
+    def unchanged(self, roots: Roots, store: BlobStore) -> Blobs | None:
+        """Returns the blobs of an earlier snapshot in `store` that a new one would equal; None if there is none,
+        or if a new one is as quickly made."""
+        self._current = None  # it may be that of other roots, which were found unchanged
+        if not self._kind(roots).slow:
+            return None
+        fingerprint = self._current = self._fingerprint(roots)
+        blobs = None if fingerprint is None else self._fingerprints.get(fingerprint[0])
+        if blobs is None or not all(store.has(*blob) for blob in blobs):
+            return None
+        for digest, _ in blobs:
+            with contextlib.suppress(OSError):
+                os.utime(store.path(digest))  # not to be swept before the bundle is announced
+        return blobs
+
+    def remember(self, roots: Roots, snapshot: Snapshot, blobs: Blobs, elapsed_s: float) -> bool:
+        """Keeps a fingerprint of what took long to pickle and to hash. Returns whether there is one."""
+        fingerprint, self._current = self._current, None
+        if elapsed_s < SLOW_S:
+            return False
+        fingerprint = fingerprint or self._fingerprint(roots)
+        # marshal takes an array for bytes: none may be within what it stands for.
+        if fingerprint is None or fingerprint[1] != snapshot.arrays:
+            return False
+        self._kind(roots).slow = True
+        self._fingerprints[fingerprint[0]] = blobs
+        while len(self._fingerprints) > _REMEMBERED:
+            self._fingerprints.popitem(last=False)
+        return True
+
+    def _fingerprint(self, roots: Roots) -> Fingerprint | None:
+        """Returns (fingerprint, arrays met); None for what cannot be pickled, which then gets its message."""
+        out, buffers, digest = io.BytesIO(), list[memoryview](), _Digest()
+        try:
+            writer = self._writer(roots)
+            pickler = writer.write(out, buffers, roots, digest=digest)
+        except InputError:
+            return None
+        arrays = pickler.arrays
+        pickler.close()
+        if digest.failed:
+            return None
+        parts = (
+            self._process.packed(),
+            self._packed_sources(),
+            *self._others(writer).values(),
+            out.getvalue(),
+        )
+        return b"".join((*map(checksum, parts), checksums(buffers))), arrays
+
+    def _others(self, writer: Writer) -> dict[str, bytes]:
+        """What the dataset does not reach: state of modules, and definitions of the script."""
+        sources, text = self._modules.sources(), main_source()["text"]
+        packed = self._definitions.packed(writer.reached, writer.known, writer.modules, sources, text)
+        return {**writer.others(), **({MAIN: packed} if packed else {})}
+
+    def _kind(self, roots: Roots) -> _Kind:
+        known = self._kinds.setdefault(type(roots["dataset"]), {})
+        return known.setdefault(tuple(map(_names, roots.values())), _Kind())
+
+    def _writer(self, roots: Roots) -> Writer:
+        modules = self._modules.find()
+        if self._patches is None:
+            self._patches = module_state.patches(self._modules)
+        patches = [*self._patches, *module_state.entries(modules)]
+        state = State(Names(modules), self._excluded, self._references)
+        known = self._kind(roots).reached.get(id(roots["dataset"]))
+        writer = Writer(modules, patches, self._excluded, state, known, self._alone, self._warned_of)
+        writer.forget_mended()
+        return writer
+
+    def _imports(self, modules: dict[str, ModuleType], reached: Reached) -> list[tuple[str, bool]]:
+        packed = self._packed_sources()
+        if self._effects is None or self._effects[0] is not packed:
+            self._effects = packed, modules_with_effects(main_source(), self._modules.sources())
+        wanted = {name for name in self._effects[1] if name in modules and is_over(modules[name])}
+        return [
+            (name, name in reached.modules) for name in modules if name in reached.modules or name in wanted
+        ]
+
+    def _packed_sources(self) -> bytes:
+        sources, main = self._modules.sources(), main_source()
+        if self._sources is None or self._sources[0] != (main, sources):
+            packed = values.pack((main, [source.packed() for source in sources]))
+            self._sources = (main, sources), packed
+        return self._sources[1]
+
+
+def _names(root: Any) -> tuple[Any, ...]:
+    # A dataset may have any attribute that it is asked for.
+    named = root if isinstance(root, type | FunctionType | MethodType) else type(root)
+    return type(root).__qualname__, named.__module__, named.__qualname__
+
+
+def _warn_of_shared(roots: Roots, addresses: list[int], modules: Mapping[str, ModuleType]) -> None:
+    what, where = unpicklable.find_storage(roots, set(addresses), modules)
+    warnings.warn(
+        f"{where} is {what} in shared memory. Feeders get a copy of it as it is when the iterator is made: "
+        "what is written to it later is not seen there, and what is written there is not seen here. Set "
+        "what changes between epochs before iter(), or use num_workers=0",
+        stacklevel=2,
+    )
+
+
+# Fingerprints
+
+
+@cache
+def _weights() -> np.ndarray[Any, np.dtype[np.uint64]]:
+    return np.random.default_rng().integers(0, 1 << 64, _CHUNK_NBYTES // 8, dtype=np.uint64) | np.uint64(1)
+
+
+def checksum(buffer: Any) -> bytes:
+    """A sum of the buffer's bytes, in 16 bytes."""
+    data = np.frombuffer(buffer, np.uint8)
+    words = data[: data.nbytes // 8 * 8].view(np.uint64)
+    weights = _weights()
+    scratch = np.empty_like(weights)
+    found = hashlib.blake2b(data[words.nbytes :].tobytes(), digest_size=16)
+    for start in range(0, len(words), len(weights)):
+        part = words[start : start + len(weights)]
+        product = np.multiply(part, weights[: len(part)], out=scratch[: len(part)])
+        found.update(int(product.sum(dtype=np.uint64)).to_bytes(8, "little"))
+    found.update(data.nbytes.to_bytes(8, "little"))
+    return found.digest()
+
+
+def checksums(buffers: Sequence[Any]) -> bytes:
+    """Sums up all buffers together; large ones side by side (numpy works without the GIL)."""
+    if sum(buffer.nbytes for buffer in buffers) < 16 * _CHUNK_NBYTES or _THREADS == 1:
+        return b"".join(map(checksum, buffers))
+    pieces = [
+        buffer[start : start + 64 * _CHUNK_NBYTES]
+        for buffer in map(_as_bytes, buffers)
+        for start in range(0, max(buffer.nbytes, 1), 64 * _CHUNK_NBYTES)
+    ]
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return b"".join(threads.map(checksum, pieces))
+
+
+def _as_bytes(buffer: memoryview) -> memoryview:
+    return buffer.cast("B") if buffer.nbytes else buffer
+
+
+class _Digest:
+    """Stands for large lists, dicts, tuples and sets of plain values in a fingerprint.
+
+    marshal writes any buffer as bytes, so it does not tell an array from another of the same bytes:
+    who compares has to know that no arrays are in it.
+    """
+
+    def __init__(self) -> None:
+        self.failed = False
+        """Something else was in one: there is no fingerprint."""
+
+    def __call__(self, container: Any) -> bytes | None:
+        """Returns None for a small one, which is pickled."""
+        if len(container) < _LARGE:
+            return None
+        try:
+            return checksum(marshal.dumps(container))
+        except ValueError:
+            self.failed = True
+            return b""

@@ -1,0 +1,325 @@
+"""What of the user's objects cannot be pickled: named for a message, or left out of a module's state.
+
+What is left out, as narrowly as can be told, stays as the import makes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+import types
+import warnings
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from dataloaderjob.shipping.modules import MAINS, MOCK, is_mock
+from dataloaderjob.shipping.names import KEPT, Names
+from dataloaderjob.shipping.pickling import why_not
+from dataloaderjob.shipping.reducers import is_shared_memory
+from dataloaderjob.shipping.user_code import full_name
+
+_SEARCH_S = 5.0
+"""A list of a million samples is searched no longer than this; the message then names the list."""
+Part = tuple[str, Any]
+"""(path, object)."""
+_MAX_DEPTH = 100
+_MAX_PATH = 240
+_OWN = frozenset({"__dict__", "__weakref__", "__builtins__"})
+"""Attributes of a class or a module that lead back to it, or that no pickle holds."""
+ENTRY = "[]"
+"""Ends the path of what is left out of an object that travels otherwise."""
+Excluded = set[tuple[str, str, int]]
+"""(module, path, id): what was found not to pickle."""
+_MOST = 64
+"""An object with more entries that cannot be copied is left out whole."""
+_MADE_ANEW = frozenset({
+    "_asyncio", "_contextvars", "_queue", "_thread", "_weakref", "asyncio", "concurrent", "contextvars", "logging",
+    "queue", "threading", "weakref",
+})  # fmt: skip
+"""Packages of objects that nobody expects in another process."""
+
+
+def describe(roots: Mapping[str, Any], known: Names | None = None, user_modules: Collection[str] = ()) -> str:
+    """Returns `path: type (why). Remedy` of the innermost thing that does not pickle, as in
+    `dataset.lock: _thread.lock (TypeError: cannot pickle '_thread.lock' object). Make it in worker_init_fn ...`."""
+    search = _Search(functools.partial(why_not, known=known, user_modules=user_modules))
+    # Looking at attributes provokes what libraries say of deprecated ones; a script may have made that an error.
+    with warnings.catch_warnings(action="ignore"):
+        found = search.innermost(roots.items())
+    if found is None:
+        return f"{' and '.join(roots)}. {_MAKE}"
+    path, leaf, error = found
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
+        reason = "linked too deeply for pickle: keep such objects in a list, and link them by index"
+    return f"{_cut(path)}: {full_name(type(leaf))} ({reason}). {_remedy(leaf)}"
+
+
+_Failing = tuple[str, Any, BaseException]
+
+
+class _Search:
+    """Looks for what does not pickle, and why, for _SEARCH_S at most."""
+
+    def __init__(self, why: Callable[[Any], BaseException | None]) -> None:
+        self._why = why
+        self._deadline = time.monotonic() + _SEARCH_S
+        self._seen: set[int] = set()
+
+    def innermost(self, parts: Iterable[Part], depth: int = 0) -> _Failing | None:
+        """The innermost of the first part that fails; of functions and classes, which fail also for what others refer
+        to, one that has a reason within it goes first."""
+        vague = None
+        for found in self._failing(parts):
+            path, part, _ = found
+            if is_shared_memory(part) or _is_test_case(part) or depth >= _MAX_DEPTH:
+                return found
+            inner = self.innermost(_parts(path, part), depth + 1)
+            if inner is not None or not isinstance(part, types.FunctionType | type):
+                return inner or found
+            vague = vague or found
+        return vague
+
+    def _failing(self, parts: Iterable[Part]) -> Iterator[_Failing]:
+        for path, part in parts:
+            if time.monotonic() > self._deadline:
+                return
+            if id(part) not in self._seen:
+                error = self._why(part)
+                if error is not None:
+                    self._seen.add(id(part))
+                    yield path, part, error
+
+
+_MAKE = "Make it in worker_init_fn or when __getitem__ first needs it, or leave it out in __getstate__"
+_STAYS = "num_workers=0 has the batches made in this process"
+
+
+def _is_test_case(part: Any) -> bool:
+    """Whether it holds a whole run of tests."""
+    unittest = sys.modules.get("unittest")
+    return unittest is not None and isinstance(part, unittest.TestCase)
+
+
+def _remedy(leaf: Any) -> str:
+    if is_mock(leaf):
+        return f"{MOCK}; {_STAYS}"
+    if _is_test_case(leaf):
+        return f"A method of a TestCase takes along all that the run of tests holds: use a function; {_STAYS}"
+    if isinstance(leaf, _BaseDataLoaderIter):
+        return f"A dataset that loads by a loader of its own, as torchio's Queue does, stays where that is: {_STAYS}"
+    return _MAKE
+
+
+def _cut(path: str) -> str:
+    if len(path) <= _MAX_PATH:
+        return path
+    return f"{path[: _MAX_PATH // 2]} ... {path[-_MAX_PATH // 2 :]}"
+
+
+def _first_failing(
+    parts: Iterable[Part], seen: set[int], deadline: float, why: Callable[[Any], BaseException | None]
+) -> tuple[str, Any, BaseException] | None:
+    for path, part in parts:
+        if time.monotonic() > deadline:
+            return None
+        if id(part) not in seen:
+            error = why(part)
+            if error is not None:
+                seen.add(id(part))
+                return path, part, error
+    return None
+
+
+def _parts(path: str, whole: Any) -> Iterator[Part]:
+    """What an object's pickle consists of, nearest first."""
+    if isinstance(whole, types.FunctionType):
+        yield from _function_parts(path, whole)
+    elif isinstance(whole, types.MethodType):
+        yield from ((f"{path}.__self__", whole.__self__), (f"{path}.__func__", whole.__func__))
+    elif isinstance(whole, functools.partial):
+        yield from (
+            (f"{path}.func", whole.func), (f"{path}.args", whole.args), (f"{path}.keywords", whole.keywords)
+        )  # fmt: skip
+    elif isinstance(whole, type | types.ModuleType):
+        yield from ((f"{path}.{name}", part) for name, part in list(vars(whole).items()) if name not in _OWN)
+    elif isinstance(whole, staticmethod | classmethod):
+        yield path, whole.__func__
+    elif isinstance(whole, dict):
+        yield from ((f"{path}[{key!r}]", part) for key, part in whole.items())
+        yield from ((f"{path}: the key {key!r}", key) for key in whole)
+    elif isinstance(whole, list | tuple | set | frozenset):
+        yield from ((f"{path}[{i}]", part) for i, part in enumerate(whole))
+    else:
+        yield from _object_parts(path, whole)
+
+
+def _function_parts(path: str, function: types.FunctionType) -> Iterator[Part]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"{path}: its variable {name}", cell.cell_contents
+        except ValueError:
+            continue  # empty yet
+    for name in _names(function.__code__):
+        if name in function.__globals__:
+            yield f"{path}: the global {name}", function.__globals__[name]
+    for i, default in enumerate(function.__defaults__ or ()):
+        yield f"{path}: its default argument {i}", default
+    yield from (
+        (f"{path}: its default {name}", part) for name, part in (function.__kwdefaults__ or {}).items()
+    )
+
+
+def _names(code: types.CodeType) -> list[str]:
+    inner = [name for const in code.co_consts if isinstance(const, types.CodeType) for name in _names(const)]
+    return [*code.co_names, *inner]
+
+
+def _object_parts(path: str, whole: Any) -> Iterator[Part]:
+    try:
+        state = whole.__getstate__()
+    except Exception:  # user code; that it fails is what is reported then
+        return
+    slots: Any = {}
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+        state, slots = state
+    for own in (state, slots):
+        if isinstance(own, dict):
+            yield from ((f"{path}.{name}", part) for name, part in own.items())
+    yield f"{path}: its class", type(whole)
+
+
+def find_storage(
+    roots: Mapping[str, Any], addresses: Collection[int], user_modules: Collection[str] = ()
+) -> tuple[str, str]:
+    """Returns what, and the path, of the first tensor or array whose memory is at one of `addresses`."""
+    deadline = time.monotonic() + _SEARCH_S
+    pending = deque(roots.items())
+    seen: set[int] = set()
+    with warnings.catch_warnings(action="ignore"):
+        while pending and time.monotonic() < deadline:
+            path, part = pending.popleft()
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            if isinstance(part, torch.Tensor):
+                if part.untyped_storage().data_ptr() in addresses:
+                    return "a tensor", _cut(path)
+            elif isinstance(part, np.ndarray):
+                if part.__array_interface__["data"][0] in addresses:
+                    return "an array", _cut(path)
+            elif not isinstance(part, str | bytes | int | float | type) and _is_users(part, user_modules):
+                pending.extend(_parts(path, part))
+    return "something", "the dataset"
+
+
+def _is_users(part: Any, user_modules: Collection[str]) -> bool:
+    """Whether it is worth looking into: not a module of a library, nor its functions."""
+    if isinstance(part, types.ModuleType):
+        name: Any = part.__name__
+    elif isinstance(part, types.FunctionType):
+        name = part.__globals__.get("__name__")
+    else:
+        return True
+    return name in MAINS or name in user_modules
+
+
+# What is left out of a module's state
+
+
+def failing_parts(
+    path: str, value: Any, pickled: Any, can_copy: Callable[[Any], bool]
+) -> list[tuple[str, Any]]:
+    """Returns (path, object) of what does not pickle in a part of a module's state: some entries, or all of it."""
+    if can_copy(pickled):
+        return []
+    if pickled is value:
+        return [(path, value)]
+    failing = _failing(list(_entries(pickled)), can_copy)
+    return [(path + ENTRY, entry) for entry in failing] or [(path, value)]
+
+
+def _entries(content: tuple[Any, ...]) -> Iterator[Any]:
+    match content:
+        case "dict", pairs, _:
+            yield from (value for _, value in pairs)
+        case "local", own:
+            yield from own.values()
+        case (("set" | "list"), members):
+            yield from members
+        case _, state, items, pairs:
+            for own in _states(state):
+                yield from own.values()
+            yield from items or ()
+            yield from (value for _, value in pairs or ())
+
+
+def _states(state: Any) -> list[dict[str, Any]]:
+    both = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    return [own for own in both if isinstance(own, dict)]
+
+
+def _failing(entries: list[Any], can_copy: Callable[[Any], bool]) -> list[Any]:
+    found: list[Any] = []
+    pending = [entries]
+    while pending and len(found) <= _MOST:
+        some = pending.pop()
+        if can_copy(some):
+            continue
+        if len(some) == 1:
+            found.append(some[0])
+        else:
+            pending += [some[: len(some) // 2], some[len(some) // 2 :]]
+    return found if len(found) <= _MOST else []
+
+
+def without(content: tuple[Any, ...], is_out: Callable[[Any], bool]) -> tuple[Any, ...]:
+    """Returns a content in which KEPT stands for what is left out. Raises TypeError where an object's own
+    __setstate__ would meet it."""
+
+    def kept(value: Any) -> Any:
+        return KEPT if is_out(value) else value
+
+    def state_of(state: Any) -> Any:
+        if isinstance(state, tuple) and len(state) == 2:
+            return state_of(state[0]), state_of(state[1])
+        return {name: kept(value) for name, value in state.items()} if isinstance(state, dict) else state
+
+    match content:
+        case "dict", pairs, factory:
+            return "dict", [(key, kept(value)) for key, value in pairs], factory
+        case "local", own:
+            return "local", state_of(own)
+        case "set", members:
+            return "set", {member for member in members if not is_out(member)}
+        case "list", members:
+            return "list", [kept(member) for member in members]
+        case what, state, items, pairs:
+            items = None if items is None else [kept(member) for member in items]
+            pairs = None if pairs is None else [(key, kept(value)) for key, value in pairs]
+            return what, state_of(state), items, pairs
+    raise TypeError(content)
+
+
+def warn(module: str, path: str, value: Any, warned: set[str]) -> None:
+    """Says, once for each name, that feeders have not the trainer's."""
+    name = f"{module}.{path.removesuffix(ENTRY)}"
+    if name in warned or type(value).__module__.partition(".")[0] in _MADE_ANEW:
+        return
+    warned.add(name)
+    what = (
+        f"a {full_name(type(value))} in {name}"
+        if path.endswith(ENTRY)
+        else f"{name}, a {full_name(type(value))},"
+    )
+    warnings.warn(
+        f"{what} cannot be copied, so feeders have there what the import of {module} makes. If the dataset needs "
+        "it, make it at the top of that module or in worker_init_fn",
+        stacklevel=2,
+    )

@@ -1,0 +1,358 @@
+"""Classes and functions of user code: found again by name, or sent by value.
+
+A feeder may hold the user's classes by value (cloudpickle), under the module names that they have in the
+trainer. The trainer looks in the modules that it has loaded (`__main__` is among them), then among the classes that
+it sent by value. It imports no package because a feeder names it; only a module of a package that it has imported
+already.
+
+Classes and functions of the script, and those made within functions, travel by value. Such a class is made empty, then
+gets its attributes, so that what they hold may refer to it. Making it runs nothing of the user's: what a metaclass and
+`__init_subclass__` did in the trainer is in the state that travels. They would find a `__main__` without its globals,
+and register each class a second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import importlib
+import pickle
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.machinery import ExtensionFileLoader
+from typing import Any
+from weakref import WeakSet, WeakValueDictionary
+
+import cloudpickle
+
+from dataloaderjob.core.errors import UnsupportedBatch
+from dataloaderjob.core.layout import ClassName
+from dataloaderjob.shipping.modules import MAINS, is_installed
+
+_cloudpickle: Any = cloudpickle.cloudpickle
+_ELSEWHERE: dict[type, ClassName] = {types.MappingProxyType: ("types", "MappingProxyType")}
+"""Classes that are not where they say."""
+_sent: WeakValueDictionary[ClassName, type] = WeakValueDictionary()
+"""Named tuples that went to feeders by value: one made in a function or a class has the name of a module's."""
+_ambiguous: set[ClassName] = set()
+"""Names that several of them had, with other fields."""
+_BY_METACLASS = ("__prepare__", "__new__", "__init__", "__setattr__")
+_made: WeakSet[type] = WeakSet()
+"""The classes of this process that came by value."""
+_ENUM_OWN = frozenset({
+    "_generate_next_value_", "_member_names_", "_member_map_", "_member_type_", "_value2member_map_",
+})  # fmt: skip
+"""What making an enum makes."""
+_MEMBER_OWN = frozenset({"_value_", "_name_", "_sort_order_", "_inverted_", "__objclass__"})
+"""The same of a member; `_inverted_` is made when it is first asked for."""
+_DATA: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    str: lambda member: str.__getitem__(member, slice(None)),
+    bytes: lambda member: bytes.__getitem__(member, slice(None)),
+    tuple: lambda member: tuple.__getitem__(member, slice(None)),
+}
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
+_FUNCTION_STATE = (
+    "__name__", "__qualname__", "__annotations__", "__kwdefaults__", "__defaults__", "__module__", "__doc__",
+)  # fmt: skip
+_codes: dict[int, tuple[types.CodeType, tuple[str, ...]]] = {}
+
+
+# Classes by name
+
+
+_IS_MADE_AT_RUN_TIME = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE: the others are parts of the interpreter, or of a library in C."""
+
+
+def note_sent(cls: Any) -> None:
+    """Notes a class that feeders get by value."""
+    if not hasattr(cls, "_fields"):
+        return
+    name = cls.__module__, cls.__qualname__
+    known: Any = _sent.setdefault(name, cls)
+    if known._fields != cls._fields:
+        _ambiguous.add(name)
+
+
+def class_name(cls: type) -> ClassName | None:
+    """Returns (module, qualified name), or None for a class made inside a function: nobody finds it."""
+    if cls in _ELSEWHERE:
+        return _ELSEWHERE[cls]
+    if "<locals>" in cls.__qualname__:
+        return None
+    return cls.__module__, cls.__qualname__
+
+
+def full_name(cls: type) -> str:
+    """The name as messages have it: `PIL.Image.Image`, but `dict`."""
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def find_class(module: str, qualname: str) -> type:
+    """Finds a class. Raises UnsupportedBatch saying how to make it findable."""
+    try:
+        found: Any = _found(module, qualname)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise UnsupportedBatch(
+            f"the batch holds a {module}.{qualname}, and this process cannot find that class ({exc}): "
+            "define it at the top level of a module that the training script imports"
+        ) from exc
+    if not isinstance(found, type):
+        raise UnsupportedBatch(
+            f"the batch holds a {module}.{qualname}, which is no class in this process but a "
+            f"{type(found).__name__}: give the class a name of its own"
+        )
+    return found
+
+
+def _found(module: str, qualname: str) -> Any:
+    """Raises ImportError, AttributeError, ValueError."""
+    try:
+        found: Any = sys.modules.get(module) or _import(module)
+        for name in qualname.split("."):
+            found = getattr(found, name)
+        return found
+    except AttributeError:
+        sent = None if (module, qualname) in _ambiguous else _sent.get((module, qualname))
+        if sent is None:
+            raise
+        return sent
+
+
+def other_name(cls: type) -> tuple[str, str] | None:
+    """Module and name of a class that says it is of the standard library, and is not what has that name there: the type
+    of a lock says that it is `_thread.lock` and is `_thread.LockType`, that of a dict's keys is in `_collections_abc`
+    alone, and those of extension modules made with PyO3 say that they are of `builtins`.
+
+    Raises PicklingError for a type of the interpreter that no module has: it cannot be made again.
+    """
+    if cls.__module__.partition(".")[0] not in sys.stdlib_module_names:
+        return None
+    for module in (cls.__module__, "types", "_collections_abc"):
+        for name, value in list(vars(sys.modules[module]).items()) if module in sys.modules else ():
+            if value is cls:
+                return module, name
+    for name, extension in list(sys.modules.items()):
+        if _is_extension(extension) and vars(extension).get(cls.__name__) is cls:
+            return name, cls.__name__
+    if not cls.__flags__ & _IS_MADE_AT_RUN_TIME:
+        raise pickle.PicklingError(f"no module has the type {full_name(cls)}")
+    return None
+
+
+def _is_extension(module: Any) -> bool:
+    return isinstance(getattr(getattr(module, "__spec__", None), "loader", None), ExtensionFileLoader)
+
+
+def attribute(module: str, name: str) -> Any:
+    """Unpickles what `other_name` names."""
+    return getattr(importlib.import_module(module), name)
+
+
+def _import(module: str) -> types.ModuleType:
+    package = module.partition(".")[0]
+    if package not in sys.modules or module.endswith(".__main__"):  # which would run as a script
+        raise ImportError(f"{module!r} is not imported here")
+    return importlib.import_module(module)
+
+
+# Classes by value
+
+
+def reduce_class(cls: Any) -> tuple[Any, ...]:
+    """cloudpickle's, without the tracker id, by which it would take a class of another bundle for this one."""
+    args: Any
+    note_sent(cls)
+    if issubclass(cls, enum.Enum):
+        members = {name: (_data(member), member._value_) for name, member in cls.__members__.items()}
+        args = (cls.__bases__, cls.__name__, cls.__qualname__, members, cls.__module__)
+        return _make_enum, args, _enum_state(cls), None, None, _set_enum_state
+    own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    args = (type(cls), cls.__name__, _cloudpickle._get_bases(cls), own, None, None)  # noqa: SLF001
+    return _make_class, args, _cloudpickle._class_getstate(cls), None, None, _set_state  # noqa: SLF001
+
+
+def _data(member: Any) -> Any:
+    """What a member holds by its type, as in `class Letter(str, Enum)`: not always its value."""
+    take = _DATA.get(type(member)._member_type_)
+    return None if take is None else take(member)
+
+
+def _enum_state(cls: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Returns (attributes of the class, those of each member that has some of its own)."""
+    own, _ = _cloudpickle._class_getstate(cls)  # noqa: SLF001
+    members = {
+        name: {"".join(key): value for key, value in vars(member).items() if key not in _MEMBER_OWN}
+        for name, member in cls._member_map_.items()
+        if member._name_ == name
+    }
+    kept = {name: value for name, value in own.items() if name not in _ENUM_OWN | cls.__members__.keys()}
+    return kept, {name: attributes for name, attributes in members.items() if attributes}
+
+
+def _make_class(metaclass: type, name: str, bases: tuple[type, ...], *rest: Any) -> type:
+    classes = types.resolve_bases(bases)  # Generic[T] is none
+    with _quiet([metaclass, *map(type, classes)], classes):
+        return _note(_cloudpickle._make_skeleton_class(metaclass, name, bases, *rest))  # noqa: SLF001
+
+
+def _make_enum(
+    bases: tuple[type, ...], name: str, qualname: str, members: dict[str, tuple[Any, Any]], module: str
+) -> type:
+    metaclass: Any = type(bases[-1])
+    with _quiet((), bases):
+        own = metaclass.__prepare__(name, bases)
+        making = {
+            "__new__": _make_member,
+            "__init__": _init_member,
+            "__module__": module,
+            "__qualname__": qualname,
+        }
+        for key, given in (making | members).items():
+            own[key] = given
+        made: Any = metaclass.__new__(metaclass, name, bases, own)
+    for helper in ("__init__", "__new_member__"):  # the user's come with the state
+        if helper in vars(made):
+            type.__delattr__(made, helper)
+    return _note(made)
+
+
+def _make_member(cls: Any, *given: Any) -> Any:
+    # Of an enum of tuples both come as one.
+    data, value = given if len(given) == 2 else given[0]
+    base = cls._member_type_
+    if base in _DATA:
+        member = base.__new__(cls, data)
+    elif base.__new__ is object.__new__:
+        member = object.__new__(cls)
+    else:
+        member = base.__new__(cls, *(value if isinstance(value, tuple) else (value,)))
+    member._value_ = value
+    return member
+
+
+def _init_member(member: Any, *given: Any) -> None:
+    """A member's attributes come with the state."""
+
+
+def _set_enum_state(cls: Any, state: tuple[dict[str, Any], dict[str, dict[str, Any]]]) -> Any:
+    own, members = state
+    made: Any = _set_state(cls, (own, {}))
+    for name, attributes in members.items():
+        vars(made._member_map_[name]).update(attributes)
+    return made
+
+
+def _set_state(cls: type, state: Any) -> type:
+    with _quiet([type(cls)], ()):
+        made: type = _cloudpickle._class_setstate(cls, state)  # noqa: SLF001
+    return made
+
+
+def _note(cls: type) -> type:
+    _made.add(cls)
+    return cls
+
+
+@contextlib.contextmanager
+def _quiet(metaclasses: Iterable[type], bases: Iterable[type]) -> Iterator[None]:
+    """Takes the hooks of the user's classes away; those of libraries run, for what they register is in no state."""
+    hooks = [(cls, name) for cls in _with_bases(metaclasses) for name in _BY_METACLASS]
+    hooks += [(cls, "__init_subclass__") for cls in _with_bases(bases)]
+    taken = [(cls, name, vars(cls)[name]) for cls, name in hooks if name in vars(cls)]
+    for cls, name, _ in taken:
+        type.__delattr__(cls, name)
+    try:
+        yield
+    finally:
+        for cls, name, hook in taken:
+            type.__setattr__(cls, name, hook)
+
+
+def _with_bases(classes: Iterable[type]) -> list[type]:
+    return [
+        cls for cls in dict.fromkeys(base for given in classes for base in given.__mro__) if is_users(cls)
+    ]
+
+
+def is_users(cls: type) -> bool:
+    """Whether a class is of a module of the user's, not of an installed one."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return cls.__module__ in MAINS or cls in _made or (isinstance(file, str) and not is_installed(file))
+
+
+# Functions by value
+
+
+class Globals:
+    """Stands for the globals of a module, which functions by value share with it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def globals_used(code: types.CodeType) -> tuple[str, ...]:
+    """The globals that a code object uses, and those of the functions in it."""
+    known = _codes.get(id(code))
+    if known is None:
+        found = dict.fromkeys(_cloudpickle._walk_global_ops(code))  # noqa: SLF001
+        for const in code.co_consts:
+            if isinstance(const, types.CodeType):
+                found.update(dict.fromkeys(globals_used(const)))
+        known = _codes[id(code)] = code, tuple(found)
+    return known[1]
+
+
+def names_in_annotations(cls: type) -> dict[str, None]:
+    """Names used by a class whose annotations are text, as `from __future__ import annotations` makes them."""
+    texts = [text for text in vars(cls).get("__annotations__", {}).values() if type(text) is str]
+    return dict.fromkeys(name for text in texts for name in _IDENTIFIER.findall(text))
+
+
+def _submodules(function: types.FunctionType, own: Mapping[str, Any]) -> list[str]:
+    """Modules that a function reaches as attributes of others, as in `import os; os.path`, and so on downwards."""
+    found: list[str] = []
+    used = function.__code__.co_names
+    known = [
+        own[name] for name in globals_used(function.__code__) if isinstance(own.get(name), types.ModuleType)
+    ]
+    pending = [module.__name__ for module in known if "__path__" in vars(module)]
+    while pending:
+        package = pending.pop()
+        inner = [f"{package}.{name}" for name in used if f"{package}.{name}" in sys.modules]
+        found += inner
+        pending += inner
+    return found
+
+
+def function_state(function: types.FunctionType, own: Mapping[str, Any]) -> tuple[Any, ...]:
+    # New strings: interned or not, equal names would be written differently in two processes.
+    state = {name: value for name in _FUNCTION_STATE if (value := getattr(function, name))}
+    extra = {"".join(name): value for name, value in vars(function).items()}
+    return state, extra, function.__closure__, _submodules(function, own)
+
+
+def module_globals(module: str) -> dict[str, Any]:
+    return vars(sys.modules[module] if module in MAINS else importlib.import_module(module))
+
+
+def make_function(code: Any, own: dict[str, Any], cells: Any) -> types.FunctionType:
+    return types.FunctionType(code, own, None, None, cells)
+
+
+def set_function_state(function: types.FunctionType, given: tuple[Any, ...]) -> None:
+    state, extra, cells, submodules = given
+    for name, value in state.items():
+        setattr(function, name, value)
+    vars(function).update(extra)
+    for cell, filled in zip(function.__closure__ or (), cells or (), strict=True):
+        try:
+            cell.cell_contents = filled.cell_contents
+        except ValueError:
+            continue  # empty in the trainer, too
+    for name in submodules:
+        importlib.import_module(name)

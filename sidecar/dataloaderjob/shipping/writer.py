@@ -1,0 +1,253 @@
+"""Writes one pickle of the user's code and data, and finds out what of it cannot travel."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.shipping import module_state, unpicklable
+from dataloaderjob.shipping.module_state import CODE, MAIN, ROOTS, State
+from dataloaderjob.shipping.pickling import (
+    MIN_BUFFER_NBYTES,
+    TRIES,
+    Bounded,
+    Nowhere,
+    Reached,
+    TooLargeError,
+    UserCodePickler,
+    changed_meanwhile,
+    picklable,
+    why_not,
+)
+from dataloaderjob.shipping.unpicklable import ENTRY, Excluded
+
+MAX_OTHER_NBYTES = 16 * 1024 * 1024
+"""State of a module that the dataset does not reach: more than this is left out, with a warning."""
+Roots = Mapping[str, Any]
+
+
+class _Same:
+    """Equal to another only if both hold one object."""
+
+    __slots__ = ("held",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.held is other.held
+
+
+class Writer:
+    """Writes one pickle of the roots and of the state that they need."""
+
+    def __init__(
+        self,
+        modules: dict[str, ModuleType],
+        patches: list[Any],
+        excluded: Excluded,
+        state: State,
+        reached: Reached | None,
+        alone: dict[str, tuple[Any, bytes]],
+        warned: set[str],
+    ) -> None:
+        self.modules = modules
+        self._excluded = excluded
+        self._state = state
+        self._alone_before = alone
+        self.known = state.known
+        self.patches = patches
+        self.reached = Reached() if reached is None else reached
+        self._discovered = reached is not None
+        self._tries = TRIES
+        self._warned_of = warned
+
+    def forget_mended(self) -> None:
+        """Looks again at what did not pickle the last time."""
+        before = list(self._excluded)
+        self._excluded.clear()
+        self._excluded.update(entry for entry in before if entry[0] == MAIN)
+        suspects = {entry[:2] for entry in before}
+        for module in {module for module, _ in suspects if module in self.known.split}:
+            for path, value, pickled in list(module_state.parts(module, self._state)):
+                if not suspects.isdisjoint({(module, path), (module, path + ENTRY)}):
+                    self._exclude_part(module, path, value, pickled)
+
+    def write(
+        self,
+        out: io.BytesIO,
+        buffers: list[memoryview],
+        roots: Roots,
+        digest: Callable[[Any], bytes | None] | None = None,
+    ) -> UserCodePickler:
+        """Writes until all that the pickle refers to is in it. What is reached is guessed beforehand by a look at
+        the code, since state has to come before what uses it."""
+        if not self._discovered:
+            self._discover(roots)
+        while True:
+            out.seek(0)
+            out.truncate()
+            buffers.clear()
+            count = len(self.reached.modules)
+            pickler = self._pickler(out, buffers.append, digest=digest)
+            if self._dump(pickler, roots):
+                if pickler.reached.within(self.reached) and len(self.reached.modules) == count:
+                    return pickler
+                self.reached.add(pickler.reached)
+            pickler.close()
+
+    def _discover(self, roots: Roots) -> None:
+        while True:
+            count = len(self.reached.modules)
+            pickler = self._pickler(Nowhere(), memoryview.release, shallow=True)
+            if not self._dump(pickler, roots):
+                continue
+            for sample in pickler.samples:  # grows meanwhile
+                with contextlib.suppress(Exception):
+                    pickler.dump(sample)
+            known = pickler.reached.within(self.reached) and len(self.reached.modules) == count
+            self.reached.add(pickler.reached)
+            pickler.close()
+            if known:
+                return
+
+    def _pickler(
+        self, out: Any, take_buffer: Callable[[memoryview], None] | None, **options: Any
+    ) -> UserCodePickler:
+        return UserCodePickler(out, take_buffer, known=self.known, user_modules=self.modules, **options)
+
+    def _dump(self, pickler: UserCodePickler, roots: Roots) -> bool:
+        """Dumps everything. Returns whether it did; if not, what did not pickle will be left out next time."""
+        where = ROOTS
+        try:
+            for module, part in self._state.dumps(self.reached, self.patches):
+                where = module
+                pickler.dump(part)
+            where = ROOTS
+            pickler.dump(tuple(roots.values()))
+        except Exception as exc:  # whatever a __reduce__ of the user raises
+            if changed_meanwhile(exc) and self._tries:
+                self._tries -= 1
+                return False
+            if where != ROOTS and self._exclude(where, roots):
+                return False
+            raise InputError(
+                f"feeders need a copy of the dataset and its functions, and this cannot be copied: "
+                f"{unpicklable.describe(roots, self.known, self.modules)}"
+            ) from exc
+        return True
+
+    # What does not pickle
+
+    def _can_copy(self, part: Any) -> bool:
+        return picklable(part, self.known, self.modules)
+
+    def _exclude(self, where: str, roots: Roots) -> bool:
+        """Leaves out what of a module's state does not pickle: there, it stays as the import makes it."""
+        before = len(self._excluded), len(self.patches)
+        if where == CODE:
+            self.patches = [patch for patch in self.patches if self._can_copy(patch)]
+        for module in [*self.reached.modules] if where == CODE else [where]:
+            self._exclude_parts(module)
+        if where in (CODE, MAIN):
+            self._exclude_main(roots)
+        return (len(self._excluded), len(self.patches)) != before
+
+    def _exclude_parts(self, module: str) -> None:
+        if module in self.known.split:
+            for path, value, pickled in list(module_state.parts(module, self._state)):
+                self._exclude_part(module, path, value, pickled)
+
+    def _exclude_part(self, module: str, path: str, value: Any, pickled: Any) -> None:
+        for where, part in unpicklable.failing_parts(path, value, pickled, self._can_copy):
+            self._excluded.add((module, where, id(part)))
+            if module in self.reached.modules:
+                unpicklable.warn(module, where, part, self._warned_of)
+
+    def _exclude_main(self, roots: Roots) -> None:
+        """Leaves out globals of the script that only a module's state refers to; the dataset's own must pickle."""
+        if why_not(tuple(roots.values()), self.known, self.modules) is not None:
+            return
+        own = vars(sys.modules[MAIN])
+        for name in self.reached.main:
+            if name in own and not self._can_copy(own[name]):
+                self._excluded.add((MAIN, name, id(own[name])))
+
+    # Modules that the dataset does not reach
+
+    def others(self) -> dict[str, bytes]:
+        """Returns the state of each, where there is any."""
+        found = {name: self._alone(name) for name in sorted(self.modules) if name not in self.reached.modules}
+        return {name: packed for name, packed in found.items() if packed}
+
+    def _alone(self, module: str) -> bytes:
+        if not any(self.known.split[module]):
+            return b""
+        key = self._key_alone(module)
+        known = self._alone_before.get(module)
+        if key is None or known is None or known[0] != key:
+            known = self._alone_before[module] = key, self._newly_alone(module)
+        return known[1]
+
+    def _key_alone(self, module: str) -> Any:
+        """Equal to that of an earlier state only if the module holds the same; None where this is not known.
+        A plain pickle takes a fifth of the time of ours."""
+        code, data = self.known.split[module]
+        try:
+            packed = pickle.dumps([value for _, value in data], protocol=5)
+        except Exception:  # user code
+            return None
+        if len(packed) > MIN_BUFFER_NBYTES:
+            return None  # not to be kept
+        # The code itself is in the key, so that it lives and no other can have its id.
+        return (
+            [path for path, _ in code + data],
+            [_Same(value) for _, value in code],
+            [id(value) for _, value in data],
+            packed,
+        )
+
+    def _newly_alone(self, module: str) -> bytes:
+        try:
+            return self._written_alone(module)
+        except TooLargeError:
+            self._exclude_large(module)
+        except Exception:  # user code
+            self._exclude_parts(module)
+        try:
+            return self._written_alone(module)
+        except Exception:
+            return b""
+
+    def _written_alone(self, module: str) -> bytes:
+        out = Bounded(MAX_OTHER_NBYTES)
+        pickler = self._pickler(out, None)
+        try:
+            for _, part in self._state.alone(module, pickler.reached):
+                pickler.dump(part)
+        finally:
+            pickler.close()
+        return out.getvalue()
+
+    def _exclude_large(self, module: str) -> None:
+        for path, value, pickled in module_state.parts(module, self._state):
+            try:
+                self._pickler(Bounded(MAX_OTHER_NBYTES), None).dump(pickled)
+            except TooLargeError:
+                self._excluded.add((module, path, id(value)))
+                warnings.warn(
+                    f"{module}.{path} holds more than {MAX_OTHER_NBYTES >> 20} MiB and the dataset does not refer to "
+                    "that module, so feeders do not get it: a dataset that imports the module while it runs finds "
+                    "there what the import makes",
+                    stacklevel=2,
+                )
+            except Exception:
+                self._excluded.add((module, path, id(value)))

@@ -1,0 +1,219 @@
+"""Batches of all slots, dealt to ranks in turn, so that all ranks step equally often. Pure.
+
+Number the batches as one process would have them from torch's loader with as many workers: q = 0, 1, 2, ... Rank r of W
+gets those with q mod W = r, and step t is batches tW to tW + W - 1. Which batch of which slot is number q depends on
+where the slots before it ended. So each rank asks for all batches in order: for its own, and of the others only whether
+they are there. It gives its batch of a step once it knows that all of that step are there.
+
+Slots whose end is not known are taken to go on. Where one has ended, whose the batches behind it are changes: what was
+asked for by then only tells what is there, and is asked for anew by what is known then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dataloaderjob.core.snapshots import BATCHES_AHEAD, STEPS_AHEAD, STEPS_APART
+from dataloaderjob.trainer.session.slot_places import DEALT, Beginnings, Place, packed
+
+
+class Turn(NamedTuple):
+    """One batch in order."""
+
+    place: Place
+    is_own: bool
+    is_asked: bool
+    """There is a ticket for it; else it is known to be there, and another rank's."""
+
+
+class Mark(NamedTuple):
+    """A place between two steps."""
+
+    taken: list[int]
+    given: list[tuple[int, int] | None]
+
+
+class Deal(Beginnings):
+    """The share of one rank in an epoch."""
+
+    def __init__(
+        self,
+        slots: int,
+        ranks: int,
+        rank: int,
+        *,
+        first: Sequence[int] = (),
+        given: Mapping[int, tuple[int, int]] | None = None,
+        snapshots: Mapping[int, tuple[int, bytes]] | None = None,
+        ends: Mapping[int, int] | None = None,
+    ) -> None:
+        """first: batches of each slot that were dealt before, in whole steps. given: number and digest of the last that
+        was given of slots; snapshots: where they may begin; ends: how many batches they have, where that is known."""
+        super().__init__(slots, snapshots)
+        self._ranks, self._rank = ranks, rank
+        self._first = list(first) or [0] * slots
+        self.taken = self._first[:]
+        """Batches of each slot in the steps before this one."""
+        self.ends = dict(ends or {})
+        self._there = self.taken[:]
+        """Each slot has so many batches at least."""
+        self._resolved = self.taken[:]
+        """Batches of each slot that are known to come next in order."""
+        self.in_step: list[Place] = []
+        """Batches of this step that are known to be there, in order."""
+        self._plan: deque[Turn] = deque()
+        self._stale = 0
+        """Tickets on their way that were asked for before an end was known."""
+        self._next = self.taken[:]
+        self._ahead = 0
+        """Batches planned from this step's first on."""
+        self._given = [(given or {}).get(slot) for slot in range(slots)]
+        self._behind: Mark | None = None
+        """What a state is to have, where steps are handed on before they are given."""
+
+    # Asking
+
+    def next(self, most: int) -> tuple[Place, bool] | None:
+        """What to ask for now, and whether its batch is wanted; None where nothing is to be asked within the next
+        `most` batches, or answers are to come first."""
+        while not self._stale and self._ahead < most:
+            live = [
+                slot
+                for slot in range(self._slots)
+                if self._next[slot] < self.ends.get(slot, self._next[slot] + 1)
+            ]
+            if not live:
+                return None
+            slot = min(live, key=self._next.__getitem__)
+            if self._next[slot] >= self.needed(slot) + (STEPS_AHEAD - 1) * self._ranks + BATCHES_AHEAD:
+                return None
+            place, is_own = Place(slot, self._next[slot]), self._ahead % self._ranks == self._rank
+            is_asked = is_own or place.number >= self._there[slot]
+            self._next[slot] += 1
+            self._ahead += 1
+            self._plan.append(Turn(place, is_own, is_asked))
+            if is_asked:
+                return place, is_own
+            self._pass_known()
+        return None
+
+    # Answers, in the order of the tickets
+
+    def there(self, place: Place) -> bool:
+        """The batch is there, and came if it was wanted. Returns whether it is this rank's, and wanted now."""
+        self._there[place.slot] = max(self._there[place.slot], place.number + 1)
+        if self._stale:
+            self._drop_stale()
+            return False
+        turn = self._plan.popleft()
+        assert turn.place == place  # noqa: S101  answers come in the order of the tickets
+        self._resolve(turn)
+        self._pass_known()
+        return turn.is_own
+
+    def ended(self, place: Place, batches: int) -> None:
+        """There is no such batch: its slot has so many."""
+        is_new = place.slot not in self.ends
+        self.ends[place.slot] = batches
+        if self._stale:
+            self._drop_stale()
+            return
+        self._plan.popleft()
+        if is_new:
+            self._stale = sum(turn.is_asked for turn in self._plan)
+            self._plan.clear()
+            if not self._stale:
+                self._begin_anew()
+        else:
+            self._pass_known()
+
+    def _drop_stale(self) -> None:
+        self._stale -= 1
+        if not self._stale:
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._next, self._ahead = self._resolved[:], len(self.in_step)
+
+    def _pass_known(self) -> None:
+        while self._plan and not self._plan[0].is_asked:
+            self._resolve(self._plan.popleft())
+
+    def _resolve(self, turn: Turn) -> None:
+        self._resolved[turn.place.slot] += 1
+        self.in_step.append(turn.place)
+
+    # Steps
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all batches of this step are there."""
+        return len(self.in_step) >= self._ranks
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all batches are known, and this step is not whole."""
+        return (
+            not self._stale
+            and not self._plan
+            and not self.is_whole
+            and all(
+                self._next[slot] >= self.ends.get(slot, self._next[slot] + 1) for slot in range(self._slots)
+            )
+        )
+
+    def padding(self) -> Place | None:
+        """The batch that stands for this rank's in a last step that is not whole; None where it has one."""
+        here = len(self.in_step)
+        return None if self._rank < here else self.in_step[self._rank % here]
+
+    def stepped(self) -> None:
+        """This rank's batch was given: the next step begins."""
+        done, self.in_step = self.in_step[: self._ranks], self.in_step[self._ranks :]
+        for place in done:
+            self.taken[place.slot] = max(self.taken[place.slot], place.number + 1)
+        self._ahead -= len(done)
+
+    def gave(self, place: Place, digest: int | None) -> None:
+        """Its batch was given, or, without a digest, the error that stands for it."""
+        self._given[place.slot] = None if digest is None else (place.number, digest)
+
+    def mark(self) -> Mark:
+        """The place behind the last step."""
+        return Mark(self.taken[:], self._given[:])
+
+    def stands(self, mark: Mark) -> None:
+        """A state is to be one of this place, until the next call."""
+        self._behind = mark
+
+    def needed(self, slot: int) -> int:
+        """This rank asks for no batch before it, nor does an epoch that goes on from its state."""
+        return (self.taken if self._behind is None else self._behind.taken)[slot]
+
+    def passed(self, slot: int) -> int:
+        return max(self._first[slot], self.needed(slot) - STEPS_APART * self._ranks)
+
+    def least(self, slot: int) -> int:
+        """A slot has so many batches at least, by what was answered."""
+        return self._there[slot]
+
+    # What a state has
+
+    def known(self, slot: int) -> tuple[int, int] | None:
+        return self._given[slot]
+
+    def is_asked(self, slot: int, made: int) -> bool:
+        return made <= self._next[slot] + self._ranks
+
+    def beginning(self, slot: int, number: int) -> tuple[int, bytes] | None:
+        """Where no rank needs what lies before, which may be a step behind this one."""
+        return super().beginning(slot, min(number, self.passed(slot)))
+
+    def pack(self) -> dict[str, Any]:
+        """What a state has of the slots, which is right for all ranks."""
+        taken, given = self._behind or self.mark()
+        snapshots = [super(Deal, self).beginning(slot, count) for slot, count in enumerate(taken)]
+        ends = {slot: batches for slot, batches in self.ends.items() if batches <= taken[slot]}
+        return {"rank": DEALT, "taken": taken, **packed(snapshots, given, ends)}

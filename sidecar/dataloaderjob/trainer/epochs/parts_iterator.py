@@ -1,0 +1,229 @@
+"""The iterator whose batches are made in parts, by several feeders, and put together in this process (`parts=`).
+
+A part is a ticket like any other, of some of a batch's keys at their place in the epoch, so that its samples have the
+seeds that they have in the whole. Where user code fails in a part, or parts cannot be put together, one feeder is asked
+for the whole batch: what it answers, be it an error, is what there would be without parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dataloaderjob.batches.digest import batch_digest
+from dataloaderjob.core import frames
+from dataloaderjob.core.consumption import FOLD, error_mark
+from dataloaderjob.core.control import MOST_AHEAD, W_DIGEST
+from dataloaderjob.core.errors import DataLoaderJobError
+from dataloaderjob.making.fetcher import identity_of, pickle_keys
+from dataloaderjob.trainer.epochs.iterators import ServiceIterator
+from dataloaderjob.trainer.epochs.merging import NotMergedError, merged
+from dataloaderjob.trainer.session import service
+from dataloaderjob.trainer.session.pool import Bytes
+from dataloaderjob.trainer.session.stream import Stream
+from dataloaderjob.trainer.session.taking import Taker, now_ns
+from dataloaderjob.trainer.session.tickets import described, submit
+
+_U64 = (1 << 64) - 1
+
+
+class _Asked(NamedTuple):
+    """A batch that was asked for."""
+
+    keys: Sequence[Any]
+    position: int
+    counts: tuple[int, ...]
+    """Samples in each of its parts."""
+
+
+class PartsIterator(ServiceIterator):
+    """Batches of which several feeders make a part each."""
+
+    __slots__ = ("_asked", "_hand", "_handled", "_last", "_lent", "_most_parts", "_transfer")
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        self._last: _Asked | None = None
+        """The last one that was given."""
+        self._hand: list[Any] = []
+        """Parts of the next batch, or the errors that came in their place."""
+        super().__init__(*arguments, **more)
+
+    def ship(self, loader: Any, begin_session: Any, slow: Callable[[float], None]) -> None:
+        self._most_parts = int(loader.parts)
+        self._window = max(1, min(self._window, MOST_AHEAD // self._most_parts))
+        super().ship(loader, begin_session, slow)
+
+    def _open(self, first: int, window: int | None = None) -> Stream:  # noqa: ARG002  its tickets are not numbered as batches are
+        taker = self._open_taker(0, self._window * self._most_parts)
+        self._end_transfer()
+        self._transfer = self._new_transfer()
+        self._asked: deque[_Asked] = deque()
+        self._hand, self._last = [], None
+        self._lent: Bytes | None = None
+        """Where the next batch lies, if it is one part."""
+        self._handled = 0
+        """Tickets of the batches that were given."""
+        return taker.stream
+
+    def _ask_for(self, stream: Stream, keys: Any) -> None:
+        samples, position = len(keys), self._position
+        parts = max(1, min(self._most_parts, samples))
+        ends = list(pairwise(samples * part // parts for part in range(parts + 1)))
+        # They may be the sampler's own, which it fills anew.
+        keys = keys.clone() if isinstance(keys, torch.Tensor) else copy.copy(keys)
+        if not isinstance(keys, np.ndarray | torch.Tensor | tuple):
+            keys = list(keys)
+        for at, end in ends:
+            submit(
+                stream,
+                self._epoch_seed,
+                position + at,
+                stream.asked,
+                keys[at:end],
+                bare=False,
+                batch=self._drawn,
+                draws=self._draws,
+            )
+        self._asked.append(_Asked(keys, position, tuple(end - at for at, end in ends)))
+        if self._recording is not None:
+            packed = frames.pack_ticket(self._epoch_seed, position, keys, pickle_keys=pickle_keys)
+            self._recording.ask(self._drawn, frames.with_draws(packed, self._draws))
+
+    def _returned(self) -> tuple[int, int, Any]:
+        last = self._last
+        if last is None or self._num_yielded == self._first:
+            return self._first, self._epoch.first_samples, None
+        return self._num_yielded, last.position + len(last.keys), last.keys
+
+    def _next_data(self) -> Any:
+        taker = self._taker
+        if type(taker) is not Taker or self._stream is None:
+            self._finish()
+        if self._last is None and self._epoch.late():
+            self._begin_late(taker)
+            taker = self._taker
+            assert type(taker) is Taker  # noqa: S101  it was opened anew
+        if not self._asked:
+            self._end_epoch()
+        asked, number = self._asked[0], self._num_yielded
+        taker.take_into(self._hand, len(asked.counts))
+        error = None
+        try:
+            batch, digest = self._whole(taker, asked, number)
+            batch = self._moved(batch, digest, asked, number)
+        except _FailedError as failed:
+            error = failed.cause
+        if error is not None:
+            handled = self._passes(taker)
+            self._fail(number, error_mark(error))
+            self._last, self._handled = asked, handled
+            self._advance(number + 1)
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame
+        handled = self._passes(taker)
+        self._advance(number + 1)
+        consumption, words = self._consumption, self._words
+        before = consumption.rolling
+        after = (before * FOLD + digest) & _U64
+        if self._recording is not None:
+            self._recording.give(number, digest, after)
+        # No call from here on, so that no signal's handler runs before the batch is given.
+        consumption.rolling, self._num_yielded, self._last, self._handled = after, number + 1, asked, handled
+        words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
+        return batch
+
+    def _whole(self, taker: Taker, asked: _Asked, number: int) -> tuple[Any, int]:
+        """The batch and its digest. Raises _FailedError from what is raised in its place."""
+        error = next((part for part in self._hand if isinstance(part, Exception)), None)
+        if error is not None and (len(self._hand) == 1 or isinstance(error, DataLoaderJobError)):
+            raise _FailedError(error)  # the whole would end another process, or take as long
+        if error is None:
+            try:
+                batch = self._hand[0] if len(self._hand) == 1 else merged(self._hand, asked.counts)
+            except NotMergedError as exc:
+                if exc.is_final:
+                    self._most_parts = 1
+                    service.say_once(
+                        f"batches cannot be put together of parts ({exc}): one feeder makes each, as without parts="
+                    )
+            else:
+                ticket = frames.Ticket(self._epoch_seed, asked.position, False, asked.keys)
+                identity = identity_of(number, ticket)
+                self._lent, taker.lent = taker.lent, None
+                return batch, batch_digest(batch, identity, allow_pickle=self._pickle_allowed)
+        began = now_ns()
+        try:
+            return self._made_whole(asked, number)
+        finally:
+            taker.passed(now_ns() - began)
+
+    def _made_whole(self, asked: _Asked, number: int) -> tuple[Any, int]:
+        """The same, made by one feeder."""
+        taker = self._new_taker(number, 1)
+        try:
+            place = self._epoch_seed, asked.position, number
+            submit(taker.stream, *place, asked.keys, bare=False, draws=self._draws)
+            self._client.flush(taker.stream)
+            batch = taker.take()
+        except Exception as exc:
+            if not taker.came(exc):
+                raise
+            raise _FailedError(exc.with_traceback(None)) from None
+        finally:
+            taker.count_calls(number - taker.taken)
+            taker.leave()
+            self._client.close_collected()
+        self._lent, taker.lent = taker.lent, None
+        return batch, taker.digest
+
+    def _moved(self, batch: Any, digest: int, asked: _Asked, number: int) -> Any:
+        lent, self._lent = self._lent, None
+        if self._transfer is None:
+            return batch
+        try:
+            sent = self._transfer.send(batch, digest, lambda: described(number, asked.keys), lent)
+            return self._transfer.accept(sent)
+        except Exception as exc:
+            raise _FailedError(exc) from None
+
+    def _passes(self, taker: Taker) -> int:
+        """The batch, or its error, is about to be given: what is raised meanwhile ends the iterator.
+
+        Returns the tickets that are handled then."""
+        self._handled = -1
+        self._asked.popleft()
+        self._hand = []
+        return taker.taken
+
+    def _has_lost(self) -> bool:
+        taker = self._taker
+        return (
+            self._stream is not None and taker is not None and taker.taken != self._handled + len(self._hand)
+        )
+
+    def _leave(self) -> None:
+        self._hand = []
+        with contextlib.suppress(Exception):  # of a device that is lost, or in a forked child, which has none
+            self._end_transfer()
+        super()._leave()
+
+    def _end_transfer(self) -> None:
+        if (transfer := getattr(self, "_transfer", None)) is not None:
+            transfer.end()
+
+
+class _FailedError(Exception):
+    """Internal: what is raised in place of a batch."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(cause)
+        self.cause = cause

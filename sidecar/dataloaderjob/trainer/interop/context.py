@@ -1,0 +1,80 @@
+"""`dataloaderjob.context()`: what torch's own iterator, or another's, takes for a multiprocessing context.
+
+It asks the context for queues, an event and processes, puts index lists into the one kind of queue and gets batches
+from the other. Ours start no process: `trainer/interop/queues.py` sends the index lists to feeders.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from multiprocessing import context as contexts
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from dataloaderjob.core.errors import InputError
+
+if TYPE_CHECKING:
+    from dataloaderjob.trainer.interop.queues import Queue, Worker
+    from dataloaderjob.trainer.session.client import Client
+
+DEVICE_OPTIONS = ("device", "device_stage", "prefetch_device")
+"""Options of our loader that a loader of torch's, made anew of it, would not have."""
+
+
+class FeedersContext(contexts.ForkContext):
+    """A multiprocessing context for `DataLoader(..., num_workers=n, multiprocessing_context=...)`.
+
+    Any loader of torch's kind that has it gets its batches from feeders. Of map-style datasets only. It pickles, and
+    a copy of it is as good.
+    """
+
+    def __init__(self, *, allow_pickle: bool = False, of: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Options of the loader that gives this context come as `of`: torch's know nothing of them."""
+        self.allow_pickle = allow_pickle
+        self.of = of
+        self.client: Client | None = None
+        """Kept between epochs, each of which has queues of its own."""
+
+    def Queue(self, maxsize: int = 0) -> Queue:  # type: ignore[override]  # noqa: ARG002, N802  as there
+        from dataloaderjob.trainer.interop.queues import Queue
+
+        return Queue()
+
+    def Event(self) -> threading.Event:  # type: ignore[override]  # noqa: N802
+        return threading.Event()
+
+    def Process(self, *, target: Any, args: tuple[Any, ...] = (), **_: Any) -> Worker:  # type: ignore[override]  # noqa: N802
+        from dataloaderjob.trainer.interop.queues import Worker
+
+        if self.of.get("device_stage") is not None:
+            raise InputError(
+                "device_stage= was left out when another library made this loader anew, so batches would come as "
+                "feeders make them: use adopt(accelerator.prepare(loader)) of dataloaderjob.accelerate, and "
+                "load_state() instead of skip_first_batches(); or do it in the training loop"
+            )
+        return Worker(target, args, self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FeedersContext) and self.__reduce__() == other.__reduce__()
+
+    def __hash__(self) -> int:
+        return hash((FeedersContext, self.allow_pickle))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _context, (self.allow_pickle, dict(self.of))
+
+    def __repr__(self) -> str:
+        return f"dataloaderjob.context({'allow_pickle=True' if self.allow_pickle else ''})"
+
+
+def _context(allow_pickle: bool, of: Mapping[str, Any]) -> FeedersContext:
+    return FeedersContext(allow_pickle=allow_pickle, of=of)
+
+
+def context(allow_pickle: bool = False) -> FeedersContext:
+    """A `multiprocessing_context` for torch's own DataLoader, or another's, whose batches feeders then make.
+
+    `allow_pickle` is that of `dataloaderjob.DataLoader`.
+    """
+    return FeedersContext(allow_pickle=allow_pickle)

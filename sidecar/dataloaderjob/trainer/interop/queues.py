@@ -1,0 +1,410 @@
+"""Queues and processes of `dataloaderjob.context()`: torch's iterator puts index lists, feeders' batches come back.
+
+torch makes one queue for results, then for each worker one for index lists and a process that is given both. Here all
+workers of an iterator are one session: one bundle, one stream of tickets, whose batches come in order. Seeds follow the
+position of a sample in the epoch, as in our own iterator.
+
+torchdata's iterator keeps what each worker says of its state, and gives it to a new worker: a session says how far the
+epoch was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch._utils import ExceptionWrapper
+from torch.utils.data import _DatasetKind
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
+from torch.utils.data._utils.worker import _ResumeIteration
+
+from dataloaderjob.batches.decoding import Decoder
+from dataloaderjob.core import frames
+from dataloaderjob.core.blobs import BlobStore
+from dataloaderjob.core.control import WINDOW
+from dataloaderjob.core.errors import InputError, ServiceError
+from dataloaderjob.making import held
+from dataloaderjob.making.fetcher import derive_seed
+from dataloaderjob.shipping.bundles import make_bundle
+from dataloaderjob.trainer.resume import held_draws
+from dataloaderjob.trainer.session import service
+from dataloaderjob.trainer.session.client import Client
+from dataloaderjob.trainer.session.stream import StreamLeftError
+from dataloaderjob.trainer.session.taking import Taker
+from dataloaderjob.trainer.session.tickets import Placed, as_keys, submit
+
+NO_PID = 1 << 30
+"""The pid of worker 0, which no process has: torch watches its workers' pids, and sees none of them end."""
+AHEAD = 4
+"""Batches for each worker that the pool has room for; how many torch asks for ahead is not told here."""
+LEAST_AHEAD = 16
+_U64 = (1 << 64) - 1
+_sessions = itertools.count(1 << 29)
+"""Their numbers, apart from those of our own loaders."""
+
+
+_ANEW: Any = object()
+"""Says among replies that another epoch of the same workers begins."""
+_NONE: Any = object()
+
+
+class Context(Protocol):
+    """What the sessions of one `FeedersContext` share."""
+
+    allow_pickle: bool
+    client: Client | None
+
+
+class Failure(ExceptionWrapper):
+    """A batch that failed, as torch's iterator takes it: raised with its own type."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error: BaseException | None = error.with_traceback(None)  # whose frames hold the iterator
+
+    def reraise(self) -> None:
+        error, self.error = self.error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
+
+
+class Queue:
+    """Either kind of queue; which it is, a worker's start tells."""
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.worker: int | None = None
+        """Whose index lists come here; None for the queue of results."""
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:  # noqa: ARG002
+        if self.session is not None:
+            if self.worker is None:
+                self.session.interrupt(item)
+            else:
+                self.session.order(self.worker, item)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ARG002
+        """Raises queue.Empty when there was nothing to wait for; ServiceError."""
+        if self.session is None:
+            raise queue.Empty
+        return self.session.result(timeout)
+
+    def close(self) -> None:
+        """Nothing is held here."""
+
+    cancel_join_thread = join_thread = close
+
+
+class Worker:
+    """What torch takes for a worker process."""
+
+    daemon = True
+    exitcode = None
+
+    def __init__(self, target: Callable[..., Any], args: tuple[Any, ...], context: Context) -> None:
+        self._target, self._args, self._context = target, args, context
+        self.pid: int | None = None
+
+    def start(self) -> None:
+        """Raises InputError for what cannot be sent to feeders, ServiceError."""
+        try:
+            given = inspect.signature(self._target).bind(*self._args).arguments
+            results, orders, number = given["data_queue"], given["index_queue"], given["worker_id"]
+            del self._args
+        except (TypeError, KeyError) as exc:
+            raise InputError(
+                "dataloaderjob.context() is for the iterators of torch.utils.data.DataLoader and torchdata's "
+                f"StatefulDataLoader, found a process for {self._target!r}: use multiprocessing's own for it"
+            ) from exc
+        if results.session is None:
+            results.session = Session(given, self._target, self._context)
+        orders.session, orders.worker = results.session, number
+        results.session.join(given.get("worker_state"))
+        self.pid = NO_PID + number
+
+    def is_alive(self) -> bool:
+        """True: what is wrong with the service, the queue of results raises."""
+        return True
+
+    def join(self, timeout: float | None = None) -> None:
+        """There is nothing to wait for."""
+
+    def terminate(self) -> None:
+        """There is nothing to end."""
+
+    kill = close = terminate
+
+
+@dataclass(slots=True, order=True)
+class _Place:
+    """Where an epoch is: kept by torchdata as the state of a worker's dataset."""
+
+    resets: int = 0
+    batches: int = 0
+    samples: int = 0
+
+
+class Session:
+    """The workers of one iterator."""
+
+    def __init__(self, given: dict[str, Any], target: Callable[..., Any], context: Context) -> None:
+        if given["dataset_kind"] != _DatasetKind.Map:
+            raise InputError(
+                f"{type(given['dataset']).__name__} is an IterableDataset, and dataloaderjob.context() serves "
+                "map-style datasets (__getitem__ and __len__): leave multiprocessing_context out"
+            )
+        workers = int(given["num_workers"])
+        service.begin(workers)
+        self._client = context.client = service.connect(context.client, workers)
+        allow_pickle = context.allow_pickle or service.is_pickle_allowed()
+        self._decoder = Decoder(allow_pickle=allow_pickle)
+        told = self._client.settings
+        store = BlobStore(Path(str(told["blobs"])), told.get("scratch"))
+        made = make_bundle(
+            given["dataset"], given["collate_fn"], given["init_fn"],
+            store=store, allow_pickle=allow_pickle,
+        )  # fmt: skip
+        self._manifest = replace(made, loader=next(_sessions), epoch=0, workers=workers).manifest().decode()
+        self._window = min(max(LEAST_AHEAD, AHEAD * workers), WINDOW - 24)
+        self._bare = not given["auto_collation"]
+        self._base_seed = int(given["base_seed"]) & _U64
+        self._workers = workers
+        self._ended = 0
+        self._states = _States(target) if "worker_state" in given else None
+        self._draws_from: int | None = self._range(given, held.find(given["dataset"], given["collate_fn"]))
+        """First of the numbers that generators which the dataset holds draw by; None where there are none."""
+        self._place = _Place()
+        self._resets = 0
+        """How often the workers were told to begin anew; `_place` follows when results are taken."""
+        self._taker: Taker | None = None
+        self._first = 0
+        self._asked: dict[int, tuple[int, int, bool]] = {}
+        """The batches that are asked for: worker, samples up to the batch's end, whether a state is wanted."""
+        self._broken = ""
+        """Why there will be no further batch."""
+        self._replies: deque[Any] = deque()
+        self._changed = threading.Condition()
+
+    def _range(self, given: dict[str, Any], holds: list[Any]) -> int | None:
+        saved = None if self._states is None else self._states.range_in(given.get("worker_state"))
+        if saved is not None:
+            held_draws.go_on(given["dataset"], saved)
+            first = saved
+        else:
+            first = held_draws.next_number(given["dataset"]) if holds else 0
+        if self._states is not None:
+            self._states.draws_from = first
+        return first if holds else None
+
+    def join(self, state: Any) -> None:
+        """A worker starts; `state`: what torchdata kept of it."""
+        if self._states is not None:
+            place = self._states.begin(state)
+            if place is not None and place > self._place:
+                self._place, self._resets = place, place.resets
+
+    # Orders
+
+    def order(self, worker: int, item: Any) -> None:
+        """An item that torch puts for a worker."""
+        if item is None:
+            self._ended += 1
+            if self._ended >= self._workers:
+                self._leave()
+            return
+        if isinstance(item, tuple):
+            self._ask(worker, *item)
+            return
+        place = self._place
+        if isinstance(item, _ResumeIteration):
+            if worker == 0:
+                self._broken = ""
+                self._resets += 1
+                self.interrupt(_ANEW)
+            place = _Place(resets=self._resets)
+        ack = None if self._states is None else self._states.acknowledged(worker, place)
+        self._reply((item, ack))
+
+    def _ask(self, worker: int, number: int, given: Any) -> None:
+        wants_state = False
+        if self._states is not None:
+            given, wants_state = given
+        if self._taker is None:
+            if type(given) is Placed:
+                self._place.batches = given.number
+            self._open()
+        taker, place = self._taker, self._place
+        assert taker is not None  # noqa: S101  opened above
+        keys = as_keys(given, bare=self._bare)
+        ticket = self._first + number
+        seed = derive_seed(self._base_seed, place.resets) if place.resets else self._base_seed
+        if type(given) is Placed:
+            seed, place.samples = given.seed, given.position
+        draws = 0 if self._draws_from is None else (self._draws_from + place.resets) & frames.MAX_DRAWS
+        submit(taker.stream, seed, place.samples, ticket, keys, bare=self._bare, draws=draws)
+        place.samples += len(keys)
+        place.batches = ticket + 1
+        self._asked[ticket] = worker, place.samples, wants_state
+        self._client.flush(taker.stream)
+        with self._changed:
+            self._changed.notify()
+
+    def _open(self) -> None:
+        self._first = self._place.batches
+        self._asked.clear()
+        self._taker = Taker(self._client, self._manifest, self._window, self._decoder, 0.0, self._first)
+
+    # Results, for the one thread that takes them
+
+    def interrupt(self, item: Any) -> None:
+        """Has the thread that takes batches, and may wait for one, get something else first."""
+        self._reply(item)
+        taker = self._taker
+        if taker is not None:
+            taker.stream.left = True
+            self._client.wake()
+
+    def _reply(self, item: Any) -> None:
+        with self._changed:
+            self._replies.append(item)
+            self._changed.notify()
+
+    def result(self, timeout: float | None) -> Any:
+        """The next batch, (its number, batch), or what answers another order. Waits for it.
+
+        `timeout`: the loader's; torch's own interval, after which it looks after its workers, is none. Raises
+        ServiceError after what is no Exception, such as a KeyboardInterrupt: the batch may be lost.
+        """
+        if self._broken:
+            raise ServiceError(self._broken)
+        try:
+            return self._result(timeout)
+        except Exception:
+            raise
+        except BaseException as exc:
+            self._broken = (
+                f"{type(exc).__name__} came within next(), which ends an iterator: call iter(loader) again"
+            )
+            raise
+
+    def _result(self, timeout: float | None) -> Any:
+        while True:
+            with self._changed:
+                if not self._replies and not self._is_due():
+                    self._changed.wait(timeout)
+                if self._replies:
+                    reply = self._replies.popleft()
+                elif not self._is_due():
+                    raise queue.Empty
+                else:
+                    reply = _NONE
+            if reply is _ANEW:
+                self._leave()
+                self._place = _Place(resets=self._resets)
+            elif reply is not _NONE:
+                return reply
+            else:
+                with contextlib.suppress(StreamLeftError):
+                    return self._take(timeout)
+                if not self._replies:
+                    raise queue.Empty  # the iterator ends
+
+    def _is_due(self) -> bool:
+        taker = self._taker
+        return taker is not None and taker.taken < taker.stream.asked
+
+    def _take(self, timeout: float | None) -> Any:
+        taker = self._taker
+        if taker is None:
+            raise StreamLeftError
+        # By identity: a loader's own timeout may be as long.
+        taker.set_timeout(timeout if timeout and timeout is not MP_STATUS_CHECK_INTERVAL else 0.0)
+        ticket = taker.taken
+        try:
+            return self._packed(ticket, taker.take())
+        except StreamLeftError:
+            raise
+        except Exception as exc:
+            if taker.taken == ticket:  # it was not taken: the service's error, not the batch's
+                if threading.current_thread() is threading.main_thread():
+                    raise
+                taker.taken += 1  # torch's thread that pins would end without a word
+            return self._packed(ticket, Failure(exc))
+
+    def _packed(self, ticket: int, batch: Any) -> tuple[int, Any]:
+        worker, samples, wants_state = self._asked.pop(ticket)
+        number = ticket - self._first
+        if self._states is None:
+            return number, batch
+        place = _Place(self._place.resets, ticket + 1, samples)
+        return number, (batch, worker, self._states.after(worker, place) if wants_state else None)
+
+    # The end
+
+    def _leave(self) -> None:
+        taker, self._taker = self._taker, None
+        if taker is not None:
+            taker.stream.left = True
+            taker.leave()
+            self._client.wake()
+            if self._client.dead is None:
+                self._client.close_collected()
+
+    def __del__(self) -> None:
+        taker = getattr(self, "_taker", None)
+        if taker is not None:
+            taker.leave()
+
+
+class _States:
+    """What torchdata's iterator wants to hear of its workers' states."""
+
+    def __init__(self, target: Callable[..., Any]) -> None:
+        # The names of torchdata's own worker loop, which is not imported here otherwise.
+        self._names = vars(sys.modules[target.__module__])
+        self._incremental: dict[int, Any] = {}
+        self.draws_from = 0
+
+    def range_in(self, state: Any) -> int | None:
+        """What the state of a worker says of generators that the dataset holds."""
+        told = None if state is None else state.get(self._names["_DATASET_STATE"])
+        return told.get("draws") if isinstance(told, dict) else None
+
+    def _state(self, worker: int, place: _Place) -> dict[str, Any]:
+        names = self._names
+        told = {"batches": place.batches, "samples": place.samples, "resets": place.resets}
+        told["draws"] = self.draws_from
+        return {names["_WORKER_ID"]: worker, names["_FETCHER_STATE"]: None, names["_DATASET_STATE"]: told}
+
+    def begin(self, state: Any) -> _Place | None:
+        """The place that a restored worker was at."""
+        if state is None:
+            return None
+        told = state.get(self._names["_DATASET_STATE"])
+        if not isinstance(told, dict) or set(told) - {"draws"} != {"batches", "samples", "resets"}:
+            raise InputError(
+                "the state was made by a loader whose workers were processes: resume it without "
+                "dataloaderjob.context(), or begin a new epoch"
+            )
+        return _Place(**{name: n for name, n in told.items() if name != "draws"})
+
+    def acknowledged(self, worker: int, place: _Place) -> Any:
+        """The answer to a worker's first order of an epoch."""
+        state = self._state(worker, place)
+        self._incremental[worker] = self._names["_IncrementalWorkerState"](state)
+        return self._names["_AckStartup"](worker_id=worker, initial_state=state)
+
+    def after(self, worker: int, place: _Place) -> Any:
+        """What changed in a worker's state by its last batch."""
+        return self._incremental[worker].generate_delta(self._state(worker, place))

@@ -1,0 +1,203 @@
+"""States of the generators that a sampler may draw from, as text: a loader's own, torch's, Python's and numpy's.
+
+A loader's own are its `generator`, and generators of torch, numpy or Python in attributes of its samplers.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from dataloaderjob.trainer.resume.draws import WORDS, Twister, drawn_between, stepped_back
+from dataloaderjob.trainer.resume.sampling import chain
+
+DEFAULT, PYTHON, NUMPY = "default", "random", "numpy"
+"""Names of the process's generators; a loader's own are named by their paths."""
+_KNOWN = (
+    RandomSampler,
+    SequentialSampler,
+    DistributedSampler,
+    WeightedRandomSampler,
+    SubsetRandomSampler,
+    BatchSampler,
+)
+"""Samplers that draw from torch's generators only."""
+_PYTHON = struct.Struct("<625I?d")
+_NUMPY = struct.Struct("<I?d")
+_last_default = b"", ""
+"""torch's default generator as it was told last: as hex it takes 5 µs, and where no CPU draws it does not change."""
+_SEED_WORDS = 2
+"""Numbers of 32 bits in an iterator's base seed."""
+_puts = 0
+"""How often `put_shared` set generators of the process."""
+Own = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+"""A generator of a loader or a sampler."""
+_ARRAY = "array"
+
+
+def generators_of(loader: Any) -> dict[str, Own]:
+    """The loader's own generators by their paths, each once."""
+    found: dict[str, Own] = {}
+    owners = [("loader", loader)]
+    for name in ("batch_sampler", "sampler"):
+        owners += [(f"{name}.{path}".rstrip("."), one) for path, one in chain(getattr(loader, name))]
+    for path, owner in owners:
+        names = ["generator"] if owner is loader else [*getattr(owner, "__dict__", ()), "generator"]
+        for name in names:
+            generator = getattr(owner, name, None)
+            if isinstance(generator, random.SystemRandom) or not isinstance(generator, Own):
+                continue
+            if all(generator is not known for known in found.values()):
+                found[f"{path}.{name}"] = generator
+    return found
+
+
+def draws_elsewhere(sampler: Any) -> bool:
+    """Whether a sampler may draw from other generators than torch's."""
+    return not all(type(one) in _KNOWN for _, one in chain(sampler))
+
+
+def all_now(own: Mapping[str, Own], *, shared: bool, others: bool) -> dict[str, str]:
+    """All that a sampler may draw from. shared: torch's default generator, too. others: and those of Python and
+    numpy."""
+    found = {path: _read(generator) for path, generator in own.items()}
+    return {**found, **now(others=others)} if shared else found
+
+
+def now(*, others: bool) -> dict[str, str]:
+    """torch's default generator, 10 KB; others: those of Python and numpy, too."""
+    global _last_default
+    known, text = _last_default
+    data = torch.default_generator.get_state().numpy().tobytes()
+    if data != known:
+        text = data.hex()
+        _last_default = data, text
+    return {DEFAULT: text, **_python_state()} if others else {DEFAULT: text}
+
+
+class Moment:
+    """The process's generators at one moment, and what became of them since."""
+
+    def __init__(self) -> None:
+        self._text, self._puts = now(others=True), _puts
+
+    def set_since(self, saved: Mapping[str, str]) -> frozenset[str]:
+        """Names of the generators in `saved` that somebody has set since. To draw from one is not to set it.
+
+        saved: states of them from an earlier run. One that was restored at about that point of the run is ahead of it
+        by less than what was drawn since this moment.
+        """
+        changed = {
+            name: text
+            for name, text in now(others=True).items()
+            if name in saved and text != self._text.get(name)
+        }
+        if self._puts != _puts:  # another loader's state: this one draws after it, as in the run before
+            return frozenset(changed)
+        return frozenset(
+            name for name, text in changed.items() if not self._is_drawn(name, text, saved[name])
+        )
+
+    def _is_drawn(self, name: str, text: str, saved: str) -> bool:
+        before, after = self._text.get(name), _twister(name, text)
+        drawn = None if before is None else drawn_between(_twister(name, before), after)
+        if drawn is None:
+            return False
+        return drawn_between(_twister(name, saved), after, limit=drawn) is None
+
+
+def before_a_seed(saved: str, found: str) -> str:
+    """torch's default generator before an iterator of torch's drew its seed from it, `found` after that.
+
+    saved: an earlier state of it; `found` is returned where nobody gets from there to it by drawing.
+    """
+    data = bytes.fromhex(found)
+    earlier = stepped_back(_twister(DEFAULT, saved), Twister.of_torch(data), _SEED_WORDS)
+    return found if earlier is None else earlier.into_torchs(data).hex()
+
+
+def put_own(own: Mapping[str, Own], states: Mapping[str, str]) -> None:
+    """Sets a loader's own generators, as far as there are states of them."""
+    for path, generator in own.items():
+        if path in states:
+            _write(generator, states[path])
+
+
+def put_shared(states: Mapping[str, str]) -> None:
+    """Sets the process's generators, as far as there are states of them."""
+    global _puts
+    _puts += bool(states)
+    if DEFAULT in states:
+        torch.default_generator.set_state(_tensor(states[DEFAULT]))
+    if PYTHON in states:
+        *words, has_gauss, gauss = _PYTHON.unpack(bytes.fromhex(states[PYTHON]))
+        random.setstate((3, tuple(words), gauss if has_gauss else None))
+    if NUMPY in states:
+        data = bytes.fromhex(states[NUMPY])
+        position, has_gauss, gauss = _NUMPY.unpack(data[-_NUMPY.size :])
+        keys = np.frombuffer(data[: -_NUMPY.size], np.uint32)
+        np.random.set_state(("MT19937", keys, position, int(has_gauss), gauss))
+
+
+def _python_state() -> dict[str, str]:
+    _, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    found = {PYTHON: _PYTHON.pack(*words, gauss is not None, gauss or 0.0).hex()}
+    if kind == "MT19937" and isinstance(keys, np.ndarray):
+        found[NUMPY] = (keys.tobytes() + _NUMPY.pack(position, bool(has_gauss), cached)).hex()
+    return found
+
+
+def _read(generator: Own) -> str:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes().hex()
+    if isinstance(generator, random.Random):
+        return json.dumps(generator.getstate())
+    if isinstance(generator, np.random.RandomState):
+        state: Any = generator.get_state(legacy=False)
+    else:
+        state = generator.bit_generator.state
+    return json.dumps(state, default=lambda array: {_ARRAY: array.tolist(), "dtype": str(array.dtype)})
+
+
+def _write(generator: Own, text: str) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(_tensor(text))
+        return
+    if isinstance(generator, random.Random):
+        version, words, gauss = json.loads(text)
+        generator.setstate((version, tuple(words), gauss))
+        return
+    state = json.loads(text, object_hook=lambda d: np.array(d[_ARRAY], d["dtype"]) if _ARRAY in d else d)
+    if isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
+
+
+def _twister(name: str, text: str) -> Twister:
+    data = bytes.fromhex(text)
+    if name == DEFAULT:
+        return Twister.of_torch(data)
+    if name == PYTHON:
+        words = np.frombuffer(data, np.uint32, WORDS + 1)
+        return Twister(words[:WORDS], int(words[WORDS]))
+    return Twister(np.frombuffer(data, np.uint32, WORDS), _NUMPY.unpack(data[-_NUMPY.size :])[0])
+
+
+def _tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

@@ -1,0 +1,387 @@
+"""One epoch of a loader, as its state tells it; it outlives the epoch's iterator.
+
+An iterator that goes on from a state draws as the first one drew: generators are set to what they were when the epoch
+began, the sampler is iterated anew and what was returned before is skipped, by its keys alone. Afterwards the process's
+generators are what they were when the state was made, where one rank trains and nobody has set them since it was
+loaded: what was merely drawn since does not count. With several ranks they are left alone, since a state may be another
+rank's.
+
+Some frameworks count epochs from 0 after a restart, and set those on the sampler. What is missing is added.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+
+from dataloaderjob.core.consumption import Consumption
+from dataloaderjob.core.frames import MAX_DRAWS
+from dataloaderjob.making import held
+from dataloaderjob.making.fetcher import derive_seed
+from dataloaderjob.samplers.elastic import ElasticSampler
+from dataloaderjob.trainer.resume import generators, held_draws, recording, sampling
+from dataloaderjob.trainer.resume.sampling import Recorded
+from dataloaderjob.trainer.resume.state import VERSION, Resume, State
+
+Progress = tuple[int, int, bool, list[int] | None, Any]
+"""Batches and samples returned, whether the epoch is over, first keys of the last batch, state of the sampler."""
+_IN_ORDER = (SequentialSampler, BatchSampler)
+"""Samplers that give all ranks the same, whatever their generators are."""
+
+
+class Epoch:
+    """What a state says of an epoch but for how far it is, which its iterator knows."""
+
+    __slots__ = (
+        "_before",
+        "_consumption",
+        "_counted",
+        "_drawn",
+        "_epoch_drawn",
+        "_facts",
+        "_final",
+        "_iterator",
+        "_loader",
+        "_others",
+        "_own",
+        "_persistent",
+        "_put_back",
+        "_rank",
+        "_resume",
+        "_sampler",
+        "_set_since",
+        "_shared",
+        "_single",
+        "_undrawn",
+        "base_seed",
+        "begun",
+        "draws_from",
+        "first_batches",
+        "first_samples",
+        "holds",
+        "iterations",
+        "rank",
+        "resets",
+        "sampler_epoch",
+    )  # fmt: skip
+
+    def __init__(
+        self, loader: Any, facts: State, previous: Epoch | None, resume: Resume | None, *, again: bool
+    ) -> None:
+        """Sets the loader's generators and epoch by `resume`. Raises InputError for the state of another rank.
+
+        previous: the loader's last epoch; again: which the same iterator had. facts: what a state says of the loader.
+        """
+        sampler = loader._index_sampler  # noqa: SLF001  torch's name
+        self._facts, self._resume, self._sampler = facts, resume, sampler
+        self._loader = weakref.ref(loader)
+        self._own = generators.generators_of(loader)
+        self._others = generators.draws_elsewhere(sampler)
+        ranks = sampling.ranks_of(sampler)
+        self._single = (ranks or 1) == 1 and not _several_ranks()
+        self._shared = self._single or ranks is None
+        """Whether generators that all of the process draws from are the sampler's affair, too."""
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        self._rank = _rank_alone(sampler) if not self._single and ranks is None and not is_stream else None
+        self.rank = sampling.rank_of(sampler)
+        self._persistent = bool(loader.persistent_workers and loader.num_workers)
+        self._before: dict[str, str] | None = None
+        self._put_back: Mapping[str, str] = {}
+        """The process's generators that the epoch begins with."""
+        self._undrawn: dict[str, str] | None = None
+        """Generators as iter() left them, until the sampler is drawn from."""
+        self._drawn: list[list[str]] | None = None
+        self._set_since: frozenset[str] = frozenset()
+        self._counted: tuple[int, int] | None = None
+        """The epoch that a framework set last, which counts from 0 after a restart, and what is added to it."""
+        self.iterations: int = 1 + (previous.iterations if previous is not None else 0)
+        self.holds = held.find(loader.dataset, loader.collate_fn)
+        """Generators that the dataset and what makes its batches hold."""
+        self.draws_from = self._range(loader.dataset, previous, resume) if self.holds else 0
+        self.base_seed = self.resets = 0
+        if again and previous is not None:
+            self.base_seed, self.resets = previous.base_seed, previous.resets + 1
+        self._consumption: Consumption = loader.consumption
+        self.first_batches, self.first_samples = 0, 0
+        if resume is not None:
+            resume.check_rank(sampler)
+            self._go_on(resume, is_first=previous is None)
+        elif previous is not None:
+            self._count_on(previous._counted)  # noqa: SLF001  of the same class
+        self.begun = self._generators()
+        self.sampler_epoch = self._epoch_drawn = sampling.epoch_of(sampler)
+        self._iterator: weakref.ref[Any] | None = None
+        self._final: Progress = (self.first_batches, self.first_samples, False, None, None)
+
+    @staticmethod
+    def _range(dataset: Any, previous: Epoch | None, resume: Resume | None) -> int:
+        """The first number of this loader, see `held_draws`."""
+        if resume is not None and isinstance(first := resume.state.get("draws"), int):
+            held_draws.go_on(dataset, first)
+            return first
+        return held_draws.next_range(dataset) if previous is None else previous.draws_from
+
+    @property
+    def draw_number(self) -> int:
+        """What tickets say of generators that are held; 0 where there are none."""
+        number = self.draws_from + max(self.iterations - 1, 0) % held_draws.EPOCHS
+        return number & MAX_DRAWS if self.holds else 0
+
+    def _go_on(self, resume: Resume, *, is_first: bool) -> None:
+        state = resume.state
+        self._set_epoch(resume, is_first=is_first)
+        self.iterations = state.get("iterations", 0) + resume.is_new_epoch
+        self.resets = resume.resets
+        if not resume.is_new_epoch:
+            self.first_batches, self.first_samples = resume.batches, self._samples_before(resume)
+            if resume.base_seed is not None:
+                self._before = generators.now(others=self._others)
+        self._choose_generators(resume)
+        self._put(resume)
+        rank, *digest = state.get("digest") or [None]
+        if rank == self.rank:
+            self._consumption.restore(digest, goes_on=not resume.is_new_epoch)
+
+    def _set_epoch(self, resume: Resume, *, is_first: bool) -> None:
+        """Sets the epoch of the state, or the next one; a framework may have set one that it counts from 0.
+
+        is_first: the loader's first iter(): an epoch beyond that of the state was set before the state was loaded.
+        """
+        epoch, sampler = resume.state.get("epoch"), self._sampler
+        found = sampling.epoch_of(sampler)
+        if found is None:
+            return
+        is_set = not sampling.is_unset(sampler)
+        if epoch is None:
+            epoch = found
+        elif resume.is_new_epoch and is_first and found > epoch:
+            is_set = True
+        if resume.is_new_epoch:
+            if not resume.state.get("iterations"):
+                epoch = found if is_set else epoch
+            elif is_set:  # else nobody sets epochs
+                epoch = max(epoch + 1, found)
+        sampling.set_epoch(sampler, epoch)
+        if is_set and epoch != found:
+            self._counted = found, epoch - found
+            sampling.mark_unset(sampler)
+
+    def _count_on(self, counted: tuple[int, int] | None) -> None:
+        if counted is None or sampling.is_unset(self._sampler):
+            self._counted = counted
+            return
+        found, (before, missing) = sampling.epoch_of(self._sampler), counted
+        if found == before + 1:
+            sampling.set_epoch(self._sampler, found + missing)
+            self._counted = found, missing
+            sampling.mark_unset(self._sampler)
+
+    def _choose_generators(self, resume: Resume) -> None:
+        if self._shared:
+            states: Mapping[str, str] = resume.state.get("generators") or {}
+            # Many checkpoints have generators of their own, and many scripts seed each epoch.
+            self._set_since = resume.at_load.set_since(resume.state.get("now") or states)
+            stays = self._set_since if resume.is_new_epoch else ()
+            self._put_back = {name: text for name, text in states.items() if name not in stays}
+
+    def _put(self, resume: Resume) -> None:
+        """Sets generators to what they were when the epoch began."""
+        generators.put_own(self._own, resume.state.get("generators") or {})
+        generators.put_shared(self._put_back)
+
+    def _samples_before(self, resume: Resume) -> int:
+        size, own = (resume.state.get("loader") or {}).get("batch_size"), self._facts.get("batch_size")
+        if resume.samples is None:
+            return 0  # `place` counts them
+        return resume.samples * own // size if size and own else resume.samples
+
+    def _digest(self) -> list[int] | None:
+        """The rank and its rolling digest. Left out where Accelerate has all ranks write one file."""
+        if not self._single and hasattr(self._sampler, "epoch_seed"):
+            return None
+        return [self.rank, *self._consumption.state()]
+
+    def _generators(self) -> dict[str, str]:
+        return generators.all_now(self._own, shared=self._shared, others=self._others)
+
+    @property
+    def slots(self) -> Any:
+        """What the state that is gone on with says of an IterableDataset's slots (`slot_places.pack`); else None."""
+        resume = self._resume
+        return None if resume is None or resume.is_new_epoch else resume.state.get("sampler")
+
+    # The iterator's calls, in this order
+
+    def seeded(self, drawn: int) -> int:
+        """Returns the seed that seeds of samples follow from. drawn: the base seed that torch drew."""
+        resume, own = self._resume, getattr(self._sampler, "epoch_seed", None)
+        if own is not None:  # of the epoch, not of the iterator
+            self.base_seed = own()
+            return self.base_seed
+        self.base_seed = drawn if resume is None or resume.base_seed is None else resume.base_seed
+        return derive_seed(self.base_seed, self.resets) if self.resets else self.base_seed
+
+    def place(self, iterator: Any, ahead: int, *, bare: bool) -> Any:
+        """The sampler's iterator from the first batch on. ahead: how far it may be ahead of what is returned."""
+        resume, sampler = self._resume, self._sampler
+        stateful, saved = sampling.with_state(sampler), None
+        if resume is not None:
+            if resume.resets:
+                # torch iterates a sampler once for a further epoch of one iterator, and draws no seed
+                self._put(resume)
+                iterator = iter(sampler)
+            if drawn := resume.state.get("drawn"):
+                self._drawn = drawn
+                generators.put_own(self._own, dict(drawn))
+                generators.put_shared(dict(drawn) if self._shared else {})
+            saved = resume.state.get("sampler") if stateful is not None else None
+            if saved is not None:
+                stateful.load_state_dict(saved)
+                if resume.is_new_epoch and isinstance(stateful, ElasticSampler):
+                    stateful.restart()  # of an epoch that is over: with another world it may leave a rest
+                iterator = iter(sampler)
+            elif not resume.is_new_epoch:
+                samples = resume.forward(iterator, sampler, bare=bare)
+                self.first_samples = samples if resume.samples is None else self.first_samples
+        if stateful is None:
+            return iterator
+        recorded = Recorded(stateful, iterator, self.first_batches, ahead)
+        if saved is not None and not self.first_batches:
+            recorded.begin_anew(sampler)
+        return recorded
+
+    def late(self) -> bool:
+        """Whether `set_epoch` was called since the sampler was iterated; asked before the first batch is returned."""
+        epoch = sampling.epoch_of(self._sampler)
+        if epoch == self._epoch_drawn:
+            return False
+        self.sampler_epoch = self._epoch_drawn = epoch
+        return True
+
+    def settle(self) -> None:
+        """All is drawn that a new epoch draws at once: gives the process its generators back."""
+        self._epoch_drawn = sampling.epoch_of(self._sampler)  # Accelerate's counts on by itself at its end
+        before, self._before = self._before, None
+        if before is None or self._resume is None:
+            return
+        now = (self._resume.state.get("now") or {}) if self._single else {}
+        kept = {n: text if n in self._set_since else now.get(n, text) for n, text in before.items()}
+        generators.put_shared(kept)
+
+    def waits(self) -> None:
+        """The sampler is drawn from at the first next(), not at iter()."""
+        if self._resume is None or self._resume.is_new_epoch:
+            self._undrawn = self._generators()
+
+    def draws(self) -> None:
+        """The sampler is about to be drawn from for the first time."""
+        before, self._undrawn = self._undrawn, None
+        if before is not None and (now := self._generators()) != before:
+            self._drawn = [[name, text] for name, text in now.items()]
+
+    def follow(self, iterator: Any) -> None:
+        """The iterator whose `progress()` the state tells."""
+        self._iterator = weakref.ref(iterator)
+
+    def ended(self, iterator: Any, final: Progress) -> None:
+        """What an iterator's `progress()` was when it was collected."""
+        followed = None if self._iterator is None else self._iterator()
+        if followed is None or followed is iterator:
+            self._iterator, self._final = None, final
+
+    # State
+
+    def state(self) -> State:
+        """A new dict; what is in it is not changed later. What it counts is in the record, where there is one."""
+        recording.flush()
+        iterator = None if self._iterator is None else self._iterator()
+        if iterator is not None:
+            iterator.refresh()
+        batches, samples, finished, keys, sampler = self._final if iterator is None else iterator.progress()
+        if finished:
+            return self._after()
+        epoch = self.sampler_epoch
+        if batches == self.first_batches and (found := sampling.epoch_of(self._sampler)) != self._epoch_drawn:
+            epoch = found  # the next call of next() draws anew
+        return {
+            "version": VERSION,
+            "epoch": epoch,
+            "iterations": self.iterations,
+            "batches": batches,
+            "samples": samples,
+            "finished": False,
+            "base_seed": self.base_seed,
+            "resets": self.resets,
+            "draws": self.draws_from,
+            "generators": self.begun,
+            "drawn": self._drawn,
+            "now": generators.now(others=self._others) if self._single else None,
+            "sampler": sampler,
+            "seen": keys if self._single else None,
+            "rank": self._rank,
+            "digest": self._digest(),
+            "loader": self._probed(),
+        }
+
+    def _probed(self) -> State:
+        """What the state says of the loader, which makes samples for it."""
+        if self._facts.get("probes") is None:
+            loader = self._loader()
+            self._facts = {**self._facts, "probes": None if loader is None else loader.probes()}
+        return self._facts
+
+    def _after(self) -> State:
+        stateful, persistent = sampling.with_state(self._sampler), self._persistent
+        return new_epoch(
+            self._probed(), self._generators(),
+            epoch=self.sampler_epoch, iterations=self.iterations,
+            base_seed=self.base_seed if persistent else None, resets=self.resets + persistent,
+            sampler=None if stateful is None else sampling.state_of(stateful),
+            rank=self._rank, digest=self._digest(), now=generators.now(others=self._others) if self._single else None,
+            draws=self.draws_from,
+        )  # fmt: skip
+
+
+def new_epoch(facts: State, states: Mapping[str, str], **more: Any) -> State:
+    """A state between epochs."""
+    nothing = dict.fromkeys(("base_seed", "drawn", "now", "sampler", "seen", "rank", "digest"))
+    return {
+        "version": VERSION, **nothing, "iterations": 0, "batches": 0, "samples": 0, "finished": True, "resets": 0,
+        "draws": 0, "generators": states, "loader": facts, **more,
+    }  # fmt: skip
+
+
+def fresh(loader: Any, facts: State) -> State:
+    """The state of a loader that was not iterated yet."""
+    sampler = loader._index_sampler  # noqa: SLF001  torch's name
+    several, ranks = _several_ranks(), sampling.ranks_of(sampler)
+    others = generators.draws_elsewhere(sampler)
+    begun = generators.all_now(
+        generators.generators_of(loader), shared=ranks is None or (ranks == 1 and not several), others=others
+    )
+    stateful = sampling.with_state(sampler)
+    return new_epoch(
+        facts, begun, epoch=sampling.epoch_of(sampler),
+        rank=_rank_alone(sampler) if several and ranks is None else None,
+        # What a later state has: torch.distributed.checkpoint loads into a state of the same shape.
+        now=generators.now(others=others) if (ranks or 1) == 1 and not several else None,
+        sampler=sampling.state_of(stateful) if isinstance(stateful, ElasticSampler) else None,
+    )  # fmt: skip
+
+
+def _rank_alone(sampler: Any) -> int | None:
+    """The rank whose order nobody else has, of a sampler that does not deal to ranks."""
+    same = all(type(one) in _IN_ORDER for _, one in sampling.chain(sampler))
+    return None if same else sampling.rank_of(sampler)
+
+
+def _several_ranks() -> bool:
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+        return True
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1

@@ -1,0 +1,222 @@
+"""Writes down what next() gave, where DATALOADERJOB_RECORD asks for it. `core.records` has the format.
+
+A row is written at the latest with the FLUSH_ROWS-th one, or with one that comes a second after the last that were
+written, at the end of an epoch and of the process, and when a loader's state is taken: so a process that is killed
+lacks FLUSH_ROWS batches at most, and none that a checkpoint counts. The kernel has them then; a machine that goes down
+may lose more. Tickets are written before their rows. A folder that cannot be written to ends the record, not the
+training.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import shutil
+import threading
+import time
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dataloaderjob.core import frames
+from dataloaderjob.core.blobs import BlobStore, Bundle
+from dataloaderjob.core.consumption import Consumption
+from dataloaderjob.core.errors import InputError, say
+from dataloaderjob.core.places import IN_FEEDER_VARIABLE, RANK_VARIABLES, RECORD_VARIABLE
+from dataloaderjob.core.records import BLOBS, HEAD, MAGIC, NO_BUNDLE, RANK, ROW, Kind
+from dataloaderjob.making.fetcher import pickle_keys
+from dataloaderjob.making.held import states_of_classes
+from dataloaderjob.shipping.bundles import make_bundle
+
+Asked = frames.TicketOfInts | bytes
+"""A ticket as a stream keeps it: packed, or the arguments of `frames.pack_ticket_of_ints`."""
+FLUSH_ROWS = 64
+FLUSH_S = 1.0
+_lock = threading.RLock()
+_recorder: Recorder | None = None
+_failed = False
+
+
+class Recorder:
+    """The piece of this process."""
+
+    def __init__(self, folder: Path, rank: str) -> None:
+        """Raises OSError."""
+        self.store = BlobStore(folder / BLOBS)
+        own = folder / f"{RANK}{rank}"
+        own.mkdir(parents=True, exist_ok=True)
+        self._path = own / f"{time.time_ns()}-{os.getpid()}.rows"
+        self._files: dict[Path, int] = {}
+        self._bundles: dict[bytes, int] = {}
+        self._rows: list[bytes] = []
+        self._tickets: list[bytes] = []
+        self._at = 0
+        self._flushed_at = time.monotonic()
+        self._append(self._path, HEAD.pack(MAGIC))
+        self.ended = False
+
+    def keep(self, bundle: Bundle, store: BlobStore, *, in_process: bool = False) -> int:
+        """Keeps what makes batches, once; returns its number."""
+        line = json.dumps(
+            {**json.loads(bundle.manifest()), "in_process": in_process}, sort_keys=True
+        ).encode()
+        with _lock:
+            if line in self._bundles or self.ended:
+                return self._bundles.get(line, NO_BUNDLE)
+            try:
+                for digest, nbytes in bundle.blobs:
+                    if not self.store.has(digest, nbytes):
+                        _link(store.path(digest), self.store.path(digest))
+                self._append(self._path.with_suffix(".bundles"), line + b"\n")
+            except OSError as exc:
+                self._give_up(exc)
+                return NO_BUNDLE
+            self._bundles[line] = len(self._bundles)
+            return self._bundles[line]
+
+    def add(self, fields: tuple[int, ...], bundle: int, kind: int, ticket: bytes) -> None:
+        """Adds a row whose first five fields are `fields`."""
+        self._rows.append(ROW.pack(*fields, self._at, len(ticket), bundle, kind))
+        self._tickets.append(ticket)
+        self._at += len(ticket)
+        now = time.monotonic()
+        if len(self._rows) >= FLUSH_ROWS or now - self._flushed_at > FLUSH_S:
+            self._flushed_at = now
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what there is: in the file it outlives the process."""
+        with _lock:
+            tickets, rows = b"".join(self._tickets), b"".join(self._rows)
+            self._tickets.clear()
+            self._rows.clear()
+            if self.ended or not rows:
+                return
+            try:
+                self._append(self._path.with_suffix(".tickets"), tickets)
+                self._append(self._path, rows)
+            except OSError as exc:
+                self._give_up(exc)
+
+    def _append(self, path: Path, data: bytes) -> None:
+        """Files stay open: some frameworks take a state for each batch, which costs 3 µs so, and 50 otherwise."""
+        file = self._files.get(path)
+        if file is None:
+            file = self._files[path] = os.open(
+                path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )
+            weakref.finalize(self, os.close, file).atexit = False  # the last flush is at exit, too
+        left = memoryview(data)
+        while left:
+            left = left[os.write(file, left) :]
+
+    def _give_up(self, exc: OSError) -> None:
+        self.ended = True
+        say(f"the record in {self._path.parent} ends here, since {exc}")
+
+
+class Recording:
+    """One epoch of one loader."""
+
+    __slots__ = ("_asked", "_bundle", "_epoch", "_loader", "_recorder")
+
+    def __init__(self, recorder: Recorder, consumption: Consumption, bundle: int) -> None:
+        """`bundle`: what `Recorder.keep` returned."""
+        self._recorder, self._bundle = recorder, bundle
+        self._loader, self._epoch = consumption.loader, consumption.epoch
+        self._asked: dict[int, Asked] = {}
+
+    def ask(self, number: int, ticket: Asked) -> None:
+        self._asked[number] = ticket
+
+    def ask_here(self, number: int, ticket: frames.Ticket) -> None:
+        """The same of a ticket that goes nowhere; its keys need not pickle."""
+        try:
+            packed = frames.pack_ticket(*ticket[:2], ticket.keys, bare=ticket.bare, pickle_keys=pickle_keys)
+            packed = frames.with_draws(packed, ticket.draws)
+        except Exception:  # user code
+            packed = b""
+        self.ask(number, packed)
+
+    def give(self, number: int, digest: int, rolling: int, kind: Kind = Kind.BATCH) -> None:
+        """Batch `number` is about to be given, or its error."""
+        asked = self._asked.pop(number, None)
+        if asked is None or self._recorder.ended:
+            return
+        ticket = asked if isinstance(asked, bytes) else frames.pack_ticket_of_ints(*asked)
+        fields = self._loader, self._epoch, number, digest, rolling
+        with _lock:
+            self._recorder.add(fields, self._bundle, kind, ticket)
+
+    def end(self) -> None:
+        """The epoch is over."""
+        self._recorder.flush()
+
+
+def recorder(consumption: Consumption) -> Recorder | None:
+    """This process's, where the environment asks for one and the loader is one of the script's."""
+    global _recorder, _failed
+    folder = os.environ.get(RECORD_VARIABLE)
+    if not folder or _failed or not consumption.counts or os.environ.get(IN_FEEDER_VARIABLE):
+        return None
+    with _lock:
+        if _recorder is None:
+            try:
+                _recorder = Recorder(Path(folder).absolute(), _rank())
+            except OSError as exc:
+                _failed = True
+                say(f"nothing is recorded in {folder}: {exc}")
+        return _recorder
+
+
+def record_here(loader: Any, consumption: Consumption) -> Recording | None:
+    """An epoch whose batches this process makes itself, with what makes them as far as that can be kept."""
+    own = recorder(consumption)
+    if own is None:
+        return None
+    try:
+        bundle = make_bundle(
+            loader.dataset, loader.collate_fn, None, store=own.store, allow_pickle=bool(loader.pickle_allowed)
+        )
+    except (InputError, OSError):
+        return Recording(own, consumption, NO_BUNDLE)
+    bundle = replace(bundle, held=states_of_classes(loader.dataset, loader.collate_fn))
+    return Recording(own, consumption, own.keep(bundle, own.store, in_process=True))
+
+
+def flush() -> None:
+    """Writes what is held back, so that the record has all that a checkpoint counts."""
+    if _recorder is not None:
+        _recorder.flush()
+
+
+def _rank() -> str:
+    """A process without a rank counts as the only one."""
+    found = next((os.environ[name] for name in RANK_VARIABLES if os.environ.get(name)), "0")
+    return "".join(c if c.isalnum() else "_" for c in found)
+
+
+def _link(source: Path, target: Path) -> None:
+    """A name for the blob that outlives the store's; a copy where that cannot be."""
+    with contextlib.suppress(FileExistsError):
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            raise
+        except OSError:
+            part = target.with_name(f".{target.name}-{os.getpid()}")
+            shutil.copyfile(source, part)
+            os.replace(part, target)
+
+
+def _forget() -> None:
+    """A forked child has a piece of its own, if it takes batches."""
+    global _recorder, _lock
+    _recorder, _lock = None, threading.RLock()
+
+
+atexit.register(flush)
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,187 @@
+"""Attaches a trainer process to its sidecar: dials the socket, exchanges hello and welcome, explains failures."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dataloaderjob.core import ipc, sockets
+from dataloaderjob.core.errors import ServiceUnavailable, say
+from dataloaderjob.core.places import SOCKET_VARIABLE
+from dataloaderjob.trainer.session.pool import Pool
+
+DIAL_TIMEOUT_S = 10.0
+BUSY_S = 10.0
+"""A sidecar that is overrun by connections closes the oldest; so long it is tried again."""
+BUSY_PAUSE_S = 0.05
+ABSENCE_DEADLINE_S = 120.0
+ABSENCE_NOTE_S = 5.0
+ABSENCE_PAUSE_S = 0.05
+Attachment = tuple[socket.socket, dict[str, Any], list[int]]
+"""The connection to a sidecar that takes this process, its settings, and descriptors of control memory and wake-ups."""
+_BUSY = frozenset({errno.ECONNRESET, errno.EPIPE, errno.EAGAIN})
+_process = os.urandom(8).hex()
+"""Tells this process from all others at the sidecar: containers of a pod may have equal pids."""
+
+
+class _Closed(ConnectionResetError):
+    """The sidecar closed the connection without a word."""
+
+
+@dataclass(slots=True, eq=False)
+class Opened:
+    """What is to be closed when a client ends.
+
+    Apart from the client, because a `__del__` of it could run in one thread while another comes by the client in
+    `_clients`: of an object that has none the references are gone before anything is closed.
+    """
+
+    sock: socket.socket | None = None
+    fds: list[int] = field(default_factory=list)
+    pool: Pool | None = None
+
+    def disconnect(self) -> None:
+        sock, self.sock = self.sock, None
+        if sock is not None:
+            sock.close()
+
+    def close(self) -> None:
+        """Closes all descriptors; what was lent stays valid, and ends without a word to anybody."""
+        if (pool := self.pool) is not None:
+            pool.tail.cut()
+            for number in list(pool.regions):
+                pool.drop(number)
+        self.disconnect()
+        fds, self.fds = self.fds, []
+        for fd in fds[:2] if pool is not None else fds:  # the third is the pool's
+            os.close(fd)
+
+
+def attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) -> Attachment:
+    """Says hello at `path`. `adopt` and `fds`: pools of an earlier sidecar that the new one shall take over.
+
+    Raises ServiceUnavailable with the reason; OSError, ProtocolError while nobody fit answers.
+    """
+    deadline = time.monotonic() + BUSY_S
+    while True:
+        try:
+            return _attach(path, rank, adopt, fds)
+        except OSError as exc:
+            busy = isinstance(exc, _Closed) or exc.errno in _BUSY
+            if not busy or time.monotonic() > deadline:
+                raise
+        time.sleep(BUSY_PAUSE_S)
+
+
+def _attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) -> Attachment:
+    hello = {"pid": os.getpid(), "process": _process, "rank": rank, "adopt": adopt}
+    sock = dial(path)
+    try:
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            first, *rest = ipc.pack_json(ipc.Type.HELLO, hello)
+            socket.send_fds(sock, [first], [pidfd, *fds])
+        finally:
+            os.close(pidfd)
+        for packet in rest:
+            sock.send(packet)
+        data, received = ipc.recv_with_fds(sock)
+        if not data:
+            raise _Closed("the sidecar closed the connection")
+        answer = ipc.unpack(data)
+        message = ipc.parse_json(answer.payload)
+        if answer.type != ipc.Type.WELCOME:
+            raise ServiceUnavailable(f"the sidecar at {path} refused this process: {message.get('error')}")
+    except BaseException:
+        sock.close()
+        raise
+    sock.settimeout(None)
+    return sock, message, received
+
+
+class Absence:
+    """A sidecar that nobody can reach at the moment: a container that starts, or starts again, takes its time.
+
+    Callers that tried in vain `wait()`, and try again until it raises.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._since = time.monotonic()
+        self._noted = False
+
+    def wait(self, exc: Exception) -> None:
+        """Raises ServiceUnavailable, with `exc` as its reason, where it is of no use to wait longer."""
+        waited = time.monotonic() - self._since
+        if (why := failure(self._path)) is not None:
+            raise ServiceUnavailable(f"the service at {self._path} failed: {why}") from exc
+        if waited > ABSENCE_DEADLINE_S:
+            raise ServiceUnavailable(
+                f"no sidecar came to {self._path} in {waited:.0f} s (is its container running?): {exc}"
+            ) from exc
+        if waited > ABSENCE_NOTE_S and not self._noted:
+            self._noted = True
+            say(f"no sidecar answers at {self._path}; waiting for it ({exc})")
+        time.sleep(ABSENCE_PAUSE_S)
+
+
+def failure(path: str) -> str | None:
+    """What a service of this machine wrote beside its socket when it gave up, or that nothing of it is left."""
+    try:
+        return Path(path).with_name("failed").read_text().strip()
+    except OSError:
+        return None if os.path.isdir(os.path.dirname(path)) else "it was killed, and its folder is gone"
+
+
+class _Lasting(socket.socket):
+    """A socket that its owner closes, and at the end of the process the kernel: no ResourceWarning is due."""
+
+    def __del__(self) -> None: ...
+
+
+def dial(path: str) -> socket.socket:
+    """Connects to a sidecar's socket. OSErrors get a message that says what to do.
+
+    Without an announced socket the sidecar must be this user's own: who else has one at `path` is not told anything.
+    """
+    if len(path.encode()) > ipc.MAX_PATH_NBYTES:
+        raise ServiceUnavailable(
+            f"a Unix socket's path may have {ipc.MAX_PATH_NBYTES} bytes, {path!r} has {len(path.encode())}: "
+            "choose a shorter folder (TMPDIR, or DATALOADERJOB_DIR)"
+        )
+    sock = _Lasting(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    sock.settimeout(DIAL_TIMEOUT_S)
+    try:
+        sock.connect(path)
+        if not os.environ.get(SOCKET_VARIABLE) and (uid := sockets.peer_uid(sock)) != os.getuid():
+            raise ServiceUnavailable(
+                f"a sidecar of user {os.getuid()} is needed at {path}, found one of user {uid}: set "
+                "DATALOADERJOB_DIR to a folder of yours that others may not write to"
+            )
+    except BaseException as exc:
+        sock.close()
+        if isinstance(exc, PermissionError):
+            raise ServiceUnavailable(
+                f"user {os.getuid()} may not connect to the sidecar's socket {path}: run the trainer as the sidecar's "
+                "user or in its group (on a cluster: the same securityContext.fsGroup)"
+            ) from exc
+        if isinstance(exc, ConnectionRefusedError) and not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise ServiceUnavailable(
+                f"a sidecar's socket is needed at {path}, where something else lies: is {SOCKET_VARIABLE} right?"
+            ) from exc
+        raise
+    return sock
+
+
+def _another_process() -> None:
+    global _process
+    _process = os.urandom(8).hex()
+
+
+os.register_at_fork(after_in_child=_another_process)

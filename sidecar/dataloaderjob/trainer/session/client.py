@@ -1,0 +1,498 @@
+"""The trainer's connection to its sidecar: attach, tickets out, batches in, and back again after a crash.
+
+One client for each trainer process and socket. No thread: everything happens inside `iter()` and `next()`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections import deque
+from typing import Any
+
+from dataloaderjob.core import control as ctl
+from dataloaderjob.core import frames, ipc
+from dataloaderjob.core.control import Control
+from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable, say
+from dataloaderjob.core.sockets import DO_NOT_WAIT
+from dataloaderjob.trainer.session import forks
+from dataloaderjob.trainer.session.attach import Absence, Opened, attach
+from dataloaderjob.trainer.session.pool import Pool, Region, map_region
+from dataloaderjob.trainer.session.stream import Stream, StreamLeftError
+
+POLL_MS = 100
+ANSWER_S = 1.0
+SEND_TIMEOUT_S = 60.0
+MAX_ENDS = 10
+ENDS_WITHIN_S = 30.0
+"""So many ends of the sidecar in such a time, without a batch between them, are a defect that does not pass."""
+GRACE_S = 60.0
+"""Time beyond the job's deadline for a batch, after which the sidecar itself counts as silent."""
+
+_thread = threading.get_ident
+_clients: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
+_kept: dict[str, Client] = {}
+"""Clients that stay when no loader has them: to attach again and have the dataset loaded again takes 40 ms."""
+_clients_lock = threading.Lock()
+
+
+def connect(path: str, rank: str, *, keep: bool = False) -> Client:
+    """This process's client of the sidecar at `path`; one for all loaders. `keep`: until the process ends."""
+    with _clients_lock:
+        client = _clients.get(path)
+        if client is None or client.dead is not None:
+            client = Client(path, rank)
+            _clients[path] = client
+        if keep:
+            _kept.clear()
+            _kept[path] = client
+        return client
+
+
+class Client:
+    """A pool and its socket."""
+
+    __slots__ = (
+        "__weakref__", "_asleep", "_ends", "_heard", "_incoming", "_last_stream", "_opened", "_polls", "_receives",
+        "_sleepers", "_taken", "attachment", "closed_streams", "control", "dead", "lock", "path", "pool",
+        "rank", "settings", "streams", "wake_receiver", "wake_trainer",
+    )  # fmt: skip
+
+    def __init__(self, path: str, rank: str) -> None:
+        self.path, self.rank = path, rank
+        self.streams: dict[int, Stream] = {}
+        self.closed_streams: list[tuple[int, int]] = []
+        """(stream, awaited) of iterators that were collected; finalizers append here."""
+        self.dead: str | None = None
+        self.attachment = 0
+        """Counts the sidecars, or receivers, that this client had before."""
+        self.lock = threading.RLock()
+        """Guards the socket, the streams and the pool's books; never held while waiting for a batch."""
+        self._ends = deque[float](maxlen=MAX_ENDS)
+        """Moments at which the sidecar ended since a batch was taken last."""
+        self._taken = 0
+        """Batches taken by then."""
+        self._last_stream = 0
+        self._sleepers = 0
+        self._receives = False
+        """Whether a packet is on its way in, which a signal's handler must not meet."""
+        self._heard = 0
+        """Packets that the receiver had sent when all of them were read last (`W_TOLD`)."""
+        self._asleep = threading.RLock()
+        self._polls: dict[int, tuple[socket.socket | None, select.epoll]] = {}
+        self._incoming = ipc.Assembler()
+        self._opened = Opened()
+        # At the interpreter's end the kernel closes all.
+        weakref.finalize(self, self._opened.close).atexit = False
+        sock, self.settings, fds = attach(path, rank, None, [])
+        self._opened.fds = fds
+        self._connected(sock)
+        if len(fds) != 3:
+            raise ServiceUnavailable(f"the sidecar at {path} sent {len(fds)} descriptors, 3 are needed")
+        control_fd, self.wake_trainer, self.wake_receiver = fds
+        self.control = Control(control_fd)
+        if not self.control.valid:
+            raise ServiceUnavailable(f"the sidecar at {path} sent control memory of another version")
+        self.pool = self._opened.pool = Pool(self.control, self.wake_receiver)
+
+    # Attaching
+
+    def _connected(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_TIMEOUT_S), 0))
+        self._incoming = ipc.Assembler()
+        self._opened.sock = sock
+
+    def _reattach(self) -> None:
+        """Comes back after the sidecar died: gives the pools to the new one and asks again for what was not taken.
+
+        May be called again when an exception, such as KeyboardInterrupt, ended it.
+        """
+        with self.lock:
+            self._opened.disconnect()
+            absence = Absence(self.path)
+            while True:
+                try:
+                    self._give_back()
+                    return
+                except (OSError, ServiceUnavailable, ProtocolError) as exc:
+                    self.check()
+                    try:
+                        absence.wait(exc)
+                    except ServiceUnavailable as gone:
+                        self.dead = str(gone)
+                        raise
+
+    def _check_progress(self) -> None:
+        """A receiver that ends at what it is told ends again and again. Raises ServiceUnavailable."""
+        now, taken = time.monotonic(), self.control.words[ctl.W_NEXT_CALLS]
+        if taken != self._taken:
+            self._taken = taken
+            self._ends.clear()
+        self._ends.append(now)
+        if len(self._ends) == MAX_ENDS and now - self._ends[0] < ENDS_WITHIN_S:
+            self.dead = (
+                f"the sidecar at {self.path} ended {MAX_ENDS} times within {ENDS_WITHIN_S:.0f} s, and no batch came:"
+                " see what it printed last"
+            )
+            raise ServiceUnavailable(self.dead)
+
+    def _give_back(self) -> None:
+        try:
+            self._send_all()
+        except BaseException:
+            self._opened.disconnect()  # not before it has been told all is this client connected
+            raise
+
+    def _send_all(self) -> None:
+        # First of all: what the dead receiver published must not be taken for the new one's.
+        self.control.forget()
+        self.attachment += 1
+        self.pool.drop_empty_singles()
+        regions = list(self.pool.regions.values())
+        adopt = {
+            "regions": [{"region": r.number, "nbytes": r.nbytes, "single": r.single} for r in regions],
+            "leases": [[n, *place] for n, (*place, _) in self.pool.leases.copy().items()],
+        }
+        fds = [*self._opened.fds, *(region.fd for region in regions)]
+        sock, self.settings, _ = attach(self.path, self.rank, adopt, fds)
+        self._connected(sock)
+        self._check_progress()
+        self._forget_collected()
+        for stream in self.streams.values():
+            stream.failures.clear()
+            self._send_open(stream)
+            asked = stream.asked  # another thread may be drawing
+            stream.sent = asked
+            stream.sent_waiting = None
+            stream.begin_anew()
+            self._send(stream.messages(range(stream.awaited, asked)))
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the sidecar is there, as far as the kernel knows."""
+        sock = self._opened.sock
+        if sock is None or self.dead is not None:
+            return False
+        poll = select.poll()
+        poll.register(sock, select.POLLRDHUP)
+        return not poll.poll(0)
+
+    def check(self) -> None:
+        """Raises ServiceUnavailable when this client is of no more use."""
+        if self.dead is not None:
+            raise ServiceUnavailable(self.dead)
+
+    # Streams
+
+    def open(self, manifest: str, window: int, first: int = 0) -> Stream:
+        """first: number of the first ticket. Raises ServiceError when too many iterators live at once."""
+        self.check()
+        with self.lock:
+            self._close_collected()
+            rows = {s % ctl.ROWS for s in self.streams}
+            number = self._last_stream + 1
+            while number % ctl.ROWS in rows:
+                number += 1
+                if number > self._last_stream + 2 * ctl.ROWS:
+                    raise ServiceError(f"at most {ctl.ROWS} iterators can live at once: let go of some")
+            self._last_stream = number
+            self.control.clear_row(number)
+            stream = Stream(number, manifest, window, first, asked=first, sent=first)
+            self.streams[number] = stream
+            self._guarded(self._send_open, stream)
+            self.control.words[ctl.W_STREAMS] = len(self.streams)
+            return stream
+
+    def _send_open(self, stream: Stream) -> None:
+        message = {"bundle": stream.manifest, "window": stream.window}
+        self._send(ipc.pack_json(ipc.Type.OPEN, message, stream=stream.id, awaiting=stream.awaited))
+
+    def flush(self, stream: Stream, *, waiting: bool = False) -> None:
+        """Sends the tickets that are held back; `waiting`: and that the trainer sleeps for the next one."""
+        with self.lock:
+            self.check()
+            sent, asked, words = stream.sent, stream.asked, self.control.words
+            if sent == asked and not (waiting and stream.sent_waiting != stream.awaited):
+                return
+            attachment = self.attachment
+            try:
+                self._guarded(self._send, stream.messages(range(sent, asked), waiting=waiting))
+                stream.sent = asked
+            except BaseException:
+                self._opened.disconnect()  # not even an interrupt may leave it open what was sent
+                raise
+            if stream.feeders != words[ctl.W_FEEDERS]:
+                stream.regroup(words[ctl.W_FEEDERS])
+            # A receiver that came meanwhile was told all but who waits.
+            stream.sent_waiting = stream.awaited if waiting and attachment == self.attachment else None
+
+    def close_collected(self) -> None:
+        """Tells the receiver of the streams in `closed_streams`."""
+        if self.dead is None:
+            with self.lock:
+                self._close_collected()
+
+    def _close_collected(self) -> None:
+        for number, awaited in self._forget_collected():
+            self._guarded(self._send, ipc.pack(ipc.Type.CLOSE, stream=number, awaiting=awaited))
+
+    def _forget_collected(self) -> list[tuple[int, int]]:
+        forgotten = []
+        while self.closed_streams:
+            number, awaited = self.closed_streams.pop()
+            if self.streams.pop(number, None) is not None:
+                forgotten.append((number, awaited))
+        self.control.words[ctl.W_STREAMS] = len(self.streams)
+        self.control.words[ctl.W_LEASED_NBYTES] = self.pool.leased_nbytes
+        return forgotten
+
+    def _guarded(self, send: Any, what: Any) -> None:
+        """Sends, or tells a new sidecar all that there is to tell, `what` among it."""
+        try:
+            send(what)
+        except ConnectionError:
+            self._reattach()
+        except BaseException:
+            self._opened.disconnect()  # it may be half out; the next call tells a receiver everything anew
+            raise
+
+    def _send(self, packets: list[bytes]) -> None:
+        if self._opened.sock is None:
+            raise ConnectionError("not connected")
+        for packet in packets:
+            try:
+                self._opened.sock.send(packet)
+            except BlockingIOError as exc:
+                raise DeadlineExceeded(
+                    f"the sidecar at {self.path} takes no message since {SEND_TIMEOUT_S:.0f} s: its receiver for this "
+                    "process is stopped or hangs; see the sidecar's log"
+                ) from exc
+
+    # Batches
+
+    def wait(self, stream: Stream, number: int, control: Control, timeout_s: float) -> None:
+        """Sleeps until a ticket is ready, or failed, with all that it needs.
+
+        Raises DeadlineExceeded, ServiceUnavailable, and StreamLeftError when another thread left the stream.
+        """
+        started = time.monotonic()
+        limit = timeout_s or float(self.settings["batch_deadline_s"]) + GRACE_S
+        while True:
+            self.check()
+            if stream.left:
+                raise StreamLeftError
+            if self.closed_streams:
+                with self.lock:
+                    self._close_collected()
+            if self._opened.sock is None:
+                with self.lock:  # another thread may have come back meanwhile
+                    if self._opened.sock is None:
+                        self._reattach()
+            self.flush(stream, waiting=True)
+            self.sleep(stream, number, control, POLL_MS)
+            if self.ready(stream, number, control) is not None:
+                return
+            if time.monotonic() - started > limit:
+                who = self._who_is_late(stream, number)
+                if who and not timeout_s and stream.places is not None:
+                    started = (
+                        time.monotonic()
+                    )  # a slot is made again for so long; the receiver has a deadline, too
+                    continue
+                raise DeadlineExceeded(
+                    f"DataLoader timed out after {limit:g} seconds: batch {number} is not ready "
+                    + ("(the loader's timeout)" if timeout_s else "and the sidecar did not give up")
+                    + f": {who or 'the sidecar does not say who is late'}"
+                )
+
+    def _who_is_late(self, stream: Stream, number: int) -> str:
+        """Asks the receiver which feeder is at which index of the ticket."""
+        stream.late, until = "", time.monotonic() + ANSWER_S
+        with contextlib.suppress(ConnectionError, DeadlineExceeded):
+            with self.lock:
+                self._send(ipc.pack(ipc.Type.STATUS, stream=stream.id, ticket=number))
+            while not stream.late and time.monotonic() < until:
+                time.sleep(0.005)
+                self._drain()
+        return stream.late
+
+    def ready(self, stream: Stream, number: int, control: Control) -> int | None:
+        """The lease of a ticket, FAILED, THERE, or None while it or what it needs has not come."""
+        lease = control.ready(stream.id, number)
+        if lease is None or lease == ctl.THERE:
+            return lease
+        if lease == ctl.FAILED:
+            return lease if number in stream.failures else None
+        return lease if control.entry(lease)[2] in self.pool.regions else None
+
+    def sleep(self, stream: Stream, number: int, control: Control, wait_ms: int, after: int = 1) -> bool:
+        """Sleeps until something happens, `wait_ms` at most. Returns whether anything did.
+
+        `control` is the calling thread's. `after`: batches that shall have come before it wakes.
+        """
+        if self._opened.sock is None or self.closed_streams:
+            return False  # `wait` looks after it
+        with self._asleep:
+            self._sleepers += 1
+        try:
+            with self._asleep:
+                awake = not control.sleep(stream.id, number, 0 if self._sleepers > 1 else after)
+            if awake and self.ready(stream, number, control) is not None:
+                return True
+            kept = self._polls.get(_thread())
+            poll = kept[1] if kept is not None and kept[0] is self._opened.sock else self._new_poll()
+            events = poll.poll(wait_ms / 1000, 2)
+            for fd, _ in events:
+                if fd != self.wake_trainer:
+                    self._drain()
+            return bool(events)
+        finally:
+            with self._asleep:  # else another thread's wake-up may be called off
+                self._sleepers -= 1
+                if not self._sleepers:
+                    control.awake()
+
+    def _new_poll(self) -> select.epoll:
+        """Waits for the eventfd and the socket, in the calling thread: one for each.
+
+        The eventfd is edge-triggered, so nobody has to read it, and a wake-up wakes every thread that sleeps.
+        """
+        thread, sock = _thread(), self._opened.sock
+        poll = select.epoll()
+        poll.register(self.wake_trainer, select.EPOLLIN | select.EPOLLET)
+        if sock is not None:
+            try:
+                poll.register(sock, select.EPOLLIN)
+            except (OSError, ValueError):
+                return poll  # another thread has closed it just now
+        live = {t.ident for t in threading.enumerate()}
+        for other in list(self._polls):
+            if other not in live:
+                self._polls.pop(other, None)
+        self._polls[thread] = sock, poll
+        return poll
+
+    def _drain(self) -> None:
+        """Reads what the sidecar sent; reattaches if it is gone."""
+        with self.lock:
+            try:
+                while self._opened.sock is not None and self._receive(self._opened.sock):
+                    pass
+            except ConnectionError:
+                self._reattach()
+            except BaseException:
+                self._opened.disconnect()  # a message may be lost; a new attachment brings it again
+                raise
+            if self._sleepers > 1:  # it may be what another thread sleeps for
+                os.eventfd_write(self.wake_trainer, 1)
+
+    def claim(self) -> list[Region]:
+        """Regions that devices may read by themselves from here on, but for those of earlier calls."""
+        with self.lock:  # no view is handed out meanwhile
+            self.control.words[ctl.W_REGISTERED] = 1  # its pages stay where they are from now on
+            return self.pool.claim()
+
+    def count_stage(self, ns: int) -> None:
+        """So long the user's device_stage took."""
+        with self.lock:  # threads of several loaders count
+            self.control.words[ctl.W_STAGE_NS] += ns
+
+    def hear(self) -> None:
+        """Reads what has come, so that a state has the newest snapshots; waits for nothing and nobody."""
+        told = self.control.words[ctl.W_TOLD]
+        if told == self._heard or self._receives or not self.lock.acquire(blocking=False):
+            return  # nothing came; or a signal's handler asks, or another thread is at it
+        try:
+            while self._opened.sock is not None and self._receive(self._opened.sock):
+                if self._sleepers:  # it may be what another thread sleeps for
+                    os.eventfd_write(self.wake_trainer, 1)
+            self._heard = told
+        except ConnectionError:
+            pass  # the next call meets it again
+        except BaseException as exc:
+            self._opened.disconnect()  # a message may be lost; a new attachment brings it again
+            if not isinstance(exc, Exception):
+                raise
+        finally:
+            self.lock.release()
+
+    def _receive(self, sock: socket.socket) -> bool:
+        """One packet; False when there is none. Raises ConnectionError at the end."""
+        self._receives = True
+        try:
+            data, fds = ipc.recv_with_fds(sock, DO_NOT_WAIT)
+            if not data:
+                raise ConnectionError("the sidecar closed the connection")
+            packet = self._incoming.feed(data)
+            if packet is not None:
+                self._packet(packet, fds)
+        except BlockingIOError:
+            return False
+        finally:
+            self._receives = False
+        return True
+
+    def _packet(self, packet: ipc.Packet, fds: list[int]) -> None:
+        if packet.type == ipc.Type.FAILED:
+            if (stream := self.streams.get(packet.stream)) is not None:
+                stream.failures[packet.ticket] = packet.payload
+            return
+        if packet.type == ipc.Type.SNAPSHOT:
+            stream = self.streams.get(packet.stream)
+            if stream is not None and stream.places is not None:
+                stream.places.keep(*frames.unpack_snapshot(packet.payload))
+            return
+        message = ipc.parse_json(packet.payload)
+        if packet.type == ipc.Type.STATUS and (stream := self.streams.get(packet.stream)) is not None:
+            stream.late = str(message["late"])
+        elif packet.type == ipc.Type.REGION:
+            number = int(message["region"])
+            region = map_region(number, int(message["nbytes"]), bool(message["single"]), fds[0])
+            self.pool.regions[number] = region
+            self.pool.limit(int(message["lease_limit"]))
+        elif packet.type == ipc.Type.DROP:
+            self.pool.drop(int(message["region"]))
+        elif packet.type == ipc.Type.NOTE:
+            say(str(message["text"]))
+
+    def wake(self) -> None:
+        """Wakes all threads that sleep for a batch."""
+        if self.dead is None:
+            os.eventfd_write(self.wake_trainer, 1)
+
+    # The end
+
+    def cut_off(self) -> None:
+        """Gives this client up in a forked child, since it belongs to the parent. Its descriptors are closed here."""
+        self.lock, self._asleep = threading.RLock(), threading.RLock()  # another thread may have held them
+        self.dead = "this iterator belongs to the parent process: call iter(loader) again in the forked child"
+        self._opened.close()
+        self._polls = {}
+        if self._opened.pool is not None:
+            self._opened.pool.tail.close()  # no other thread is in this process
+
+
+def _before_fork() -> None:
+    pools = [client._opened.pool for client in list(_clients.values())]  # noqa: SLF001  this module
+    forks.before(pool.tail for pool in pools if pool is not None)
+
+
+def _after_fork_in_child() -> None:
+    global _clients_lock
+    _clients_lock = threading.Lock()
+    for client in list(_clients.values()):
+        client.cut_off()
+    _clients.clear()
+    _kept.clear()
+    forks.after_in_child()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=forks.after_in_parent, after_in_child=_after_fork_in_child
+)

@@ -1,0 +1,272 @@
+"""A private service that stays after its script for the next one: DATALOADERJOB_KEEP, its seconds.
+
+Only a script in the same environment takes it, since feeders hold what they were started with: variables, import
+path, installed packages, limits. The folder's name says which environment that is. One service serves one launch at a
+time; whether it is free is its own word (`core.claims`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import glob
+import hashlib
+import math
+import os
+import re
+import resource
+import secrets
+import select
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from dataloaderjob.core import folders, imported
+from dataloaderjob.core.claims import FREE, GRANTED, Claim, echo_text
+from dataloaderjob.core.errors import InputError, ServiceUnavailable, say
+from dataloaderjob.core.places import (
+    CONTROL_NAME,
+    FILES,
+    IMPORTED_NAME,
+    KEEP_VARIABLE,
+    LAUNCH_NAME,
+    PID_NAME,
+    REMEDY,
+)
+from dataloaderjob.core.processes import lives, standard_error
+
+ANSWER_S = 5.0
+"""A service answers at once, unless the machine is very busy."""
+MAX_KEEP_S = 7 * 24 * 3600.0
+_PREFIX = "k"
+_LOCK_NAME = ".keep"
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+LOCK_S = 60.0
+LOOK_S = 0.005
+MAX_FREE = 2
+"""Services of other environments that may wait while one more is started."""
+LEFTOVER_S = 3600.0
+"""A folder without a service is removed after so long."""
+_OF_A_LAUNCH = re.compile(
+    r"(?:LOCAL_|GROUP_|ROLE_)?RANK|MASTER_(?:ADDR|PORT)|TORCHELASTIC_\w+|(?:DATALOADERJOB|RAY|SLURM|OMPI|PMIX?|PRTE)_\w+|"
+    r"_|OLDPWD|SHLVL|COLUMNS|LINES|TERM\w*|COLORTERM|LS_COLORS|SSH_\w+|DISPLAY|WINDOWID|TMUX\w*|STY|WINDOW|VTE_VERSION|"
+    r"VSCODE_\w+|GIT_ASKPASS|XDG_SESSION_\w+|XDG_VTNR|XDG_SEAT|DBUS_SESSION_BUS_ADDRESS|INVOCATION_ID|JOURNAL_STREAM|"
+    r"JPY_\w+|PYTEST_CURRENT_TEST"
+)
+"""Variables of one launch or terminal: feeders start without them, and get a script's own with its code, but for a
+launcher's."""
+_LIMITS = sorted(
+    {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+    - {resource.RLIMIT_NOFILE}
+)
+_NAMESPACES = ("mnt", "net", "pid", "user")
+
+
+def shared(variables: Mapping[str, str]) -> dict[str, str]:
+    """What feeders of a service that stays start with; ours are for the service."""
+    own = "DATALOADERJOB_"
+    return {k: v for k, v in variables.items() if k.startswith(own) or not _OF_A_LAUNCH.fullmatch(k)}
+
+
+def keep_seconds() -> float:
+    """Seconds for which the service stays after its script; 0 if it does not. Raises InputError."""
+    text = os.environ.get(KEEP_VARIABLE, "")
+    try:
+        found = float(text or 0)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found <= MAX_KEEP_S:
+        raise InputError(
+            f"{KEEP_VARIABLE} is the number of seconds for which feeders stay after their script, at most "
+            f"{MAX_KEEP_S:.0f}, found {text!r}: correct or unset it"
+        )
+    return found
+
+
+def import_path() -> list[str]:
+    """What feeders of a service that stays import from; the script's own folder travels with its code."""
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    own = {"", *([] if main is None else [os.path.dirname(os.path.abspath(main))])}
+    with contextlib.suppress(FileNotFoundError):  # somebody removed it
+        own.add(os.getcwd())
+    return [entry for entry in map(os.fspath, sys.path) if entry not in own]
+
+
+def home(base: Path, launch: str, script: str) -> Path:
+    """The folder of this launch's service, which lives there or is to be started there.
+
+    `launch`: `trainer.session.private.run_key`. A service that an earlier script of the same environment left is
+    taken over if it is free, and if the files from which its feeders have imported are still the same. Raises
+    ServiceUnavailable, InputError, OSError.
+    """
+    claim = Claim(run=launch, pid=os.getpid(), keep_s=keep_seconds(), script=script)
+    prefix = f"{_PREFIX}{environment_key(os.environ)}-"
+    with _locked(base):
+        found = [path for path in sorted(base.glob(f"{_PREFIX}*-*")) if folders.is_own(path)]
+        for path in found:  # a launch keeps its service whatever has changed in its environment since
+            if _launch_of(path) == launch and _is_joined(path, claim):
+                return path
+        for path in found:
+            if not path.name.startswith(prefix) or not lives(path / PID_NAME):
+                continue
+            if not imported.is_current(path / IMPORTED_NAME):
+                _ask(path, dataclasses.replace(claim, ends=True))
+            elif _ask(path, claim) == GRANTED:
+                (path / LAUNCH_NAME).write_text(launch)
+                until = f"they stay for {claim.keep_s:g} s after this one"
+                say(f"uses the feeders that an earlier script left; {until}")
+                return path
+        _make_room(found, claim)
+        path = base / f"{prefix}{secrets.token_hex(2)}"
+        folders.make(path, REMEDY)
+        folders.mark(path)
+        (path / LAUNCH_NAME).write_text(launch)
+        return path
+
+
+def _is_joined(path: Path, claim: Claim) -> bool:
+    """Whether this is the service of the claim's launch, which uses it already or has still to start it.
+
+    A launch may have the name of one that ended: what that one left is taken over as any other script's.
+    """
+    answer = _ask(path, dataclasses.replace(claim, joins=True))
+    if answer is not None:
+        return answer == GRANTED
+    if (path / PID_NAME).exists():
+        return lives(path / PID_NAME)  # it does not listen yet
+    return time.time() - _changed_at(str(path / LAUNCH_NAME)) / 1e9 < LOCK_S
+
+
+def _make_room(others: Sequence[Path], claim: Claim) -> None:
+    """Ends free services beyond MAX_FREE, the one claimed longest ago first, and removes what dead ones left."""
+    alive = [path for path in others if lives(path / PID_NAME)]
+    if len(alive) > MAX_FREE:
+        probe = dataclasses.replace(claim, joins=True)
+        free = [path for path in alive if _ask(path, probe) == FREE]
+        for path in sorted(free, key=lambda path: _changed_at(str(path / LAUNCH_NAME)))[:-MAX_FREE]:
+            _ask(path, dataclasses.replace(claim, ends=True))
+    for path in others:
+        if path not in alive and time.time() - _changed_at(str(path)) / 1e9 > LEFTOVER_S:
+            folders.remove(path, FILES)
+
+
+def environment_key(variables: Mapping[str, str]) -> str:
+    """Names what feeders of this process would be started with; ten characters."""
+    path = import_path()
+    parts = [
+        sys.executable,
+        sorted(item for item in variables.items() if not _OF_A_LAUNCH.fullmatch(item[0])),
+        path,
+        [_changed_at(entry) for entry in _of_packages(path)],
+        max(_changed_at(entry) for entry in _own_files()),
+        sorted(os.sched_getaffinity(0)),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        os.sched_getscheduler(0),
+        [resource.getrlimit(number) for number in _LIMITS],
+        resource.getrlimit(resource.RLIMIT_NOFILE)[1],  # feeders raise the other one themselves
+        (os.geteuid(), os.getegid(), sorted(os.getgroups())),
+        [_link(f"/proc/self/ns/{name}") for name in _NAMESPACES],
+        _text("/proc/self/cgroup"),
+    ]
+    return hashlib.sha256(repr(parts).encode(errors="surrogateescape")).hexdigest()[:10]
+
+
+def _of_packages(path: Sequence[str]) -> Iterator[str]:
+    """Folders of packages, and the files in them by which packages are installed in place, say."""
+    for folder in path:
+        if folder.endswith("-packages"):
+            yield folder
+            yield from sorted(glob.glob(os.path.join(glob.escape(folder), "*.pth")))
+
+
+def _own_files() -> Iterator[str]:
+    """Files and folders of this package: who develops it changes them in place."""
+    for folder, _, names in os.walk(Path(__file__).parents[1]):
+        if not folder.endswith("__pycache__"):
+            yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))
+
+
+def _changed_at(path: str) -> int:
+    """When it was changed last; a folder of packages is whenever one is installed or removed. 0 if it is not there."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _launch_of(path: Path) -> str:
+    """The launch for which the service of this folder was started, or that took it over last."""
+    return _text(str(path / LAUNCH_NAME))
+
+
+def _ask(path: Path, claim: Claim) -> bytes | None:
+    """What the service of this folder says to a claim; None if it does not listen, or does not answer in time."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    try:
+        with (
+            open(read, "rb", buffering=0) as answers,
+            open(write, "wb", buffering=0) as reply,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock,
+        ):
+            sock.setblocking(False)
+            sock.connect(str(path / CONTROL_NAME))
+            socket.send_fds(sock, [claim.pack()], [reply.fileno()])
+            reply.close()
+            poll = select.poll()
+            poll.register(answers, select.POLLIN)
+            answer = (answers.read(1) or None) if poll.poll(ANSWER_S * 1000) else None
+            if answer == GRANTED and not claim.ends:
+                _be_heard(sock, claim)
+            return answer
+    except OSError:
+        return None
+
+
+def _be_heard(sock: socket.socket, claim: Claim) -> None:
+    """Has the service write to this process's standard error, unless that is closed or the service is about to end."""
+    with standard_error() as echo, contextlib.suppress(OSError):
+        if echo is not None:
+            socket.send_fds(sock, [echo_text(claim.run)], [echo])
+
+
+@contextlib.contextmanager
+def _locked(base: Path) -> Iterator[None]:
+    """Held while a service is chosen, so that the ranks of a launch choose the same one. Raises ServiceUnavailable."""
+    path, deadline = base / _LOCK_NAME, time.monotonic() + LOCK_S
+    if path.is_symlink():
+        raise ServiceUnavailable(f"a plain file is needed at {path}, found a symbolic link: remove it")
+    fd = os.open(path, _OPEN, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as exc:
+                if time.monotonic() > deadline:
+                    raise ServiceUnavailable(
+                        f"another script of yours has been choosing feeders for {LOCK_S:.0f} s, and holds "
+                        f"{base / _LOCK_NAME}: let it go on, or end it"
+                    ) from exc
+                time.sleep(LOOK_S)
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a child that was forked meanwhile has the descriptor, too
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)

@@ -1,0 +1,273 @@
+"""The private service of this machine, for a trainer that no sidecar was announced to.
+
+One service for all local ranks of a launch, keyed by user and run: the first rank starts it, detached, so
+that no rank's death takes it along; the others attach; it ends after its last client, or stays for the next script
+(`keeping`). This module only starts the process, finds its socket, and asks it for more feeders; what runs there is
+`dataloaderjob.local.service`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import multiprocessing
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from dataloaderjob.core import folders
+from dataloaderjob.core.errors import ServiceUnavailable, say
+from dataloaderjob.core.places import (
+    CONTROL_NAME,
+    FAILED_NAME,
+    FEEDERS_NAME,
+    FOLDER_VARIABLE,
+    HOST_NAME,
+    KEEP_VARIABLE,
+    LAUNCH_NAME,
+    LOCK_NAME,
+    LOG_NAME,
+    PATH_VARIABLE,
+    PID_NAME,
+    REMEDY,
+    RUN_VARIABLE,
+    SOCKET_NAME,
+)
+from dataloaderjob.core.processes import last_word, lives, standard_error, start_time
+from dataloaderjob.trainer.session import keeping
+
+START_DEADLINE_S = 180.0
+LOOK_S = 0.005
+_RUN_VARIABLES = (
+    "TORCHELASTIC_RUN_ID",
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+    "SLURM_STEP_ID",
+    "PMI_JOBID",
+)
+
+_asked = 0
+"""The most feeders that this process has asked for."""
+
+
+def run_key() -> str:
+    """Names the launch that this process belongs to; the same in all its local ranks.
+
+    What `multiprocessing` hands down to its children is random; what other launchers hand down may be guessed, and
+    the folder's owner is what counts.
+    """
+    parts = [f"{name}={os.environ[name]}" for name in _RUN_VARIABLES if name in os.environ]
+    if "MASTER_PORT" in os.environ:
+        parts.append(f"{os.environ.get('MASTER_ADDR', '')}:{os.environ['MASTER_PORT']}")
+    if not parts:
+        spawned = multiprocessing.parent_process() is not None
+        parts.append(f"pid={os.getppid() if spawned else os.getpid()}")
+        parts.append(bytes(multiprocessing.current_process().authkey).hex())
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12]
+
+
+def folder() -> Path:
+    """Where the service of this run keeps its socket and files. Made if it is not there.
+
+    Raises ServiceUnavailable unless it is this user's alone.
+    """
+    chosen = os.environ.get(FOLDER_VARIABLE)
+    if chosen:
+        base = Path(chosen).absolute()
+    else:
+        base = _default_base()
+        folders.make(base, REMEDY)
+    if keeping.keep_seconds():
+        with folders.room(base, ServiceUnavailable):
+            folders.make(base, REMEDY)
+            return keeping.home(base, run_key(), _script())
+    path = base / run_key()
+    folders.make(path, REMEDY)
+    folders.mark(path)
+    return path
+
+
+def _default_base() -> Path:
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime.startswith("/") and folders.is_own(Path(runtime), hidden=True):
+        return Path(runtime) / "dataloaderjob"
+    return Path(tempfile.gettempdir()).absolute() / f"dataloaderjob-{os.getuid()}"
+
+
+def start(feeders: int) -> None:
+    """Starts the service, or has the one that runs start more feeders. Returns at once.
+
+    It gets as many feeders as any rank has asked for. Safe from all ranks at the same time. Raises
+    ServiceUnavailable, OSError.
+    """
+    global _asked
+    home, most = folder(), max(feeders, _asked)
+    with folders.room(home, ServiceUnavailable), _locked(home):
+        wanted = max(most, _wanted(home))
+        if lives(home / PID_NAME):
+            if wanted > _wanted(home):
+                (home / FEEDERS_NAME).write_text(str(wanted))
+                _poke(home)
+        else:
+            for name in (FAILED_NAME, PID_NAME, SOCKET_NAME, CONTROL_NAME, HOST_NAME, FEEDERS_NAME):
+                (home / name).unlink(missing_ok=True)
+            (home / FEEDERS_NAME).write_text(str(most))
+            _launch(home, most)
+    _asked = most
+
+
+def ensure(feeders: int) -> None:
+    """Does what `start` does where there is a service: nothing but a comparison unless there are to be more feeders."""
+    if feeders > _asked:
+        start(feeders)
+
+
+def wait() -> str:
+    """Waits for the socket of this run's service; one that has ended since it was asked for is started again.
+
+    Raises ServiceUnavailable with what the service said.
+    """
+    start(max(1, _asked))
+    home = folder()
+    deadline = time.monotonic() + START_DEADLINE_S
+    while not (home / SOCKET_NAME).exists():
+        if (home / FAILED_NAME).exists():
+            raise ServiceUnavailable(
+                f"the private service could not start: {(home / FAILED_NAME).read_text().strip()}"
+            )
+        if not lives(home / PID_NAME):
+            raise ServiceUnavailable(
+                f"the private service ended while it started, and said {_last_words(home)}"
+            )
+        if time.monotonic() > deadline:
+            raise ServiceUnavailable(
+                f"the private service was not up after {START_DEADLINE_S:.0f} s; its log is {home / LOG_NAME}"
+            )
+        time.sleep(LOOK_S)
+    return str(home / SOCKET_NAME)
+
+
+def _last_words(home: Path) -> str:
+    try:
+        lines = (home / LOG_NAME).read_text(errors="replace").split("\n")
+    except OSError:
+        lines = []
+    return functools.reduce(last_word, lines, "") or "nothing"
+
+
+def _launch(home: Path, feeders: int) -> None:
+    keep_s = keeping.keep_seconds()
+    command = [
+        sys.executable, "-P", "-m", "dataloaderjob.local", "--dir", str(home), "--feeders", str(feeders),
+        "--script", _script(), "--launch", run_key(), "--keep", str(keep_s),
+    ]  # fmt: skip
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    log = os.open(home / LOG_NAME, flags, 0o600)
+    try:
+        with standard_error() as echo:
+            if echo is not None:  # where user code in feeders is heard, as that in torch's workers is
+                command += ["--echo", str(echo)]
+            process = _Detached(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env=_environment(), pass_fds=() if echo is None else (echo,),
+            )  # fmt: skip
+    finally:
+        os.close(log)
+    (home / PID_NAME).write_text(f"{process.pid} {start_time(process.pid)}")
+    if keep_s:
+        (home / LAUNCH_NAME).write_text(run_key())
+    _children.append(process)
+    until = f"stay for {keep_s:g} s after this run ({KEEP_VARIABLE})" if keep_s else "end with this run"
+    say(f"starting feeders ({feeders}) on this machine; they {until}")
+
+
+def _script() -> str:
+    """What the user calls this process."""
+    main = sys.modules["__main__"]
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:
+        return f"python -m {str(spec.name).removesuffix('.__main__')}"
+    if path is not None:
+        return os.path.basename(str(path))
+    return "a notebook" if "ipykernel" in sys.modules else "an interactive Python"
+
+
+def _wanted(home: Path) -> int:
+    """Feeders that all ranks together have asked for so far."""
+    try:
+        return int((home / FEEDERS_NAME).read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def _poke(home: Path) -> None:
+    """Has the service read the number; one that does not listen yet reads it once it does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.sendto(b"feeders", str(home / CONTROL_NAME))
+
+
+_children: list[Any] = []
+"""Popen objects of services that this process started: kept, or Python would warn and reap at random."""
+
+
+class _Detached(subprocess.Popen[bytes]):
+    """A process that outlives this one, as it is meant to: no ResourceWarning is due."""
+
+    def __del__(self, *_: object, **__: object) -> None: ...
+
+
+@contextlib.contextmanager
+def _locked(home: Path) -> Any:
+    """Held while a service is started, and by a service while it removes the folder."""
+    while True:
+        folders.make(home, REMEDY)
+        folders.mark(home)
+        try:
+            fd = os.open(home / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if _is(fd, home / LOCK_NAME):
+                yield
+                return
+        finally:
+            os.close(fd)
+
+
+def _is(fd: int, path: Path) -> bool:
+    """Whether `path` still names that file: a service that ended may have removed it."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _environment() -> dict[str, str]:
+    """The service sees what user code in feeders should see, and the import path of this process."""
+    environment = dict(os.environ)
+    path = sys.path
+    if keeping.keep_seconds():
+        environment, path = keeping.shared(environment), keeping.import_path()
+    environment[PATH_VARIABLE] = os.pathsep.join(p for p in path if p)
+    environment[RUN_VARIABLE] = secrets.token_hex(8)
+    environment["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED") or "0"  # its feeders iterate sets alike
+    return environment
+
+
+def _another_process() -> None:
+    global _asked
+    _asked = 0
+
+
+os.register_at_fork(after_in_child=_another_process)

@@ -1,0 +1,156 @@
+"""The service of this process: the job's sidecar, or a private one, which the first loader that needs it starts."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.utils.data
+
+from dataloaderjob.core.blobs import LAUNCH
+from dataloaderjob.core.errors import InputError, ServiceUnavailable, say
+from dataloaderjob.core.places import (
+    ALLOW_PICKLE_VARIABLE,
+    FEEDERS_VARIABLE,
+    IN_FEEDER_VARIABLE,
+    RANK_VARIABLES,
+    SOCKET_VARIABLE,
+)
+from dataloaderjob.core.processes import hold_standard_descriptors
+from dataloaderjob.trainer.session import private
+from dataloaderjob.trainer.session.keeping import keep_seconds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # at run time it is imported while the private service starts
+    from dataloaderjob.trainer.session.client import Client
+
+_logged: set[str] = set()
+_most_workers = 0
+"""What any loader of this process asked of the private service so far."""
+
+
+class LeftOut(int):
+    """`num_workers` where the user gave none: the number that stands for it, also after a rebuild."""
+
+    __slots__ = ()
+
+
+def begin(workers: int) -> None:
+    """Starts the private service, where there is no other, for a loader that is about to need it."""
+    hold_standard_descriptors()
+    if is_private():
+        expect(workers)
+        private.ensure(_most_workers)
+
+
+def connect(client: Client | None, workers: int) -> Client:
+    """The client of this process's service. `client`: the one that the loader had. Raises ServiceUnavailable."""
+    hold_standard_descriptors()
+    if os.environ.get(IN_FEEDER_VARIABLE):
+        raise ServiceUnavailable(
+            "a dataloaderjob.DataLoader cannot be iterated inside a feeder: use num_workers=0. If it is a module's "
+            "top level that iterates it, put that into a function or under if __name__ == '__main__', since "
+            "feeders import the module, too"
+        )
+    if is_private():
+        expect(workers)
+    if client is None or client.dead is not None:
+        client = _attach_private() if is_private() else _attach_announced(os.environ[SOCKET_VARIABLE])
+    elif is_private():
+        private.ensure(_most_workers)
+    return client
+
+
+def _attach_announced(path: str) -> Client:
+    """Attaches to a sidecar that somebody else starts, and may be starting again just now."""
+    from dataloaderjob.trainer.session import client as clients
+    from dataloaderjob.trainer.session.attach import Absence
+
+    absence = Absence(path)
+    while True:
+        try:
+            return clients.connect(path, _rank())
+        except (ConnectionError, FileNotFoundError) as exc:
+            if not os.path.isdir(os.path.dirname(path)):
+                raise ServiceUnavailable(
+                    f"no sidecar listens at {path} ({SOCKET_VARIABLE}): is the sidecar container running, and is its "
+                    "socket's folder mounted here?"
+                ) from exc
+            absence.wait(exc)
+        except OSError as exc:
+            raise ServiceUnavailable(f"the sidecar at {path} does not answer: {exc}") from exc
+
+
+def _attach_private() -> Client:
+    """A service that ended between being found and being attached to is started again."""
+    for attempt in range(3):
+        private.ensure(_most_workers)
+        path = private.wait()
+        from dataloaderjob.trainer.session import client as clients  # not beside the service's own start
+
+        try:
+            return clients.connect(path, _rank(), keep=True)
+        except OSError as exc:
+            if attempt == 2 or os.path.exists(path):
+                raise ServiceUnavailable(f"the sidecar at {path} does not answer: {exc}") from exc
+    raise AssertionError("the last attempt returns or raises")
+
+
+def expect(workers: int) -> None:
+    """Notes the number of feeders of a loader at its `iter()`: the private service has the largest of them."""
+    global _most_workers
+    _most_workers = max(_most_workers, int(workers))
+
+
+def is_private() -> bool:
+    return not os.environ.get(SOCKET_VARIABLE) and not os.environ.get(IN_FEEDER_VARIABLE)
+
+
+def launch_facts() -> dict[str, str]:
+    """What a bundle says of this launch, where feeders may outlive it."""
+    return {LAUNCH: private.run_key()} if is_private() and keep_seconds() else {}
+
+
+def is_pickle_allowed() -> bool:
+    """Whether the job lets batches bring pickles."""
+    return os.environ.get(ALLOW_PICKLE_VARIABLE) == "1"
+
+
+def _rank() -> str:
+    """What this process claims at the sidecar: its rank in the job, else its own pid."""
+    for name in RANK_VARIABLES:
+        if os.environ.get(name):
+            return os.environ[name]
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return str(torch.distributed.get_rank())
+    return f"pid-{os.getpid()}"
+
+
+def default_feeders() -> int:
+    return max(1, number(FEEDERS_VARIABLE, min(8, len(os.sched_getaffinity(0)) - 1)))
+
+
+def compare_with_feeders(window: int) -> None:
+    """Says it when some of a job's feeders cannot have anything to do."""
+    feeders, ranks = number(FEEDERS_VARIABLE, 0), max(1, number("WORLD_SIZE", 1))
+    per_rank = -(-feeders // ranks)
+    if not is_private() and window < per_rank:
+        say_once(
+            f"{window} batches ahead cannot keep {per_rank} feeders busy ({feeders} of the job, {ranks} ranks): "
+            "leave num_workers out, or raise prefetch_factor (times num_workers)"
+        )
+
+
+def number(variable: str, default: int) -> int:
+    """A whole number that the job put into the environment. Raises InputError."""
+    text = os.environ.get(variable)
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise InputError(f"{variable} must be a whole number, found {text!r}: correct or unset it") from None
+
+
+def say_once(text: str, about: str = "") -> None:
+    if (about or text) not in _logged:
+        _logged.add(about or text)
+        say(text)

@@ -1,0 +1,327 @@
+"""The batches of one stream, taken out of the pool in order.
+
+Leases may reach their limit: from then on batches are copied, which is told once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import types
+import warnings
+from typing import Any
+
+import numpy as np
+
+from dataloaderjob.batches.decoding import Body, Decoder, Memory
+from dataloaderjob.core import digests, errors
+from dataloaderjob.core.control import (
+    FAILED,
+    THERE,
+    W_COPIES,
+    W_LEASED_NBYTES,
+    W_NEXT_CALLS,
+    W_READY_CALLS,
+    W_STEP_NS,
+    W_WAIT_NS,
+    W_WANT,
+)
+from dataloaderjob.making import failures
+from dataloaderjob.trainer.session.client import Client
+from dataloaderjob.trainer.session.pool import Bytes, Pool
+from dataloaderjob.trainer.session.service import say_once
+from dataloaderjob.trainer.session.stream import SlotEndedError, SlotGoesOnError, Stream
+
+MIN_NBYTES = 16 * 1024
+"""Copying smaller batches costs less than reading about it."""
+_US = "dataloaderjob"
+_warned = False
+CLAIMED = (
+    "a loader of this process has device=, or had it, so a device reads the pool by itself; batches of loaders without "
+    "it are copied out of there from now on"
+)
+NOTHING: Any = object()
+now_ns = time.perf_counter_ns
+METRICS_EVERY = 16
+PATIENCE_MS = 50
+MODERATION_MS = 2
+WAKE_AFTER = 8
+WAKE_WITHIN_NS = 1_000_000
+"""A trainer that waits wakes once for so many batches, if they are expected within this time."""
+
+
+class Timed:
+    """take(), with its times told to the sidecar. Subclasses say how the next batch comes."""
+
+    __slots__ = ("_returned_ns", "_words", "digest", "taken")
+    stream: Stream
+
+    def __init__(self, words: Any, first: int) -> None:
+        self._words = words
+        self._returned_ns = 0
+        self.taken = first
+        """Batches taken, those that failed among them."""
+        self.digest = 0
+        """The digest of the batch that was taken last."""
+
+    def take(self) -> Any:
+        """The next batch, counted as taken; waits for it. Raises its error, which counts as taking it."""
+        words = self._words
+        began = now_ns()
+        if self._returned_ns:
+            words[W_STEP_NS] += began - self._returned_ns
+        try:
+            batch = self.take_ready()
+            if batch is not NOTHING:
+                words[W_READY_CALLS] += 1
+                self._returned_ns = began
+                return batch
+            batch = self.take_later()
+        except Exception:
+            self._returned_ns = now = now_ns()
+            words[W_WAIT_NS] += now - began
+            raise
+        self._returned_ns = now = now_ns()
+        words[W_WAIT_NS] += now - began
+        return batch
+
+    def passed(self, waited_ns: int) -> None:
+        """So long of the time since the last batch the trainer has waited: that is no step of it."""
+        if self._returned_ns:
+            self._returned_ns += waited_ns
+
+    def take_ready(self) -> Any:
+        """The next batch, or `NOTHING` while it is not ready."""
+        raise NotImplementedError
+
+    def take_later(self) -> Any:
+        """Waits for the next batch."""
+        raise NotImplementedError
+
+
+class Unopened:
+    """What a taker decodes with whose bodies are handed on as they are."""
+
+    digest = 0
+
+    def plan(self, memory: Memory, at: int, nbytes: int) -> Unopened:
+        self.digest = digests.of_body(memoryview(memory)[at : at + nbytes])
+        return self
+
+    def batch(self, body: Body) -> Body:
+        """The body: its place in the pool is lent for as long as somebody refers to it."""
+        return body
+
+    decode = batch
+
+
+class Taker(Timed):
+    """Takes the batches of one stream, for one thread at a time."""
+
+    __slots__ = (
+        "_control", "_decoder", "_failure", "_hands_out", "_keeps", "_pool", "_timeout_s", "_wake_after", "_window",
+        "_woken", "client", "lent", "stream",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        client: Client,
+        manifest: str,
+        window: int,
+        decoder: Decoder | Unopened,
+        timeout_s: float,
+        first: int = 0,
+        *,
+        sends: bool = False,
+    ) -> None:
+        """first: number of the first batch. sends: to a device, so that the user gets no view of what is taken."""
+        super().__init__(client.control.words, first)
+        is_opened = not isinstance(decoder, Unopened)
+        self._hands_out, self._keeps = is_opened and not sends, is_opened and sends
+        self.lent: Bytes | None = None
+        """Where the batch lies that was taken last, for who holds it until a device has read it."""
+        self.client = client
+        self._control = client.control.twin()
+        self._pool = client.pool
+        self._decoder = decoder
+        self._window = window
+        self._timeout_s = timeout_s
+        self._woken = first, 0
+        """(number, time) of the last batch that was waited for."""
+        self._wake_after = 1
+        self._failure = 0
+        """The `id` of the last error that came in place of a batch: the error itself would keep us alive."""
+        self.stream = client.open(manifest, window, first)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """0: the job's deadline for a batch."""
+        self._timeout_s = timeout_s
+
+    def take_later(self) -> Any:
+        """Sleeps until the next batch is ready.
+
+        Where batches come every few 100 µs it wakes once for several (a network card's interrupt moderation):
+        waking up costs more than taking one, and the second is taken from warm caches.
+        """
+        client, control, stream, number, after = self.client, self._control, self.stream, self.taken, 1
+        began = now_ns()
+        if self._wake_after > 1 and control.ready(stream.id, number + 1) is None:
+            after = max(1, min(self._wake_after, stream.sent - number))
+        if self._words[W_WANT]:  # the pool is full: the receiver must know whose place comes first
+            client.flush(stream, waiting=True)
+        # Most batches come soon: what is held back, and who waits, need not be told for that.
+        woken = client.sleep(stream, number, control, PATIENCE_MS if after == 1 else MODERATION_MS, after)
+        batch = self.take_ready()
+        if batch is NOTHING:
+            if woken or after > 1:  # by what came before; or not all came that it waited for
+                client.sleep(stream, number, control, PATIENCE_MS)
+            while (batch := self.take_ready()) is NOTHING:
+                client.wait(stream, number, control, self._timeout_s)
+        now = now_ns()
+        if now - began < 4 * WAKE_WITHIN_NS:
+            self._pace_wakes(number, now)
+        else:
+            self._wake_after = 1
+        return batch
+
+    def _pace_wakes(self, number: int, now: int) -> None:
+        """Batch `number` was waited for until `now`: how many shall come before the next wake-up?"""
+        before, then = self._woken
+        self._woken = number, now
+        count, elapsed = number - before, now - then
+        if 2 * elapsed > WAKE_WITHIN_NS * count:
+            self._wake_after = 1
+        else:
+            self._wake_after = max(1, min(WAKE_AFTER, self._window // 3, WAKE_WITHIN_NS * count // elapsed))
+
+    def take_ready(self) -> Any:
+        """The next batch, counted as taken, or `NOTHING`. Raises its error, which counts as taking it."""
+        client, stream, number = self.client, self.stream, self.taken
+        with client.lock:  # a new sidecar may be told by another thread what is taken and what is not
+            if client.dead is not None:
+                client.check()
+            found = self._control.find(stream.id, number)
+            if found is None:
+                return NOTHING
+            lease, entry = found
+            if lease == FAILED:
+                if number not in stream.failures:
+                    return NOTHING  # what it needs comes over the socket
+            elif entry is not None and entry[2] not in self._pool.regions:
+                return NOTHING
+            words, pool = self._words, self._pool
+            # From here on it counts as taken, whatever becomes of it: its place comes back.
+            self.taken = stream.awaited = number + 1
+            try:
+                stream.recent[number % len(stream.recent)] = stream.pending.pop(number, None)
+                if entry is None:
+                    failed = SlotGoesOnError() if lease == THERE else _failed(stream.failures.pop(number))
+                    self._failure = id(failed)
+                    words[W_NEXT_CALLS] += not isinstance(failed, (SlotEndedError, SlotGoesOnError))
+                    try:
+                        raise failed
+                    finally:
+                        del failed  # its traceback has this frame
+                words[W_NEXT_CALLS] += 1
+                region = pool.regions[entry[2]]
+                plan = self._decoder.plan(region.map, entry[3], entry[4])
+                self.digest = self._decoder.digest
+                lent = pool.lend(lease, region, entry, is_out=self._hands_out)
+            except BaseException:
+                if entry is not None:
+                    pool.give_back(lease)
+                raise
+            if number % METRICS_EVERY == 0:
+                words[W_LEASED_NBYTES] = pool.leased_nbytes
+            is_devices = self._hands_out and region.map.is_claimed
+            if is_devices or (len(pool.leases) > pool.surely and pool.over_limit):
+                pool.copies += 1
+                words[W_COPIES], words[W_LEASED_NBYTES] = pool.copies, pool.leased_nbytes
+                if is_devices:
+                    say_once(CLAIMED, "claimed")
+                else:
+                    warn_once(pool)
+                return self._decoder.decode(np.array(lent))
+            if self._keeps:
+                self.lent = lent
+            return plan.batch(lent)
+
+    def take_into(self, hand: list[Any], count: int) -> None:
+        """Takes what is missing of one batch that comes in so many parts; of a part that failed the error.
+
+        They count, and are timed, as one batch. Raises what `take` raises where nothing was taken, and what else comes,
+        such as a signal handler's: then `taken` tells more than `hand`.
+        """
+        words, began, waited = self._words, now_ns(), False
+        if self._returned_ns:
+            words[W_STEP_NS] += began - self._returned_ns
+        try:
+            while len(hand) < count:
+                self._failure = 0
+                try:
+                    part = self.take_ready()
+                    if part is NOTHING:
+                        waited = True
+                        part = self.take_later()
+                except Exception as exc:
+                    if not self.came(exc):
+                        raise
+                    part = exc.with_traceback(None)  # whose frames would keep us alive
+                hand.append(part)
+        finally:
+            self._returned_ns = now = now_ns()
+            words[W_WAIT_NS] += (now - began) * waited
+        words[W_READY_CALLS] += not waited
+        self.count_calls(1 - count)
+
+    def came(self, error: Exception) -> bool:
+        """Whether this is the last error that came in place of a batch; not one that was raised here."""
+        return id(error) == self._failure
+
+    def count_calls(self, more: int) -> None:
+        """Corrects the number of next() calls: what is taken counts as one."""
+        with self.client.lock:  # a thread that pins counts, too
+            self._words[W_NEXT_CALLS] += more
+
+    def leave(self) -> None:
+        """What the next call of the client's tells the receiver."""
+        self.client.closed_streams.append((self.stream.id, self.stream.awaited))
+
+
+def _failed(payload: bytes) -> BaseException:
+    message = json.loads(payload)
+    if "ended" in message:
+        return SlotEndedError(int(message["ended"]))
+    if "service" in message:
+        return errors.named(str(message["service"]))(message["message"])
+    return failures.unpack_failure(payload)
+
+
+def warn_once(pool: Pool) -> None:
+    """Says how much is held, at the line that took a batch."""
+    global _warned
+    held = len(pool.leases)
+    if _warned or (held > 1 and pool.leased_nbytes < held * MIN_NBYTES):
+        return
+    _warned = True
+    mb = pool.leased_nbytes / 1e6
+    if held > 1:
+        why = f"this process still holds {held} batches ({mb:.1f} MB of the pool)"
+        remedy = (
+            "Let go of batches that are not needed (in lists, histories, autograd graphs), clone what is kept, "
+            "or, in a job, raise spec.loader.memoryPerProcess"
+        )
+    else:
+        why = f"the shared memory of this sidecar has no room for a pool of batches of {mb:.1f} MB"
+        remedy = "Raise spec.loader.memoryPerProcess"
+    warnings.warn(f"{why}; further batches are copied out of the pool. {remedy}", stacklevel=_users_level())
+
+
+def _users_level() -> int:
+    """warnings' stack level, for our caller, of the line of the user's that called next()."""
+    level = 0
+    above: types.FrameType | None = sys._getframe(1)  # noqa: SLF001  warnings knows no other way before 3.12
+    while above is not None and str(above.f_globals.get("__name__")).partition(".")[0] == _US:
+        level, above = level + 1, above.f_back
+    return level + 1

@@ -1,0 +1,88 @@
+"""What a sampler gives, as tickets of a stream. Pure but for the pickling of the user's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataloaderjob.core import frames
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.making.fetcher import pickle_keys
+from dataloaderjob.trainer.session.stream import Stream
+
+SHOWN = 8
+"""Keys of a batch that a message shows."""
+
+
+class Placed(list[Any]):
+    """Keys of one batch that know their place in the epoch, whatever skipped those before."""
+
+    __slots__ = ("number", "position", "seed")
+
+    def __init__(self, keys: Sequence[Any], number: int, position: int, seed: int) -> None:
+        super().__init__(keys)
+        self.number, self.position, self.seed = number, position, seed
+
+
+def as_keys(given: Any, *, bare: bool) -> Sequence[Any]:
+    """The keys of one batch, as the object that torch hands to its fetcher.
+
+    What can be walked once only, or elsewhere in another order, becomes a list.
+    """
+    if bare:
+        return [given]
+    if type(given) is Placed:
+        return list(given)
+    if isinstance(given, Sequence | np.ndarray | torch.Tensor):
+        len(given)  # raises TypeError for a scalar
+        return given  # type: ignore[return-value]
+    return list(given)
+
+
+def submit(
+    stream: Stream,
+    seed: int,
+    position: int,
+    number: int,
+    keys: Sequence[Any],
+    *,
+    bare: bool,
+    batch: int | None = None,
+    draws: int = 0,
+) -> None:
+    """Has a ticket asked for by the next flush. batch: the number of what it is a part of. draws: see `Ticket.draws`.
+
+    Raises InputError for keys that do not pickle.
+    """
+    if draws:
+        packed = _pack(seed, position, number if batch is None else batch, keys, bare=bare)
+        stream.pending[number] = frames.with_draws(packed, draws)
+    elif type(keys) is list and frames.all_ints(keys):
+        # Packed with its neighbours; the list may be the sampler's own.
+        stream.pending[number] = seed, position, keys if bare else keys.copy(), bare
+    else:
+        stream.pending[number] = _pack(seed, position, number if batch is None else batch, keys, bare=bare)
+    stream.asked = number + 1
+
+
+def _pack(seed: int, position: int, number: int, keys: Sequence[Any], *, bare: bool) -> bytes:
+    try:
+        if type(keys) is list and len(keys) > 1 and set(map(type, keys)) == {np.int64}:
+            array = np.array(keys)  # one pickle of all, where each would have one of its own
+            return frames.pack_ticket_of_items(seed, position, array)
+        return frames.pack_ticket(seed, position, keys, bare=bare, pickle_keys=pickle_keys)
+    except Exception as exc:
+        raise InputError(
+            f"the sampler's keys for batch {number} cannot be sent to feeders ({exc}): use keys that pickle"
+        ) from exc
+
+
+def described(number: int, keys: Sequence[Any]) -> str:
+    """Words for a batch, for a message."""
+    shown = ", ".join(map(str, islice(keys, SHOWN)))
+    more = f", ... {len(keys)} in all" if len(keys) > SHOWN else ""
+    return f"batch {number}, indices [{shown}{more}]"
