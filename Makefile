@@ -40,7 +40,7 @@ export PATH := $(abspath $(VENV)/bin):$(PATH)
 
 .DEFAULT_GOAL := help
 SUITES := test-unit test-contract test-integration test-parity test-apiserver test-chart
-.PHONY: help env data apiserver constraints images run test test-ci test-all durations record-parity $(SUITES) test-gpu e2e check generate docs dist bench bench-full bench-petastorm bench-operator clean
+.PHONY: help env data apiserver constraints images run test test-ci test-all durations record-parity $(SUITES) test-gpu e2e check generate docs dist release-check bench bench-full bench-petastorm bench-operator clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z0-9-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*  ## /\1\t/' | expand -t 18
@@ -179,11 +179,14 @@ test-chart: env  ## tests of what helm renders (helm is needed)
 e2e: env images  ## tests on a real cluster, which kind makes and deletes (docker, kind, kubectl and helm are needed)
 	python -m pytest e2e -n $(E2E_PROCESSES) --dist load --maxschedchunk 1 $(PYTEST_ARGS)
 
-check: env  ## format, lint, types, layers
+check: env  ## format, lint, types, layers, workflows, subjects of commits
 	ruff format --check .
 	ruff check .
 	mypy
 	lint-imports
+	check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	zizmor --quiet --offline .github/workflows
+	python tests/support/commit_subjects.py
 
 generate: env  ## what is made of the code: the schema of the manifest, pages of the documents
 	python docs/generate.py
@@ -196,6 +199,9 @@ docs: env  ## the documents as a site, in build/site; a link that leads nowhere 
 dist: env  ## a wheel and an sdist, in dist/
 	rm -rf dist
 	python -m build --no-isolation
+
+release-check: env  ## whether a release can be made of this tree: version, changelog, constraints, wheel in an empty environment
+	python tests/support/release_check.py --torch "$(TORCH)"
 
 bench: $(VENV)/.bench-installed  ## benchmarks, a good hour; writes bench/results and docs/benchmarks.md
 	python -m bench.run

@@ -1,13 +1,13 @@
 """DataLoaderJob: a training job's input work, moved to CPU processes and pods.
 
-`from dataloaderjob import DataLoader` is all that a trainer needs; samplers for any number of ranks and the classes of
-errors are here, too. Names are resolved on first use (PEP 562), so that the sidecar, which imports
-`dataloaderjob.core` only, never loads torch.
+`from dataloaderjob import DataLoader` is all a trainer needs. The package also exports samplers for any number of ranks
+and the exception classes. Names are resolved on first use (PEP 562), so the sidecar, which imports `dataloaderjob.core`
+only, never loads torch.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing's own would cost each process of the service 4 ms at its start
+TYPE_CHECKING = False  # importing typing would cost each process of the service 4 ms at startup
 if TYPE_CHECKING:
     from dataloaderjob.core.errors import (
         AuthError,
@@ -68,14 +68,20 @@ _MODULES = {
     "RayData": "ray_data",
     "context": "trainer.interop.context",
 }
-"""Where a name is; those that are not listed are errors."""
+"""The module that defines each name; all other names are exceptions of `core.errors`."""
 
 
 def __getattr__(name: str) -> object:
     if name in __all__:
         from importlib import import_module
 
-        module = import_module(f"dataloaderjob.{_MODULES.get(name, 'core.errors')}")
+        try:
+            module = import_module(f"dataloaderjob.{_MODULES.get(name, 'core.errors')}")
+        except ModuleNotFoundError as exc:
+            if exc.name != "torch":
+                raise
+            message = f"dataloaderjob.{name} needs torch>=2.6, which is not installed: pip install torch"
+            raise ModuleNotFoundError(message, name="torch") from None
         return getattr(module, name)
     raise AttributeError(f"module 'dataloaderjob' has no attribute {name!r}")
 

@@ -31,15 +31,13 @@ def container(found: dict[Any, Any]) -> dict[str, Any]:
     return dict(only)
 
 
-def test_it_lints_without_a_warning() -> None:
+def test_chart_lints_without_a_warning() -> None:
     done = helm("lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout
 
 
-def test_its_crd_is_the_one_of_the_models_and_stays_unless_a_value_says_otherwise() -> None:
-    assert (CHART / "files" / "dataloaderjobs.yaml").read_text() == CRD.read_text(), (
-        "copy crds/ to the chart's files/"
-    )
+def test_crd_is_the_models_and_is_kept_on_uninstall_by_default() -> None:
+    assert CRD.resolve() == CHART / "files" / "dataloaderjobs.yaml", "crds/ links to the chart's file"
     kept, let_go = render()[NAMED], render("--set", "crds.keep=false")[NAMED]
     assert kept["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert "helm.sh/resource-policy" not in let_go["metadata"].get("annotations", {})
@@ -63,7 +61,7 @@ def test_its_crd_is_the_one_of_the_models_and_stays_unless_a_value_says_otherwis
         (["--set", "test.timeoutSeconds=0"], "timeoutSeconds"),
     ],
 )
-def test_a_value_that_it_does_not_know_or_take_is_refused_by_name(options: list[str], why: str) -> None:
+def test_unknown_or_invalid_value_is_refused_by_name(options: list[str], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         render(*options)
 
@@ -85,7 +83,7 @@ def test_every_value_is_explained_and_has_a_default() -> None:
 
 
 @pytest.mark.parametrize("name", [OPERATOR, ("Pod", "r-operator-test")], ids=["operator", "test"])
-def test_its_pods_are_restricted(name: tuple[str, str]) -> None:
+def test_chart_pods_are_restricted(name: tuple[str, str]) -> None:
     thing = render()[name]
     pod = thing["spec"]["template"]["spec"] if name is OPERATOR else thing["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -96,7 +94,7 @@ def test_its_pods_are_restricted(name: tuple[str, str]) -> None:
     assert only["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_there_is_one_operator_and_an_upgrade_has_the_next_stand_by_before_it_goes() -> None:
+def test_single_operator_is_upgraded_by_a_surge_of_one() -> None:
     found = render()
     spec = found[OPERATOR]["spec"]
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
@@ -105,7 +103,7 @@ def test_there_is_one_operator_and_an_upgrade_has_the_next_stand_by_before_it_go
     assert "affinity" not in spec["template"]["spec"]
 
 
-def test_several_operators_have_a_lease_a_budget_and_nodes_of_their_own() -> None:
+def test_several_operators_have_a_lease_a_budget_and_separate_nodes() -> None:
     found = render("--set", "replicas=2")
     spec = found[OPERATOR]["spec"]
     assert spec["replicas"] == 2
@@ -130,7 +128,7 @@ def test_several_operators_have_a_lease_a_budget_and_nodes_of_their_own() -> Non
     assert theirs["template"]["spec"]["affinity"] == {"nodeAffinity": {}}
 
 
-def test_the_operator_takes_its_options_and_its_probes_ask_where_it_answers() -> None:
+def test_operator_options_parse_and_probes_use_its_port() -> None:
     only = container(render())
     options = parse(only["args"])
     assert [(p["name"], p["containerPort"]) for p in only["ports"]] == [("metrics", options.metrics_port)]
@@ -155,16 +153,16 @@ def test_the_operator_takes_its_options_and_its_probes_ask_where_it_answers() ->
         (["--set", "imageRegistry=own,image.repository=operator"], "own/operator:0.1.0"),
     ],
 )
-def test_images_come_by_tag_or_digest_and_from_another_registry(options: list[str], image: str) -> None:
+def test_image_tag_digest_and_registry_come_from_values(options: list[str], image: str) -> None:
     assert container(render(*options))["image"] == image
 
 
-def test_one_registry_serves_the_sidecar_too() -> None:
+def test_registry_value_applies_to_the_sidecar_too() -> None:
     args = container(render("--set", "imageRegistry=own"))["args"]
     assert "--sidecar-image=own/dataloaderjob/sidecar:0.1.0" in args
 
 
-def test_with_namespaces_there_are_roles_in_these_and_nothing_of_the_cluster() -> None:
+def test_chart_with_namespaces_has_roles_there_and_no_cluster_rights() -> None:
     found = render("--set", "namespaces={a,b}")
     roles = [name for kind, name in found if kind in ("Role", "RoleBinding")]
     assert sorted(roles) == [
@@ -176,7 +174,7 @@ def test_with_namespaces_there_are_roles_in_these_and_nothing_of_the_cluster() -
     assert {"--namespace=a", "--namespace=b"} <= set(container(found)["args"])
 
 
-def test_rights_are_few_and_none_lists_secrets() -> None:
+def test_rights_have_no_wildcards_and_cannot_list_secrets() -> None:
     role = render()["ClusterRole", "ops-r-operator"]
     for rule in role["rules"]:
         assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
@@ -184,7 +182,7 @@ def test_rights_are_few_and_none_lists_secrets() -> None:
             assert rule["verbs"] == ["create"]
 
 
-def test_each_rendering_is_the_same_and_has_no_secret_in_it() -> None:
+def test_rendering_is_deterministic_and_contains_no_secret() -> None:
     """So that helm, Argo CD and `helm template | kubectl apply` make one and the same installation."""
     found = render()
     assert found == render()
@@ -195,7 +193,7 @@ def test_each_rendering_is_the_same_and_has_no_secret_in_it() -> None:
         )
 
 
-def test_what_jobs_pods_get_is_the_administrators_to_say() -> None:
+def test_administrator_values_shape_the_pods_of_jobs() -> None:
     args = container(render())["args"]
     default = parse(args).config
     assert (default.fs_group, default.metrics_from) == (65532, ())
@@ -217,9 +215,7 @@ def test_what_jobs_pods_get_is_the_administrators_to_say() -> None:
 @pytest.mark.parametrize(
     ("options", "name"), [([], "dataloaderjob-root-key"), (["--set", "rootKey.secretName=ours"], "ours")]
 )
-def test_the_operator_makes_its_root_key_and_reads_that_secret_of_its_own_namespace_alone(
-    options: list[str], name: str
-) -> None:
+def test_operator_may_read_only_its_own_root_key_secret(options: list[str], name: str) -> None:
     found = render(*options)
     assert parse(container(found)["args"]).root_key_secret == ("ops", name)
     role = found["Role", "r-operator-own"]

@@ -110,7 +110,11 @@ def test_links_lead_somewhere(document: Path):
 
 def test_each_dependency_has_its_line_with_its_lower_bound():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    lists = [*project["project"]["optional-dependencies"].values(), project["build-system"]["requires"]]
+    lists = [
+        project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"].values(),
+        project["build-system"]["requires"],
+    ]
     needed = {
         tuple(re.fullmatch(r"([\w\[\]-]+)(>=.+)", requirement).groups())
         for requirements in lists

@@ -19,7 +19,8 @@ PINS = [Requirement(line) for line in CONSTRAINTS.read_text().splitlines() if re
 
 
 def needed(*extras: str) -> Iterator[Requirement]:
-    """What these extras install, those that they contain too."""
+    """Requirements of the package and of these extras, including the extras that they contain."""
+    yield from map(Requirement, PROJECT["project"]["dependencies"])
     for extra in extras:
         for requirement in map(Requirement, EXTRAS[extra]):
             if requirement.name == "dataloaderjob":
@@ -39,7 +40,7 @@ def needed(*extras: str) -> Iterator[Requirement]:
     ],
     ids=str,
 )
-def test_what_an_image_installs_is_pinned_to_a_version_that_fits(requirement: Requirement):
+def test_packages_of_images_are_pinned_to_compatible_versions(requirement: Requirement):
     found = [pin for pin in PINS if canonicalize_name(pin.name) == canonicalize_name(requirement.name)]
     assert found, "make constraints"
     for pin in found:
@@ -47,14 +48,14 @@ def test_what_an_image_installs_is_pinned_to_a_version_that_fits(requirement: Re
         assert requirement.specifier.contains(version), f"{pin}: make constraints"
 
 
-def test_torch_and_what_it_alone_needs_are_not_pinned():
+def test_torch_and_its_own_dependencies_are_not_pinned():
     names = {canonicalize_name(pin.name) for pin in PINS}
     assert not names & {"torch", "triton", "sympy", "networkx"}
     assert not [name for name in names if name.startswith("nvidia")]
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_an_image_installs_nothing_before_it_has_the_pinned_versions(image: str):
+def test_image_installs_nothing_before_its_version_constraints(image: str):
     text = (ROOT / image).read_text()
     pinned = text.index(
         "COPY constraints/images.txt /constraints/\nENV PIP_CONSTRAINT=/constraints/images.txt"
@@ -67,12 +68,12 @@ def test_an_image_installs_nothing_before_it_has_the_pinned_versions(image: str)
     )
 
 
-def test_what_builds_the_package_is_pinned_too():
+def test_build_backend_is_pinned_too():
     (backend,) = map(Requirement, PROJECT["build-system"]["requires"])
     assert backend.name in {pin.name for pin in PINS}
 
 
-def test_every_extra_that_is_named_exists():
+def test_every_extra_that_is_mentioned_exists():
     files = [*documents(), *(ROOT / "sidecar").rglob("*.py"), *(ROOT / "sidecar").glob("Dockerfile.*")]
     named = {
         extra
@@ -83,5 +84,16 @@ def test_every_extra_that_is_named_exists():
     assert {"trainer", "local", "cli"} <= named <= set(EXTRAS)
 
 
-def test_a_trainer_gets_what_its_process_imports():
-    assert {r.name for r in needed("trainer")} == {"torch", "numpy", "cloudpickle", "msgpack", "xxhash"}
+def test_base_package_needs_everything_a_trainer_imports_except_torch():
+    assert {r.name for r in needed()} == {"numpy", "cloudpickle", "msgpack", "xxhash"}
+    assert {r.name for r in needed("trainer")} - {r.name for r in needed()} == {"torch"}
+
+
+@pytest.mark.parametrize(
+    ("image", "extras"), [("operator/Dockerfile", "operator"), ("sidecar/Dockerfile.sidecar", "sidecar")]
+)
+def test_images_without_user_code_install_their_extras_alone(image: str, extras: str):
+    text = (ROOT / image).read_text()
+    assert 'p["dependencies"]' not in text
+    assert f'"{extras}"' in text
+    assert "pip install --no-cache-dir --no-deps --prefix /package ." in text

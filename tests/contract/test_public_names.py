@@ -22,20 +22,29 @@ def test_an_error_can_be_caught_by_a_name_of_the_package(error):
 
 
 @pytest.mark.parametrize("name", dataloaderjob.__all__)
-def test_a_public_name_is_there(name):
+def test_public_name_exists(name):
     assert getattr(dataloaderjob, name)
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error():
+def test_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'DataLoaderr'"):
         dataloaderjob.DataLoaderr
 
 
-def test_an_error_is_had_without_torch():
+def test_errors_can_be_imported_without_torch():
     """The sidecar and an operator's scripts have none."""
     script = "import sys; sys.modules['torch'] = None; import dataloaderjob; dataloaderjob.FeederLost"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_the_page_of_exceptions_has_all_classes():
+def test_loader_without_torch_names_the_package_to_install():
+    script = "import sys; sys.modules['torch'] = None; from dataloaderjob import DataLoader"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: dataloaderjob.DataLoader needs torch>=2.6, which is not installed: pip install torch"
+    )
+
+
+def test_page_of_exceptions_lists_all_classes():
     assert set(generate.errors()) == set(CLASSES)
