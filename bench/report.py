@@ -1,7 +1,8 @@
-"""Makes docs/benchmarks.md from bench/results/*.json: `python -m bench.report [--check]`.
+"""Writes what people read of bench/results/*.json: `python -m bench.report [--check]`.
 
-Every row of every file stands in a table, the losses as plain as the wins. The page opens with what came of the
-comparisons, worked out from the same rows: SUBJECTS only groups them and says for which work they matter.
+docs/benchmarks.md has the conclusions on one screen, with a chart. docs/benchmark-results.md has every row in a table,
+the losses as plain as the wins. README.md has a table of headline figures. SUBJECTS only groups comparisons, and names
+the work that they matter for.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bench import headline
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
+TABLES = ROOT / "docs" / "benchmark-results.md"
+CHART = ROOT / "docs" / "benchmarks.svg"
+README = ROOT / "README.md"
 NOTES = ROOT / "bench" / "notes"
 """Markdown by benchmark (`b1-handoff.md` ...): profiles of missed targets and what was tried."""
 
@@ -30,7 +36,7 @@ SUBJECTS = (
     (
         "B3",
         "flat out",
-        "batches per second from as many producers",
+        "batches per second, the same number of producers",
         "feeders with no more cores than torch's workers",
     ),
     (
@@ -111,51 +117,55 @@ takes a comparison. One that fits none stands for itself, so that none is left o
 
 HEAD = """# Benchmarks
 
-Where we win, where we lose and for which work that matters: how many times better the better side is. Measured on one
-machine with two cores and no GPU, where feeders take the very cores that torch's workers would take; what feeders are
-for, more cores than the trainer's machine has, no figure here shows.
+How many times better the winner is, and for which workloads. All figures come from one machine with two cores and no
+GPU, where feeders compete with the trainer for the same cores. The case that feeders are made for, CPUs elsewhere, is
+not measured. [All results](benchmark-results.md) has every figure, interval and target;
+[How they measure](../bench/README.md) has the method.
+
+![How many times better than torch's DataLoader, on two cores](benchmarks.svg)
+
+Green bars: we win. Red bars: torch's DataLoader wins. Grey bars, and *undecided* below: the 95 % interval contains 1.
 """
-READING = """## How to read the tables
+READING = """# Benchmark results
 
-Made by `python -m bench.report` from `bench/results/*.json`; do not edit. `make bench` measures anew.
+`python -m bench.report` writes this page from `bench/results/*.json`; do not edit it. `make bench` measures again.
 
-Ours and the peers run in the same job, interleaved, each cell in a process of its own, the
-order reversed every other round; *ratio* is the median of the per-round ratios, how many times better ours
-is, with its bootstrap 95 % interval: **below 1 we lose**. *Promised*: a floor must hold and a target is the
-aim, for a ratio where a peer is named, else for our own figure. *Met* says which of the two the worse end
-of the interval still meets. Every cell verified the bytes that it received; the method is in
-[bench/README.md](../bench/README.md).
+Ours and the peers run in the same job, interleaved. Each cell has a process of its own, and every other round reverses
+the order. *Ratio* is the median of the ratios within a round, with its bootstrap 95 % interval. It says how many times
+better ours is: **below 1 we lose**.
 
-`ray.get` within one store crosses no network. What cannot be shown on one machine without a GPU: network cards, copies
-to the GPU, more than two cores.
+A *floor* must hold and a *target* is the aim. We set both. Each is for the ratio if a peer is named, and for our own
+figure otherwise. *Met* names the promise that the worse end of the interval still meets. Every cell verified the bytes
+that it received. The method is in [bench/README.md](../bench/README.md).
+
+`ray.get` within one store crosses no network. One machine without a GPU cannot show network cards, copies to a GPU, or
+more than two cores.
 """
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Writes the page; with --check only compares, and returns 1 where it differs."""
-    text = page([json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))])
+    """Writes the files; with --check only compares them, and returns 1 if one differs."""
+    made = files([json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))])
     if "--check" in (sys.argv[1:] if arguments is None else arguments):
-        same = PAGE.exists() and PAGE.read_text() == text
+        stale = [path.name for path, text in made.items() if not path.exists() or path.read_text() != text]
         print(
-            "docs/benchmarks.md is up to date"
-            if same
-            else "docs/benchmarks.md differs: run python -m bench.report"
+            f"{', '.join(stale)}: run python -m bench.report" if stale else "the documents have these results"
         )
-        return 0 if same else 1
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(text)
+        return bool(stale)
+    for path, text in made.items():
+        path.write_text(text)
     return 0
 
 
-def page(results: list[dict[str, Any]]) -> str:
-    """The whole page as Markdown."""
-    parts = [HEAD]
-    if not results:
-        parts.append("No results are there yet.\n")
-    else:
-        parts += [in_short([row for found in results for row in found["rows"]]), READING, _summary(results)]
-    parts += [_section(found) for found in results]
-    return "\n".join(parts)
+def files(results: list[dict[str, Any]]) -> dict[Path, str]:
+    """All files that are made of results, with their texts."""
+    rows = [row for found in results for row in found["rows"]]
+    return {
+        PAGE: "\n".join([HEAD, in_short(rows)]),
+        CHART: headline.chart(rows),
+        TABLES: "\n".join([READING, _summary(results), *map(_section, results)]),
+        README: headline.with_block(README.read_text(), rows),
+    }
 
 
 def in_short(rows: list[dict[str, Any]]) -> str:
@@ -168,14 +178,11 @@ def in_short(rows: list[dict[str, Any]]) -> str:
         peers = found.setdefault(_subject(row), {}).setdefault(verdict, {})
         times = peers.setdefault(row["peer_name"].split(", file_")[0], [])
         times.append(1 / row["ratio"] if verdict == "lost" else row["ratio"])
-    lines = ["| what is compared | we win | we lose | matters for |", "|---|---|---|---|"]
-    undecided = []
+    lines = ["| compared | we win | we lose | undecided | matters for |", "|---|---|---|---|---|"]
     for (_, what, work), verdicts in sorted(found.items()):
         won, lost, neither = (_beside_whom(verdicts.get(key, {})) for key in ("won", "lost", "undecided"))
-        lines.append(f"| {what} | {won} | {lost} | {work} |")
-        undecided += [f"{what} ({neither})"] if neither else []
-    text = "\n".join(lines) + "\n"
-    return f"{text}\nUndecided, since the interval holds 1: {'; '.join(undecided)}.\n" if undecided else text
+        lines.append(f"| {what} | {won} | {lost} | {neither} | {work} |")
+    return "\n".join(lines) + "\n"
 
 
 def _beside_whom(peers: dict[str, list[float]]) -> str:
@@ -238,8 +245,10 @@ def _section(found: dict[str, Any]) -> str:
     lines += [f"Missing: {what} ({why}).\n" for what, why in found["missing"].items()]
     if found["failed_cells"]:
         lines.append(f"{found['failed_cells']} cells failed and give no figure.\n")
-    for note in sorted(NOTES.glob(f"{found['benchmark'].lower()}-*.md")):
-        lines.append(note.read_text())
+    lines += [
+        f"Notes: [{note.stem}](../bench/notes/{note.name}).\n"
+        for note in sorted(NOTES.glob(f"{found['benchmark'].lower()}-*.md"))
+    ]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md is made of the results, and opens with every comparison, won or lost."""
+"""The documents with figures are made of the results, and the page of conclusions has every comparison, won or lost."""
 
 from __future__ import annotations
 
@@ -9,39 +9,34 @@ import pytest
 from documents import ROOT
 
 sys.path.insert(0, str(ROOT))
-from bench import report
+from bench import headline, report
 
 ROWS = [row for path in report.RESULTS.glob("*.json") for row in json.loads(path.read_text())["rows"]]
 COMPARED = [row for row in ROWS if row["ratio"] is not None and not row["peer_name"].startswith("best peer")]
 
 
-def table_row(benchmark: str, case: str, peer: str) -> list[str]:
-    """The cells of a comparison in docs/benchmarks.md, from `ours` on."""
-    section = (
-        (ROOT / "docs" / "benchmarks.md").read_text().partition(f"\n## {benchmark} ")[2].partition("\n## ")[0]
-    )
-    (row,) = [line for line in section.splitlines() if line.startswith(f"| {case} | {peer} |")]
-    return [cell.strip() for cell in row.strip("|").split("|")][3:]
+def test_readme_lists_wins_and_losses_with_the_results_figures():
+    table = headline.when_to_use(ROWS)
+    row = headline.row_of(ROWS, "B3", "2 producers: CPU on the trainer's node", "DataLoader")
+    assert f"{row['ours']:.2f}" in table
+    assert "pyzmq" in table
+    assert table in (ROOT / "README.md").read_text()
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
-def test_the_figures_of_the_readme_are_those_of_the_table():
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    cpu = "CPU on the trainer's node"
-    one, two = (table_row("B3", f"{n}: {cpu}", "DataLoader") for n in ("1 producer", "2 producers"))
-    assert f"**{float(one[2]):.1f} times less CPU on the trainer's node**" in readme
-    assert (
-        f"{one[0]} against {one[1]} CPU seconds per GB with one feeder, {two[0]} against {two[1]} with two"
-        in readme
-    )
-    starts = [
-        table_row("B7", f"{case}: process start to first batch", "DataLoader")
-        for case in ("2 producers", "2 producers, persistent")
-    ]
-    ours = [f"{float(row[0]):.1f}" for row in starts]
-    assert f"{min(ours)} to {max(ours)} s against {float(starts[0][1]):.1f} s" in readme
+def test_a_readme_without_its_markers_is_rejected():
+    with pytest.raises(ValueError, match=r"README\.md needs the lines"):
+        headline.with_block("# A project\n", ROWS)
 
 
-WON, LOST = 2, 3
+def test_the_chart_has_wins_and_losses():
+    drawn = headline.chart(ROWS)
+    assert drawn.count("<rect") == len(headline.BARS)
+    assert 'class="won"' in drawn
+    assert 'class="lost"' in drawn
+
+
+WON, LOST, UNDECIDED = 2, 3, 4
 """Columns."""
 
 
@@ -52,8 +47,12 @@ def cells(low: float, high: float, *, benchmark: str = "B2", case: str = "0.1 MB
     return [cell.strip() for cell in report.in_short([row]).splitlines()[2].split("|")]
 
 
-def test_the_page_is_what_the_results_say():
-    assert report.main(["--check"]) == 0, "make generate writes docs/benchmarks.md anew"
+def test_documents_with_figures_match_the_results():
+    assert report.main(["--check"]) == 0, "run make generate"
+
+
+def test_the_page_of_conclusions_fits_a_screen():
+    assert len(report.PAGE.read_text().splitlines()) <= 40
 
 
 @pytest.mark.parametrize(
@@ -69,19 +68,12 @@ def test_the_interval_of_a_ratio_decides_where_a_comparison_stands(low, high, wo
     assert (row[WON], row[LOST]) == (won, lost)
 
 
-def test_what_is_undecided_is_said_below_the_table():
-    row = {
-        "benchmark": "B9",
-        "case": "another",
-        "peer_name": "Peer",
-        "ratio": 1.5,
-        "ratio_low": 0.9,
-        "ratio_high": 2.0,
-    }
-    assert report.in_short([row]).endswith("holds 1: B9 another (Peer 1.5).\n")
+def test_an_interval_that_contains_one_is_undecided():
+    row = cells(0.9, 2.1, benchmark="B9", case="another")
+    assert (row[WON], row[LOST], row[UNDECIDED]) == ("", "", "Peer 1.5")
 
 
-def test_a_comparison_that_no_subject_takes_stands_for_itself():
+def test_comparison_without_a_subject_forms_its_own_group():
     assert cells(2.0, 4.0, benchmark="B9", case="another")[1] == "B9 another"
 
 
@@ -94,5 +86,5 @@ def test_the_first_screen_names_every_peer_that_wins_anywhere():
     assert [peer for peer in peers if f"{peer} " not in lost] == []
 
 
-def test_the_table_of_the_first_screen_fits_it():
+def test_summary_table_fits_the_first_screen():
     assert len(report.in_short(ROWS).splitlines()) <= 20

@@ -32,7 +32,7 @@ def documents() -> list[Path]:
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("examples/**/*.md"),
-        *ROOT.glob("bench/*.md"),
+        *ROOT.glob("bench/**/*.md"),
     ]
     return sorted(found)
 
