@@ -1,4 +1,4 @@
-"""The command `dataloaderjob`: run, status, scale, map, verify, replay, version."""
+"""The command `dataloaderjob`: advise, run, status, scale, map, verify, replay, version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dataloaderjob.providers.provider import NAMES as PROVIDERS
 EXIT_INPUT = 2
 EXIT_FAILED = 1
 EXIT_DIFFERENT = 1
-"""The code of verify and replay for a difference only, as of diff and cmp: what goes wrong ends with EXIT_TROUBLE."""
+"""Exit code of verify and replay for a difference only, as with diff and cmp; any other problem is EXIT_TROUBLE."""
 EXIT_TROUBLE = 2
 EXIT_INTERRUPTED = 130
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line; docs/reference/cli.md is made of it."""
+    """Builds the command line; docs/reference/cli.md is generated from it."""
     parser = argparse.ArgumentParser(
         prog="dataloaderjob",
         description="Runs a DataLoaderJob on this machine: feeders, sidecar and trainers.",
@@ -44,29 +44,33 @@ def make_parser() -> argparse.ArgumentParser:
     parser.set_defaults(failed=EXIT_FAILED)
     parser.add_argument("--version", action="version", version=f"dataloaderjob {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
-    run = commands.add_parser("run", help="run a manifest here; ends with the trainers' exit code")
+    _add_advise(commands)
+    run = commands.add_parser("run", help="run a manifest on this machine; exit with the trainers' exit code")
     run.add_argument("manifest", type=Path, help="a DataLoaderJob manifest")
     run.add_argument(
-        "--metrics-port", type=int, metavar="PORT", help="serve Prometheus' /metrics and /healthz here"
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
+        help="serve /metrics (Prometheus) and /healthz on this port",
     )
     run.add_argument(
         "--provider", choices=PROVIDERS, default=PROVIDERS[0],
-        help="who starts feeders: ray as on a cluster (default), or plain processes of this machine",
+        help="start feeders with ray, as on a cluster (default), or as local processes of this machine",
     )  # fmt: skip
     run.add_argument(
         "--record", type=Path, metavar="FOLDER",
-        help="write down what each rank consumes, for verify and replay; a run that is resumed takes the same folder",
+        help="record what each rank consumes, for verify and replay; give a resumed run the same folder",
     )  # fmt: skip
     run.set_defaults(command=_run)
-    status = commands.add_parser("status", help="show what runs here")
-    status.add_argument("--dir", help="folder of one run, as status shows it")
+    status = commands.add_parser("status", help="show what is running on this machine")
+    status.add_argument("--dir", help="show only the run with this folder, as listed by status")
     status.add_argument(
-        "--watch", action="store_true", help="show it again and again, until nothing runs or you press Ctrl-C"
+        "--watch", action="store_true", help="keep refreshing until nothing runs or you press Ctrl-C"
     )
     status.set_defaults(command=_status)
-    scale = commands.add_parser("scale", help="change spec.feeders.replicas of what runs here")
-    scale.add_argument("replicas", type=int, help="the new number")
-    scale.add_argument("--dir", help="folder of the run, where several live")
+    scale = commands.add_parser("scale", help="change spec.feeders.replicas of a run on this machine")
+    scale.add_argument("replicas", type=int, help="the new number of replicas")
+    scale.add_argument("--dir", help="folder of the run, needed if several are running")
     scale.set_defaults(command=_scale)
     _add_map(commands)
     _add_verify(commands)
@@ -75,61 +79,93 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_advise(commands: Any) -> None:
+    advise = commands.add_parser(
+        "advise", help="watch an unchanged script, and say whether feeders would help, and how many",
+        description="Runs a script with torch's DataLoader, times its steps with and without input, makes a few "
+        "batches, prints the advice, and ends the script. It needs neither feeders nor Ray. The script's output goes "
+        "to standard error.",
+        usage="dataloaderjob advise [options] -- COMMAND ...",
+    )  # fmt: skip
+    advise.add_argument("--steps", type=int, default=50, metavar="N", help="steps to observe (default: 50)")
+    advise.add_argument(
+        "--timeout", type=float, default=90, metavar="S",
+        help="judge by what was seen after this many seconds (default: 90)",
+    )  # fmt: skip
+    advise.add_argument(
+        "--link",
+        type=float,
+        metavar="GBIT",
+        help="speed of the link into the trainer's node, in Gbit/s (default: unlimited)",
+    )
+    advise.add_argument(
+        "--json", action="store_true", help="print JSON: input_bound, gain, feeders, limit and more"
+    )
+    advise.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="the command that starts the training script",
+    )
+    advise.set_defaults(command=_advise)
+
+
 def _add_map(commands: Any) -> None:
     map_ = commands.add_parser(
-        "map", help="apply a function, or a model, to a dataset by feeders, and write its results as Parquet",
-        description="Has feeders apply a function of a script to the batches of a dataset, and writes one row for each "
-        "sample. What was stopped is gone on with by the same command.",
+        "map", help="apply a function or a model to a dataset on feeders, and write the results as Parquet",
+        description="Applies a function from a script to the batches of a dataset, on feeders, and writes one row for "
+        "each sample. Repeat the command to resume an interrupted run.",
     )  # fmt: skip
     map_.add_argument(
-        "script", type=Path, help='a Python script; what is below if __name__ == "__main__": does not run'
+        "script", type=Path, help='a Python script; code below if __name__ == "__main__": does not run'
     )
     map_.add_argument(
-        "dataset", help="name in the script: a dataset with __len__, or a function that returns one"
+        "dataset", help="name in the script of a dataset with __len__, or of a function that returns one"
     )
     map_.add_argument(
-        "function", help="name in the script: a function of a batch, a torch.nn.Module, or a class whose instances "
-        "are called with a batch; returns a dict of columns, or one column",
+        "function", help="name in the script of a function, a torch.nn.Module, or a class whose instances can be "
+        "called; it is called with a batch and returns a dict of columns, or one column",
     )  # fmt: skip
     map_.add_argument(
         "--output", type=Path, required=True, metavar="FOLDER",
-        help="folder for the results; one where the same work was stopped is gone on with",
+        help="folder for the results; an interrupted run with the same arguments is resumed",
     )  # fmt: skip
     map_.add_argument(
         "--batch-size", type=int, default=32, metavar="N", help="samples in a batch (default: 32)"
     )
     map_.add_argument(
         "--collate-fn", metavar="NAME",
-        help="name in the script: what makes a batch of a list of samples, in place of torch's default_collate",
+        help="name in the script of the function that collates a list of samples (default: torch's default_collate)",
     )  # fmt: skip
     map_.add_argument(
         "--rows-per-file", type=int, default=8192, metavar="N",
-        help="rows in a file, raised to whole batches; what is stopped loses one file's work at most (default: 8192)",
+        help="rows in a file, rounded up to whole batches; an interruption loses at most one file's work "
+        "(default: 8192)",
     )  # fmt: skip
     map_.add_argument(
         "--feeders", type=int, metavar="N",
-        help="number of feeders; 0: this process does the work, under a debugger say (default: as for a loader)",
+        help="number of feeders; 0 does the work in this process, for debugging (default: as for a loader)",
     )  # fmt: skip
     map_.set_defaults(command=_map)
 
 
-_TRUST = "This runs the code in the record: use records that you trust."
+_TRUST = "This runs the code in the record: use only records that you trust."
 
 
 def _add_verify(commands: Any) -> None:
     verify = commands.add_parser(
         "verify", help="compare two recorded runs, or one with its dataset",
-        description="Compares what two runs consumed, or one run with what its own code and data make here, and names "
-        f"the first difference. {_TRUST} Exit codes: 0 equal, 1 a difference was found, 2 nothing "
-        "was found out, for a reason that standard error has.",
+        description="Compares what two runs consumed, or what one run consumed with what its code and data produce "
+        f"here, and names the first difference. {_TRUST} Exit codes: 0 equal, 1 different, 2 inconclusive; see "
+        "standard error.",
     )  # fmt: skip
-    verify.add_argument("record", type=Path, help="the folder of a run's --record")
+    verify.add_argument("record", type=Path, help="the --record folder of a run")
     verify.add_argument(
-        "other", type=Path, nargs="?", help="that of another run; left out: batches are made again"
+        "other", type=Path, nargs="?", help="folder of another run; if omitted, batches are made again"
     )
-    verify.add_argument("--epoch", type=int, metavar="E", help="look at this epoch only; the first is 0")
+    verify.add_argument("--epoch", type=int, metavar="E", help="check only this epoch; the first is 0")
     verify.add_argument(
-        "--sample", type=int, metavar="N", help="make N batches again, evenly spread, instead of all"
+        "--sample", type=int, metavar="N", help="make only N evenly spaced batches again, not all"
     )
     verify.set_defaults(command=_verify, failed=EXIT_TROUBLE)
 
@@ -137,24 +173,43 @@ def _add_verify(commands: Any) -> None:
 def _add_replay(commands: Any) -> None:
     replay = commands.add_parser(
         "replay", help="make one recorded batch again in this process",
-        description="Makes one batch of a recorded run again in this process and says whether it is what was consumed. "
-        f"{_TRUST} Exit codes: 0 equal, 1 not equal, 2 nothing was found out, for a reason that standard error has.",
+        description="Makes one batch of a recorded run again in this process and compares it with what was consumed. "
+        f"{_TRUST} Exit codes: 0 equal, 1 different, 2 inconclusive; see standard error.",
     )  # fmt: skip
-    replay.add_argument("record", type=Path, help="the folder of a run's --record")
+    replay.add_argument("record", type=Path, help="the --record folder of a run")
     replay.add_argument("--rank", default="0", metavar="R", help="the rank (default: 0)")
     replay.add_argument(
         "--loader", type=int, default=0, metavar="L",
-        help="number of the loader, in the order in which the script made them (default: 0)",
+        help="number of the loader, in the order of creation in the script (default: 0)",
     )  # fmt: skip
     replay.add_argument(
         "--epoch", type=int, required=True, metavar="E", help="the loader's epoch; the first is 0"
     )
     replay.add_argument(
-        "--batch", type=int, required=True, metavar="N", help="number in the epoch; the first is 0"
+        "--batch",
+        type=int,
+        required=True,
+        metavar="N",
+        help="number of the batch in the epoch; the first is 0",
     )
-    replay.add_argument("--pdb", action="store_true", help="stop in the debugger where each sample is made")
-    replay.add_argument("--output", type=Path, metavar="FILE", help="write the batch there with torch.save")
+    replay.add_argument("--pdb", action="store_true", help="stop in the debugger before each sample is made")
+    replay.add_argument(
+        "--output", type=Path, metavar="FILE", help="save the batch to this file with torch.save"
+    )
     replay.set_defaults(command=_replay, failed=EXIT_TROUBLE)
+
+
+def _advise(args: argparse.Namespace) -> int:
+    from dataloaderjob.advise.command import advise
+
+    try:
+        command = args.script[1:] if args.script[:1] == ["--"] else args.script
+        _print(
+            advise(command, steps=args.steps, timeout_s=args.timeout, link_gbit=args.link, as_json=args.json)
+        )
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -162,7 +217,7 @@ def _run(args: argparse.Namespace) -> int:
         from dataloaderjob.api import load_manifest
     except ModuleNotFoundError as exc:
         raise InputError(
-            f"to read a manifest the module {exc.name!r} is needed: pip install 'dataloaderjob[trainer,cli]' for "
+            f"reading a manifest needs the module {exc.name!r}: pip install 'dataloaderjob[trainer,cli]' for "
             "--provider local, 'dataloaderjob[local]' for Ray"
         ) from exc
     from dataloaderjob.local.run import run
@@ -177,7 +232,7 @@ def _status(args: argparse.Namespace) -> int:
 
     runs = [find_run(args.dir)] if args.dir else live_runs()
     if not runs:
-        _print("nothing of yours runs on this machine")
+        _print("nothing of yours is running on this machine")
     elif args.watch:
         return _watch(args.dir)
     for run, history in zip(runs, histories(runs), strict=True):
@@ -229,9 +284,7 @@ def _map(args: argparse.Namespace) -> int:
             from dataloaderjob.local.mapping import command
         except ModuleNotFoundError as exc:
             needed = str(exc.name).partition(".")[0]
-            raise InputError(
-                f"to map the module {needed!r} is needed: pip install 'dataloaderjob[map]'"
-            ) from exc
+            raise InputError(f"map needs the module {needed!r}: pip install 'dataloaderjob[map]'") from exc
         names = (
             "script",
             "dataset",
@@ -253,7 +306,7 @@ def _verify(args: argparse.Namespace) -> int:
 
     if args.sample is not None and (args.other is not None or args.sample < 1):
         raise InputError(
-            "--sample is a number of batches, 1 at least, for one record that is compared with its dataset"
+            "--sample is a number of batches, at least 1, and needs a single record, whose batches are made again"
         )
     if args.other is not None:
         equal, lines = compare(args.record, args.other, epoch=args.epoch)

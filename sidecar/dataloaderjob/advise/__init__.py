@@ -1,0 +1,1 @@
+"""`dataloaderjob advise`: watches the loaders of an unchanged script, and works out whether feeders would help."""

@@ -1,0 +1,70 @@
+"""`dataloaderjob advise -- python train.py`: runs the script, watches its loaders, prints the advice, and ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dataloaderjob.advise import verdict
+from dataloaderjob.advise.watched import Watched, watch
+from dataloaderjob.core.errors import InputError, ServiceError
+
+
+def advise(
+    command: Sequence[str], *, steps: int, timeout_s: float, link_gbit: float | None, as_json: bool
+) -> str:
+    """The advice as text. Raises InputError if the script gave nothing to judge, and says what to do."""
+    if not command:
+        raise InputError("advise needs the command of your script: dataloaderjob advise -- python train.py")
+    if not 5 <= steps <= 10_000:
+        raise InputError(f"--steps is a number from 5 to 10000, found {steps}")
+    found = watch(command, steps=steps, timeout_s=timeout_s, say=_say)
+    _check(found, command, timeout_s)
+    link = None if link_gbit is None else link_gbit * 1e9 / 8
+    made = verdict.verdict(command, found.results, cpus=cpus_here(), link=link)
+    if as_json:
+        return json.dumps(verdict.as_json(made), indent=2)
+    lines = verdict.lines(made)
+    return "\n".join([*lines, *([verdict.manifest(made, command)] if made.advice.feeders else [])])
+
+
+def _check(found: Watched, command: Sequence[str], timeout_s: float) -> None:
+    if found.trouble and not found.results:
+        raise InputError(f"dataloaderjob must be installed where the script runs: {found.trouble}")
+    if found.returncode:
+        raise ServiceError(
+            f"{' '.join(command)} ended with exit code {found.returncode} before it was measured"
+        )
+    if not found.results and not found.has_loader:
+        raise InputError(
+            "no process of the script imported torch's DataLoader where it can be watched: Python's options -I, -E and "
+            "-S prevent that, and so does a container that the script starts"
+        )
+    if not found.results:
+        what = "ended" if found.returncode == 0 else f"ran for {timeout_s:.0f} s"
+        raise InputError(
+            f"the script {what} without five steps over a torch DataLoader: give it more data or epochs, or raise "
+            "--timeout"
+        )
+    troubles = [one["trouble"] for one in found.results if "trouble" in one]
+    if not any("made" in one for one in found.results):
+        raise InputError(
+            f"single batches could not be made: {troubles[0] if troubles else 'it took too long'}"
+        )
+
+
+def cpus_here(root: Path = Path("/")) -> int:
+    """CPUs that this process may use: its affinity, or the quota of its cgroup if that is less."""
+    count = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+        return min(count, max(1, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # no quota, or version 1
+        return count
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"dataloaderjob: {text}\n")

@@ -1,0 +1,250 @@
+"""Watches the loaders of the process that it is installed in. Loaded by `site/sitecustomize.py` once torch's loader is.
+
+It times calls of next(), hands out the last batches again to find the time of a step without input, makes a few batches
+itself, writes what it found, and then keeps the loop waiting: the command ends the script. It draws no random number
+before that, so the batches are those of the script alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from dataloaderjob.advise.observation import LEAST, Observation, Phase, Steps
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.places import IN_FEEDER_VARIABLE
+
+FINISH, STEPS = "finish", "steps"
+"""Files in the folder: time is up; steps to observe."""
+KEPT = 4
+"""Batches that the replay hands out in turn."""
+REPORT_S = 0.5
+
+
+class _Loader:
+    """One loader of this process, known by its dataset."""
+
+    def __init__(self, steps: int, now: float) -> None:
+        self.observation = Observation(steps, now)
+        self.kept: deque[Any] = deque(maxlen=KEPT)
+        self.cpu_s = self.wall_s = 0.0
+        """Clocks of this process when the replay began; 0 before."""
+        self.step = -1
+        """The replayed step of another loader in which this one was last asked."""
+
+
+def _again(loader: _Loader) -> Any:
+    batch = loader.kept[0]
+    loader.kept.rotate(-1)
+    return batch
+
+
+class Watcher:
+    """All loaders of this process. The first one that has had enough steps is replayed and judged."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self._folder, self._steps = folder, steps
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._loaders: dict[tuple[Any, ...], _Loader] = {}
+        self._datasets: list[Any] = []
+        """Kept, so that no other one gets the same id."""
+        self._threads = threading.local()
+        self._reported = 0.0
+        self._replaying: _Loader | None = None
+        self.is_over = False
+
+    def next(self, iterator: Any, original: Any) -> Any:
+        """Stands in for next() of an iterator while its script is watched."""
+        if os.getpid() != self._pid:
+            if sys.modules["torch"].utils.data.get_worker_info() is not None:
+                return original(iterator)  # a loader within a dataset, in a worker
+            self._reset()
+        # A subclass may call its base, and a dataset may have a loader of its own.
+        if getattr(self._threads, "is_inside", False) or self.is_over:
+            return original(iterator)
+        self._threads.is_inside = True
+        began = time.perf_counter()
+        loader = self._loader(iterator)
+        try:
+            return self._next(iterator, loader, original)
+        finally:
+            self._threads.is_inside = False
+            for other in self._loaders.values():
+                if other is not loader:
+                    other.observation.waited_elsewhere(time.perf_counter() - began)
+
+    def _next(self, iterator: Any, loader: _Loader, original: Any) -> Any:
+        observation, now = loader.observation, time.perf_counter()
+        if self._replaying is not None and self._replaying is not loader:
+            return self._beside(self._replaying.observation.replayed.count, loader, iterator, original)
+        observation.called(now, is_first=not vars(iterator).get("_dataloaderjob_seen"))
+        vars(iterator)["_dataloaderjob_seen"] = True
+        if now - self._reported > REPORT_S:
+            self._report(loader, now)
+        if observation.phase is Phase.DONE:
+            self._finish(iterator, loader)
+        if observation.phase is Phase.REPLAYING:
+            if self._replaying is None:
+                self._replaying = loader
+                _wait_for_device()
+                loader.cpu_s, loader.wall_s = time.process_time(), time.perf_counter()
+            batch = _again(loader)
+            observation.called(time.perf_counter(), is_first=True)  # a replayed batch costs nothing
+        else:
+            batch = original(iterator)
+            loader.kept.append(batch)
+        observation.returned(time.perf_counter())
+        return batch
+
+    @staticmethod
+    def _beside(step: int, loader: _Loader, iterator: Any, original: Any) -> Any:
+        """Returns a batch of a loader that is iterated next to the replayed one: one for each of its steps is replayed.
+
+        An evaluation, which takes many, continues with its own batches, so that it ends.
+        """
+        if loader.step == step or not loader.kept:
+            return original(iterator)
+        loader.step = step
+        return _again(loader)
+
+    def _loader(self, iterator: Any) -> _Loader:
+        key = id(iterator._dataset), getattr(iterator._index_sampler, "batch_size", None)  # noqa: SLF001
+        if key not in self._loaders:
+            self._loaders[key] = _Loader(self._steps, time.perf_counter())
+            self._datasets.append(iterator._dataset)  # noqa: SLF001
+        return self._loaders[key]
+
+    def _report(self, loader: _Loader, now: float) -> None:
+        """Says how far it is, and learns whether time is up."""
+        self._reported = now
+        observation = loader.observation
+        steps = {"observed": observation.observed.count, "replayed": observation.replayed.count}
+        self.write("progress", steps)
+        most = max(self._loaders.values(), key=lambda one: one.observation.observed.count)
+        if (self._folder / FINISH).exists() and most is loader and observation.observed.count:
+            observation.finish()
+
+    def write(self, kind: str, found: dict[str, Any]) -> None:
+        path = self._folder / f"{os.getpid()}.{kind}"
+        made = path.with_suffix(f".{kind}.new")
+        made.write_text(json.dumps(found))
+        made.rename(path)
+
+    def _finish(self, iterator: Any, loader: _Loader) -> None:
+        """Writes what was found, and waits for the end."""
+        self.is_over = True
+        found = self._found(iterator, loader)
+        self.write("result", found)
+        if int(os.environ.get("LOCAL_RANK") or 0) == 0:
+            from dataloaderjob.advise import making
+
+            _quietly(getattr(iterator, "_shutdown_workers", None))
+            try:
+                found["made"] = _plain(making.make(iterator))
+                found["cannot_ship"], found["shipped_nbytes"] = making.shipping(iterator)
+            except InputError as exc:
+                found["trouble"] = str(exc)
+            except Exception:
+                found["trouble"] = traceback.format_exc(limit=-3)
+            found["is_complete"] = True
+            self.write("result", found)
+        while True:
+            time.sleep(60)
+
+    def _found(self, iterator: Any, loader: _Loader) -> dict[str, Any]:
+        observed, replayed = loader.observation.observed, loader.observation.replayed
+        _wait_for_device()
+        wall_s = time.perf_counter() - loader.wall_s if loader.wall_s else 0.0
+        return {
+            "rank": int(os.environ.get("RANK") or 0),
+            "world": int(os.environ.get("WORLD_SIZE") or 1),
+            "local_world": int(os.environ.get("LOCAL_WORLD_SIZE") or 1),
+            "steps": observed.count,
+            "replayed": replayed.count,
+            "period_s": observed.period_s(is_queued=_has_device()),
+            "step_s": _step_s(observed, replayed, wall_s),
+            "wait_s": sum(observed.waits) / observed.count,
+            "busy_cpus": (time.process_time() - loader.cpu_s) / wall_s if wall_s else None,
+            **_described(iterator),
+        }
+
+
+def _step_s(observed: Steps, replayed: Steps, wall_s: float) -> float:
+    """The step without input. On a GPU a step goes on after its loop has called next(): the whole replay is timed."""
+    if replayed.count < LEAST:
+        return observed.step_s()
+    return wall_s / replayed.count if _has_device() else replayed.step_s()
+
+
+def _described(iterator: Any) -> dict[str, Any]:
+    from torch.utils.data import IterableDataset
+
+    dataset, index_sampler = iterator._dataset, iterator._index_sampler  # noqa: SLF001
+    workers = int(iterator._num_workers)  # noqa: SLF001
+    is_iterable = isinstance(dataset, IterableDataset)
+    return {
+        "dataset": type(dataset).__name__,
+        "batch_size": getattr(index_sampler, "batch_size", None),
+        "workers": workers,
+        "slots": max(1, workers) if is_iterable else None,
+        "is_ours": type(iterator).__module__.startswith("dataloaderjob."),
+        "python": sys.executable,
+    }
+
+
+def _has_device() -> bool:
+    return bool(sys.modules["torch"].cuda.is_initialized())
+
+
+def _wait_for_device() -> None:
+    if _has_device():
+        sys.modules["torch"].cuda.synchronize()
+
+
+def _plain(made: Any) -> dict[str, Any]:
+    return {name: getattr(made, name) for name in made.__slots__}
+
+
+def _quietly(function: Any) -> None:
+    """Calls a function of the script's if it exists. The script is about to be ended, so an error does not matter."""
+    with contextlib.suppress(Exception):
+        if function is not None:
+            function()
+
+
+def install(module: Any, folder: str) -> None:
+    """Watches all loaders of this process, which is no feeder. module: torch.utils.data.dataloader, just imported."""
+    if os.environ.get(IN_FEEDER_VARIABLE):
+        return
+    watcher = Watcher(Path(folder), int((Path(folder) / STEPS).read_text()))
+    watcher.write("installed", {})
+
+    def watched(original: Any) -> Any:
+        @functools.wraps(original)
+        def watched_next(self: Any) -> Any:
+            return watcher.next(self, original)
+
+        return watched_next
+
+    def of_subclass(cls: Any, /, **keywords: Any) -> None:
+        super(base, cls).__init_subclass__(**keywords)
+        if "__next__" in vars(cls):
+            cls.__next__ = watched(vars(cls)["__next__"])
+
+    base = module._BaseDataLoaderIter  # noqa: SLF001
+    base.__next__ = watched(base.__next__)
+    base.__init_subclass__ = classmethod(of_subclass)
+    if hasattr(base, "next"):
+        base.next = base.__next__

@@ -1,0 +1,166 @@
+"""The cost of a batch, measured by making a few in the watched process, and a dry run of shipping."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from dataloaderjob.batches.encoding import encode
+from dataloaderjob.core.blobs import BlobStore
+from dataloaderjob.core.errors import InputError, UnsupportedBatch
+from dataloaderjob.core.sizing import spread
+from dataloaderjob.shipping.bundles import make_bundle
+
+BATCHES, BUDGET_S = 16, 10.0
+"""Most batches that are made, and most seconds for them; two are made however long they take."""
+OUTLIER_OF = 8
+"""Number of batches from which on the one that waited longest does not count: a busy machine may have stopped it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """The cost of a batch: means, in seconds."""
+
+    batches: int
+    fetch_cpu_s: float
+    collate_cpu_s: float
+    encode_cpu_s: float
+    idle_s: float
+    """Wall time without CPU: the batch waited for storage."""
+    nbytes: int
+    spread: float
+    """Coefficient of variation of a batch's wall time."""
+    refused: str
+    """Why a batch cannot travel as it is; empty if it can."""
+
+
+@dataclass(slots=True)
+class _Clock:
+    """CPU of the process, its threads included, and wall time, since the last lap. Wall time is without the time that
+    the thread waited for a CPU, which others of this machine had."""
+
+    cpu: float = 0.0
+    wall: float = 0.0
+
+    def lap(self) -> tuple[float, float]:
+        cpu, wall = time.process_time(), time.perf_counter() - _queued_s()
+        passed = cpu - self.cpu, wall - self.wall
+        self.cpu, self.wall = cpu, wall
+        return passed
+
+
+def _queued_s() -> float:
+    """Seconds that this thread was ready to run and waited for a CPU (proc(5), schedstat)."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
+def make(iterator: Any) -> Made:
+    """Makes batches of a torch iterator's loader in this thread, as a worker would: with one thread of torch.
+
+    Raises what the user's code raises.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _measured(_samples(iterator), iterator._collate_fn, bare=not iterator._auto_collation)  # noqa: SLF001
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _samples(iterator: Any) -> Iterator[Callable[[], Any]]:
+    """Functions that fetch the samples of one batch each. Map-style: of batches that were not asked for yet."""
+    dataset, bare = iterator._dataset, not iterator._auto_collation  # noqa: SLF001  torch's words
+    if isinstance(dataset, IterableDataset):
+        stream = iter(dataset)
+        size = 1 if bare else int(getattr(iterator._index_sampler, "batch_size", 1))  # noqa: SLF001
+        return itertools.repeat(lambda: next(stream) if bare else list(itertools.islice(stream, size)))
+    if bare:
+        fetch = dataset.__getitem__
+    else:
+        fetch = getattr(dataset, "__getitems__", None) or (lambda keys: [dataset[key] for key in keys])
+    return (partial(fetch, keys) for keys in iterator._index_sampler)  # noqa: SLF001
+
+
+def _measured(samples: Iterator[Callable[[], Any]], collate: Callable[[Any], Any], *, bare: bool) -> Made:
+    rows: list[tuple[float, ...]] = []
+    nbytes, refused, began = 0, "", time.perf_counter()
+    for fetch in itertools.islice(samples, BATCHES + 1):
+        clock = _Clock()
+        clock.lap()
+        try:
+            fetched = fetch()
+        except StopIteration:
+            break
+        if fetched == [] and not bare:
+            break
+        got = clock.lap()
+        batch = collate(fetched)
+        collated = clock.lap()
+        try:
+            nbytes += _encode(batch)
+        except UnsupportedBatch as exc:
+            refused = str(exc)
+        rows.append((*got, *collated, *clock.lap()))
+        refused = refused or _refusal(batch)
+        if len(rows) > 2 and time.perf_counter() - began > BUDGET_S:
+            break
+    if not rows:
+        raise InputError("the dataset gave no sample when it was iterated again")
+    return _costs(rows[1:] or rows, nbytes // len(rows), refused)  # the first one opens files
+
+
+def _costs(rows: Sequence[tuple[float, ...]], nbytes: int, refused: str) -> Made:
+    """rows: CPU and wall time of fetch, collate and encode, by batch."""
+    cpu_s, idle_s = ([sum(row[part::2]) for row in rows] for part in (0, 1))
+    idle_s = sorted(max(0.0, wall - cpu) for wall, cpu in zip(idle_s, cpu_s, strict=True))
+    if len(idle_s) >= OUTLIER_OF:
+        idle_s.pop()
+    fetch, collate, encode_ = (sum(row[part] for row in rows) / len(rows) for part in (0, 2, 4))
+    return Made(
+        batches=len(rows), fetch_cpu_s=fetch, collate_cpu_s=collate, encode_cpu_s=encode_,
+        idle_s=sum(idle_s) / len(idle_s), nbytes=nbytes, spread=spread([row[1] + row[3] for row in rows]),
+        refused=refused,
+    )  # fmt: skip
+
+
+def _encode(batch: Any) -> int:
+    """Does what a feeder does with a batch, and returns its bytes."""
+    encoded = encode(batch, allow_pickle=True)
+    shared = bytearray(encoded.nbytes)
+    at = 0
+    for part in encoded.buffers:
+        shared[at : at + len(part)] = part
+        at += len(part)
+    return encoded.nbytes
+
+
+def _refusal(batch: Any) -> str:
+    try:
+        encode(batch, allow_pickle=False)
+    except UnsupportedBatch as exc:
+        return str(exc)
+    return ""
+
+
+def shipping(iterator: Any) -> tuple[str, int]:
+    """Packs dataset and code as for feeders, into a folder that is deleted: (why it cannot be, bytes)."""
+    with tempfile.TemporaryDirectory(prefix="dataloaderjob-") as folder:
+        try:
+            init = getattr(iterator, "_worker_init_fn", None)
+            roots = iterator._dataset, iterator._collate_fn, init  # noqa: SLF001
+            bundle = make_bundle(*roots, store=BlobStore(Path(folder)), allow_pickle=True)
+        except InputError as exc:
+            return str(exc), 0
+        return "", sum(nbytes for _, nbytes in bundle.blobs)

@@ -1,0 +1,108 @@
+"""The steps of one loader: phases, times of next() calls, and the means of both. Pure; clocks are arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from dataloaderjob.core.sizing import median
+
+SKIPPED = 3
+"""First steps of a loader that do not count: compilation, allocators, workers that start."""
+LEAST = 5
+"""Steps that are enough if there is no time for more."""
+OBSERVE_S, REPLAY_S = 30.0, 15.0
+"""Most seconds for each phase, once it has LEAST steps."""
+REPLAYED = 20
+"""Steps of the replay."""
+PAUSE = 5.0
+"""A step of more than this many medians is a pause, such as a checkpoint or an evaluation, and does not count."""
+
+
+class Phase(Enum):
+    OBSERVING = auto()
+    """The script has its own batches."""
+    REPLAYING = auto()
+    """It gets the last ones again, at once: the time of a step without input."""
+    DONE = auto()
+
+
+@dataclass(slots=True)
+class Steps:
+    """Times of the steps of one phase, in seconds."""
+
+    waits: list[float] = field(default_factory=list)
+    thinks: list[float] = field(default_factory=list)
+    """Times from the return of a next() to the following call."""
+
+    @property
+    def count(self) -> int:
+        return len(self.thinks)
+
+    def step_s(self) -> float:
+        """The step without waiting."""
+        return median(self.thinks)
+
+    def period_s(self, *, is_queued: bool = False) -> float:
+        """Time from one batch to the next, pauses left out. Waits come in bursts, so their mean counts.
+
+        is_queued: the loop queues its work on a device and pays for it now and then, so the mean of all counts.
+        """
+        longest = PAUSE * median(self.thinks)
+        kept = [
+            (wait, think) for wait, think in zip(self.waits, self.thinks, strict=True) if think <= longest
+        ]
+        waits = sum(wait for wait, _ in kept) / len(kept)
+        return waits + (sum(think for _, think in kept) / len(kept) if is_queued else self.step_s())
+
+
+class Observation:
+    """Phases of one loader. The caller reports each call and each return of next()."""
+
+    def __init__(self, steps: int, now: float) -> None:
+        self.phase = Phase.OBSERVING
+        self.observed, self.replayed = Steps(), Steps()
+        self._wanted, self._began, self._skipped = steps, now, 0
+        self._called = self._returned = 0.0
+        self._is_open = False
+        """A next() has returned whose step has not ended."""
+        self._wait = self._elsewhere = 0.0
+
+    def called(self, now: float, *, is_first: bool) -> None:
+        """next() is called, by an iterator's owner; is_first: it is the iterator's first, so no step ends."""
+        self._called = now
+        if self._is_open and not is_first:
+            self._count(self._wait + self._elsewhere, now - self._returned - self._elsewhere)
+            self._advance(now)
+        self._is_open = False
+
+    def returned(self, now: float) -> None:
+        """next() returns a batch."""
+        self._wait, self._returned, self._is_open = now - self._called, now, True
+        self._elsewhere = 0.0
+
+    def waited_elsewhere(self, seconds: float) -> None:
+        """The step waited for a batch of another loader, as a loop over zip(one, another) does."""
+        self._elsewhere += seconds
+
+    def finish(self) -> None:
+        """There is no time left: what was seen has to do."""
+        self.phase = Phase.DONE
+
+    def _count(self, wait_s: float, think_s: float) -> None:
+        if self.phase is Phase.OBSERVING and self._skipped < SKIPPED:
+            self._skipped += 1
+            return
+        steps = self.observed if self.phase is Phase.OBSERVING else self.replayed
+        steps.waits.append(wait_s)
+        steps.thinks.append(think_s)
+
+    def _advance(self, now: float) -> None:
+        if self.phase is Phase.OBSERVING:
+            if self._is_enough(self.observed, self._wanted, OBSERVE_S, now):
+                self.phase, self._began = Phase.REPLAYING, now
+        elif self.phase is Phase.REPLAYING and self._is_enough(self.replayed, REPLAYED, REPLAY_S, now):
+            self.phase = Phase.DONE
+
+    def _is_enough(self, steps: Steps, wanted: int, most_s: float, now: float) -> bool:
+        return steps.count >= wanted or (steps.count >= LEAST and now - self._began > most_s)

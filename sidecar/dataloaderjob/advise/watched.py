@@ -1,0 +1,152 @@
+"""Runs a script with the hook in it until its ranks have their results, and ends it with all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dataloaderjob.advise.hook import FINISH, STEPS
+from dataloaderjob.core.errors import InputError
+
+PR_SET_CHILD_SUBREAPER = 36
+POLL_S = 0.1
+GRACE_S, SHIPPING_S = 15.0, 30.0
+"""Time for a step to end after time is up, and for the samples and the dry run that one rank makes."""
+SITE = Path(__file__).with_name("site") / "sitecustomize.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The results of a script's ranks on one node."""
+
+    results: tuple[dict[str, Any], ...]
+    returncode: int | None
+    """None: the script was ended."""
+    trouble: str
+    """Why processes of it were not watched; empty if all were."""
+    has_loader: bool
+    """True if a process of it imported torch's loader."""
+
+
+def watch(command: Sequence[str], *, steps: int, timeout_s: float, say: Callable[[str], None]) -> Watched:
+    """Raises InputError for a command that cannot be started."""
+    with tempfile.TemporaryDirectory(prefix="dataloaderjob-advise-") as name:
+        folder = Path(name)
+        scratch, site = folder / "tmp", folder / "site"
+        scratch.mkdir()
+        site.mkdir()
+        shutil.copy(SITE, site)
+        (folder / STEPS).write_text(str(steps))
+        paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(scratch)}
+        ctypes.CDLL(None).prctl(
+            PR_SET_CHILD_SUBREAPER, 1
+        )  # what the script leaves behind becomes ours to end
+        try:
+            # Its output goes beside ours, so that standard output has the advice alone.
+            script = subprocess.Popen(
+                list(command), env=environment, stdout=sys.stderr, start_new_session=True
+            )
+        except OSError as exc:
+            raise InputError(f"{command[0]} cannot be started: {exc.strerror}") from exc
+        try:
+            returncode = _until_found(script, folder, timeout_s, say)
+            troubles = " ".join(_texts(folder, "trouble"))
+            return Watched(
+                tuple(_read(folder, "result")), returncode, troubles, bool(_read(folder, "installed"))
+            )
+        finally:
+            _end_all(script)
+
+
+def _until_found(
+    script: subprocess.Popen[bytes], folder: Path, timeout_s: float, say: Callable[[str], None]
+) -> int | None:
+    began = told = time.monotonic()
+    late: float | None = None
+    while True:
+        returncode = script.poll()
+        if returncode is not None:
+            return returncode
+        now = time.monotonic()
+        results = _read(folder, "result")
+        if (
+            results
+            and len(results) >= results[0]["local_world"]
+            and any(one.get("is_complete") for one in results)
+        ):
+            return None
+        if results and late is None:
+            late = now + SHIPPING_S
+        if late is None and now - began > timeout_s:
+            (folder / FINISH).touch()
+            late = now + GRACE_S
+        if late is not None and now > late:
+            return None
+        if now - told > 5:
+            told = now
+            say(_progress(folder, now - began))
+        time.sleep(POLL_S)
+
+
+def _progress(folder: Path, elapsed_s: float) -> str:
+    if _read(folder, "result"):
+        return f"{elapsed_s:.0f} s: measuring single batches"
+    most = max(_read(folder, "progress"), key=lambda one: (one["replayed"], one["observed"]), default=None)
+    if most is None:
+        return f"{elapsed_s:.0f} s: no batch yet"
+    if most["replayed"]:
+        return f"{elapsed_s:.0f} s: {most['replayed']} steps without input"
+    return f"{elapsed_s:.0f} s: {most['observed']} steps observed"
+
+
+def _read(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in _texts(folder, kind)]
+
+
+def _texts(folder: Path, kind: str) -> Iterator[str]:
+    for path in sorted(folder.glob(f"*.{kind}")):
+        yield path.read_text()
+
+
+def _end_all(script: subprocess.Popen[bytes]) -> None:
+    """Kills the script and everything below this process that it started; its result is known or lost."""
+    for _ in range(20):
+        found = _descendants(os.getpid())
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        script.poll()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not found:
+            return
+        time.sleep(0.05)
+
+
+def _descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if fields[0] != "Z":
+                children.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    found, queue = [], [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found

@@ -1,0 +1,177 @@
+"""The model behind advice: from measured times to a limit, a number of feeders, and a predicted rate. Pure.
+
+A pipeline has a step (training without waiting), batches that cost CPU and wall time, and bytes that cross a link and a
+receiver. Each of them bounds the rate; the lowest bound is the limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+WORTH = 0.05
+"""Share of a step spent waiting, below which there is nothing to gain."""
+HEADROOM, MOST_SPREAD = 0.85, 0.10
+"""A feeder is planned to be busy for HEADROOM of the time, less MOST_SPREAD where batches differ most."""
+WAITS = 0.5
+"""Share of a batch's wall time without CPU, above which storage is what limits."""
+LINK_USE = 0.9
+"""Usable share of a link."""
+RECEIVE_S_PER_GB = 0.3
+"""CPU seconds that a receiver needs for a GB: the floor that B2 of docs/benchmarks.md holds."""
+RECEIVE_S = 100e-6
+"""CPU seconds that a receiver needs for a small batch (B2: 75 to 100 µs)."""
+
+
+class Limit(StrEnum):
+    """The resource that bounds the rate."""
+
+    CPU = "cpu"
+    """The processes that make batches have no more CPU."""
+    STORAGE = "storage"
+    SLOTS = "slots"
+    """An iterable dataset has no more sources that can be read side by side."""
+    NETWORK = "network"
+    RECEIVER = "receiver"
+    TRAINER = "trainer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Measurements of one loader. Times are per batch of one rank, in seconds."""
+
+    period_s: float
+    """The time from one batch to the next, as observed."""
+    step_s: float
+    """The same without waiting for input."""
+    cpu_s: float
+    """CPU to make a batch: samples, collate, encode."""
+    wall_s: float
+    """Wall time to make one in one process."""
+    nbytes: int
+    spread: float = 0.0
+    """Coefficient of variation of `wall_s`."""
+    ranks: int = 1
+    slots: int | None = None
+    """Sources of an iterable dataset that can be read side by side; None: any number of feeders shares the work."""
+    link: float | None = None
+    """Bytes per second into the trainer's node; None: unknown, or one machine."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a time that is not positive, or less than nothing."""
+        if not (
+            self.period_s > 0
+            and self.step_s >= 0
+            and self.cpu_s >= 0
+            and self.wall_s > 0
+            and self.nbytes >= 0
+        ):
+            raise ValueError(f"times must be positive, found {self}")
+
+    @property
+    def waiting(self) -> float:
+        """Share of a step spent waiting for input."""
+        return max(0.0, 1.0 - self.step_s / self.period_s)
+
+    @property
+    def occupied_s(self) -> float:
+        """Time that a batch occupies a feeder for: no less than its CPU."""
+        return max(self.cpu_s, self.wall_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """The verdict on a pipeline."""
+
+    waiting: float
+    """Share of a step spent waiting for input."""
+    gain: float
+    """Possible rate with `feeders`, as a multiple of today's; 1 if there is nothing to gain."""
+    feeders: int
+    """Feeders of one CPU that suffice; 0 if there is nothing to gain."""
+    limit: Limit
+    """The limit today."""
+    next_limit: Limit
+    """The limit with `feeders`."""
+    cpus: float
+    """CPUs that these feeders keep busy."""
+    link: float
+    """Bytes per second that they send."""
+    one_more: float
+    """Rate with one feeder more than `feeders`, as a multiple of the rate with `feeders`."""
+
+
+def ceilings(pipeline: Pipeline) -> dict[Limit, float]:
+    """Batches per second of all ranks that each resource allows, whatever the number of feeders."""
+    found = {Limit.TRAINER: pipeline.ranks / pipeline.step_s if pipeline.step_s > 0 else math.inf}
+    if pipeline.link is not None and pipeline.nbytes:
+        found[Limit.NETWORK] = LINK_USE * pipeline.link / pipeline.nbytes
+    # One receiver, a process, for each rank.
+    found[Limit.RECEIVER] = pipeline.ranks / (RECEIVE_S + RECEIVE_S_PER_GB * pipeline.nbytes / 1e9)
+    if pipeline.slots is not None:
+        found[Limit.SLOTS] = pipeline.slots * pipeline.ranks / pipeline.occupied_s
+    return found
+
+
+def rate(pipeline: Pipeline, feeders: int) -> float:
+    """Predicted batches per second of all ranks with this number of feeders."""
+    return min(feeders / pipeline.occupied_s, *ceilings(pipeline).values())
+
+
+def maker(pipeline: Pipeline) -> Limit:
+    """The limit of those who make batches: their CPU, or storage that they wait for."""
+    return Limit.STORAGE if 1 - pipeline.cpu_s / pipeline.occupied_s > WAITS else Limit.CPU
+
+
+def advise(pipeline: Pipeline, most: int | None = None) -> Advice:
+    """Returns the least number of feeders that removes the waiting, as far as other resources allow.
+
+    most: feeders that there may be.
+    """
+    allowed = ceilings(pipeline)
+    ceiling, now = min(allowed.values()), pipeline.ranks / pipeline.period_s
+    next_limit = min(allowed, key=allowed.__getitem__)
+    if pipeline.waiting < WORTH or ceiling <= now:
+        limit = Limit.TRAINER if pipeline.waiting < WORTH else next_limit
+        return Advice(
+            waiting=pipeline.waiting, gain=1.0, feeders=0, limit=limit, next_limit=next_limit, cpus=0.0,
+            link=now * pipeline.nbytes, one_more=1.0,
+        )  # fmt: skip
+    busy = HEADROOM - MOST_SPREAD * min(1.0, pipeline.spread)
+    if next_limit is Limit.SLOTS:
+        busy = 1.0
+    feeders = max(1, math.ceil(ceiling * pipeline.occupied_s / busy - 1e-9))
+    if most is not None and feeders > most:
+        feeders, next_limit = most, maker(pipeline)
+    reached = rate(pipeline, feeders)
+    return Advice(
+        waiting=pipeline.waiting,
+        gain=max(1.0, reached / now),
+        feeders=feeders,
+        limit=_limit_today(pipeline, now, allowed),
+        next_limit=next_limit,
+        cpus=reached * pipeline.cpu_s,
+        link=reached * pipeline.nbytes,
+        one_more=rate(pipeline, feeders + 1) / reached,
+    )
+
+
+def _limit_today(pipeline: Pipeline, now: float, allowed: dict[Limit, float]) -> Limit:
+    """A resource that is used up at today's rate; else those who make batches."""
+    full = [limit for limit, most in allowed.items() if limit is not Limit.TRAINER and now > 0.85 * most]
+    return min(full, key=allowed.__getitem__) if full else maker(pipeline)
+
+
+def median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def spread(values: Sequence[float]) -> float:
+    """Coefficient of variation; 0 of fewer than two values."""
+    if len(values) < 2 or not (mean := sum(values) / len(values)):
+        return 0.0
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)) / mean

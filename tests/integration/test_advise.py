@@ -1,0 +1,316 @@
+"""`dataloaderjob advise` on unchanged scripts: frameworks, known limits, unchanged batches, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAMS = Path(sys.executable).parent
+SLOW = """
+import sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+def work(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+class Slow(Dataset):
+    def __len__(self):
+        return 4000
+    def __getitem__(self, i):
+        work(0.002)
+        return torch.full((1000,), float(i))
+"""
+LOOP = (
+    SLOW
+    + """
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    for batch in DataLoader(Slow(), batch_size=8, shuffle=True, num_workers=1):
+        print("batch", batch[:, 0].tolist(), file=open("batches.txt", "a"))
+        time.sleep(0.01)
+"""
+)
+LIGHTNING = (
+    SLOW
+    + """
+import lightning as L
+
+class Module(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1000, 1)
+    def training_step(self, batch, index):
+        time.sleep(0.01)
+        return self.layer(batch).pow(2).mean()
+    def validation_step(self, batch, index):
+        self.layer(batch)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-9)
+
+if __name__ == "__main__":
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer.fit(Module(), DataLoader(Slow(), batch_size=8, num_workers=1), DataLoader(Slow(), batch_size=8))
+"""
+)
+ACCELERATE = (
+    SLOW
+    + """
+from accelerate import Accelerator
+
+if __name__ == "__main__":
+    for batch in Accelerator(cpu=True).prepare(DataLoader(Slow(), batch_size=8, num_workers=1)):
+        time.sleep(0.01)
+"""
+)
+TRANSFORMERS = (
+    SLOW
+    + """
+from transformers import Trainer, TrainingArguments
+
+class Rows(Dataset):
+    def __init__(self):
+        self.slow = Slow()
+    def __len__(self):
+        return len(self.slow)
+    def __getitem__(self, i):
+        return {"x": self.slow[i], "labels": torch.tensor(0.0)}
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1000, 1)
+    def forward(self, x, labels):
+        time.sleep(0.01)
+        return {"loss": self.layer(x).pow(2).mean()}
+
+if __name__ == "__main__":
+    arguments = TrainingArguments("out", per_device_train_batch_size=8, report_to=[], use_cpu=True, max_steps=400,
+                                  dataloader_num_workers=1, save_strategy="no", disable_tqdm=True)
+    Trainer(Model(), arguments, train_dataset=Rows()).train()
+"""
+)
+TORCHRUN = (
+    SLOW
+    + """
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    dataset = Slow()
+    for batch in DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset), num_workers=1):
+        dist.all_reduce(torch.ones(1))
+        time.sleep(0.01)
+"""
+)
+KINDS = (
+    SLOW
+    + """
+class Storage(Slow):
+    def __getitem__(self, i):
+        time.sleep(0.003)
+        return torch.zeros(1000)
+
+class Quick(Slow):
+    def __getitem__(self, i):
+        return torch.zeros(10)
+
+class Tail(Slow):
+    def __getitem__(self, i):
+        work(0.04 if i % 32 == 0 else 0.001)
+        return torch.zeros(1000)
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        for i in range(10000):
+            work(0.002)
+            yield torch.zeros(1000)
+
+class Big(Slow):
+    def __getitem__(self, i):
+        return torch.ones(500_000)
+
+def collate(samples):
+    work(0.02)
+    return torch.stack(samples)
+
+if __name__ == "__main__":
+    kind = sys.argv[1]
+    dataset = {"storage": Storage, "quick": Quick, "tail": Tail, "stream": Stream, "big": Big, "collate": Quick}[kind]()
+    workers = {"stream": 2, "quick": 0}.get(kind, 1)
+    loader = DataLoader(dataset, batch_size=8, num_workers=workers, collate_fn=collate if kind == "collate" else None)
+    for epoch in range(10):
+        for batch in loader:
+            time.sleep(0.02 if kind == "quick" else 0.004)
+"""
+)
+
+
+def processes_with(folder: Path) -> list[str]:
+    """Processes whose working directory is the folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            if path.readlink() == folder:
+                found.append((path.parent / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def advise(
+    folder: Path, script: str, *words: str, options: tuple[str, ...] = (), launcher: tuple[str, ...] = ()
+) -> Any:
+    (folder / "train.py").write_text(script)
+    command = launcher or (sys.executable,)
+    done = subprocess.run(
+        [PROGRAMS / "dataloaderjob", "advise", "--json", *options, "--", *command, "train.py", *words],
+        cwd=folder, capture_output=True, text=True, timeout=240, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.quick("loop", "torchrun")
+@pytest.mark.parametrize(
+    ("script", "launcher", "ranks"),
+    [
+        pytest.param(LOOP, (), 1, id="loop"),
+        pytest.param(LIGHTNING, (), 1, id="lightning"),
+        pytest.param(ACCELERATE, (), 1, id="accelerate"),
+        pytest.param(TRANSFORMERS, (), 1, id="transformers"),
+        pytest.param(TORCHRUN, (str(PROGRAMS / "torchrun"), "--nproc-per-node", "2"), 2, id="torchrun"),
+    ],
+)
+def test_frameworks_get_advice_from_an_unchanged_script(
+    tmp_path: Path, script: str, launcher: tuple[str, ...], ranks: int
+) -> None:
+    found = advise(tmp_path, script, launcher=launcher)
+    assert found["ranks"] == ranks
+    assert (found["steps"], found["steps_without_input"]) == (50, 20)
+    assert found["input_bound"] > 0.2
+    assert found["gain"] > 1.2
+    assert found["limit"] == "cpu"
+    assert 0.014 < found["pipeline"]["cpu_s"] < 0.03
+    assert found["feeders"] >= ranks
+    assert found["cannot_ship"] is None
+    assert processes_with(tmp_path) == []
+
+
+@pytest.mark.quick("storage", "stream", "quick")
+@pytest.mark.parametrize(
+    ("kind", "options", "limit", "next_limit"),
+    [
+        pytest.param("storage", (), "storage", "trainer", id="storage"),
+        pytest.param("collate", (), "cpu", "trainer", id="collate"),
+        pytest.param("tail", (), "cpu", "trainer", id="tail"),
+        pytest.param("stream", (), "cpu", "slots", id="stream"),
+        pytest.param("big", ("--link", "2.5"), "cpu", "network", id="network"),
+        pytest.param("big", (), "cpu", "receiver", id="receiver"),
+        pytest.param("quick", (), "trainer", "trainer", id="quick"),
+    ],
+)
+def test_a_pipeline_with_a_known_limit_gets_it_named(
+    tmp_path: Path, kind: str, options: tuple[str, ...], limit: str, next_limit: str
+) -> None:
+    found = advise(tmp_path, KINDS, kind, options=options)
+    assert (found["limit"], found["next_limit"]) == (limit, next_limit)
+    assert bool(found["feeders"]) is (limit != "trainer")
+
+
+def test_the_script_gets_the_batches_that_it_gets_alone(tmp_path: Path) -> None:
+    advise(tmp_path, LOOP, options=("--steps", "10"))
+    watched = (tmp_path / "batches.txt").read_text().splitlines()
+    (tmp_path / "batches.txt").unlink()
+    alone = subprocess.Popen([sys.executable, "train.py"], cwd=tmp_path)
+    try:
+        path = tmp_path / "batches.txt"
+        while not path.exists() or len(path.read_text().splitlines()) < 13:
+            assert alone.poll() is None
+    finally:
+        alone.kill()
+        alone.wait()
+    # Three batches that do not count, ten that do; the replay repeats the last ones.
+    assert watched[:13] == path.read_text().splitlines()[:13]
+    assert watched[13:17] == watched[17:21]
+
+
+@pytest.mark.parametrize(
+    ("script", "why", "returncode"),
+    [
+        pytest.param(
+            SLOW + "raise SystemExit(3)", "ended with exit code 3 before it was measured", 1, id="fails"
+        ),
+        pytest.param(SLOW + "list(DataLoader([1, 2]))", "give it more data or epochs", 2, id="too-short"),
+        pytest.param("print(1)", "no process of the script imported torch's DataLoader", 2, id="no-loader"),
+    ],
+)
+def test_a_script_that_gives_nothing_to_judge_is_named(
+    tmp_path: Path, script: str, why: str, returncode: int
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    command = [PROGRAMS / "dataloaderjob", "advise", "--", sys.executable, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == returncode
+    assert why in done.stderr
+    assert done.stdout == ""
+
+
+def test_loaders_that_are_iterated_together_count_as_one_input(tmp_path: Path) -> None:
+    script = LOOP.replace(
+        "for batch in DataLoader(Slow(), batch_size=8, shuffle=True, num_workers=1):",
+        "for batch, _ in zip(DataLoader(Slow(), 8, num_workers=0), DataLoader(Slow(), 8, num_workers=0)):",
+    )
+    found = advise(tmp_path, script)
+    assert found["pipeline"]["step_s"] == pytest.approx(0.0105, abs=0.004)
+    assert found["input_bound"] > 0.6
+
+
+def test_a_loader_within_a_dataset_is_left_alone(tmp_path: Path) -> None:
+    script = LOOP.replace(
+        "        work(0.002)\n", "        list(DataLoader([1, 2], num_workers=0)); work(0.002)\n"
+    )
+    found = advise(tmp_path, script)
+    assert found["pipeline"]["nbytes"] > 32_000
+
+
+def test_a_script_that_never_takes_a_batch_is_ended_at_the_timeout(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SLOW + "time.sleep(600)")
+    command = [PROGRAMS / "dataloaderjob", "advise", "--timeout", "3", "--", sys.executable, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "ran for 3 s without five steps" in done.stderr
+    assert processes_with(tmp_path) == []
+
+
+def test_a_dataset_that_cannot_travel_is_named_with_a_remedy(tmp_path: Path) -> None:
+    script = LOOP.replace(
+        "class Slow(Dataset):\n", "class Slow(Dataset):\n    lock = __import__('threading').Lock()\n"
+    ).replace(
+        "Slow(), batch",
+        "type('Held', (Slow,), {'__init__': lambda self: setattr(self, 'own', Slow.lock)})(), batch",
+    )
+    found = advise(tmp_path, script, options=("--steps", "5"))
+    assert "lock" in found["cannot_ship"]
+    assert found["feeders"] > 0
+
+
+def test_a_sitecustomize_of_the_users_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text("open('ran.txt', 'a').write('ran ')")
+    (tmp_path / "train.py").write_text(LOOP)
+    command = [PROGRAMS / "dataloaderjob", "advise", "--steps", "5", "--", sys.executable, "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ran.txt").read_text()
+    assert done.stdout.startswith("train.py waits for input for ")
