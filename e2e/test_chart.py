@@ -20,7 +20,7 @@ def test_helm_test_runs_a_tiny_job_to_complete(operator: Cluster):
 
 
 @pytest.mark.alone  # beside the main job its trainer finds no room
-def test_the_job_of_the_notes_runs_as_it_is_printed(operator: Cluster):
+def test_job_of_the_notes_runs_as_printed(operator: Cluster):
     notes = operator.helm("get", "notes", RELEASE, "-n", SYSTEM)
     found = _JOB.search(notes)
     assert found, notes
@@ -47,7 +47,7 @@ def test_the_operator_serves_its_metrics_and_logs_json_about_each_job(operator: 
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_uninstalled_without_keeping_the_definition_everything_goes(operator: Cluster, start):
+def test_uninstalling_without_keeping_the_crd_removes_everything(operator: Cluster, start):
     made: Job = start(job("gone"))
     made.await_phase("Running", timeout_s=90)
     operator.helm("uninstall", RELEASE, "-n", SYSTEM, "--wait")

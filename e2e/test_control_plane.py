@@ -44,9 +44,7 @@ def api_server(cluster: Cluster) -> str:
         return ""
 
 
-def test_a_job_streams_on_while_the_api_server_starts_anew_and_is_in_the_operators_hands_again(
-    operator: Cluster, start
-):
+def test_job_streams_through_an_api_server_restart_and_is_managed_again(operator: Cluster, start):
     streams: Job = start(stream("streams"))
     until(lambda: takes_batches(streams), timeout_s=180, what="batches", also=streams.why)
     before, began = api_server(operator), datetime.now(UTC)
@@ -122,7 +120,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_job_says_that_a_webhook_answers_500_and_starts_once_it_is_gone(
+def test_failing_webhook_is_reported_and_the_job_starts_once_it_is_removed(
     operator: Cluster, namespace: str, start, webhook: Manifest, kind: str
 ):
     webhook["webhooks"][0]["rules"][0]["resources"] = [kind]

@@ -6,7 +6,7 @@ from cluster import RELEASE, create_words, install_words, load_words
 from readme import FIRST_JOB, UPGRADE, words
 
 
-def test_the_cluster_is_made_and_the_chart_installed_as_the_readme_says():
+def test_cluster_and_chart_install_as_the_readme_describes():
     assert words(FIRST_JOB, "kind", "create") == create_words("dataloaderjob")
     assert words(FIRST_JOB, "kind", "load") == load_words("dataloaderjob")
     assert words(FIRST_JOB, "helm", "install") == install_words(RELEASE)
@@ -19,5 +19,5 @@ def test_the_cluster_is_made_and_the_chart_installed_as_the_readme_says():
     assert others == ran_elsewhere
 
 
-def test_nothing_else_is_shown_for_upgrades_than_what_is_tried():
+def test_documented_upgrade_commands_are_exactly_the_tested_ones():
     assert [line[:2] for line in UPGRADE] == [["helm", "upgrade"], ["helm", "uninstall"]]

@@ -60,7 +60,7 @@ def feeders_node(operator: Cluster) -> Iterator[str]:
     operator.kubectl("uncordon", node)
 
 
-def test_batches_stay_the_same_when_a_feeder_the_head_and_a_node_of_feeders_fail(
+def test_batches_are_unchanged_by_losing_a_feeder_the_head_and_a_node(
     operator: Cluster, start, feeders_node: str, local_digest: str
 ):
     job = start(spread())
@@ -91,9 +91,7 @@ def sidecar_restarts(job: Job) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_dead_trainer_restarts_the_group_once_and_the_job_ends_while_the_operator_is_away(
-    operator: Cluster, start, tmp_path: Path
-):
+def test_dead_trainer_restarts_the_group_once_without_the_operator(operator: Cluster, start, tmp_path: Path):
     """Dead sidecars restart nothing but themselves."""
     options = {"epochs": "2", "limit": "12000"}
     job = start(spread(**options))

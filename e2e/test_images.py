@@ -43,7 +43,7 @@ HAS = {
 
 
 @pytest.mark.parametrize("image", HAS)
-def test_an_image_has_what_its_process_needs_no_tools_and_no_root(image: str):
+def test_image_has_its_modules_and_no_tools_or_root(image: str):
     if gone := missing():
         pytest.fail(gone, pytrace=False)
     question = json.dumps({"modules": MODULES, "tools": TOOLS})
@@ -64,7 +64,7 @@ def documented() -> str:
 
 
 @pytest.mark.timeout(400)
-def test_a_package_that_the_documented_lines_install_is_there(tmp_path: Path):
+def test_package_installed_by_the_documented_lines_is_available(tmp_path: Path):
     (tmp_path / "train.py").write_text("import PIL, torch; print(PIL.__name__, torch.__name__)\n")
     (tmp_path / "Dockerfile").write_text(documented())
     run(["docker", "build", "-t", "documented:1", str(tmp_path)], timeout_s=300)
@@ -73,7 +73,7 @@ def test_a_package_that_the_documented_lines_install_is_there(tmp_path: Path):
 
 
 @pytest.mark.parametrize("words", [["pip", "install", "pillow"], ["pip3", "uninstall", "-y", "numpy"]])
-def test_pip_as_the_images_user_says_what_to_do(words: list[str]):
+def test_pip_as_the_images_user_explains_the_remedy(words: list[str]):
     with pytest.raises(CommandFailed, match="put 'USER root' before 'RUN pip install'"):
         run(["docker", "run", "--rm", "--network=none", FEEDER, *words])
 
@@ -82,7 +82,7 @@ def test_pip_lists_the_packages_of_the_environment():
     assert "\nray " in run(["docker", "run", "--rm", "--network=none", FEEDER, "pip", "list"])
 
 
-def test_the_sidecars_image_adds_next_to_nothing_to_its_base():
+def test_sidecar_image_adds_almost_nothing_to_its_base():
     sizes = {}
     if not run(["docker", "image", "ls", "--quiet", BASE]):
         run(["docker", "pull", BASE], timeout_s=300)  # BuildKit keeps the base to itself

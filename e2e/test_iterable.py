@@ -77,7 +77,7 @@ def await_batch(of: Job, number: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_goes_on_after_the_loss_of_a_feeder_and_from_the_state_of_rank_0(
+def test_stream_survives_a_lost_feeder_and_resumes_from_rank_0s_state(
     operator: Cluster, namespace: str, start
 ):
     streams: Job = start(

@@ -41,7 +41,7 @@ def test_feeders_are_scaled_by_kubectl_and_the_supervisor_follows(running: Job):
     until(lambda: running.status()["feeders"]["summary"] == "1/1", timeout_s=60, what="1/1", also=running.why)
 
 
-def test_a_suspended_job_has_no_pods_and_comes_back(running: Job):
+def test_suspended_job_has_no_pods_and_resumes(running: Job):
     running.cluster.patch("dlj", "idle", running.namespace, {"spec": {"suspend": True}})
     running.await_phase("Suspended", timeout_s=90)
     left = running.cluster.list("pods", running.namespace, "dataloading.dev/job=idle")
@@ -61,7 +61,7 @@ def settings_of(running: Job, role: str) -> str:
     return found
 
 
-def test_children_that_are_deleted_or_edited_come_back(running: Job):
+def test_deleted_or_edited_children_are_restored(running: Job):
     kubectl, place = running.cluster.kubectl, ["-n", running.namespace]
     job = running.cluster.get("dlj", "idle", running.namespace)
     assert job is not None
@@ -101,7 +101,7 @@ def test_children_that_are_deleted_or_edited_come_back(running: Job):
     running.await_phase("Running", timeout_s=180)
 
 
-def test_another_image_rolls_feeders_and_an_immutable_field_is_refused(running: Job):
+def test_new_image_rolls_feeders_and_an_immutable_field_is_refused(running: Job):
     before = running.uids(TRAINER)
     old = running.uids(FEEDERS)
     running.cluster.patch(
@@ -123,7 +123,7 @@ def test_another_image_rolls_feeders_and_an_immutable_field_is_refused(running: 
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_the_operator_may_be_upgraded_uninstalled_and_installed_under_another_name(running: Job):
+def test_operator_can_be_upgraded_and_reinstalled_under_another_name(running: Job):
     cluster, before = running.cluster, running.uids(*ALL)
     version = ["--set", "podAnnotations.example=upgraded"]
     cluster.helm(*words(UPGRADE, "helm", "upgrade")[1:], *image_values(), *version)
@@ -157,7 +157,7 @@ def test_the_operator_may_be_upgraded_uninstalled_and_installed_under_another_na
         cluster.install("--take-ownership")
 
 
-def test_a_guaranteed_trainer_stays_guaranteed_under_a_quota_that_wants_limits(
+def test_guaranteed_trainer_stays_guaranteed_under_a_quota_for_limits(
     operator: Cluster, namespace: str, start
 ):
     quota = {
@@ -189,7 +189,7 @@ def ready_since(condition: Manifest, moment: datetime) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_job_recovers_when_its_head_dies_of_memory_and_when_its_node_is_drained(running: Job):
+def test_job_recovers_when_its_head_is_killed_and_its_node_is_drained(running: Job):
     cluster, (head,) = running.cluster, running.pods(HEAD)
     node = head["spec"]["nodeName"]
     killed = datetime.now(UTC).replace(microsecond=0)

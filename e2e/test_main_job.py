@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(1200)
 GCS, SUPERVISOR, MASTER = 6379, 6400, 29500
 
 
-def test_the_printed_manifest_runs_to_complete_with_the_digest_of_a_local_run(
+def test_documented_manifest_completes_with_the_digest_of_a_local_run(
     local_digest: str, operator: Cluster, namespace: str, tmp_path: Path
 ):
     nodes = [node["metadata"]["name"] for node in operator.list("nodes", namespace)]

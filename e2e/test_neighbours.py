@@ -37,7 +37,7 @@ TRAIN: Manifest = {
 }  # fmt: skip
 
 
-def test_a_job_runs_to_complete_beside_jobset_and_kubeflow_trainer(operator: Cluster, namespace: str, start):
+def test_job_completes_next_to_jobset_and_kubeflow_trainer(operator: Cluster, namespace: str, start):
     env = {"KUBECONFIG": str(operator.kubeconfig)}
     run([INSTALL, "--name", operator.name, "jobset", "trainer"], timeout_s=600, env=env)
     ours: Job = start(stream("ours", samples=80))

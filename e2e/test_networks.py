@@ -16,7 +16,7 @@ from streams import stream, stream_here
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_a_job_with_the_network_of_its_nodes_runs_to_complete(operator: Cluster, namespace: str, start):
+def test_job_on_the_host_network_completes(operator: Cluster, namespace: str, start):
     operator.kubectl(
         "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=privileged", "--overwrite"
     )
@@ -73,7 +73,7 @@ def ipv6(tmp_path: Path) -> Iterator[Cluster]:
         made.delete()
 
 
-def test_a_job_on_a_cluster_that_has_ipv6_alone_runs_to_complete(ipv6: Cluster):
+def test_job_on_an_ipv6_only_cluster_completes(ipv6: Cluster):
     ipv6.kubectl("create", "namespace", "six")
     ipv6.kubectl("label", "namespace", "six", "pod-security.kubernetes.io/enforce=restricted")
     ipv6.apply("six", changed(stream("six"), spec__trainers__job__replicas=2, spec__feeders__replicas=2))

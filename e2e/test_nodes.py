@@ -54,7 +54,7 @@ def runs(of: Job, attempt: int) -> bool:
     )  # fmt: skip
 
 
-def test_trainers_of_a_node_that_stops_for_good_start_elsewhere_or_the_job_says_why_they_cannot(
+def test_trainers_leave_a_dead_node_or_the_job_reports_why_they_cannot(
     operator: Cluster, start, stopped_for_good: str, record_property
 ):
     """The head and a feeder of each job are on that node too."""
@@ -94,7 +94,7 @@ def test_trainers_of_a_node_that_stops_for_good_start_elsewhere_or_the_job_says_
     assert counts(bound) == (0, 1)
 
 
-def test_trainers_whose_node_is_drained_twice_start_elsewhere_and_nothing_counts(operator: Cluster, start):
+def test_trainers_drained_twice_move_without_counting_failures(operator: Cluster, start):
     moved: Job = start(changed(stream("moved", pace_s=0.4), **NO_RESTART))
     for attempt in (1, 2):
         until(lambda: takes_batches(moved), timeout_s=180, what="batches", also=moved.why)
@@ -126,7 +126,7 @@ def urgent(operator: Cluster) -> Iterator[str]:
     operator.kubectl("delete", "priorityclass", "e2e-urgent", "--ignore-not-found")
 
 
-def test_trainers_that_a_more_urgent_pod_displaces_queue_and_start_anew_and_nothing_counts(
+def test_preempted_trainers_queue_and_restart_without_counting_failures(
     operator: Cluster, namespace: str, start, urgent: str
 ):
     node, large = operator.node("trainers"), 900

@@ -65,7 +65,7 @@ def warned(of: Job, *words: str) -> bool:
         ),
     ],
 )  # fmt: skip
-def test_a_sample_that_takes_all_memory_is_told_with_limit_and_field(
+def test_sample_exhausting_memory_is_reported_with_limit_and_field(
     start, killer: str, pause_s: float, words: str, spec: dict
 ):
     of: Job = start(hungry(pause_s, **spec))
@@ -79,7 +79,7 @@ def test_a_sample_that_takes_all_memory_is_told_with_limit_and_field(
     assert FIELD in of.condition("Failed")["message"]
 
 
-def test_feeders_whose_limit_is_too_small_to_serve_say_so(start):
+def test_feeders_with_a_limit_too_small_to_serve_report_it(start):
     tiny = {"requests": {"cpu": "50m", "memory": "200Mi"}, "limits": {"memory": "260Mi"}}
     named = {"metadata__name": PIPELINES}  # a name that begins with a digit, as pipelines give them
     of: Job = start(
@@ -99,13 +99,13 @@ def test_a_job_named_by_a_uuid_trains_and_completes(start):
     assert "60, 61, 62, 63" in of.logs(TRAINER, "trainer")
 
 
-def test_children_that_a_deleted_job_left_are_refused_by_name(operator: Cluster, namespace: str, start):
+def test_children_left_by_a_deleted_job_are_refused_by_name(operator: Cluster, namespace: str, start):
     of: Job = start(job("left"))
     of.await_phase("Running", timeout_s=150)
     operator.kubectl("delete", "dlj", "left", "-n", namespace, "--cascade=orphan")
     until(lambda: operator.get("dlj", "left", namespace) is None, timeout_s=30, what="the job is gone")
     again: Job = start(job("left"))
-    text = "is there and is not this job's: delete it"
+    text = "already exists and is not this job's: delete it"
     until(lambda: text in again.condition("Ready").get("message", ""), timeout_s=TOLD_S, what="the refusal")
     operator.kubectl("delete", "job", "left-trainers-0", "-n", namespace, "--wait=true")
     again.await_phase("Running", timeout_s=150)

@@ -18,7 +18,7 @@ SLOT = "example.com/slot"
 
 
 @pytest.mark.alone
-def test_a_job_that_queues_for_longer_than_its_startup_deadline_runs_once_there_is_room(
+def test_job_queueing_beyond_its_startup_deadline_runs_once_there_is_room(
     operator: Cluster, namespace: str, start
 ):
     node, needs = operator.node("trainers"), 800
@@ -73,9 +73,7 @@ def _slots(cluster: Cluster, node: str, number: int) -> None:
     )  # fmt: skip
 
 
-def test_a_job_of_which_one_of_eight_feeders_cannot_start_serves_and_says_which_and_why(
-    operator: Cluster, start, slots: str
-):
+def test_job_with_one_unschedulable_feeder_of_eight_serves_and_names_it(operator: Cluster, start, slots: str):
     one = {"requests": {"cpu": "20m", "memory": "200Mi", SLOT: "1"}, "limits": {"memory": "1Gi", SLOT: "1"}}
     few: Job = start(changed(job("few", feeders=8), spec__feeders__resources=one))
     few.await_phase("Running", timeout_s=180)

@@ -69,7 +69,7 @@ def told(of: Job, word: str) -> list[list[list[int]]]:
 
 
 @pytest.mark.alone  # on a busy machine its trainers may not come to agree on the pod that reads
-def test_ray_data_feeds_two_trainers_from_all_pods_and_goes_on_when_the_pod_that_reads_is_lost(
+def test_ray_data_feeds_two_trainers_and_survives_losing_the_reading_pod(
     operator: Cluster, namespace: str, start
 ):
     made = job("ray-data", program=PROGRAM, trainers=2, feeders=2)
@@ -86,9 +86,7 @@ def test_ray_data_feeds_two_trainers_from_all_pods_and_goes_on_when_the_pod_that
     assert len({host for hosts in told(read, "hosts") for host in hosts}) >= 2
 
 
-def test_map_has_all_pods_of_feeders_work_and_writes_each_input_once_though_one_of_them_is_lost(
-    operator: Cluster, namespace: str, start
-):
+def test_map_uses_all_feeder_pods_and_survives_losing_one(operator: Cluster, namespace: str, start):
     mapped: Job = start(job("map", program=MAP, feeders=2))
     until(
         lambda: "rows" in mapped.logs(TRAINER, "trainer"),

@@ -51,7 +51,7 @@ def digest_here(folder: Path) -> str:
     return DIGEST.findall(done.stdout)[-1]
 
 
-def test_a_job_suspended_in_mid_epoch_goes_on_with_more_feeders_and_the_same_digest(
+def test_job_suspended_in_mid_epoch_resumes_with_the_same_digest(
     operator: Cluster, namespace: str, start, tmp_path: Path
 ):
     resumed: Job = start(with_state(operator, namespace, job("resumed", program=PROGRAM)))

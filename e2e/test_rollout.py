@@ -65,7 +65,7 @@ def by_name(of: Job) -> dict[str, bool]:
     }
 
 
-def test_a_bad_feeder_image_during_a_run_stops_at_the_first_pod_and_batches_go_on(operator: Cluster, start):
+def test_rollout_of_a_bad_image_stops_at_one_pod_and_batches_continue(operator: Cluster, start):
     made: Job = start(streaming())
     made.await_phase("Running", timeout_s=180)
     until(lambda: list(by_name(made).values()) == [True, True], timeout_s=60, what="two ready", also=made.why)

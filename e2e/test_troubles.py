@@ -105,7 +105,7 @@ SLOW = ("a Secret of the environment is missing", "the trainers' image cannot be
 @pytest.mark.parametrize(
     "what", [pytest.param(s, marks=[pytest.mark.slow] if s in SLOW else []) for s in STARTS]
 )
-def test_a_job_that_cannot_start_says_why_when(start, what: str):
+def test_job_that_cannot_start_reports_why(start, what: str):
     manifest, kind, words = STARTS[what]
     wrong: Job = start(changed(manifest, **PATIENT))
     found = told(wrong, kind, *words)
@@ -114,7 +114,7 @@ def test_a_job_that_cannot_start_says_why_when(start, what: str):
     settled(wrong, kind)
 
 
-def test_a_job_over_its_quota_says_so(operator: Cluster, namespace: str, start):
+def test_job_over_its_quota_reports_it(operator: Cluster, namespace: str, start):
     quota = {
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"},
         "spec": {"hard": {"pods": "1"}},
@@ -130,7 +130,7 @@ def test_a_job_over_its_quota_says_so(operator: Cluster, namespace: str, start):
     settled(wrong, "Ready")
 
 
-def test_a_limit_range_that_feeders_exceed_is_told_before_anything_is_made(
+def test_limit_range_violated_by_feeders_is_reported_before_creation(
     operator: Cluster, namespace: str, start
 ):
     limit = {
@@ -146,7 +146,7 @@ def test_a_limit_range_that_feeders_exceed_is_told_before_anything_is_made(
     until(lambda: wrong.pods(FEEDERS), timeout_s=90, what="feeders, now that they may be")
 
 
-def test_a_dataset_that_raises_fails_the_job_with_its_own_words(start):
+def test_dataset_that_raises_fails_the_job_with_its_message(start):
     program = BATCHES.format(body="raise ValueError(f'sample {i} is broken')")
     wrong: Job = start(
         changed(job("wrong", program=program), spec__trainers__job__failurePolicy={"maxRestarts": 0})
@@ -159,7 +159,7 @@ def test_a_dataset_that_raises_fails_the_job_with_its_own_words(start):
     assert "sample 0 is broken" in found["message"], found
 
 
-def test_a_module_that_feeders_lack_is_named(start):
+def test_module_missing_in_feeders_is_named(start):
     manifest = changed(
         job("wrong", program=BATCHES.format(body="import fashion_of_nowhere"), image="fashion-mnist:1"),
         spec__trainers__job__failurePolicy={"maxRestarts": 0},
@@ -188,7 +188,7 @@ for batch in DataLoader(Set(), batch_size=4, WORKERS): pass
     ],
     ids=["of feeders", "of feeders, num_workers left out", "of the sidecar"],
 )  # fmt: skip
-def test_a_dataset_that_is_larger_than_the_scratch_is_refused_with_the_field_to_raise(start, part, workers):
+def test_dataset_larger_than_scratch_is_refused_naming_the_field(start, part, workers):
     manifest = changed(
         job("wrong", program=LARGE.replace("WORKERS", workers)), spec__trainers__job__failurePolicy={"maxRestarts": 0},
         **{f"spec__{part}__scratch": {"size": "256Mi"}},
@@ -202,7 +202,7 @@ def test_a_dataset_that_is_larger_than_the_scratch_is_refused_with_the_field_to_
     assert wrong.cluster.kubectl(*evicted) == "", "nothing is evicted"
 
 
-def test_a_trainer_that_fails_is_started_anew_as_often_as_allowed(start):
+def test_failing_trainer_is_restarted_as_often_as_allowed(start):
     wrong: Job = start(
         changed(
             job("wrong", program="raise SystemExit(3)"), spec__trainers__job__failurePolicy={"maxRestarts": 1}
@@ -229,7 +229,7 @@ raise SystemExit(3)
 
 
 @pytest.mark.slow
-def test_an_emoji_a_nul_and_what_is_no_utf_8_are_told_and_keep_no_group_from_its_restart(start):
+def test_undecodable_last_output_is_reported_and_blocks_no_restart(start):
     manifest = changed(
         job("wrong", program=LAST_WORDS, trainers=2), spec__trainers__job__failurePolicy={"maxRestarts": 1},
         **{f"{CONTAINER}__env": [{"name": "MOOD", "value": "\U0001f622"}]},
@@ -260,7 +260,7 @@ def test_an_emoji_a_nul_and_what_is_no_utf_8_are_told_and_keep_no_group_from_its
     assert wrong.status()["trainers"]["restarts"] == 1
 
 
-def test_a_job_that_does_not_start_in_time_fails_and_says_why(start):
+def test_job_that_does_not_start_in_time_fails_with_the_cause(start):
     manifest = changed(
         job("wrong"), spec__startupDeadlineSeconds=15, spec__feeders__image=NO_IMAGE,
         spec__ray={"managed": {"tuning": {"workerRegisterTimeoutSeconds": 10}}},
@@ -279,7 +279,7 @@ def test_a_job_that_does_not_start_in_time_fails_and_says_why(start):
 
 
 @pytest.mark.slow
-def test_a_worker_register_timeout_that_is_too_low_is_named_and_raising_it_heals_the_job(start):
+def test_low_worker_register_timeout_is_named_and_raising_it_helps(start):
     slow = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"cpu": "250m", "memory": "2Gi"}}
     low = changed(
         job("wrong"), spec__ray__managed__tuning={"workerRegisterTimeoutSeconds": 1}, spec__feeders__resources=slow

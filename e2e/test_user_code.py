@@ -20,7 +20,7 @@ time.sleep(10)  # head and feeders go with the trainers, and their logs with the
 """
 
 
-def test_volumes_and_variables_reach_the_feeders_and_what_they_print_is_in_their_pods_log(
+def test_volumes_and_variables_reach_feeders_and_their_output_is_logged(
     operator: Cluster, namespace: str, start
 ):
     operator.apply(

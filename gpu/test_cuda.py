@@ -51,7 +51,7 @@ def summed(batches: Iterator[Any], device: str) -> list[int]:
 
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("stage", [None, noisy])
-def test_a_hundred_thousand_batches_on_the_device_are_those_of_the_host(
+def test_hundred_thousand_batches_on_the_device_equal_the_hosts(
     rig: Rig, stage: Callable[..., Any] | None
 ) -> None:
     def sums(device: str) -> list[int]:
@@ -89,24 +89,24 @@ def large(device: str) -> list[int]:
     return [float(one.cpu()) for one in found]
 
 
-def test_copies_and_batches_that_are_used_late_are_those_of_the_host(rig: Rig) -> None:
+def test_batches_used_late_on_the_device_equal_the_hosts(rig: Rig) -> None:
     assert large("cuda") == large("cpu")
 
 
-def test_without_the_event_they_are_not(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_event_batches_are_corrupted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """What shows that the test above can fail."""
     forget_what_copies_read(monkeypatch)
     assert large("cuda") != large("cpu")
 
 
-def test_without_being_kept_for_the_trainers_stream_they_are_not(
+def test_without_being_kept_for_the_trainers_stream_they_are_corrupted(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Accelerator, "keep", lambda self, tensor: None)
     assert large("cuda") != large("cpu")
 
 
-def test_memory_of_the_pool_is_registered_and_copied_at_nine_tenths_of_the_rate_of_pinned_memory() -> None:
+def test_pool_memory_copies_at_nine_tenths_of_the_pinned_rate() -> None:
     region = Mapping(-1, NBYTES)
     shared = torch.frombuffer(region, dtype=torch.uint8)
     shared.fill_(7)

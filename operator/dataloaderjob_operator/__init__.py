@@ -1,1 +1,1 @@
-"""The operator: DataLoaderJobs become Ray heads, feeders and trainers with sidecars. See ARCHITECTURE.md."""
+"""The operator turns DataLoaderJobs into Ray heads, feeders, and trainers with sidecars. See ARCHITECTURE.md."""

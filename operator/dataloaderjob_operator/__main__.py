@@ -44,78 +44,77 @@ log = logging.getLogger("dataloaderjob_operator")
 METRICS_PORT = 9440
 RESOLV_CONF = Path("/etc/resolv.conf")
 CHILD_S = 0.3
-"""Seconds from a change of a job's child, or of what its supervisor reports, until the reconcile: for all that happens
-meanwhile."""
+"""Delay of the reconcile after a child or the supervisor's report changes, in seconds: it batches further changes."""
 MAX_CALLS = 25_000
-"""Calls within calls: a job may have 10,000 levels, and a copy makes two calls for each. One that kopf cannot read or
-copy ends the watch of all jobs. JSON of 60,000 levels fits the stack of a thread."""
+"""Recursion limit. A job may have 10,000 levels, and copying it takes two calls for each. A job that kopf cannot read
+or copy would end the watch of all jobs. JSON of 60,000 levels fits a thread's stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options of the command line."""
+    """Command-line options."""
 
     namespaces: tuple[str, ...]
-    """Namespaces to watch; empty: all of the cluster."""
+    """Namespaces to watch; empty: all namespaces of the cluster."""
     config: OperatorConfig
-    """What concerns jobs, still without a root key."""
+    """Settings for jobs, not yet with a root key."""
     root_key: Path | None = None
-    """File with the root key; None: it is in `root_key_secret`."""
+    """File with the root key; None: `root_key_secret` holds it."""
     root_key_secret: tuple[str, str] = ("", "")
-    """Namespace and name of that Secret."""
+    """Namespace and name of the Secret with the root key."""
     candidate: election.Candidate | None = None
-    """None: it works without a Lease."""
+    """None: the operator works without a Lease."""
     workers: int
     resync_s: float
-    """Interval between reconciles of a job to which nothing happens."""
+    """Interval between reconciles of an idle job."""
     metrics_port: int
-    """0: neither metrics nor probes are served."""
+    """0: the operator serves neither metrics nor probes."""
     log_format: LogFormat
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line; docs/reference/cli.md is made of it."""
+    """Makes the command line's parser; docs/reference/cli.md is generated from it."""
     parser = argparse.ArgumentParser(prog="dataloaderjob_operator", description="Reconciles DataLoaderJobs.")
     parser.add_argument(
         "--namespace", action="append", default=[], help="watch only this namespace; may be repeated"
     )
     parser.add_argument(
         "--own-namespace",
-        help="namespace of the operator's pod: NetworkPolicies of jobs let it connect to supervisors",
+        help="namespace of the operator's pod; jobs' NetworkPolicies let that pod connect to supervisors",
     )
     parser.add_argument(
         "--own-label",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="label of the operator's pod, for the same; may be repeated",
+        help="label of the operator's pod, for the same NetworkPolicies; may be repeated",
     )
     root = parser.add_mutually_exclusive_group(required=True)
     root.add_argument(
         "--root-key-secret",
         metavar="NAME",
-        help="Secret of --own-namespace with the key from which jobs' keys are derived, made if it is not there; "
-        "this or --root-key is needed",
+        help="Secret in --own-namespace with the key from which jobs' keys are derived, created if it is missing; "
+        "this or --root-key is required",
     )
     root.add_argument(
         "--root-key",
         type=Path,
-        help=f"file with that key in place of a Secret, at least {names.ROOT_NBYTES} bytes",
+        help=f"file with that key instead of a Secret, at least {names.ROOT_NBYTES} bytes",
     )
     parser.add_argument(
         "--lease",
         metavar="NAME",
-        help="Lease of --own-namespace: of several operators only the one that holds it works",
+        help="Lease in --own-namespace; of several operators, only the one that holds it works",
     )
     parser.add_argument(
         "--identity",
         metavar="NAME",
-        help="name of this operator in the Lease, that of its pod; without it, one that no other has",
+        help="name of this operator in the Lease, such as its pod's name (default: a unique name)",
     )
     default = election.Timing()
     parser.add_argument(
         "--lease-seconds", type=int, default=default.lease_s,
-        help="time without a renewal of the Lease after which another operator takes it",
+        help="time without a renewal after which another operator takes the Lease",
     )  # fmt: skip
     parser.add_argument(
         "--lease-renew-seconds", type=float, default=default.renew_s,
@@ -123,7 +122,7 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--lease-retry-seconds", type=float, default=default.retry_s,
-        help="interval between two attempts to get or renew the Lease",
+        help="interval between attempts to acquire or renew the Lease",
     )  # fmt: skip
     parser.add_argument("--sidecar-image", required=True, help="sidecar image for manifests that name none")
     parser.add_argument(
@@ -131,39 +130,39 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="Secret of a job's own namespace with which that image is pulled; may be repeated",
+        help="pull secret for that image in the namespace of each job; may be repeated",
     )
     parser.add_argument(
         "--metrics-from",
         type=_peers,
         default=(),
         metavar="JSON",
-        help="list of a NetworkPolicy's peers that may collect metrics of jobs' sidecars (default: nobody)",
+        help="list of NetworkPolicy peers that may collect the metrics of jobs' sidecars (default: nobody)",
     )
     parser.add_argument(
         "--fs-group",
         type=_group,
         default=USER,
         metavar="NUMBER",
-        help="fsGroup of pods whose template gives none; none leaves it to the namespace, as on OpenShift",
+        help="fsGroup of pods whose template sets none; none leaves it to the namespace, as on OpenShift",
     )
     parser.add_argument(
         "--managed-by", metavar="NAME", default="",
-        help="run only jobs whose spec.managedBy is this, such as example.com/canary, beside another operator "
+        help="run only jobs with this spec.managedBy, such as example.com/canary, next to another operator "
         "(default: jobs that name none)",
     )  # fmt: skip
     parser.add_argument(
         "--cluster-domain",
-        help="domain of the cluster's names, such as cluster.local (default: what /etc/resolv.conf says)",
+        help="DNS domain of the cluster, such as cluster.local (default: the one in /etc/resolv.conf)",
     )
     parser.add_argument(
-        "--workers", type=int, default=32, help="number of jobs that are reconciled at the same time"
+        "--workers", type=int, default=32, help="number of jobs to reconcile at the same time"
     )
     parser.add_argument(
         "--resync-seconds",
         type=_seconds,
         default=RESYNC_S,
-        help="interval between reconciles of a job to which nothing happens",
+        help="interval between reconciles of an idle job",
     )
     parser.add_argument(
         "--metrics-port",
@@ -173,7 +172,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--log-format", type=LogFormat, choices=list(LogFormat), default=LogFormat.TEXT,
-        help="form of log lines",
+        help="format of log lines",
     )  # fmt: skip
     return parser
 
@@ -182,7 +181,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser = make_parser()
     found = parser.parse_args(arguments)
     if (found.root_key_secret or found.lease) and not found.own_namespace:
-        parser.error("--root-key-secret and --lease need --own-namespace NAME, where Secret and Lease are")
+        parser.error(
+            "--root-key-secret and --lease require --own-namespace NAME, which holds Secret and Lease"
+        )
     try:
         timing = election.Timing(found.lease_seconds, found.lease_renew_seconds, found.lease_retry_seconds)
     except ValueError as exc:
@@ -204,7 +205,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 
 def _own_domain() -> str:
-    """The cluster's domain as the operator's own resolv.conf has it."""
+    """The cluster's domain from the operator's own resolv.conf; empty if there is none."""
     try:
         return cluster_domain(RESOLV_CONF.read_text())
     except OSError:
@@ -212,44 +213,45 @@ def _own_domain() -> str:
 
 
 def _seconds(text: str) -> float:
-    """Raises ArgumentTypeError for what is no time."""
+    """Parses an interval. Raises ArgumentTypeError if it is not from 1 second to a day."""
     found = float(text)
     if not 1.0 <= found <= 86_400.0:
-        raise argparse.ArgumentTypeError(f"{text} is no time from 1 second to a day")
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 second and a day (86400)")
     return found
 
 
 def _peers(text: str) -> tuple[dict[str, Any], ...]:
-    """Raises ArgumentTypeError for what is no list of peers: an empty one would mean everybody."""
+    """Parses a list of peers. Raises ArgumentTypeError if it is not one, or has an empty peer: that would allow
+    everybody."""
     try:
         found = json.loads(text)
     except ValueError as exc:
-        raise argparse.ArgumentTypeError(f"a list of peers is needed as JSON, found {text}: {exc}") from exc
+        raise argparse.ArgumentTypeError(f"expected a JSON list of peers, found {text}: {exc}") from exc
     known = {"podSelector", "namespaceSelector", "ipBlock"}
     if not isinstance(found, list) or not all(isinstance(p, dict) and p and p.keys() <= known for p in found):
-        raise argparse.ArgumentTypeError(f"a list of peers with {sorted(known)} is needed, found {text}")
+        raise argparse.ArgumentTypeError(f"expected a list of peers with {sorted(known)}, found {text}")
     return tuple(found)
 
 
 def _group(text: str) -> int | None:
-    """Raises ArgumentTypeError for what is neither a number nor "none"."""
+    """Parses a group. Raises ArgumentTypeError if it is neither a number nor "none"."""
     if text == "none":
         return None
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text} is neither a group's number nor none")
+        raise argparse.ArgumentTypeError(f"{text} is neither a group ID nor none")
     return int(text)
 
 
 def _own_pod(parser: argparse.ArgumentParser, namespace: str | None, labels: Sequence[str]) -> OwnPod | None:
-    """Ends the process where only one of the two is there: without labels, a whole namespace would be let in."""
+    """Exits with an error if only one of the two is given: without labels, policies would admit a whole namespace."""
     if bool(namespace) != bool(labels) or not all("=" in label for label in labels):
-        parser.error("--own-namespace NAME and --own-label NAME=VALUE are needed together, or neither")
+        parser.error("--own-namespace NAME and --own-label NAME=VALUE must be given together")
     pairs = dict(label.split("=", 1) for label in labels)
     return OwnPod(namespace=namespace, labels=pairs) if namespace else None
 
 
 def read_root(path: Path) -> bytes:
-    """Raises NoRootKey."""
+    """Reads the root key from a file. Raises NoRootKey."""
     try:
         root = path.read_bytes()
         names.check_root(root)
@@ -259,7 +261,8 @@ def read_root(path: Path) -> bytes:
 
 
 async def run(options: Options, root: bytes | None) -> None:
-    """Runs until a signal comes. Raises CancelledError if that is before the first list is done, NoRootKey."""
+    """Runs until a signal arrives. Raises CancelledError if it arrives before the initial list is complete, and
+    NoRootKey."""
     metrics = Metrics()
     requests = Requests(Cache(), watch.list_paths(options.namespaces))
     health = Health(watches=requests.open, expected=requests.expected)
@@ -282,7 +285,7 @@ async def run(options: Options, root: bytes | None) -> None:
 async def _turn(
     candidate: election.Candidate | None, client: Client, metrics: Metrics, health: Health
 ) -> AsyncIterator[None]:
-    """Waits until this operator is the one that works."""
+    """Waits until it is this operator's turn to work."""
     if candidate is None:
         metrics.leader.set(1)
         yield
@@ -303,7 +306,7 @@ async def reconcile_all(
     health: Health,
     requests: Requests,
 ) -> None:
-    """Does the operator's work until a signal comes."""
+    """Does the operator's work until a signal arrives."""
     cache = requests.cache
     poller = SupervisorPoller(cache, setup.root_key, lambda key: work.add(key, CHILD_S))
     reconciler = Reconciler(client, cache, setup, poller, metrics=metrics)
@@ -328,7 +331,7 @@ async def reconcile_all(
     await watch.prime(client, cache, work.add, options.namespaces)
     health.listed = True
     gc.collect()
-    gc.freeze()  # a collection that looks at the objects of 1,000 jobs stops the loop for 0.2 s
+    gc.freeze()  # a collection that visits the objects of 1,000 jobs stops the loop for 0.2 s
     settings = kopf.OperatorSettings()
     watch.configure(settings)
     watching = kopf.operator(
@@ -344,7 +347,7 @@ async def reconcile_all(
             watch.keep_sweeping(client, cache, work.add, options.namespaces, requests), name="sweeps"
         ),
     ]
-    await asyncio.sleep(0)  # tasks that kopf finds are not its own: it waits for others at its end
+    await asyncio.sleep(0)  # kopf ignores tasks that run before it starts; it waits for others when it ends
     try:
         await watching
     finally:
@@ -366,7 +369,7 @@ def main() -> int:
     try:
         asyncio.run(run(options, None if options.root_key is None else read_root(options.root_key)))
     except asyncio.CancelledError:
-        log.info("stopped before the first list was complete")
+        log.info("stopped before the initial list was complete")
     except keys.NoRootKey as exc:
         log.error("%s", exc)
         return 2

@@ -1,9 +1,9 @@
-"""Children of jobs on the API server: made and changed by server-side apply, deleted, and tried beforehand. Refusals
-are remembered until the API server takes the child.
+"""Creates, changes and deletes the children of jobs on the API server, by server-side apply, after a trial. Refusals
+are remembered until the API server accepts the child.
 
-Before a job has any pods, those of its children that are made of the user's templates are tried by a dry run, and then
-a pod of each, since LimitRanges and Pod Security look at pods alone: where one is refused, no head or feeder waits for
-trainers that cannot be.
+Before a job has any pods, the children built from the user's templates are tried by a dry run. Then a pod of each is
+tried, because LimitRanges and Pod Security check pods only. If one is refused, nothing is created, so no head or feeder
+waits for trainers that cannot exist.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from dataloaderjob_operator.observe.cache import Cache, JobKey
 log = logging.getLogger(__name__)
 
 FOR_GOOD = frozenset({400, 403, 422})
-"""Status codes that repeating alone does not change: the user has to know."""
+"""Status codes that a retry cannot change: they are reported to the user."""
 NOT_OURS = "NotOurs"
-"""Our own reason for a child whose name another object has: other conflicts pass."""
+"""Our own reason for a child whose name another object has taken; other conflicts pass."""
 NOT_TYPED = (
     "field not declared in schema",
     "failed to create typed patch object",
     "failed to convert new object",
 )
-"""Messages for a template with a field that is not known or has the wrong type; the API server sends them with 500."""
+"""Messages for a template with a field that is unknown or has the wrong type; the API server sends them with code
+500."""
 NOT_NOW = frozenset({0, 429})
-"""Status codes of an API server that takes nothing at the moment, whatever it is."""
+"""Status codes of an API server that accepts no request at the moment."""
 REPETITIONS = 3
-"""Errors of one child in a row after which the user has to know, whatever they are: a webhook that fails may come
-back."""
+"""Consecutive errors of one child after which they are reported to the user, whatever they are: a failing webhook may
+recover before."""
 
 
 @dataclass(slots=True)
 class Refusal:
-    """What the API server says to a child that it does not take."""
+    """The API server's refusal of a child."""
 
     text: str
     reported: bool
@@ -56,31 +57,31 @@ def _version(thing: Manifest) -> str:
 
 @dataclass(slots=True)
 class ChildWriter:
-    """Makes and deletes children."""
+    """Creates, changes and deletes children."""
 
     api: Client
     cache: Cache
     secrets: JobSecrets = field(init=False)
     refusals: dict[JobKey, dict[Key, Refusal]] = field(default_factory=dict)
     fitting: dict[JobKey, dict[Key, tuple[str, str]]] = field(default_factory=dict)
-    """Version of a child, and hash of what was found in it, or was applied to it and changed nothing."""
+    """Children that need no write: the version of each, and the hash of the manifest that it fits."""
 
     def __post_init__(self) -> None:
         self.secrets = JobSecrets(self.api)
 
     def forget(self, key: JobKey) -> None:
-        """The job is gone."""
+        """Drops all state of a job that is gone."""
         self.refusals.pop(key, None)
         self.fitting.pop(key, None)
         self.secrets.forget(key)
 
     def refused(self, key: JobKey) -> str:
-        """The message for the first child that is refused, for the user; empty if there is none."""
+        """Returns the message about the first refused child, for the user; empty if there is none."""
         found = self.refusals.get(key, {}).values()
         return next((refusal.text for refusal in found if refusal.reported), "")
 
     async def delete(self, what: Key, thing: Manifest | None) -> None:
-        """Deletes just this object, and not one that has its name since; the cache has the outcome at once."""
+        """Deletes this very object, not a later one of the same name, and updates the cache at once."""
         if thing is None:
             return
         metadata = thing["metadata"]
@@ -94,13 +95,13 @@ class ChildWriter:
         self, key: JobKey, observed: Observed, wanted: Sequence[Manifest], *, later: Sequence[Manifest] = (),
         begun: bool,
     ) -> bool:  # fmt: skip
-        """Applies what is not there already. `later`: children that are tried with the first, and not made yet.
-        `begun`: the job has a child with pods. Returns whether anything was written.
+        """Applies children that are missing or differ. `later`: children that are tried with the first, but not
+        created yet. `begun`: the job has a child with pods. Returns whether anything was written.
 
-        Raises the first ApiError once all others have been applied, or nothing has, where a trial is refused.
+        Raises the first ApiError, after applying all other children; if a trial is refused, nothing is applied.
         """
         job, asked = observed.job, wanted if begun else (*wanted, *later)
-        there = {key_of(manifest) for manifest in asked}  # a refusal of what waits again is of the past
+        there = {key_of(manifest) for manifest in asked}  # old refusals of the others no longer count
         known = self.refusals.get(key, {})
         self.refusals[key] = {child: refusal for child, refusal in known.items() if child in there}
         if not begun:
@@ -131,7 +132,7 @@ class ChildWriter:
                 if refusals.NO_DRY_RUN in exc.message:
                     continue
                 if await self.api.read(key[0], key_of(manifest)) is not None:
-                    continue  # the apply says whose it is
+                    continue  # the apply finds out whose it is
                 self._note(key, job, manifest, exc)
                 first = first or exc
         if first is not None:
@@ -148,31 +149,31 @@ class ChildWriter:
             ) from exc
 
     def _note(self, key: JobKey, job: DataLoaderJob, manifest: Manifest, error: ApiError) -> None:
-        """Remembers a refusal. Raises the error where the API server takes nothing at all."""
+        """Remembers a refusal. Raises the error if the API server accepts nothing at all."""
         if error.code in NOT_NOW:
             raise error
         known = self.refusals[key].get(key_of(manifest))
         times = 1 if known is None else known.times + 1
         for_good = error.code in FOR_GOOD or error.reason == NOT_OURS
         for_good = for_good or any(words in error.message for words in NOT_TYPED)
-        if known is not None and known.reported and not for_good:  # an error that may pass says less than it
+        if known is not None and known.reported and not for_good:  # it tells more than a passing error
             known.times = times
             return
         text = refusals.explain(error.message, manifest, job)
         reported = for_good or times >= REPETITIONS
         if reported and (known is None or not known.reported):
-            log.warning("%s %s is refused: %s", *key_of(manifest), error)
+            log.warning("the API server refuses %s %s: %s", *key_of(manifest), error)
         self.refusals[key][key_of(manifest)] = Refusal(text, reported, times)
 
     async def _apply(self, key: JobKey, manifest: Manifest) -> bool:
         child = key_of(manifest)
         found = self.cache.child(key, child)
         if found is None and await self._unobserved(key[0], child, manifest) is not None:
-            return True  # decided anew, now that it is known
+            return True  # the next reconcile decides, with the child in the cache
         if found is not None and found["metadata"].get("deletionTimestamp"):
-            return False  # made anew when it is gone
+            return False  # recreated once it is gone
         if found is not None and child[0] == "Job" and not found["metadata"].get("ownerReferences"):
-            # An earlier job's, whose pods have its key: nothing of a Job's pods can be changed.
+            # It belongs to an earlier job, and its pods have that job's key: a Job's pods cannot be changed.
             raise _not_ours(child)
         fits = self.fitting.setdefault(key, {})
         now = "" if found is None else _version(found), digest(manifest)
@@ -186,12 +187,12 @@ class ChildWriter:
         self.cache.put_written(made)
         if found is None or _version(made) != _version(found):
             return True
-        fits[child] = now  # the API server alters what is applied
+        fits[child] = now  # the API server alters what was applied, so they differ for good
         return False
 
     async def _unobserved(self, namespace: str, child: Key, wanted: Manifest) -> Manifest | None:
-        """Reads a child that no watch has reported, which may be new. Raises ApiError for one that is somebody else's:
-        an apply would take it over."""
+        """Reads a child that no watch has reported; it may be new. Raises ApiError if it belongs to somebody else,
+        because an apply would take it over."""
         found = await self.api.read(namespace, child)
         if found is None:
             return None
@@ -203,5 +204,5 @@ class ChildWriter:
 
 
 def _not_ours(child: Key) -> ApiError:
-    text = f"{child[0]} {child[1]} is there and is not this job's: delete it, or give the job another name"
+    text = f"{child[0]} {child[1]} already exists and is not this job's: delete it, or rename the job"
     return ApiError(409, text, reason=NOT_OURS)

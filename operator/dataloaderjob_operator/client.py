@@ -1,4 +1,4 @@
-"""Requests to the API server, as JSON. Nothing is decided here but what a response means."""
+"""Requests to the API server, as JSON. The only decision made here is what a response means."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from dataloaderjob_operator.write_gate import WriteGate
 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml; charset=utf-8"
-"""The charset makes the client library send the body as it gets it; without, it sends JSON in ASCII, where the API
-server refuses each character beyond U+FFFF. It takes that in bodies that are declared JSON."""
+"""The charset makes the client library send the body unchanged. Without it, the library sends JSON in ASCII, and the
+API server refuses every character beyond U+FFFF; it accepts them only in bodies declared as JSON."""
 TIMEOUT_S = 30.0
 MAX_EVENTS = 100
-"""Events of one object that are listed: a pod that begins has ten or so."""
+"""Maximum events listed for one object: a starting pod has about ten."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""Characters that YAML 1.1 does not take as they are; json itself escapes those below a space."""
+"""Characters that YAML 1.1 does not accept unescaped; json itself escapes those below a space."""
 
 
 class ApiError(Exception):
     """The API server refused a request, or did not answer (code 0)."""
 
     def __init__(self, code: int, message: str, retry_after_s: float = 0.0, reason: str = "") -> None:
-        """`reason`: Kubernetes' word for what a code means, as AlreadyExists or Conflict for 409."""
+        """`reason`: Kubernetes' name for the error, such as AlreadyExists or Conflict for 409."""
         super().__init__(f"{code}: {message}" if code else message)
         self.code, self.message, self.retry_after_s, self.reason = code, message, retry_after_s, reason
 
 
 @dataclass(slots=True)
 class Client:
-    """Requests over HTTP. Those that read or write raise ApiError."""
+    """Requests over HTTP. Methods that read or write raise ApiError."""
 
     api: kubernetes.ApiClient
     writes: int = 0
@@ -53,13 +53,13 @@ class Client:
 
     @classmethod
     async def connect(cls, metrics: Metrics | None = None) -> Client:
-        """Connects by the service account in a pod, by the kubeconfig elsewhere."""
+        """Connects with the service account in a pod, and with the kubeconfig elsewhere."""
         configuration = kubernetes.Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)
         except config.ConfigException:
             await config.load_kube_config(client_configuration=configuration)
-        # For each request, aiohttp else looks for a proxy and into ~/.netrc, in threads that compete with the loop.
+        # Otherwise aiohttp looks for a proxy and reads ~/.netrc on each request, in threads that compete with the loop.
         configuration.client_session_kwargs = {"trust_env": bool(getproxies_environment())}
         return cls(kubernetes.ApiClient(configuration), metrics=metrics or Metrics())
 
@@ -67,7 +67,7 @@ class Client:
         await self.api.close()
 
     async def read(self, namespace: str, key: Key) -> Manifest | None:
-        """Reads an object, None if it is not there."""
+        """Reads an object; None if it does not exist."""
         try:
             return await self._request("GET", _path(namespace, *key))
         except ApiError as exc:
@@ -76,7 +76,7 @@ class Client:
             raise
 
     async def create(self, manifest: Manifest) -> bool:
-        """Creates an object. Returns False if one of its name is there."""
+        """Creates an object. Returns False if one of its name exists."""
         path = _path(manifest["metadata"]["namespace"], manifest["kind"])
         try:
             await self._send("POST", path, manifest, fieldManager=MANAGER)
@@ -88,15 +88,15 @@ class Client:
         return True
 
     async def apply(self, manifest: Manifest) -> Manifest:
-        """Applies an object on the server's side."""
+        """Applies an object by server-side apply."""
         return await self._apply("apply", manifest)
 
     async def try_apply(self, manifest: Manifest) -> None:
-        """Asks the API server whether it would take an object, without an effect."""
+        """Applies an object as a dry run. Raises ApiError if the API server would refuse it."""
         await self._apply("dry_run", manifest, dryRun="All")
 
     async def try_create(self, manifest: Manifest) -> None:
-        """Asks the API server whether it would create an object, without an effect."""
+        """Creates an object as a dry run. Raises ApiError if the API server would refuse it."""
         path = _path(manifest["metadata"]["namespace"], manifest["kind"])
         what = (manifest["kind"], "dry_run")
         await self._write(what, "POST", path, manifest, fieldManager=MANAGER, dryRun="All")
@@ -104,8 +104,8 @@ class Client:
     async def apply_status(
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> Manifest:
-        """Applies a job's status. Returns the whole job. Raises ApiError with 409 if it has another resourceVersion, as
-        one that was made anew under its name has."""
+        """Applies a job's status. Returns the whole job. Raises ApiError with 409 if the job has another
+        resourceVersion, for instance because it was recreated."""
         body = {
             "apiVersion": API_VERSION, "kind": KIND,
             "metadata": {"name": name, "namespace": namespace, "resourceVersion": version}, "status": dict(status),
@@ -113,7 +113,8 @@ class Client:
         return await self._apply("apply_status", body, below="/status", fieldManager=f"{MANAGER}-status")
 
     async def delete(self, namespace: str, key: Key, uid: str = "") -> Manifest | None:
-        """Deletes the object, if it has this uid, in the foreground. Returns what is left of it, None if nothing is."""
+        """Deletes an object in the foreground, if it has this uid. Returns the object that is being deleted; None if it
+        is gone."""
         kind = key[0]
         try:
             how = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid} if uid else {}}
@@ -125,7 +126,7 @@ class Client:
         return left if left.get("kind") == kind else None
 
     async def create_event(self, event: Manifest) -> None:
-        """Creates an event, unless it is there already."""
+        """Creates an event, unless it exists already."""
         try:
             path = _path(event["metadata"]["namespace"], "Event")
             await self._write(("Event", "create"), "POST", path, event)
@@ -151,7 +152,7 @@ class Client:
             query = {**query, "continue": rest}
 
     async def _apply(self, verb: str, manifest: Manifest, *, below: str = "", **query: str) -> Manifest:
-        """`below`: the part of the object that is applied."""
+        """Applies an object. `below`: the subresource, such as /status."""
         kind, metadata = manifest["kind"], manifest["metadata"]
         path = _path(metadata["namespace"], kind, metadata["name"]) + below
         query = {"fieldManager": MANAGER, "force": "true", **query}
@@ -167,14 +168,12 @@ class Client:
     async def _send(
         self, method: str, path: str, body: Any = None, kind: str = JSON, **query: str
     ) -> Manifest:
-        """Sends a request that writes, unless the gate is shut meanwhile."""
+        """Sends a request that writes. Raises ApiError if the gate shuts meanwhile."""
         try:
             async with self.gate.passing():
                 return await self._request(method, path, body, kind, **query)
         except TimeoutError as exc:
-            raise ApiError(
-                0, f"{method} {path} was given up: the operator's Lease could not be renewed"
-            ) from exc
+            raise ApiError(0, f"gave up {method} {path}: the operator could not renew its Lease") from exc
 
     def _count(self, kind: str, verb: str) -> None:
         self.writes += 1
@@ -201,12 +200,12 @@ class Client:
 
 
 def apply_body(value: Any) -> bytes:
-    """Writes JSON that is YAML of the same meaning.
+    """Writes JSON that means the same when it is read as YAML.
 
-    A body of server-side apply is read as YAML, JSON being a part of that but for its text: an escaped surrogate pair
-    is refused, as are some characters that come as they are, and an unusual end of a line becomes a space. So each
-    character goes as UTF-8 where YAML takes it, escaped otherwise, and comes back as it was. A lone surrogate is in
-    neither.
+    The API server reads the body of a server-side apply as YAML. JSON is a subset of YAML except in strings. There YAML
+    refuses an escaped surrogate pair and some unescaped characters, and turns an unusual line end into a space. So a
+    character is sent as UTF-8 if YAML accepts it, and escaped otherwise. A lone surrogate is valid in neither and is
+    replaced.
     """
     text = _SURROGATES.sub(UNKNOWN, json.dumps(value, ensure_ascii=False))
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
@@ -221,7 +220,7 @@ def _message(text: bytes) -> str:
 
 
 def _field(status: bytes, name: str) -> str | None:
-    """A field of the API server's account of an error, if it has one."""
+    """Returns a field of the API server's Status object for an error; None if it has none."""
     try:
         return str(json.loads(status)[name])
     except (ValueError, KeyError, TypeError):

@@ -1,8 +1,8 @@
-"""Where keys are kept: the operator's root key, in a Secret of its own namespace that it makes itself, and the Secrets
-of jobs, which are only ever created and never read.
+"""The stores of keys: the operator's root key is in a Secret of its own namespace, which it creates itself. The Secrets
+of jobs are only ever created, never read.
 
-A job's Secret has the job's uid in its name, so a create that conflicts has found the job's own. It is needed when a
-pod starts, and at no other time: a Secret that somebody deleted is back before a pod that starts can miss it.
+A job's Secret has the job's uid in its name, so a create that conflicts has found the job's own Secret. Pods need it
+only when they start: a deleted Secret is recreated before a starting pod can miss it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from dataloaderjob_operator.observe.cache import JobKey
 log = logging.getLogger(__name__)
 
 ROOT_FIELD = "root"
-"""Key of the root key in its Secret."""
+"""Field of the Secret that holds the root key."""
 NEW_ROOT_NBYTES = 48
 RETRY_S = 5.0
 AGAIN_S = 10.0
-"""Least interval between two attempts to create a job's Secret while the same pods start."""
+"""Minimum interval between two attempts to create a job's Secret while the same pods start."""
 
 
 class NoRootKey(Exception):
-    """What is there is no root key."""
+    """The Secret or file holds no valid root key."""
 
 
 async def root_key(client: Client, namespace: str, name: str) -> bytes:
-    """Returns the root key in a Secret, which is made if it is not there. Operators that start at the same time get the
-    same one. Waits for an API server that does not answer. Raises NoRootKey."""
+    """Returns the root key in a Secret, and creates the Secret if it is missing. Operators that start at the same time
+    get the same key. Waits while the API server does not answer. Raises NoRootKey."""
     key = base64.b64encode(secrets.token_bytes(NEW_ROOT_NBYTES)).decode()
     made = {
         "apiVersion": "v1", "kind": "Secret", "type": "Opaque", "immutable": True, "data": {ROOT_FIELD: key},
@@ -47,14 +47,14 @@ async def root_key(client: Client, namespace: str, name: str) -> bytes:
     while True:
         try:
             if await client.create(made):
-                log.info("made the root key of all jobs' keys: Secret %s/%s", namespace, name)
+                log.info("created the root key of all jobs' keys: Secret %s/%s", namespace, name)
                 return _decoded(made, namespace, name)
             found = await client.read(namespace, ("Secret", name))
             if found is not None:  # else it was deleted in between
                 return _decoded(found, namespace, name)
         except ApiError as exc:
             log.warning(
-                "cannot get the root key, Secret %s/%s, try again in %.0f s: %s",
+                "cannot get the root key from Secret %s/%s, retry in %.0f s: %s",
                 namespace,
                 name,
                 RETRY_S,
@@ -70,8 +70,8 @@ def _decoded(secret: Manifest, namespace: str, name: str) -> bytes:
     except (KeyError, binascii.Error, ValueError) as exc:
         why = f"it has no {ROOT_FIELD}" if isinstance(exc, KeyError) else str(exc)
         raise NoRootKey(
-            f"Secret {namespace}/{name} is no root key: {why}; delete it to have one made, or write at least "
-            f"{names.ROOT_NBYTES} random bytes to {ROOT_FIELD}"
+            f"Secret {namespace}/{name} holds no valid root key: {why}; delete it to have one created, or "
+            f"write at least {names.ROOT_NBYTES} random bytes to {ROOT_FIELD}"
         ) from exc
     return root
 
@@ -81,22 +81,22 @@ class Attempt:
     """An attempt to create a job's Secret."""
 
     at: float
-    """Moment, in seconds of a monotonic clock."""
+    """Time in seconds of a monotonic clock."""
     placed: frozenset[str]
-    """Pods that had a node by then, by uid: what they mount was made before this moment or by this attempt."""
+    """Uids of the pods that had a node by then: the Secret that they mount was created by then or by this attempt."""
 
 
 @dataclass(slots=True)
 class JobSecrets:
-    """Creates the Secrets of jobs, each once, and again where it may have been deleted and a pod needs it."""
+    """Creates the Secrets of jobs, each once, and again if it may have been deleted and a pod needs it."""
 
     api: Client
     clock: Callable[[], float] = time.monotonic
     attempts: dict[JobKey, Attempt] = field(default_factory=dict)
-    """The last one for each job."""
+    """The last attempt for each job."""
 
     async def keep(self, key: JobKey, secret: Manifest, observed: Observed) -> bool:
-        """Creates the Secret unless it is sure to be there or nothing needs it now. Returns whether it was made."""
+        """Creates the Secret, unless it surely exists or nothing needs it now. Returns whether it was created."""
         placed = {
             str(pod["metadata"].get("uid")): pod
             for pod in observed.pods
@@ -112,5 +112,5 @@ class JobSecrets:
         return made
 
     def forget(self, key: JobKey) -> None:
-        """The job is gone."""
+        """Drops all state of a job that is gone."""
         self.attempts.pop(key, None)

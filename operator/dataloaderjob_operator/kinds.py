@@ -1,11 +1,10 @@
-"""Kinds of objects that the operator handles: one row for each says where the API has it, how the operator learns what
-becomes of it, how a live one is compared with what is wanted, and what of it the cache keeps. Pure.
+"""The kinds of objects that the operator handles, one row each: its path in the API, how the operator learns of
+changes, how a live object is compared with the wanted one, and which parts the cache keeps. Pure.
 
-A further kind of child, or a further watch, is one row here and its rights in the chart's `dataloaderjob.rules`.
+To add a kind of child, or a watch, add a row here and its rights to the chart's `dataloaderjob.rules`.
 
-If a live object already is what is wanted, nothing has to be sent. The API server fills in defaults, writes quantities
-in its own way, and others own fields of the same object: what counts is that each field that we set is there with our
-value.
+Nothing is sent if a live object is already as wanted. The API server fills in defaults and normalizes quantities, and
+others own fields of the same object. So the comparison only checks that each field set by the operator has its value.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from dataloaderjob_operator.names import ANNOTATION_MADE_BY, ANNOTATION_TEMPLATE
 
 Object = Mapping[str, Any]
 Manifest = dict[str, Any]
-"""An object of the API as JSON has it."""
+"""An API object as JSON."""
 UNREAD_METADATA = frozenset({"managedFields", "selfLink"})
 """Fields of the metadata that the cache drops from every object."""
 POD_STATUS = (
@@ -37,7 +36,7 @@ POD_STATUS = (
     "message",
 )
 UNREAD_CONDITIONS = frozenset({"Initialized", "PodReadyToStartContainers"})
-"""Conditions of pods of which others have the cause."""
+"""Conditions of pods that the cache drops: other fields have their causes."""
 CONTAINER_STATUS = ("name", "ready", "started", "restartCount", "state", "lastState")
 INTERNED = frozenset(
     {
@@ -56,36 +55,37 @@ INTERNED = frozenset(
         "ownerReferences",
     }
 )
-"""Fields of which a few texts make up the values of all objects, or of all pods of a job: the cache keeps each text
-once, as names of fields."""
+"""Fields that have only a few different values in all objects, or in all pods of a job. The cache keeps each value
+once, like names of fields."""
 ANNOTATION_APPLIED = "dataloading.dev/applied"
-"""Hash of what we sent last: a field that we no longer set is taken back by sending anew."""
+"""Hash of the manifest that the operator sent last. If it differs, the operator sends the manifest again, which removes
+fields that it no longer sets."""
 _KEYS = ("name", "mountPath", "containerPort", "type", "uid", "key")
-"""Fields by which items of a list are distinguished: the first of them that tells all of them apart."""
+"""Fields that identify an item of a list: the first of them that differs between all items."""
 _QUANTITIES = frozenset({"requests", "limits", "capacity"})
 _SIZE = "sizeLimit"
 
 
 class Source(Enum):
-    """Ways in which the operator learns what becomes of an object."""
+    """Ways in which the operator learns of changes to an object."""
 
     WATCH = auto()
     NONE = auto()
-    """Never read: only created, which conflicts where it is there."""
+    """The operator only creates such objects and never reads them; creating one that exists is a conflict."""
     LOOKUP = auto()
-    """Listed for one other object, when a decision needs it."""
+    """The operator lists them for one other object when a decision needs them."""
 
 
 class Comparison(Enum):
-    """Rules by which a live child is as it is wanted."""
+    """Rules that decide if a live child is as wanted."""
 
     FIELDS = auto()
-    """Each field that the operator sets is there with its value; others may set more."""
+    """Each field that the operator sets has its value; others may set more fields."""
     EXACT = auto()
-    """Each field of the spec is the operator's as a whole: what somebody adds to a rule of a NetworkPolicy lets in what
-    we shut out, and an empty selector means all where a missing one means nothing."""
+    """The operator owns each field of the spec as a whole. An addition to a rule of a NetworkPolicy would admit peers
+    that the operator excludes, and an empty selector means all peers while a missing one means none."""
     CREATED_ONLY = auto()
-    """A live object is left alone, whatever it has: its spec cannot be changed."""
+    """The operator leaves a live object alone, whatever it has: its spec cannot be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +98,11 @@ class Kind:
     plural: str
     source: Source = Source.WATCH
     compared: Comparison | None = None
-    """None: the operator makes none as a child of a job."""
+    """None: it is no kind of child."""
     transform: Callable[[Object], Object] = lambda thing: thing
-    """Drops what the cache does not need, beside UNREAD_METADATA."""
+    """Drops parts that the cache does not need, in addition to UNREAD_METADATA."""
     packed: bool = True
-    """The cache keeps the spec as text."""
+    """True if the cache keeps the spec as text."""
 
     @property
     def api_version(self) -> str:
@@ -110,11 +110,11 @@ class Kind:
 
     @property
     def resource(self) -> tuple[str, str, str]:
-        """The kind by the names that kopf knows it by."""
+        """The names that kopf identifies the kind with."""
         return self.group, self.version, self.plural
 
     def path(self, namespace: str | None) -> str:
-        """The path of all objects in a namespace; None: in all of them."""
+        """Returns the path of all objects in a namespace; None: in all namespaces."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
         return (
             f"{root}/{self.plural}" if namespace is None else f"{root}/namespaces/{namespace}/{self.plural}"
@@ -122,8 +122,8 @@ class Kind:
 
 
 class Packed(Mapping[str, Any]):
-    """A part of an object as the JSON that it came as, a quarter of what it takes when read. Each access reads it: for
-    parts that are compared when they have changed, and seldom else."""
+    """A part of an object kept as JSON, in a quarter of the memory of the parsed part. Each access parses it. It suits
+    parts that are compared after a change and seldom read otherwise."""
 
     __slots__ = ("_text",)
 
@@ -145,15 +145,15 @@ class Packed(Mapping[str, Any]):
     def __eq__(self, other: object) -> bool:
         return self._text == other._text if isinstance(other, Packed) else self.read() == other
 
-    __hash__ = None  # type: ignore[assignment]  # as of other mappings
+    __hash__ = None  # type: ignore[assignment]  # like other mappings
 
 
 MEMORY_LIMITS = "memoryLimits"
-"""A field of ours in the spec of a pod as the cache keeps it."""
+"""A field that the operator adds to the spec of a cached pod."""
 
 
 def transform(thing: Object) -> dict[str, Any]:
-    """Reduces an object to what the cache keeps."""
+    """Reduces an object to the parts that the cache keeps."""
     kind = KINDS[thing["kind"]]
     metadata = {name: value for name, value in thing["metadata"].items() if name not in UNREAD_METADATA}
     spec = thing.get("spec")
@@ -162,7 +162,7 @@ def transform(thing: Object) -> dict[str, Any]:
 
 
 def _pod(pod: Object) -> Object:
-    """Keeps whose a pod is, where it is, how its containers are started again, and its status."""
+    """Keeps a pod's metadata, node, restart policies, memory limits and status."""
     metadata = {name: value for name, value in pod["metadata"].items() if name != "annotations"}
     spec, status = pod.get("spec") or {}, _only(pod.get("status") or {}, POD_STATUS)
     init = [_only(container, ("name", "restartPolicy")) for container in spec.get("initContainers") or ()]
@@ -180,7 +180,7 @@ def _pod(pod: Object) -> Object:
 
 
 def _memory(spec: Object) -> dict[str, str]:
-    """The memory limits of a pod's containers, by their names."""
+    """Returns the memory limits of a pod's containers by container name."""
     containers = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
     limits = {
         c.get("name"): ((c.get("resources") or {}).get("limits") or {}).get("memory") for c in containers
@@ -193,7 +193,7 @@ def _only(thing: Object, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _interned(value: Any, *, shared: bool = False) -> Any:
-    """`shared`: other objects have the same texts."""
+    """Interns the strings of a value. `shared`: other objects have the same strings."""
     if isinstance(value, Packed):
         return value
     if isinstance(value, Mapping):
@@ -233,26 +233,26 @@ KINDS: Mapping[str, Kind] = {
     )
 }  # fmt: skip
 WATCHED = tuple(kind for kind in KINDS.values() if kind.source is Source.WATCH)
-"""The jobs themselves come first."""
+"""Kinds that the operator watches; the jobs themselves come first."""
 CHILDREN = tuple(kind for kind in KINDS.values() if kind.compared is not None)
-"""Kinds of which the operator makes objects for a job."""
+"""Kinds of a job's children."""
 
 
 def digest(part: Any) -> str:
-    """Hashes a part of a manifest: twelve digits that change when it does."""
+    """Hashes a part of a manifest to twelve hexadecimal digits."""
     text = json.dumps(part, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def sealed(desired: Manifest) -> Manifest:
-    """The manifest with its own hash in it."""
+    """Adds the manifest's own hash to it."""
     metadata = desired["metadata"]
     annotations = {**metadata.get("annotations", {}), ANNOTATION_APPLIED: digest(desired)}
     return {**desired, "metadata": {**metadata, "annotations": annotations}}
 
 
 def manifest_to_send(desired: Manifest, live: Mapping[str, Any] | None) -> Manifest | None:
-    """Makes what has to be sent to the API server, None if nothing has."""
+    """Returns the manifest to send to the API server; None if the live object is as wanted."""
     if live is None:
         return sealed(desired)
     compared = KINDS[desired["kind"]].compared
@@ -261,13 +261,14 @@ def manifest_to_send(desired: Manifest, live: Mapping[str, Any] | None) -> Manif
     wanted = sealed(desired)
     if compared is Comparison.EXACT and any(live["spec"].get(k) != v for k, v in desired["spec"].items()):
         return wanted
-    # Objects in the answer to a list have neither.
+    # Listed objects have neither.
     ours = {name: value for name, value in wanted.items() if name not in ("apiVersion", "kind")}
     return None if covers(live, ours) else wanted
 
 
 def keep_template(desired: Manifest, live: Mapping[str, Any]) -> Manifest:
-    """Keeps pods that another version of the operator made, as long as the user's part is the same."""
+    """Keeps the live template, and so its pods, if another version of the operator made it and the user's part is the
+    same."""
     ours, theirs = (_template(thing) for thing in (desired, live))
     if ours is None or theirs is None:
         return desired
@@ -283,7 +284,7 @@ def _template(thing: Mapping[str, Any]) -> Any:
 
 
 def covers(live: Any, wanted: Any, field: str = "") -> bool:
-    """Checks whether each value in `wanted` is in `live`."""
+    """Checks whether `live` has each value in `wanted`."""
     if isinstance(wanted, Mapping):
         if not isinstance(live, Mapping):
             return not wanted and live is None
@@ -306,7 +307,7 @@ def _covers_list(live: Any, wanted: list[Any]) -> bool:
         found = {item.get(key): item for item in live if isinstance(item, Mapping)}
         if len(found) == len(live) and len({w[key] for w in wanted}) == len(wanted):
             return all(covers(found.get(item[key]), item) for item in wanted)
-    # One port of two protocols, two tolerations of a key: nothing tells them apart but the whole.
+    # Items that only differ as a whole, such as one port with two protocols, or two tolerations of a key.
     return all(any(covers(item, w) for item in live) for w in wanted)
 
 

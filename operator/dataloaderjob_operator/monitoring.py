@@ -1,6 +1,6 @@
-"""How others see what the operator does: log lines, each about a job with its name, namespace, uid and generation;
-metrics for Prometheus, from which docs/reference/metrics.md is generated; /healthz, /readyz and /metrics, served by the
-loop that does the work: if that hangs, nothing answers.
+"""The operator's log, metrics and probes. Each log line about a job has the job's name, namespace, uid and generation.
+docs/reference/metrics.md is generated from the metrics. The event loop that does the work also serves /healthz, /readyz
+and /metrics: if it hangs, none of them answers.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from dataloaderjob.api import KIND
 from dataloaderjob.api.status import Phase
 
 OF_KOPF = ("k8s_ref", "k8s_skip", "settings")
-"""Attributes that kopf puts on its records; `settings` is an object of its own."""
+"""Attributes that kopf adds to log records; `settings` is one of its own objects."""
 _ABOUT: ContextVar[Mapping[str, object] | None] = ContextVar("about", default=None)
 PREFIX = "dataloaderjob_operator"
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Buckets: a reconcile that writes nothing takes milliseconds, one that waits for a slow API server up to minutes."""
+"""Buckets of histograms. A reconcile that writes nothing takes milliseconds; with a slow API server it takes up to
+minutes."""
 WITHOUT_WATCHES_S = 300.0
-"""Seconds for which a watch may be away, while kopf tries to reach the API server, before the process is better started
-anew."""
+"""Seconds for which a watch may be closed, while kopf tries to reach the API server, before the process should be
+restarted."""
 PULSE_S = 1.0
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -47,7 +48,7 @@ class LogFormat(StrEnum):
 
 @contextlib.contextmanager
 def about_job(namespace: str, job: str) -> Iterator[None]:
-    """Marks whatever is logged inside as about this job."""
+    """Marks all log records inside the context as being about this job."""
     token = _ABOUT.set({"job": job, "namespace": namespace})
     try:
         yield
@@ -56,12 +57,12 @@ def about_job(namespace: str, job: str) -> Iterator[None]:
 
 
 def add_log_fields(**fields: object) -> None:
-    """Adds fields to the lines about a job, until the end of `about_job`."""
+    """Adds fields to the log records about a job, until the end of `about_job`."""
     _ABOUT.set({**(_ABOUT.get() or {}), **fields})
 
 
 def configure_logging(kind: LogFormat) -> None:
-    """Sends all loggers of the process, kopf's too, to standard error."""
+    """Sends the output of all loggers, including kopf's, to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(log_formatter(kind))
     handler.addFilter(mark_record)
@@ -80,7 +81,7 @@ def log_formatter(kind: LogFormat) -> logging.Formatter:
 
 
 class _TextFormatter(logging.Formatter):
-    """Appends the job in brackets."""
+    """Appends the job's name in brackets."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
         job = getattr(record, "job", None)
@@ -89,7 +90,7 @@ class _TextFormatter(logging.Formatter):
 
 
 def mark_record(record: logging.LogRecord) -> bool:
-    """Puts the job that a record is about into it."""
+    """Adds the job that a record is about to the record."""
     fields: dict[str, object] = dict(_ABOUT.get() or {})
     ref = getattr(record, "k8s_ref", None)
     if isinstance(ref, Mapping):
@@ -104,16 +105,16 @@ def mark_record(record: logging.LogRecord) -> bool:
 
 
 class ErrorKind(StrEnum):
-    """Why a reconcile failed."""
+    """Kinds of errors that make a reconcile fail."""
 
     UNREACHABLE = "unreachable"
     """The API server did not answer."""
     CONFLICT = "conflict"
-    """Something of the same name is in the way, or changed meanwhile (409)."""
+    """An object of the same name exists, or the object changed meanwhile (409)."""
     REFUSED = "refused"
-    """The API server will not take it as it is (400, 403, 422)."""
+    """The API server refuses the request as it is (400, 403, 422)."""
     GONE = "gone"
-    """The object to write is not there (404)."""
+    """The object to write does not exist (404)."""
     THROTTLED = "throttled"
     """Too many requests (429)."""
     SERVER = "server"
@@ -131,14 +132,14 @@ BY_CODE = {
 
 
 def error_kind(code: int | None) -> ErrorKind:
-    """Classifies the status code of a response; None: the error is not the API server's."""
+    """Classifies the status code of a response; None: the error did not come from the API server."""
     if code is None:
         return ErrorKind.BUG
     return ErrorKind.SERVER if code >= 500 else BY_CODE.get(code, ErrorKind.OTHER)
 
 
 class Metrics:
-    """The metrics of the operator, in a registry of their own."""
+    """The operator's metrics, in their own registry."""
 
     def __init__(self) -> None:
         made = self.registry = CollectorRegistry()
@@ -150,49 +151,49 @@ class Metrics:
             "reconcile_errors", "Reconciles that failed, by kind of error.", ["kind"]
         )
         self.reconcile_duration = histogram(
-            "reconcile_duration_seconds", "Time that a reconcile took, its writes included."
+            "reconcile_duration_seconds", "Duration of a reconcile, including its writes."
         )
         self.queue_depth = gauge(
             "queue_depth",
-            "Jobs that are due for a reconcile and wait for a worker. If it stays above 0, raise --workers.",
+            "Jobs that are due for a reconcile and are waiting for a worker. If it stays above 0, raise --workers.",
         )
         self.queue_latency = histogram(
             "queue_latency_seconds", "Time that jobs waited for a worker after they were due."
         )
         self.api_writes = counter(
             "api_writes",
-            "Writes sent to the API server. A job in which nothing happens causes none.",
+            "Writes sent to the API server. An idle job causes none.",
             ["kind", "verb"],
         )
         self.event_lookups = counter(
             "event_lookups", "Requests for the events of one object, made only while a job is held up."
         )
         self.loop_lag = gauge(
-            "loop_lag_seconds", "How late the event loop woke up last; measured every second."
+            "loop_lag_seconds", "Delay of the event loop's last wake-up, measured every second."
         )
         self.watches = gauge(
             "watches",
-            "Watches that are open by their own last word: one for each kind of objects, in each namespace if some are "
-            "named. One whose last request failed does not count.",
+            "Open watches, judged by their last request: one for each kind of object, in each namespace if some are "
+            "named. A watch whose last request failed does not count.",
         )
         self.statuses_unwritten = gauge(
             "statuses_unwritten",
-            "Jobs whose status could not be written at the last try: what kubectl shows of them is old.",
+            "Jobs whose last status write failed: kubectl shows an outdated status for them.",
         )
         self.leader = gauge(
             "leader",
-            "Whether this operator works: 1, or 0 while it stands by and another one holds the Lease.",
+            "Leadership: 1 for the operator that holds the Lease, 0 for one that stands by.",
         )
         self.build = Info("build", "Versions of the operator; always 1.", namespace=PREFIX, registry=made)
         ProcessCollector(namespace=PREFIX, registry=made)
         self._received: dict[str, float] = {}
 
     def received(self, kind: str) -> None:
-        """Notes that a watch reported an object of this kind."""
+        """Records that a watch reported an object of this kind."""
         self._received[kind] = time.monotonic()
 
     def describe(self, *, version: str, kopf: str, phases: Callable[[], Mapping[str, int]]) -> None:
-        """Adds what is only known once the operator is put together; call it once."""
+        """Adds the metrics that need the assembled operator. Call it once."""
         self.build.info({"version": version, "kopf": kopf, "python": platform.python_version()})
         self.registry.register(_State(phases, self._received))
         prometheus_client.disable_created_metrics()
@@ -215,7 +216,7 @@ class _State(Collector):
         yield jobs
         ages = GaugeMetricFamily(
             f"{PREFIX}_watch_event_age_seconds",
-            "Time since a watch delivered an event. It grows while nothing happens.",
+            "Time since a watch last delivered an event. It grows while nothing happens.",
             labels=["kind"],
         )
         now = time.monotonic()
@@ -225,28 +226,29 @@ class _State(Collector):
 
 
 class PortTaken(Exception):
-    """The port cannot be listened on."""
+    """The operator cannot listen on the port."""
 
 
 @dataclass(slots=True)
 class Health:
-    """Liveness and readiness of the process. Time comes in, in seconds of any clock."""
+    """Liveness and readiness of the process. Callers pass the time, in seconds of any clock."""
 
     watches: Callable[[], int]
-    """The number of watches that are open."""
+    """Returns the number of open watches."""
     expected: int
+    """The number of watches that should be open."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    """Tasks that shall never end."""
+    """Tasks that must never end."""
     remark: Callable[[], str] = str
-    """What is wrong beside that, and no reason to start the process anew; empty if nothing is."""
+    """Describes other problems that are no reason to restart the process; empty if there are none."""
     listed: bool = False
-    """Everything has been listed once: from then on decisions are made."""
+    """True once everything has been listed and the operator makes decisions."""
     stands_by: bool = False
-    """Another operator works, and this one is ready to."""
+    """True while another operator works and this one is ready to take over."""
     _full_at: float | None = None
 
     def not_alive(self, now: float) -> str:
-        """The reason for which the process should be started anew; empty if there is none."""
+        """Returns the reason to restart the process; empty if there is none."""
         for task in self.tasks:
             if task.done():
                 return f"the task {task.get_name()} has ended"
@@ -255,16 +257,16 @@ class Health:
             self._full_at = now
         missing_s = now - self._full_at
         if missing_s > WITHOUT_WATCHES_S:
-            return f"{open_} of {self.expected} watches are open, for {missing_s:.0f} s"
+            return f"only {open_} of {self.expected} watches have been open for {missing_s:.0f} s"
         return ""
 
     def not_ready(self) -> str:
         ready = self.listed or self.stands_by
-        return "" if ready else "the first list of what is there is not done"
+        return "" if ready else "the initial list is not complete"
 
 
 async def pulse(metrics: Metrics) -> None:
-    """Measures by how much the loop is late, until it is cancelled."""
+    """Measures the delay of the event loop until it is cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + PULSE_S
@@ -274,7 +276,7 @@ async def pulse(metrics: Metrics) -> None:
 
 @contextlib.asynccontextmanager
 async def serve(port: int, metrics: Metrics, health: Health) -> AsyncIterator[None]:
-    """Serves on all addresses; not at all on port 0. Raises PortTaken."""
+    """Serves metrics and probes on all addresses, or nothing if `port` is 0. Raises PortTaken."""
     if port == 0:
         yield
         return
@@ -284,7 +286,7 @@ async def serve(port: int, metrics: Metrics, health: Health) -> AsyncIterator[No
         try:
             await web.TCPSite(runner, port=port).start()
         except OSError as exc:
-            raise PortTaken(f"port {port} is needed for metrics and probes: {exc.strerror or exc}") from exc
+            raise PortTaken(f"cannot serve metrics and probes on port {port}: {exc.strerror or exc}") from exc
         yield
     finally:
         await runner.cleanup()
@@ -312,6 +314,6 @@ def _app(metrics: Metrics, health: Health) -> web.Application:
 
 
 def _last(response: web.Response) -> web.Response:
-    """Closes the connection: kopf waits at its end for whatever began in this loop."""
+    """Closes the connection after the response: when kopf ends, it waits for all tasks of this loop."""
     response.force_close()
     return response

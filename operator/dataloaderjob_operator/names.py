@@ -1,8 +1,8 @@
-"""Names, labels and metadata of a job's children, and its derived keys. Pure: the same job has the same names and keys,
-so nothing is ever made twice, and a Secret that was deleted comes back with the same bytes.
+"""Names, labels and metadata of a job's children, and the job's derived keys. Pure: the same job always has the same
+names and keys, so nothing is created twice, and a deleted Secret is recreated with the same bytes.
 
-Keys are HMAC-SHA256 with the operator's root key over a label and the job's uid. Who has a job's key learns nothing of
-the root key or of another job's.
+A key is the HMAC-SHA256 of a label and the job's uid under the operator's root key. A job's key reveals nothing about
+the root key or other jobs' keys.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MANAGER = "dataloaderjob-operator"
 LABEL_JOB = "dataloading.dev/job"
 LABEL_ROLE = "dataloading.dev/role"
 LABEL_ATTEMPT = "dataloading.dev/attempt"
-"""Label of trainers: how often they were all started before."""
+"""Label of trainers: the number of restarts before this attempt."""
 ANNOTATION_TEMPLATE = "dataloading.dev/template"
-"""Hash of the user's part of a pod template: pods are replaced when it changes, and only then."""
+"""Hash of the user's part of a pod template: pods are replaced only when it changes."""
 ANNOTATION_MADE_BY = "dataloading.dev/made-by"
 """Version of the operator that made the pod template."""
 ROOT_NBYTES = 32
@@ -39,33 +39,33 @@ class Role(StrEnum):
 
 
 def unique(namespace: str, job: str, uid: str) -> str:
-    """The job's name on its connections: no other job, nor an earlier one of this name, has it."""
+    """Returns the job's name on its connections. No other job has it, not even an earlier one of the same name."""
     return f"{namespace}/{job}/{uid}"
 
 
 def key_secret(job: str, uid: str) -> str:
-    """The Secret with the job's keys; no other job, nor an earlier one of this name, has it."""
+    """Names the Secret with the job's keys. No other job has it, not even an earlier one of the same name."""
     return f"{job}-key-{uid[:8]}"
 
 
 def settings_map(job: str, content: str) -> str:
-    """The ConfigMap with settings of this content, by its digest."""
+    """Names the ConfigMap with settings of this content, a digest."""
     return f"{job}-settings-{content}"
 
 
 def head(job: str) -> str:
-    """The head's Deployment."""
+    """Names the head's Deployment."""
     return f"{job}-head"
 
 
 def head_service(job: str) -> str:
-    """The Service under which feeders, sidecars and the operator find the head."""
+    """Names the Service through which feeders and sidecars find the head."""
     return _service(job, "head")
 
 
 def _service(job: str, role: str) -> str:
-    """Names of Services begin with a letter (RFC 1035), those of all else may begin with a digit. The name for the
-    Service of a job that does is no other job's."""
+    """Names a Service. Service names begin with a letter (RFC 1035); other names may begin with a digit. If the job's
+    name does, the Service gets a name that no other job uses."""
     return f"{role[0]}-{job}-svc" if job[0].isdigit() else f"{job}-{role}"
 
 
@@ -74,40 +74,40 @@ def feeders(job: str) -> str:
 
 
 def trainers(job: str, attempt: int) -> str:
-    """The Indexed Job; its pods' host names are this, a hyphen and the replica's number."""
+    """Names the Indexed Job. Its pods' host names are this name, a hyphen and the replica's number."""
     return f"{trainers_stem(job)}-{attempt}"
 
 
 def trainers_stem(job: str) -> str:
-    """What the names of all its Indexed Jobs begin with, before a hyphen and the attempt."""
+    """Returns the common prefix of the job's Indexed Jobs; a hyphen and the attempt follow."""
     return f"{job}-trainers"
 
 
 def trainers_service(job: str) -> str:
-    """The headless Service under which trainer pods find each other."""
+    """Names the headless Service through which trainer pods find each other."""
     return _service(job, "trainers")
 
 
 def policy(job: str, role: Role) -> str:
-    """The NetworkPolicy of a role's pods."""
+    """Names the NetworkPolicy of a role's pods."""
     return f"{job}-{role.value}"
 
 
 def labels(job: str, role: Role | None = None) -> dict[str, str]:
-    """Labels of a child; also the selector of its pods."""
+    """Returns the labels of a child, which also select its pods."""
     found = {LABEL_JOB: job}
     return found if role is None else {**found, LABEL_ROLE: role.value}
 
 
 def selector(job: str, role: Role) -> str:
-    """The same as text, for the scale subresource."""
+    """Returns the selector of a role's pods as text, for the scale subresource."""
     return ",".join(f"{name}={value}" for name, value in sorted(labels(job, role).items()))
 
 
 def child_labels(
     job: DataLoaderJob, role: Role | None = None, theirs: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """All labels of a child, or of its pods: Kubernetes' own, the user's, and those that select it."""
+    """Returns all labels of a child or its pods: Kubernetes' recommended ones, the user's, and the selecting ones."""
     return {
         "app.kubernetes.io/managed-by": MANAGER,
         "app.kubernetes.io/part-of": job.name,
@@ -119,9 +119,10 @@ def child_labels(
 def metadata(
     job: DataLoaderJob, name: str, role: Role | None = None, theirs: WorkloadMetadata | None = None
 ) -> dict[str, Any]:
-    """Name, namespace, labels, annotations and owner of a child. Raises ValueError for a job that is on no cluster."""
+    """Makes name, namespace, labels, annotations and owner of a child. Raises ValueError for a job that is not on a
+    cluster."""
     if not job.metadata.uid or not job.metadata.namespace:
-        raise ValueError(f"job {job.name} has no uid or namespace: it is on no cluster")
+        raise ValueError(f"job {job.name} has no uid or namespace: it is not on a cluster")
     return {
         "name": name,
         "namespace": job.metadata.namespace,
@@ -137,24 +138,26 @@ def metadata(
 
 
 def job_key(root: bytes, uid: str) -> bytes:
-    """Key of the connections between sidecars, feeders and supervisor, 32 bytes. Raises ValueError for a short root."""
+    """Derives the key of connections between sidecars, feeders and supervisor, 32 bytes. Raises ValueError if the root
+    key is too short."""
     return _derive(root, "links", uid)
 
 
 def ray_token(root: bytes, uid: str) -> str:
-    """Token of the job's Ray cluster, 64 hexadecimal digits. Raises ValueError for a short root."""
+    """Derives the token of the job's Ray cluster, 64 hexadecimal digits. Raises ValueError if the root key is too
+    short."""
     return _derive(root, "ray", uid).hex()
 
 
 def check_root(root: bytes) -> None:
-    """Raises ValueError for a root key that is too short."""
+    """Raises ValueError if a root key is too short."""
     if len(root) < ROOT_NBYTES:
-        raise ValueError(f"the root key needs {ROOT_NBYTES} bytes at least, found {len(root)}")
+        raise ValueError(f"the root key needs at least {ROOT_NBYTES} bytes, found {len(root)}")
 
 
 def _derive(root: bytes, label: str, uid: str) -> bytes:
     check_root(root)
     if not uid:
         raise ValueError("a job without a uid has no key: it is not on a cluster")
-    key = hashlib.sha256(root).digest()  # HMAC itself pads with zeros: roots that end in some would be alike
+    key = hashlib.sha256(root).digest()  # else HMAC pads a short root with zeros: two roots could be alike
     return hmac.new(key, f"dataloaderjob/{label}/{uid}".encode(), "sha256").digest()

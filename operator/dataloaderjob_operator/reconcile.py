@@ -1,11 +1,13 @@
-"""One reconcile of a job: observe, decide, then write the status, delete, and apply what is to be there.
+"""One reconcile of a job: observe, decide, then write the status, delete children and apply children.
 
-Level-triggered and idempotent: whatever it is interrupted by, the next call decides from what is there then. The
-status goes first, so that an attempt is counted before its pods are deleted. Events are sent after it: one that cannot
-be sent is lost, as is one whose operator dies between the status and it; the status has it all.
+A reconcile is level-triggered and idempotent: after any interruption, the next call decides from the state that it
+finds. The status is written first, so that an attempt is counted before its pods are deleted. Events are sent after the
+status. An event that cannot be sent is lost, and so is one whose operator dies in between; the status has the same
+information.
 
-Whatever fails, the job's status says so: a spec that the models refuse, a child that the API server refuses, an error
-of the operator's own. A job whose status cannot be written is in the operator's metrics, log and health.
+Every failure is reported in the job's status: a spec that the models refuse, a child that the API server refuses, an
+internal error of the operator. A job whose status cannot be written is reported by the operator's metrics, log and
+health.
 """
 
 from __future__ import annotations
@@ -38,20 +40,20 @@ from dataloaderjob_operator.workqueue import NEVER
 log = logging.getLogger(__name__)
 
 CHANGED = 409
-"""Status code for a write of a status that was decided of another version of its job."""
+"""Status code for writing a status that was decided from another version of its job."""
 FOR_TEXT = frozenset({400, 413, 422})
-"""Status codes for a write of a status that one without texts may not get."""
+"""Status codes for writing a status that may be accepted without its texts."""
 MAX_REFUSED_TEXTS = 64
-"""Texts of a job that are remembered as refused: those of seven of its statuses at least."""
+"""Maximum texts of a job that are remembered as refused: those of at least seven statuses."""
 UNDECLARED = re.compile(r"\.status\.([A-Za-z0-9.]+): field not declared in schema")
 UNDECLARED_S = 300.0
-"""Seconds after which a field is tried again that the CustomResourceDefinition did not have."""
+"""Seconds after which the operator retries a field that the CustomResourceDefinition did not have."""
 AFTER_WRITE_S = 0.3
 """Seconds from a write until the next reconcile: no watch reports the operator's own write as a change."""
 AFTER_BUG_S = 60.0
-"""Seconds after which a job at which the operator failed is tried again without an event."""
+"""Seconds after which a job that caused an internal error is retried without an event."""
 UNWRITTEN_S = 30.0
-"""Seconds for which a status may wait before the operator's health names its job."""
+"""Seconds for which a status may stay unwritten before the operator's health names its job."""
 
 
 def _plain(status: DataLoaderJobStatus) -> dict[str, Any]:
@@ -64,7 +66,7 @@ def _now() -> datetime:
 
 @dataclass(slots=True)
 class Reconciler:
-    """Brings jobs to the state that their specs ask for."""
+    """Brings jobs to the state that their specs describe."""
 
     api: Client
     cache: Cache
@@ -73,19 +75,20 @@ class Reconciler:
     now: Callable[[], datetime] = _now
     metrics: Metrics = field(default_factory=Metrics)
     uids: dict[JobKey, str] = field(default_factory=dict)
-    """Uids of the jobs that the following entries are about."""
+    """Uids of the jobs that the fields below are about."""
     written_at: dict[JobKey, datetime] = field(default_factory=dict)
-    """Moments at which statuses were written last."""
+    """Times of the last writes of statuses."""
     metrics_at: dict[JobKey, datetime] = field(default_factory=dict)
-    """Moments at which metrics were written last."""
+    """Times of the last writes of metrics."""
     refused_texts: dict[JobKey, frozenset[str]] = field(default_factory=dict)
-    """Texts for which the API server refused a status."""
+    """Texts that made the API server refuse a status."""
     unwritten: dict[JobKey, float] = field(default_factory=dict)
-    """Jobs whose status could not be written at the last try, and since when."""
+    """Jobs whose last status write failed, and the time since which writes have failed."""
     undeclared: dict[tuple[str, ...], float] = field(default_factory=dict)
-    """Fields of the status that the CustomResourceDefinition does not have, and until when they are not tried."""
+    """Fields of the status that the CustomResourceDefinition does not have, and the time until which they are left
+    out."""
     bugs: dict[JobKey, str] = field(default_factory=dict)
-    """Errors of the operator's own that were logged."""
+    """Internal errors that were logged."""
     lookup: EventLookup | None = None
     """None: causes that only events have are not reported."""
     recorder: EventRecorder = field(init=False)
@@ -97,7 +100,7 @@ class Reconciler:
         self.metrics.statuses_unwritten.set_function(lambda: len(self.unwritten))
 
     def forget(self, key: JobKey) -> None:
-        """The job is gone."""
+        """Drops all state of a job that is gone."""
         kept: tuple[dict[JobKey, Any], ...] = (
             self.uids, self.refused_texts, self.written_at, self.metrics_at, self.unwritten, self.bugs
         )  # fmt: skip
@@ -110,24 +113,24 @@ class Reconciler:
             self.lookup.forget(key)
 
     def cannot_write(self) -> str:
-        """Names the jobs whose status has waited for long; empty if there are none."""
+        """Names the jobs whose status has been unwritten for UNWRITTEN_S; empty if there are none."""
         now = time.monotonic()
         late = [
             f"{'/'.join(key)} for {now - at:.0f} s"
             for key, at in self.unwritten.items()
             if now - at > UNWRITTEN_S
         ]
-        return f"no status can be written of {', '.join(sorted(late)[:10])}" if late else ""
+        return f"cannot write the status of {', '.join(sorted(late)[:10])}" if late else ""
 
     async def reconcile(self, key: JobKey) -> float | None:
-        """Reconciles a job once. Returns the seconds until it is to be reconciled again, None for the next event, NEVER
-        if it is gone.
+        """Reconciles a job once. Returns the seconds until the next reconcile; None: at the next event; NEVER: the job
+        is gone.
 
-        Raises ApiError, after which the call is to be repeated.
+        Raises ApiError; the caller then repeats the call.
         """
         try:
             return await self._reconcile(key)
-        except ManifestError as exc:  # the API server lets more pass than the models do
+        except ManifestError as exc:  # the API server accepts more than the models do
             text = "; ".join(str(problem) for problem in exc.problems)
             log.error("cannot read the job: %s", text)
             await self._write_not_ready(key, "InvalidSpec", text)
@@ -145,14 +148,14 @@ class Reconciler:
             self.forget(key)
             return NEVER
         uid = observed.job.metadata.uid or ""
-        if self.uids.setdefault(key, uid) != uid:  # what is kept is of an earlier job of this name
+        if self.uids.setdefault(key, uid) != uid:  # the state kept is about an earlier job of this name
             self.forget(key)
             self.uids[key] = uid
         add_log_fields(uid=uid, generation=observed.generation)
         observed = self._with_what_is_kept(key, observed)
         decision = decide(observed, self.setup, self.now())
         if decision is None:
-            if not self.setup.managed_by:  # of several operators, that of the jobs that name none says it
+            if not self.setup.managed_by:  # of several operators, only the default one reports this
                 elsewhere = events.managed_elsewhere(observed.job.spec.managed_by or "")
                 await self.recorder.remark(key, observed.job.metadata, elsewhere)
             return None
@@ -173,14 +176,14 @@ class Reconciler:
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _note_bug(self, key: JobKey, error: Exception) -> None:
-        """Counts an error of the operator's own; its traceback is logged once."""
+        """Counts an internal error and logs its traceback once."""
         self.metrics.reconcile_errors.labels(ErrorKind.BUG.value).inc()
         if self.bugs.get(key) != (text := repr(error)):
             self.bugs[key] = text
-            log.error("the operator fails at this job", exc_info=error)
+            log.error("the operator cannot process this job", exc_info=error)
 
     def _with_what_is_kept(self, key: JobKey, observed: Observed) -> Observed:
-        """Adds what this operator knows beside the job's objects."""
+        """Adds state that only this operator has to the state of the job's objects."""
         refused = self.children.refused(key)
         return replace(
             observed, refused="; ".join((refused, *observed.doubts)) if refused else "",
@@ -191,7 +194,7 @@ class Reconciler:
         )  # fmt: skip
 
     async def _execute(self, key: JobKey, observed: Observed, decision: Decision) -> bool:
-        """Does what was decided. Returns whether anything was written from which more may follow."""
+        """Carries out a decision. Returns whether anything was written that may lead to further changes."""
         if decision.delete_job:
             await self.children.delete((KIND, key[1]), self.cache.job(key))
             return True
@@ -228,8 +231,8 @@ class Reconciler:
         return True
 
     async def _write(self, key: JobKey, status: DataLoaderJobStatus) -> DataLoaderJobStatus:
-        """Returns what was written: this, or without its texts if the API server takes it only so. Nothing that a
-        container prints keeps phase, counts and restarts from being written."""
+        """Writes a status, without its texts if the API server accepts it only then. Returns the status written. Output
+        of a container therefore cannot prevent phase, counts and restarts from being written."""
         try:
             written = await self._write_with_texts(key, status)
         except ApiError as exc:
@@ -249,7 +252,7 @@ class Reconciler:
             if exc.code not in FOR_TEXT or not texts:
                 raise
             log.error(
-                "the API server refuses the texts of the status; it is written without them: %s; %a",
+                "the API server refuses the status's texts; writing the status without them: %s; %a",
                 exc,
                 sorted(texts),
             )
@@ -270,7 +273,7 @@ class Reconciler:
                 return
 
     def _declared(self, status: DataLoaderJobStatus) -> dict[str, Any]:
-        """The status without the fields that the CustomResourceDefinition does not have."""
+        """Returns the status without the fields that the CustomResourceDefinition does not have."""
         made, now = _plain(status), time.monotonic()
         for place, until in self.undeclared.items():
             inside: Any = made
@@ -281,22 +284,23 @@ class Reconciler:
         return made
 
     def _learn_undeclared(self, refusal: str) -> bool:
-        """Checks whether a status was refused for a field that the definition does not have: it is of another release
-        than this operator, as it is for a moment while both are upgraded."""
+        """Checks whether a status was refused because of a field that the definition does not have. This happens if the
+        definition is from another release than this operator, for instance while both are being upgraded."""
         found = UNDECLARED.search(refusal)
         place = tuple(found.group(1).split(".")) if found else ()
         now = time.monotonic()
         if not found or self.undeclared.get(place, 0.0) > now:
             return False
         log.error(
-            "the CustomResourceDefinition is of another release than this operator: status.%s is left out, since it is"
-            " not declared; use the definition of the operator's own chart", found.group(1),
+            "the CustomResourceDefinition is from another release than this operator: it does not declare status.%s,"
+            " which is left out; install the definition of the operator's own chart", found.group(1),
         )  # fmt: skip
         self.undeclared[place] = now + UNDECLARED_S
         return True
 
     async def _write_not_ready(self, key: JobKey, reason: str, message: str) -> None:
-        """Reports why nothing is done about a job; the rest of its status stays. That of one that has ended is left."""
+        """Reports why the operator does nothing about a job. The rest of the status stays, and so does the whole status
+        of a job that has ended."""
         before, why = self.cache.status(key), ConditionState(False, reason, message)
         known = self.refused_texts.get(key, frozenset())
         after = conditions.not_ready(before, why, self.cache.generation(key), self.now(), refused_texts=known)
@@ -307,8 +311,8 @@ class Reconciler:
 
 
 def _goes_on(before: DataLoaderJobStatus, after: DataLoaderJobStatus) -> bool:
-    """Checks whether the children of both statuses are the same: an attempt is counted before anything else is done
-    about it, as is an end."""
+    """Checks whether both statuses have the same attempt and end, and so the same children. The operator acts on a new
+    attempt, or an end, only after it is written."""
     return (before.trainers.restarts, before.completion_time) == (
         after.trainers.restarts,
         after.completion_time,

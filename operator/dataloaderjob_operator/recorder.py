@@ -1,5 +1,5 @@
-"""Sends the events of jobs. It never fails, and waits for seconds at most: what cannot be sent is lost, and the status
-has it all."""
+"""Sends the events of jobs. Sending never fails and takes seconds at most: an event that cannot be sent is lost, and
+the status has the same information."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMEOUT_S = 5.0
 
 @dataclass(slots=True)
 class EventRecorder:
-    """Sends events of jobs, no more than their budget allows."""
+    """Sends the events of jobs within their budget."""
 
     api: Client
     now: Callable[[], datetime]
@@ -35,17 +35,17 @@ class EventRecorder:
     jobs: dict[JobKey, str] = field(default_factory=dict)
     """Uids of the jobs that have had events."""
     remarks: defaultdict[JobKey, set[events.Event]] = field(default_factory=lambda: defaultdict(set))
-    """Events beside those of a change, which were sent."""
+    """Events sent that do not follow from a change of status."""
 
     async def record(
         self, key: JobKey, about: Metadata, before: DataLoaderJobStatus, after: DataLoaderJobStatus
     ) -> None:
-        """Sends the events of a change: `after` has been written in place of `before`."""
+        """Sends the events of a change of status: `after` has replaced `before`."""
         for event in events.events_of(before, after):
             await self._record(key, about, event)
 
     async def remark(self, key: JobKey, about: Metadata, event: events.Event) -> None:
-        """Sends an event that no change of the status makes, once."""
+        """Sends, once, an event that does not follow from a change of status."""
         if event not in self.remarks[key]:
             self.remarks[key].add(event)
             await self._record(key, about, event)
@@ -64,9 +64,11 @@ class EventRecorder:
             async with asyncio.timeout(TIMEOUT_S):
                 await self.api.create_event(events.manifest(event, about, self.now(), self.host))
         except (ApiError, TimeoutError) as exc:
-            log.warning("cannot send the event %s: %s", event.reason, exc or f"{TIMEOUT_S:.0f} s")
+            log.warning(
+                "cannot send the event %s: %s", event.reason, exc or f"no answer in {TIMEOUT_S:.0f} s"
+            )
 
     def forget(self, key: JobKey) -> None:
-        """The job is gone."""
+        """Drops all state of a job that is gone."""
         self.budget.forget(self.jobs.pop(key, ""))
         self.remarks.pop(key, None)

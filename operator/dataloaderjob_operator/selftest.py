@@ -1,7 +1,7 @@
 """`python -m dataloaderjob_operator.selftest`: applies a job and waits until it is Complete, for `helm test`.
 
-Exit code 0 when it is; 1 with its conditions printed when it failed or took too long; 2 if nothing could be tried.
-The job is deleted at the end.
+The exit code is 0 if the job completed, 1 if it failed or took too long (its conditions are printed), and 2 if it could
+not be tried. The job is deleted at the end.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dataloaderjob_operator.kinds import Manifest
 
 EVERY_S = 1.0
 GONE_S = 60.0
-"""A job of an earlier test has so long to leave."""
+"""Seconds to wait until the job of an earlier test is deleted."""
 
 
 def verdict(job: Mapping[str, Any]) -> bool | None:
-    """Checks whether the job did what it should; None while it still may."""
+    """Returns True if the job is Complete, False if it failed, None while it runs."""
     if has_condition(job, "Complete"):
         return True
     return False if has_condition(job, "Failed") else None
 
 
 def lines(job: Mapping[str, Any]) -> list[str]:
-    """Writes phase and conditions for people."""
+    """Formats phase and conditions for people."""
     status = job.get("status") or {}
     found = [f"phase {status.get('phase', 'none: no operator has reconciled it')}"]
     for condition in status.get("conditions") or ():
@@ -43,11 +43,11 @@ def lines(job: Mapping[str, Any]) -> list[str]:
 
 
 async def test(client: Client, job: Manifest, timeout_s: float) -> bool:
-    """Tries the job. Raises ApiError, also when an earlier job of that name does not leave."""
+    """Tries the job. Raises ApiError, also if an earlier job of that name is not deleted in time."""
     namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
     await _delete(client, namespace, name)
     await client.apply(job)
-    _say(f"DataLoaderJob {namespace}/{name} is applied; it has {timeout_s:.0f} s to become Complete")
+    _say(f"applied DataLoaderJob {namespace}/{name}; it must be Complete within {timeout_s:.0f} s")
     try:
         return await _watch(client, namespace, name, timeout_s)
     finally:
@@ -74,7 +74,7 @@ async def _watch(client: Client, namespace: str, name: str, timeout_s: float) ->
 
 
 async def _read(client: Client, namespace: str, name: str) -> Manifest | None:
-    """Reads the job; None also while the API server does not answer, since the test has its own end."""
+    """Reads the job. Returns None also while the API server does not answer, because the test has its own timeout."""
     try:
         return await client.read(namespace, (KIND, name))
     except ApiError as exc:
@@ -91,7 +91,7 @@ async def _delete(client: Client, namespace: str, name: str) -> None:
     deadline = asyncio.get_running_loop().time() + GONE_S
     while await client.read(namespace, (KIND, name)) is not None:
         if asyncio.get_running_loop().time() > deadline:
-            raise ApiError(0, f"{namespace}/{name} of an earlier test is still there after {GONE_S:.0f} s")
+            raise ApiError(0, f"{namespace}/{name} of an earlier test still exists after {GONE_S:.0f} s")
         await asyncio.sleep(EVERY_S)
 
 
@@ -117,11 +117,11 @@ def main() -> int:
     try:
         job = yaml.safe_load(options.job.read_text())
         if not parse_object(job).metadata.namespace:
-            _say("metadata.namespace: found nothing; use the one in which to try the job")
+            _say("metadata.namespace: found nothing; use the namespace in which to try the job")
             return 2
         return 0 if asyncio.run(_run(job, options.timeout_seconds)) else 1
     except (OSError, yaml.YAMLError, ManifestError, ApiError) as exc:
-        _say(f"the job cannot be tried: {exc}")
+        _say(f"cannot try the job: {exc}")
         return 2
 
 

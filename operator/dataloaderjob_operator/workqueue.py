@@ -1,11 +1,11 @@
-"""A keyed queue of jobs that are due for a reconcile, and what takes jobs off it, a few at a time. The queue is pure:
-the time comes in. Else the clock is the event loop's.
+"""A keyed queue of jobs that are due for a reconcile, and the loop that takes jobs off it, a few at a time. The queue
+is pure: callers pass the time.
 
-A key that is added twice is taken once; one that is in work is taken again only afterwards; one that failed waits,
-longer each time, and an event shortens that to EVENT_WAIT_S, for it may be what was missing. What a user changed is
-taken before what follows from it, of which only so much is in work at a time: the API server then answers the user's
-part in a tenth of the time that 32 requests at once take it. One loop takes the keys: workers that wait for the queue
-are all woken by each key.
+A key that is added twice is taken once. A key in work is taken again only afterwards. A key that failed waits, longer
+each time; an event shortens the wait to EVENT_WAIT_S, because it may have removed the cause. Jobs that a user changed
+go first. The number of the others in work is limited: the API server then answers the requests for the user's change in
+a tenth of the time that it takes under 32 requests at once. A single loop takes the keys, because each key would wake
+all workers that wait for the queue.
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ K = TypeVar("K", bound=Hashable)
 BACKOFF = Backoff(0.5, 60.0)
 EVENT_WAIT_S = 5.0
 RESYNC_S = 600.0
-"""Interval between reconciles of a job to which nothing happens."""
+"""Interval between reconciles of an idle job."""
 MIN_INTERVAL_S = 0.05
-"""Minimum interval between two reconciles of a job, whatever it asks for."""
+"""Minimum interval between two reconciles of a job, whatever it requests."""
 FOLLOWING = 8
-"""Keys in work at a time that do not go first, or a quarter of all. So many are theirs alone: users alone hold up
-nothing."""
+"""Places for keys that are taken in order of time; a quarter of all places if that is more. Keys that go first have
+places of their own, so users' changes alone hold up nothing."""
 NEVER = float("inf")
 Reconcile = Callable[[JobKey], Awaitable[float | None]]
-"""Returns the seconds until the next reconcile, None for the resync, NEVER for a job that is gone."""
+"""Returns the seconds until the next reconcile; None: at the resync; NEVER: the job is gone."""
 
 
 class WorkQueue(Generic[K]):
-    """Keys and the moments from which they are due."""
+    """Keys and the times from which they are due."""
 
     def __init__(
         self, jitter: random.Random | None = None, *, most_first: int = 24, most_following: int = FOLLOWING
     ) -> None:
-        """`most_first`, `most_following`: keys in work at a time that go first, and of the others."""
+        """`most_first`, `most_following`: maximum keys in work that go first, and maximum of the others."""
         self._most_first, self._most_following = most_first, most_following
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._order = 0
         self._busy: dict[K, bool] = {}
-        """Keys in work, and whether they went first."""
+        """Keys in work; True if the key went first."""
         self._following = 0
-        """How many of them did not."""
+        """The number of keys in work that did not."""
         self._readded: dict[K, float] = {}
-        """Keys that were added while they were in work."""
+        """Keys that were added while in work."""
         self._failures: dict[K, int] = {}
         self._not_before: dict[K, float] = {}
         self._first: dict[K, None] = {}
-        """Keys that go before others, in their order."""
+        """Keys that go before others, in order."""
         self.latency_s = 0.0
-        """Seconds for which the key that was taken last had been due."""
+        """Seconds for which the last key taken had been due."""
         self._jitter = jitter or random.Random()  # noqa: S311  spreads retries, no secret
 
     def __len__(self) -> int:
         return len(self._due) + len(self._readded)
 
     def add(self, key: K, now: float, after_s: float = 0.0, *, first: bool = False) -> None:
-        """Makes a key due after so long, or earlier if it is already. `first`: it then goes before others."""
+        """Makes a key due after `after_s` seconds, or earlier if it already is. `first`: it goes before others."""
         if first:
             self._first[key] = None
         due = max(now + after_s, self._not_before.get(key, now))
@@ -82,7 +82,7 @@ class WorkQueue(Generic[K]):
             heapq.heappush(self._heap, (due, self._order, key))
 
     def take(self, now: float) -> K | None:
-        """Takes the key that goes first, or else has been due longest; None if none is due, or enough is in work."""
+        """Takes the key that goes first, else the one due longest; None if none is due or enough are in work."""
         if len(self._busy) - self._following < self._most_first:
             for key in self._first:
                 if (due := self._due.get(key, NEVER)) <= now:
@@ -103,15 +103,15 @@ class WorkQueue(Generic[K]):
 
     @property
     def _full(self) -> bool:
-        """Whether as much is in work as may be, but for keys that go first."""
+        """True if all places for keys that are taken in order of time are in use."""
         return self._following >= self._most_following
 
     def backlog(self, now: float) -> int:
-        """The number of keys that are due and not in work."""
+        """Returns the number of keys that are due and not in work."""
         return sum(due <= now for due in self._due.values())
 
     def wait_s(self, now: float) -> float | None:
-        """Seconds until a key can be taken; None if none can before something is added or done."""
+        """Returns the seconds until a key can be taken; None if that takes a further `add`, `done` or `failed`."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         if self._full:
@@ -120,14 +120,14 @@ class WorkQueue(Generic[K]):
         return max(0.0, self._heap[0][0] - now) if self._heap else None
 
     def done(self, key: K, now: float, requeue_after_s: float | None = None) -> None:
-        """The work succeeded; `requeue_after_s`: the key is due again after so long."""
+        """Records that the work succeeded. `requeue_after_s`: seconds until the key is due again."""
         self._failures.pop(key, None)
         self._not_before.pop(key, None)
         self._release(key, now, requeue_after_s)
 
     def failed(self, key: K, now: float, at_least_s: float = 0.0) -> float:
-        """The work failed. Returns the seconds until it is tried again: as many as the server named, or more with each
-        failure."""
+        """Records that the work failed. Returns the seconds until the retry: they grow with each failure and are at
+        least `at_least_s`, which the server named."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
         wait = max(at_least_s, BACKOFF.wait_s(count) * self._jitter.uniform(0.75, 1.25))
         self._not_before[key] = now + max(at_least_s, min(wait, EVENT_WAIT_S))
@@ -135,7 +135,7 @@ class WorkQueue(Generic[K]):
         return wait
 
     def forget(self, key: K) -> None:
-        """The key's object is gone."""
+        """Drops the key of an object that is gone."""
         self._failures.pop(key, None)
         self._not_before.pop(key, None)
         self._due.pop(key, None)
@@ -153,7 +153,7 @@ class WorkQueue(Generic[K]):
 
 
 class Workers:
-    """Reconciles what is in the queue, some jobs at a time. Watches call `add`; `run` goes on until it is cancelled."""
+    """Reconciles the queued jobs, some at a time. Watches call `add`; `run` runs until it is cancelled."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Workers:
                 else:
                     self._metrics.queue_latency.observe(self._queue.latency_s)
                     group.create_task(self._work(key))
-                    await asyncio.sleep(0)  # reconciles that wait for nothing give nobody else a turn
+                    await asyncio.sleep(0)  # reconciles that wait for nothing would give no other task a turn
 
     async def _work(self, key: JobKey) -> None:
         with about_job(*key), self._metrics.reconcile_duration.time():
@@ -212,11 +212,11 @@ class Workers:
         except ApiError as exc:
             self._failed(exc)
             wait_s = self._queue.failed(key, time.monotonic(), exc.retry_after_s)
-            log.warning("reconcile failed, reconcile again in %.1f s: %s", wait_s, exc)
+            log.warning("reconcile failed, retry in %.1f s: %s", wait_s, exc)
         except Exception as exc:
             self._failed(exc)
             wait_s = self._queue.failed(key, time.monotonic())
-            log.exception("reconcile failed, reconcile again in %.1f s", wait_s)
+            log.exception("reconcile failed, retry in %.1f s", wait_s)
         else:
             self._queue.done(key, time.monotonic(), self._next_s(requeue_after_s))
         self._changed.set()
@@ -226,7 +226,7 @@ class Workers:
         self._metrics.reconcile_errors.labels(error_kind(code).value).inc()
 
     def _next_s(self, requeue_after_s: float | None) -> float | None:
-        """Seconds until a job is reconciled without an event; None: it is gone."""
+        """Returns the seconds until a job is reconciled without an event; None: it is gone."""
         if requeue_after_s == NEVER:
             return None
         return min(

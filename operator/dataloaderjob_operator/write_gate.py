@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 
 class WriteGate:
-    """Open at first."""
+    """A gate that writes pass through; it is open at first."""
 
     def __init__(self) -> None:
         self._open = asyncio.Event()
@@ -20,18 +20,18 @@ class WriteGate:
         return self._open.is_set()
 
     def shut(self) -> None:
-        """Has writes wait, and gives up those that are under way."""
+        """Makes writes wait, and gives up those under way."""
         self._open.clear()
         for write in self._under_way:
             write.reschedule(asyncio.get_running_loop().time())
 
     def open(self) -> None:
-        """Lets the writes that wait go on."""
+        """Lets waiting writes proceed."""
         self._open.set()
 
     @contextlib.asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
-        """Waits until the gate is open, for one write. Raises TimeoutError when it is shut meanwhile."""
+        """Waits until the gate is open, then lets one write pass. Raises TimeoutError if the gate is shut meanwhile."""
         await self._open.wait()
         async with asyncio.timeout(None) as write:
             self._under_way.add(write)

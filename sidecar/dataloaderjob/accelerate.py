@@ -1,8 +1,8 @@
-"""Our own iterator, and its state, in a loader that Accelerate has prepared.
+"""Our own iterator and its state, inside a loader that Accelerate has prepared.
 
-`accelerator.prepare()` rebuilds a loader as torch's own. One that was a `dataloaderjob.DataLoader` keeps its feeders,
-by its `multiprocessing_context`; `adopt` gives it back the iterator that costs less for each batch, and the state by
-which `accelerator.save_state()` and `load_state()` resume it to the batch.
+`accelerator.prepare()` rebuilds a loader as torch's own. A former `dataloaderjob.DataLoader` keeps its feeders through
+its `multiprocessing_context`. `adopt` restores the iterator that costs less per batch, and the state with which
+`accelerator.save_state()` and `load_state()` resume the loader at the exact batch.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ _KEPT = (
     "pin_memory_device", "in_order",
 )  # fmt: skip
 _SKIPPED_INTO = "skipped_into"
-"""Marks the state of an epoch that a loader of Accelerate's went on with: it does not tell how far it is."""
+"""Marks the state of an epoch that one of Accelerate's loaders resumed: it does not show how far that epoch got."""
 _Prepared = TypeVar("_Prepared")
 
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """How an epoch began whose state was loaded, for a loader of Accelerate's that goes on with it."""
+    """The beginning of an epoch whose state was loaded, for one of Accelerate's loaders that resumes it."""
 
     resume: Resume
     own: dict[str, generators.Own]
     seeds: torch.Generator | None
-    """The loader's generator, from which torch draws an iterator's seed before the sampler draws."""
+    """The loader's generator. torch draws an iterator's seed from it before the sampler draws."""
     prepared: weakref.ref[Any] | None
 
     def order_of(self, sampler: Iterable[Any]) -> Iterator[Any]:
-        """The sampler's batches in the order of that epoch. Leaves the process's generators as the script has them."""
+        """Returns the sampler's batches in that epoch's order. Leaves the process's generators in the script's
+        state."""
         state, found = self.resume.state, generators.now(others=True)
         states, saved = state.get("generators") or {}, (state.get("now") or {}).get(generators.DEFAULT)
         if saved is not None and self.seeds is None:
@@ -73,26 +74,26 @@ class _Begun:
             torch.empty((), dtype=torch.int64).random_(generator=self.seeds)
 
     def check(self, number: int, keys: Any, sampler: Any) -> None:
-        """Raises InputError where the last batch of the state is another one."""
+        """Raises InputError if this is the last batch of the state and its keys differ."""
         if number == self.resume.batches - 1 and not self.resume.state.get(_SKIPPED_INTO):
             self.resume.check_order(keys, sampler)
 
 
 class Placing(BatchSampler):
-    """A batch sampler whose batches know their place in the epoch.
+    """A batch sampler whose batches carry their place in the epoch.
 
-    `skip_first_batches`, by which Accelerate and Hugging Face's Trainer resume, makes a loader of torch's that knows
-    neither how many batches it skips nor the seed that the epoch began with. So the seed depends on the epoch and on
-    the seed of the process alone.
+    Accelerate and Hugging Face's Trainer resume with `skip_first_batches`. It makes a torch loader that knows neither
+    the number of batches it skips nor the seed that the epoch began with. So the seed depends only on the epoch and on
+    the seed of the process.
     """
 
     def __init__(self, inner: Any) -> None:
         self.batch_sampler = inner
         self._epoch = 0
         self.begun = 0
-        """How often it was iterated, by whatever loader."""
+        """Number of iterations so far, by any loader."""
         self.goes_on: _Begun | None = None
-        """The epoch that a state was loaded of, until it is gone on with."""
+        """The epoch of a loaded state, until a loader resumes it."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "batch_sampler":
@@ -104,7 +105,7 @@ class Placing(BatchSampler):
 
     @property
     def sampler(self) -> Any:
-        """The innermost, which Accelerate takes out and puts back when it saves and loads a checkpoint."""
+        """The innermost sampler. Accelerate takes it out and puts it back when it saves and loads a checkpoint."""
         return self._innermost.sampler
 
     @sampler.setter
@@ -120,7 +121,7 @@ class Placing(BatchSampler):
 
     @property
     def epoch(self) -> int:
-        """The sampler's, where it has one."""
+        """The sampler's epoch, or the one set here if the sampler has none."""
         epoch = sampling.epoch_of(self.batch_sampler)
         return self._epoch if epoch is None else epoch
 
@@ -129,7 +130,7 @@ class Placing(BatchSampler):
         sampling.set_epoch(self.batch_sampler, epoch)
 
     def epoch_seed(self) -> int:
-        """What torch would draw for an iterator."""
+        """The seed that replaces the one torch would draw for an iterator."""
         return derive_seed(torch.initial_seed(), self.epoch) >> 1
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -145,13 +146,13 @@ class Placing(BatchSampler):
 
 
 class _Adopted(DataLoader[Any]):
-    """What a prepared loader has in place of torch's."""
+    """The loader that takes the place of torch's in a prepared loader."""
 
     prepared: weakref.ref[Any] | None = None
     _begun_before = 0
     """Iterations of the batch sampler when a state was loaded."""
     _left: Resume | None = None
-    """State of an epoch that a loader which skips batches goes on with, or had gone on with when it was saved."""
+    """State of an epoch that a loader which skips batches resumes, or had resumed when the state was saved."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -164,7 +165,7 @@ class _Adopted(DataLoader[Any]):
             prepared.dl_state_dict = dict(state_dict)
             if epoch is not None:
                 is_over = state_dict.get("finished") and state_dict.get("iterations")
-                prepared.iteration = epoch + bool(is_over)  # by which it sets the sampler's epoch
+                prepared.iteration = epoch + bool(is_over)  # from which it sets the sampler's epoch
         if not resume.is_new_epoch and isinstance(self.batch_sampler, Placing):
             self.batch_sampler.goes_on = _Begun(
                 resume, generators.generators_of(self), self.generator, self.prepared
@@ -180,18 +181,18 @@ class _Adopted(DataLoader[Any]):
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         self._leave_to_another()
-        if isinstance(self.batch_sampler, Placing):  # else it is one of samples that a state is known by
+        if isinstance(self.batch_sampler, Placing):  # else the loader gives single samples
             if self._left is not None:
                 self._follow(self._left)
             self.batch_sampler.goes_on = None
         return super()._get_iterator()
 
     def _follow(self, left: Resume) -> None:
-        """Begins with the epoch after one that another loader has gone on with, unless the script has set one."""
+        """Begins with the epoch after one that another loader resumed, unless the script has set an epoch."""
         if self._resume is not None:
             service.say_once(
-                "the checkpoint was made in an epoch that skip_first_batches had gone on with, so the loader begins "
-                "with the next one: call skip_first_batches to go on with that epoch"
+                "the checkpoint was made in an epoch that skip_first_batches had resumed, so the loader begins with "
+                "the next one: call skip_first_batches to resume that epoch"
             )
         self._resume, self._left = None, None
         epoch, prepared = left.state.get("epoch"), self._holder
@@ -201,7 +202,7 @@ class _Adopted(DataLoader[Any]):
             self._resume = Resume.of(self._next_of_persistent(left))
 
     def _next_of_persistent(self, left: Resume) -> State:
-        """The state between that epoch and the next of the same iterator. Generators are as they are now."""
+        """The state between that epoch and the next one of the same iterator, with the generators' current states."""
         state, own = left.state, generators.generators_of(self)
         states = state.get("generators") or {}
         now = generators.all_now(own, shared=generators.DEFAULT in states, others=generators.PYTHON in states)
@@ -214,18 +215,18 @@ class _Adopted(DataLoader[Any]):
 
     @property
     def _holder(self) -> Any:
-        """The prepared loader, for as long as somebody has it."""
+        """The prepared loader, while anything refers to it."""
         return None if self.prepared is None else self.prepared()
 
     def _begun(self) -> int:
         return getattr(self.batch_sampler, "begun", 0)
 
     def _leave_to_another(self) -> None:
-        """Drops what was loaded, if a loader that skips batches has gone on with that epoch since."""
+        """Drops the loaded state if a loader that skips batches has resumed that epoch since."""
         if self._resume is not None and self._begun() != self._begun_before:
             self._left, self._resume = self._resume, None
             service.say_once(
-                "skip_first_batches goes on with the epoch, so the loader's place that load_state() has is not used"
+                "skip_first_batches resumes the epoch, so the position that load_state() restored is not used"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -233,10 +234,10 @@ class _Adopted(DataLoader[Any]):
 
 
 def adopt(prepared: _Prepared, *, allow_pickle: bool = False, dataset_id: str | None = None) -> _Prepared:
-    """Puts our loader into what `accelerator.prepare()` returned for a loader, and returns that.
+    """Puts our loader into a loader that `accelerator.prepare()` returned, and returns the prepared loader.
 
-    prepared: a map-style loader, of whatever kind before. allow_pickle and dataset_id are those of
-    `dataloaderjob.DataLoader`. Raises InputError for anything else.
+    prepared: a map-style loader, of any kind before. allow_pickle, dataset_id: as for `dataloaderjob.DataLoader`.
+    Raises InputError if `prepared` is anything else.
     """
     base = getattr(prepared, "base_dataloader", None)
     if base is None or not hasattr(prepared, "use_stateful_dataloader"):

@@ -11,22 +11,22 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 
 class RaggedBytes(NamedTuple):
-    """Byte strings of different lengths, one behind the other."""
+    """Byte strings of different lengths, stored one after the other."""
 
     data: torch.Tensor
-    """uint8, shape (bytes of all,)."""
+    """uint8, shape (total bytes,)."""
     offsets: torch.Tensor
-    """int64, shape (strings + 1,): where each begins, and the end."""
+    """int64, shape (strings + 1,): the start of each string, then the end of the last."""
 
     def views(self) -> list[torch.Tensor]:
-        """Each as a uint8 tensor, without a copy."""
+        """Returns each string as a uint8 tensor, without a copy."""
         ends = self.offsets.tolist()
         return [self.data[begin:end] for begin, end in pairwise(ends)]
 
 
 def keep_bytes(samples: Sequence[Any]) -> Any:
-    """torch's `default_collate`, but that bytes of samples, such as files of JPEG, become one `RaggedBytes` instead of
-    a list: nothing is padded, and they travel and are copied in one piece. They are decoded later, as in
+    """torch's `default_collate`, except that bytes in samples, such as JPEG files, become one `RaggedBytes` instead of
+    a list. Nothing is padded, and the bytes travel and are copied in one piece. They are decoded later, for example in
     `DataLoader(..., device_stage=)`."""
     return collate(list(samples), collate_fn_map=_MAP)
 

@@ -1,7 +1,7 @@
-"""Decoders for a `device_stage`, of what `keep_bytes` brings: torchvision, NVIDIA DALI and torchcodec, none of which is
-installed with dataloaderjob. They read encoded samples where they lie, in host memory.
+"""Decoders for a `device_stage` that gets samples from `keep_bytes`: torchvision, NVIDIA DALI and torchcodec. None of
+the three is installed with dataloaderjob. They read encoded samples in place, in host memory.
 
-DALI and torchcodec were run on the CPU. Nothing was on a GPU, and torchvision's interface was only simulated."""
+DALI and torchcodec were run on the CPU. Nothing was run on a GPU, and torchvision's interface was only simulated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dataloaderjob.core.errors import InputError
 
 
 def decode_jpegs(encoded: RaggedBytes, device: torch.device | str = "cpu") -> list[torch.Tensor]:
-    """Pictures by torchvision, uint8, (3, height, width) each; on a GPU by its own decoder, all at once."""
+    """Images decoded by torchvision, uint8, (3, height, width) each. A GPU's own decoder takes them all at once."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
     views = encoded.views()
@@ -27,7 +27,7 @@ def decode_jpegs(encoded: RaggedBytes, device: torch.device | str = "cpu") -> li
 def decode_frames(
     encoded: RaggedBytes, indices: Sequence[Sequence[int]], device: torch.device | str = "cpu"
 ) -> list[torch.Tensor]:
-    """Frames of videos by torchcodec, uint8, (frames, 3, height, width) for each video. indices: which, for each."""
+    """Video frames decoded by torchcodec, uint8, (frames, 3, height, width) per video. indices: the frames of each."""
     from torchcodec.decoders import VideoDecoder
 
     videos = zip(encoded.views(), indices, strict=True)
@@ -35,48 +35,48 @@ def decode_frames(
 
 
 def dali_batch(encoded: RaggedBytes) -> Any:
-    """What operators of DALI's dynamic mode take: `ndd.decoders.image(dali_batch(batch["jpeg"]), device="gpu")`."""
+    """Input for operators of DALI's dynamic mode: `ndd.decoders.image(dali_batch(batch["jpeg"]), device="gpu")`."""
     import nvidia.dali.experimental.dynamic as ndd
 
     return ndd.batch([view.numpy() for view in encoded.views()])
 
 
 class DaliPipeline:
-    """A pipeline of DALI's as part of a device_stage: `pictures, masks = pipeline(jpeg=batch["jpeg"], dice=dice)`.
+    """A DALI pipeline as part of a device_stage: `pictures, masks = pipeline(jpeg=batch["jpeg"], dice=dice)`.
 
-    Its inputs are `fn.external_source(name="jpeg", no_copy=True)` and so on, and its `prefetch_queue_depth` is 1: the
-    loader works ahead, and holds what a stage reads until that has been done. What DALI's own operators draw depends
-    on how many batches came before, after a resume too: draw from the stage's generator, and pass that in.
+    Its inputs are `fn.external_source(name="jpeg", no_copy=True)` and so on. Its `prefetch_queue_depth` is 1: the
+    loader works ahead itself, and holds a stage's inputs until the stage is done. The draws of DALI's own operators
+    depend on the number of earlier batches, even after a resume: draw from the stage's generator, and pass that in.
     """
 
     def __init__(self, pipeline: Any) -> None:
-        """Raises InputError for a pipeline that fetches ahead."""
+        """Raises InputError for a pipeline that prefetches."""
         if (depth := pipeline.prefetch_queue_depth) != 1:
             raise InputError(
-                f"a pipeline of DALI's in a device_stage needs prefetch_queue_depth=1, found {depth}: the loader "
-                "works ahead (prefetch_device), and DALI would read batches that the loader has let go of"
+                f"a DALI pipeline in a device_stage needs prefetch_queue_depth=1, found {depth}: the loader works "
+                "ahead (prefetch_device), and DALI would read batches that the loader has released"
             )
         pipeline.build()
         self._pipeline, self._turn = pipeline, threading.Lock()
 
     def __call__(self, **inputs: RaggedBytes | torch.Tensor) -> tuple[torch.Tensor | list[torch.Tensor], ...]:
-        """The outputs, on the current stream: a tensor of those whose samples have one shape, else a list."""
+        """Returns the outputs, on the current stream: a tensor if an output's samples have one shape, else a list."""
         is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         stream = torch.cuda.current_stream() if is_used else None
         arrays = {name: _samples(value) for name, value in inputs.items()}
-        with self._turn:  # stages of two loaders may have it
+        with self._turn:  # stages of two loaders may share it
             return tuple(map(_tensors, self._pipeline.run(stream, **arrays)))
 
 
 def _samples(value: RaggedBytes | torch.Tensor) -> Any:
-    """Host memory as arrays: for a tensor there DALI 2.4 asks torch for CUDA's stream, which not every torch has."""
+    """Host memory as arrays: for a host tensor, DALI 2.4 asks torch for CUDA's stream, which not every torch has."""
     if isinstance(value, RaggedBytes):
         return [view.numpy() for view in value.views()]
     return value.numpy() if value.device.type == "cpu" else value
 
 
 def _tensors(output: Any) -> torch.Tensor | list[torch.Tensor]:
-    """Copies: the pipeline writes its next outputs into the same memory."""
+    """Copies the output: the pipeline writes its next outputs into the same memory."""
     if output.is_dense_tensor():
         return from_dlpack(output.as_tensor()).clone()
     return [from_dlpack(output[i]).clone() for i in range(len(output))]

@@ -1,7 +1,7 @@
-"""Ray Data as a source: a `ray.data.Dataset` of the job's own Ray, read in a slot of a feeder.
+"""Ray Data as a source: a `ray.data.Dataset` of the job's own Ray, read in a feeder's slot.
 
-Ray's tasks read and transform in the feeders' pods; the slot that iterates is one driver of that Ray. Nothing of it is
-in the trainer.
+Ray's tasks read and transform in the feeders' pods. The slot that iterates is a driver of that Ray. The trainer runs
+none of this.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from dataloaderjob.core.errors import InputError
 _READ_ONLY = "The given NumPy array is not writable"
 EXIT_NO_RAY = 70
 _ROWS = 256
-"""Rows that come at a time, where they are given one by one."""
+"""Rows fetched at a time if the dataset yields them one by one."""
 _TASKS_PER_ACTOR = 4
-"""Tasks that each actor is given ahead, where the user sets no other number: Ray waits up to 0.1 s for all tasks before
-it gives out new ones, and with its own default of 2 an actor has often nothing to do until then."""
+"""Tasks submitted ahead for each actor unless the user sets another number. Ray waits up to 0.1 s for all tasks before
+it submits new ones, and with its own default of 2 an actor often has nothing to do until then."""
 
 
 class RayData(IterableDataset[Any]):
-    """What `make()`, a `ray.data.Dataset`, gives in one epoch, in an order that is the same each time.
+    """An iterable dataset over the `ray.data.Dataset` that `make()` returns, in the same order each time.
 
-    `make` is called where the slot is, once an epoch: `torch.initial_seed()` is the epoch's own there,
-    `get_worker_info()` tells the slot, and `RANK` and `WORLD_SIZE` the rank. Blocks come in order
-    (`preserve_order`), so a slot can be made again elsewhere.
+    Each slot calls `make` in its own process, once per epoch. There, `torch.initial_seed()` is the epoch's own seed,
+    `get_worker_info()` names the slot, and `RANK` and `WORLD_SIZE` the rank. Blocks arrive in order
+    (`preserve_order`), so a slot can be rebuilt elsewhere.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class RayData(IterableDataset[Any]):
         shuffle_buffer_size: int | None = None,
         prefetch_batches: int = 2,
     ) -> None:
-        """`batch_size`: rows of a batch that Ray puts together, a dict of arrays, for a loader whose own `batch_size`
-        is None; left out, rows come one by one, as dicts. `drop_last`: leave out a last batch with fewer rows.
-        `shuffle_buffer_size`: rows that are shuffled at a time, by a seed of the epoch's. `prefetch_batches`: those
-        that Ray has ready in the slot.
+        """`batch_size`: rows in a batch that Ray assembles, a dict of arrays, for a loader whose own `batch_size` is
+        None. Left out: rows arrive one by one, as dicts. `drop_last`: drop a last batch with fewer rows.
+        `shuffle_buffer_size`: rows shuffled at a time, with a seed of the epoch. `prefetch_batches`: batches that Ray
+        keeps ready in the slot.
 
-        Raises InputError for what is no function.
+        Raises InputError if `make` is not a function.
         """
         if not callable(make):
             raise InputError(
@@ -60,14 +60,14 @@ class RayData(IterableDataset[Any]):
         self._shuffle_buffer_size, self._prefetch_batches = shuffle_buffer_size, prefetch_batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Raises InputError where there is no Ray, and what `make` and Ray raise."""
+        """Raises InputError if there is no Ray, and any exception of `make` or Ray."""
         batches = _dataset(self._make).iter_batches(
             batch_size=self._batch_size or _ROWS, batch_format="numpy",
             drop_last=self._drop_last and self._batch_size is not None,
             prefetch_batches=self._prefetch_batches, local_shuffle_buffer_size=self._shuffle_buffer_size,
             local_shuffle_seed=torch.initial_seed() & 0xFFFFFFFF if self._shuffle_buffer_size else None,
         )  # fmt: skip
-        # Its arrays are Ray's own memory, which nobody may write to: a batch is copied as it is encoded.
+        # The arrays are Ray's own read-only memory: encoding copies each batch.
         warnings.filterwarnings("ignore", message=_READ_ONLY)
         for batch in batches:
             columns = {name: _plain(column) for name, column in batch.items()}
@@ -80,8 +80,8 @@ class RayData(IterableDataset[Any]):
 
 
 def _dataset(make: Callable[[], Any]) -> Any:
-    """What `make` gives in the job's Ray, in order. Raises InputError where there is no Ray, or `make` gives no
-    dataset."""
+    """The dataset that `make` returns in the job's Ray, set to keep its order. Raises InputError if there is no Ray, or
+    if `make` returns no dataset."""
     try:
         import ray
         import ray.data
@@ -113,14 +113,14 @@ def _connect(ray: Any) -> None:
     try:
         ray.init(address, configure_logging=False, runtime_env={"env_vars": {"PYTHONPATH": path}})
     except ConnectionError as exc:
-        # The head may be on its way: as an error of the dataset this would end the epoch.
+        # The head may still be starting: raised as an error of the dataset, this would end the epoch.
         sys.stderr.write(
-            f"RayData: the job's Ray at {address} cannot be reached, the slot begins anew: {exc}\n"
+            f"RayData: the job's Ray at {address} cannot be reached, the slot starts over: {exc}\n"
         )
         sys.stderr.flush()
         os._exit(EXIT_NO_RAY)
 
 
 def _plain(column: Any) -> Any:
-    """Text, bytes and ragged arrays as lists, for an array of objects is no plain value."""
+    """Text, bytes and ragged arrays as lists, because an array of objects is not a plain value."""
     return column.tolist() if column.dtype == object else column

@@ -11,9 +11,9 @@ from dataloaderjob.core.errors import InputError
 class FeedersMixin:
     """`class MyTrainer(FeedersMixin, Trainer)`: feeders make the batches of training, evaluation and prediction.
 
-    `dataloader_num_workers` of the arguments says how many where the service is private to the process, and has to be
-    1 at least: 0 keeps the work in the process. With workers `resume_from_checkpoint` goes on with the batches,
-    augmentation and all, that an uninterrupted run has.
+    `dataloader_num_workers` in the arguments is the number of feeders if the service is private to the process. It must
+    be at least 1: 0 keeps the work in the process. With workers, `resume_from_checkpoint` resumes with the batches that
+    an uninterrupted run would get, including their augmentation.
     """
 
     def get_train_dataloader(self) -> Any:

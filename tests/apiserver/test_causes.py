@@ -124,17 +124,15 @@ def up(job: Operated, *deployments: str) -> None:
         job.patch("Deployment", name, {"status": {"replicas": 1, "readyReplicas": 1}}, "status")
 
 
-def test_a_job_whose_pods_a_quota_refuses_reports_it_until_they_come(
-    server: ApiServer, operator: Operator
-) -> None:
+def test_quota_refusing_pods_is_reported_until_pods_start(server: ApiServer, operator: Operator) -> None:
     job = Operated(server, manifest())
     until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     up(job, "mnist-head", "mnist-feeders")
     report(job, {**job.get("Job", "mnist-trainers-0"), "kind": "Job"}, "FailedCreate", QUOTA)
     message = because(job, "SidecarsReady", "PodsRefused")
     assert message == (
-        "Job mnist-trainers-0: a pod is forbidden: exceeded quota: team, requested: cpu=64; what such a pod asks for: "
-        "resources of the containers in spec.trainers.job.template, and spec.sidecar.resources"
+        "Job mnist-trainers-0: a pod is forbidden: exceeded quota: team, requested: cpu=64; this pod's resources come "
+        "from the containers' resources in spec.trainers.job.template, and spec.sidecar.resources"
     )
     assert because(job, "Ready", "PodsRefused") == message
     path = f"/api/v1/namespaces/{job.namespace}/events?fieldSelector=reason=NotReady"
@@ -145,7 +143,7 @@ def test_a_job_whose_pods_a_quota_refuses_reports_it_until_they_come(
     because(job, "SidecarsReady", "PodsStart")
 
 
-def test_a_pod_whose_volume_cannot_be_mounted_is_reported_until_it_is(
+def test_failed_volume_mount_is_reported_until_the_volume_is_mounted(
     server: ApiServer, operator: Operator
 ) -> None:
     job = Operated(server, manifest({"spec.feeders.minAvailable": 1}))
@@ -158,7 +156,7 @@ def test_a_pod_whose_volume_cannot_be_mounted_is_reported_until_it_is(
     because(job, "FeedersReady", "PodsStart")
 
 
-def test_it_serves_probes_and_metrics_and_logs_lines_of_json_about_jobs(
+def test_operator_serves_probes_and_metrics_and_logs_json_about_jobs(
     server: ApiServer, operator: Operator
 ) -> None:
     job = Operated(server, manifest())
@@ -188,9 +186,7 @@ def test_it_serves_probes_and_metrics_and_logs_lines_of_json_about_jobs(
     assert {line["logger"].partition(".")[0] for line in lines} == {"dataloaderjob_operator", "kopf"}
 
 
-def test_a_job_whose_status_is_refused_is_counted_at_once_and_named_by_healthz_after_half_a_minute(
-    server: ApiServer, operator: Operator
-) -> None:
+def test_refused_status_is_counted_and_then_named_by_healthz(server: ApiServer, operator: Operator) -> None:
     job = Operated(server, manifest())
     until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     unwritten = "dataloaderjob_operator_statuses_unwritten"
@@ -201,7 +197,7 @@ def test_a_job_whose_status_is_refused_is_counted_at_once_and_named_by_healthz_a
         until(lambda: operator.ask("/healthz")[1] != "ok\n", UNWRITTEN_S + 10, "a remark")
         status, text = operator.ask("/healthz")
         assert status == 200, "a new process would do no better"
-        assert re.fullmatch(rf"ok\nno status can be written of {'/'.join(job.key)} for \d+ s\n", text)
+        assert re.fullmatch(rf"ok\ncannot write the status of {'/'.join(job.key)} for \d+ s\n", text)
     job.edit(feeders={"replicas": 4})
     until(lambda: operator.ask("/healthz") == (200, "ok\n"), 90, "no remark, now that it can be written")
     until(lambda: job.get(KIND, job.name)["status"]["feeders"]["desired"] == 4, 30, "the status")

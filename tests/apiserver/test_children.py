@@ -61,7 +61,7 @@ MOUNT = {"name": "data", "mountPath": "/data"}
         ),
     ],
 )
-def test_children_are_taken_as_they_are_built(server: ApiServer, changes: dict[str, Any]) -> None:
+def test_api_server_accepts_all_children(server: ApiServer, changes: dict[str, Any]) -> None:
     job = parse_object(manifest({"metadata.uid": "u-1", "metadata.namespace": "default", **changes}))
     for child in [*objects.base(job, SETUP), *objects.feeding(job, SETUP), *objects.training(job, SETUP, 0)]:
         path = f"{KINDS[child['kind']].path('default')}/{child['metadata']['name']}"
@@ -73,7 +73,7 @@ def test_children_are_taken_as_they_are_built(server: ApiServer, changes: dict[s
 
 
 @pytest.mark.parametrize("options", [[], ["--set", "namespaces={a,b}"]], ids=["cluster", "namespaces"])
-def test_the_charts_own_policy_is_taken(server: ApiServer, options: list[str]) -> None:
+def test_api_server_accepts_the_charts_network_policy(server: ApiServer, options: list[str]) -> None:
     policy = render(*options, namespace="default")["NetworkPolicy", "r-operator"]
     path = KINDS["NetworkPolicy"].path("default")
     made = server.request("POST", f"{path}?fieldValidation=Strict&dryRun=All", policy)

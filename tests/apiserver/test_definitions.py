@@ -75,7 +75,7 @@ def upgraded(own_server: ApiServer) -> Iterator[None]:
     define(own_server, earlier())
 
 
-def test_an_operator_of_a_later_release_than_the_definition_writes_what_that_one_has(
+def test_newer_operator_drops_status_fields_missing_from_the_crd(
     own_server: ApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = Operated(own_server, manifest())
@@ -93,7 +93,7 @@ def test_an_operator_of_a_later_release_than_the_definition_writes_what_that_one
     assert operator.api.writes == written, "it is not written over and over"
 
 
-def test_attempts_are_counted_and_ends_are_written_under_an_older_definition(own_server: ApiServer) -> None:
+def test_attempts_and_completion_are_recorded_under_an_older_crd(own_server: ApiServer) -> None:
     job = Operated(own_server, manifest({"spec.trainers.job.failurePolicy.backoffSeconds": 0}))
     operator = job.operator()
     settle(job, operator)
@@ -131,7 +131,7 @@ def test_the_definition_is_upgraded_and_rolled_back_under_a_job_that_runs(
     assert {key: child["metadata"]["uid"] for key, child in job.children().items()} == before
 
 
-def test_an_operator_of_an_earlier_release_than_the_definition_goes_on_with_the_job(
+def test_older_operator_keeps_running_a_job_under_a_newer_crd(
     own_server: ApiServer, request: pytest.FixtureRequest
 ) -> None:
     request.getfixturevalue("upgraded")

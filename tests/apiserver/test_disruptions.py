@@ -47,7 +47,7 @@ def phase(job: Operated) -> str:
     return str(job.get(KIND, job.name)["status"]["phase"])
 
 
-def test_trainers_that_are_drained_are_made_anew_and_nothing_is_counted(job: Operated) -> None:
+def test_drained_trainers_are_replaced_without_counting_a_failure(job: Operated) -> None:
     target = {
         **conditions(DisruptionTarget="True")[0],
         "reason": "EvictionByEvictionAPI",
@@ -61,7 +61,7 @@ def test_trainers_that_are_drained_are_made_anew_and_nothing_is_counted(job: Ope
     assert ("Job", SECOND) in job.children()
 
 
-def test_a_job_that_another_controller_suspends_queues_until_it_is_admitted(job: Operated) -> None:
+def test_job_suspended_by_another_controller_queues_until_admitted(job: Operated) -> None:
     job.patch("Job", FIRST, {"spec": {"suspend": True}}, manager="kueue")
     job.settle()
     assert phase(job) == "Queued"
@@ -73,7 +73,7 @@ def test_a_job_that_another_controller_suspends_queues_until_it_is_admitted(job:
     assert job.get(KIND, job.name)["status"]["scheduledTime"]
 
 
-def test_a_pod_that_never_goes_holds_the_next_attempt_up_for_a_minute_and_a_half(job: Operated) -> None:
+def test_pod_stuck_in_deletion_delays_the_next_attempt_by_90_seconds(job: Operated) -> None:
     silent = conditions(Ready="False", ContainersReady="True", DisruptionTarget="True")
     path = trainer_pod(job, {"phase": "Running", "conditions": silent}, ("example.com/never",))
     job.server.request("DELETE", path)

@@ -77,7 +77,7 @@ def seconds_until_it_works(job: Operated) -> float:
     return time.monotonic() - began
 
 
-def test_one_works_and_the_other_stands_by_and_writes_nothing(job: Operated, make: Make) -> None:
+def test_standby_writes_nothing_while_the_leader_works(job: Operated, make: Make) -> None:
     leader = first(job, make)
     other = standing_by(make)
     seconds_until_it_works(job)
@@ -89,9 +89,7 @@ def test_one_works_and_the_other_stands_by_and_writes_nothing(job: Operated, mak
     assert "Traceback" not in leader.log + other.log
 
 
-def test_after_the_working_one_was_killed_the_other_works_when_its_lease_is_over(
-    job: Operated, make: Make
-) -> None:
+def test_standby_takes_over_when_a_killed_leaders_lease_expires(job: Operated, make: Make) -> None:
     leader = first(job, make)
     standing_by(make)
     leader.end(kill=True)
@@ -100,7 +98,7 @@ def test_after_the_working_one_was_killed_the_other_works_when_its_lease_is_over
     assert took < TAKEOVER_S, took
 
 
-def test_one_that_ends_by_a_signal_hands_over_at_once(job: Operated, make: Make) -> None:
+def test_leader_stopped_by_a_signal_hands_over_at_once(job: Operated, make: Make) -> None:
     leader = first(job, make)
     standing_by(make)
     assert leader.end() == 0
@@ -110,15 +108,13 @@ def test_one_that_ends_by_a_signal_hands_over_at_once(job: Operated, make: Make)
     assert "Traceback" not in leader.log
 
 
-def test_a_container_that_is_started_anew_goes_on_with_its_lease(job: Operated, make: Make) -> None:
+def test_restarted_container_resumes_its_lease(job: Operated, make: Make) -> None:
     first(job, make).end(kill=True)
     make("first")
     assert seconds_until_it_works(job) < 8
 
 
-def test_one_that_was_stopped_for_a_while_ends_when_it_finds_another_at_work(
-    job: Operated, make: Make
-) -> None:
+def test_paused_leader_exits_when_it_finds_another_leader(job: Operated, make: Make) -> None:
     leader = first(job, make)
     standing_by(make)
     assert leader.process is not None
@@ -126,11 +122,11 @@ def test_one_that_was_stopped_for_a_while_ends_when_it_finds_another_at_work(
     until(lambda: holder(job) == "second", TAKEOVER_S, "the second to take the Lease")
     os.kill(leader.process.pid, signal.SIGCONT)
     assert leader.process.wait(15) == LOST
-    assert "this operator ends" in leader.log
+    assert "this operator exits" in leader.log
     assert job.get(KIND, job.name), "and nothing was lost"
 
 
-def test_one_whose_lease_is_anothers_ends(job: Operated, make: Make) -> None:
+def test_leader_exits_when_another_holds_its_lease(job: Operated, make: Make) -> None:
     leader = first(job, make)
     path = f"{LEASES.format(job.namespace)}/lock"
     deadline = time.monotonic() + 30
@@ -162,7 +158,7 @@ def leads(operator: Operator) -> str:
     )
 
 
-def test_one_that_works_alone_writes_nothing_while_cut_off_and_then_works_on(
+def test_lone_operator_writes_nothing_while_cut_off_and_then_resumes(
     job: Operated, make: Make, way: Forwarder
 ) -> None:
     alone = first(job, make, *QUICK, way=way)
@@ -176,13 +172,11 @@ def test_one_that_works_alone_writes_nothing_while_cut_off_and_then_works_on(
     assert alone.process is not None
     assert alone.process.poll() is None, "the same process, without a CrashLoopBackOff"
     assert leads(alone) == "1.0"
-    assert "nothing is written until it is renewed" in alone.log
+    assert "writes nothing until it is renewed" in alone.log
     assert "Traceback" not in alone.log
 
 
-def test_one_that_was_cut_off_ends_when_another_has_worked_meanwhile(
-    job: Operated, make: Make, way: Forwarder
-) -> None:
+def test_leader_cut_off_exits_if_another_has_led_meanwhile(job: Operated, make: Make, way: Forwarder) -> None:
     leader = first(job, make, *QUICK, way=way)
     other = standing_by(make, *QUICK)
     way.cut()

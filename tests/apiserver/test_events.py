@@ -34,7 +34,7 @@ def reasons(job: Operated) -> Counter[str]:
     return Counter(event["reason"] for event in reported(job))
 
 
-def test_a_job_that_starts_has_one_event_and_then_none(job: Operated) -> None:
+def test_starting_job_emits_exactly_one_event(job: Operated) -> None:
     job.settle()
     for _ in range(3):
         job.reconcile()
@@ -45,7 +45,7 @@ def test_a_job_that_starts_has_one_event_and_then_none(job: Operated) -> None:
 
 
 @pytest.mark.parametrize(("ends", "reason"), [("Complete", "Completed"), ("Failed", "Failed")])
-def test_each_step_in_the_life_of_a_job_has_one_event(job: Operated, ends: str, reason: str) -> None:
+def test_each_step_of_a_job_emits_one_event(job: Operated, ends: str, reason: str) -> None:
     job.settle()
     job.edit(suspend=True)
     job.settle()
@@ -59,7 +59,7 @@ def test_each_step_in_the_life_of_a_job_has_one_event(job: Operated, ends: str, 
     assert {event["count"] for event in reported(job)} == {1}
 
 
-def test_a_status_that_the_watch_has_not_reported_yet_is_no_second_change(job: Operated) -> None:
+def test_status_not_yet_seen_by_the_watch_is_not_a_second_change(job: Operated) -> None:
     operator = job.operator()
     job.reconcile_with(operator)
     late = job.get(KIND, "mnist")
@@ -87,7 +87,7 @@ class FailingEvents:
 @pytest.mark.parametrize(
     "error", [ApiError(403, "forbidden"), ApiError(0, "no answer"), TimeoutError()], ids=str
 )
-def test_an_event_that_cannot_be_sent_holds_nothing_up(job: Operated, error: Exception) -> None:
+def test_failure_to_send_an_event_blocks_nothing(job: Operated, error: Exception) -> None:
     operator = job.operator()
     operator.recorder.api = FailingEvents(operator.api, error)
     job.reconcile_with(operator)
@@ -95,7 +95,7 @@ def test_an_event_that_cannot_be_sent_holds_nothing_up(job: Operated, error: Exc
     assert reported(job) == []
 
 
-def test_an_operator_that_dies_between_status_and_event_loses_it_and_doubles_none(job: Operated) -> None:
+def test_operator_killed_between_status_and_event_sends_no_duplicates(job: Operated) -> None:
     job.settle()
     job.ends("mnist-trainers-0", "Complete")
     operator = job.operator()
@@ -107,7 +107,7 @@ def test_an_operator_that_dies_between_status_and_event_loses_it_and_doubles_non
     assert reasons(job) == Counter(["Started"]), "the conditions have what the event would have had"
 
 
-def test_the_same_event_twice_is_one(job: Operated) -> None:
+def test_repeated_event_is_stored_once(job: Operated) -> None:
     job.settle()
     (event,) = reported(job)
     again = {key: event[key] for key in ("involvedObject", "reason", "message", "type")}

@@ -48,7 +48,7 @@ def there(job: Operated, name: str) -> dict[str, Any] | None:
         return None
 
 
-def test_operators_that_start_at_the_same_time_make_one_root_key_and_all_have_it(job: Operated) -> None:
+def test_operators_starting_together_agree_on_one_root_key(job: Operated) -> None:
     client = job.operator().api
 
     async def together() -> list[bytes]:
@@ -65,10 +65,10 @@ def test_operators_that_start_at_the_same_time_make_one_root_key_and_all_have_it
     ("data", "why"),
     [
         ({}, "it has no root"),
-        ({"root": base64.b64encode(b"short").decode()}, "32 bytes at least, found 5"),
+        ({"root": base64.b64encode(b"short").decode()}, "at least 32 bytes, found 5"),
     ],
 )
-def test_a_secret_that_is_no_root_key_is_left_and_named(
+def test_invalid_root_key_secret_is_reported_and_left_unchanged(
     job: Operated, data: dict[str, str], why: str
 ) -> None:
     job.server.request("POST", job.path("Secret"), {"metadata": {"name": "root"}, "data": data})
@@ -77,7 +77,7 @@ def test_a_secret_that_is_no_root_key_is_left_and_named(
     assert job.get("Secret", "root").get("data", {}) == data
 
 
-def test_a_jobs_key_is_the_same_after_the_operator_started_again(job: Operated, operator: Operator) -> None:
+def test_job_key_survives_an_operator_restart(job: Operated, operator: Operator) -> None:
     start(operator, job)
     until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     key = job.get("Secret", job.key_secret)["data"]
@@ -91,7 +91,7 @@ def test_a_jobs_key_is_the_same_after_the_operator_started_again(job: Operated, 
     assert job.get("Secret", job.key_secret)["data"] == key
 
 
-def test_a_deleted_secret_is_back_as_soon_as_a_pod_is_to_mount_it(job: Operated, operator: Operator) -> None:
+def test_deleted_secret_is_restored_once_a_pod_is_scheduled(job: Operated, operator: Operator) -> None:
     start(operator, job)
     until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     before = job.get("Secret", job.key_secret)["data"]
@@ -105,7 +105,7 @@ def test_a_deleted_secret_is_back_as_soon_as_a_pod_is_to_mount_it(job: Operated,
     assert job.get("Secret", job.key_secret)["data"] == before
 
 
-def test_the_secret_of_an_earlier_job_of_the_same_name_is_not_taken_for_this_ones(job: Operated) -> None:
+def test_secret_of_an_earlier_job_of_the_same_name_is_not_reused(job: Operated) -> None:
     """The garbage collector may not have come to it yet, and it cannot be changed."""
     operator = job.operator()
     job.reconcile_with(operator)

@@ -25,7 +25,7 @@ def remedy(message: str) -> str:
 
 
 @pytest.mark.parametrize("changes", ACCEPTED)
-def test_a_good_manifest_is_taken(server: ApiServer, changes: dict[str, Any]) -> None:
+def test_valid_manifest_is_accepted(server: ApiServer, changes: dict[str, Any]) -> None:
     made = server.request("POST", JOBS + TRY, manifest(changes))
     assert made["spec"]["loader"]["batchTimeoutSeconds"] == 300, "defaults are filled in"
 
@@ -42,7 +42,7 @@ def test_a_manifest_that_breaks_a_rule_is_refused_with_the_remedy(
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED_FIELDS)
-def test_a_field_of_another_name_type_or_size_is_refused(
+def test_field_of_wrong_name_type_or_size_is_refused(
     server: ApiServer, request: pytest.FixtureRequest, changes: dict[str, Any], message: str
 ) -> None:
     if request.node.callspec.id in SEEN_BY_MODELS_ONLY:
@@ -77,7 +77,7 @@ def job(server: ApiServer, request: pytest.FixtureRequest) -> Iterator[dict[str,
         ("", "managedBy", None, "use a new job"),
     ],
 )
-def test_what_is_fixed_when_trainers_start_cannot_be_edited(
+def test_fields_fixed_at_trainer_start_are_immutable(
     server: ApiServer, job: dict[str, Any], part: str, field: str, value: Any, use: str
 ) -> None:
     change = {field: value}
@@ -92,7 +92,7 @@ def test_what_is_fixed_when_trainers_start_cannot_be_edited(
     assert use in refused.value.message
 
 
-def test_what_may_change_while_a_job_runs_can_be_edited(server: ApiServer, job: dict[str, Any]) -> None:
+def test_fields_that_may_change_during_a_run_can_be_edited(server: ApiServer, job: dict[str, Any]) -> None:
     changes = {"suspend": True, "feeders": {"replicas": 3, "image": "example/feeder:2"}}
     changed = server.request(
         "PATCH", f"{JOBS}/{job['metadata']['name']}", {"spec": changes}, content_type="application/merge-patch+json"
@@ -101,7 +101,7 @@ def test_what_may_change_while_a_job_runs_can_be_edited(server: ApiServer, job: 
     assert changed["metadata"]["generation"] == 2
 
 
-def test_feeders_are_scaled_by_the_scale_subresource_as_far_as_the_job_can_do_with_them(
+def test_scale_subresource_scales_feeders_down_to_min_available(
     server: ApiServer, job: dict[str, Any]
 ) -> None:
     path = f"{JOBS}/{job['metadata']['name']}/scale"
@@ -115,9 +115,7 @@ def test_feeders_are_scaled_by_the_scale_subresource_as_far_as_the_job_can_do_wi
         server.request("PUT", path, scale)
 
 
-def test_a_status_is_written_apart_from_the_spec_and_read_back_whole(
-    server: ApiServer, job: dict[str, Any]
-) -> None:
+def test_status_is_written_separately_and_read_back_whole(server: ApiServer, job: dict[str, Any]) -> None:
     path = f"{JOBS}/{job['metadata']['name']}"
     conditions = [
         {

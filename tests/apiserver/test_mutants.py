@@ -19,7 +19,7 @@ PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 """The manifest that is mutated names one."""
 
 
-def test_of_500_mutations_each_is_refused_or_made_or_told_with_its_field(server: ApiServer) -> None:
+def test_each_of_500_mutations_is_refused_made_or_reported_by_field(server: ApiServer) -> None:
     server.request("POST", PRIORITIES, {"metadata": {"name": "high"}, "value": 1000})
     runner, client = client_of(server)
     found = runner.run(Judge(client, "mutants").judge(mutants(COUNT)))
@@ -31,7 +31,7 @@ def test_of_500_mutations_each_is_refused_or_made_or_told_with_its_field(server:
     assert sum(said) >= EXACT * len(said), f"{sum(said)} of {len(said)}"
 
 
-def test_a_message_that_names_another_field_of_the_same_part_would_be_a_fault() -> None:
+def test_message_naming_a_sibling_field_counts_as_a_fault() -> None:
     image = Mutant(path=(*FEEDERS, "spec", "containers", 0, "image"), what="", manifest={})
     assert unnamed(image, "spec.feeders.replicas: found -1") != ""
     assert unnamed(image, "spec.feeders.template.spec.volumes[0].name: Not found") == ""
@@ -41,7 +41,7 @@ def test_a_message_that_names_another_field_of_the_same_part_would_be_a_fault() 
     )
 
 
-def test_a_value_of_more_levels_than_can_be_worked_with_is_told_with_its_field(server: ApiServer) -> None:
+def test_value_nested_too_deeply_is_reported_by_field(server: ApiServer) -> None:
     places = [(*template, "spec", "affinity") for template in (TRAINERS, FEEDERS, HEAD)]
     found = [Mutant(path=path, what="300 levels", manifest=changed(path, deep(300))) for path in places]
     runner, client = client_of(server)

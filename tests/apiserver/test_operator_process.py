@@ -81,7 +81,7 @@ def watches(operator: Operator) -> float | None:
     return float(found[1]) if found else None
 
 
-def test_a_job_gets_its_children_a_phase_and_back_what_is_deleted(
+def test_job_gets_children_and_a_phase_and_deleted_children_return(
     server: ApiServer, operator: Operator
 ) -> None:
     first = Operated(server, manifest())
@@ -99,7 +99,7 @@ def test_a_job_gets_its_children_a_phase_and_back_what_is_deleted(
     assert "Traceback" not in operator.log
 
 
-def test_every_child_but_the_secret_comes_back_within_10_seconds(
+def test_every_child_except_the_secret_returns_within_10_seconds(
     server: ApiServer, operator: Operator
 ) -> None:
     """No operator reads a Secret: it comes back with a pod that waits for it (test_keys)."""
@@ -114,7 +114,7 @@ def test_every_child_but_the_secret_comes_back_within_10_seconds(
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_a_job_that_is_suspended_and_resumed_again_and_again_ends_as_it_was_left(
+def test_repeated_suspend_and_resume_settles_at_the_last_state(
     server: ApiServer, operator: Operator, last: bool
 ) -> None:
     job = Operated(server, manifest())
@@ -140,7 +140,7 @@ def test_a_job_that_is_suspended_and_resumed_again_and_again_ends_as_it_was_left
     assert "Traceback" not in operator.log
 
 
-def test_a_job_runs_once_its_supervisor_reports_it_and_the_status_has_its_metrics(
+def test_job_runs_once_its_supervisor_reports_and_status_has_metrics(
     server: ApiServer, operator: Operator, tmp_path: Path
 ) -> None:
     job = Operated(server, manifest({"spec.feeders.minAvailable": 1}))
@@ -184,7 +184,7 @@ def test_a_job_runs_once_its_supervisor_reports_it_and_the_status_has_its_metric
     assert "Traceback" not in operator.log
 
 
-def test_what_happened_while_it_was_away_is_caught_up(server: ApiServer, operator: Operator) -> None:
+def test_changes_made_while_the_operator_was_down_are_applied(server: ApiServer, operator: Operator) -> None:
     job = Operated(server, manifest())
     until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     operator.end(kill=True)
@@ -196,7 +196,7 @@ def test_what_happened_while_it_was_away_is_caught_up(server: ApiServer, operato
     until(lambda: job.get("Deployment", "mnist-feeders")["spec"]["replicas"] == 2, 10, "two feeders")
 
 
-def test_while_the_api_server_is_away_no_watch_is_open_and_what_went_is_made_anew_in_10_seconds_after_it(
+def test_outage_closes_watches_and_lost_children_return_after_it(
     server: ApiServer, way: Forwarder, distant: Operator
 ) -> None:
     job = Operated(server, manifest())
@@ -217,7 +217,7 @@ def test_while_the_api_server_is_away_no_watch_is_open_and_what_went_is_made_ane
 
 
 @pytest.mark.usefixtures("deep_copies")
-def test_a_job_of_almost_as_many_levels_as_the_api_server_takes_says_so_and_holds_up_no_other(
+def test_manifest_near_the_nesting_limit_is_reported_and_blocks_no_job(
     server: ApiServer, operator: Operator
 ) -> None:
     template = "spec.trainers.job.template.spec"
@@ -240,9 +240,7 @@ def test_a_job_of_almost_as_many_levels_as_the_api_server_takes_says_so_and_hold
         odd.delete(KIND, odd.name)
 
 
-def test_a_deleted_job_is_left_to_the_garbage_collector_with_nothing_in_its_way(
-    server: ApiServer, operator: Operator
-) -> None:
+def test_deleted_job_is_left_to_the_garbage_collector(server: ApiServer, operator: Operator) -> None:
     job = Operated(server, manifest())
     until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     assert not job.get(KIND, "mnist")["metadata"].get("finalizers")
@@ -253,8 +251,8 @@ def test_a_deleted_job_is_left_to_the_garbage_collector_with_nothing_in_its_way(
         job.get(KIND, "mnist")
 
 
-def test_without_a_root_key_the_operator_logs_it_and_ends(tmp_path: Path) -> None:
-    for content, why in ((None, "No such file"), (b"short", "32 bytes at least, found 5")):
+def test_operator_without_a_root_key_logs_an_error_and_exits(tmp_path: Path) -> None:
+    for content, why in ((None, "No such file"), (b"short", "at least 32 bytes, found 5")):
         if content is not None:
             (tmp_path / "root").write_bytes(content)
         command = [
@@ -271,7 +269,7 @@ def test_without_a_root_key_the_operator_logs_it_and_ends(tmp_path: Path) -> Non
         assert why in done.stderr
 
 
-def test_where_its_port_is_taken_the_operator_logs_it_and_ends(
+def test_operator_exits_with_an_error_if_its_port_is_in_use(
     server: ApiServer, operator: Operator, tmp_path: Path
 ) -> None:
     (tmp_path / "second").mkdir()
@@ -281,16 +279,14 @@ def test_where_its_port_is_taken_the_operator_logs_it_and_ends(
     second.start()
     assert second.process is not None
     assert second.process.wait(30) == 2
-    assert f"port {operator.port} is needed for metrics and probes" in second.log
+    assert f"cannot serve metrics and probes on port {operator.port}" in second.log
 
 
-def test_an_operator_that_waits_for_its_api_server_serves_probes_and_ends_at_a_signal(
-    server: ApiServer, tmp_path: Path
-) -> None:
+def test_operator_waiting_for_the_api_server_serves_probes(server: ApiServer, tmp_path: Path) -> None:
     away = Operator(replace(server, url=f"https://127.0.0.1:{reserve_port()}"), tmp_path)
     away.start()
     until(lambda: "cannot list" in away.log, 30, "a line about what it waits for")
     assert away.ask("/healthz")[0] == 200
-    assert away.ask("/readyz") == (503, "the first list of what is there is not done\n")
+    assert away.ask("/readyz") == (503, "the initial list is not complete\n")
     assert away.end() == 0
     assert "Traceback" not in away.log

@@ -68,7 +68,7 @@ def end_of(job: Operated) -> dict[Any, Any]:
     return {**spec_of(job), KIND: re.sub(r"\d{4}-\d\d-\d\dT[0-9:.]*Z", "*", text)}
 
 
-def test_a_new_job_gets_all_children_and_a_status_and_then_nothing_is_written(job: Operated) -> None:
+def test_new_job_gets_children_and_a_status_and_then_no_more_writes(job: Operated) -> None:
     assert job.reconcile() == 1 + len(NAMES)
     assert job.named() == NAMES
     assert set(job.conditions()) == {kind.value for kind in ConditionType}
@@ -78,7 +78,7 @@ def test_a_new_job_gets_all_children_and_a_status_and_then_nothing_is_written(jo
 
 
 @pytest.mark.parametrize("key", sorted(NAMES), ids="/".join)
-def test_a_child_that_was_deleted_comes_back_the_same(job: Operated, key: tuple[str, str]) -> None:
+def test_deleted_child_is_recreated_identically(job: Operated, key: tuple[str, str]) -> None:
     job.settle()
     before, key = spec_of(job), job.real(key)
     data = job.get(*key).get("data")
@@ -88,7 +88,7 @@ def test_a_child_that_was_deleted_comes_back_the_same(job: Operated, key: tuple[
     assert job.get(*key).get("data") == data
 
 
-def test_what_somebody_else_changed_of_ours_is_put_back_and_what_is_theirs_stays(job: Operated) -> None:
+def test_foreign_edits_to_our_fields_are_reverted_and_others_kept(job: Operated) -> None:
     job.settle()
     job.patch(
         "Deployment",
@@ -112,7 +112,7 @@ def test_what_somebody_else_changed_of_ours_is_put_back_and_what_is_theirs_stays
         pytest.param([{"from": [{"podSelector": {}}]}], id="another-rule"),
     ],
 )
-def test_a_policy_that_somebody_opened_is_shut_again(job: Operated, wider: list[Any]) -> None:
+def test_policy_opened_by_an_added_rule_is_restored(job: Operated, wider: list[Any]) -> None:
     job.settle()
     before = job.get("NetworkPolicy", "mnist-head")["spec"]
     job.patch("NetworkPolicy", "mnist-head", {"spec": {"ingress": before["ingress"] + wider}})
@@ -120,7 +120,7 @@ def test_a_policy_that_somebody_opened_is_shut_again(job: Operated, wider: list[
     assert job.get("NetworkPolicy", "mnist-head")["spec"] == before
 
 
-def test_a_policys_rule_that_somebody_widened_is_narrowed_again(job: Operated) -> None:
+def test_policy_rule_that_was_widened_is_restored(job: Operated) -> None:
     """An empty selector beside ours means pods of all namespaces; nothing that we set has changed."""
     job.settle()
     before = job.get("NetworkPolicy", "mnist-feeder")["spec"]
@@ -141,7 +141,7 @@ def test_a_policys_rule_that_somebody_widened_is_narrowed_again(job: Operated) -
     assert not [kind for kind, _ in job.children() if kind == "NetworkPolicy"]
 
 
-def test_a_field_that_is_no_longer_asked_for_is_taken_back(job: Operated) -> None:
+def test_field_removed_from_the_spec_is_removed_from_the_child(job: Operated) -> None:
     job.edit(feeders={"template": {"spec": {"tolerations": [{"operator": "Exists"}]}}})
     job.settle()
     assert job.get("Deployment", "mnist-feeders")["spec"]["template"]["spec"]["tolerations"]
@@ -151,13 +151,13 @@ def test_a_field_that_is_no_longer_asked_for_is_taken_back(job: Operated) -> Non
     assert all("key" in toleration for toleration in kept), "those of lost nodes are the operator's own"
 
 
-def test_quantities_that_the_server_writes_otherwise_are_the_same(job: Operated) -> None:
+def test_quantities_normalised_by_the_server_cause_no_rewrite(job: Operated) -> None:
     job.edit(feeders={"resources": {"requests": {"cpu": "1000m", "memory": "2048Mi"}, "limits": {"cpu": 1}}})
     job.settle()
     assert job.reconcile() == 0
 
 
-def test_a_value_that_the_server_writes_in_a_way_unknown_to_us_is_not_sent_over_and_over(
+def test_value_rewritten_by_the_server_is_not_sent_repeatedly(
     server: ApiServer,
 ) -> None:
     divisor = {
@@ -176,7 +176,7 @@ def test_a_value_that_the_server_writes_in_a_way_unknown_to_us_is_not_sent_over_
     assert waits[0] == AFTER_WRITE_S < (waits[-1] or 1), "nor is it due again soon"
 
 
-def test_a_job_that_took_the_name_of_another_gets_none_of_its_status_and_is_not_deleted_for_it(
+def test_job_that_reuses_a_name_inherits_no_status_and_is_not_deleted(
     job: Operated,
 ) -> None:
     operator = job.operator()
@@ -196,7 +196,7 @@ def test_a_job_that_took_the_name_of_another_gets_none_of_its_status_and_is_not_
     assert not operator.children.refused(job.key)
 
 
-def test_a_job_whose_time_is_over_is_deleted_once(server: ApiServer) -> None:
+def test_expired_job_is_deleted_once(server: ApiServer) -> None:
     job = Operated(server, manifest({"spec.ttlSecondsAfterFinished": 0}))
     operator = job.operator()
     job.reconcile_with(operator)
@@ -209,7 +209,7 @@ def test_a_job_whose_time_is_over_is_deleted_once(server: ApiServer) -> None:
     assert job.get(KIND, "mnist")["metadata"]["deletionTimestamp"], "its children go before it"
 
 
-def test_a_child_that_is_gone_and_still_known_is_deleted_once(job: Operated) -> None:
+def test_stale_child_in_the_cache_is_deleted_once(job: Operated) -> None:
     operator, head = job.operator(), ("Deployment", "mnist-head")
     job.reconcile_with(operator)
     ghost = {**job.get(*head), "kind": "Deployment"}
@@ -225,7 +225,7 @@ def test_a_child_that_is_gone_and_still_known_is_deleted_once(job: Operated) -> 
     assert operator.api.writes <= written + 4, "the status, settings that nothing reads now, and one attempt"
 
 
-def test_a_new_operator_replaces_no_pod_until_the_user_asks_for_something_else(job: Operated) -> None:
+def test_new_operator_replaces_no_pod_until_the_user_edits_the_job(job: Operated) -> None:
     job.settle()
     newer = objects.OperatorConfig(version="2.0", sidecar_image="example/sidecar:2", root_key=SETUP.root_key)
     before = {
@@ -296,9 +296,7 @@ def end(job: Operated) -> None:
 
 
 @pytest.mark.parametrize("change", [None, scale, update, restrict, open_up, suspend, resume, fail_once, end])
-def test_an_operator_that_dies_before_any_of_its_writes_leaves_the_same_end(
-    server: ApiServer, change: Any
-) -> None:
+def test_operator_killed_before_any_write_reaches_the_same_end_state(server: ApiServer, change: Any) -> None:
     whole = Operated(server, manifest(AT_ONCE))
     if change is not None:
         whole.settle()
@@ -326,7 +324,7 @@ def test_an_operator_that_dies_before_any_of_its_writes_leaves_the_same_end(
     raise AssertionError("it never ran to its end")
 
 
-def test_after_the_end_only_what_has_the_logs_is_left(job: Operated) -> None:
+def test_finished_job_keeps_only_objects_that_hold_logs(job: Operated) -> None:
     job.settle()
     end(job)
     job.settle()
@@ -335,7 +333,7 @@ def test_after_the_end_only_what_has_the_logs_is_left(job: Operated) -> None:
     assert (status["phase"], status["trainers"]["succeeded"]) == ("Complete", 1)
 
 
-def test_a_failed_attempt_is_replaced_by_the_next_and_counted_once(job: Operated) -> None:
+def test_failed_attempt_is_replaced_and_counted_once(job: Operated) -> None:
     job.settle()
     fail_once(job)
     job.settle()
@@ -345,7 +343,7 @@ def test_a_failed_attempt_is_replaced_by_the_next_and_counted_once(job: Operated
 
 
 @pytest.mark.parametrize("codes", [{1: 500}, {2: 429, 3: 429}, {4: 409}, {8: 503}, {3: 0, 5: 0}])
-def test_writes_that_the_server_refuses_for_now_are_made_later(job: Operated, codes: dict[int, int]) -> None:
+def test_writes_refused_temporarily_are_retried(job: Operated, codes: dict[int, int]) -> None:
     left = dict(codes)
     for _ in range(len(codes)):
         with pytest.raises(ApiError):
@@ -354,7 +352,7 @@ def test_writes_that_the_server_refuses_for_now_are_made_later(job: Operated, co
     assert job.named() == NAMES
 
 
-def test_a_child_of_the_same_name_that_is_not_ours_is_reported_and_left(server: ApiServer) -> None:
+def test_foreign_child_of_the_same_name_is_reported_and_left(server: ApiServer) -> None:
     """Server-side apply takes over the fields that it sets: an object of another owner must not be one of them."""
     job = Operated(server, manifest(AT_ONCE))
     server.request("POST", job.path("Service"), THEIRS)
@@ -373,11 +371,11 @@ def why_a_child_is_refused(job: Operated, operator: Any) -> str:
     return str(ready["message"])
 
 
-def test_a_child_that_is_refused_is_reported_in_the_status_and_made_once_it_can_be(server: ApiServer) -> None:
+def test_refused_child_is_reported_and_created_once_possible(server: ApiServer) -> None:
     job = Operated(server, manifest(AT_ONCE))
     server.request("POST", job.path("Service"), THEIRS)
     operator = job.operator()
-    assert "mnist-head is there and is not this job's" in why_a_child_is_refused(job, operator)
+    assert "mnist-head already exists and is not this job's" in why_a_child_is_refused(job, operator)
     job.delete("Service", "mnist-head")
     assert job.reconcile_with(operator) == 0, "it is due at once"
     job.reconcile_with(operator)
@@ -385,7 +383,7 @@ def test_a_child_that_is_refused_is_reported_in_the_status_and_made_once_it_can_
     assert job.named() == NAMES
 
 
-def test_a_limit_range_is_told_with_the_field_before_anything_is_made(server: ApiServer) -> None:
+def test_limit_range_violation_is_reported_by_field_before_creation(server: ApiServer) -> None:
     """It looks at pods alone: the workloads are taken, and their pods are not."""
     job = Operated(
         server, manifest({**AT_ONCE, "spec.feeders.resources": {"limits": {"memory": "9Gi", "cpu": 1}}})
@@ -397,7 +395,7 @@ def test_a_limit_range_is_told_with_the_field_before_anything_is_made(server: Ap
     operator = job.operator()
     told = why_a_child_is_refused(job, operator)
     assert "maximum memory usage per Container is 8Gi, but limit is 9Gi" in told
-    assert told.endswith("what such a pod asks for: spec.feeders.resources")
+    assert told.endswith("this pod's resources come from spec.feeders.resources")
     assert not {"Deployment", "Job"} & {kind for kind, _ in job.named()}
     server.request("DELETE", f"/api/v1/namespaces/{job.namespace}/limitranges/l")
     job.reconcile_with(operator)
@@ -405,7 +403,7 @@ def test_a_limit_range_is_told_with_the_field_before_anything_is_made(server: Ap
     assert job.named() == NAMES
 
 
-def test_pod_security_is_told_before_anything_is_made(server: ApiServer) -> None:
+def test_pod_security_violation_is_reported_before_creation(server: ApiServer) -> None:
     job = Operated(server, manifest(AT_ONCE))
     label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     server.request("PATCH", f"/api/v1/namespaces/{job.namespace}", label, content_type=MERGE)
@@ -414,7 +412,7 @@ def test_pod_security_is_told_before_anything_is_made(server: ApiServer) -> None
     assert not {"Deployment", "Job"} & {kind for kind, _ in job.named()}
 
 
-def test_trainers_that_have_lost_their_owner_are_refused_by_name_and_made_once_they_are_gone(
+def test_orphaned_trainers_are_reported_and_recreated_once_deleted(
     server: ApiServer,
 ) -> None:
     """As kubectl delete --cascade=orphan leaves them, and a backup that is restored: they have another job's key."""
@@ -423,7 +421,7 @@ def test_trainers_that_have_lost_their_owner_are_refused_by_name_and_made_once_t
     job.patch("Job", "mnist-trainers-0", {"metadata": {"ownerReferences": None}})
     operator = job.operator()
     told = why_a_child_is_refused(job, operator)
-    assert "mnist-trainers-0 is there and is not this job's: delete it" in told
+    assert "mnist-trainers-0 already exists and is not this job's: delete it" in told
     job.delete("Job", "mnist-trainers-0")
     job.reconcile_with(operator)
     job.reconcile_with(operator)
@@ -431,7 +429,7 @@ def test_trainers_that_have_lost_their_owner_are_refused_by_name_and_made_once_t
     assert job.get("Job", "mnist-trainers-0")["metadata"]["ownerReferences"]
 
 
-def test_the_supervisors_report_is_in_the_status_and_noise_is_not_written(job: Operated) -> None:
+def test_supervisors_report_reaches_the_status_without_noise(job: Operated) -> None:
     job.settle()
     job.serves()
     ray = RayStatus(version="2.60.0", worker_register_timeout_seconds=120)
@@ -462,9 +460,7 @@ def test_the_supervisors_report_is_in_the_status_and_noise_is_not_written(job: O
 
 
 @pytest.mark.parametrize("number", [3, 0])
-def test_the_feeders_that_the_spec_asks_for_are_wanted_of_the_supervisor(
-    server: ApiServer, number: int
-) -> None:
+def test_supervisor_is_asked_for_the_feeders_of_the_spec(server: ApiServer, number: int) -> None:
     job = Operated(server, manifest({"spec.feeders.processesPerPod": 2, "spec.feeders.minAvailable": 0}))
     job.settle()
     path = f"{job.path(KIND, job.name)}/scale"
@@ -477,7 +473,7 @@ def test_the_feeders_that_the_spec_asks_for_are_wanted_of_the_supervisor(
     assert job.supervisor.wanted is None
 
 
-def test_a_raised_worker_register_timeout_replaces_head_and_feeders(job: Operated) -> None:
+def test_higher_worker_register_timeout_replaces_head_and_feeders(job: Operated) -> None:
     def templates() -> list[str]:
         mark = "dataloading.dev/template"
         found = [job.get("Deployment", f"mnist-{role}") for role in ("head", "feeders")]
@@ -495,7 +491,7 @@ def test_a_raised_worker_register_timeout_replaces_head_and_feeders(job: Operate
         assert settings["tuning"]["worker_register_timeout_s"] == 300
 
 
-def test_what_we_sent_is_marked_so_that_the_same_is_not_sent_again(job: Operated) -> None:
+def test_applied_children_carry_an_annotation_that_prevents_resending(job: Operated) -> None:
     job.settle()
     for key in NAMES:
         assert ANNOTATION_APPLIED in job.get(*job.real(key))["metadata"]["annotations"]
@@ -510,9 +506,7 @@ def test_what_we_sent_is_marked_so_that_the_same_is_not_sent_again(job: Operated
         pytest.param("automountServiceAccountToken", "yes", id="a-text-for-a-flag"),
     ],
 )
-def test_a_field_of_a_template_that_kubernetes_does_not_take_is_reported_by_name(
-    server: ApiServer, field: str, value: Any
-):
+def test_invalid_template_field_is_reported_by_name(server: ApiServer, field: str, value: Any):
     job = Operated(server, manifest({f"spec.trainers.job.template.spec.{field}": value}))
     operator = job.operator()
     with pytest.raises(ApiError, match=field):
@@ -526,7 +520,7 @@ def test_a_field_of_a_template_that_kubernetes_does_not_take_is_reported_by_name
     assert job.children() == {}, "no head and no feeder waits for trainers that cannot be"
 
 
-def test_a_child_that_the_server_finds_invalid_is_reported_by_the_users_own_field(server: ApiServer) -> None:
+def test_child_found_invalid_is_reported_by_the_users_field(server: ApiServer) -> None:
     env = [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.no"}}}]
     job = Operated(server, manifest({"spec.trainers.job.template.spec.containers[0].env": env}))
     operator = job.operator()
@@ -542,7 +536,7 @@ def test_a_child_that_the_server_finds_invalid_is_reported_by_the_users_own_fiel
     assert job.children() == {}
 
 
-def test_trainers_are_made_once_the_feeders_that_are_needed_serve(server: ApiServer) -> None:
+def test_trainers_are_created_once_the_required_feeders_serve(server: ApiServer) -> None:
     job = Operated(server, manifest({"spec.feeders.replicas": 2, "spec.feeders.minAvailable": 2}))
     job.settle()
     assert job.named() == NAMES - TRAINING
@@ -557,7 +551,7 @@ def test_trainers_are_made_once_the_feeders_that_are_needed_serve(server: ApiSer
     assert job.named() == NAMES
 
 
-def test_trainers_that_would_wait_for_feeders_are_tried_before_any_feeder_is_made(server: ApiServer) -> None:
+def test_trainers_waiting_for_feeders_are_tried_before_feeders_are_made(server: ApiServer) -> None:
     job = Operated(
         server, manifest({"spec.feeders.minAvailable": 1, "spec.trainers.job.template.spec.priority": "high"})
     )

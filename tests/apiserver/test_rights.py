@@ -131,7 +131,7 @@ def live_a_whole_life(job: Operated, operator: Operator) -> None:
     until(lambda: not there(job, KIND, job.name), 20, "the job deleted after its time")
 
 
-def test_what_the_operator_asks_for_in_the_life_of_a_job_is_what_the_chart_grants(
+def test_operator_uses_exactly_the_rights_granted_by_the_chart(
     server: ApiServer, job: Operated, ops: str, limited: Operator
 ) -> None:
     until(lambda: len(job.children()) == ALL, 30, f"children; its log: {limited.log}")
@@ -151,7 +151,7 @@ def test_what_the_operator_asks_for_in_the_life_of_a_job_is_what_the_chart_grant
         assert may - did == unseen, "granted, and never used: take it out, or use it in this test"
 
 
-def test_without_rights_on_finalizers_no_child_can_name_its_owner(
+def test_without_finalizer_rights_no_child_can_name_its_owner(
     server: ApiServer, job: Operated, ops: str, limited: Operator
 ) -> None:
     limited.end(kill=True)
@@ -168,7 +168,7 @@ def test_without_rights_on_finalizers_no_child_can_name_its_owner(
         until(lambda: account.request("POST", job.path("ConfigMap"), child) and None, 5, "a refusal")
 
 
-def test_a_role_in_one_namespace_sees_no_other_and_no_secret_of_others(
+def test_namespaced_role_sees_no_other_namespace_and_no_other_secrets(
     server: ApiServer, job: Operated, ops: str, limited: Operator
 ) -> None:
     account = as_account(server, ops, "r-operator")
@@ -193,7 +193,7 @@ def replaced(job: Operated, name: str, uid: str) -> bool:
 
 
 @pytest.mark.parametrize("ends", ["Complete", "Failed"])
-def test_the_charts_test_applies_its_job_and_prints_how_it_ended(
+def test_charts_test_applies_its_job_and_prints_the_outcome(
     server: ApiServer, job: Operated, ops: str, tmp_path: Path, ends: str
 ) -> None:
     release = f"t-{ends.lower()}"

@@ -34,20 +34,20 @@ def settings(job: Operated, role: str) -> tuple[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("role", ["feeder", "trainer"])
-def test_the_api_server_lets_nobody_change_what_pods_were_started_with(job: Operated, role: str) -> None:
+def test_settings_used_by_running_pods_are_immutable(job: Operated, role: str) -> None:
     name, files = settings(job, role)
     with pytest.raises(Refused, match="immutable"):
         job.patch("ConfigMap", name, {"data": {next(iter(files)): "{}"}})
 
 
-def test_what_somebody_changes_of_a_heads_settings_is_put_back(job: Operated) -> None:
+def test_edited_head_settings_are_restored(job: Operated) -> None:
     name, files = settings(job, "head")
     job.patch("ConfigMap", name, {"data": {"head.json": "{}", "feeders": "99"}})
     job.settle()
     assert settings(job, "head") == (name, files)
 
 
-def test_an_edit_counts_from_the_next_attempt_and_then_the_old_settings_are_gone(job: Operated) -> None:
+def test_edit_applies_from_the_next_attempt_and_removes_old_settings(job: Operated) -> None:
     name, _ = settings(job, "trainer")
     job.edit(loader={"memoryPerProcess": "3Gi"}, trainers={"job": {"failurePolicy": {"backoffSeconds": 0}}})
     job.settle()
@@ -60,7 +60,7 @@ def test_an_edit_counts_from_the_next_attempt_and_then_the_old_settings_are_gone
     assert map_of(job.get("Job", "mnist-trainers-1")["spec"]["template"]) == found
 
 
-def test_feeders_that_are_replaced_read_new_settings_and_the_old_ones_stay_until_they_are(
+def test_old_feeder_settings_stay_until_their_feeders_are_replaced(
     job: Operated,
 ) -> None:
     name, _ = settings(job, "feeder")
@@ -78,7 +78,7 @@ def specs(job: Operated) -> dict[tuple[str, str], object]:
     return {key: child.get("spec") or child.get("data") for key, child in job.children().items()}
 
 
-def test_an_upgrade_of_the_operator_changes_nothing_of_a_job_that_runs_nor_does_a_rollback(
+def test_operator_upgrade_and_rollback_leave_a_running_job_unchanged(
     job: Operated,
 ) -> None:
     before = specs(job)
@@ -88,7 +88,7 @@ def test_an_upgrade_of_the_operator_changes_nothing_of_a_job_that_runs_nor_does_
     assert specs(job) == before
 
 
-def test_a_job_that_an_older_operator_made_is_scaled_by_the_later_one(job: Operated) -> None:
+def test_job_made_by_an_older_operator_can_be_scaled_by_a_newer_one(job: Operated) -> None:
     before = {role: settings(job, role)[0] for role in ROLES}
     job.settle(setup=LATER)
     job.edit(feeders={"replicas": 3, "minAvailable": 0})

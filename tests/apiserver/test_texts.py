@@ -45,7 +45,7 @@ def failing(server: ApiServer) -> Operated:
 
 @given(words=WORDS)
 @PROPERTY
-def test_any_last_words_get_into_the_status_and_are_written_once(failing: Operated, words: str) -> None:
+def test_any_last_output_reaches_the_status_and_is_written_once(failing: Operated, words: str) -> None:
     failing.last_words(words)
     failing.reconcile()
     reported = failing.conditions()["TrainersReady"]
@@ -57,7 +57,7 @@ def test_any_last_words_get_into_the_status_and_are_written_once(failing: Operat
 
 
 @pytest.mark.parametrize("suffix", ["", " \ud83d"], ids=["bytes", "a-lone-surrogate"])
-def test_a_trainer_with_such_last_words_restarts_the_group(server: ApiServer, suffix: str) -> None:
+def test_trainer_with_undecodable_last_output_restarts_the_group(server: ApiServer, suffix: str) -> None:
     job = Operated(
         server, manifest({"spec.trainers.job.failurePolicy": {"maxRestarts": 1, "backoffSeconds": 0}})
     )
@@ -106,7 +106,7 @@ class Longwinded:
         return {**condition, "message": message + MAX_MESSAGE * "x" if self._word in message else message}
 
 
-def test_a_status_that_is_refused_for_its_text_is_written_without_it(server: ApiServer) -> None:
+def test_status_refused_for_its_text_is_written_without_it(server: ApiServer) -> None:
     job = Operated(
         server, manifest({"spec.trainers.job.failurePolicy": {"maxRestarts": 1, "backoffSeconds": 0}})
     )
@@ -132,7 +132,7 @@ def test_a_status_that_is_refused_for_its_text_is_written_without_it(server: Api
 
 
 @pytest.mark.parametrize(("code", "writes"), [(400, 2), (422, 2), (403, 1), (500, 1), (0, 1)])
-def test_a_status_is_sent_again_without_texts_only_where_they_may_be_the_cause(
+def test_refused_status_is_retried_without_texts_only_if_they_may_matter(
     server: ApiServer, code: int, writes: int
 ) -> None:
     tried: list[int] = []
@@ -147,7 +147,7 @@ def test_a_status_is_sent_again_without_texts_only_where_they_may_be_the_cause(
     assert tried == list(range(1, writes + others + 1)), "children are made all the same"
 
 
-def test_a_job_that_has_changed_since_gets_no_children_of_what_was_decided(server: ApiServer) -> None:
+def test_conflicting_status_write_creates_no_children(server: ApiServer) -> None:
     tried: list[int] = []
 
     def refuses(number: int) -> Exception:
@@ -159,7 +159,7 @@ def test_a_job_that_has_changed_since_gets_no_children_of_what_was_decided(serve
     assert tried == [1], "its children are decided anew"
 
 
-def test_odd_characters_of_a_template_are_in_the_children_as_they_are(server: ApiServer) -> None:
+def test_odd_characters_of_a_template_reach_the_children_unchanged(server: ApiServer) -> None:
     job = Operated(
         server,
         manifest(
@@ -184,7 +184,7 @@ def test_odd_characters_of_a_template_are_in_the_children_as_they_are(server: Ap
 
 @given(text=WORDS.map(lambda text: text[:4000]))
 @PROPERTY
-def test_any_text_of_a_template_comes_to_its_child_unchanged(failing: Operated, text: str) -> None:
+def test_any_text_of_a_template_reaches_its_child_unchanged(failing: Operated, text: str) -> None:
     variables = [{"name": "ODD", "value": text}]
     container = {"name": "feeder", "env": variables}
     failing.edit(feeders={"template": {"spec": {"containers": [container]}}})
@@ -219,7 +219,7 @@ def test_any_text_of_a_template_comes_to_its_child_unchanged(failing: Operated, 
         ),
     ],
 )
-def test_a_job_that_the_operator_fails_at_has_a_condition_for_it(
+def test_operator_error_about_a_job_sets_a_condition(
     server: ApiServer, changes: dict[str, Any], reason: str, words: str
 ) -> None:
     job = Operated(server, manifest(changes))

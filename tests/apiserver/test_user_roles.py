@@ -53,12 +53,12 @@ def person(server: ApiServer, namespace: str, *bound: str) -> ApiServer:
     )
 
 
-def test_without_a_role_nobody_sees_a_job(server: ApiServer, job: Operated) -> None:
+def test_user_without_a_role_sees_no_job(server: ApiServer, job: Operated) -> None:
     with pytest.raises(Refused, match="forbidden"):
         person(server, job.namespace).request("GET", job.path(KIND))
 
 
-def test_who_may_view_reads_and_changes_nothing(
+def test_viewer_reads_jobs_and_changes_nothing(
     server: ApiServer, job: Operated, roles: dict[str, str]
 ) -> None:
     viewer = person(server, job.namespace, roles["view"])
@@ -69,7 +69,7 @@ def test_who_may_view_reads_and_changes_nothing(
         viewer.request("DELETE", job.path(KIND, "mnist"))
 
 
-def test_who_may_edit_makes_scales_and_deletes_a_job_and_writes_no_status(
+def test_editor_creates_scales_and_deletes_jobs_but_writes_no_status(
     server: ApiServer, job: Operated, roles: dict[str, str]
 ) -> None:
     editor = person(server, job.namespace, roles["view"], roles["edit"])

@@ -81,20 +81,20 @@ HEADINGS = re.findall(r"^### (.+)$", RUNBOOK, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("title", "query"), list(queries()))
-def test_what_is_asked_for_is_served(title: str, query: str) -> None:
+def test_every_metric_and_label_in_a_query_is_served(title: str, query: str) -> None:
     assert unknown(query) == []
     assert query.count("(") == query.count(")")
     assert query.count("{") == query.count("}")
 
 
-def test_a_metric_or_label_that_is_not_there_would_be_found() -> None:
+def test_unknown_metric_or_label_is_detected() -> None:
     assert unknown("rate(dataloaderjob_sidecar_asks_total[5m])") == ["dataloaderjob_sidecar_asks_total"]
     assert unknown("sum by (job) (dataloaderjob_sidecar_feeders)") == ["job"]
     assert unknown('dataloaderjob_operator_jobs{stage="a"}') == ["stage"]
     assert unknown("histogram_quantile(0.9, dataloaderjob_operator_queue_latency_seconds)") != []
 
 
-def test_phases_that_are_named_exist() -> None:
+def test_phases_named_in_queries_exist() -> None:
     named = {
         word
         for _, query in queries()
@@ -106,7 +106,7 @@ def test_phases_that_are_named_exist() -> None:
 
 
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
-def test_an_alert_waits_has_a_severity_a_summary_and_a_section_in_the_runbook(rule: dict[str, Any]) -> None:
+def test_alert_has_duration_severity_summary_and_runbook_section(rule: dict[str, Any]) -> None:
     assert re.fullmatch(r"\d+[mh]", rule["for"])
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
     assert len(rule["annotations"]["summary"]) > 20
@@ -115,19 +115,19 @@ def test_an_alert_waits_has_a_severity_a_summary_and_a_section_in_the_runbook(ru
     assert section in {anchor(heading) for heading in HEADINGS}
 
 
-def test_the_runbook_has_a_section_for_each_alert_and_each_condition_and_no_other() -> None:
+def test_runbook_has_exactly_one_section_per_alert_and_condition() -> None:
     wanted = [rule["alert"] for rule in alerts()] + [f"Condition {kind.value}" for kind in ConditionType]
     assert sorted(HEADINGS) == sorted(wanted)
 
 
-def test_grafanas_sidecar_finds_the_dashboard_and_another_label_can_be_asked_for() -> None:
+def test_dashboard_has_grafanas_label_and_takes_other_labels() -> None:
     assert render(*ON)[DASHBOARD]["metadata"]["labels"]["grafana_dashboard"] == "1"
     other = render(*ON, "--set", "dashboard.labels.team=a,dashboard.annotations.grafana_folder=Training")
     metadata = other[DASHBOARD]["metadata"]
     assert (metadata["labels"]["team"], metadata["annotations"]) == ("a", {"grafana_folder": "Training"})
 
 
-def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
+def test_panels_have_unique_ids_and_do_not_overlap() -> None:
     panels = dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken = [
@@ -140,13 +140,13 @@ def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
     assert max(x for x, _ in taken) == 23
 
 
-def test_there_is_none_of_it_unless_it_is_asked_for() -> None:
+def test_alerts_and_dashboard_are_off_by_default() -> None:
     found = render()
     assert RULE not in found
     assert DASHBOARD not in found
 
 
-def test_another_runbook_and_labels_are_those_of_the_values() -> None:
+def test_runbook_url_and_labels_come_from_the_values() -> None:
     values = "prometheusRule.labels.release=prom,prometheusRule.runbook=https://wiki/x"
     rule = render(*ON, "--set", values)[RULE]
     assert rule["metadata"]["labels"]["release"] == "prom"

@@ -25,7 +25,7 @@ def annotation(name: str) -> Any:
     return yaml.safe_load(CHART_YAML["annotations"][PREFIX + name])
 
 
-def test_nothing_is_left_out() -> None:
+def test_all_annotations_are_present() -> None:
     assert set(CHART_YAML["annotations"]) == {
         PREFIX + name
         for name in (
@@ -35,7 +35,7 @@ def test_nothing_is_left_out() -> None:
     }  # fmt: skip
 
 
-def test_simple_ones_have_values_that_are_known() -> None:
+def test_annotations_have_known_values() -> None:
     assert annotation("category") in CATEGORIES
     assert annotation("license") == "Apache-2.0"
     assert CHART_YAML["annotations"][PREFIX + "operator"] == "true", "a string: annotations are"
@@ -47,14 +47,14 @@ def test_simple_ones_have_values_that_are_known() -> None:
     assert all(entry["name"] for entry in annotation("links"))
 
 
-def test_the_images_are_those_that_are_rendered() -> None:
+def test_annotated_images_are_the_rendered_ones() -> None:
     text = yaml.safe_dump_all(render().values())
     found = set(re.findall(r"ghcr\.io/[a-z/]+:[\w.]+", text))
     assert {entry["image"] for entry in annotation("images")} == found
     assert all(entry["platforms"] == ["linux/amd64", "linux/arm64"] for entry in annotation("images"))
 
 
-def test_the_definition_and_its_examples_are_those_of_the_chart() -> None:
+def test_annotated_crd_and_examples_match_the_chart() -> None:
     crd = render()["CustomResourceDefinition", "dataloaderjobs.dataloading.dev"]
     (only,) = annotation("crds")
     names, versions = crd["spec"]["names"], [version["name"] for version in crd["spec"]["versions"]]
@@ -64,5 +64,5 @@ def test_the_definition_and_its_examples_are_those_of_the_chart() -> None:
         assert parse_object(example).kind == only["kind"]
 
 
-def test_chart_and_application_have_one_version() -> None:
+def test_chart_and_application_share_one_version() -> None:
     assert CHART_YAML["version"] == CHART_YAML["appVersion"]

@@ -52,11 +52,11 @@ def trainers() -> dict[str, Any]:
     return dict(objects.training(job, SETUP, 0)[-1]["spec"]["template"])
 
 
-def test_there_is_none_unless_it_is_asked_for() -> None:
+def test_monitors_are_off_by_default() -> None:
     assert not {OPERATOR, SIDECARS} & set(render())
 
 
-def test_each_finds_its_pods_and_not_the_others() -> None:
+def test_each_monitor_selects_only_its_own_pods() -> None:
     found = render(*ON)
     operator = found["Deployment", "r-operator"]["spec"]["template"]
     assert finds(found[OPERATOR], operator)
@@ -65,13 +65,13 @@ def test_each_finds_its_pods_and_not_the_others() -> None:
     assert not finds(found[SIDECARS], operator)
 
 
-def test_its_monitor_is_where_jobs_are() -> None:
+def test_sidecar_monitor_selects_the_jobs_namespaces() -> None:
     assert render(*ON)[SIDECARS]["spec"]["namespaceSelector"] == {"any": True}
     named = render(*ON, "--set", "namespaces={a,b}")[SIDECARS]
     assert named["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}
 
 
-def test_a_trainers_pod_can_write_no_metric_of_another_job_nor_of_another_name() -> None:
+def test_trainers_pod_cannot_forge_metrics_of_other_jobs_or_names() -> None:
     monitor = render(*ON)[SIDECARS]
     pod = {"__meta_kubernetes_namespace": "team", "__meta_kubernetes_pod_label_dataloading_dev_job": "mnist"}
     forged = {
@@ -87,7 +87,7 @@ def test_a_trainers_pod_can_write_no_metric_of_another_job_nor_of_another_name()
     assert monitor["spec"]["sampleLimit"] > 0
 
 
-def test_a_service_monitor_takes_the_place_of_the_operators_pod_monitor() -> None:
+def test_service_monitor_replaces_the_operators_pod_monitor() -> None:
     found = render(*ON, "--set", "serviceMonitor.enabled=true,serviceMonitor.labels.release=prom")
     assert OPERATOR not in found, "else each metric would be there twice"
     assert SIDECARS in found
@@ -102,7 +102,7 @@ def test_a_service_monitor_takes_the_place_of_the_operators_pod_monitor() -> Non
     assert ("ServiceMonitor", "r-operator") not in render(*ON)
 
 
-def test_labels_and_interval_are_those_of_the_values() -> None:
+def test_monitor_labels_and_interval_come_from_the_values() -> None:
     found = render(*ON, "--set", "podMonitor.labels.release=prom", "--set", "podMonitor.interval=5s")
     for name in (OPERATOR, SIDECARS):
         assert found[name]["metadata"]["labels"]["release"] == "prom"

@@ -69,7 +69,7 @@ FORBIDDEN = [
 ]
 
 
-def test_the_operator_reaches_what_it_needs_and_its_jobs_let_it_in() -> None:
+def test_operator_and_its_jobs_reach_each_other_as_needed() -> None:
     for options in ([], ["--set", "namespaces={team,b}"]):
         cluster, ends = world(*options)
         for source, to, port in NEEDED:
@@ -79,22 +79,22 @@ def test_the_operator_reaches_what_it_needs_and_its_jobs_let_it_in() -> None:
 
 
 @pytest.mark.parametrize(("source", "to", "port"), FORBIDDEN)
-def test_nothing_else_reaches_the_operator_nor_is_reached_by_it(source: str, to: str, port: int) -> None:
+def test_all_other_traffic_of_the_operator_is_denied(source: str, to: str, port: int) -> None:
     cluster, ends = world()
     assert not judge(cluster, ends[source], ends[to], port).allowed
 
 
-def test_an_operator_of_some_namespaces_reaches_supervisors_there_alone() -> None:
+def test_namespaced_operator_reaches_supervisors_there_only() -> None:
     cluster, ends = world("--set", "namespaces={b}")
     assert not judge(cluster, ends["operator"], ends["head"], settings.SUPERVISOR_PORT).egress.allowed
 
 
-def test_it_selects_the_operators_pods_alone() -> None:
+def test_policy_selects_only_the_operators_pods() -> None:
     cluster, ends = world()
     assert judge(cluster, ends["bystander"], ends["neighbour"], 80).allowed
 
 
-def test_a_value_names_who_collects_metrics() -> None:
+def test_metrics_from_value_limits_who_collects_metrics() -> None:
     cluster, ends = world(
         "--set-json",
         'networkPolicy.metricsFrom=[{"namespaceSelector":{},"podSelector":{"matchLabels":{"app":"prometheus"}}}]',
@@ -103,7 +103,7 @@ def test_a_value_names_who_collects_metrics() -> None:
     assert not judge(cluster, ends["bystander"], ends["operator"], METRICS).allowed
 
 
-def test_more_can_be_opened_and_all_be_left_out() -> None:
+def test_policy_can_be_extended_or_disabled() -> None:
     more = 'networkPolicy.extraEgress=[{"to":[{"ipBlock":{"cidr":"52.0.0.0/8"}}],"ports":[{"port":5353}]}]'
     cluster, ends = world("--set-json", more)
     assert judge(cluster, ends["operator"], ends["outside"], 5353).allowed
@@ -117,6 +117,6 @@ def test_more_can_be_opened_and_all_be_left_out() -> None:
     "value",
     ["networkPolicy.apiServerPorts={}", "networkPolicy.apiServerPorts={http}", "networkPolicy.egress=true"],
 )
-def test_a_value_that_makes_no_policy_is_refused(value: str) -> None:
+def test_value_that_would_break_the_policy_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match="networkPolicy"):
         render("--set", value)

@@ -34,12 +34,12 @@ def pod_of(*options: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_where_it_runs(field: str, value: Any, json: str) -> None:
+def test_scheduling_values_reach_the_pod(field: str, value: Any, json: str) -> None:
     assert field not in pod_of()
     assert pod_of("--set-json", f"{field}={json}")[field] == value
 
 
-def test_labels_and_annotations_are_added_and_the_labels_by_which_it_is_found_stay() -> None:
+def test_pod_labels_and_annotations_keep_the_selector_labels() -> None:
     theirs = ["--set", "podLabels.team=data,podLabels.app\\.kubernetes\\.io/name=other,podAnnotations.a=b"]
     found = render(*theirs)[OPERATOR]["spec"]
     labels = found["template"]["metadata"]["labels"]
@@ -61,7 +61,7 @@ def test_arguments_and_environment_are_added() -> None:
 
 
 @pytest.mark.parametrize("name", [OPERATOR, TEST], ids=["operator", "test"])
-def test_a_cluster_that_gives_pods_their_users_and_groups_can_do_so(name: tuple[str, str]) -> None:
+def test_security_context_can_be_left_to_the_cluster(name: tuple[str, str]) -> None:
     """OpenShift refuses a pod that names others than the namespace's."""
     for options in ([], ["--set-json", "podSecurityContext=null", "--set-json", "securityContext=null"]):
         thing = render(*options)[name]
@@ -74,7 +74,7 @@ def test_a_cluster_that_gives_pods_their_users_and_groups_can_do_so(name: tuple[
             assert "securityContext" not in only
 
 
-def test_another_security_context_is_added_to_the_charts() -> None:
+def test_custom_security_context_is_merged_with_the_charts() -> None:
     spec = pod_of("--set", "podSecurityContext.fsGroup=7,securityContext.runAsUser=8")
     assert spec["securityContext"] == {
         "fsGroup": 7, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"},
@@ -93,6 +93,6 @@ def test_another_security_context_is_added_to_the_charts() -> None:
         ('tolerations=["all"]', "tolerations"),
     ],
 )
-def test_a_value_of_another_form_is_refused_by_name(value: str, why: str) -> None:
+def test_value_of_wrong_form_is_refused_by_name(value: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         render("--set-json", value)

@@ -22,7 +22,7 @@ def rights() -> set[Right]:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
-def test_what_a_row_needs_is_granted_and_secrets_can_only_be_created(kind: Kind, rights: set[Right]) -> None:
+def test_chart_grants_exactly_the_verbs_of_each_kind(kind: Kind, rights: set[Right]) -> None:
     wanted = set(VERBS[kind.source])
     if kind in CHILDREN:
         wanted |= {"create"} if kind.source is Source.NONE else {"get", "create", "patch", "delete"}
@@ -35,6 +35,6 @@ def test_what_a_row_needs_is_granted_and_secrets_can_only_be_created(kind: Kind,
     } == wanted
 
 
-def test_no_kind_without_a_row_is_granted(rights: set[Right]) -> None:
+def test_no_kind_missing_from_the_table_is_granted(rights: set[Right]) -> None:
     known = {(kind.group, kind.plural) for kind in KINDS.values()}
     assert {(group, resource.partition("/")[0]) for group, resource, _ in rights} <= known

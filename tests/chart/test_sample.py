@@ -34,28 +34,28 @@ def job(text: str) -> DataLoaderJob:
     return parse_object(yaml.safe_load(text))
 
 
-def test_the_notes_sample_is_a_job_with_the_releases_image() -> None:
+def test_sample_in_the_notes_is_a_job_with_the_releases_image() -> None:
     assert job(pasted()).spec.trainers.job.container.image == "ghcr.io/dataloaderjob/feeder:0.1.0"
     assert job(pasted(*OWN)).spec.trainers.job.container.image == "own:5000/dataloaderjob/feeder:v2"
 
 
 @pytest.mark.parametrize("make", [pasted, of_the_test])
-def test_it_is_put_where_the_operator_works(make: Any) -> None:
+def test_sample_is_placed_in_a_namespace_of_the_operator(make: Any) -> None:
     assert job(make()).metadata.namespace == "ops"
     assert job(make("--set", "namespaces={a,b}")).metadata.namespace == "a"
 
 
 @pytest.mark.parametrize("release", ["r", "9", LONG, "with.dots"])
-def test_the_tests_job_has_a_name_whatever_the_releases_is(release: str) -> None:
+def test_charts_test_job_has_a_valid_name_for_any_release(release: str) -> None:
     assert job(of_the_test(release=release)).name.startswith("test-")
 
 
-def test_secrets_for_images_are_passed_on() -> None:
+def test_image_pull_secrets_are_passed_on() -> None:
     spec = yaml.safe_load(pasted("--set-json", 'imagePullSecrets=[{"name":"pull"}]'))["spec"]
     assert spec["trainers"]["job"]["template"]["spec"]["imagePullSecrets"] == [{"name": "pull"}]
 
 
-def test_its_pods_may_run_where_only_restricted_ones_may() -> None:
+def test_sample_pods_satisfy_the_restricted_profile() -> None:
     spec = yaml.safe_load(pasted())["spec"]["trainers"]["job"]["template"]["spec"]
     assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     assert spec["containers"][0]["securityContext"] == {
@@ -64,7 +64,7 @@ def test_its_pods_may_run_where_only_restricted_ones_may() -> None:
     }
 
 
-def test_the_notes_name_the_commands_for_a_job_that_fails() -> None:
+def test_notes_list_the_commands_for_a_failed_job() -> None:
     text = notes("--set", "namespaces={a}")
     for words in (
         "kubectl describe dlj/first-job -n a",
@@ -75,7 +75,7 @@ def test_the_notes_name_the_commands_for_a_job_that_fails() -> None:
         assert words in text
 
 
-def test_the_sample_does_the_same_on_one_machine(tmp_path: Path) -> None:
+def test_sample_runs_on_one_machine_too(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(pasted())
     command = [sys.executable, "-m", "dataloaderjob.local.cli", "run", "job.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)

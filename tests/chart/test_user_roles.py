@@ -28,14 +28,14 @@ def verbs(rights: set[Right], resource: str) -> set[str]:
     return {verb for group, named, verb in rights if (group, named) == ("dataloading.dev", resource)}
 
 
-def test_view_reads_jobs_and_changes_none() -> None:
+def test_view_role_reads_jobs_and_changes_none() -> None:
     rights = aggregated("view", render())
     assert {verb for _, _, verb in rights} == READS
     assert verbs(rights, "dataloaderjobs") == verbs(rights, "dataloaderjobs/scale") == READS
 
 
 @pytest.mark.parametrize("role", ["edit", "admin"])
-def test_edit_and_admin_make_scale_and_delete_jobs_and_write_no_status(role: str) -> None:
+def test_edit_and_admin_roles_manage_jobs_but_write_no_status(role: str) -> None:
     rights = aggregated(role, render())
     assert verbs(rights, "dataloaderjobs") == READS | WRITES
     assert {"update", "patch"} <= verbs(rights, "dataloaderjobs/scale")
@@ -43,6 +43,6 @@ def test_edit_and_admin_make_scale_and_delete_jobs_and_write_no_status(role: str
     assert {group for group, _, _ in rights} == {"dataloading.dev"}, "a right on nothing else comes with it"
 
 
-def test_they_come_with_named_namespaces_too_and_can_be_left_out() -> None:
+def test_user_roles_exist_with_namespaces_and_can_be_disabled() -> None:
     assert {VIEW, EDIT} <= set(render("--set", "namespaces={a,b}"))
     assert not {VIEW, EDIT} & set(render("--set", "rbac.aggregateClusterRoles=false"))

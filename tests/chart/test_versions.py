@@ -23,7 +23,7 @@ OF_OTHERS = {"PodMonitor", "PrometheusRule", "ServiceMonitor"}
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("minor", range(29, 38))
-def test_each_object_is_one_of_that_version(minor: int, options: tuple[str, ...]) -> None:
+def test_each_object_validates_against_that_version(minor: int, options: tuple[str, ...]) -> None:
     found = render("--kube-version", f"1.{minor}.0", *options)
     assert len(found) >= 10
     for (kind, name), thing in found.items():
@@ -34,19 +34,19 @@ def test_each_object_is_one_of_that_version(minor: int, options: tuple[str, ...]
                 raise AssertionError(f"{kind} {name} for 1.{minor}: {exc.message}") from None
 
 
-def test_what_is_checked_has_every_kind_of_the_chart() -> None:
+def test_checked_renderings_cover_every_kind_of_the_chart() -> None:
     templates = [path.read_text() for path in (CHART / "templates").rglob("*.yaml")]
     kinds = {kind for text in templates for kind in re.findall(r"^kind: (\w+)$", text, re.MULTILINE)}
     assert kinds > OF_OTHERS
     assert kinds <= {kind for options in OPTIONS.values() for kind, _ in render(*options)}
 
 
-def test_an_older_version_is_refused() -> None:
+def test_older_kubernetes_version_is_refused() -> None:
     with pytest.raises(ValueError, match=r">=1\.29"):
         render("--kube-version", "1.28.9")
 
 
-def test_a_field_that_no_version_knows_would_be_found() -> None:
+def test_unknown_field_is_detected() -> None:
     thing = render()["Deployment", "r-operator"]
     thing["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["patience"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):

@@ -30,13 +30,13 @@ def test_a_command_of_the_table_runs_pytest(target: str):
 
 
 @pytest.mark.parametrize("target", ["test", "test-ci", "test-all"])
-def test_the_first_line_tells_what_will_run_and_the_minutes_of_the_table(target: str):
+def test_first_line_states_the_target_and_its_minutes(target: str):
     first = recipe(target).splitlines()[0]
     assert f"about {MINUTES[target]} minutes on two cores" in first
     assert f"make {target}: " in first
 
 
-def test_the_quick_tests_are_chosen_by_the_two_marks_alone():
+def test_quick_tests_are_selected_by_the_two_marks_alone():
     assert '-m "not slow and not system"' in recipe("test")
     assert '-m "not slow"' in recipe("test-ci")
     assert " -m " not in recipe("test-all")

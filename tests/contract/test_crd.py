@@ -25,15 +25,15 @@ def version() -> dict[str, Any]:
     return dict(found)
 
 
-def test_it_is_small_enough_for_kubectl_apply():
+def test_crd_is_small_enough_for_kubectl_apply():
     assert len(CRD.read_bytes()) < MAX_NBYTES
 
 
-def test_it_has_no_aliases_which_not_all_tools_know():
+def test_crd_has_no_yaml_aliases():
     assert not [event for event in yaml.parse(CRD.read_text()) if isinstance(event, yaml.AliasEvent)]
 
 
-def test_columns_and_subresources_show_fields_that_exist():
+def test_columns_and_subresources_refer_to_existing_fields():
     made = version()
     schema = made["schema"]["openAPIV3Schema"]
     kinds = {"string": {"string"}, "integer": {"integer"}}

@@ -26,20 +26,20 @@ def strings(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def test_every_variable_that_the_code_names_is_in_the_table_and_no_other():
+def test_variable_table_matches_the_code():
     assert {name for path in SOURCES for text in strings(path) for name in VARIABLE.findall(text)} == set(
         NAMES
     )
 
 
-def test_a_variable_is_spelt_in_the_table_only():
+def test_variables_are_spelt_only_in_the_table():
     assert [
         path for path in SOURCES for text in strings(path) if VARIABLE.fullmatch(text) and path != TABLE
     ] == []
 
 
 @pytest.mark.parametrize("row", generate.VARIABLES, ids=NAMES)
-def test_each_variable_has_who_sets_it_who_reads_it_and_a_meaning(row):
+def test_each_variable_has_a_writer_a_reader_and_a_meaning(row):
     assert len(row) == 5
     assert all(row)
     assert NAMES.count(row[0]) == 1

@@ -45,13 +45,13 @@ def python(*words: str, cwd: Path, data: Path, **more: str) -> subprocess.Comple
     )
 
 
-def test_the_manifest_has_two_trainers_of_one_process_two_feeders_and_augmentation():
+def test_example_manifest_has_two_trainers_two_feeders_and_augmentation():
     spec = load_manifest(EXAMPLE / "dataloaderjob.yaml").spec
     assert (spec.trainers.job.replicas, spec.trainers.job.processes_per_pod, spec.feeders.count) == (2, 1, 2)
     assert spec.trainers.job.container.command == ("python", "train.py", "--augment", "--record", "out")
 
 
-def test_the_script_needs_nothing_of_this_package_but_one_import(tmp_path, data):
+def test_script_depends_on_this_package_by_one_import_only(tmp_path, data):
     text = (EXAMPLE / "train.py").read_text()
     assert len(re.findall(r"^\s*(?:from|import) dataloaderjob", text, re.MULTILINE)) == 1
     plain = text.replace(IMPORT, "from torch.utils.data import DataLoader")
@@ -75,7 +75,7 @@ def recorded(tmp_path_factory, data) -> Path:
 
 
 @pytest.mark.slow
-def test_a_proof_says_so_when_a_digest_differs_or_a_record_is_missing(tmp_path, data, recorded):
+def test_proof_fails_if_a_digest_differs_or_a_record_is_missing(tmp_path, data, recorded):
     out = shutil.copytree(recorded, tmp_path / "out")
     done = python("proof.py", str(out), cwd=EXAMPLE, data=data)
     assert re.fullmatch(VERDICT, done.stdout.splitlines()[-1]), done.stdout + done.stderr
@@ -99,9 +99,7 @@ def test_a_proof_says_so_when_a_digest_differs_or_a_record_is_missing(tmp_path, 
     assert "needs one record for each of 2 ranks, found 0 of 2: run again" in done.stderr
 
 
-def test_the_record_of_a_run_is_equal_to_its_dataset_and_that_of_another_seed_is_not(
-    tmp_path, data, recorded
-):
+def test_recorded_run_verifies_and_differs_from_another_seeds_run(tmp_path, data, recorded):
     verify = ("-m", "dataloaderjob.local.cli", "verify", str(recorded / "record"))
     done = python(*verify, cwd=tmp_path, data=tmp_path)
     assert done.stdout == "equal: 12 batches of 1 rank, made again with the recorded code\n", done.stderr
@@ -114,7 +112,7 @@ def test_the_record_of_a_run_is_equal_to_its_dataset_and_that_of_another_seed_is
     assert done.stdout.startswith("rank 0, loader 0, epoch 0, batch 0: the keys differ: key number 0 is ")
 
 
-def test_an_image_is_about_normal_and_augmentation_changes_it(fashion, data):
+def test_images_are_normalised_and_augmentation_changes_them(fashion, data):
     plain = fashion.FashionMNIST("train", folder=str(data))
     image, label = plain[7]
     assert (image.shape, image.dtype, type(label)) == ((1, 28, 28), torch.float32, int)
@@ -125,7 +123,7 @@ def test_an_image_is_about_normal_and_augmentation_changes_it(fashion, data):
     assert torch.equal(torch.from_numpy(plain.images[7]).float() / 255, raw)
 
 
-def test_missing_data_are_an_error_that_says_how_to_get_them(fashion, tmp_path, data):
+def test_missing_data_raise_an_error_with_install_instructions(fashion, tmp_path, data):
     with pytest.raises(
         fashion.MissingDataError, match=r"apt-get install dataset-fashion-mnist.*FASHION_MNIST"
     ):
@@ -151,7 +149,7 @@ def test_a_damaged_file_is_named(fashion, tmp_path, data, spoil):
         fashion.FashionMNIST("test", folder=str(folder))
 
 
-def test_files_that_are_not_compressed_are_read_as_well(fashion, tmp_path, data):
+def test_uncompressed_files_are_read_as_well(fashion, tmp_path, data):
     for path in data.glob("*.gz"):
         (tmp_path / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
     packed = fashion.FashionMNIST("test", folder=str(data))

@@ -13,12 +13,12 @@ from dataloaderjob.local import cli
 
 
 @pytest.mark.parametrize("path", generate.FILES)
-def test_a_generated_file_is_what_the_code_says(path):
+def test_generated_file_matches_the_code(path):
     assert (ROOT / path).read_text() == generate.FILES[path](), f"make generate writes {path} anew"
 
 
 @pytest.mark.parametrize("make", [cli.make_parser, operator.make_parser], ids=["dataloaderjob", "operator"])
-def test_every_argument_is_explained(make):
+def test_every_argument_is_documented(make):
     parsers: list[argparse.ArgumentParser] = [make()]
     for parser in parsers:
         for action in parser._actions:

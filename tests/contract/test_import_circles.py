@@ -37,13 +37,13 @@ def in_order(graph: dict[str, set[str]]) -> list[str]:
     return list(graphlib.TopologicalSorter(graph).static_order())
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_form_an_import_cycle() -> None:
     known = modules()
     graph = {name: imports(ast.parse(path.read_text()), known) - {name} for name, path in known.items()}
     assert len(in_order(graph)) == len(known) > 100
 
 
-def test_a_circle_is_found_also_where_it_is_for_types_alone() -> None:
+def test_import_cycle_is_found_even_if_it_is_for_types_only() -> None:
     known = {"a": Path(), "b": Path()}
     text = "if TYPE_CHECKING:\n    from a import Name"
     with pytest.raises(graphlib.CycleError):

@@ -226,7 +226,7 @@ def thing(kind: str, name: str, version: int = 1, **more: Any) -> Manifest:
 
 
 @pytest.mark.parametrize("namespaces", [(), ("team", "other")], ids=["all", "some"])
-def test_each_kind_is_listed_in_pages_and_watched_from_the_version_of_the_list(run, namespaces, monkeypatch):
+def test_each_kind_is_listed_in_pages_and_watched_from_that_version(run, namespaces, monkeypatch):
     monkeypatch.setattr(watch, "CHUNK", 2)
     paths = {path: kind for kind, found in watch.list_paths(namespaces).items() for path in found}
     objects = {path: [thing(kind, f"{path}-{i}") for i in range(3)] for path, kind in paths.items()}
@@ -245,7 +245,7 @@ def test_each_kind_is_listed_in_pages_and_watched_from_the_version_of_the_list(r
     run(scenario, namespaces=namespaces, objects=objects)
 
 
-def test_what_is_listed_and_each_event_reach_the_handler_as_they_are_and_in_order_for_one_object(run):
+def test_listed_objects_and_events_reach_the_handler_in_order(run):
     odd = {"spec": {"text": "ünicode \U0001f600\n", "null": None, "list": [{}, [1, 2.5, True]]}, "status": {}}
     first = [thing("Pod", name, **odd) for name in "abcd"]
     sent = [("ADDED", thing("Pod", name, 2, **odd)) for name in "efgh"]
@@ -269,7 +269,7 @@ def test_what_is_listed_and_each_event_reach_the_handler_as_they_are_and_in_orde
     run(scenario, objects={PODS: first})
 
 
-def test_a_watch_that_ends_is_opened_again_from_the_last_version_of_an_event_or_bookmark(run):
+def test_closed_watch_reopens_from_the_last_event_or_bookmark(run):
     async def scenario(it: Operated) -> None:
         for count, (kind, version) in enumerate((("ADDED", 107), ("BOOKMARK", 120)), start=3):
             it.server.send(kind, thing("Pod", "a", version))
@@ -282,7 +282,7 @@ def test_a_watch_that_ends_is_opened_again_from_the_last_version_of_an_event_or_
     run(scenario)
 
 
-def test_a_watch_that_says_nothing_is_opened_again_after_70_s_unless_it_is_set_otherwise(run):
+def test_silent_watch_reopens_after_the_inactivity_timeout(run):
     assert kopf.OperatorSettings().watching.inactivity_timeout == 70.0
 
     async def scenario(it: Operated) -> None:
@@ -292,7 +292,7 @@ def test_a_watch_that_says_nothing_is_opened_again_after_70_s_unless_it_is_set_o
     run(scenario, inactivity_timeout=0.3)
 
 
-def test_after_410_it_lists_anew_and_does_not_report_what_has_gone(run, monkeypatch):
+def test_watch_relists_after_410_without_reporting_deletions(run, monkeypatch):
     monkeypatch.setattr(requests, "SETTLE_S", 0.3)
     pods = [thing("Pod", name) for name in "ab"]
 
@@ -311,7 +311,7 @@ def test_after_410_it_lists_anew_and_does_not_report_what_has_gone(run, monkeypa
 
 
 @pytest.mark.parametrize("fault", ["410 as the status", "500 in the stream"])
-def test_where_it_does_not_go_on_the_process_is_killed_after_a_while(run, fault, monkeypatch):
+def test_process_is_killed_if_a_watch_fails_for_good(run, fault, monkeypatch):
     """The tasks of its other watches may outlive it: kopf does not always return after such an error."""
     killed = list[signal.Signals]()
     monkeypatch.setattr(signal, "pthread_kill", lambda _, number: killed.append(number))
@@ -328,7 +328,7 @@ def test_where_it_does_not_go_on_the_process_is_killed_after_a_while(run, fault,
     run(scenario)
 
 
-def test_credentials_that_are_refused_are_tried_again_after_a_pause(run, monkeypatch):
+def test_refused_credentials_are_retried_after_a_pause(run, monkeypatch):
     async def scenario(it: Operated) -> None:
         monkeypatch.setattr(it.server, "token", "another")
         tried = len(it.server.requests)
@@ -344,7 +344,7 @@ def test_credentials_that_are_refused_are_tried_again_after_a_pause(run, monkeyp
 
 
 @pytest.mark.parametrize("status", [0, 403, 429, 500], ids=["no answer", "403", "429", "500"])
-def test_a_watch_that_is_refused_is_tried_again_and_counts_as_closed_meanwhile(run, status):
+def test_refused_watch_is_retried_and_counts_as_closed_meanwhile(run, status):
     async def scenario(it: Operated) -> None:
         it.server.refusals[PODS] = status
         it.server.end()
@@ -359,7 +359,7 @@ def test_a_watch_that_is_refused_is_tried_again_and_counts_as_closed_meanwhile(r
     run(scenario)
 
 
-def test_all_watches_count_as_closed_while_nobody_listens_and_as_open_afterwards(run):
+def test_all_watches_count_as_closed_while_the_server_is_down(run):
     async def scenario(it: Operated) -> None:
         await it.server.down()
         await it.open(less=it.requests.expected)
@@ -370,7 +370,7 @@ def test_all_watches_count_as_closed_while_nobody_listens_and_as_open_afterwards
     run(scenario)
 
 
-def test_a_token_that_is_refused_is_read_anew_and_the_requests_of_the_next_session_are_reported_too(run):
+def test_refused_token_is_reread_and_later_requests_are_still_observed(run):
     async def scenario(it: Operated) -> None:
         it.server.take_only("second")
         it.server.end()
@@ -383,7 +383,7 @@ def test_a_token_that_is_refused_is_read_anew_and_the_requests_of_the_next_sessi
     run(scenario)
 
 
-def test_it_writes_nothing_and_asks_for_nothing_but_discovery_and_our_kinds(run):
+def test_kopf_only_reads_and_requests_only_discovery_and_our_kinds(run):
     going = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["example.com/theirs"]}
 
     async def scenario(it: Operated) -> None:
@@ -400,7 +400,7 @@ def test_it_writes_nothing_and_asks_for_nothing_but_discovery_and_our_kinds(run)
 
 
 @pytest.mark.parametrize("way", ["a signal", "cancellation"])
-def test_it_ends_soon_and_leaves_alone_what_had_begun_before_it(run, way):
+def test_shutdown_is_prompt_and_leaves_running_workers_alone(run, way):
     reconciled: list[JobKey] = []
 
     async def reconcile(key: JobKey) -> float:

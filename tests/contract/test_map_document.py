@@ -13,7 +13,7 @@ from documents import ROOT
 PAGE = (ROOT / "docs/guide/map.md").read_text()
 
 
-def test_the_page_s_example_writes_what_is_printed_below_it(tmp_path: Path) -> None:
+def test_example_of_the_page_prints_the_documented_output(tmp_path: Path) -> None:
     name, script = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)[0]
     (words,) = re.findall(r"^dataloaderjob (map .*)$", PAGE, re.MULTILINE)
     (tmp_path / name).write_text(script)

@@ -14,7 +14,7 @@ QUICKSTART = (ROOT / "docs/quickstart.md").read_text()
 
 
 @pytest.mark.parametrize("text", [README, QUICKSTART], ids=["README", "docs"])
-def test_the_quickstart_prints_what_is_printed_below_it(text):
+def test_quickstart_prints_the_documented_output(text):
     pattern = r"```python\n# (examples/quickstart.py)\n(.*?)```.*?```text\n(.*?)```"
     name, script, printed = re.findall(pattern, text, re.DOTALL)[0]
     assert (ROOT / name).read_text() == script
@@ -22,7 +22,7 @@ def test_the_quickstart_prints_what_is_printed_below_it(text):
     assert done.stdout == printed, done.stderr
 
 
-def test_the_first_screen_shows_how_to_install_it_and_what_changes():
+def test_first_screen_shows_the_installation_and_the_one_line_change():
     first = README.splitlines()[:16]
     assert any("pip install" in line for line in first)
     assert "+from dataloaderjob import DataLoader" in first

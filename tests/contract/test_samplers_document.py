@@ -13,7 +13,7 @@ import dataloaderjob
 PAGE = (ROOT / "docs/guide/samplers.md").read_text()
 
 
-def test_the_page_s_code_runs():
+def test_code_of_the_page_runs():
     script = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120

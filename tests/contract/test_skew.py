@@ -65,14 +65,14 @@ def shape(found: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
 @pytest.mark.parametrize("role", Role, ids=lambda role: role.value)
-def test_settings_of_each_release_are_read_without_a_remark(release: Path, role: Role, capsys):
+def test_settings_of_each_release_are_read_without_a_warning(release: Path, role: Role, capsys):
     load(KINDS[role], release / settings.FILES[role])
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
 @pytest.mark.parametrize("role", Role, ids=lambda role: role.value)
-def test_what_images_of_each_release_read_is_still_written(release: Path, role: Role):
+def test_settings_read_by_images_of_each_release_are_still_written(release: Path, role: Role):
     before, now = dict(shape(known(release, settings.FILES[role]))), dict(shape(written(role)))
     for key, kind in before.items():
         assert key in now, f"{key}: images of {release.name} read it. Go on writing it"
@@ -80,7 +80,7 @@ def test_what_images_of_each_release_read_is_still_written(release: Path, role: 
 
 
 @pytest.mark.parametrize("role", Role, ids=lambda role: role.value)
-def test_a_key_that_is_added_is_among_those_of_this_release(role: Role):
+def test_new_settings_keys_are_recorded_for_this_release(role: Role):
     release = ROOT / "skew" / dataloaderjob.__version__
     added = set(dict(shape(written(role)))) - set(dict(shape(known(release, settings.FILES[role]))))
     assert not added, f"give them a default in {KINDS[role].__name__}, and put them into {release.name}/"
@@ -101,7 +101,7 @@ def test_the_operator_understands_the_supervisor_of_each_release(release: Path):
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
-def test_a_supervisor_says_what_each_release_reads(release: Path):
+def test_supervisor_reports_all_keys_that_each_release_reads(release: Path):
     feeders = FeederSet(2, ready_timeout_s=60.0, drain_timeout_s=10.0)
     feeders.opened("s0", 0.0)
     feeders.step(0.0)
@@ -138,7 +138,7 @@ def test_a_supervisor_understands_the_sidecars_of_each_release(release: Path):
     assert reports.sidecars["mnist-trainers-0-0"]["metrics"]["next_calls"] == 40
 
 
-def test_the_control_protocol_is_spoken_in_its_newest_version_and_the_one_before():
+def test_control_protocol_supports_its_newest_and_previous_version():
     versions = {known(release, "protocol.json")["control"] for release in RELEASES}
     assert max(versions) == sockets.CONTROL.newest, "put it into the folder of this release"
     assert sockets.CONTROL.oldest <= max(min(versions), sockets.CONTROL.newest - 1)
@@ -175,7 +175,7 @@ ACTORS = (
 """Fields in the order in which Ray has them in the pickle of an actor's argument."""
 
 
-def test_feeders_read_what_the_head_of_another_release_gave_their_actors():
+def test_feeder_settings_are_read_from_heads_of_other_releases():
     names = [field.name for field in dataclasses.fields(FeederSettings)]
     assert tuple(names[: len(ACTORS)]) == ACTORS, "add fields at the end, and here"
     made = FeederSettings(job="j", key_path="k", blob_folder="b", max_ungranted=5, memory_field="f")

@@ -178,7 +178,7 @@ def test_module_of_keys_that_feeders_lack_is_named(
     assert [p.poll() for p, _ in rig.feeders] == [None, None]
 
 
-def test_keys_that_do_not_pickle_raise_at_their_turn(rig: Rig) -> None:
+def test_unpicklable_keys_raise_in_turn(rig: Rig) -> None:
     """Also beyond the window: what was drawn before them is not lost."""
     for at in (0, 3, 25):
         keys: list[Any] = [[i] for i in range(30)]
@@ -193,7 +193,7 @@ def test_keys_that_do_not_pickle_raise_at_their_turn(rig: Rig) -> None:
 # What user code does in a feeder
 
 
-def test_error_of_getitem_arrives_as_itself_and_the_epoch_goes_on(rig: Rig) -> None:
+def test_getitem_error_arrives_unchanged_and_the_epoch_continues(rig: Rig) -> None:
     deed = raises(ValueError("broken record"))
     error = only_error(DataLoader(bad(deed), batch_size=2), without=range(6, 8))
     text = shown(error)
@@ -231,7 +231,7 @@ def test_stop_iteration_ends_the_loop_as_with_torchs_workers(rig: Rig) -> None:
         assert ids([next(iterator)]) == list(range(8, 12))
 
 
-def test_users_own_error_beside_the_script_keeps_type_and_attributes(
+def test_error_class_of_a_local_module_keeps_type_and_attributes(
     rig: Rig, script_here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = """
@@ -277,7 +277,7 @@ def test_ragged_samples_raise_torchs_error_from_the_collate_fn(rig: Rig) -> None
     assert re.search(r"raised by collate_fn in feeder-[01]", shown(error))
 
 
-def test_error_of_worker_init_fn_is_that_of_each_batch(rig: Rig) -> None:
+def test_worker_init_fn_error_is_raised_for_each_batch(rig: Rig) -> None:
     def init(_: int) -> None:
         raise ConnectionRefusedError(111, "no database")
 
@@ -331,7 +331,7 @@ def test_sample_that_ends_its_process_raises_feeder_lost_with_the_index() -> Non
     assert "look for os._exit, a crash in native code or too little memory" in str(error)
 
 
-def test_sample_that_hangs_raises_deadline_exceeded_with_feeder_and_indices(
+def test_hanging_sample_raises_deadline_exceeded_with_feeder_and_indices(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     gate = tmp_path / "gate"
@@ -355,7 +355,7 @@ def test_sample_that_hangs_raises_deadline_exceeded_with_feeder_and_indices(
     assert ids(iterator) == list(range(8, 40))
 
 
-def test_loaders_own_timeout_loses_nothing(rig: Rig, tmp_path: Path) -> None:
+def test_loader_timeout_loses_no_batch(rig: Rig, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     iterator = iter(DataLoader(Gated(gate, at=4), batch_size=2, timeout=1))
     found: list[int] = []
@@ -396,7 +396,7 @@ def test_versions_that_differ_are_refused_with_both_and_the_remedy(
     assert ids(loader) == list(range(8))
 
 
-def test_other_vector_units_are_told_once_and_work(
+def test_different_cpu_capability_is_reported_once_and_works(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     true = bundles.facts()
@@ -423,7 +423,7 @@ def test_another_protocol_version_is_refused_with_the_remedy(rig: Rig) -> None:
 # Who may come, and where
 
 
-def test_second_process_of_a_rank_is_refused_and_the_first_goes_on(
+def test_second_process_of_a_rank_is_refused_and_the_first_continues(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "5")
@@ -454,7 +454,7 @@ def test_process_takes_over_the_rank_of_a_dead_one(rig: Rig) -> None:
             assert line(process) == "[0]"
 
 
-def test_rank_that_is_no_word_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_rank_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0/../../1")
     with pytest.raises(
         ServiceUnavailable, match=r"a rank is a short word of letters, digits and -\._, found '0/\.\.'?"
@@ -462,7 +462,7 @@ def test_rank_that_is_no_word_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPat
         iter(DataLoader(Numbers()))
 
 
-def test_socket_that_is_not_there_or_too_long_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_too_long_socket_path_is_reported(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     long = f"{rig.home}/{'x' * 100}"
     for path, message in {
         "/nowhere/s": "no sidecar listens at /nowhere/s (DATALOADERJOB_SOCKET): is the sidecar container",
@@ -477,7 +477,7 @@ def test_socket_that_is_not_there_or_too_long_is_told(rig: Rig, monkeypatch: pyt
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
-def test_user_who_may_not_connect_is_told_what_to_change(rig: Rig) -> None:
+def test_user_without_access_gets_the_remedy(rig: Rig) -> None:
     def as_another_user() -> str:
         os.setgroups([])
         os.setgid(65534)
@@ -493,7 +493,7 @@ def test_user_who_may_not_connect_is_told_what_to_change(rig: Rig) -> None:
 # Memory
 
 
-def test_batch_above_the_memory_limit_is_told_and_smaller_ones_still_come(
+def test_batch_above_the_memory_limit_fails_and_smaller_ones_arrive(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATALOADERJOB_SOCKET", rig.another_sidecar("narrow", shared_memory_nbytes=4 << 20))
@@ -530,9 +530,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_sidecar_that_cannot_work_says_so_before_anything_is_touched(
-    rig: Rig, tmp_path: Path, what: str
-) -> None:
+def test_misconfigured_sidecar_fails_before_touching_anything(rig: Rig, tmp_path: Path, what: str) -> None:
     options, message = REFUSED[what]
     home = tmp_path / "new"
     home.mkdir()
@@ -578,7 +576,7 @@ def test_prefetch_out_of_bounds_is_refused(rig: Rig, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["DATALOADERJOB_PREFETCH", "DATALOADERJOB_FEEDERS"])
-def test_variables_that_are_no_numbers_are_named(
+def test_variables_that_are_not_numbers_are_named(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "many")

@@ -10,7 +10,7 @@ from documents import ROOT
 
 
 @pytest.mark.slow
-def test_a_short_round_of_ours_measures_something_in_each_cell():
+def test_short_round_of_our_benchmarks_measures_each_cell():
     done = subprocess.run(
         [sys.executable, "-m", "bench.run", "--smoke", "--only", "B1,B2,B3,B10,B14,B16,B17,B19", "--parties", "ours"],
         cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
@@ -21,7 +21,7 @@ def test_a_short_round_of_ours_measures_something_in_each_cell():
 
 
 @pytest.mark.slow
-def test_a_short_soak_of_an_endless_stream_takes_its_measures():
+def test_short_soak_of_an_endless_stream_records_its_measures():
     done = subprocess.run(
         [sys.executable, "-m", "bench.soak", "--minutes", "0.1"],
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,

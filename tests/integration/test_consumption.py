@@ -79,13 +79,13 @@ def test_a_loader_over_feeders_has_the_digest_of_one_in_the_process(
     assert digest(dataset, **more) != digest(dataset, **{**more, "batch_size": 4}) or "batch_size" in more
 
 
-def test_another_order_or_another_sample_is_another_digest(rig: Rig) -> None:
+def test_other_order_or_samples_give_another_digest(rig: Rig) -> None:
     orders = [list(range(N)), [1, 0, *range(2, N)], [*range(N - 1), 0], list(range(N - 1))]
     found = {digest(shuffle=None, sampler=order, batch_size=1) for order in orders}
     assert len(found) == len(orders)
 
 
-def test_what_was_not_taken_does_not_count(rig: Rig) -> None:
+def test_batches_not_taken_do_not_count(rig: Rig) -> None:
     loaders = [DataLoader(Numbers(N), batch_size=2, num_workers=workers) for workers in (None, 0)]
     for loader in loaders:
         assert len(list(itertools.islice(loader, 5))) == 5
@@ -95,7 +95,7 @@ def test_what_was_not_taken_does_not_count(rig: Rig) -> None:
     assert loaders[0].consumption.epoch == 1
 
 
-def test_the_trainers_word_is_the_sum_of_its_loaders_digests(rig: Rig) -> None:
+def test_trainers_digest_word_is_the_sum_of_its_loaders_digests(rig: Rig) -> None:
     loaders = [DataLoader(Numbers(N), batch_size=size) for size in (2, 3)]
     list(loaders[0])
     words = loaders[0]._client.control.words

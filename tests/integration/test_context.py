@@ -54,7 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_torchs_iterator_gives_the_batches_of_our_own(name: str) -> None:
+def test_torchs_iterator_gives_the_same_batches_as_ours(name: str) -> None:
     options = OPTIONS[name]
     theirs = torchs(Augmented(30), **options)
     ours = DataLoader(Augmented(30), **{"num_workers": 2, **options})
@@ -71,7 +71,7 @@ def test_batches_are_made_by_feeders() -> None:
     assert pids
 
 
-def test_a_copy_of_a_loader_s_context_is_as_good() -> None:
+def test_copied_or_pickled_context_works_like_the_original() -> None:
     made = DataLoader(Numbers(8), num_workers=1, allow_pickle=True).multiprocessing_context
     for again in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         assert again == made == context(allow_pickle=True) != context()
@@ -79,7 +79,7 @@ def test_a_copy_of_a_loader_s_context_is_as_good() -> None:
     assert str(context()) == "dataloaderjob.context()"
 
 
-def test_a_loader_rebuilt_from_the_attributes_of_ours_keeps_its_feeders() -> None:
+def test_torch_loader_rebuilt_from_our_attributes_keeps_its_feeders() -> None:
     ours = DataLoader(Augmented(30), batch_size=4, num_workers=2)
     names = (
         "dataset",
@@ -93,7 +93,7 @@ def test_a_loader_rebuilt_from_the_attributes_of_ours_keeps_its_feeders() -> Non
     assert seeded(rebuilt) == seeded(ours)
 
 
-def test_an_error_of_a_sample_arrives_with_its_type_and_the_epoch_goes_on() -> None:
+def test_sample_error_keeps_its_type_and_the_epoch_continues() -> None:
     class Broken(Numbers):
         def __getitem__(self, i: int) -> Any:
             if i == 5:
@@ -107,12 +107,12 @@ def test_an_error_of_a_sample_arrives_with_its_type_and_the_epoch_goes_on() -> N
     assert ids(iterator) == [6, 7, 8, 9, 10, 11]
 
 
-def test_a_timeout_of_the_loader_names_who_is_late() -> None:
+def test_loader_timeout_raises_with_the_seconds() -> None:
     with pytest.raises(TimeoutError, match="timed out after 1 seconds"):
         ids(torchs(Numbers(4, seconds=30), timeout=1))
 
 
-def test_a_timeout_as_long_as_torchs_own_interval_is_one() -> None:
+def test_timeout_equal_to_torchs_polling_interval_is_honoured() -> None:
     with pytest.raises(TimeoutError, match="timed out after 5 seconds"):
         ids(torchs(Numbers(4, seconds=30), timeout=5.0))
 
@@ -136,7 +136,7 @@ def test_torchs_thread_that_pins_takes_the_batches(accelerator: None) -> None:
     assert seeded(torchs(Augmented(30), **options)) == seeded(DataLoader(Augmented(30), 4, num_workers=2))
 
 
-def test_epochs_that_are_left_in_the_middle_do_not_end_the_thread_that_pins(accelerator: None) -> None:
+def test_abandoned_epochs_do_not_end_the_pinning_thread(accelerator: None) -> None:
     options = {"batch_size": 1, "pin_memory": True, "persistent_workers": True, "prefetch_factor": 8}
     loader = torchs(Numbers(100), **options)
     for round_ in range(40):
@@ -146,7 +146,7 @@ def test_epochs_that_are_left_in_the_middle_do_not_end_the_thread_that_pins(acce
     assert ids(loader) == list(range(100))
 
 
-def test_an_error_of_the_service_reaches_the_trainer_through_the_thread_that_pins(accelerator: None) -> None:
+def test_service_error_reaches_the_trainer_through_the_pinning_thread(accelerator: None) -> None:
     feeders = context()
     iterator = iter(
         torchs(Numbers(40, seconds=0.1), batch_size=4, pin_memory=True, multiprocessing_context=feeders)
@@ -162,7 +162,7 @@ def test_an_error_of_the_service_reaches_the_trainer_through_the_thread_that_pin
         client.dead = None
 
 
-def test_the_pool_goes_with_the_last_loader_that_used_it() -> None:
+def test_pool_is_released_with_the_last_loader_using_it() -> None:
     def used_and_let_go() -> str:
         loader = torchs(Numbers(40), batch_size=4)
         assert ids(loader) == list(range(40))
@@ -174,7 +174,7 @@ def test_the_pool_goes_with_the_last_loader_that_used_it() -> None:
     assert in_child(used_and_let_go) == "(True, [])"
 
 
-def test_an_iterator_whose_batch_failed_holds_no_stream_open() -> None:
+def test_iterator_with_a_failed_batch_leaves_no_stream_open() -> None:
     class Broken(Numbers):
         def __getitem__(self, i: int) -> Any:
             raise LookupError("torn")
@@ -199,7 +199,7 @@ def test_an_iterator_whose_batch_failed_holds_no_stream_open() -> None:
         gc.enable()
 
 
-def test_an_epoch_that_is_left_in_the_middle_is_followed_by_a_whole_one() -> None:
+def test_whole_epoch_follows_an_abandoned_one() -> None:
     for persistent in (False, True):
         loader = torchs(Numbers(40), batch_size=2, persistent_workers=persistent)
         for _ in range(3):
@@ -218,12 +218,12 @@ def test_an_iterable_dataset_is_refused() -> None:
         iter(torchs(Stream()))
 
 
-def test_a_process_of_something_else_is_refused() -> None:
+def test_context_refuses_to_start_other_processes() -> None:
     with pytest.raises(InputError, match="use multiprocessing's own"):
         context().Process(target=print, args=("x",)).start()
 
 
-def test_two_loaders_and_an_own_one_at_the_same_time() -> None:
+def test_two_torch_loaders_and_one_of_ours_work_at_the_same_time() -> None:
     loaders = [
         torchs(Numbers(20), batch_size=2),
         torchs(Numbers(20), batch_size=2),
@@ -233,7 +233,7 @@ def test_two_loaders_and_an_own_one_at_the_same_time() -> None:
         assert len({str(b[0].tolist()) for b in batches}) == 1
 
 
-def test_nothing_is_left_behind() -> None:
+def test_used_context_leaves_no_streams_or_threads() -> None:
     before, feeders = threading.active_count(), context()
     for persistent in (False, True):
         loader = torchs(
@@ -261,7 +261,7 @@ def stateful(**options: Any) -> StatefulDataLoader:
 @pytest.mark.parametrize(
     "options", [{}, {"snapshot_every_n_steps": 3}, {"persistent_workers": True}], ids=str
 )
-def test_torchdatas_loader_goes_on_from_any_batch(options: dict[str, Any]) -> None:
+def test_torchdatas_loader_resumes_from_any_batch(options: dict[str, Any]) -> None:
     torch.manual_seed(5)
     expected = [fingerprint(b) for b in stateful(**options)]
     assert expected == seeded(DataLoader(Augmented(30), 4, num_workers=2))

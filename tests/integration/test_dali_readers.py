@@ -138,7 +138,7 @@ def databases(folder: Path) -> tuple[Callable[..., Any], list[Row]]:
 
 @pytest.mark.parametrize("written", [tfrecords, tars, records, databases])
 @pytest.mark.quick("tfrecords", "tars")
-def test_a_reader_of_dalis_gives_on_feeders_what_the_package_of_its_format_gives(
+def test_dali_reader_on_feeders_matches_the_formats_own_package(
     tmp_path: Path, written: Callable[[Path], tuple[Callable[..., Any], list[Row]]]
 ) -> None:
     reader, expected = written(tmp_path)

@@ -58,14 +58,16 @@ def test_a_pipe_is_dealt_and_seeded_as_by_torchs_workers(
 
 
 @pytest.mark.parametrize("name", ["shuffled and dealt", "dealt and shuffled"])
-def test_a_pipe_with_persistent_workers_has_another_order_each_epoch(rig: Rig, name: str) -> None:
+def test_pipe_with_persistent_workers_reshuffles_each_epoch(rig: Rig, name: str) -> None:
     expected = epochs(torch.utils.data.DataLoader, PIPES[name](), 2, persistent_workers=True)
     found = epochs(DataLoader, PIPES[name](), 2, persistent_workers=True)
     assert found == expected
     assert found[0] != found[1]
 
 
-def test_a_users_worker_init_fn_runs_behind_the_dealing(rig: Rig, capfd: pytest.CaptureFixture[str]) -> None:
+def test_users_worker_init_fn_runs_after_sharding_is_applied(
+    rig: Rig, capfd: pytest.CaptureFixture[str]
+) -> None:
     def init(worker: int) -> None:
         assert len(list(torch.utils.data.get_worker_info().dataset)) == 2, worker
 
@@ -84,7 +86,7 @@ class Long(IterableDataset):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_stream_that_is_longer_than_its_len_is_warned_of_once(rig: Rig, workers: int) -> None:
+def test_stream_longer_than_its_len_warns_once(rig: Rig, workers: int) -> None:
     loader = DataLoader(Long(), batch_size=2, num_workers=workers)
     assert len(loader) == 4
     with warnings.catch_warnings(record=True) as caught:

@@ -196,19 +196,19 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.quick("ParquetDataset", "LmdbRows", "Hdf5Rows", "Pictures")
-def test_files_that_are_opened_in_the_process_that_reads_them(rig: Rig, files: Path, kind: type[Rows]):
+def test_files_opened_in_the_reading_process_give_torchs_batches(rig: Rig, files: Path, kind: type[Rows]):
     theirs, ours = both(lambda: kind(files), shuffle=True)
     assert ours == theirs
     assert len(ours) == SAMPLES // 4
 
 
 @pytest.mark.parametrize("kind", [ParquetDataset, ArrowTable, Pictures])
-def test_what_is_opened_with_the_dataset_and_travels(rig: Rig, files: Path, kind: type[Rows]):
+def test_shippable_open_files_of_a_dataset_give_torchs_batches(rig: Rig, files: Path, kind: type[Rows]):
     theirs, ours = both(lambda: kind(files, opens_at_once=True), shuffle=True)
     assert ours == theirs
 
 
-def test_a_source_of_array_record_that_is_made_with_the_dataset_travels(rig: Rig, files: Path):
+def test_open_array_record_source_of_a_dataset_is_shipped(rig: Rig, files: Path):
     """torch's forked workers crash by it, so the same rows of another file are the reference."""
     found = []
     for dataset in (LmdbRows(files), ArrayRecordRows(files, opens_at_once=True)):
@@ -219,7 +219,7 @@ def test_a_source_of_array_record_that_is_made_with_the_dataset_travels(rig: Rig
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_opened_with_the_dataset_and_is_refused_by_its_name(rig: Rig, files: Path, kind: type[Rows]):
+def test_open_files_that_cannot_be_shipped_are_refused_by_name(rig: Rig, files: Path, kind: type[Rows]):
     dataset = kind(files, opens_at_once=True)
     try:
         with pytest.raises(InputError, match=r"when __getitem__ first needs it") as caught:
@@ -317,7 +317,7 @@ class ObjectsOfArrow(Rows):
         return np.array(self.opened.take([number])["x"][0].as_py())
 
 
-def test_objects_of_s3_are_read_with_the_credentials_of_the_script(rig: Rig, bucket: str):
+def test_s3_objects_are_read_with_the_scripts_credentials(rig: Rig, bucket: str):
     theirs, ours = both(Objects, shuffle=True)
     assert ours == theirs
 
@@ -343,7 +343,7 @@ class Keeping(Objects):
         return len(self.store.cat(f"files/{number}.jpg"))
 
 
-def test_a_file_system_that_the_dataset_keeps_is_not_fork_safe_as_with_torch(rig: Rig, bucket: str):
+def test_file_system_kept_by_a_dataset_is_not_fork_safe_as_in_torch(rig: Rig, bucket: str):
     for kind in (torch.utils.data.DataLoader, DataLoader):
         with pytest.raises(RuntimeError, match="not fork-safe"):
             next(iter(kind(Keeping(), batch_size=4, num_workers=1)))

@@ -130,12 +130,12 @@ def drawn(number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("draws", [False, True])
-def test_nodes_are_made_by_feeders(rig: Rig, draws: bool):
+def test_torchdata_nodes_run_in_feeders(rig: Rig, draws: bool):
     theirs, ours = both(lambda: Nodes(SAMPLES, draws=draws))
     assert ours == theirs
 
 
-def test_nodes_that_draw_nothing_go_on_from_their_state(rig: Rig):
+def test_nodes_without_random_draws_resume_from_their_state(rig: Rig):
     def loader() -> DataLoader[Any]:
         torch.manual_seed(1)
         return DataLoader(Nodes(3000), batch_size=4, num_workers=2)
@@ -143,7 +143,7 @@ def test_nodes_that_draw_nothing_go_on_from_their_state(rig: Rig):
     assert resumed(loader, batches=300, slots=None)
 
 
-def test_a_loader_of_ours_is_the_source_of_nodes(rig: Rig):
+def test_our_loader_serves_as_the_source_of_nodes(rig: Rig):
     def made() -> nodes.Loader[Any]:
         torch.manual_seed(1)
         loader = DataLoader([sample(i) for i in range(40)], batch_size=4, num_workers=2, shuffle=True)
@@ -177,13 +177,13 @@ def test_litdata(rig: Rig, chunks: str, more: dict[str, Any]):
     assert ours == theirs
 
 
-def test_litdatas_shares_of_two_ranks_do_not_overlap(rig: Rig, chunks: str, monkeypatch: pytest.MonkeyPatch):
+def test_litdata_shares_of_two_ranks_do_not_overlap(rig: Rig, chunks: str, monkeypatch: pytest.MonkeyPatch):
     first, second = halves(lambda: litdata.StreamingDataset(chunks, shuffle=True), monkeypatch)
     assert not first & second
     assert first | second == set(range(SAMPLES))
 
 
-def test_litdata_is_gone_on_with_from_the_start_of_its_slots(
+def test_litdata_resumes_by_replaying_its_slots_from_the_start(
     rig: Rig, chunks: str, capsys: pytest.CaptureFixture[str]
 ):
     """Its `state_dict` wants to be told how many samples were had, which its own loader does."""
@@ -229,7 +229,7 @@ def test_mosaicml_streaming(rig: Rig, mds: Callable[..., Any], more: dict[str, A
     assert gone_on_with(lambda: mds(**more), 21) == theirs[21:] != []
 
 
-def test_streamings_epochs_are_shuffled_anew(rig: Rig, mds: Callable[..., Any]):
+def test_streaming_reshuffles_each_epoch(rig: Rig, mds: Callable[..., Any]):
     """The number of the epoch is in memory that trainer and feeders share: feeders on another machine have none."""
     loader = DataLoader(mds(shuffle=True), batch_size=4, num_workers=2)
     first, second = ([int(i) for batch in loader for i in batch["id"]] for _ in range(2))

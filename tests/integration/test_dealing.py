@@ -83,7 +83,7 @@ def dealt(order: list[str], ranks: int, steps: int | None = None) -> list[list[s
 
 @STAGES
 @pytest.mark.quick("unstaged")
-def test_three_files_feed_eight_ranks_in_equal_steps_and_each_sample_is_made_once(
+def test_three_files_feed_eight_ranks_evenly_and_once_per_sample(
     rig: Rig, ran: Ran, tmp_path: Path, stage: str
 ):
     log = tmp_path / "log"
@@ -110,7 +110,7 @@ def test_shards_of_any_length_are_dealt_to_two_ranks(rig: Rig, ran: Ran, workers
     ids=str,
 )
 @pytest.mark.quick("2-(4, 0)-unstaged", "3-(2, 4)-stage", "4-(28, 0, 10, 80)-unstaged", "8-(400, 20)-stage")
-def test_an_epoch_ends_however_far_ahead_ranks_ask(
+def test_epoch_ends_however_large_the_ranks_windows_are(
     rig: Rig, ran: Ran, ranks: int, lengths: tuple[int, ...], stage: str
 ):
     data = {"lengths": lengths}
@@ -120,12 +120,12 @@ def test_an_epoch_ends_however_far_ahead_ranks_ask(
 
 
 @STAGES
-def test_ranks_that_wait_for_nobody_get_the_same(rig: Rig, ran: Ran, stage: str):
+def test_unsynchronised_ranks_get_the_same_batches(rig: Rig, ran: Ran, stage: str):
     found = ran(rig, ranks=3, workers=2, together=False, stage=stage)
     assert [rank["digests"] for rank in found] == dealt(in_order(Shards(), 2, stage), 3)
 
 
-def test_a_stage_draws_as_in_one_process_whichever_rank_has_the_batch(rig: Rig, ran: Ran):
+def test_stage_draws_the_same_whichever_rank_gets_the_batch(rig: Rig, ran: Ran):
     torch.manual_seed(7)
     (one,) = ran(rig, ranks=1, workers=2, stage="noisy")
     three = ran(rig, ranks=3, workers=2, stage="noisy")
@@ -133,7 +133,7 @@ def test_a_stage_draws_as_in_one_process_whichever_rank_has_the_batch(rig: Rig, 
     assert len(set(one["digests"])) == len(one["digests"])
 
 
-def test_an_error_of_a_stage_is_one_ranks_and_the_others_go_on(rig: Rig, ran: Ran):
+def test_stage_error_hits_one_rank_and_the_others_continue(rig: Rig, ran: Ran):
     found = ran(rig, ranks=2, workers=2, stage="picky")
     order = in_order(Shards(), 2)
     failed = sum(rank["digests"].count("error") for rank in found)
@@ -162,7 +162,7 @@ def test_the_last_batches_are_padded_on_request_or_refused(rig: Rig, ran: Ran, s
 
 @STAGES
 @pytest.mark.quick("unstaged")
-def test_all_ranks_go_on_from_the_state_of_the_first(rig: Rig, ran: Ran, stage: str):
+def test_all_ranks_resume_from_the_first_ranks_state(rig: Rig, ran: Ran, stage: str):
     order = in_order(Shards(), 3, stage)
     for stop in range(0, len(order) // 2 + 1, 5):
         first = ran(rig, ranks=2, workers=3, stop=stop, stage=stage)
@@ -175,7 +175,7 @@ def test_all_ranks_go_on_from_the_state_of_the_first(rig: Rig, ran: Ran, stage: 
 @STAGES
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (4, 1), (1, 2)])
 @pytest.mark.quick("2-3-unstaged", "4-1-stage")
-def test_another_number_of_ranks_goes_on_with_the_same_order(
+def test_different_number_of_ranks_resumes_in_the_same_order(
     rig: Rig, ran: Ran, before: int, after: int, stage: str
 ):
     order = in_order(Shards(), 3, stage)
@@ -186,9 +186,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_order(
 
 @STAGES
 @pytest.mark.quick("stage")
-def test_a_resumed_epoch_begins_at_the_snapshots_of_the_first_rank(
-    rig: Rig, ran: Ran, tmp_path: Path, stage: str
-):
+def test_resumed_epoch_begins_at_the_first_ranks_snapshots(rig: Rig, ran: Ran, tmp_path: Path, stage: str):
     log, samples = tmp_path / "log", 2400
     data = {"samples": samples, "log": str(log)}
     first = ran(rig, ranks=2, workers=2, kind="WithState", dataset=data, stop=550, stage=stage)
@@ -203,7 +201,7 @@ def test_a_resumed_epoch_begins_at_the_snapshots_of_the_first_rank(
 
 
 @STAGES
-def test_an_error_in_mid_shard_is_one_ranks_and_the_others_go_on(rig: Rig, ran: Ran, stage: str):
+def test_error_in_mid_shard_hits_one_rank_and_the_others_continue(rig: Rig, ran: Ran, stage: str):
     torch.manual_seed(7)
     whole = Both(Failing(), bright) if stage else Failing()
     iterator, order = iter(torch.utils.data.DataLoader(whole, batch_size=2, num_workers=2)), []
@@ -219,7 +217,7 @@ def test_an_error_in_mid_shard_is_one_ranks_and_the_others_go_on(rig: Rig, ran: 
     assert sorted("shard 3 is damaged" in rank["ended"] for rank in found) == [False, True]
 
 
-def test_ranks_with_other_seeds_or_data_are_told_instead_of_getting_a_mixture(rig: Rig, ran: Ran):
+def test_ranks_with_different_seeds_data_or_workers_are_refused(rig: Rig, ran: Ran):
     slow = {"lengths": [400, 400], "pause_s": 0.005}
     config: dict[str, Any] = {"ranks": 2, "workers": 1, "together": False, "dataset": slow}
     said = [rank["ended"] for rank in ran(rig, **config, seeds=[1, 2])]
@@ -231,18 +229,18 @@ def test_ranks_with_other_seeds_or_data_are_told_instead_of_getting_a_mixture(ri
     assert any("num_workers" in text for text in said)
 
 
-def test_a_rank_that_looks_at_a_batch_by_itself_is_told_that_epochs_are_begun_together(rig: Rig, ran: Ran):
+def test_rank_that_iterates_alone_fails_with_a_hint_to_iterate_together(rig: Rig, ran: Ran):
     slow = {"lengths": [400, 400], "pause_s": 0.005}
     found = ran(rig, ranks=2, workers=1, together=False, dataset=slow, peeks=True)
     assert "call iter(loader) equally often in all ranks" in found[0]["ended"]
 
 
-def test_a_rank_that_comes_late_has_all_of_its_share(rig: Rig, ran: Ran):
+def test_late_rank_still_gets_its_whole_share(rig: Rig, ran: Ran):
     found = ran(rig, ranks=2, workers=1, together=False, late_s=2.0, dataset={"pause_s": 0.004})
     assert [rank["digests"] for rank in found] == dealt(in_order(Shards(), 1), 2)
 
 
-def test_a_bare_number_of_batches_is_no_place_in_a_dealt_epoch(rig: Rig):
+def test_batch_count_is_refused_as_the_state_of_a_dealt_epoch(rig: Rig):
     loader = DataLoader(Shards(), batch_size=2, num_workers=2, tail="drop")
     loader.load_state_dict({"batches": 3})
     with pytest.raises(InputError, match="state_dict"):
@@ -257,12 +255,12 @@ def test_a_bare_number_of_batches_is_no_place_in_a_dealt_epoch(rig: Rig):
         ({"dataset": [1, 2], "num_workers": 2, "tail": "drop"}, "DistributedSampler"),
     ],
 )
-def test_what_tail_is_not_for_is_refused_at_once(arguments: dict[str, Any], said: str):
+def test_invalid_use_of_tail_is_refused_at_once(arguments: dict[str, Any], said: str):
     with pytest.raises(ValueError, match=said):
         DataLoader(**{"dataset": Shards(), **arguments})
 
 
-def test_a_rank_that_nobody_knows_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+def test_missing_rank_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="RANK from 0 to 1"):
         iter(DataLoader(Shards(), num_workers=1, tail="drop"))

@@ -102,7 +102,7 @@ def in_order(batches: Any) -> list[int]:
     return [int(i) for batch in batches for i in batch[0]]
 
 
-def test_simulated_without_the_event_batches_are_other_ones(
+def test_simulated_copies_without_the_event_corrupt_batches(
     rig: Rig, late: BusyDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What shows that the tests here can fail."""
@@ -115,7 +115,7 @@ def lies_in(tensor: torch.Tensor, regions: dict[int, int]) -> bool:
     return any(begin <= tensor.data_ptr() < begin + nbytes for begin, nbytes in regions.items())
 
 
-def test_simulated_a_loader_beside_one_with_a_device_has_copies_of_what_the_device_reads_by_itself(
+def test_simulated_loader_next_to_one_with_a_device_gets_copies(
     late: BusyDevice, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A view of registered memory that the user copies without blocking is read after the view is gone."""
@@ -153,9 +153,7 @@ def is_the_same_everywhere(kind: str, *, staged: bool, found: tuple[list[str], s
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.quick("map", "slots", "staged")
-def test_simulated_batches_on_a_device_are_those_of_the_host_with_a_stage_and_without(
-    rig: Rig, late: BusyDevice, kind: str
-) -> None:
+def test_simulated_batches_on_a_device_equal_the_hosts(rig: Rig, late: BusyDevice, kind: str) -> None:
     plain = epochs(LOADERS[kind])
     assert epochs(LOADERS[kind], device="late") == plain
     assert late.copies > 0
@@ -169,15 +167,13 @@ def test_simulated_batches_on_a_device_are_those_of_the_host_with_a_stage_and_wi
 
 
 @pytest.mark.quick("1")
-def test_simulated_a_stage_gives_the_same_in_this_process_and_over_the_service(
-    rig: Rig, late: BusyDevice
-) -> None:
+def test_simulated_stage_gives_the_same_in_process_and_over_the_service(rig: Rig, late: BusyDevice) -> None:
     options: dict[str, Any] = {"device": "late", "device_stage": noisy}
     for kind in ("map", "in batches"):
         assert epochs(LOADERS[kind], num_workers=0, **options) == epochs(LOADERS[kind], **options)
 
 
-def test_simulated_a_stage_draws_anew_for_each_batch_that_no_feeder_could_send(late: BusyDevice) -> None:
+def test_simulated_stage_draws_differ_for_unsendable_batches(late: BusyDevice) -> None:
     def drawn() -> list[str]:
         torch.manual_seed(1)
         loader = DataLoader(
@@ -195,7 +191,7 @@ def with_a_function(samples: list[Any]) -> Any:
     return torch.tensor([i for i, *_ in samples]), lambda: None
 
 
-def test_simulated_an_exception_of_a_signals_handler_loses_no_batch_that_waits(
+def test_simulated_signal_handler_exception_loses_no_waiting_batch(
     rig: Rig, late: BusyDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes when the batch is about to be taken, and again behind each: the loop goes on after it."""
@@ -214,7 +210,7 @@ def test_simulated_an_exception_of_a_signals_handler_loses_no_batch_that_waits(
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", ["map", "slots", "staged"])
-def test_simulated_errors_that_take_no_batch_are_told_one_by_one_and_the_batches_come_after_them(
+def test_simulated_errors_without_a_batch_come_before_all_batches(
     rig: Rig, late: BusyDevice, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More of them than batches are sent ahead."""
@@ -250,7 +246,7 @@ class Endless(data.IterableDataset):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_simulated_a_stream_that_torch_makes_goes_to_the_device_too(
+def test_simulated_stream_made_by_torch_reaches_the_device_too(
     rig: Rig, late: BusyDevice, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DataLoader, "_is_made_here", lambda _: True)
@@ -261,7 +257,7 @@ def test_simulated_a_stream_that_torch_makes_goes_to_the_device_too(
     assert late.copies == 6
 
 
-def test_simulated_a_stage_draws_anew_in_each_epoch_of_workers_that_torch_keeps(
+def test_simulated_stage_draws_differ_each_epoch_of_persistent_workers(
     rig: Rig, late: BusyDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DataLoader, "_is_made_here", lambda _: True)
@@ -279,9 +275,7 @@ def test_simulated_a_stage_draws_anew_in_each_epoch_of_workers_that_torch_keeps(
     assert len(set(noises)) == len(noises) == 6
 
 
-def test_simulated_places_of_the_pool_come_back_while_the_trainer_does_other_things(
-    rig: Rig, late: BusyDevice
-) -> None:
+def test_simulated_extents_are_returned_while_the_trainer_is_busy(rig: Rig, late: BusyDevice) -> None:
     loader = DataLoader(Sized(1 << 16, 80), batch_size=4, device="late")
     iterator = iter(loader)
     next(iterator)
@@ -332,9 +326,7 @@ def test_simulated_kills_and_a_resume_change_no_batch_of_a_device(
         assert again.digest == digest
 
 
-def test_simulated_an_error_of_a_stage_comes_at_its_turn_and_says_where_it_is_from(
-    rig: Rig, late: BusyDevice
-) -> None:
+def test_simulated_stage_error_is_raised_in_turn_with_its_origin(rig: Rig, late: BusyDevice) -> None:
     def fails(batch: Any, generator: torch.Generator) -> Any:
         if 3 in batch[0]:
             raise LookupError("of the user")
@@ -361,7 +353,7 @@ def test_simulated_an_error_of_a_stage_comes_at_its_turn_and_says_where_it_is_fr
         ("in this process", "batch 1, indices ["),
     ],
 )
-def test_simulated_an_error_of_a_stage_names_what_the_batch_is_made_of(
+def test_simulated_stage_error_names_the_batchs_origin(
     rig: Rig, late: BusyDevice, kind: str, named: str
 ) -> None:
     def fails(batch: Any, generator: torch.Generator) -> Any:
@@ -393,7 +385,7 @@ class Lost(BusyDevice):
         return super().query(event)
 
 
-def test_simulated_a_lost_device_is_told_by_next_and_its_thread_ends(
+def test_simulated_device_loss_is_raised_and_ends_the_thread(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = Lost(seed=1)
@@ -457,7 +449,7 @@ del batch
 
 
 @pytest.mark.quick("1")
-def test_a_script_that_ends_while_a_stage_runs_waits_for_it_and_ends_with_0(rig: Rig) -> None:
+def test_script_ending_during_a_stage_waits_for_it_and_exits_0(rig: Rig) -> None:
     script = ENDS_DURING_A_STAGE.format(support=str(ROOT / "tests" / "support"))
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -471,7 +463,7 @@ def test_a_script_that_ends_while_a_stage_runs_waits_for_it_and_ends_with_0(rig:
     assert 2 <= done.stdout.count("made") <= 3, "that of the batch it had, and of those ahead"
 
 
-def test_simulated_a_stage_that_finds_a_queue_empty_says_so(rig: Rig, late: BusyDevice) -> None:
+def test_simulated_queue_empty_raised_in_a_stage_is_not_swallowed(rig: Rig, late: BusyDevice) -> None:
     def stage(batch: Any, _: torch.Generator) -> Any:
         return queue.Queue[int]().get_nowait()
 
@@ -484,7 +476,7 @@ def test_simulated_a_stage_that_finds_a_queue_empty_says_so(rig: Rig, late: Busy
         next(iterator)
 
 
-def test_simulated_an_error_that_was_caught_holds_no_batch(rig: Rig, late: BusyDevice) -> None:
+def test_simulated_caught_stage_error_holds_no_batch(rig: Rig, late: BusyDevice) -> None:
     def stage(batch: Any, _: torch.Generator) -> Any:
         raise ValueError("a broken picture")
 
@@ -521,7 +513,7 @@ def test_simulated_breaks_leave_no_thread(rig: Rig, late: BusyDevice) -> None:
     )
 
 
-def test_a_stage_needs_a_device_and_a_function() -> None:
+def test_stage_without_a_device_or_a_callable_is_refused() -> None:
     with pytest.raises(InputError, match="device_stage= needs device="):
         DataLoader(Numbers(4), device_stage=noisy)
     with pytest.raises(TypeError, match="found str"):
@@ -530,7 +522,7 @@ def test_a_stage_needs_a_device_and_a_function() -> None:
         DataLoader(Numbers(4), device="cpu", prefetch_device=0)
 
 
-def test_a_device_that_is_not_there_is_refused_at_iter(rig: Rig) -> None:
+def test_missing_device_is_refused_at_iter(rig: Rig) -> None:
     if torch.accelerator.is_available():
         pytest.skip("there is one")
     with pytest.raises(InputError, match="device='cuda' needs a device that torch can use here"):

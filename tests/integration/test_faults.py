@@ -131,7 +131,7 @@ def test_the_digest_survives_a_fault_at_a_random_moment(
 
 @pytest.mark.timeout(600)
 @pytest.mark.quick("local")
-def test_the_digest_survives_changes_of_the_number_of_feeders_within_an_epoch(service, reference):
+def test_digest_survives_scaling_feeders_within_an_epoch(service, reference):
     plan = {30: 1, 80: 4, 130: 2, 180: 0}
     back: list[threading.Timer] = []
 
@@ -154,7 +154,7 @@ def test_the_digest_survives_changes_of_the_number_of_feeders_within_an_epoch(se
 
 
 @pytest.mark.quick("local")
-def test_a_frozen_feeder_is_replaced_and_changes_nothing_when_it_thaws(service, reference):
+def test_frozen_feeder_is_replaced_and_thawing_it_changes_nothing(service, reference):
     pid = service.feeder_pids()[0]
     os.kill(pid, signal.SIGSTOP)
     try:

@@ -111,13 +111,13 @@ def flaw(dataset: Any, **options: Any) -> Any:
 # Feeders come and go
 
 
-def test_feeder_that_dies_once_changes_nothing(fleet: Fleet, tmp_path: Path) -> None:
+def test_feeder_dying_once_changes_no_batch(fleet: Fleet, tmp_path: Path) -> None:
     with fleet.revived():
         assert ids(DataLoader(ExitsOnce(tmp_path / "died"), batch_size=5)) == list(range(40))
     assert (tmp_path / "died").exists()
 
 
-def test_feeder_killed_frozen_and_replaced_while_frozen_changes_nothing(fleet: Fleet) -> None:
+def test_feeder_frozen_replaced_and_killed_changes_no_batch(fleet: Fleet) -> None:
     """The frozen one wakes up with work that is long done, under the name of the one in its place."""
     frozen, about = next((p, a) for p, a in fleet.feeders if p.poll() is None)
     found: list[int] = []
@@ -137,7 +137,7 @@ def test_feeder_killed_frozen_and_replaced_while_frozen_changes_nothing(fleet: F
     assert found == list(range(1200))
 
 
-def test_list_that_changes_within_an_epoch_changes_nothing(fleet: Fleet) -> None:
+def test_changing_list_of_feeders_within_an_epoch_changes_no_batch(fleet: Fleet) -> None:
     everyone = fleet.endpoints()
     found: list[int] = []
     for step, batch in enumerate(DataLoader(Numbers(1200, seconds=0.0005), batch_size=5)):
@@ -148,7 +148,7 @@ def test_list_that_changes_within_an_epoch_changes_nothing(fleet: Fleet) -> None
     assert found == list(range(1200))
 
 
-def test_without_any_feeder_the_deadline_says_so(fleet: Fleet) -> None:
+def test_deadline_without_any_feeder_reports_why(fleet: Fleet) -> None:
     fleet.lister.list([], desired=2, notes=("feeder-0: no node has room for it",))
     loader = DataLoader(Numbers(40), batch_size=5)
     try:
@@ -161,7 +161,7 @@ def test_without_any_feeder_the_deadline_says_so(fleet: Fleet) -> None:
     assert ids(loader) == list(range(40))
 
 
-def test_supervisor_that_goes_away_and_comes_back_changes_nothing(fleet: Fleet) -> None:
+def test_supervisor_outage_changes_no_batch(fleet: Fleet) -> None:
     iterator = iter(DataLoader(Numbers(40), batch_size=5))
     found = ids([next(iterator)])
     fleet.lister.close()
@@ -174,7 +174,7 @@ def test_supervisor_that_goes_away_and_comes_back_changes_nothing(fleet: Fleet) 
 
 
 @pytest.mark.parametrize("what", ["torch", "numpy"])
-def test_feeder_of_other_versions_is_left_out_and_named_when_it_is_the_only_one(
+def test_feeder_of_another_version_is_skipped_or_named_if_alone(
     fleet: Fleet, tmp_path: Path, what: str
 ) -> None:
     """The feeder is one that believes to have another version."""
@@ -207,7 +207,7 @@ def test_feeder_of_other_versions_is_left_out_and_named_when_it_is_the_only_one(
 # What feeders load
 
 
-def test_modules_beside_the_script_travel(fleet: Fleet, tmp_path: Path) -> None:
+def test_local_modules_travel_with_the_script(fleet: Fleet, tmp_path: Path) -> None:
     (tmp_path / "mydata").mkdir()
     (tmp_path / "mydata" / "__init__.py").write_text("from mydata.deep import Mine\n")
     (tmp_path / "mydata" / "deep.py").write_text(
@@ -231,7 +231,7 @@ def test_modules_beside_the_script_travel(fleet: Fleet, tmp_path: Path) -> None:
     assert (found.stdout, found.stderr) == ("[0, 2, 4, 6] [0, -1, -2, -3]\n", "")
 
 
-def test_data_that_feeders_do_not_see_are_told_with_the_remedy(fleet: Fleet) -> None:
+def test_data_missing_on_feeders_are_reported_with_the_remedy(fleet: Fleet) -> None:
     with pytest.raises(
         InputError, match=r"'/data/index.bin', which feeders do not see: mount the trainers' data volumes"
     ):
@@ -248,7 +248,7 @@ def test_loader_within_a_feeder_is_refused(fleet: Fleet) -> None:
 # User code at its most unkind
 
 
-def test_error_of_the_users_own_type_comes_whole(fleet: Fleet) -> None:
+def test_error_of_a_users_class_keeps_type_and_attributes(fleet: Fleet) -> None:
     error = flaw(Fails(lambda: CorruptImage("a.png", offset=12)))
     assert type(error) is CorruptImage
     assert (error.path, error.offset) == ("a.png", 12)
@@ -280,7 +280,7 @@ UNKIND = [
 
 
 @pytest.mark.parametrize(("make", "text"), UNKIND)
-def test_any_error_arrives_and_the_other_batches_too(
+def test_any_error_arrives_and_so_do_the_other_batches(
     fleet: Fleet, make: Callable[[], BaseException], text: str
 ) -> None:
     said = "".join(traceback.format_exception_only(flaw(Fails(make))))

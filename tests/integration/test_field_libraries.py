@@ -112,7 +112,9 @@ def test_torchios_loader_draws_the_same_in_each_run(rig: Rig):
 
 def test_torchios_queue_is_refused_by_name(rig: Rig):
     queue = torchio.Queue(subjects(), 8, 2, torchio.UniformSampler(4))
-    with pytest.raises(InputError, match="as torchio's Queue does, stays where that is: num_workers=0"):
+    with pytest.raises(
+        InputError, match="such as torchio's Queue, cannot leave the loader's process: num_workers=0"
+    ):
         iter(DataLoader(queue, batch_size=2, num_workers=1))
 
 
@@ -166,7 +168,7 @@ def pack(found: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_mmengines_structures_arrive_and_draws_are_the_same_in_each_run(rig: Rig):
+def test_mmengine_structures_arrive_and_draws_repeat_in_each_run(rig: Rig):
     def given() -> list[Any]:
         torch.manual_seed(0)
         dataset = Boxes(pipeline=[pack])

@@ -129,7 +129,7 @@ def launch(launcher: str, script: Path, environment: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("launcher", ["spawn", "torchrun", "mpi"])
 @pytest.mark.quick("torchrun", "mpi")
-def test_two_ranks_of_a_launcher_see_their_parts_with_the_bytes_of_the_process_itself(
+def test_two_ranks_of_a_launcher_get_their_shares_byte_for_byte(
     environment: dict[str, str], tmp_path: Path, launcher: str
 ) -> None:
     write(tmp_path, parts=PARTS, train=TRAIN)
@@ -193,7 +193,7 @@ LIGHTNING = """
 """
 
 
-def test_lightning_trains_and_keeps_our_loader_when_it_puts_its_sampler_in(
+def test_lightning_keeps_our_loader_when_it_inserts_its_sampler(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = write(tmp_path, fit=LIGHTNING) / "fit.py"
@@ -283,7 +283,7 @@ FABRIC = """
 """
 
 
-def test_fabric_that_counts_epochs_from_0_goes_on_with_those_that_follow(
+def test_fabric_counting_epochs_from_0_resumes_with_the_next_epoch(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = write(tmp_path, fabric_epochs=FABRIC) / "fabric_epochs.py"
@@ -363,7 +363,7 @@ ACCELERATE = """
 """
 
 
-def test_accelerate_keeps_feeders_in_what_it_prepares(environment: dict[str, str], tmp_path: Path) -> None:
+def test_accelerates_prepared_loader_keeps_feeders(environment: dict[str, str], tmp_path: Path) -> None:
     script = write(tmp_path, prepare=ACCELERATE) / "prepare.py"
     (out,) = run([[script]], [environment], tmp_path)
     first, second = out.splitlines()
@@ -388,13 +388,13 @@ ON_A_DEVICE = """
 """
 
 
-def test_a_device_stage_that_accelerate_would_leave_out_is_told_and_adopt_brings_it_back(
+def test_device_stage_dropped_by_accelerate_is_reported_and_restored(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = write(tmp_path, staged=ON_A_DEVICE) / "staged.py"
     (out,) = run([[script]], [environment], tmp_path)
     first, second = out.splitlines()
-    assert "device_stage= was left out when another library made this loader anew" in first
+    assert "device_stage= was lost when another library rebuilt this loader" in first
     assert second == "[[100, 101, 102, 103], [104, 105, 106, 107]]"
 
 
@@ -437,7 +437,7 @@ STATES = """
 """
 
 
-def test_accelerates_checkpoints_resume_an_adopted_loader_at_the_right_epoch_and_batch(
+def test_accelerate_checkpoints_resume_an_adopted_loader_exactly(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = write(tmp_path, states=STATES) / "states.py"
@@ -506,7 +506,7 @@ SKIPPING = """
 """
 
 
-def test_an_adopted_loader_of_which_batches_are_skipped_after_load_state_goes_on_with_whole_epochs(
+def test_adopted_loader_with_skipped_batches_continues_with_whole_epochs(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = write(tmp_path, skipping=SKIPPING) / "skipping.py"
@@ -578,7 +578,7 @@ UNSEEDED = """
 """
 
 
-def test_an_adopted_loader_of_which_batches_are_skipped_goes_on_in_the_order_of_the_epoch(
+def test_adopted_loader_with_skipped_batches_keeps_the_epochs_order(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = write(tmp_path, unseeded=UNSEEDED) / "unseeded.py"

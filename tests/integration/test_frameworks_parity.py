@@ -63,7 +63,7 @@ def of_rank(rank: int, epoch: int, *, n: int = 60, shuffle: bool = True) -> list
 # Processes
 
 
-def test_ranks_started_by_fork_from_a_parent_whose_loader_is_in_use(rig: Rig, tmp_path: Path) -> None:
+def test_forked_ranks_work_while_the_parents_loader_is_in_use(rig: Rig, tmp_path: Path) -> None:
     text = """
         import multiprocessing
 
@@ -86,7 +86,7 @@ def test_ranks_started_by_fork_from_a_parent_whose_loader_is_in_use(rig: Rig, tm
     assert run(rig, tmp_path, text) == [of_rank(0, 0), of_rank(1, 0)]
 
 
-def test_spawned_processes_without_ranks_are_told_apart_by_their_pids(rig: Rig, tmp_path: Path) -> None:
+def test_spawned_processes_without_ranks_are_distinguished_by_pid(rig: Rig, tmp_path: Path) -> None:
     text = """
         def main(part):
             tell(part, ids(DataLoader(Numbers(60), batch_size=4, sampler=range(part, 60, 2))))

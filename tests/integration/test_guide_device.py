@@ -43,7 +43,7 @@ def run(code: str, **names: Any) -> list[Any]:
     return list(made["loader"])
 
 
-def test_the_codes_of_the_page_are_three() -> None:
+def test_page_has_three_code_blocks() -> None:
     assert len(CODE) == 3
 
 

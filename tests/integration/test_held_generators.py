@@ -180,7 +180,7 @@ QUICK = (
 
 @pytest.mark.quick(*QUICK)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_draws_are_distinct_and_those_of_this_process(case: Callable[[], dict[str, Any]], over) -> None:
+def test_draws_are_distinct_and_equal_to_in_process_draws(case: Callable[[], dict[str, Any]], over) -> None:
     found, digests = [], set()
     for feeders in (0, 1, 3):
         seed(5)
@@ -196,7 +196,7 @@ def test_draws_are_distinct_and_those_of_this_process(case: Callable[[], dict[st
     "name", ["an attribute of a transform", "collate_fn", "numpy's own", "parts", "a slot"]
 )
 @pytest.mark.quick("an attribute of a transform", "parts")
-def test_an_epoch_goes_on_with_the_draws_that_it_had(name: str, over) -> None:
+def test_resumed_epoch_repeats_its_original_draws(name: str, over) -> None:
     seed(5)
     whole = loader(CASES[name], over(3))
     expected = given(whole, 3)
@@ -214,7 +214,7 @@ def test_an_epoch_goes_on_with_the_draws_that_it_had(name: str, over) -> None:
     assert second.digest == whole.digest
 
 
-def test_a_state_between_epochs_goes_on_with_new_draws(over) -> None:
+def test_state_between_epochs_continues_with_new_draws(over) -> None:
     whole = loader(CASES["a closure"], over(1))
     expected = given(whole, 3)
     first = loader(CASES["a closure"], over(1))
@@ -224,7 +224,7 @@ def test_a_state_between_epochs_goes_on_with_new_draws(over) -> None:
     assert given(second, 1) == expected[2 * N :]
 
 
-def test_what_the_user_has_seeded_needs_no_seed_of_torchs(over) -> None:
+def test_generators_seeded_by_the_user_do_not_depend_on_torchs_seed(over) -> None:
     found = []
     for number in (1, 2):
         seed(number)
@@ -232,14 +232,14 @@ def test_what_the_user_has_seeded_needs_no_seed_of_torchs(over) -> None:
     assert found[0] == found[1]
 
 
-def test_another_seed_of_the_user_draws_otherwise(over) -> None:
+def test_different_user_seed_draws_differently(over) -> None:
     found = [
         given(DataLoader(Draws(np.random.default_rng(n).random), SIZE, num_workers=over(1))) for n in (1, 2)
     ]
     assert not set(found[0]) & set(found[1])
 
 
-def test_a_loader_for_each_epoch_draws_anew_as_torchs_does(over) -> None:
+def test_new_loader_for_each_epoch_draws_differently_as_in_torch(over) -> None:
     dataset = Draws(Transform())
     found = [x for _ in range(3) for x in given(DataLoader(dataset, SIZE, num_workers=over(1)), 1)]
     assert len(set(found)) == 3 * N
@@ -247,7 +247,7 @@ def test_a_loader_for_each_epoch_draws_anew_as_torchs_does(over) -> None:
     assert not set(found) & set(validation)
 
 
-def test_feeders_that_are_killed_draw_nothing_else() -> None:
+def test_killed_feeders_change_no_draw() -> None:
     expected = given(loader(lambda: {"dataset": Draws(Transform(), 200)}, 0), 1)
     found: list[float] = []
     with Rig(feeders=3) as rig:
@@ -317,7 +317,7 @@ if __name__ == "__main__":
 """
 
 
-def test_two_runs_of_a_script_have_one_digest(tmp_path: Path) -> None:
+def test_two_runs_of_a_script_have_the_same_digest(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     env = {name: value for name, value in os.environ.items() if name != "DATALOADERJOB_SOCKET"}
@@ -331,7 +331,7 @@ def test_two_runs_of_a_script_have_one_digest(tmp_path: Path) -> None:
     assert words.pop().startswith("48 ")
 
 
-def test_a_loader_without_held_generators_has_tickets_as_before(over) -> None:
+def test_tickets_of_loaders_without_held_generators_are_unchanged(over) -> None:
     made = loader(lambda: {"dataset": list(range(N))}, over(1))
     given(made)
     assert made.state_dict()["draws"] == 0

@@ -71,17 +71,17 @@ FRAMES = {
     "length-2-63": (header(nbytes=2**63), f"a TICKET frame of {2**63} bytes exceeds"),
     "length-2-64": (header(nbytes=2**64 - 1), f"a TICKET frame of {2**64 - 1} bytes exceeds"),
     "room-2-63": (header(room=2**63), "a TICKET frame of 0 bytes exceeds"),
-    "taken-of-none": (header(kind=Kind.TAKEN), "a batch is said to be taken, and none was to be"),
+    "taken-of-none": (header(kind=Kind.TAKEN), "a batch is reported as taken, but none was offered"),
     "no-ticket": (header(nbytes=3) + b"abc", "a ticket needs at least"),
     "no-manifest": (bundle_frame(os.urandom(100)), "a bundle's manifest cannot be read"),
     "nested-manifest": (bundle_frame(b"[" * 100_000), "a bundle's manifest cannot be read"),
-    "manifest-of-another": (bundle_frame(manifest([[DIGEST, 1]])), "came as that of 0000"),
+    "manifest-of-another": (bundle_frame(manifest([[DIGEST, 1]])), "was sent as the manifest of 0000"),
     "blob-of-any-size": (bundle_frame(manifest([[DIGEST, 10**400]])), "no SHA-256"),
     "blob-elsewhere": (bundle_frame(manifest([["../../key", 32]])), "no SHA-256"),
 }  # fmt: skip
 
 
-def test_a_frame_that_makes_no_sense_ends_its_connection_and_is_told(job: LiveJob) -> None:
+def test_malformed_frame_closes_its_connection_with_a_log_line(job: LiveJob) -> None:
     with job.unimpressed():
         for what, (data, text) in FRAMES.items():
             before = job.said().count(text)
@@ -123,7 +123,7 @@ TICKETS = {
 }
 
 
-def test_tickets_that_make_no_sense_fail_by_themselves(job: LiveJob) -> None:
+def test_malformed_tickets_fail_individually(job: LiveJob) -> None:
     bundle = bundle_of(Squares(), job.home / "blobs")
     with job.unimpressed(), receiver(job) as bad:
         bad.know(bundle)
@@ -136,7 +136,7 @@ def test_tickets_that_make_no_sense_fail_by_themselves(job: LiveJob) -> None:
         assert told[-1].batch().tolist() == [9]
 
 
-def test_a_manifest_longer_than_a_feeder_can_hand_on_ends_its_connection(job: LiveJob) -> None:
+def test_manifest_too_long_for_a_feeder_closes_its_connection(job: LiveJob) -> None:
     long = Bundle(blobs=((DIGEST, 1),) * 2500)
     escaped = Bundle(blobs=((DIGEST, 1),), facts={"x": "é" * 30_000})
     with job.unimpressed():
@@ -148,7 +148,7 @@ def test_a_manifest_longer_than_a_feeder_can_hand_on_ends_its_connection(job: Li
         until(lambda: job.said().count(f"exceeds {MAX_MANIFEST_NBYTES}") == 2, what="a line of each")
 
 
-def test_frames_with_a_few_wrong_bytes_end_at_most_their_own_connection(job: LiveJob) -> None:
+def test_frames_with_corrupt_bytes_close_at_most_their_own_connection(job: LiveJob) -> None:
     chance = random.Random(3)
     bundle = bundle_of(Squares(), job.home / "blobs")
     payload = frames.pack_ticket(7, 0, [1, 2])
@@ -196,7 +196,7 @@ SUPERVISED = {
 
 
 @pytest.mark.parametrize("role", SUPERVISED)
-def test_messages_of_junk_end_their_connection_or_are_answered_with_an_error(job: LiveJob, role: str) -> None:
+def test_junk_messages_close_their_connection_or_get_an_error(job: LiveJob, role: str) -> None:
     with job.unimpressed():
         before = job.service.status()
         for message in SUPERVISED[role]:
@@ -229,7 +229,7 @@ NO_MESSAGES: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("what", NO_MESSAGES)
-def test_a_message_that_is_none_ends_its_connection_and_is_told(job: LiveJob, what: str) -> None:
+def test_malformed_message_closes_its_connection_with_a_log_line(job: LiveJob, what: str) -> None:
     make, text = NO_MESSAGES[what]
     data = make()
     with job.unimpressed(), call(job.ports["supervisor"]) as sock:
@@ -242,7 +242,7 @@ def test_a_message_that_is_none_ends_its_connection_and_is_told(job: LiveJob, wh
         assert text in job.said()
 
 
-def test_metrics_of_junk_are_kept_for_as_long_as_their_sidecar_is_there(job: LiveJob) -> None:
+def test_junk_metrics_are_kept_until_their_sidecar_disconnects(job: LiveJob) -> None:
     with job.unimpressed():
         with call(job.ports["supervisor"]) as sock:
             sockets.greet(sock, job.key, role="sidecar", name="junk", job=job.name)
@@ -368,15 +368,13 @@ def taken(rig: InfiltratedRig, what: threading.Event) -> float:
     "wrong_check",
     "body_of_2_63",
 )
-def test_a_feeder_that_breaks_the_protocol_changes_no_batch_and_ends_no_receiver(
-    rig: InfiltratedRig, deed: str
-) -> None:
+def test_feeder_breaking_the_protocol_changes_no_batch(rig: InfiltratedRig, deed: str) -> None:
     with rig.impostor.doing(DEEDS[deed]) as doing:
         assert taken(rig, doing.ended if deed in ENDED else doing.done) < LONGEST_WAIT_S
 
 
 @pytest.mark.parametrize("said", SAID)
-def test_a_feeder_that_lies_about_itself_gets_nothing_to_do(rig: InfiltratedRig, said: str) -> None:
+def test_feeder_with_false_facts_gets_no_work(rig: InfiltratedRig, said: str) -> None:
     with rig.impostor.doing(silent, SAID[said]) as doing:
         assert taken(rig, doing.greeted) < LONGEST_WAIT_S
         assert not doing.done.is_set(), "it was asked for a batch"

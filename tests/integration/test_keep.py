@@ -97,7 +97,7 @@ def environments(tmp_path: Path) -> Iterator[Environment]:
     assert {path.name for path in (tmp_path / "d").iterdir()} <= {".keep"}
 
 
-def test_the_next_script_finds_the_feeders_of_the_one_before(warm):
+def test_next_script_reuses_the_previous_scripts_feeders(warm):
     first = warm.script()
     (service,) = warm.services()
     until(lambda: warm.services()[0].kept_until, 10, "free")
@@ -106,7 +106,7 @@ def test_the_next_script_finds_the_feeders_of_the_one_before(warm):
     assert warm.pids() == [service.about["pid"]]
 
 
-def test_code_that_was_edited_between_two_scripts_counts(warm):
+def test_code_edited_between_two_scripts_takes_effect(warm):
     before = warm.script()
     (warm.folder / "steps.py").write_text("def scaled(i):\n    return i * 1000\n")
     after = warm.script()
@@ -119,7 +119,7 @@ LAUNCH = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29653"}
 """A launch that has the same name each time."""
 
 
-def test_a_launch_of_the_same_name_is_no_reason_to_share_an_environment(warm):
+def test_launches_share_feeders_only_if_their_environments_match(warm):
     warm.script(**LAUNCH)
     (first,) = warm.pids()
     warm.script(**LAUNCH)
@@ -133,7 +133,7 @@ def test_a_launch_of_the_same_name_is_no_reason_to_share_an_environment(warm):
     until(lambda: warm.pids() == [first], 30, "the end of the other one")
 
 
-def test_what_feeders_imported_before_it_was_edited_is_not_used(environment):
+def test_feeders_that_imported_edited_modules_are_not_reused(environment):
     site = environment.folder / "site"
     site.mkdir()
     found = {"PYTHONPATH": str(site)}
@@ -145,7 +145,7 @@ def test_what_feeders_imported_before_it_was_edited_is_not_used(environment):
 
 
 @pytest.mark.slow
-def test_a_service_that_hangs_holds_no_script_s_standard_error(environment):
+def test_hanging_service_does_not_hold_a_scripts_stderr_open(environment):
     environment.script()
     (pid,) = environment.pids()
     os.kill(pid, signal.SIGSTOP)
@@ -156,7 +156,7 @@ def test_a_service_that_hangs_holds_no_script_s_standard_error(environment):
     assert len(environment.pids()) == 2
 
 
-def test_a_script_gets_as_many_feeders_as_it_asks_for(warm):
+def test_script_gets_the_number_of_feeders_it_requests(warm):
     warm.script(2)
     until(lambda: warm.services()[0].snapshot().ready == 2, 30, "two feeders")
     warm.script(1)
@@ -166,14 +166,14 @@ def test_a_script_gets_as_many_feeders_as_it_asks_for(warm):
     assert len(warm.pids()) == 1
 
 
-def test_another_environment_gets_feeders_of_its_own(environment):
+def test_different_environment_gets_its_own_feeders(environment):
     environment.script()
     assert ", 5, " in environment.script(EXTRA="12345")
     assert ", 5, " not in environment.script()
     assert len(environment.pids()) == 2
 
 
-def test_a_script_takes_no_feeders_that_another_one_may_still_use(environment):
+def test_feeders_still_usable_by_another_script_are_not_taken(environment):
     waits = "import time; time.sleep(60)"
     with subprocess.Popen(
         environment.command(1, "", waits), env=environment.variables(), stdout=subprocess.PIPE
@@ -187,7 +187,7 @@ def test_a_script_takes_no_feeders_that_another_one_may_still_use(environment):
             other.kill()
 
 
-def test_feeders_of_a_script_that_was_killed_serve_the_next(warm):
+def test_feeders_of_a_killed_script_serve_the_next(warm):
     kills = "import signal; os.kill(os.getpid(), signal.SIGKILL)"
     with pytest.raises(subprocess.CalledProcessError):
         warm.script(1, "", kills)
@@ -197,7 +197,7 @@ def test_feeders_of_a_script_that_was_killed_serve_the_next(warm):
 
 
 @pytest.mark.slow
-def test_a_service_that_was_killed_is_started_again(environment):
+def test_killed_service_is_started_again(environment):
     environment.script()
     (pid,) = environment.pids()
     os.kill(pid, signal.SIGKILL)
@@ -214,7 +214,7 @@ def test_a_script_that_changes_its_variables_keeps_its_service(environment):
 
 
 @pytest.mark.slow
-def test_launches_of_one_name_after_each_other_get_the_feeders_that_each_asks_for(environment):
+def test_consecutive_launches_of_one_name_get_their_numbers_of_feeders(environment):
     environment.script(2, MASTER_PORT="29500")
     (pid,) = environment.pids()
     environment.script(1, MASTER_PORT="29500")
@@ -223,7 +223,7 @@ def test_launches_of_one_name_after_each_other_get_the_feeders_that_each_asks_fo
 
 
 @pytest.mark.slow
-def test_of_services_for_other_environments_only_two_wait(environment):
+def test_at_most_two_idle_services_for_other_environments_are_kept(environment):
     for number in range(4):
         environment.script(EXTRA=str(number))
     until(lambda: len(environment.pids()) == 3, 30, "the end of the oldest")
@@ -238,7 +238,7 @@ def test_feeders_have_the_variables_of_the_script_that_they_serve(warm):
     assert len(warm.pids()) == 1
 
 
-def test_a_process_without_a_loader_gives_its_place_to_its_child(environment):
+def test_process_that_dropped_its_loader_gives_its_place_to_its_child(environment):
     code = """
 import gc, subprocess
 del globals()["made"]
@@ -265,7 +265,7 @@ def test_two_scripts_at_once_share_no_service(environment):
 
 
 @pytest.mark.slow
-def test_ranks_of_one_launch_share_the_service_that_was_left(environment):
+def test_ranks_of_one_launch_share_the_kept_service(environment):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     for _ in range(2):
         subprocess.run(
@@ -275,7 +275,7 @@ def test_ranks_of_one_launch_share_the_service_that_was_left(environment):
 
 
 @pytest.mark.slow
-def test_feeders_end_once_nobody_has_wanted_them_for_so_long(environment):
+def test_idle_feeders_end_after_the_configured_seconds(environment):
     environment.script(keep="8")
     (pid,) = environment.pids()
     time.sleep(LINGER_S + 1.5)
@@ -284,7 +284,7 @@ def test_feeders_end_once_nobody_has_wanted_them_for_so_long(environment):
 
 
 @pytest.mark.slow
-def test_without_the_variable_nothing_is_kept(environment):
+def test_no_service_is_kept_without_the_variable(environment):
     environment.script()
     (pid,) = environment.pids()
     environment.script(keep="")

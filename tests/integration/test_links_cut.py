@@ -14,7 +14,7 @@ WIDTH = 100_000
 """Floats of a sample: a body of four is 1.6 MB, a hundred times what a receiver takes with a header."""
 
 
-def test_35_links_that_are_cut_within_a_body_lose_no_receiver_and_no_batch() -> None:
+def test_35_links_cut_within_a_body_lose_no_receiver_and_no_batch() -> None:
     with CutRig(2, cuts=CUTS) as rig:
         batches = iter(DataLoader(Numbers(4000, width=WIDTH), batch_size=4))
         first, _ = next(batches)

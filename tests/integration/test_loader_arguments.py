@@ -56,7 +56,7 @@ class LockedStream(Stream):
 # Types
 
 
-def test_the_class_is_generic_as_torchs_is() -> None:
+def test_loader_class_is_generic_like_torchs() -> None:
     class Mine(DataLoader[Tensor]):
         pass
 
@@ -85,7 +85,7 @@ def test_the_class_is_generic_as_torchs_is() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_default_window_is_torchs_where_num_workers_is_given_else_enough_for_the_feeders(
+def test_default_window_is_torchs_or_sized_to_keep_feeders_busy(
     environment: dict[str, str], arguments: dict[str, int], window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
@@ -100,7 +100,7 @@ def test_default_window_is_torchs_where_num_workers_is_given_else_enough_for_the
         assert loader.prefetch_factor == data.DataLoader(Numbers(10), **arguments).prefetch_factor
 
 
-def test_a_window_that_leaves_feeders_idle_is_said_once(
+def test_window_that_leaves_feeders_idle_is_reported_once(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DATALOADERJOB_FEEDERS", "16")
@@ -129,7 +129,7 @@ def service(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_a_loader_counts_from_its_first_iter_on_and_there_are_never_fewer(service: list[int]) -> None:
+def test_feeder_count_grows_at_first_iter_and_never_shrinks(service: list[int]) -> None:
     validation, train = DataLoader(Numbers(5), num_workers=1), DataLoader(Numbers(5), num_workers=3)
     never = DataLoader(Numbers(5), num_workers=1000)
     assert service == []
@@ -141,7 +141,7 @@ def test_a_loader_counts_from_its_first_iter_on_and_there_are_never_fewer(servic
     del never
 
 
-def test_more_workers_than_processors_are_warned_of_as_by_torch(
+def test_more_workers_than_processors_warn_as_in_torch(
     service: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told(kind: type) -> list[str]:
@@ -160,7 +160,7 @@ def test_more_workers_than_processors_are_warned_of_as_by_torch(
 
 
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True, "timeout": 5}], ids=str)
-def test_a_dataset_that_cannot_be_sent_stays_in_the_process_where_num_workers_was_left_out(
+def test_unsendable_dataset_stays_in_process_without_num_workers(
     rig: Rig, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
 ) -> None:
     found = []
@@ -181,13 +181,13 @@ def test_a_dataset_that_cannot_be_sent_stays_in_the_process_where_num_workers_wa
 
 
 @pytest.mark.parametrize("options", [{}, {"timeout": 5, "batch_size": None}], ids=str)
-def test_a_stream_is_one_slot_where_num_workers_was_left_out(rig: Rig, options: dict[str, Any]) -> None:
+def test_stream_is_one_slot_without_num_workers(rig: Rig, options: dict[str, Any]) -> None:
     loader = DataLoader(Stream(), **options)
     for _ in range(2):
         assert [int(x) for x in loader] == list(range(7))
 
 
-def test_a_stream_stays_in_the_process_where_it_cannot_be_sent(
+def test_unsendable_stream_stays_in_process_without_num_workers(
     rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loader = DataLoader(LockedStream())
@@ -215,7 +215,7 @@ class LockedShards(Sharded):
 @pytest.mark.parametrize(
     "options", [{}, {"persistent_workers": True, "timeout": 20}, {"multiprocessing_context": "fork"}], ids=str
 )
-def test_a_stream_of_a_script_by_itself_has_torchs_workers_where_it_cannot_be_sent(
+def test_scripts_unsendable_stream_runs_in_torchs_workers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.delenv(services.SOCKET_VARIABLE, raising=False)
@@ -242,20 +242,20 @@ class Pairs(data.Dataset[Any]):
         return self.Pair(i, self.Pair(i, i * i))
 
 
-def test_a_named_tuple_that_no_module_has_comes_back_as_itself(rig: Rig) -> None:
+def test_nested_named_tuple_class_arrives_unchanged(rig: Rig) -> None:
     for batch in DataLoader(Pairs(), batch_size=2, num_workers=2):
         assert type(batch) is type(batch.square) is Pairs.Pair
         assert batch.square.square.tolist() == [i * i for i in batch.number.tolist()]
 
 
-def test_a_loader_within_a_feeder_works_in_the_process_where_num_workers_was_left_out(
+def test_loader_within_a_feeder_works_in_process_without_num_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(services.IN_FEEDER_VARIABLE, "1")
     assert ids(DataLoader(Numbers(5))) == list(range(5))
 
 
-def test_a_timeout_without_workers_is_refused_as_by_torch() -> None:
+def test_timeout_without_workers_is_refused_as_in_torch() -> None:
     for kind in (data.DataLoader, DataLoader):
         with pytest.raises(AssertionError, match="requires timeout == 0"):
             iter(kind(Numbers(5), num_workers=0, timeout=3))
@@ -287,9 +287,7 @@ class Odd(Numbers):
         return Parcel()
 
 
-def test_pickles_are_allowed_by_the_argument_or_the_environment_of_this_process_only(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pickles_are_allowed_only_by_this_process(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedBatch):
         next(iter(DataLoader(Odd(3), batch_size=None)))
     assert type(next(iter(DataLoader(Odd(3), batch_size=None, allow_pickle=True)))) is Parcel
@@ -297,7 +295,7 @@ def test_pickles_are_allowed_by_the_argument_or_the_environment_of_this_process_
     assert type(next(iter(DataLoader(Odd(3), batch_size=None)))) is Parcel
 
 
-def test_pickles_are_refused_whatever_sidecar_and_feeders_allow(
+def test_pickles_are_refused_even_if_sidecar_and_feeders_allow_them(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def attached(*args: Any) -> attach.Attachment:
@@ -321,7 +319,7 @@ def test_pickles_are_refused_whatever_sidecar_and_feeders_allow(
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}], ids=str)
-def test_next_has_torchs_range_in_a_profile(rig: Rig, options: dict[str, int]) -> None:
+def test_next_appears_in_a_profile_under_torchs_name(rig: Rig, options: dict[str, int]) -> None:
     loader = DataLoader(Numbers(6), batch_size=2, **options)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         assert len(list(loader)) == 3
@@ -333,7 +331,7 @@ def test_next_has_torchs_range_in_a_profile(rig: Rig, options: dict[str, int]) -
 # Rebuilding
 
 
-def test_what_stands_for_num_workers_is_a_number_like_any_other() -> None:
+def test_omitted_num_workers_still_behaves_like_a_number() -> None:
     loader = DataLoader(Numbers(5))
     assert isinstance(loader.num_workers, LeftOut)
     assert loader.num_workers > 0
@@ -341,7 +339,7 @@ def test_what_stands_for_num_workers_is_a_number_like_any_other() -> None:
     assert loader.prefetch_factor is None
 
 
-def test_augmentation_is_that_of_the_process_whatever_the_arguments(rig: Rig) -> None:
+def test_augmentation_equals_the_in_process_one_for_any_arguments(rig: Rig) -> None:
     found = []
     for options in ({"num_workers": 0}, {}, {"num_workers": 3}, {"num_workers": 1, "prefetch_factor": 1}):
         torch.manual_seed(3)

@@ -62,7 +62,7 @@ def pool(rig: Rig, pid: int | None = None) -> dict[str, Any]:
 # The trainer process
 
 
-def test_trainer_has_neither_ray_nor_a_thread_of_ours_in_it(rig: Rig) -> None:
+def test_trainer_imports_no_ray_and_starts_no_thread(rig: Rig) -> None:
     with script("""
         import os, sys
         import torch
@@ -84,7 +84,7 @@ def test_trainer_has_neither_ray_nor_a_thread_of_ours_in_it(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_two_hundred_short_epochs_leave_everything_flat(rig: Rig) -> None:
+def test_two_hundred_short_epochs_do_not_grow_any_resource(rig: Rig) -> None:
     """Memory, descriptors, threads and extents, in trainer, sidecar and feeders."""
     with script("""
         import torch
@@ -146,7 +146,7 @@ threading.Thread(target=lambda: [seen.set() for _ in waits], daemon=True).start(
 }
 
 
-def test_exits_are_clean(rig: Rig, tmp_path: Path) -> None:
+def test_exit_codes_and_output_are_the_scripts_own(rig: Rig, tmp_path: Path) -> None:
     """Exit codes are the script's own, and nothing is said that the script does not say."""
     processes = []
     gate = tmp_path / "gate"
@@ -171,7 +171,7 @@ def test_exits_are_clean(rig: Rig, tmp_path: Path) -> None:
 # Iteration
 
 
-def test_break_and_begin_again(rig: Rig) -> None:
+def test_iteration_restarts_after_a_break(rig: Rig) -> None:
     loader = DataLoader(Numbers(200), batch_size=5)
     for stop in (0, 1, 7, 0):
         for step, batch in enumerate(loader):
@@ -181,7 +181,7 @@ def test_break_and_begin_again(rig: Rig) -> None:
     assert ids(loader) == list(range(200))
 
 
-def test_persistent_iterator_begins_again_after_a_break(rig: Rig) -> None:
+def test_persistent_iterator_restarts_after_a_break(rig: Rig) -> None:
     loader = DataLoader(Numbers(200), batch_size=5, persistent_workers=True)
     for stop in (0, 3, 1):
         for step, batch in enumerate(loader):
@@ -231,7 +231,7 @@ def test_collate_fn_and_num_workers_changed_between_epochs_are_seen(rig: Rig) ->
     assert isinstance(samples, int)
 
 
-def test_client_that_ends_in_one_thread_is_not_met_by_another(
+def test_client_closing_in_one_thread_is_not_reused_by_another(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ending, go = threading.Event(), threading.Event()
@@ -260,7 +260,7 @@ def test_client_that_ends_in_one_thread_is_not_met_by_another(
 
 
 @pytest.mark.slow
-def test_more_iterators_than_there_is_room_for_are_refused(rig: Rig) -> None:
+def test_too_many_live_iterators_are_refused(rig: Rig) -> None:
     loader = DataLoader(Numbers(40), batch_size=10)
     live = [iter(loader) for _ in range(control.ROWS)]
     with pytest.raises(ServiceError, match="at most 64 iterators can live at once: let go of some"):
@@ -276,7 +276,7 @@ def test_exhausted_iterator_stays_exhausted(rig: Rig) -> None:
     assert [next(iterator, "end") for _ in range(3)] == ["end"] * 3
 
 
-def test_sampler_that_fails_raises_at_its_turn(rig: Rig) -> None:
+def test_sampler_error_is_raised_in_turn(rig: Rig) -> None:
     def failing() -> Iterator[list[int]]:
         yield [1, 2]
         yield [3]
@@ -301,7 +301,7 @@ def test_large_index_lists_and_keys_of_any_size_arrive(rig: Rig) -> None:
     assert batch[0].tolist() == list(range(50_000))
 
 
-def test_descriptors_beyond_1024_are_no_hindrance(rig: Rig) -> None:
+def test_file_descriptors_above_1024_work(rig: Rig) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4096, hard)), hard))
     taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
@@ -313,7 +313,7 @@ def test_descriptors_beyond_1024_are_no_hindrance(rig: Rig) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_what_the_iterator_65536_before_left_is_not_taken_for_a_batch(rig: Rig) -> None:
+def test_leftovers_of_iterator_65536_before_are_not_taken_for_a_batch(rig: Rig) -> None:
     before = DataLoader(Numbers(20))
     assert ids(before) == list(range(20))
     before._client._last_stream += 0x10000 - 1
@@ -341,7 +341,7 @@ def test_batches_kept_beyond_the_limit_become_copies_with_one_warning(rig: Rig) 
     assert pool(rig)["copies"] == copies, "with the batches gone, copies end"
 
 
-def test_warning_itself_holds_nothing(rig: Rig) -> None:
+def test_warning_about_held_batches_holds_no_batch(rig: Rig) -> None:
     loader = DataLoader(Sized(1 << 14, 200), batch_size=2)
     hoard: list[Any] = []
     gc.disable()
@@ -356,7 +356,7 @@ def test_warning_itself_holds_nothing(rig: Rig) -> None:
         gc.enable()
 
 
-def test_shared_memory_for_less_than_a_pool_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_smaller_than_a_pool_is_reported(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATALOADERJOB_SOCKET", rig.another_sidecar("small", shared_memory_nbytes=3 << 20))
     with pytest.warns(
         UserWarning, match=r"has no room for a pool of batches of 2\.1 MB; further batches are copied"
@@ -420,7 +420,7 @@ def test_batches_go_to_other_processes(rig: Rig) -> None:
     assert x.share_memory_()[:, 0].tolist() == list(range(4))
 
 
-def test_extents_come_back_when_the_last_view_goes_in_any_thread(rig: Rig) -> None:
+def test_extents_return_when_their_last_view_ends_in_any_thread(rig: Rig) -> None:
     loader = DataLoader(Sized(1 << 16, 48), batch_size=4)
     batches = list(zip(range(8), loader, strict=False))
     until(lambda: pool(rig)["lent"] >= 8)
@@ -463,7 +463,7 @@ def test_used_loader_pickles_and_copies_without_its_connection(rig: Rig) -> None
     assert ids(loader) == list(range(20))
 
 
-def test_loader_can_be_made_anew_from_its_attributes(rig: Rig) -> None:
+def test_loader_can_be_rebuilt_from_its_attributes(rig: Rig) -> None:
     arguments = {
         "batch_size": 3, "sampler": list(range(11)), "num_workers": 2, "collate_fn": list, "drop_last": True,
         "timeout": 9, "worker_init_fn": print, "prefetch_factor": 3, "persistent_workers": True, "allow_pickle": True,
@@ -545,9 +545,7 @@ def next_within() -> Iterator[Callable[[Any, float], Any]]:
     signal.signal(signal.SIGALRM, old)
 
 
-def test_an_interrupt_while_waiting_ends_the_iterator_with_a_word_and_the_state_goes_on(
-    rig: Rig, tmp_path: Path
-) -> None:
+def test_interrupt_during_next_ends_the_iterator_and_the_state_resumes(rig: Rig, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     loader = DataLoader(Gated(gate, at=12), batch_size=3)
     iterator = iter(loader)
@@ -581,7 +579,7 @@ def median_of_next(loader: Any) -> float:
 
 @pytest.mark.parametrize("options", [{"timeout": 20}, {"num_workers": 0}], ids=["service", "in-process"])
 @pytest.mark.quick("service")
-def test_interrupts_at_any_moment_leave_the_state_right_and_the_connection_sound(
+def test_interrupts_at_any_moment_keep_state_digest_and_connection(
     rig: Rig, options: dict[str, int], next_within: Callable[[Any, float], Any]
 ) -> None:
     """Wherever the interrupt came, a loop that goes on from the state sees each batch once, with the same digest."""
@@ -635,7 +633,7 @@ def test_interrupts_at_any_moment_leave_the_state_right_and_the_connection_sound
 
 
 @pytest.mark.parametrize("at", [0, 3])
-def test_an_interrupt_in_one_epoch_of_persistent_workers_does_not_reach_the_next(
+def test_interrupt_in_one_epoch_of_persistent_workers_spares_the_next(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """What was being taken is let go with its epoch, and once: its lease's number is soon another batch's."""
@@ -664,7 +662,7 @@ def test_an_interrupt_in_one_epoch_of_persistent_workers_does_not_reach_the_next
     assert books.leased_nbytes == 0
 
 
-def test_an_error_of_a_signals_handler_behind_a_batch_that_was_taken_ends_the_iterator(
+def test_signal_handler_error_after_taking_a_batch_ends_the_iterator(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a watchdog's TimeoutError: else the batch would be left out without a word."""
@@ -685,7 +683,7 @@ def test_an_error_of_a_signals_handler_behind_a_batch_that_was_taken_ends_the_it
     assert found + ids(loader) == list(range(40))
 
 
-def test_an_interrupt_in_one_epoch_of_torchs_iterator_does_not_reach_the_next(
+def test_interrupt_in_one_epoch_of_torchs_iterator_spares_the_next(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -707,7 +705,7 @@ def test_an_interrupt_in_one_epoch_of_torchs_iterator_does_not_reach_the_next(
         assert ids(loader) == list(range(40))
 
 
-def test_a_sampler_that_an_interrupt_ended_does_not_look_exhausted(rig: Rig) -> None:
+def test_interrupted_sampler_does_not_look_exhausted(rig: Rig) -> None:
     """A generator is over once an exception went through it: the epoch must not end early and in silence."""
 
     class Interrupted(data.Sampler):
@@ -725,7 +723,7 @@ def test_a_sampler_that_an_interrupt_ended_does_not_look_exhausted(rig: Rig) -> 
             next(iterator)
 
 
-def test_keys_that_are_none_are_the_samplers_error_at_their_turn(rig: Rig) -> None:
+def test_invalid_keys_raise_the_samplers_error_in_turn(rig: Rig) -> None:
     batches: Any = [[0, 1], [2, 3], 6, [7]]
     for kind, options, rest in (
         (DataLoader, {}, []),
@@ -739,7 +737,7 @@ def test_keys_that_are_none_are_the_samplers_error_at_their_turn(rig: Rig) -> No
         assert ids(iterator) == rest
 
 
-def test_batches_that_cannot_be_rebuilt_here_give_their_places_back(
+def test_batches_that_cannot_be_rebuilt_return_their_extents(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(*_: object) -> None:
@@ -757,7 +755,7 @@ def test_batches_that_cannot_be_rebuilt_here_give_their_places_back(
     until(lambda: (found := pool(rig))["batches"] == 40 and found["lent"] == 0, what="the end of all leases")
 
 
-def test_tensors_made_for_later_batches_know_no_inference_mode(rig: Rig) -> None:
+def test_tensors_created_for_later_batches_ignore_inference_mode(rig: Rig) -> None:
     """A tensor made under inference_mode() is of no use for training, whichever loop was before."""
     loader = DataLoader(Numbers(200), batch_size=5)
     for mode in (torch.inference_mode(), torch.inference_mode(False)) * 2:
@@ -770,7 +768,7 @@ def test_tensors_made_for_later_batches_know_no_inference_mode(rig: Rig) -> None
     assert weight.grad is not None
 
 
-def test_a_batch_that_was_taken_when_a_slow_sampler_was_interrupted_comes_again(
+def test_batch_taken_when_a_slow_sampler_is_interrupted_is_given_again(
     rig: Rig, next_within: Callable[[Any, float], Any]
 ) -> None:
     """It is interrupted while it draws for later, when a batch has been taken already."""
@@ -802,7 +800,7 @@ def test_a_batch_that_was_taken_when_a_slow_sampler_was_interrupted_comes_again(
 # Forks
 
 
-def test_forked_child_is_refused_and_the_parent_unharmed(rig: Rig) -> None:
+def test_forked_child_is_refused_and_the_parent_is_unharmed(rig: Rig) -> None:
     loader = DataLoader(Numbers(200), batch_size=5)
     iterator = iter(loader)
     kept = next(iterator)
@@ -814,7 +812,7 @@ def test_forked_child_is_refused_and_the_parent_unharmed(rig: Rig) -> None:
     until(lambda: pool(rig)["lent"] <= 2)
 
 
-def test_batches_of_the_parent_do_not_end_with_the_child(rig: Rig) -> None:
+def test_parents_batches_outlive_a_forked_child(rig: Rig) -> None:
     loader = DataLoader(Sized(1 << 14, 400), batch_size=2)
     iterator = iter(loader)
     kept = [next(iterator) for _ in range(6)]
@@ -833,7 +831,7 @@ def test_batches_of_the_parent_do_not_end_with_the_child(rig: Rig) -> None:
     assert all(torch.equal(k, e) for k, e in zip(kept, expected, strict=True)), "a lent batch was overwritten"
 
 
-def test_batches_of_a_forked_child_stay_what_they_were_while_the_parent_goes_on(rig: Rig) -> None:
+def test_batches_of_a_forked_child_stay_intact_while_the_parent_continues(rig: Rig) -> None:
     iterator = iter(DataLoader(Sized(1 << 20, 400), batch_size=2))
     kept = [next(iterator) for _ in range(3)]
     # numpy's, as torch's own threads are not there in a forked child
@@ -856,7 +854,7 @@ def test_batches_of_a_forked_child_stay_what_they_were_while_the_parent_goes_on(
         os.close(fd)
 
 
-def test_leases_that_end_while_a_process_forks_end_afterwards(rig: Rig) -> None:
+def test_leases_ending_during_a_fork_end_afterwards(rig: Rig) -> None:
     iterator = iter(DataLoader(Sized(1 << 14, 400), batch_size=2))
     kept = [next(iterator) for _ in range(6)]
     stop = threading.Event()
@@ -879,7 +877,7 @@ def test_leases_that_end_while_a_process_forks_end_afterwards(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_forked_child_makes_an_iterator_of_its_own(
+def test_forked_child_with_its_own_rank_can_iterate(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, persistent: bool
 ) -> None:
     monkeypatch.setenv("RANK", "0")
@@ -898,7 +896,7 @@ def test_forked_child_makes_an_iterator_of_its_own(
     assert ids([first]) + ids(iterator) == list(range(60))
 
 
-def test_torchs_loader_with_forked_workers_works_beside_ours(rig: Rig) -> None:
+def test_torchs_loader_with_forked_workers_works_next_to_ours(rig: Rig) -> None:
     ours, theirs = (
         DataLoader(Numbers(60), batch_size=5),
         data.DataLoader(Numbers(60), batch_size=5, num_workers=2),
@@ -911,7 +909,7 @@ def test_torchs_loader_with_forked_workers_works_beside_ours(rig: Rig) -> None:
 # The sidecar goes and comes
 
 
-def test_sidecar_that_does_not_come_back_is_told_and_a_new_one_found_later(
+def test_lost_sidecar_is_reported_and_a_new_one_is_found_later(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(attach, "ABSENCE_DEADLINE_S", 1.0)
@@ -921,17 +919,17 @@ def test_sidecar_that_does_not_come_back_is_told_and_a_new_one_found_later(
     next(iterator)
     rig.kill_sidecar()
     with pytest.raises(
-        ServiceUnavailable, match=r"no sidecar came to .* in 1 s \(is its container running\?\)"
+        ServiceUnavailable, match=r"no sidecar appeared at .* within 1 s \(is its container running\?\)"
     ):
         list(iterator)
-    with pytest.raises(ServiceUnavailable, match="no sidecar came"):
+    with pytest.raises(ServiceUnavailable, match="no sidecar appeared"):
         next(iterator)
     assert "no sidecar answers at " in capsys.readouterr().err
     rig.start_sidecar()
     assert ids(loader) == list(range(60))
 
 
-def test_an_interrupt_while_no_sidecar_is_there_comes_at_once_and_the_state_goes_on(
+def test_interrupt_without_a_sidecar_is_immediate_and_the_state_resumes(
     rig: Rig, next_within: Callable[[Any, float], Any]
 ) -> None:
     loader = DataLoader(Numbers(60), batch_size=2)
@@ -949,7 +947,7 @@ def test_an_interrupt_while_no_sidecar_is_there_comes_at_once_and_the_state_goes
     assert found + ids(loader) == list(range(60))
 
 
-def test_batches_of_which_the_memory_holds_three_come_without_a_copy(
+def test_batches_are_not_copied_when_memory_holds_only_three(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nbytes = 40 << 20
@@ -964,9 +962,7 @@ def test_batches_of_which_the_memory_holds_three_come_without_a_copy(
     assert iterator._client.pool.copies == 0  # type: ignore[attr-defined]
 
 
-def test_worker_info_answers_in_feeders_and_worker_init_fn_runs_once_in_each(
-    rig: Rig, tmp_path: Path
-) -> None:
+def test_worker_info_works_in_feeders_and_worker_init_fn_runs_once_each(rig: Rig, tmp_path: Path) -> None:
     class Telling(Numbers):
         def __getitem__(self, i: int) -> Any:
             info = data.get_worker_info()
@@ -984,7 +980,7 @@ def test_worker_info_answers_in_feeders_and_worker_init_fn_runs_once_in_each(
     assert data.get_worker_info() is None
 
 
-def test_ring_is_the_only_memory_of_batches_in_the_trainer(rig: Rig) -> None:
+def test_pool_is_the_only_memory_of_batches_in_the_trainer(rig: Rig) -> None:
     with script(
         """
         from batches import Sized

@@ -161,7 +161,7 @@ def expected(place: Place) -> dict[str, bytes]:
     return place.contents("expected")
 
 
-def test_results_are_those_of_a_plain_loop(place: Place, expected: dict[str, bytes]) -> None:
+def test_results_equal_those_of_a_plain_loop(place: Place, expected: dict[str, bytes]) -> None:
     code, out, err = place.run("points", "columns", "--output", "a/b")
     assert (code, out) == (0, f"a/b: {ROWS} rows in 5 files\n"), err
     assert place.contents("a/b") == expected
@@ -173,7 +173,7 @@ def test_results_are_those_of_a_plain_loop(place: Place, expected: dict[str, byt
 
 
 @pytest.mark.parametrize("name", ["Model", "model"])
-def test_a_module_of_torch_is_in_its_mode_for_inference(place: Place, name: str) -> None:
+def test_torch_module_runs_in_inference_mode(place: Place, name: str) -> None:
     code, _, err = place.run("points", name, "--output", "out")
     assert code == 0, err
     found = torch.tensor(pq.read_table(place.folder / "out")["result"].to_pylist())
@@ -183,7 +183,7 @@ def test_a_module_of_torch_is_in_its_mode_for_inference(place: Place, name: str)
         torch.testing.assert_close(found, torch.nn.Linear(2, 3)(inputs))
 
 
-def test_an_instance_of_a_class_is_made_once_in_a_process(place: Place) -> None:
+def test_class_is_instantiated_once_per_process(place: Place) -> None:
     code, _, err = place.run("Points", "Counting", "--output", "out", feeders=1)
     assert code == 0, err
     found = pq.read_table(place.folder / "out").to_pydict()
@@ -191,14 +191,14 @@ def test_an_instance_of_a_class_is_made_once_in_a_process(place: Place) -> None:
     assert max(found["calls"]) == ROWS // 8
 
 
-def test_batches_are_made_by_a_function_of_the_script(place: Place) -> None:
+def test_batches_can_be_built_by_a_function_of_the_script(place: Place) -> None:
     code, _, err = place.run("points", "first", "--collate-fn", "of_rows", "--output", "out")
     assert code == 0, err
     assert pq.read_table(place.folder / "out")["result"].to_pylist() == [float(i) for i in range(ROWS)]
 
 
 @pytest.mark.timeout(900)
-def test_feeders_that_are_killed_change_nothing(place: Place, expected: dict[str, bytes]) -> None:
+def test_killed_feeders_change_no_result(place: Place, expected: dict[str, bytes]) -> None:
     process = place.start("points", "columns", "--output", "out", pause_s=0.05)
     for number in (1, 3):
         place.wait_for_parts("out", number)
@@ -213,9 +213,7 @@ def test_feeders_that_are_killed_change_nothing(place: Place, expected: dict[str
 
 @pytest.mark.timeout(900)
 @pytest.mark.slow
-def test_a_run_that_is_killed_and_gone_on_with_writes_each_input_once(
-    place: Place, expected: dict[str, bytes]
-) -> None:
+def test_run_killed_and_resumed_writes_each_input_once(place: Place, expected: dict[str, bytes]) -> None:
     for number in (0, 1, 2):
         process = place.start("points", "columns", "--output", "out", pause_s=0.05)
         until(place.feeder_pids, 120, "feeders at work")
@@ -229,28 +227,28 @@ def test_a_run_that_is_killed_and_gone_on_with_writes_each_input_once(
         }
     code, out, err = place.run("points", "columns", "--output", "out")
     assert (code, out) == (0, f"out: {ROWS} rows in 5 files\n"), err
-    assert f"{len(there)} of 5 files are there already" in err
+    assert f"{len(there)} of 5 files exist already" in err
     assert place.contents("out") == expected
     assert pq.read_table(place.folder / "out")["index"].to_pylist() == list(range(ROWS))
 
 
 @pytest.mark.timeout(900)
-def test_ctrl_c_keeps_whole_files_and_says_how_to_go_on(place: Place, expected: dict[str, bytes]) -> None:
+def test_ctrl_c_keeps_whole_files_and_explains_how_to_resume(
+    place: Place, expected: dict[str, bytes]
+) -> None:
     process = place.start("points", "columns", "--output", "out", pause_s=0.05)
     place.wait_for_parts("out", 1)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 130
-    assert f"{len(place.parts('out'))} of 5 files are complete; the same command goes on" in err
+    assert f"{len(place.parts('out'))} of 5 files are complete; repeat the command to resume" in err
     assert "Traceback" not in err
     assert place.run("points", "columns", "--output", "out")[0] == 0
     assert place.contents("out") == expected
 
 
 @pytest.mark.timeout(900)
-def test_an_error_names_the_index_and_a_mended_script_goes_on(
-    place: Place, expected: dict[str, bytes]
-) -> None:
+def test_error_names_the_index_and_a_fixed_script_resumes(place: Place, expected: dict[str, bytes]) -> None:
     code, _, err = place.run("Frail", "columns", "--output", "out")
     assert code == 1
     assert "FileNotFoundError: [Errno 2] No such file or directory: '70.jpg'\nraised for index 70 in" in err
@@ -258,12 +256,12 @@ def test_an_error_names_the_index_and_a_mended_script_goes_on(
     (place.folder / "work.py").write_text(SCRIPT.replace("MENDED = False", "MENDED = True"))
     code, _, err = place.run("Frail", "columns", "--output", "out")
     assert code == 0
-    assert "work.py is not what it was then: those files stay as they are" in err
+    assert "work.py has changed since the first run: existing files are kept as they are" in err
     files = {name: data for name, data in expected.items() if name.startswith("part-")}
     assert {name: place.contents("out")[name] for name in files} == files
 
 
-def test_stop_iteration_of_user_code_is_an_error(place: Place) -> None:
+def test_stop_iteration_of_user_code_is_reported_as_an_error(place: Place) -> None:
     code, _, err = place.run("points", "stops", "--output", "out", feeders=1)
     assert code == 1
     assert "no result for rows 0 to 7: RuntimeError: the function raised StopIteration" in err
@@ -274,7 +272,7 @@ def test_an_instance_that_cannot_be_copied_is_refused_and_its_class_is_not(place
     code, _, err = place.run("points", "locked", "--output", "out", feeders=1)
     assert code == 2
     assert "collate_fn._function.lock: _thread.lock" in err
-    assert "collate_fn._function is your function: name a class in its place" in err
+    assert "collate_fn._function is your function: name a class instead" in err
     assert place.run("points", "Locked", "--output", "out", feeders=1)[0] == 0
 
 

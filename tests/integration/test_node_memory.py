@@ -30,7 +30,7 @@ def descendants(pids: list[int]) -> list[int]:
 
 
 @pytest.mark.slow
-def test_four_feeders_hold_a_dataset_of_one_gigabyte_once():
+def test_four_feeders_hold_a_one_gigabyte_dataset_only_once():
     with Rig(feeders=FEEDERS) as rig:
         hosts = [process.pid for process, _ in rig.feeders]
         before = sum(map(pss, descendants(hosts)))

@@ -135,7 +135,7 @@ def test_the_status_of_a_supervisor_is_kept_and_reported_once(job: Job):
     job.run(scenario)
 
 
-def test_a_number_of_feeders_is_asked_for_until_it_is_kept_and_then_no_more(job: Job):
+def test_feeder_count_is_requested_only_until_it_is_reached(job: Job):
     supervisor = job.supervisor(feeders=1)
 
     async def scenario() -> None:
@@ -147,7 +147,7 @@ def test_a_number_of_feeders_is_asked_for_until_it_is_kept_and_then_no_more(job:
     job.run(scenario)
 
 
-def test_one_that_was_started_again_with_another_number_is_put_right(job: Job):
+def test_restarted_supervisor_with_another_feeder_count_is_corrected(job: Job):
     supervisor = job.supervisor(feeders=4)
 
     async def scenario() -> None:
@@ -158,7 +158,7 @@ def test_one_that_was_started_again_with_another_number_is_put_right(job: Job):
     assert supervisor.desired == 2
 
 
-def test_rates_are_of_the_time_between_two_asks(job: Job):
+def test_rates_cover_the_time_between_two_polls(job: Job):
     sidecar = job.supervisor().sidecar()
 
     async def scenario() -> None:
@@ -180,7 +180,7 @@ def test_rates_are_of_the_time_between_two_asks(job: Job):
     job.run(scenario)
 
 
-def test_a_failure_of_a_trainer_is_reported_after_its_end_too(job: Job):
+def test_trainer_failure_is_reported_after_its_end_too(job: Job):
     supervisor = job.supervisor()
     supervisor.ready(0, host="10.0.0.9")
 
@@ -210,14 +210,14 @@ def listening(job: Job) -> socket.socket:
     ("peer", "why"),
     [
         pytest.param(lambda job: None, "Connect call failed", id="nobody is there"),
-        pytest.param(listening, "nothing within 0.5 s at 127.0.0.1", id="it accepts and is silent"),
+        pytest.param(listening, "no answer within 0.5 s from 127.0.0.1", id="it accepts and is silent"),
         pytest.param(
             lambda job: job.supervisor(key=b"another key of 32 bytes at least"), "does not hold this job's key",
             id="it has another key",
         ),
     ],
 )  # fmt: skip
-def test_a_supervisor_that_does_not_answer_is_silent_after_some_polls(
+def test_unresponsive_supervisor_counts_as_silent_after_some_polls(
     job: Job, peer: Callable[[Job], Any], why: str
 ):
     kept = peer(job)
@@ -234,7 +234,7 @@ def test_a_supervisor_that_does_not_answer_is_silent_after_some_polls(
     del kept
 
 
-def test_a_supervisor_that_answers_again_is_silent_no_longer(job: Job):
+def test_supervisor_that_answers_again_is_no_longer_silent(job: Job):
     async def scenario() -> None:
         job.poller.want(KEY, 1)
         await job.until(lambda a: a.silent)
@@ -244,7 +244,7 @@ def test_a_supervisor_that_answers_again_is_silent_no_longer(job: Job):
     job.run(scenario)
 
 
-def test_only_a_ready_head_is_asked_and_another_one_begins_anew(tmp_path: Path):
+def test_only_a_ready_head_is_polled_and_a_new_one_starts_afresh(tmp_path: Path):
     job = Job(tmp_path)
     first, second = job.supervisor("127.0.0.2"), job.supervisor("127.0.0.3", feeders=1)
     first.ready(0)
@@ -268,7 +268,7 @@ def test_only_a_ready_head_is_asked_and_another_one_begins_anew(tmp_path: Path):
     job.run(scenario)
 
 
-def test_an_answer_of_as_many_feeders_as_there_may_be_is_read(job: Job):
+def test_status_with_the_maximum_number_of_feeders_is_read(job: Job):
     supervisor = job.supervisor(feeders=MAX_FEEDERS)
     supervisor.ready(*range(MAX_FEEDERS), host=253 * "h")
 
@@ -307,7 +307,7 @@ class Hostile:
         await asyncio.sleep(60)
 
 
-def test_hostile_heads_take_a_bounded_part_of_the_operators_memory(job: Job, monkeypatch: pytest.MonkeyPatch):
+def test_hostile_heads_use_bounded_memory_of_the_operator(job: Job, monkeypatch: pytest.MonkeyPatch):
     """While they owe an answer, nothing is kept of the status that they have sent."""
     hostile = Hostile(job, supervisor_poller.MAX_STATUS_NBYTES)
 
@@ -333,7 +333,7 @@ def test_hostile_heads_take_a_bounded_part_of_the_operators_memory(job: Job, mon
         tracemalloc.stop()
 
 
-def test_a_status_that_is_too_large_is_refused_before_it_is_read(job: Job):
+def test_oversized_status_is_refused_before_it_is_read(job: Job):
     hostile = Hostile(job, 2 * supervisor_poller.MAX_STATUS_NBYTES)
 
     async def scenario() -> None:
@@ -352,9 +352,7 @@ def stop_answering(job: Job) -> socket.socket:
     return listening(job)
 
 
-def test_a_supervisor_that_has_answered_and_falls_silent_for_long_is_taken_to_hang(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-):
+def test_supervisor_silent_for_long_after_answering_counts_as_hung(job: Job, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(supervisor_poller, "HUNG_S", 2.0)
     job.supervisor()
 
@@ -362,14 +360,14 @@ def test_a_supervisor_that_has_answered_and_falls_silent_for_long_is_taken_to_ha
         job.poller.want(KEY, 1)
         await job.until(lambda a: a.desired == 1)
         with stop_answering(job):
-            await job.until(lambda a: "nothing within" in a.silent and not a.hung)
+            await job.until(lambda a: "no answer within" in a.silent and not a.hung)
             await job.until(lambda a: a.hung)
 
     job.run(scenario)
 
 
 @pytest.mark.parametrize("others", [0, 1], ids=["never-answered", "others-are-silent-too"])
-def test_a_supervisor_that_the_operator_cannot_reach_is_not_replaced(job: Job, others: int):
+def test_unreachable_supervisor_is_not_replaced(job: Job, others: int):
     made = supervisor_poller._Job(1, status=SupervisorStatus(silent="refused"))
     made.answered_at = None if others == 0 else -1e9
     job.poller._jobs = {("team", str(number)): made for number in range(1 + others)}
@@ -379,7 +377,7 @@ def test_a_supervisor_that_the_operator_cannot_reach_is_not_replaced(job: Job, o
     assert job.poller._hangs(made)
 
 
-def test_metrics_of_many_jobs_put_few_of_them_onto_the_queue_at_a_time_and_each_gets_its_turn():
+def test_moved_metrics_of_many_jobs_are_queued_at_a_limited_rate_in_order():
     woken: list[JobKey] = []
     poller = SupervisorPoller(Cache(), ROOT, woken.append)
     keys = [("team", f"job-{number}") for number in range(20)]

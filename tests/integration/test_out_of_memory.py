@@ -81,7 +81,7 @@ LOOP = """
     ("where", "sample"), [pytest.param("sample", "index 13 of batch 3", id="sample"),
                           pytest.param("collate", "index 15 of batch 3", id="collate_fn")]
 )  # fmt: skip
-def test_a_sample_that_takes_all_memory_is_told_in_loop_and_status(where: str, sample: str, tmp_path: Path):
+def test_sample_exhausting_memory_is_reported_in_loop_and_status(where: str, sample: str, tmp_path: Path):
     text = LOOP if where == "sample" else LOOP.replace("Hungry()", "Hungry.__base__ and Calm()")
     calm = "\nclass Calm(Hungry):\n    def __getitem__(self, i):\n        return torch.full((4,), i)\n"
     out, err = run(tmp_path, textwrap.dedent(HUNGRY) + calm + textwrap.dedent(text), WHERE=where)
@@ -97,7 +97,7 @@ def test_a_sample_that_takes_all_memory_is_told_in_loop_and_status(where: str, s
     assert f"feeder-0: the process that makes {sample} ran out of memory" in err
 
 
-def test_a_dataset_too_large_to_load_is_told_as_want_of_memory(tmp_path: Path):
+def test_dataset_too_large_to_load_is_reported_as_out_of_memory(tmp_path: Path):
     grows = """
     class Grows(Hungry):
         def __init__(self):
@@ -116,7 +116,7 @@ def test_a_dataset_too_large_to_load_is_told_as_want_of_memory(tmp_path: Path):
     assert "its control group may use 1.4 GiB" in out
 
 
-def test_a_feeder_that_the_kernel_ends_itself_is_told_as_such(tmp_path: Path):
+def test_feeder_killed_by_the_kernel_is_reported_as_out_of_memory(tmp_path: Path):
     kills = """
     class Chooses(Hungry):
         def __init__(self):

@@ -174,7 +174,7 @@ def test_two_epochs_and_the_generators_afterwards_equal_torchs(service: int, arg
     assert found[0] == found[1]
 
 
-def test_trainers_generators_stay_as_they_were(service: int) -> None:
+def test_trainers_generators_are_left_unchanged(service: int) -> None:
     """Only the draws that torch makes are made: its workers draw from their own generators, and so do feeders."""
     torch.manual_seed(1)
     random.seed(2)
@@ -228,7 +228,7 @@ def test_every_kind_of_leaf_and_container_equals_torchs(service: int) -> None:
         assert epoch(data.DataLoader(Zoo(20), **options)) == epoch(DataLoader(Zoo(20), **options))
 
 
-def test_default_collate_of_all_it_takes_equals_torchs(service: int) -> None:
+def test_default_collate_of_every_supported_type_equals_torchs(service: int) -> None:
     assert epoch(data.DataLoader(Plain(23), batch_size=5)) == epoch(DataLoader(Plain(23), batch_size=5))
 
 
@@ -248,7 +248,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 4])
-def test_keys_of_every_kind_arrive_as_they_are(service: int, batch_size: int | None) -> None:
+def test_keys_of_every_kind_arrive_unchanged(service: int, batch_size: int | None) -> None:
     loaders = [
         kind(Keyed(), batch_size=batch_size, sampler=KEYS, collate_fn=as_list)
         for kind in (data.DataLoader, DataLoader)
@@ -258,7 +258,7 @@ def test_keys_of_every_kind_arrive_as_they_are(service: int, batch_size: int | N
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("batch", [None, [], (), {}, 0, "", b"", torch.empty(0), [[], {}], False])
-def test_batches_that_are_nothing_arrive_too(service: int, batch: Any) -> None:
+def test_empty_and_falsy_batches_arrive(service: int, batch: Any) -> None:
     loaders = [
         kind(Numbers(9), batch_size=2, collate_fn=lambda _: batch) for kind in (data.DataLoader, DataLoader)
     ]
@@ -286,7 +286,7 @@ def test_strides_and_requires_grad_arrive(service: int) -> None:
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("collate_fn", [None, noisy_collate], ids=["default-collate", "drawing-collate"])
 @pytest.mark.parametrize("kind", [Augmented, InBatches])
-def test_random_augmentation_is_the_same_for_any_number_of_feeders(
+def test_random_augmentation_is_independent_of_the_number_of_feeders(
     service: int, kind: Any, collate_fn: Any
 ) -> None:
     def both(**options: Any) -> list[Any]:
@@ -310,9 +310,7 @@ def test_two_draws_of_one_index_get_different_augmentation(service: int) -> None
 @pytest.mark.parametrize(
     "options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2, "prefetch_factor": 3}], ids=str
 )
-def test_sampler_with_feedback_is_asked_as_far_ahead_as_by_torch(
-    service: int, options: dict[str, int]
-) -> None:
+def test_feedback_sampler_is_read_as_far_ahead_as_by_torch(service: int, options: dict[str, int]) -> None:
     def order(kind: type, **options: Any) -> list[list[int]]:
         sampler, taken = Feedback(50, 240), []
         for step, batch in enumerate(kind(Numbers(50), batch_size=4, sampler=sampler, **options)):
@@ -324,7 +322,7 @@ def test_sampler_with_feedback_is_asked_as_far_ahead_as_by_torch(
 
 
 @pytest.mark.parametrize("ahead", [16, 6, 1])
-def test_sampler_with_feedback_is_asked_as_far_ahead_as_the_job_says(
+def test_feedback_sampler_is_read_as_far_ahead_as_the_job_configures(
     service: int, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATALOADERJOB_PREFETCH", str(ahead))
@@ -355,7 +353,7 @@ BATCHES_OF_KEYS: list[Any] = [
 
 
 @pytest.mark.parametrize("dataset", [Given(), GivenTogether()], ids=["one-by-one", "together"])
-def test_a_batch_samplers_batch_arrives_as_the_object_that_it_is(service: int, dataset: Any) -> None:
+def test_batch_of_a_batch_sampler_arrives_as_the_same_kind_of_object(service: int, dataset: Any) -> None:
     loaders = [
         kind(dataset, batch_sampler=BATCHES_OF_KEYS, collate_fn=as_list, num_workers=n)
         for kind, n in ((data.DataLoader, 0), (DataLoader, 0), (DataLoader, 2))
@@ -364,7 +362,7 @@ def test_a_batch_samplers_batch_arrives_as_the_object_that_it_is(service: int, d
     assert theirs == here == ours
 
 
-def test_persistent_workers_give_torchs_order_and_new_augmentation_each_epoch(service: int) -> None:
+def test_persistent_workers_keep_torchs_order_and_augment_each_epoch(service: int) -> None:
     def three_epochs(kind: type, dataset: Any) -> list[Any]:
         torch.manual_seed(8)
         loader = kind(dataset, batch_size=6, shuffle=True, num_workers=1, persistent_workers=True)

@@ -60,13 +60,13 @@ def test_batches_errors_and_digest_are_those_without_parts(rig: Rig, parts: int,
     assert 1 <= sum(isinstance(one, tuple) for one in found[1][0]) <= failing or not failing
 
 
-def test_each_part_is_made_by_another_feeder(rig: Rig):
+def test_parts_of_a_batch_are_made_by_different_feeders(rig: Rig):
     pids = [set(batch["pid"].tolist()) for batch in loader(Counted(120), 3, batch_size=30)]
     assert max(map(len, pids)) == 3
     assert len(set().union(*pids)) == 3
 
 
-def test_a_loader_goes_on_from_any_state(rig: Rig):
+def test_loader_with_parts_resumes_from_any_state(rig: Rig):
     reference = loader(Odd(57), 3)
     torch.manual_seed(7)
     whole = given(reference)
@@ -81,7 +81,7 @@ def test_a_loader_goes_on_from_any_state(rig: Rig):
             assert second.digest == reference.digest
 
 
-def test_the_sidecar_dies_and_no_batch_is_lost_or_repeated(rig: Rig):
+def test_sidecar_death_loses_and_repeats_no_batch(rig: Rig):
     found = []
     for number, batch in enumerate(loader(Numbers(200), 3, shuffle=False)):
         found += batch[0].tolist()
@@ -118,7 +118,7 @@ def test_a_sample_that_ends_its_process_fails_its_batch_alone(rig: Rig):
     assert found == [10, 10, 0, 10]
 
 
-def test_what_is_asked_within_next_is_the_state_before_or_after_it(rig: Rig):
+def test_state_taken_within_next_is_the_one_before_or_after_it(rig: Rig):
     """A handler may save a checkpoint at any time; here a sampler does, and a dataset while it is sent."""
     seen: list[tuple[int, int]] = []
 
@@ -138,7 +138,7 @@ def test_what_is_asked_within_next_is_the_state_before_or_after_it(rig: Rig):
     assert all(samples == 4 * number for number, samples in seen)
 
 
-def test_a_buffer_of_keys_that_a_sampler_fills_anew_is_copied(rig: Rig):
+def test_key_buffer_reused_by_a_sampler_is_copied(rig: Rig):
     class Refilled:
         def __iter__(self):
             keys = np.zeros(4, np.int64)
@@ -155,7 +155,7 @@ def test_a_buffer_of_keys_that_a_sampler_fills_anew_is_copied(rig: Rig):
     assert len(digests) == 1
 
 
-def test_the_first_error_of_a_batch_is_raised_and_no_process_dies_for_a_later_one(rig: Rig):
+def test_first_error_of_a_batch_is_raised_and_later_ones_kill_no_process(rig: Rig):
     found = []
     for parts in (2, None):
         of = loader(Odd(40, "fails and dies"), parts, batch_size=40, shuffle=False)
@@ -165,7 +165,7 @@ def test_the_first_error_of_a_batch_is_raised_and_no_process_dies_for_a_later_on
     assert found[0] == found[1]
 
 
-def test_calls_of_next_are_counted_and_not_parts(rig: Rig):
+def test_next_calls_are_counted_and_not_parts(rig: Rig):
     of = loader(Numbers(80), 4, shuffle=False)
     iterator = iter(of)
     words = iterator._client.control.words
@@ -176,7 +176,7 @@ def test_calls_of_next_are_counted_and_not_parts(rig: Rig):
     assert words[W_READY_CALLS] - before[1] <= 8
 
 
-def test_keys_that_do_not_pickle_are_of_the_batch_that_has_them(rig: Rig):
+def test_unpicklable_keys_fail_only_the_batch_that_has_them(rig: Rig):
     batches = [[0, 1, 2], [3, 4, 5], [6, threading.Lock()]]
     iterator = iter(DataLoader(Numbers(9), batch_sampler=batches, parts=3))
     next(iterator)
@@ -185,7 +185,7 @@ def test_keys_that_do_not_pickle_are_of_the_batch_that_has_them(rig: Rig):
         next(iterator)
 
 
-def test_what_cannot_be_put_together_is_said_and_made_by_one_feeder(
+def test_batches_that_cannot_be_merged_are_reported_and_made_whole(
     rig: Rig, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
     digests, made = set(), []
@@ -196,11 +196,11 @@ def test_what_cannot_be_put_together_is_said_and_made_by_one_feeder(
         made.append(len((tmp_path / f"{parts}").read_text()))
     assert len(digests) == 1
     assert made[0] < made[1] + 200, "only what was ahead by then is made a second time"
-    said = "batches cannot be put together of parts (there is a batch of type OrderedDict)"
+    said = "batches cannot be put together from parts (there is a batch of type OrderedDict)"
     assert said in capsys.readouterr().err
 
 
-def test_what_no_parts_can_be_made_of_is_refused():
+def test_loaders_that_cannot_use_parts_are_refused():
     class Stream(IterableDataset):
         def __iter__(self) -> Any:
             return iter(())

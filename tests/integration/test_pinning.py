@@ -47,7 +47,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return threads
 
 
-def test_simulated_the_thread_that_pins_takes_one_core_and_the_trainer_keeps_its_own(
+def test_simulated_pinning_thread_uses_one_core_and_the_trainer_its_own(
     rig: Rig, pinned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: list[int] = []
@@ -137,14 +137,12 @@ class Failing(Numbers):
         return super().__getitem__(i)
 
 
-def test_simulated_pinning_honours_classes_with_a_pin_memory_of_their_own(
-    rig: Rig, pinned: list[str]
-) -> None:
+def test_simulated_pinning_honours_classes_with_their_own_pin_memory(rig: Rig, pinned: list[str]) -> None:
     loader = DataLoader(Numbers(6), batch_size=3, collate_fn=Own, pin_memory=True, allow_pickle=True)
     assert list(loader) == [([0, 1, 2], "dlj-ahead"), ([3, 4, 5], "dlj-ahead")]
 
 
-def test_simulated_errors_of_samples_and_of_pinning_come_at_their_turn(rig: Rig, pinned: list[str]) -> None:
+def test_simulated_sample_and_pinning_errors_are_raised_in_turn(rig: Rig, pinned: list[str]) -> None:
     loader = DataLoader(Failing(8), collate_fn=Own, pin_memory=True, allow_pickle=True)
     iterator, found = iter(loader), []
     for _ in range(8):
@@ -172,7 +170,7 @@ def test_simulated_timeout_counts_from_when_the_trainer_waits(
     assert ids(iterator) == [2, 3, 4, 5], "nothing is lost"
 
 
-def test_simulated_sidecar_that_dies_loses_no_batch(rig: Rig, pinned: list[str]) -> None:
+def test_simulated_sidecar_death_loses_no_batch(rig: Rig, pinned: list[str]) -> None:
     iterator = iter(DataLoader(Numbers(200), batch_size=2, pin_memory=True))
     found = ids([next(iterator) for _ in range(10)])
     rig.kill_sidecar()
@@ -192,7 +190,7 @@ def test_simulated_pinning_in_the_process_itself(pinned: list[str]) -> None:
     assert set(pinned) == {"MainThread"}
 
 
-def test_without_an_accelerator_it_is_warned_of_as_by_torch_and_nothing_is_pinned(rig: Rig) -> None:
+def test_pin_memory_without_an_accelerator_warns_as_in_torch(rig: Rig) -> None:
     if torch.accelerator.is_available():
         pytest.skip("there is one")
     no_thread()
@@ -221,7 +219,7 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize(("ending", "code"), [("", 0), ("sys.exit(3)", 3)])
-def test_simulated_pinning_leaves_a_process_in_peace_at_its_end(rig: Rig, ending: str, code: int) -> None:
+def test_simulated_pinning_leaves_no_trouble_at_process_exit(rig: Rig, ending: str, code: int) -> None:
     text = textwrap.dedent(SCRIPT).format(ending=ending)
     found = subprocess.run(
         [sys.executable, "-c", text], env={**rig.env, "DATALOADERJOB_SOCKET": rig.socket},

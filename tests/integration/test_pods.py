@@ -89,7 +89,7 @@ def lines(text: str, word: str) -> list[tuple[str, int, str]]:
     return [(m[1], int(m[2]), m[3]) for m in found if m]
 
 
-def test_an_epoch_through_pods_is_that_of_num_workers_0_and_each_pod_shows_its_feeders_output(job: Job):
+def test_epoch_through_pods_equals_num_workers_0_and_pods_show_output(job: Job):
     pods, head, feeders = job
     assert digest_of(loader(Loud(800))) == reference(800)
     for word, which in (("making", "out"), ("native", "err")):
@@ -110,7 +110,7 @@ def test_an_epoch_through_pods_is_that_of_num_workers_0_and_each_pod_shows_its_f
     )
 
 
-def test_pods_that_die_are_replaced_within_an_epoch_and_at_the_end_no_process_is_left(job: Job):
+def test_dead_pods_are_replaced_within_an_epoch_and_leave_no_process(job: Job):
     pods, head, feeders = job
     replaced: list[Pod] = []
 
@@ -136,7 +136,7 @@ def test_pods_that_die_are_replaced_within_an_epoch_and_at_the_end_no_process_is
 
 
 @pytest.mark.slow
-def test_a_pod_is_ready_while_its_feeder_serves_and_one_more_pod_once_it_has_shown_that_it_could(job: Job):
+def test_pod_is_ready_while_its_feeder_serves_or_after_a_passed_trial(job: Job):
     pods, _, feeders = job
 
     def ready(pod: Pod) -> bool:
@@ -159,7 +159,7 @@ def test_a_pod_is_ready_while_its_feeder_serves_and_one_more_pod_once_it_has_sho
 
 
 @pytest.mark.slow
-def test_an_update_moves_a_feeder_to_the_pod_that_is_ready_and_the_other_one_serves_meanwhile(job: Job):
+def test_update_moves_a_feeder_to_a_ready_pod_while_the_other_serves(job: Job):
     pods, _, feeders = job
     new = pods.feeder(2, patience_s=0.0)
     until(lambda: (new.volume / "node" / "ready").exists(), 120, "the new pod is ready")
@@ -180,7 +180,7 @@ def test_an_update_moves_a_feeder_to_the_pod_that_is_ready_and_the_other_one_ser
 
 
 @pytest.mark.slow
-def test_the_head_starts_its_supervisor_again_and_ends_without_its_gcs_and_feeders_join_the_next_one(
+def test_head_restarts_its_supervisor_and_ends_when_its_gcs_dies(
     job: Job,
 ):
     pods, head, feeders = job
@@ -202,7 +202,7 @@ def test_the_head_starts_its_supervisor_again_and_ends_without_its_gcs_and_feede
 
 
 @pytest.mark.slow
-def test_without_the_token_of_the_jobs_ray_a_pod_does_not_join_and_says_so(job: Job):
+def test_pod_with_a_wrong_ray_token_fails_to_join_with_an_error(job: Job):
     pods, _, _ = job
     (pods.home / "wrong").write_text("0" * 64)
     pod = pods.feeder(2, token_path=str(pods.home / "wrong"))
@@ -213,7 +213,7 @@ def test_without_the_token_of_the_jobs_ray_a_pod_does_not_join_and_says_so(job: 
 
 
 @pytest.mark.slow
-def test_a_failure_is_told_with_its_feeder_until_a_batch_is_taken_after_it(job: Job):
+def test_failure_is_reported_until_a_later_batch_is_taken(job: Job):
     pods, _, _ = job
     broken = loader(Broken())
     with pytest.raises(ValueError, match="sample 40"):
@@ -230,7 +230,7 @@ def test_a_failure_is_told_with_its_feeder_until_a_batch_is_taken_after_it(job: 
 
 
 @pytest.mark.slow
-def test_a_worker_register_timeout_that_is_too_short_is_told_and_raising_it_heals(
+def test_short_worker_register_timeout_is_reported_and_raising_it_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     processes_begin_with("import time; time.sleep(2.5)", "default_worker.py", tmp_path, monkeypatch)
@@ -253,7 +253,7 @@ def test_a_worker_register_timeout_that_is_too_short_is_told_and_raising_it_heal
 
 
 @pytest.mark.slow
-def test_a_feeder_whose_image_lacks_a_module_is_told_by_its_name(
+def test_module_missing_in_a_feeder_image_is_reported_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     processes_begin_with("sys.modules['torch'] = None", "dataloaderjob.feeder.host", tmp_path, monkeypatch)
@@ -266,7 +266,7 @@ def test_a_feeder_whose_image_lacks_a_module_is_told_by_its_name(
         assert "ended with code 1: ModuleNotFoundError: import of torch" in why
 
 
-def test_a_pod_waits_for_the_head_says_so_and_gives_up_in_the_end():
+def test_pod_waits_for_the_head_and_finally_gives_up():
     with Pods() as pods:
         patient, hasty = pods.feeder(0), pods.feeder(1, head_timeout_s=1.0, progress_every_s=0.5)
         assert hasty.process.wait(30) == 1
@@ -278,7 +278,7 @@ def test_a_pod_waits_for_the_head_says_so_and_gives_up_in_the_end():
         assert pods.left() == []
 
 
-def test_a_pod_without_key_or_token_ends_with_the_path_that_is_needed():
+def test_pod_without_key_or_token_exits_naming_the_missing_path():
     with Pods() as pods:
         head, feeder = pods.head(key_path="/nowhere/links"), pods.feeder(0, token_path="/nowhere/ray")
         assert (head.process.wait(30), feeder.process.wait(30)) == (1, 1)
@@ -286,7 +286,7 @@ def test_a_pod_without_key_or_token_ends_with_the_path_that_is_needed():
         assert "pod: ERROR the token of the job's Ray is needed in /nowhere/ray" in feeder.err
 
 
-def test_a_folder_too_deep_for_sockets_is_refused_with_the_setting_to_change():
+def test_folder_too_deep_for_sockets_is_refused_naming_the_setting():
     with Pods() as pods:
         pod = pods.feeder(0, temp_dir=str(pods.home / ("x" * 60)))
         assert pod.process.wait(30) == 1

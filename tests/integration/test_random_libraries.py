@@ -76,7 +76,7 @@ def samples_of(loader: Any) -> list[bytes]:
 
 @pytest.mark.quick("OfMonai", "OfAlbumentations")
 @pytest.mark.parametrize("make", [OfMonai, of_monais_dataset, OfAlbumentations])
-def test_a_transform_draws_over_feeders_what_it_draws_here(rig: Rig, make: Callable[[], Any]) -> None:
+def test_transform_draws_the_same_in_feeders_as_in_the_process(rig: Rig, make: Callable[[], Any]) -> None:
     found = [given(workers, make()) for workers in (0, 1)]
     assert found[0] == found[1]
     assert len(set(found[0][0])) == 2 * N
@@ -114,7 +114,7 @@ def flips() -> Any:
 
 
 @pytest.mark.slow
-def test_monais_inverse_takes_back_what_feeders_did_and_batches_name_no_process(rig: Rig) -> None:
+def test_monai_inverse_undoes_feeders_transforms_and_digests_repeat(rig: Rig) -> None:
     pictures = [{"picture": torch.arange(256.0).reshape(16, 16) + i} for i in range(N)]
 
     def given() -> tuple[list[Any], str]:

@@ -115,7 +115,7 @@ def dealt(run: LocalRun) -> list[list[int]]:
 
 
 @pytest.mark.slow
-def test_two_trainers_have_all_of_ray_data_in_order_though_its_process_is_killed(tmp_path: Path):
+def test_ray_data_reaches_two_trainers_in_order_though_its_process_dies(tmp_path: Path):
     project = RayProject(tmp_path, "batches", ray=TASKS)
     with LocalRun(project.path) as run:
         run.until("slot in")
@@ -128,7 +128,7 @@ def test_two_trainers_have_all_of_ray_data_in_order_though_its_process_is_killed
 
 
 @pytest.mark.slow
-def test_two_trainers_have_all_of_ray_data_in_order_though_the_head_of_its_ray_is_killed(tmp_path: Path):
+def test_ray_data_reaches_two_trainers_in_order_though_its_ray_head_dies(tmp_path: Path):
     project = RayProject(tmp_path, "batches", ray=TASKS)
     with LocalRun(project.path) as run:
         run.until("ready after")
@@ -142,9 +142,7 @@ def test_two_trainers_have_all_of_ray_data_in_order_though_the_head_of_its_ray_i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shuffled", "windows"])
-def test_a_shuffle_whose_rows_come_one_by_one_is_another_one_each_epoch_and_the_same_in_each_run(
-    tmp_path: Path, mode: str
-):
+def test_row_shuffle_differs_each_epoch_and_repeats_in_each_run(tmp_path: Path, mode: str):
     """In windows there is a stage, too."""
     project, found = RayProject(tmp_path, mode, ray=TASKS), []
     for _ in range(2):
@@ -160,13 +158,13 @@ def test_a_shuffle_whose_rows_come_one_by_one_is_another_one_each_epoch_and_the_
 
 
 @pytest.mark.slow
-def test_groups_that_are_sorted_come_in_order(tmp_path: Path):
+def test_sorted_groups_arrive_in_order(tmp_path: Path):
     with LocalRun(RayProject(tmp_path, "grouped", ray=TASKS).path) as run:
         assert run.end(END_S) == 0, run.text
     assert dealt(run) == [[i for i in range(2_400) if i % 3]] * 2
 
 
-def test_a_job_without_room_for_tasks_says_what_to_set_and_user_code_knows_nothing_of_ray(tmp_path: Path):
+def test_job_without_room_for_tasks_reports_the_setting_and_hides_ray(tmp_path: Path):
     project = RayProject(tmp_path, "batches")
     script = SCRIPT.replace("torch.manual_seed(5)", TELLING).replace("source = RayData(", "source = Telling(")
     (tmp_path / "train.py").write_text(script)
@@ -177,7 +175,7 @@ def test_a_job_without_room_for_tasks_says_what_to_set_and_user_code_knows_nothi
     assert set(re.findall(r"variables of Ray (.*)", run.text)) == {"[]"}
 
 
-def test_in_the_trainers_own_process_there_is_no_ray(monkeypatch: pytest.MonkeyPatch):
+def test_ray_data_in_the_trainers_process_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     loader = DataLoader(RayData(lambda: None, batch_size=4), batch_size=None, num_workers=0)
     with pytest.raises(InputError, match="num_workers of 1 at least"):
@@ -204,7 +202,7 @@ def test_actors_have_tasks_ahead_unless_the_user_has_set_how_many(
 
 
 @pytest.mark.slow
-def test_the_guides_example_runs_as_it_is_printed(tmp_path: Path):
+def test_example_of_the_guide_runs_as_printed(tmp_path: Path):
     guide = (ROOT / "docs/guide/ray-data.md").read_text()
     for language, name in (("python", "train.py"), ("yaml", "job.yaml")):
         (block,) = re.findall(rf"^```{language}\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)

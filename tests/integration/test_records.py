@@ -55,7 +55,7 @@ def cli(*args: object, code: int, stdin: str = "") -> str:
     return done.stdout + done.stderr
 
 
-def test_a_run_over_feeders_is_equal_to_one_in_the_process_and_to_its_dataset(consume) -> None:
+def test_run_over_feeders_equals_in_process_run_and_its_dataset(consume) -> None:
     feeders, here = consume(), consume(*HERE)
     assert cli("verify", feeders, here, code=0) == "equal: 16 batches of 1 rank\n"
     assert "equal: 16 batches of 1 rank, made again" in cli("verify", feeders, code=0)
@@ -64,16 +64,14 @@ def test_a_run_over_feeders_is_equal_to_one_in_the_process_and_to_its_dataset(co
     )
 
 
-def test_without_the_variable_nothing_is_written_and_the_digests_are_the_same(
-    consume, tmp_path: Path
-) -> None:
+def test_without_the_variable_no_record_is_written_and_digests_are_equal(consume, tmp_path: Path) -> None:
     recorded = start(str(SCRIPT), *HERE, folder=tmp_path / "on", RANK="3").stdout
     assert start(str(SCRIPT), *HERE).stdout == recorded != ""
     assert [path.name for path in tmp_path.iterdir()] == ["on"]
     assert sorted(path.name for path in (tmp_path / "on").iterdir()) == ["blobs", "rank-3"]
 
 
-def test_one_other_key_is_named_with_its_batch(consume) -> None:
+def test_one_different_key_is_reported_with_its_batch(consume) -> None:
     one, other = consume(), consume("--swap", "9", *HERE)
     assert cli("verify", one, other, code=1) == (
         "rank 0, loader 0, epoch 1, batch 2: the keys differ: key number 1 is 9 in one and 21 in the other\n"
@@ -81,7 +79,7 @@ def test_one_other_key_is_named_with_its_batch(consume) -> None:
     assert "equal: 8 batches" in cli("verify", one, other, "--epoch", "0", code=0)
 
 
-def test_other_content_of_one_sample_is_named_with_its_leaf(consume) -> None:
+def test_different_content_of_one_sample_is_reported_with_its_leaf(consume) -> None:
     one, other = consume(), consume("--wrong", "13", *HERE)
     said = cli("verify", one, other, code=1).splitlines()
     where = "rank 0, loader 0, epoch 0, batch 3: "
@@ -90,21 +88,21 @@ def test_other_content_of_one_sample_is_named_with_its_leaf(consume) -> None:
     assert said[1].endswith(" in one and 100.0 in the other (1 of 24 elements of batch['image'] differ)")
 
 
-def test_another_seed_is_named_beside_the_content(consume) -> None:
+def test_different_seed_is_reported_with_the_content(consume) -> None:
     one, other = consume(), consume("--seed", "1", *HERE)
     said = cli("verify", one, other, code=1)
     assert "rank 0, loader 0, epoch 0, batch 0: the keys are the same, and the content differs" in said
     assert "the seeds differ" in said
 
 
-def test_a_run_that_ended_early_lacks_a_batch_and_lacks_few(consume) -> None:
+def test_run_that_ended_early_lacks_a_bounded_number_of_batches(consume) -> None:
     whole, killed = consume(*HERE), consume("--kill-at", "10", *HERE, code=-SIGKILL)
-    assert f"{whole} has this batch, {killed} has it not" in cli("verify", whole, killed, code=1)
+    assert f"{whole} has this batch, {killed} does not" in cli("verify", whole, killed, code=1)
     found = Record.open(killed).batches("0") if list(killed.glob("*/*.rows")) else {}
     assert 10 - sum(map(len, found.values())) <= FLUSH_ROWS
 
 
-def test_a_run_that_was_resumed_in_its_folder_is_equal_to_one_that_was_not(consume, tmp_path: Path) -> None:
+def test_run_resumed_in_its_folder_equals_an_uninterrupted_one(consume, tmp_path: Path) -> None:
     record, state = tmp_path / "record", tmp_path / "state"
     whole = start(str(SCRIPT), *HERE, "--epochs", "3", folder=tmp_path / "whole").stdout
     for epochs in (1, 3):  # an epoch, and then the rest
@@ -117,7 +115,7 @@ def test_a_run_that_was_resumed_in_its_folder_is_equal_to_one_that_was_not(consu
 @pytest.mark.parametrize("kill_at", [10, 15], ids=["first-loader", "second-loader"])
 @pytest.mark.parametrize("workers", [(), HERE], ids=["feeders", "in-process"])
 @pytest.mark.quick("feeders")
-def test_a_run_that_is_killed_right_after_a_checkpoint_lacks_nothing_when_it_is_resumed(
+def test_run_killed_after_a_checkpoint_has_a_full_record_once_resumed(
     consume, tmp_path: Path, workers: tuple[str, ...], kill_at: int
 ) -> None:
     record, state = tmp_path / "record", tmp_path / "state"
@@ -131,7 +129,7 @@ def test_a_run_that_is_killed_right_after_a_checkpoint_lacks_nothing_when_it_is_
     assert "equal: 16 batches of 1 rank, made again" in cli("verify", record, code=0)
 
 
-def test_a_batch_that_failed_is_recorded_and_made_again(consume) -> None:
+def test_failed_batch_is_recorded_and_made_again(consume) -> None:
     feeders, here = consume("--failing", "9"), consume("--failing", "9", *HERE)
     assert "equal: 16 batches" in cli("verify", feeders, here, code=0)
     assert "equal: 16 batches" in cli("verify", feeders, code=0)
@@ -142,9 +140,7 @@ def test_a_batch_that_failed_is_recorded_and_made_again(consume) -> None:
 
 
 @pytest.mark.parametrize("workers", [(), ("--workers", "0")], ids=["feeders", "in-process"])
-def test_a_replayed_batch_is_the_one_that_was_consumed(
-    consume, tmp_path: Path, workers: tuple[str, ...]
-) -> None:
+def test_replayed_batch_equals_the_consumed_one(consume, tmp_path: Path, workers: tuple[str, ...]) -> None:
     record, file = consume(*workers), tmp_path / "batch.pt"
     said = cli("replay", record, "--epoch", "1", "--batch", "2", "--output", file, code=0).splitlines()
     assert said[0].startswith("loader 0, epoch 1, batch 2: indices [8, 9, 10, 11], seed ")
@@ -166,7 +162,7 @@ def test_a_replay_under_the_debugger_stops_where_a_sample_is_made(consume) -> No
     assert "it is what was consumed" in said
 
 
-def test_a_changed_record_or_none_is_refused_with_what_to_do(consume, tmp_path: Path) -> None:
+def test_altered_or_missing_record_is_refused_with_a_remedy(consume, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "holds no record: give the folder of" in cli("verify", tmp_path / "empty", code=2)
     record = shutil.copytree(consume(*HERE), tmp_path / "record")
@@ -177,7 +173,7 @@ def test_a_changed_record_or_none_is_refused_with_what_to_do(consume, tmp_path: 
         "verify", record, code=2
     )
     rows.write_bytes(data)
-    told = "no batch of epoch 7 (they are counted from 0; there are: "
+    told = "no batch of epoch 7 (epochs are counted from 0; recorded: "
     assert told in cli("verify", record, record, "--epoch", "7", code=2)
     assert told in cli("verify", record, "--epoch", "7", code=2)
     said = cli("replay", record, "--epoch", "0", "--batch", "70", code=2)
@@ -196,7 +192,7 @@ def test_a_changed_record_or_none_is_refused_with_what_to_do(consume, tmp_path: 
         pytest.param(lambda record: shutil.rmtree(record / "blobs"), id="no-blobs"),
     ],
 )
-def test_a_record_that_cannot_be_read_is_no_difference(
+def test_unreadable_record_is_an_error_and_not_a_difference(
     consume, tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     record = shutil.copytree(consume(*HERE), tmp_path / "record")
@@ -206,7 +202,7 @@ def test_a_record_that_cannot_be_read_is_no_difference(
     cli("replay", record, "--epoch", "0", "--batch", "0", code=2)
 
 
-def test_ranks_have_folders_of_their_own_and_are_compared_one_by_one(consume, tmp_path: Path) -> None:
+def test_ranks_have_separate_folders_and_are_compared_one_by_one(consume, tmp_path: Path) -> None:
     plain, other = consume(*HERE), consume("--swap", "3", *HERE)
     one, two = shutil.copytree(plain, tmp_path / "one"), shutil.copytree(plain, tmp_path / "two")
     shutil.copytree(plain / "rank-0", one / "rank-1")
@@ -215,9 +211,7 @@ def test_ranks_have_folders_of_their_own_and_are_compared_one_by_one(consume, tm
     assert cli("verify", one, two, code=1).startswith("rank 1, loader 0, epoch 1, batch 0: the keys differ")
 
 
-def test_a_folder_that_cannot_be_written_to_ends_the_record_and_not_the_training(
-    tmp_path: Path, rig: Rig
-) -> None:
+def test_unwritable_folder_ends_the_record_but_not_the_training(tmp_path: Path, rig: Rig) -> None:
     (tmp_path / "file").touch()
     done = start(str(SCRIPT), folder=tmp_path / "file")
     assert done.returncode == 0, done.stderr

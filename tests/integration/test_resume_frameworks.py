@@ -49,7 +49,7 @@ def test_every_loop_of_the_examples_is_here() -> None:
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "fabric" else []) for name in NAMES]
 )
 @pytest.mark.quick("plain", "hugging_face", "lightning_trainer")
-def test_a_loop_killed_in_mid_epoch_ends_as_if_it_had_not_been(name: str, tmp_path: Path, data: Path) -> None:
+def test_loop_killed_in_mid_epoch_resumes_to_the_same_result(name: str, tmp_path: Path, data: Path) -> None:
     whole = start(name, tmp_path / "whole", data)
     stopped = start(name, tmp_path / "stopped", data, STOP_AFTER="19")
     assert stopped.wait(150) == -signal.SIGKILL

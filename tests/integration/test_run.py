@@ -29,7 +29,7 @@ PROVIDERS = pytest.mark.parametrize("provider", ["ray", "local"])
 
 @PROVIDERS
 @pytest.mark.quick("ray")
-def test_two_replicas_train_and_their_batches_are_those_of_the_process_itself(tmp_path: Path, provider: str):
+def test_two_replicas_train_on_the_batches_of_in_process_loading(tmp_path: Path, provider: str):
     project = Project(tmp_path, 400, 0.0, "ddp", replicas=2, feeders=2)
     with LocalRun(project.path, "--provider", provider) as run:
         run.until("starting Ray, the sidecar" if provider == "ray" else "starting the sidecar")
@@ -38,7 +38,7 @@ def test_two_replicas_train_and_their_batches_are_those_of_the_process_itself(tm
     for rank in range(2):
         own = [line for line in run.lines if line.startswith(f"[trainer-{rank}] ")]
         assert digest(own) == project.reference(rank, 2), run.text
-    assert "ignores: spec.trainers.job.template.spec.containers[0].image" in run.lines[0]
+    assert "ignored on one machine: spec.trainers.job.template.spec.containers[0].image" in run.lines[0]
     assert re.search(r"^\[feeder-\d\] making \d00$", run.text, re.MULTILINE), "output of user code in feeders"
     assert re.search(r"small: ended; 40 batches, 0.000 GB, .* s, stall", run.lines[-1])
     assert run.left() == []
@@ -66,7 +66,7 @@ def a_script_beside(folder: Path) -> Iterator[str]:
         process.wait()
 
 
-def test_status_and_scale_of_a_run(
+def test_status_and_scale_commands_control_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     project = Project(tmp_path, 100_000, 0.001)
@@ -111,7 +111,7 @@ def test_status_and_scale_of_a_run(
     assert run.left() == []
 
 
-def test_a_trainer_that_fails_ends_the_others_and_gives_the_exit_code(tmp_path: Path):
+def test_failing_trainer_ends_the_others_and_sets_the_exit_code(tmp_path: Path):
     project = Project(tmp_path, 100_000, 0.001, "crash", replicas=2)
     with LocalRun(project.path, "--provider", "local") as run:
         run.until("starting the sidecar")
@@ -141,7 +141,7 @@ def test_ctrl_c_and_sigterm_end_everything_in_order(tmp_path: Path, provider: st
     assert run.left() == []
 
 
-def test_a_run_that_is_stopped_while_it_starts_leaves_nothing(tmp_path: Path):
+def test_run_stopped_while_it_starts_leaves_nothing_behind(tmp_path: Path):
     with LocalRun(Project(tmp_path, 100, 0.0).path) as run:
         run.until("starting Ray")
         run.find()
@@ -153,7 +153,7 @@ def test_a_run_that_is_stopped_while_it_starts_leaves_nothing(tmp_path: Path):
 
 @PROVIDERS
 @pytest.mark.quick("local")
-def test_a_run_whose_own_process_is_killed_leaves_nothing(tmp_path: Path, provider: str):
+def test_killed_run_leaves_nothing_behind(tmp_path: Path, provider: str):
     with LocalRun(Project(tmp_path, 100_000, 0.001).path, "--provider", provider) as run:
         run.until("starting")
         run.find()
@@ -163,7 +163,7 @@ def test_a_run_whose_own_process_is_killed_leaves_nothing(tmp_path: Path, provid
 
 
 @pytest.mark.slow
-def test_sidecar_supervisor_and_gcs_killed_during_a_run_change_no_batch_and_no_wait_is_long(tmp_path: Path):
+def test_killed_sidecar_supervisor_and_gcs_change_no_batch_in_a_run(tmp_path: Path):
     project = Project(tmp_path, 16_000, 0.002, feeders=2)
     with LocalRun(project.path) as run:
         run.until("ready after")
@@ -177,7 +177,7 @@ def test_sidecar_supervisor_and_gcs_killed_during_a_run_change_no_batch_and_no_w
         run.until("batch")
         run.until("feeders 2/2")
         os.kill(run.pid_of(name="gcs_server"), signal.SIGKILL)
-        run.until("Ray head 1 is lost (gcs_server ended), another is started")
+        run.until("Ray head 1 is lost (gcs_server ended): starting another")
         until(lambda: not (run.home / "r1").exists(), 60, "the new head's feeders take over")
         assert run.end() == 0, run.text
     assert digest(run.lines) == project.reference(), run.text
@@ -203,7 +203,7 @@ def others(run: LocalRun, *gone: dict[str, Any]) -> list[dict[str, Any]] | None:
 
 
 @pytest.mark.slow
-def test_host_supervisor_and_feeder_killed_during_a_run_without_ray_change_no_batch(tmp_path: Path):
+def test_killed_host_supervisor_and_feeder_change_no_batch_without_ray(tmp_path: Path):
     project = Project(tmp_path, 16_000, 0.002, feeders=2)
     with LocalRun(project.path, "--provider", "local") as run:
         run.until("ready after")
@@ -224,7 +224,7 @@ def test_host_supervisor_and_feeder_killed_during_a_run_without_ray_change_no_ba
     assert run.left() == []
 
 
-def test_a_run_without_ray_needs_none(tmp_path: Path):
+def test_run_with_the_local_provider_works_without_ray(tmp_path: Path):
     env = {"PYTHONPATH": broken_ray(tmp_path)}
     project = Project(tmp_path, 100, 0.0)
     with LocalRun(project.path, "--provider", "local", env=env) as run:
@@ -241,20 +241,20 @@ def test_a_run_without_ray_needs_none(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_raylet_killed_during_a_run_changes_no_batch(tmp_path: Path):
+def test_killed_raylet_changes_no_batch_of_a_run(tmp_path: Path):
     project = Project(tmp_path, 2_000, 0.002)
     with LocalRun(project.path) as run:
         run.until("starting Ray")
         run.find()
         run.until("batch 20")
         os.kill(run.pid_of(name="raylet"), signal.SIGKILL)
-        run.until("Ray head 1 is lost (raylet ended), another is started")
+        run.until("Ray head 1 is lost (raylet ended): starting another")
         assert run.end() == 0, run.text
     assert digest(run.lines) == project.reference(), run.text
     assert run.left() == []
 
 
-def test_a_ray_that_cannot_start_ends_the_run_with_its_words(tmp_path: Path):
+def test_broken_ray_ends_the_run_with_its_error(tmp_path: Path):
     env = [{"name": "PYTHONPATH", "value": broken_ray(tmp_path)}]
     feeders = {"template": {"spec": {"containers": [{"name": "feeder", "env": env}]}}}
     project = Project(tmp_path, 100, 0.0)
@@ -275,7 +275,7 @@ def run_briefly(manifest: Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_a_wrong_manifest_is_refused_and_nothing_is_started(tmp_path: Path):
+def test_invalid_manifest_is_refused_before_anything_starts(tmp_path: Path):
     wrong = Project(tmp_path, 1, 0.0, feeders=-1).path
     done = run_briefly(wrong)
     assert done.returncode == 2
@@ -289,16 +289,16 @@ def test_a_wrong_manifest_is_refused_and_nothing_is_started(tmp_path: Path):
     assert "no such file" in missing.stderr
     nul = run_briefly(Project(tmp_path, 1, 0.0, "a\0b").path)
     assert nul.returncode == 2
-    assert "a process cannot be given the character NUL, found it in argument 4 of trainer-0" in nul.stderr
+    assert "a process cannot be given the character NUL, found in argument 4 of trainer-0" in nul.stderr
 
 
-def test_a_suspended_job_starts_nothing(tmp_path: Path):
+def test_suspended_job_starts_no_process(tmp_path: Path):
     done = run_briefly(Project(tmp_path, 1, 0.0, suspend=True).path)
     assert done.returncode == 0
     assert "small is suspended (spec.suspend: true): nothing is started" in done.stderr
 
 
-def test_deadlines_end_a_run_and_say_what_is_missing(tmp_path: Path):
+def test_deadlines_end_a_run_and_report_the_missing_part(tmp_path: Path):
     project = Project(
         tmp_path,
         100,

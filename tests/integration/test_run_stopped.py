@@ -61,7 +61,7 @@ SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 
 
 @pytest.mark.parametrize("at", range(len(MOMENTS)), ids=list(MOMENTS))
-def test_a_signal_at_any_moment_ends_a_run_and_all_that_it_has_made(
+def test_signal_at_any_moment_ends_a_run_and_everything_it_made(
     tmp_path: Path, folder: Path, at: int
 ) -> None:
     reached = list(MOMENTS.values())[at]
@@ -86,7 +86,7 @@ def test_a_signal_at_any_moment_ends_a_run_and_all_that_it_has_made(
     assert processes(folder) == []
 
 
-def test_a_signal_before_anything_is_made_ends_a_run_as_any_program(tmp_path: Path, folder: Path) -> None:
+def test_signal_before_anything_is_made_ends_a_run_like_any_program(tmp_path: Path, folder: Path) -> None:
     project = Project(tmp_path, 100, 0.0)
     run = subprocess.Popen([*RUN, str(project.path)], env={**os.environ, "TMPDIR": str(folder)})
     run.terminate()
@@ -95,7 +95,7 @@ def test_a_signal_before_anything_is_made_ends_a_run_as_any_program(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_run_with_few_descriptors_goes_on_while_strangers_want_them(tmp_path: Path) -> None:
+def test_run_short_of_descriptors_survives_a_flood_of_connections(tmp_path: Path) -> None:
     project = Project(tmp_path, 6000, 0.001, feeders=2)  # it lasts for longer than 600 connections take
     with LocalRun(project.path, "--provider", "local", max_files=64) as run, contextlib.ExitStack() as stack:
         run.until("ready after")
@@ -123,7 +123,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_run_whose_disk_is_full_goes_on_also_when_its_sidecar_is_killed(
+def test_run_on_a_full_disk_survives_the_death_of_its_sidecar(
     tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
@@ -135,7 +135,7 @@ def test_a_run_whose_disk_is_full_goes_on_also_when_its_sidecar_is_killed(
             while True:
                 out.write(bytes(1 << 12))
         os.kill(run.pid_of("-m dataloaderjob.sidecar"), signal.SIGKILL)
-        run.until("the sidecar ended with code -9, it is started again")
+        run.until("the sidecar ended with code -9: restarting it")
         assert run.end() == 0, run.text
     assert digest(run.lines) == project.reference()
     assert run.left() == []

@@ -90,7 +90,7 @@ def test_a_batch_sampler_runs_unchanged_in_each_epoch(kind: str) -> None:
         assert len(set(found)) > N - 16
 
 
-def test_ranks_have_as_many_steps_and_each_sample_once_with_hugging_face_s() -> None:
+def test_hugging_face_sampler_gives_ranks_equal_steps_without_repeats() -> None:
     loaders = [
         DataLoader(Augmented(N), batch_sampler=SAMPLERS["hugging-face"](rank)) for rank in range(RANKS)
     ]
@@ -100,7 +100,7 @@ def test_ranks_have_as_many_steps_and_each_sample_once_with_hugging_face_s() -> 
 
 
 @pytest.mark.parametrize("workers", [None, 0])
-def test_another_world_goes_on_under_the_loader_where_the_first_stopped(workers: Any) -> None:
+def test_different_world_size_resumes_under_the_loader_where_it_stopped(workers: Any) -> None:
     """The loader draws ahead, so the position is that of the batches that were trained on."""
 
     def ranks(world: int, position: int = 0) -> list[DataLoader[Any]]:

@@ -88,7 +88,7 @@ def services(base: Path) -> dict[int, str]:
     return found
 
 
-def test_a_script_alone_gets_a_service_of_its_own_which_ends_after_it(tmp_path: Path, base: Path):
+def test_script_without_a_job_gets_a_private_service_that_ends_after_it(tmp_path: Path, base: Path):
     project = Project(tmp_path, 300, 0.0)
     rank = Rank(project, base)
     until(lambda: services(base), 30, "a service starts")
@@ -116,7 +116,7 @@ if __name__ == "__main__":
 """
 
 
-def test_the_next_loader_of_a_script_finds_its_feeders_however_late_it_comes(tmp_path: Path, base: Path):
+def test_later_loader_of_a_script_finds_the_feeders_still_running(tmp_path: Path, base: Path):
     script = tmp_path / "train.py"
     script.write_text(PAUSES)
     env = {k: v for k, v in os.environ.items() if not k.startswith("DATALOADERJOB_")}
@@ -129,9 +129,7 @@ def test_the_next_loader_of_a_script_finds_its_feeders_however_late_it_comes(tmp
     until(lambda: not os.listdir(base), 20, "the service ends with the script")
 
 
-def test_user_code_in_feeders_is_heard_and_nobody_waits_for_the_service_to_hang_up(
-    tmp_path: Path, base: Path
-):
+def test_feeder_output_is_shown_and_the_service_outlives_the_pipe(tmp_path: Path, base: Path):
     project = Project(tmp_path, 2_000, 0.001)
     env = {k: v for k, v in os.environ.items() if not k.startswith("DATALOADERJOB_")}
     done = subprocess.run(
@@ -145,7 +143,7 @@ def test_user_code_in_feeders_is_heard_and_nobody_waits_for_the_service_to_hang_
 
 
 @pytest.mark.slow
-def test_ranks_of_one_launch_share_a_service_that_outlives_any_of_them(tmp_path: Path, base: Path):
+def test_ranks_of_one_launch_share_a_service_that_outlives_each_of_them(tmp_path: Path, base: Path):
     project = Project(tmp_path, 2_000, 0.001)
     launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     ranks = [Rank(project, base, RANK=str(rank), **launch) for rank in range(2)]
@@ -157,7 +155,7 @@ def test_ranks_of_one_launch_share_a_service_that_outlives_any_of_them(tmp_path:
     until(lambda: not reaper.tagged(run_id) and not os.listdir(base), 15, "the service ends")
 
 
-def test_a_service_that_cannot_start_says_why(tmp_path: Path, base: Path):
+def test_service_that_cannot_start_reports_why(tmp_path: Path, base: Path):
     deep = base / ("x" * 90)
     rank = Rank(Project(tmp_path, 10, 0.0), deep)
     assert rank.end() == 1
@@ -165,7 +163,7 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path, base: Path):
     assert "choose a shorter folder (TMPDIR, or DATALOADERJOB_DIR)" in rank.text
 
 
-def test_a_service_whose_host_cannot_start_says_why_to_those_who_wait_for_a_batch(tmp_path: Path, base: Path):
+def test_service_with_a_broken_host_reports_why_to_the_waiting_loader(tmp_path: Path, base: Path):
     project = Project(tmp_path, 10, 0.0)
     rank = Rank(project, base, PYTHONPATH=broken_host(tmp_path))
     assert rank.end() == 1
@@ -228,9 +226,7 @@ feeders(3)
 """
 
 
-def test_a_later_loader_gets_more_feeders_and_never_fewer_also_from_another_service(
-    tmp_path: Path, base: Path
-):
+def test_later_loader_raises_the_feeder_count_and_none_lowers_it(tmp_path: Path, base: Path):
     env = {k: v for k, v in os.environ.items() if not k.startswith("DATALOADERJOB_")}
     done = subprocess.run(
         [sys.executable, "-c", MORE], env={**env, "DATALOADERJOB_DIR": str(base)}, capture_output=True, text=True,
@@ -242,7 +238,7 @@ def test_a_later_loader_gets_more_feeders_and_never_fewer_also_from_another_serv
 
 @pytest.mark.parametrize("part", ["dlj-host", "dlj-supervisor", "dlj-sidecar"])
 @pytest.mark.quick("dlj-sidecar")
-def test_batches_are_the_same_whichever_part_is_killed(tmp_path: Path, base: Path, part: str):
+def test_batches_are_the_same_whichever_process_is_killed(tmp_path: Path, base: Path, part: str):
     project = Project(tmp_path, 3_000, 0.001)
     rank = Rank(project, base)
     until(lambda: "batch 20" in rank.text, 60, "it iterates")
@@ -256,7 +252,7 @@ def test_batches_are_the_same_whichever_part_is_killed(tmp_path: Path, base: Pat
 
 @pytest.mark.parametrize("started", [True, False], ids=["in mid-epoch", "while the host imports torch"])
 @pytest.mark.parametrize("which", ["the script", "the service"])
-def test_nothing_is_left_behind_when_something_is_killed(
+def test_killing_the_script_or_the_service_leaves_nothing_behind(
     tmp_path: Path, base: Path, which: str, started: bool
 ):
     project = Project(tmp_path, 100_000, 0.001)
@@ -286,7 +282,7 @@ def test_nothing_is_left_behind_when_something_is_killed(
 
 
 @pytest.mark.slow
-def test_a_service_whose_folder_somebody_removes_ends_after_its_script(tmp_path: Path, base: Path):
+def test_service_that_lost_its_folder_ends_after_its_script(tmp_path: Path, base: Path):
     project = Project(tmp_path, 100_000, 0.001)
     rank = Rank(project, base)
     until(lambda: "batch 20" in rank.text, 60, "it iterates")
@@ -305,7 +301,7 @@ def test_a_service_whose_folder_somebody_removes_ends_after_its_script(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_service_leaves_the_folder_to_the_one_that_has_it_now(tmp_path: Path, base: Path):
+def test_service_leaves_its_folder_to_a_successor(tmp_path: Path, base: Path):
     launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     first = Rank(Project(tmp_path, 100_000, 0.001), base, RANK="0", **launch)
     until(lambda: "batch 20" in first.text, 60, "it iterates")
@@ -327,9 +323,7 @@ def test_a_service_leaves_the_folder_to_the_one_that_has_it_now(tmp_path: Path, 
     second.end()
 
 
-def test_a_service_that_is_killed_is_replaced_for_the_next_loader_and_leaves_nothing(
-    tmp_path: Path, base: Path
-):
+def test_killed_service_is_replaced_for_the_next_loader(tmp_path: Path, base: Path):
     project = Project(tmp_path, 300, 0.0)
     launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     rank = Rank(project, base, **launch)
@@ -371,7 +365,7 @@ except dataloaderjob.InputError as error:
 """
 
 
-def test_a_script_ends_without_warnings_and_its_errors_show_no_frames_of_ours(base: Path):
+def test_script_runs_without_warnings_in_dev_mode(base: Path):
     env = {k: v for k, v in os.environ.items() if not k.startswith("DATALOADERJOB_")}
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "default", "-c", QUIET], env={**env, "DATALOADERJOB_DIR": str(base)},

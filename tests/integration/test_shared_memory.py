@@ -44,7 +44,7 @@ def strike(service: Service, chance: random.Random, how: signal.Signals) -> int 
 
 
 @pytest.mark.parametrize("shares_memory", [True, False])
-def test_a_receiver_copies_batches_out_of_feeders_memory_or_gets_them_over_tcp(shares_memory: bool) -> None:
+def test_receiver_reads_batches_from_shared_memory_or_over_tcp(shares_memory: bool) -> None:
     with Rig(2, shares_memory=shares_memory) as rig:
         loader = DataLoader(Numbers(60, width=WIDTH), batch_size=4)
         for _ in range(8):

@@ -62,7 +62,7 @@ def get(rig: Rig, path: str, timeout: float = 5) -> str:
 # It dies
 
 
-def test_sidecar_killed_again_and_again_loses_no_batch_and_its_pool_is_adopted(rig: Rig) -> None:
+def test_sidecar_killed_repeatedly_loses_no_batch_and_pool_is_adopted(rig: Rig) -> None:
     sizes: list[int] = []
 
     def run(**options: Any) -> tuple[list[Any], list[tuple[Any, Any]], list[int]]:
@@ -97,7 +97,7 @@ def test_sidecar_killed_again_and_again_loses_no_batch_and_its_pool_is_adopted(r
     assert sizes == sizes[:1] * len(sizes)
 
 
-def test_batches_are_taken_as_fast_as_can_be_while_sidecars_come_and_go(rig: Rig) -> None:
+def test_batches_stay_correct_at_full_speed_while_sidecars_restart(rig: Rig) -> None:
     """What the dead one had published must not be taken for the new one's: the places are not the same."""
     stop = threading.Event()
 
@@ -122,7 +122,7 @@ def test_batches_are_taken_as_fast_as_can_be_while_sidecars_come_and_go(rig: Rig
         thread.join()
 
 
-def test_threads_lose_no_batch_while_sidecars_come_and_go(rig: Rig) -> None:
+def test_threads_lose_no_batch_while_sidecars_restart(rig: Rig) -> None:
     loaders = [DataLoader(Numbers(1500, width=100 * k, seconds=0.0005), batch_size=3) for k in (1, 7, 40)]
     found: list[Any] = []
 
@@ -161,7 +161,7 @@ def test_receiver_killed_alone_loses_no_batch(rig: Rig) -> None:
     until(lambda: rig.status()["totals"]["next_calls"] == before + 100, what="each batch counted once")
 
 
-def test_a_receiver_that_ends_again_and_again_without_a_batch_is_an_error(
+def test_receiver_that_keeps_dying_without_a_batch_is_an_error(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATALOADERJOB_SOCKET", rig.another_sidecar("doomed", feeders=0))
@@ -202,7 +202,7 @@ def test_more_leases_than_one_packet_can_name_are_adopted(rig: Rig, monkeypatch:
     assert [float(batch[1][0, 0]) for batch in kept] == list(range(12_000))
 
 
-def test_iterators_dropped_before_the_sidecar_died_are_not_opened_anew(rig: Rig) -> None:
+def test_iterators_dropped_before_a_sidecar_died_are_not_reopened(rig: Rig) -> None:
     loader = DataLoader(Numbers(400), batch_size=2)
     iterator = iter(loader)
     next(iterator)
@@ -226,7 +226,7 @@ def test_receivers_end_with_their_sidecar(rig: Rig) -> None:
     assert len(list(iterator)) == 40
 
 
-def test_sigterm_ends_it_with_code_0_and_removes_the_socket(rig: Rig) -> None:
+def test_sigterm_ends_the_sidecar_with_code_0_and_removes_the_socket(rig: Rig) -> None:
     iterator = iter(DataLoader(Numbers(40)))
     receiver = pool(rig)["receiver"]
     rig.sidecar.terminate()
@@ -238,7 +238,7 @@ def test_sigterm_ends_it_with_code_0_and_removes_the_socket(rig: Rig) -> None:
     assert len(list(iterator)) == 40
 
 
-def test_sidecar_that_ends_late_leaves_its_successors_socket(rig: Rig) -> None:
+def test_late_ending_sidecar_leaves_its_successors_socket(rig: Rig) -> None:
     rig.another_sidecar("shared-path")
     path = rig.another_sidecar("shared-path")
     first = rig.others[-2]
@@ -250,7 +250,7 @@ def test_sidecar_that_ends_late_leaves_its_successors_socket(rig: Rig) -> None:
 # Trainers die
 
 
-def test_killed_trainer_frees_its_receiver_and_disturbs_nobody(rig: Rig) -> None:
+def test_killed_trainer_frees_its_receiver_and_affects_no_other(rig: Rig) -> None:
     mine = iter(DataLoader(Numbers(400), batch_size=2))
     found = ids([next(mine)])
     receiver = pool(rig)["receiver"]
@@ -295,7 +295,7 @@ def test_two_live_processes_cannot_claim_one_rank(rig: Rig) -> None:
 # What it costs
 
 
-def test_memory_of_the_sidecar_beside_its_pools(rig: Rig) -> None:
+def test_sidecar_memory_outside_its_pools_is_bounded(rig: Rig) -> None:
     """40 MB for one pool, 15 MB for each further one."""
     path = rig.another_sidecar("memory")
     sidecar = rig.others[-1].pid
@@ -331,7 +331,7 @@ def test_sidecar_imports_neither_torch_nor_numpy_nor_ray(rig: Rig) -> None:
 # What it tells
 
 
-def test_metrics_health_and_status(rig: Rig) -> None:
+def test_sidecar_serves_metrics_health_and_status(rig: Rig) -> None:
     loader = DataLoader(Sized(1 << 16, 40), batch_size=4)
     kept = list(loader)
     assert get(rig, "/healthz") == "ok\n"
@@ -359,7 +359,7 @@ def test_metrics_health_and_status(rig: Rig) -> None:
     assert len(kept) == 10
 
 
-def test_totals_keep_what_ended_pools_did(rig: Rig) -> None:
+def test_totals_include_ended_pools(rig: Rig) -> None:
     before = rig.status()["totals"]["next_calls"]
     assert len(list(DataLoader(Numbers(50)))) == 50
     gc.collect()
@@ -367,7 +367,7 @@ def test_totals_keep_what_ended_pools_did(rig: Rig) -> None:
     assert rig.status()["totals"]["next_calls"] == before + 50
 
 
-def test_slow_and_greedy_http_clients_disturb_nobody(rig: Rig) -> None:
+def test_slow_and_malformed_http_clients_delay_nobody(rig: Rig) -> None:
     slow = [socket.create_connection(("127.0.0.1", rig.metrics_port)) for _ in range(40)]
     for at, sock in enumerate(slow):
         sock.send(b"GET /metrics HTTP/1.0\r\n" if at % 2 else b"G")
@@ -425,7 +425,7 @@ class Feeders:
     def metrics(self, sidecar: str, metrics: dict[str, Any] | None) -> None: ...
 
 
-def test_a_receiver_that_was_stopped_while_many_lists_of_feeders_came_gets_the_newest(
+def test_receiver_paused_during_many_updates_gets_the_newest_feeders(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state: Any = Feeders(rig.endpoints())
@@ -452,7 +452,7 @@ def test_a_receiver_that_was_stopped_while_many_lists_of_feeders_came_gets_the_n
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_socket_without_a_sidecar_is_told_after_a_while(
+def test_socket_without_a_sidecar_is_reported_after_a_deadline(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, there: bool
 ) -> None:
     path = rig.home / "stale"
@@ -462,12 +462,12 @@ def test_a_socket_without_a_sidecar_is_told_after_a_while(
     monkeypatch.setenv("DATALOADERJOB_SOCKET", str(path))
     monkeypatch.setattr(attach, "ABSENCE_DEADLINE_S", 0.3)
     with pytest.raises(
-        ServiceUnavailable, match=rf"no sidecar came to {path} in 0 s \(is its container running"
+        ServiceUnavailable, match=rf"no sidecar appeared at {path} within 0 s \(is its container running"
     ):
         iter(DataLoader(Numbers()))
 
 
-def test_a_loader_waits_for_a_sidecar_that_is_being_started_again(
+def test_loader_waits_for_a_restarting_sidecar(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(attach, "ABSENCE_NOTE_S", 0.2)
@@ -481,9 +481,7 @@ def test_a_loader_waits_for_a_sidecar_that_is_being_started_again(
     assert f"no sidecar answers at {rig.socket}; waiting for it" in capsys.readouterr().err
 
 
-def test_socket_path_that_is_too_long_is_told_on_both_sides(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_long_socket_path_is_reported_on_both_sides(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(rig.home / ("x" * 100))
     message = rf"a Unix socket's path may have 107 bytes, '{path}' has {len(path)}: choose a shorter folder"
     monkeypatch.setenv("DATALOADERJOB_SOCKET", path)
@@ -493,7 +491,7 @@ def test_socket_path_that_is_too_long_is_told_on_both_sides(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
-def test_user_who_may_not_connect_is_told(rig: Rig) -> None:
+def test_user_without_access_to_the_socket_gets_a_remedy(rig: Rig) -> None:
     def as_another_user() -> str:
         os.setgroups([])
         os.setgid(65534)
@@ -509,7 +507,7 @@ def test_user_who_may_not_connect_is_told(rig: Rig) -> None:
         rig.home.chmod(0o700)
 
 
-def test_process_of_the_sidecars_group_is_let_in(rig: Rig) -> None:
+def test_socket_is_open_to_the_sidecars_group(rig: Rig) -> None:
     assert os.stat(rig.socket).st_mode & 0o777 == 0o660
 
 
@@ -540,36 +538,36 @@ def refused(rig: Rig, **options: Any) -> str:
     return found.stderr
 
 
-def test_memory_too_small_for_the_pool_is_found_first(rig: Rig) -> None:
+def test_memory_too_small_for_the_pool_is_detected_at_start(rig: Rig) -> None:
     said = refused(rig, shared_memory_nbytes=100 << 20, processes=2, pool_nbytes=60 << 20)
     assert f"a pool of {60 << 20} bytes was asked for, the limit of one pool is {50 << 20}" in said
     assert "raise spec.loader.memoryPerProcess or lower spec.loader.poolSize" in said
     assert not (rig.home / "new-blobs").exists(), "nothing was touched"
 
 
-def test_memory_beyond_what_the_container_has_is_found_first(rig: Rig) -> None:
+def test_memory_beyond_the_containers_limit_is_detected_at_start(rig: Rig) -> None:
     said = refused(rig, shared_memory_nbytes=1 << 60)
     assert f"shared memory of {1 << 60} bytes was asked for, this container may use {memory_limit()}" in said
     assert "raise the memory limit of the sidecar or lower spec.loader.memoryPerProcess" in said
 
 
-def test_folder_that_does_not_exist_or_may_not_be_written_is_told(rig: Rig) -> None:
+def test_missing_or_unwritable_socket_folder_is_reported(rig: Rig) -> None:
     assert "the folder of the socket '/nowhere/s' does not exist: create it first" in refused(
         rig, socket="/nowhere/s"
     )
     assert "cannot make a socket at /proc/s" in refused(rig, socket="/proc/s")
 
 
-def test_file_that_is_no_socket_is_not_removed(rig: Rig) -> None:
+def test_file_in_place_of_the_socket_is_not_removed(rig: Rig) -> None:
     path = rig.home / "precious"
     path.write_text("weights")
-    assert f"a socket is to be made at {path}, where something else lies" in refused(rig, socket=str(path))
+    assert f"{path} exists and is not a socket" in refused(rig, socket=str(path))
     assert path.read_text() == "weights"
 
 
-def test_port_that_is_taken_is_told(rig: Rig) -> None:
+def test_port_in_use_is_reported(rig: Rig) -> None:
     said = refused(rig, metrics_port=rig.metrics_port)
-    assert f"metrics are to be served at 127.0.0.1:{rig.metrics_port}, which cannot be had" in said
+    assert f"cannot serve metrics at 127.0.0.1:{rig.metrics_port} (" in said
 
 
 # Hostile company
@@ -603,7 +601,7 @@ def hello(**fields: Any) -> list[bytes]:
     return ipc.pack(ipc.Type.HELLO, json.dumps(told).encode())
 
 
-def test_nonsense_instead_of_a_greeting_ends_only_itself(rig: Rig) -> None:
+def test_malformed_greeting_ends_only_its_own_connection(rig: Rig) -> None:
     iterator = iter(DataLoader(Numbers(200), batch_size=2))
     found = ids([next(iterator)])
     before = pool(rig)["receiver"], rig.sidecar.pid, len(os.listdir(f"/proc/{rig.sidecar.pid}/fd"))
@@ -655,7 +653,7 @@ def test_forged_control_memory_is_refused(rig: Rig, what: str) -> None:
     assert rig.sidecar.poll() is None
 
 
-def test_control_memory_of_a_stranger_that_adopts_nothing_is_refused(rig: Rig) -> None:
+def test_foreign_control_memory_without_adoption_is_refused(rig: Rig) -> None:
     fd = os.memfd_create("forged", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, control.NBYTES)
     Control(fd).words[control.W_MAGIC] = control.MAGIC
@@ -666,7 +664,7 @@ def test_control_memory_of_a_stranger_that_adopts_nothing_is_refused(rig: Rig) -
     assert rig.sidecar.poll() is None
 
 
-def test_one_process_more_than_share_the_memory_is_refused_by_the_name_of_the_field(
+def test_one_process_too_many_for_the_memory_is_refused_by_field(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATALOADERJOB_SOCKET", rig.socket)  # the other service's end removes it
@@ -680,7 +678,7 @@ def test_one_process_more_than_share_the_memory_is_refused_by_the_name_of_the_fi
         Intruder(alone, rank="another").leave()
 
 
-def test_a_private_service_has_room_for_eight_processes_that_nobody_told_of(
+def test_private_service_has_room_for_eight_unannounced_processes(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATALOADERJOB_SOCKET", rig.socket)  # the other service's end removes it
@@ -861,7 +859,7 @@ def test_hostile_trainer_ends_at_most_its_own_receiver(rig: Rig, deed: Callable[
     assert get(rig, "/healthz") == "ok\n"
 
 
-def test_connections_that_say_nothing_delay_nobody(rig: Rig) -> None:
+def test_silent_connections_delay_no_trainer(rig: Rig) -> None:
     """More than are kept: the oldest make room for a trainer that comes meanwhile."""
     silent = []
     for _ in range(600):

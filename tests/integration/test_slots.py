@@ -72,12 +72,12 @@ def both(dataset, workers: int, **more) -> tuple[list[str], list[str]]:
         {"dataset": Shards(())},
     ],
 )
-def test_batches_are_those_of_torchs_workers(rig: Rig, workers: int, case: dict):
+def test_batches_equal_those_of_torchs_workers(rig: Rig, workers: int, case: dict):
     theirs, ours = both(workers=workers, **case)
     assert ours == theirs
 
 
-def test_each_epoch_begins_with_the_dataset_as_it_is_then(rig: Rig):
+def test_each_epoch_begins_with_the_current_dataset(rig: Rig):
     data = Shards()
     found = []
     for kind in (torch.utils.data.DataLoader, DataLoader):
@@ -92,7 +92,7 @@ def test_each_epoch_begins_with_the_dataset_as_it_is_then(rig: Rig):
 
 @pytest.mark.parametrize("rig", [2], indirect=True)
 class TestWithTwoFeeders:
-    def test_a_loader_goes_on_from_any_state_and_ends_with_the_same_digest(self, rig: Rig):
+    def test_loader_resumes_from_any_state_with_the_same_digest(self, rig: Rig):
         def loader() -> DataLoader:
             torch.manual_seed(7)
             return DataLoader(Shards(), batch_size=4, num_workers=3)
@@ -107,7 +107,7 @@ class TestWithTwoFeeders:
             assert digests_of(second) == whole[stop:], stop
             assert second.digest == reference.digest
 
-    def test_the_next_epoch_after_a_resume_is_that_of_an_undisturbed_run(self, rig: Rig):
+    def test_epoch_after_a_resume_equals_that_of_an_uninterrupted_run(self, rig: Rig):
         def loader() -> DataLoader:
             torch.manual_seed(7)
             return DataLoader(Shards(), batch_size=4, num_workers=3)
@@ -125,20 +125,20 @@ class TestWithTwoFeeders:
         digests_of(second)
         assert digests_of(second) == following
 
-    def test_a_state_of_another_number_of_workers_is_refused(self, rig: Rig):
+    def test_state_for_a_different_number_of_workers_is_refused(self, rig: Rig):
         first = DataLoader(Shards(), batch_size=4, num_workers=3)
         next(iter(first))
         other = DataLoader(Shards(), batch_size=4, num_workers=2)
         with pytest.raises(InputError, match="slots was 3, is 2"):
             other.load_state_dict(first.state_dict())
 
-    def test_left_out_workers_make_one_slot(self, rig: Rig):
+    def test_omitted_num_workers_makes_one_slot(self, rig: Rig):
         torch.manual_seed(7)
         ours = digests_of(DataLoader(Shards(), batch_size=4))
         torch.manual_seed(7)
         assert ours == digests_of(torch.utils.data.DataLoader(Shards(), batch_size=4, num_workers=1))
 
-    def test_the_sidecar_dies_and_no_batch_is_lost_or_repeated(self, rig: Rig):
+    def test_sidecar_death_loses_and_repeats_no_batch(self, rig: Rig):
         torch.manual_seed(7)
         whole = digests_of(torch.utils.data.DataLoader(Shards(), batch_size=4, num_workers=2))
         torch.manual_seed(7)
@@ -168,7 +168,7 @@ class TestWithTwoFeeders:
                 next(iterator)
         assert len(rig.endpoints()) == 2  # no feeder died of it
 
-    def test_what_cannot_be_sent_is_refused_where_a_job_has_feeders(self, rig: Rig):
+    def test_unsendable_dataset_is_refused_if_the_job_has_feeders(self, rig: Rig):
         class Open(Shards):
             lock = threading.Lock()
 
@@ -179,7 +179,7 @@ class TestWithTwoFeeders:
         with pytest.raises(InputError, match="file"):
             iter(DataLoader(Open(), batch_size=4, num_workers=2))
 
-    def test_two_iterators_of_one_loader_live_side_by_side(self, rig: Rig):
+    def test_two_iterators_of_one_loader_coexist(self, rig: Rig):
         torch.manual_seed(7)
         loader = DataLoader(Shards(), batch_size=4, num_workers=2)
         one, other = iter(loader), iter(loader)
@@ -254,7 +254,7 @@ def test_two_ranks_get_their_own_shares(rig: Rig, data: str, tmp_path):
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_each_rank_gets_its_share_and_goes_on_from_any_state_of_the_first(
+def test_each_rank_resumes_its_share_from_any_state_of_the_first(
     rig: Rig, workers: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -286,7 +286,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds("SLOT_SEEDS", 6))
-def test_the_digest_survives_feeders_that_are_killed(service: Service, seed: int):
+def test_digest_survives_killed_feeders(service: Service, seed: int):
     workers = (1, 2, 4)[seed % 3]
     torch.manual_seed(seed)
     expected = digests_of(torch.utils.data.DataLoader(Shards(), batch_size=2, num_workers=workers))
@@ -300,7 +300,7 @@ def test_the_digest_survives_feeders_that_are_killed(service: Service, seed: int
     service.settled()
 
 
-def test_slots_move_to_feeders_that_come_later(service: Service, capfd: pytest.CaptureFixture[str]):
+def test_slots_move_to_feeders_that_arrive_later(service: Service, capfd: pytest.CaptureFixture[str]):
     samples = 6000
     torch.manual_seed(1)
     expected = digests_of(torch.utils.data.DataLoader(WithState(samples), batch_size=4, num_workers=3))
@@ -320,7 +320,7 @@ def test_slots_move_to_feeders_that_come_later(service: Service, capfd: pytest.C
         service.scale(3)
         service.settled()
     assert found == expected
-    assert len(re.findall(r"slot \d goes on at ", capfd.readouterr().err)) >= 2
+    assert len(re.findall(r"slot \d continues at ", capfd.readouterr().err)) >= 2
 
 
 # Snapshots
@@ -332,7 +332,7 @@ def made_again(log: Path, samples: int) -> int:
 
 
 @pytest.mark.parametrize("kind", [pytest.param(WithState, marks=pytest.mark.slow), WithOwnState])
-def test_a_lost_slot_goes_on_at_its_last_snapshot(service: Service, kind: type, tmp_path: Path):
+def test_lost_slot_resumes_at_its_last_snapshot(service: Service, kind: type, tmp_path: Path):
     """Its first 3,000 samples would be made again, were there none."""
     log, samples = tmp_path / "log", 6000
     torch.manual_seed(1)
@@ -353,7 +353,7 @@ def test_a_lost_slot_goes_on_at_its_last_snapshot(service: Service, kind: type, 
 @pytest.mark.parametrize("rig", [2], indirect=True)
 @pytest.mark.parametrize("kind", [WithState, WithOwnState])
 @pytest.mark.quick("WithOwnState")
-def test_an_epoch_is_gone_on_with_at_the_last_snapshots(rig: Rig, kind: type, tmp_path: Path):
+def test_epoch_resumes_at_the_last_snapshots(rig: Rig, kind: type, tmp_path: Path):
     log, samples = tmp_path / "log", 4000
     torch.manual_seed(1)
     expected = digests_of(torch.utils.data.DataLoader(kind(samples), batch_size=20, num_workers=2))
@@ -385,7 +385,7 @@ def test_an_epoch_is_gone_on_with_at_the_last_snapshots(rig: Rig, kind: type, tm
         (Shards(), ""),
     ],
 )
-def test_a_state_that_is_of_no_use_is_said(rig: Rig, dataset, said: str, capsys: pytest.CaptureFixture[str]):
+def test_unusable_dataset_state_is_reported(rig: Rig, dataset, said: str, capsys: pytest.CaptureFixture[str]):
     loader = DataLoader(dataset, batch_size=5, num_workers=1)
     for number, _ in enumerate(loader):
         time.sleep(0.03 if number < 20 else 0)
@@ -395,7 +395,7 @@ def test_a_state_that_is_of_no_use_is_said(rig: Rig, dataset, said: str, capsys:
 
 
 @pytest.mark.parametrize("kind", [ByTheClock, Shards])
-def test_it_is_said_that_a_resumed_epoch_does_not_continue_what_was_there(
+def test_resumed_epoch_that_differs_from_the_original_is_reported(
     service: Service, kind: type, capsys: pytest.CaptureFixture[str]
 ):
     first = DataLoader(kind(), batch_size=5, num_workers=1)
@@ -410,7 +410,7 @@ def test_it_is_said_that_a_resumed_epoch_does_not_continue_what_was_there(
 
 
 @pytest.mark.parametrize("kind", [ByTheClock, WithState])
-def test_it_is_said_that_a_lost_slot_does_not_continue_what_was_there(
+def test_lost_slot_that_is_remade_differently_is_reported(
     service: Service, kind: type, capsys: pytest.CaptureFixture[str]
 ):
     loader = DataLoader(kind(400), batch_size=5, num_workers=1)
@@ -418,7 +418,7 @@ def test_it_is_said_that_a_lost_slot_does_not_continue_what_was_there(
         if number == 20:
             for pid in service.feeder_pids():
                 os.kill(pid, signal.SIGKILL)
-    said = "what was made again is not what was sent before" in capsys.readouterr().err
+    said = "a batch that was made again differs from the one sent before" in capsys.readouterr().err
     assert said == (kind is ByTheClock)
     service.settled()
 
@@ -434,7 +434,7 @@ class TestGoingOnAtASnapshot:
         until(lambda: loader.state_dict()["sampler"]["slots"][0], 10, "a snapshot")
         return loader, iterator
 
-    def test_after_the_sidecar_was_started_again(self, rig: Rig, tmp_path: Path):
+    def test_slots_resume_after_the_sidecar_restarts(self, rig: Rig, tmp_path: Path):
         _, iterator = self.taken(tmp_path / "log")
         for _ in range(2):
             rig.kill_sidecar()
@@ -443,7 +443,7 @@ class TestGoingOnAtASnapshot:
         assert sum(1 for _ in iterator) == 88
         assert made_again(tmp_path / "log", 3000) < 1500
 
-    def test_after_its_process_ended_while_nothing_was_to_be_made(self, rig: Rig, tmp_path: Path):
+    def test_slots_resume_after_their_idle_process_dies(self, rig: Rig, tmp_path: Path):
         _, iterator = self.taken(tmp_path / "log")
         time.sleep(0.5)  # all that was asked for is made
         for pid in builders(rig):
@@ -471,13 +471,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("rig", [2], indirect=True)
-def test_processes_forked_from_one_have_slots_of_their_own(rig: Rig):
+def test_forked_processes_have_their_own_slots(rig: Rig):
     with script(FORKED) as process:
         out, err = process.communicate(timeout=60)
     assert sorted(out.splitlines()) == ["1 True", "2 True"], err
 
 
-def test_a_stream_that_torch_makes_has_no_position(
+def test_stream_made_by_torch_has_no_position(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.delenv("DATALOADERJOB_SOCKET", raising=False)
@@ -491,6 +491,6 @@ def test_a_stream_that_torch_makes_has_no_position(
     first.load_state_dict({"batches": 5})
     iterator = iter(first)
     assert next(iterator)["id"][0] == 0
-    assert "an IterableDataset cannot be resumed where feeders do not make it" in capsys.readouterr().err
+    assert "an IterableDataset cannot be resumed unless feeders make it" in capsys.readouterr().err
     assert first.state_dict() == {"version": 1, "iterable": True, "batches": 0}
     assert sum(1 for _ in iterator) == 7

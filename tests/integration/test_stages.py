@@ -71,13 +71,13 @@ def ours(dataset: Any, stage: Any, **more: Any) -> DataLoader:
         {"dataset": Shards(())},
     ],
 )
-def test_batches_are_those_of_torchs_workers(rig: Rig, workers: int, case: dict):
+def test_batches_equal_those_of_torchs_workers(rig: Rig, workers: int, case: dict):
     assert digests_of(ours(stage=bright, num_workers=workers, **case)) == torchs(
         stage=bright, num_workers=workers, **case
     )
 
 
-def test_the_digest_of_a_loader_is_that_without_a_stage(rig: Rig):
+def test_digest_of_a_loader_equals_that_without_a_stage(rig: Rig):
     found = set()
     for dataset, stage in ((Shards(), bright), (Both(Shards(), bright), None)):
         loader = ours(dataset, stage, num_workers=2)
@@ -86,7 +86,7 @@ def test_the_digest_of_a_loader_is_that_without_a_stage(rig: Rig):
     assert len(found) == 1
 
 
-def test_an_error_of_the_stage_comes_at_its_turn_and_ends_nothing(rig: Rig):
+def test_stage_error_is_raised_in_turn_and_ends_nothing(rig: Rig):
     iterator, found, errors = iter(ours(Shards(), picky, num_workers=2)), [], []
     while True:
         try:
@@ -102,13 +102,13 @@ def test_an_error_of_the_stage_comes_at_its_turn_and_ends_nothing(rig: Rig):
     assert found == ["sample 3007 is damaged" if 3007 in ids else ids for ids in unharmed]
 
 
-def test_an_iterator_that_goes_on_after_an_error_gives_what_follows(rig: Rig):
+def test_iterator_continues_after_a_stage_error(rig: Rig):
     assert digests_of(ours(Counting(), abs, num_workers=1)) == torchs(Counting(), int, num_workers=1)
 
 
 @pytest.mark.parametrize("rig", [2], indirect=True)
 class TestWithTwoFeeders:
-    def test_a_loader_goes_on_from_any_state_and_ends_with_the_same_digest(self, rig: Rig):
+    def test_loader_resumes_from_any_state_with_the_same_digest(self, rig: Rig):
         reference = ours(Shards(), noisy, num_workers=3)
         whole = digests_of(reference)
         for stop in range(0, len(whole) + 1, 5):
@@ -121,9 +121,7 @@ class TestWithTwoFeeders:
 
     @pytest.mark.parametrize("kind", [WithState, WithOwnState])
     @pytest.mark.quick("WithOwnState")
-    def test_a_state_has_snapshots_of_what_was_given_not_of_what_was_read(
-        self, rig: Rig, kind: type, tmp_path
-    ):
+    def test_state_has_snapshots_of_returned_batches_not_of_read_ones(self, rig: Rig, kind: type, tmp_path):
         log, samples = tmp_path / "log", 4000
         more = {"batch_size": 20, "num_workers": 2}
         expected = digests_of(ours(kind(samples), noisy, **more))
@@ -134,13 +132,13 @@ class TestWithTwoFeeders:
         assert digests_of(second) == expected[150:]
         assert len(log.read_text().split()) < samples - 1000
 
-    def test_a_state_with_a_stage_is_not_one_without(self, rig: Rig):
+    def test_state_with_a_stage_differs_from_one_without(self, rig: Rig):
         first = ours(Shards(), bright, num_workers=2)
         next(iter(first))
         with pytest.raises(InputError, match="stage was True, is False"):
             ours(Shards(), None, num_workers=2).load_state_dict(first.state_dict())
 
-    def test_the_next_epoch_begins_anew(self, rig: Rig):
+    def test_next_epoch_starts_from_the_beginning(self, rig: Rig):
         loader = ours(Shards(), bright, num_workers=2, persistent_workers=True)
         one, two = ([batch["id"].tolist() for batch in loader] for _ in range(2))
         assert one == two
@@ -154,7 +152,7 @@ class TestWithTwoFeeders:
                     break
         assert len(digests_of(ours(Shards((1,)), bright, num_workers=1))) == 1
 
-    def test_the_sidecar_dies_and_no_batch_is_lost_or_repeated(self, rig: Rig):
+    def test_sidecar_death_loses_and_repeats_no_batch(self, rig: Rig):
         expected = torchs(Shards(), bright, num_workers=2)
         iterator, found = iter(ours(Slowly(), bright, num_workers=2)), []
         for number in range(len(expected)):
@@ -166,11 +164,11 @@ class TestWithTwoFeeders:
         with pytest.raises(StopIteration):
             next(iterator)
 
-    def test_samples_of_classes_of_the_users_and_such_as_only_pickle_get_to_the_stage(self, rig: Rig):
+    def test_samples_of_user_classes_and_pickled_ones_reach_the_stage(self, rig: Rig):
         found = torch.cat(list(ours(Photos(21), developed, num_workers=1)))
         assert found.tolist() == [[n, 3 * (n % 5 + 1) * (n + 1), n] for n in range(21)]
 
-    def test_samples_that_are_too_large_to_be_handed_on_are_refused_and_those_after_them_come(self, rig: Rig):
+    def test_samples_too_large_for_the_stage_are_refused_and_later_ones_come(self, rig: Rig):
         sizes = (1000, staged_iterator.MOST_READ_NBYTES + 1, 30 << 20, 5)
         iterator, found = iter(ours(Heavy(sizes), summed, num_workers=1, batch_size=1)), []
         while True:
@@ -181,11 +179,11 @@ class TestWithTwoFeeders:
             except InputError as exc:
                 found.append(str(exc).partition(":")[0])
         refused = (
-            "batch 1 of slot 0 has 50.3 MB before its stage, of which 50 can be handed to another feeder"
+            "batch 1 of slot 0 has 50.3 MB before its stage, but only 50 can be handed to another feeder"
         )
         assert found == [[[1000, 0]], refused, [[30 << 20, 2]], [[5, 3]]]
 
-    def test_little_waits_in_the_trainer_where_samples_are_large(
+    def test_few_samples_wait_in_the_trainer_if_they_are_large(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(staged_iterator, "MOST_WAITING_NBYTES", 3 << 20)
@@ -198,18 +196,18 @@ class TestWithTwoFeeders:
             assert not any(iterator._stream.recent)
         assert 2 << 20 < most < 5 << 20
 
-    def test_the_timeout_holds_for_what_is_read(self, rig: Rig):
+    def test_timeout_also_applies_to_reading(self, rig: Rig):
         iterator = iter(ours(Slowly(20.0), bright, num_workers=1, timeout=1))
         for _ in range(2):
             with pytest.raises(DeadlineExceeded, match="timed out after 1 seconds"):
                 next(iterator)
 
-    def test_a_worker_is_one_of_those_that_read(self, rig: Rig):
+    def test_worker_info_is_that_of_the_reading_slots(self, rig: Rig):
         """worker_init_fn looks up what is its own by its number."""
         for batch in ours(Shards((40,)), worker, num_workers=1, worker_init_fn=["only one"].__getitem__):
             assert batch.tolist() == [[0, 1]] * 4
 
-    def test_a_handler_that_raises_while_slots_are_asked_ends_the_iterator(
+    def test_handler_error_while_requesting_slots_ends_the_iterator(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ):
         iterator = iter(ours(Shards((400,)), bright, num_workers=1))
@@ -226,9 +224,7 @@ class TestWithTwoFeeders:
         with pytest.raises(ServiceError, match="which ends an iterator"):
             next(iterator)
 
-    def test_a_pool_that_is_full_of_what_was_read_takes_what_is_given(
-        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
-    ):
+    def test_pool_full_of_read_samples_still_takes_results(self, rig: Rig, monkeypatch: pytest.MonkeyPatch):
         path = rig.another_sidecar("small", processes=1, shared_memory_nbytes=4 << 20)
         monkeypatch.setenv("DATALOADERJOB_SOCKET", path)
         found = []
@@ -240,7 +236,7 @@ class TestWithTwoFeeders:
 
 @pytest.mark.parametrize("rig", [2], indirect=True)
 @pytest.mark.parametrize("kind", ["stage", "dataset", "parts"])
-def test_an_iterator_whose_batch_failed_is_gone_when_it_is_let_go(rig: Rig, kind: str):
+def test_failed_iterator_closes_its_streams_when_released(rig: Rig, kind: str):
     loader = {
         "stage": lambda: ours(Shards(), picky, num_workers=1),
         "dataset": lambda: ours(Failing(), bright, num_workers=1),
@@ -292,13 +288,13 @@ def test_ranks_that_read_the_same_draw_differently(rig: Rig, monkeypatch: pytest
 # Without feeders, and where it cannot be
 
 
-def test_without_workers_this_process_runs_the_stage():
+def test_loader_without_workers_runs_the_stage_in_process():
     found = digests_of(ours(Photos(9), developed, num_workers=0))
     assert found == torchs(Photos(9), developed, num_workers=0)
     assert len(found) == 3
 
 
-def test_torchs_workers_run_the_stage_of_what_cannot_be_sent_to_feeders(
+def test_torchs_workers_run_the_stage_of_an_unsendable_dataset(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("DATALOADERJOB_SOCKET", raising=False)  # a service of this process refuses it
@@ -310,7 +306,7 @@ def test_torchs_workers_run_the_stage_of_what_cannot_be_sent_to_feeders(
     assert found == torchs(data, bright, num_workers=2)
 
 
-def test_a_rebuilt_loader_has_the_stage_once():
+def test_rebuilt_loader_applies_the_stage_once():
     first = ours(Photos(9), developed, num_workers=1)
     again = DataLoader(
         first.dataset, batch_size=4, num_workers=0, collate_fn=first.collate_fn, stage=first.stage
@@ -319,7 +315,7 @@ def test_a_rebuilt_loader_has_the_stage_once():
     assert digests_of(again) == digests_of(plain) == torchs(Photos(9), developed)
 
 
-def test_what_no_stage_is_for_is_refused():
+def test_stage_on_a_map_dataset_or_without_a_callable_is_refused():
     with pytest.raises(InputError, match="do it in __getitem__"):
         DataLoader([1, 2], stage=bright)
     with pytest.raises(TypeError, match="a function of one sample, found str"):
@@ -337,7 +333,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds("STAGE_SEEDS", 4))
-def test_the_digest_survives_feeders_that_are_killed(service: Service, seed: int):
+def test_digest_survives_killed_feeders(service: Service, seed: int):
     rng = random.Random(seed)
     workers = rng.choice([1, 2, 4])
     expected = torchs(Shards(), bright, num_workers=workers, batch_size=2)

@@ -39,7 +39,7 @@ def service(rigs: dict[int, Rig], monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.quick(
     "shuffled", "elastic", "a sampler with state", "a sampler without state", "a batch sampler"
 )
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(service: None, name: str) -> None:
+def test_stopped_run_resumes_as_if_uninterrupted(service: None, name: str) -> None:
     expected = whole(LOADERS[name], 2)
     for epoch, step in ((0, 1), (1, 5), (0, STEPS)):
         assert stopped(LOADERS[name], epoch, step, 2, {}, {}) == expected, step
@@ -58,7 +58,7 @@ WITH = {
     "name", ["shuffled", "shuffled by a generator", "distributed", "a sampler with state"]
 )
 @pytest.mark.quick("shuffled-torch's window", "distributed-one feeder for all epochs")
-def test_options_change_nothing_of_it(service: None, name: str, option: str) -> None:
+def test_resuming_works_with_every_option(service: None, name: str, option: str) -> None:
     options = WITH[option]
     expected = whole(LOADERS[name], 3, **options)
     for epoch, step in ((0, 1), (0, STEPS), (1, 4), (2, STEPS)):
@@ -77,7 +77,7 @@ def fifty(ranks: int, rank: int) -> DataLoader:
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.quick("2")
-def test_any_number_of_feeders_goes_on_at_every_step_of_an_epoch_of_fifty(
+def test_any_number_of_feeders_resumes_at_every_step_of_an_epoch(
     feeders: int, rigs: dict[int, Rig], ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = [[fingerprint(batch) for batch in fifty(ranks, rank)] for rank in range(ranks)]
@@ -93,7 +93,7 @@ def test_any_number_of_feeders_goes_on_at_every_step_of_an_epoch_of_fifty(
             assert fingerprint(next(before)) == expected[0][step]
 
 
-def test_in_this_process_and_over_the_service_a_state_means_the_same(service: None) -> None:
+def test_in_process_and_service_states_are_interchangeable(service: None) -> None:
     expected = whole(LOADERS["distributed"], 2)
     here = {"num_workers": 0}
     assert stopped(LOADERS["distributed"], 0, 3, 2, {}, here) == expected
@@ -110,7 +110,7 @@ def test_the_state_outlives_its_iterator(service: None) -> None:
     assert (loader.state_dict()["batches"], loader.state_dict()["samples"]) == (5, 15)
 
 
-def test_a_batch_that_failed_is_not_made_again(service: None) -> None:
+def test_failed_batch_is_not_made_again(service: None) -> None:
     class Broken(Numbers):
         def __getitem__(self, i: int) -> Any:
             if i == 4:
@@ -127,7 +127,7 @@ def test_a_batch_that_failed_is_not_made_again(service: None) -> None:
     assert ids(again) == list(range(6, N))
 
 
-def test_an_epoch_that_is_set_after_iter_counts(service: None) -> None:
+def test_epoch_set_after_iter_takes_effect(service: None) -> None:
     dataset = Numbers(40)
     loader = DataLoader(dataset, 4, sampler=data.DistributedSampler(dataset, 2, 0, seed=1))
     loader.sampler.set_epoch(2)
@@ -139,7 +139,7 @@ def test_an_epoch_that_is_set_after_iter_counts(service: None) -> None:
     assert loader.state_dict()["epoch"] == 2
 
 
-def test_the_state_of_another_dataset_is_found_out_by_samples_that_feeders_make(service: None) -> None:
+def test_state_of_another_dataset_is_detected_by_samples_from_feeders(service: None) -> None:
     first = DataLoader(Augmented(N), BATCH)
     next(iter(first))
     second = DataLoader(Augmented(N, width=8), BATCH)
@@ -148,13 +148,13 @@ def test_the_state_of_another_dataset_is_found_out_by_samples_that_feeders_make(
         iter(second)
 
 
-def test_a_bare_number_of_batches_skips_them_unmade(service: None) -> None:
+def test_skip_passes_over_batches_without_making_them(service: None) -> None:
     loader = DataLoader(Numbers(N), BATCH)
     loader.skip(6)
     assert ids(loader) == list(range(18, N))
 
 
-def test_keys_that_are_no_integers_are_counted_too(service: None) -> None:
+def test_keys_that_are_not_integers_are_counted_too(service: None) -> None:
     def make() -> DataLoader:
         return DataLoader(
             {f"k{i}": torch.tensor(i) for i in range(9)}, 2, sampler=[f"k{i}" for i in range(9)]
@@ -168,7 +168,7 @@ def test_keys_that_are_no_integers_are_counted_too(service: None) -> None:
     assert [b.tolist() for b in again] == [[4, 5], [6, 7], [8]]
 
 
-def test_two_ranks_go_on_from_the_state_of_the_first(service: None) -> None:
+def test_two_ranks_resume_from_the_first_ranks_state(service: None) -> None:
     def make(rank: int) -> DataLoader:
         dataset = Augmented(100)
         return DataLoader(dataset, 1, sampler=data.DistributedSampler(dataset, 2, rank, seed=1))

@@ -37,7 +37,7 @@ def fifty(ranks: int, rank: int, **options: int) -> DataLoader:
 
 
 @pytest.mark.slow
-def test_ray_s_feeders_go_on_at_every_step_of_an_epoch_of_fifty(ray: Service) -> None:
+def test_ray_feeders_resume_at_every_step_of_an_epoch(ray: Service) -> None:
     here = {"num_workers": 0}
     for ranks in (1, 2):
         expected = [[fingerprint(batch) for batch in fifty(ranks, rank, **here)] for rank in range(ranks)]

@@ -56,7 +56,7 @@ def threads(pid: int) -> int:
 JUNK = [b"", b"{", b"[]", b"null", b"7", b'{"rank": "0"}', b"\xff" * 100, b"[" * 90_000, bytes(90_000)]
 
 
-def test_a_message_that_makes_no_sense_ends_its_connection(job: LiveJob) -> None:
+def test_malformed_message_ends_its_connection(job: LiveJob) -> None:
     chance = random.Random(1)
     pidfd = os.pidfd_open(os.getpid())
     with job.unimpressed():
@@ -107,7 +107,7 @@ UNWAITABLE = ("file", "folder", "path", "device", "memfd")
 WAITABLE = ("eventfd", "pipe", "socket", "epoll")
 
 
-def test_what_is_no_pidfd_serves_nobody_for_longer_than_its_connection(job: LiveJob, tmp_path: Path) -> None:
+def test_invalid_pidfd_is_served_only_as_long_as_its_connection(job: LiveJob, tmp_path: Path) -> None:
     with job.unimpressed():
         for kind in UNWAITABLE + WAITABLE:
             rank, fd = f"with-{kind}", wrong(kind, tmp_path)
@@ -121,7 +121,7 @@ def test_what_is_no_pidfd_serves_nobody_for_longer_than_its_connection(job: Live
     assert all(f"the receiver of rank with-{kind} ended with status 1" in said for kind in UNWAITABLE)
 
 
-def test_any_number_of_descriptors_but_one_is_refused(job: LiveJob) -> None:
+def test_hello_without_exactly_one_descriptor_is_refused(job: LiveJob) -> None:
     with job.unimpressed():
         before = descriptors(job.pids["sidecar"])
         for count in (0, 2, 3, 4, 5, 64, 200, 249, 250, 251, 252, 253):
@@ -132,7 +132,7 @@ def test_any_number_of_descriptors_but_one_is_refused(job: LiveJob) -> None:
         until(lambda: descriptors(job.pids["sidecar"]) <= before + 2, what="the end of all that came")
 
 
-def test_a_rank_that_another_process_holds_or_that_is_no_word_is_refused(job: LiveJob) -> None:
+def test_rank_in_use_or_malformed_is_refused(job: LiveJob) -> None:
     forms = [
         "",
         "-" * 65,
@@ -162,7 +162,7 @@ def test_a_rank_that_another_process_holds_or_that_is_no_word_is_refused(job: Li
             assert "a rank is a short word of letters, digits" in refusal(sock)
 
 
-def test_sixty_ranks_that_nobody_announced_get_no_more_memory_than_there_is_for_strays(job: LiveJob) -> None:
+def test_sixty_unannounced_ranks_get_only_the_reserved_memory(job: LiveJob) -> None:
     with job.unimpressed(), contextlib.ExitStack() as stack:
         said = []
         for number in range(60):
@@ -198,7 +198,7 @@ def forged(challenge: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_without_the_key_nobody_gets_past_the_first_message(job: LiveJob, part: str) -> None:
+def test_peer_without_the_key_gets_only_the_first_message(job: LiveJob, part: str) -> None:
     chance = random.Random(2)
     port = job.ports[part]
     junk = [chance.randbytes(chance.randrange(64, 5000)) for _ in range(20)]
@@ -230,7 +230,7 @@ def recorded(port: int, key: bytes, job: str) -> tuple[bytes, bytes]:
         return said, sockets.pack_message(last)
 
 
-def test_a_handshake_that_was_recorded_opens_no_port_again(job: LiveJob) -> None:
+def test_recorded_handshake_opens_no_port_again(job: LiveJob) -> None:
     ports = job.ports
     with job.unimpressed():
         for source in ("feeder-0", "feeder-1", "supervisor"):
@@ -243,7 +243,7 @@ def test_a_handshake_that_was_recorded_opens_no_port_again(job: LiveJob) -> None
                         assert "does not hold this job's key" in told["error"] or "version" in told["error"]
 
 
-def test_who_fills_the_ports_of_all_feeders_again_and_again_ends_none_and_keeps_no_trainer_out(
+def test_flood_of_connections_to_all_ports_blocks_no_trainer(
     job: LiveJob,
 ) -> None:
     stop = threading.Event()
@@ -279,7 +279,7 @@ def test_who_fills_the_ports_of_all_feeders_again_and_again_ends_none_and_keeps_
 # All of them
 
 
-def test_who_is_slow_is_cut_off_at_every_socket_and_what_he_held_is_let_go(job: LiveJob) -> None:
+def test_slow_clients_are_cut_off_at_every_socket_and_leave_nothing(job: LiveJob) -> None:
     """Half a message, a byte at a time, and nothing at all."""
     pids, ports = job.pids, job.ports
     begin, more = (ipc.HEAD.pack(ipc.Type.HELLO, 1, PROTOCOL, 0, 0, 0) + data for data in (b'{"rank"', b""))
@@ -311,7 +311,7 @@ def busy_s(pid: int) -> float:
 
 
 @pytest.mark.parametrize("part", ["sidecar", "supervisor"])
-def test_who_takes_all_descriptors_makes_nobody_spin_and_stops_no_batch(job: LiveJob, part: str) -> None:
+def test_exhausted_descriptors_cause_no_spinning_and_stop_no_batch(job: LiveJob, part: str) -> None:
     pid, port = job.pids[part], job.ports["supervisor"]
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     with job.unimpressed(), contextlib.ExitStack() as stack:
@@ -337,7 +337,7 @@ REQUESTS = [
 ]  # fmt: skip
 
 
-def test_requests_that_make_no_sense_are_refused_and_health_is_told_beside_idle_clients(job: LiveJob) -> None:
+def test_malformed_requests_are_refused_and_health_answers_despite_idlers(job: LiveJob) -> None:
     port = job.ports["metrics"]
     with job.unimpressed(), contextlib.ExitStack() as stack:
         for request in REQUESTS:
@@ -355,7 +355,7 @@ def test_requests_that_make_no_sense_are_refused_and_health_is_told_beside_idle_
 # Others on this machine
 
 
-def test_what_a_job_keeps_is_its_user_s_and_no_process_shows_its_key(job: LiveJob) -> None:
+def test_files_of_a_job_are_private_and_no_process_exposes_its_key(job: LiveJob) -> None:
     def mode(path: Path) -> int:
         return stat.S_IMODE(path.stat().st_mode)
 
@@ -381,7 +381,7 @@ def test_what_a_job_keeps_is_its_user_s_and_no_process_shows_its_key(job: LiveJo
 
 
 @needs_root
-def test_another_user_reads_nothing_of_a_job(job: LiveJob) -> None:
+def test_other_users_can_read_nothing_of_a_job(job: LiveJob) -> None:
     home, pids = job.home, job.pids
 
     def look() -> None:
@@ -404,7 +404,7 @@ def test_another_user_reads_nothing_of_a_job(job: LiveJob) -> None:
 # Stopped
 
 
-def test_batches_go_on_while_the_sidecar_s_parent_is_stopped(job: LiveJob) -> None:
+def test_batches_continue_while_the_sidecars_parent_is_stopped(job: LiveJob) -> None:
     pid = job.pids["sidecar"]
     with job.unimpressed(longest_wait_s=1.5):
         os.kill(pid, signal.SIGSTOP)

@@ -70,7 +70,7 @@ def test_webdataset(rig: Rig, shards: str, make: Callable[[str], Any], batch_siz
     assert gone_on_with(lambda: make(shards), 7, batch_size=batch_size) == theirs[7:] != []
 
 
-def test_webdatasets_shares_of_two_ranks_are_those_of_torchs_workers_and_do_not_overlap(
+def test_webdataset_shares_of_two_ranks_equal_torchs_and_do_not_overlap(
     rig: Rig, shards: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -90,7 +90,7 @@ def test_webdatasets_shares_of_two_ranks_are_those_of_torchs_workers_and_do_not_
     assert len(keys[0]) + len(keys[1]) == len(keys[0] | keys[1]) == sum(7 + shard * 5 for shard in range(5))
 
 
-def test_webdatasets_resampling_works_and_is_said_to_be_no_repetition_where_it_is_resumed(
+def test_webdataset_resampling_resumes_with_a_warning_that_it_differs(
     rig: Rig, shards: str, capsys: pytest.CaptureFixture[str]
 ):
     def loader() -> DataLoader[Any]:
@@ -168,7 +168,7 @@ def test_hf_datasets(rig: Rig, files: list[str], make: Callable[[list[str]], Any
     assert gone_on_with(lambda: make(files), half) == theirs[half:] != []
 
 
-def test_a_state_of_hfs_is_begun_at_and_one_that_does_not_bring_all_back_is_not(
+def test_hugging_face_state_is_used_only_if_it_restores_everything(
     rig: Rig, files: list[str], capsys: pytest.CaptureFixture[str]
 ):
     """It fills its shuffle buffer again from the samples before it, for which a map that draws would draw anew."""
@@ -214,7 +214,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield made
 
 
-def test_all_feeders_are_lost_in_the_midst_of_a_shuffled_webdataset(service: Service, shards: str):
+def test_shuffled_webdataset_survives_the_loss_of_all_feeders(service: Service, shards: str):
     def make() -> Any:
         return decoded(wds.WebDataset(shards, shardshuffle=5, seed=3, detshuffle=True).shuffle(20, seed=3))
 
@@ -222,7 +222,7 @@ def test_all_feeders_are_lost_in_the_midst_of_a_shuffled_webdataset(service: Ser
 
 
 @pytest.mark.slow
-def test_all_feeders_are_lost_in_the_midst_of_a_shuffled_stream_of_hfs(service: Service, files: list[str]):
+def test_shuffled_hugging_face_stream_survives_the_loss_of_all_feeders(service: Service, files: list[str]):
     assert_nothing_is_lost_with_its_feeders(
         service, lambda: streamed(files).shuffle(seed=3, buffer_size=10).map(doubled)
     )

@@ -129,7 +129,7 @@ def test_the_number_of_feeders_follows_1_3_0_2(start: Start):
         gone = {f["pid"] for f in found}
 
 
-def test_a_supervisor_started_again_adopts_feeders_number_and_output(start: Start, tmp_path: Path):
+def test_restarted_supervisor_adopts_feeders_number_and_output(start: Start, tmp_path: Path):
     supervised = start()
     supervised.ready(1)
     supervised.scale(2)
@@ -169,7 +169,7 @@ def test_a_sigterm_leaves_the_feeders_and_a_stop_request_ends_them(start: Start)
     wait_until(lambda: not alive(feeder["pid"]), 10, "the feeder has ended")
 
 
-def test_a_frozen_feeder_is_replaced_when_a_receiver_says_so(start: Start):
+def test_frozen_feeder_is_replaced_when_a_receiver_reports_it(start: Start):
     supervised = start()
     (feeder,) = supervised.ready(1)
     os.kill(feeder["pid"], signal.SIGSTOP)
@@ -182,18 +182,18 @@ def test_a_frozen_feeder_is_replaced_when_a_receiver_says_so(start: Start):
     wait_until(lambda: not alive(feeder["pid"]), 15, "the frozen process has ended")
 
 
-def test_a_feeder_without_room_is_told_of_and_made_anew_until_there_is(start: Start):
+def test_feeder_without_room_is_reported_and_retried(start: Start):
     supervised = start(num_feeders=2, ready_timeout_s=8.0, feeder_resources={"feeder": 40.0})
     status = supervised.wait(lambda s: s["ready"] == 1 and any("no node has room" in n for n in s["notes"]))
     (waiting,) = [f for f in status["feeders"] if f["state"] != "ready"]
     assert re.search(r"feeder: 40 needed, \d+ of 64 free", waiting["why"])
-    supervised.wait(lambda s: any("is made anew" in n for n in s["notes"]))
+    supervised.wait(lambda s: any("it is started again" in n for n in s["notes"]))
     supervised.wait(lambda s: s["feeders"][int(waiting["name"][-1])]["state"] == "placing")
     supervised.scale(1)
     supervised.ready(1)
 
 
-def test_blobs_reach_a_node_without_them_through_the_supervisor(start: Start, tmp_path: Path):
+def test_missing_blobs_reach_a_node_through_the_supervisor(start: Start, tmp_path: Path):
     supervised = start(feeder_blob_folder=str(tmp_path / "node"))
     (feeder,) = supervised.ready(1)
     trainer = BlobStore(tmp_path / "trainer")
@@ -219,7 +219,7 @@ def test_blobs_reach_a_node_without_them_through_the_supervisor(start: Start, tm
     assert wanted == {digest for digest, _ in bundle.blobs}
 
 
-def test_metrics_and_bad_requests(start: Start):
+def test_supervisor_keeps_metrics_and_refuses_bad_requests(start: Start):
     supervised = start(num_feeders=0)
     supervised.ready(0)
     with Sidecar(supervised) as sidecar:
@@ -236,7 +236,7 @@ def test_metrics_and_bad_requests(start: Start):
 
 
 @pytest.mark.slow
-def test_without_the_clusters_token_nobody_comes_in_and_no_home_is_touched(ray_head: RayHead, tmp_path: Path):
+def test_client_without_the_clusters_token_is_rejected(ray_head: RayHead, tmp_path: Path):
     wrong = tmp_path / "wrong"
     wrong.write_text("0" * 64)
     plain = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
@@ -272,7 +272,7 @@ def called(port: int, method: str, metadata: list[tuple[str, str]]) -> str:
     return "OK"
 
 
-def test_without_the_clusters_token_no_port_of_ray_answers_a_call(start: Start, ray_head: RayHead):
+def test_ray_ports_answer_no_call_without_the_clusters_token(start: Start, ray_head: RayHead):
     supervised = start()
     supervised.ready(1)
     ports = {
@@ -293,7 +293,7 @@ def test_without_the_clusters_token_no_port_of_ray_answers_a_call(start: Start, 
     assert "OK" in {called(port, CALLS[0], [("authorization", f"Bearer {token}")]) for port in ports}
 
 
-def test_key_and_token_are_in_no_command_line_and_no_environment(start: Start, ray_head: RayHead):
+def test_key_and_token_appear_in_no_command_line_or_environment(start: Start, ray_head: RayHead):
     supervised = start()
     supervised.ready(1)
     assert supervised.process is not None
@@ -305,9 +305,7 @@ def test_key_and_token_are_in_no_command_line_and_no_environment(start: Start, r
             assert not any(secret in path.read_bytes() for secret in secrets), path
 
 
-def test_a_head_that_never_answers_ends_the_supervisor_with_the_likely_cause(
-    tmp_path: Path, ray_head: RayHead
-):
+def test_unresponsive_head_ends_the_supervisor_with_the_likely_cause(tmp_path: Path, ray_head: RayHead):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         supervised = Supervised(tmp_path, ray_head, ray_address=address, init_timeout_s=3.0)
@@ -319,7 +317,7 @@ def test_a_head_that_never_answers_ends_the_supervisor_with_the_likely_cause(
 
 
 @pytest.mark.slow
-def test_a_raylet_killed_ends_the_supervisor_and_the_head_leaves_nothing(tmp_path: Path):
+def test_killed_raylet_ends_supervisor_and_head_leaving_nothing(tmp_path: Path):
     with head() as made:
         supervised = Supervised(tmp_path, made)
         supervised.start()
@@ -336,7 +334,7 @@ def test_a_raylet_killed_ends_the_supervisor_and_the_head_leaves_nothing(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_head_ends_all_its_processes_also_those_that_ignore_it(tmp_path: Path):
+def test_head_ends_all_its_processes_even_those_that_ignore_signals(tmp_path: Path):
     with head() as made:
         supervised = Supervised(tmp_path, made, num_feeders=2)
         supervised.start()
@@ -365,7 +363,7 @@ if any(os.path.basename(a) == "default_worker.py" for a in sys.orig_argv[1:3]):
 @pytest.mark.parametrize(
     "timeout_s", [pytest.param(10, id="dies-at-10-s"), pytest.param(120, id="lives-at-120-s")]
 )
-def test_a_worker_whose_start_takes_40_s(tmp_path: Path, timeout_s: int):
+def test_worker_that_takes_40_s_to_start_depends_on_the_timeout(tmp_path: Path, timeout_s: int):
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "sitecustomize.py").write_text(SLOW_START)
     tuning = RayTuning(worker_register_timeout_s=timeout_s)
@@ -393,7 +391,7 @@ def test_a_worker_whose_start_takes_40_s(tmp_path: Path, timeout_s: int):
 
 
 @pytest.mark.slow
-def test_health_checks_are_as_tuned(tmp_path: Path):
+def test_health_checks_use_the_tuned_values(tmp_path: Path):
     """A frozen raylet is declared dead after about threshold x period, not after Ray's 25 s."""
     tuning = RayTuning(
         health_check_initial_delay_s=0.5, health_check_period_s=0.5, health_check_timeout_s=0.5,
@@ -420,7 +418,7 @@ def test_health_checks_are_as_tuned(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_feeder_that_rays_memory_monitor_kills_is_told_as_out_of_memory(tmp_path: Path):
+def test_feeder_killed_by_rays_memory_monitor_is_reported_out_of_memory(tmp_path: Path):
     """More than a hundredth of this machine's memory is always in use: each feeder is killed as soon as it is up."""
     monitor = {"RAY_memory_monitor_refresh_ms": "200", "RAY_memory_usage_threshold": "0.01"}
     with head(**monitor) as made:
@@ -431,13 +429,13 @@ def test_a_feeder_that_rays_memory_monitor_kills_is_told_as_out_of_memory(tmp_pa
         status = supervised.wait(lambda s: s["feeders"] and s["feeders"][0]["cause"] == "OutOfMemory")
         assert time.monotonic() - began < 60
         why = status["feeders"][0]["why"]
-        assert why.startswith("Ray's memory monitor killed its process, for its node ran out of memory")
+        assert why.startswith("Ray's memory monitor killed its process because its node ran out of memory")
         assert why.endswith(f": raise {field}, or make batches smaller")
         assert re.search(r"with [0-9.]+GB of [0-9.]+GB in use", why), why
         assert status["notes"] == [f"feeder-0: {why}"]
         supervised.kill()
 
 
-def test_a_node_of_ours_has_rays_memory_monitor_only_for_rays_tasks():
+def test_rays_memory_monitor_runs_only_if_there_is_room_for_tasks():
     assert RayHead(Path("/tmp/a")).defaults() == {"RAY_memory_monitor_refresh_ms": "0"}
     assert RayHead(Path("/tmp/b"), tasks=RayTasks(cpus=1)).defaults() == {}

@@ -51,7 +51,7 @@ def has_table(text: str) -> bool:
     )
 
 
-def test_a_run_shows_a_table_below_what_the_ranks_print_and_takes_it_away_at_the_end(loud: Project):
+def test_run_shows_a_table_below_the_ranks_output_and_removes_it(loud: Project):
     with OnTerminal("run", str(loud.path), "--provider", "local") as run:
         run.until(has_table)
         assert run.end() == 0, run.text
@@ -79,12 +79,12 @@ def test_ctrl_c_in_a_run_leaves_the_terminal_sane(loud: Project):
         run.type("\x03")
         assert run.end(30) == 130, run.text
         assert run.is_sane()
-    assert "SIGINT came: ending trainers and service" in run.text
+    assert "received SIGINT: ending trainers and service" in run.text
     assert "small: was stopped; " in run.text
     assert not re.search(r"^feeder +state", run.text, re.MULTILINE), "the table is gone"
 
 
-def test_a_terminal_that_is_closed_ends_the_run_and_leaves_nothing(loud: Project):
+def test_closed_terminal_ends_the_run_and_leaves_nothing(loud: Project):
     with OnTerminal("run", str(loud.path), "--provider", "local") as run:
         run.until(has_table)
         (live,) = (found for found in live_runs() if found.about["pid"] == run.process.pid)
@@ -129,7 +129,7 @@ def test_watched_status_is_a_table_that_ends_with_the_run_or_ctrl_c(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_what_is_piped_has_no_escape_codes(loud: Project):
+def test_piped_output_has_no_escape_codes(loud: Project):
     env = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     command = [sys.executable, "-m", "dataloaderjob.local.cli", "status", "--watch"]
     with LocalRun(loud.path, "--provider", "local", env=env) as run:

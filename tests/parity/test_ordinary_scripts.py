@@ -126,7 +126,7 @@ def ours(wanted: list[Script], torchs: Torchs, tmp_path_factory: pytest.TempPath
     "script",
     [pytest.param(s, marks=[pytest.mark.slow] if n % 3 else [], id=s.name) for n, s in enumerate(SCRIPTS)],
 )
-def test_a_script_gives_what_torchs_loader_gives(script: Script, torchs: Torchs, ours: Runs) -> None:
+def test_script_gives_the_same_as_under_torchs_loader(script: Script, torchs: Torchs, ours: Runs) -> None:
     if not _can_run(script):
         pytest.skip(f"{script.words['needs']} is not installed here")
     expected, found = torchs.outcome(script.name), ours.outcome(script.name)
@@ -150,7 +150,7 @@ def test_a_script_gives_what_torchs_loader_gives(script: Script, torchs: Torchs,
         assert deviation.warns in found.stderr
 
 
-def test_the_record_of_torchs_outcomes_is_of_these_scripts() -> None:
+def test_torchs_recorded_outcomes_cover_these_scripts() -> None:
     rows = json.loads(RECORD.read_text())["scripts"]
     assert {name: row["digest"] for name, row in rows.items()} == {s.name: digest(s) for s in SCRIPTS}, (
         "scripts were changed: make record-parity"
@@ -159,7 +159,7 @@ def test_the_record_of_torchs_outcomes_is_of_these_scripts() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_a_script_gives_under_torchs_loader_what_was_recorded(script: Script, live: Runs) -> None:
+def test_script_under_torchs_loader_matches_its_recording(script: Script, live: Runs) -> None:
     if not _can_run(script):
         pytest.skip(f"{script.words['needs']} is not installed here")
     known = recorded([script])
@@ -168,11 +168,11 @@ def test_a_script_gives_under_torchs_loader_what_was_recorded(script: Script, li
     assert same(expected, found), difference(expected, found)
 
 
-def test_the_tables_name_scripts_that_exist() -> None:
+def test_tables_name_existing_scripts() -> None:
     assert {*DEVIATIONS, *NEEDS_PICKLE} <= {s.name for s in SCRIPTS}
 
 
-def test_there_are_at_least_150_scripts() -> None:
+def test_at_least_150_scripts_exist() -> None:
     assert len(SCRIPTS) >= 150
 
 

@@ -297,7 +297,7 @@ REFUSED_BY_RULES = [
     pytest.param(
         {"spec.sidecar.resources": {"limits": {"memory": "2Gi"}}, "spec.trainers.job.processesPerPod": 2},
         "2Gi, below the 2128Mi that memoryPerProcess 1Gi and the sidecar itself need;"
-        " use loader.memoryPerProcess for each process of a replica, plus 64Mi",
+        " use loader.memoryPerProcess per process of a replica, plus 64Mi",
         id="sidecar-limit",
     ),
     pytest.param(
@@ -385,12 +385,12 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {"spec.trainers.job.template.spec.hostNetwork": True},
-        "Ingress with hostNetwork in trainers.job.template; use None where pods use the network of their node",
+        "Ingress with hostNetwork in trainers.job.template; use None if pods use the network of their node",
         id="policy-of-pods-on-the-host",
     ),
     pytest.param(
         {"spec.feeders.template.spec.hostNetwork": True, "spec.networkPolicy.mode": "Strict"},
-        "Strict with hostNetwork in feeders.template; use None where pods use the network of their node",
+        "Strict with hostNetwork in feeders.template; use None if pods use the network of their node",
         id="policy-of-feeders-on-the-host",
     ),
     pytest.param(

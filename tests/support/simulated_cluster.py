@@ -191,7 +191,7 @@ class Cluster(Job):
         for pod in self.pods(role):
             name = _name(pod)
             if leaving(pod):
-                late[name] = "is being deleted"
+                late[name] = "has been terminating"
             elif name in self.causes:
                 (late if _failed(pod) and role in DEPLOYMENTS else wrong)[name] = self.causes[name]
         return wrong or late

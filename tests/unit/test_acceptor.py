@@ -75,7 +75,7 @@ def served() -> Iterator[Served]:
     made.close()
 
 
-def test_who_holds_all_places_without_the_key_keeps_nobody_out(served: Served):
+def test_peers_without_the_key_holding_all_places_block_nobody(served: Served):
     held = [served.connect() for _ in range(2 * MAX_GUESTS)]
     try:
         assert served.let_in()
@@ -84,7 +84,7 @@ def test_who_holds_all_places_without_the_key_keeps_nobody_out(served: Served):
             sock.close()
 
 
-def test_who_takes_the_places_again_at_once_keeps_nobody_out(served: Served):
+def test_peers_retaking_all_places_at_once_block_nobody(served: Served):
     stop = threading.Event()
 
     def flood() -> None:
@@ -108,9 +108,7 @@ def test_who_takes_the_places_again_at_once_keeps_nobody_out(served: Served):
         thread.join()
 
 
-def test_two_hundred_that_hold_the_key_and_come_at_once_are_all_let_in(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-):
+def test_two_hundred_peers_with_the_key_at_once_all_get_in(served: Served, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sockets, "GREETS_WITHIN_S", 0.9 * HANDSHAKE_TIMEOUT_S)  # however slow this machine is
     came = [served.connect() for _ in range(200)]
     for sock in came:  # each has a place, or was turned away, before the first one answers
@@ -120,7 +118,7 @@ def test_two_hundred_that_hold_the_key_and_come_at_once_are_all_let_in(
     assert all(served.let_in() for _ in range(200 - MAX_GUESTS)), "they come again"
 
 
-def test_without_descriptors_the_loop_does_not_turn_without_a_pause_and_connections_end(served: Served):
+def test_acceptor_without_descriptors_does_not_spin(served: Served):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     mine = [served.connect() for _ in range(4)]
     waiting = [socket.socket() for _ in range(8)]
@@ -147,7 +145,7 @@ def test_without_descriptors_the_loop_does_not_turn_without_a_pause_and_connecti
     assert served.let_in()
 
 
-def test_where_descriptors_are_few_strangers_get_a_fourth_of_them(monkeypatch: pytest.MonkeyPatch):
+def test_unauthenticated_peers_get_a_quarter_of_scarce_descriptors(monkeypatch: pytest.MonkeyPatch):
     # Told, not set: the process of the tests may have more than 96 open.
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4 * 24, 4 * 24))
     with contextlib.ExitStack() as stack:
@@ -159,7 +157,7 @@ def test_where_descriptors_are_few_strangers_get_a_fourth_of_them(monkeypatch: p
         assert len(served.acceptor._guests) <= 24
 
 
-def test_refused_peers_are_told_of_in_one_line(served: Served, caplog: pytest.LogCaptureFixture):
+def test_refused_peers_are_logged_in_one_line(served: Served, caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
     for _ in range(20):
         with served.connect() as sock, contextlib.suppress(OSError):
@@ -174,7 +172,7 @@ def test_refused_peers_are_told_of_in_one_line(served: Served, caplog: pytest.Lo
     assert "connections were refused" in caplog.records[0].getMessage()
 
 
-def test_a_probe_of_a_port_is_no_refusal_that_is_told(served: Served, caplog: pytest.LogCaptureFixture):
+def test_port_probe_is_not_logged_as_a_refusal(served: Served, caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
     turns = served.turns
     for _ in range(5):

@@ -30,12 +30,12 @@ needs_ipv6 = pytest.mark.skipif(NO_IPV6, reason="this machine has no IPv6")
 
 @needs_ipv6
 @pytest.mark.parametrize("address", LOOPBACKS)
-def test_who_listens_everywhere_is_found_by_ipv6_and_ipv4(address: str):
+def test_wildcard_listener_is_reachable_over_ipv6_and_ipv4(address: str):
     with listen(EVERYWHERE, 0) as sock, socket.create_connection((address, sock.getsockname()[1]), timeout=5):
         sock.accept()[0].close()
 
 
-def test_without_ipv6_everywhere_is_all_addresses_of_ipv4(monkeypatch):
+def test_without_ipv6_the_wildcard_address_covers_ipv4(monkeypatch):
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
     with listen(EVERYWHERE, 0) as sock:
         assert sock.family is socket.AF_INET
@@ -65,7 +65,7 @@ def acceptor() -> Iterator[Acceptor]:
 
 @needs_ipv6
 @pytest.mark.parametrize("address", LOOPBACKS)
-def test_the_handshake_is_made_over_either(acceptor: Acceptor, address: str):
+def test_handshake_works_over_ipv6_and_ipv4(acceptor: Acceptor, address: str):
     with socket.create_connection((address, acceptor.port), timeout=5) as sock:
         sockets.tune(sock)
         found = sockets.greet(sock, KEY, role="receiver", name="f", job="job", versions=sockets.DATA)
@@ -74,7 +74,7 @@ def test_the_handshake_is_made_over_either(acceptor: Acceptor, address: str):
 
 @needs_ipv6
 @pytest.mark.parametrize("address", LOOPBACKS)
-def test_a_receiver_connects_to_a_feeder_over_either(acceptor: Acceptor, address: str):
+def test_receiver_connects_to_a_feeder_over_ipv6_and_ipv4(acceptor: Acceptor, address: str):
     endpoint = Endpoint("feeder-0", "i0", address, acceptor.port)
     connection = FeederConnection(endpoint, Sink(), key=KEY, job="job", name="r")
     wait_until(lambda: connected(connection), 10, f"a feeder at {address_text(address, acceptor.port)}")
@@ -105,7 +105,7 @@ def connected(connection: FeederConnection) -> bool:
 
 @needs_ipv6
 @pytest.mark.parametrize("address", LOOPBACKS)
-def test_probes_and_metrics_are_answered_over_either(address: str):
+def test_probes_and_metrics_answer_over_ipv6_and_ipv4(address: str):
     with selectors.DefaultSelector() as ready:
         server = HttpServer(EVERYWHERE, 0, lambda _: (200, "text/plain", "well\n"), ready)
         answers: list[bytes] = []
@@ -122,10 +122,10 @@ def test_probes_and_metrics_are_answered_over_either(address: str):
 
 
 @needs_ipv6
-def test_messages_have_numbers_of_ipv6_in_brackets():
+def test_messages_show_ipv6_addresses_in_brackets():
     with listen("::1", 0) as taken, selectors.DefaultSelector() as ready:
         port = taken.getsockname()[1]
-        with pytest.raises(InputError, match=rf"served at \[::1\]:{port},"):
+        with pytest.raises(InputError, match=rf"cannot serve metrics at \[::1\]:{port} "):
             HttpServer("::1", port, lambda _: (200, "text/plain", ""), ready)
     gone = feeder.StillThere(("::1", port))
     with pytest.raises(ServiceError, match=rf"GCS at \[::1\]:{port} is gone"):
@@ -137,13 +137,13 @@ def test_messages_have_numbers_of_ipv6_in_brackets():
 @given(
     st.one_of(st.ip_addresses().map(str), st.sampled_from(["mnist-head", "a.b.svc"])), st.integers(1, 65535)
 )
-def test_an_address_is_read_as_it_was_written(address: str, port: int):
+def test_address_round_trips_through_its_text(address: str, port: int):
     assert parse_address(address_text(address, port)) == (address, port)
 
 
 @pytest.mark.parametrize(
     "text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x", "fd00::7:6379", "[]:1"]
 )
-def test_what_is_no_address_is_refused(text: str):
+def test_invalid_address_is_refused(text: str):
     with pytest.raises(ValueError, match="needed as host:port"):
         parse_address(text)

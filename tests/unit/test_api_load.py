@@ -100,11 +100,11 @@ def refusal(text: str | bytes) -> str:
         pytest.param(GOOD.encode("utf-16"), "job.yaml: found UTF-16; use UTF-8", id="utf-16"),
     ],
 )
-def test_a_text_that_is_no_manifest_is_refused_with_its_line(text: str | bytes, message: str) -> None:
+def test_invalid_manifest_text_is_refused_with_its_line(text: str | bytes, message: str) -> None:
     assert message in refusal(text)
 
 
-def test_several_problems_come_in_the_order_of_the_file() -> None:
+def test_problems_are_reported_in_the_order_of_the_file() -> None:
     text = GOOD.replace("replicas: 2", "replicas: 0\n    imge: x").replace(
         "train.py]", "train.py]\n              env: 3"
     )
@@ -144,7 +144,7 @@ def test_a_manifest_is_read_from_a_path_or_a_text(tmp_path: Path) -> None:
     assert load_manifest(GOOD).spec.feeders.replicas == 2
 
 
-def test_a_trailing_separator_is_no_second_document() -> None:
+def test_trailing_separator_starts_no_second_document() -> None:
     assert parse_manifest("---\n" + GOOD + "---\n").name == "mnist"
 
 
@@ -164,7 +164,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load_manifest("a\x00b")
 
 
-def test_a_file_that_is_no_manifest_by_its_size_is_not_read(tmp_path: Path) -> None:
+def test_file_too_large_for_a_manifest_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "weights.bin"
     with path.open("wb") as file:
         os.truncate(file.fileno(), MAX_NBYTES + 1)

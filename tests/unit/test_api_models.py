@@ -39,7 +39,7 @@ def test_a_manifest_that_cannot_work_is_refused_with_a_remedy(changes: dict[str,
 
 
 @pytest.mark.parametrize("changes", ACCEPTED)
-def test_a_manifest_that_can_work_is_accepted_and_survives_a_round_trip(changes: dict[str, Any]) -> None:
+def test_manifest_that_can_work_is_accepted_and_round_trips(changes: dict[str, Any]) -> None:
     job = parse_object(manifest(changes))
     assert parse_object(job.model_dump(mode="json", by_alias=True)) == job
 
@@ -79,12 +79,12 @@ def test_a_manifest_that_can_work_is_accepted_and_survives_a_round_trip(changes:
         ),
     ],
 )
-def test_the_path_of_a_problem_is_that_of_the_manifest(changes: dict[str, Any], path: str) -> None:
+def test_problem_path_is_the_manifests_path(changes: dict[str, Any], path: str) -> None:
     (problem,) = refusal(changes).problems
     assert problem.path == path
 
 
-def test_each_entry_that_breaks_a_rule_is_told_with_what_was_found() -> None:
+def test_each_entry_breaking_a_rule_is_reported_with_the_value_found() -> None:
     variables = [{"name": name} for name in ("RANK", "A", "PET_NNODES")]
     containers = [{"name": "t", "image": "i", "env": variables}, {"name": "s", "env": variables[2:]}]
     error = refusal({"spec.trainers.job.template.spec.containers": containers})
@@ -96,12 +96,12 @@ def test_each_entry_that_breaks_a_rule_is_told_with_what_was_found() -> None:
     ]
 
 
-def test_what_rules_see_of_a_part_that_is_handed_on_may_be_anything() -> None:
+def test_pass_through_parts_may_hold_any_value() -> None:
     odd = {"a": 10**30, "b": "\ud83d", "c": [{"d": None}], "e": 1.5}
     parse_object(manifest({"spec.feeders.scratch": {"volume": odd}, "spec.sidecar.securityContext": odd}))
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     changes = {
         "spec.feeders.replicas": 0,
         "spec.loader.prefetch": 1,
@@ -124,7 +124,7 @@ def test_all_problems_are_told_at_once() -> None:
         pytest.param({"apiVersion": "dataloading.dev/v1"}, "use dataloading.dev/v1alpha1", id="version"),
     ],
 )
-def test_another_kind_of_object_is_refused_without_further_complaints(
+def test_wrong_kind_of_object_is_refused_without_further_complaints(
     changes: dict[str, Any], message: str
 ) -> None:
     error = refusal({**changes, "spec.unknown": 1})
@@ -142,7 +142,7 @@ def test_models_can_be_made_in_python_with_snake_case_names() -> None:
     assert FeedersSpec(replicas=3, processes_per_pod=2).count == 6
 
 
-def test_tuning_is_told_as_environment_of_ray() -> None:
+def test_tuning_becomes_rays_environment_variables() -> None:
     assert RayTuning().settings().env() == {
         "RAY_worker_register_timeout_seconds": "120",
         "RAY_health_check_initial_delay_ms": "10000",

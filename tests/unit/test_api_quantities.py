@@ -60,7 +60,7 @@ def test_a_quantity_has_its_value(text: str | int, value: Fraction) -> None:
         "1\n",
     ],
 )
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="use a quantity"):
         Quantity(text)
 
@@ -80,7 +80,7 @@ def test_order_and_hash_follow_the_value(number: int, suffix: str) -> None:
 
 
 @given(st.from_regex(PATTERN.replace("$", r"\Z"), fullmatch=True).filter(lambda text: len(text) <= 32))
-def test_whatever_the_schema_allows_can_be_read_unless_it_is_too_large(text: str) -> None:
+def test_quantities_allowed_by_the_schema_parse_or_are_too_large(text: str) -> None:
     with contextlib.suppress(ValueError):
         assert 0 <= Quantity(text).value < 1 << 63
         return

@@ -8,7 +8,7 @@ from dataloaderjob.api import load_manifest
 from dataloaderjob.api.status import ConditionType, Phase
 
 
-def test_the_example_of_the_reference_is_a_good_manifest() -> None:
+def test_example_of_the_reference_is_a_valid_manifest() -> None:
     assert load_manifest(EXAMPLE).spec.feeders.replicas == 2
 
 

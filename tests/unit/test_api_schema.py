@@ -43,7 +43,7 @@ def with_defaults(schema: Schema, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("word", ["$ref", "$defs", "oneOf", "allOf", "const", "prefixItems", "title"])
-def test_the_schema_has_no_word_that_kubernetes_does_not_know(word: str) -> None:
+def test_schema_uses_no_keyword_unknown_to_kubernetes(word: str) -> None:
     assert not [path for path, part in parts(SCHEMA) if word in part]
 
 
@@ -66,7 +66,7 @@ def test_no_part_forbids_additional_properties_in_a_way_kubernetes_refuses() -> 
         assert not ("additionalProperties" in part and "properties" in part), path
 
 
-def test_what_cel_can_see_is_bounded_so_that_its_cost_can_be_estimated() -> None:
+def test_values_visible_to_cel_are_bounded_for_its_cost_estimate() -> None:
     for path, part in parts(SCHEMA["properties"]["spec"]):
         if part.get("type") == "array":
             assert "maxItems" in part, path
@@ -78,18 +78,18 @@ def test_what_cel_can_see_is_bounded_so_that_its_cost_can_be_estimated() -> None
             assert "maxLength" in part, path
 
 
-def test_lists_of_named_things_are_maps_to_the_api_server() -> None:
+def test_lists_of_named_entries_are_maps_for_the_api_server() -> None:
     named = [p for p, part in parts(SCHEMA) if part.get("x-kubernetes-list-map-keys") == ["name"]]
     assert {path.rsplit(".", 1)[1] for path in named} == {"containers", "env", "volumes"}
 
 
-def test_a_nested_default_is_written_out_since_rules_are_checked_against_it_as_it_stands() -> None:
+def test_nested_default_is_complete_because_rules_are_checked_against_it() -> None:
     for path, part in parts(SCHEMA):
         if isinstance(part.get("default"), dict):
             assert with_defaults(part, part["default"]) == part["default"], path
 
 
-def test_no_message_has_the_text_of_a_number_whose_length_the_api_server_cannot_bound() -> None:
+def test_messages_include_only_numbers_of_bounded_length() -> None:
     dear = [
         rule["messageExpression"]
         for _, part in parts(SCHEMA)
@@ -100,19 +100,19 @@ def test_no_message_has_the_text_of_a_number_whose_length_the_api_server_cannot_
     assert all("memoryPerProcess" in text or "poolSize" in text for text in dear)
 
 
-def test_a_message_that_is_always_the_same_is_no_expression() -> None:
+def test_constant_message_is_not_an_expression() -> None:
     for path, part in parts(SCHEMA):
         for rule in part.get(VALIDATIONS, []):
             assert "self" in rule.get("messageExpression", "self"), path
 
 
-def test_resources_in_a_template_are_checked_as_part_of_a_pod_and_cost_the_schema_nothing() -> None:
+def test_resources_in_a_template_add_nothing_to_the_schema() -> None:
     found = [part for path, part in parts(SCHEMA) if path.endswith("containers.items.resources")]
     assert len(found) == 3
     assert all(part[PRESERVE] and "properties" not in part for part in found)
 
 
-def test_free_parts_keep_what_they_are_given() -> None:
+def test_free_form_parts_preserve_unknown_fields() -> None:
     pod = SCHEMA["properties"]["spec"]["properties"]["trainers"]["properties"]["job"]["properties"][
         "template"
     ]["properties"]["spec"]
@@ -125,7 +125,7 @@ def test_the_schema_is_small() -> None:
 
 
 @pytest.mark.parametrize("changes", ACCEPTED)
-def test_the_schemas_defaults_are_those_of_the_models(changes: dict[str, Any]) -> None:
+def test_schema_defaults_equal_the_models_defaults(changes: dict[str, Any]) -> None:
     spec = with_defaults(SCHEMA, manifest(changes))["spec"]
     assert parse_object(manifest(changes)) == parse_object({**manifest(changes), "spec": spec})
 
@@ -144,7 +144,7 @@ def visible(schema: Schema, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("changes", ACCEPTED)
-def test_rules_see_what_the_api_server_stores(changes: dict[str, Any]) -> None:
+def test_rules_see_the_values_that_the_api_server_stores(changes: dict[str, Any]) -> None:
     schema = SCHEMA["properties"]["spec"]
     there = visible(schema, with_defaults(SCHEMA, manifest(changes))["spec"])
     here = stored(parse_object(manifest(changes)).spec, {})

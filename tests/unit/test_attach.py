@@ -26,7 +26,7 @@ def listener() -> Iterator[socket.socket]:
         yield sock
 
 
-def test_a_sidecar_that_is_overrun_is_tried_again(listener: socket.socket):
+def test_overloaded_sidecar_is_retried(listener: socket.socket):
     def serve() -> None:
         for _ in range(3):
             listener.accept()[0].close()
@@ -40,9 +40,7 @@ def test_a_sidecar_that_is_overrun_is_tried_again(listener: socket.socket):
         attach.attach(listener.getsockname(), "0", None, [])
 
 
-def test_a_sidecar_that_is_overrun_for_long_is_given_up(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-):
+def test_sidecar_overloaded_for_long_is_given_up(listener: socket.socket, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attach, "BUSY_S", 0.2)
 
     def serve() -> None:
@@ -54,7 +52,7 @@ def test_a_sidecar_that_is_overrun_for_long_is_given_up(
         attach.attach(listener.getsockname(), "0", None, [])
 
 
-def test_what_became_of_a_service_is_read_beside_its_socket(tmp_path: Path):
+def test_outcome_of_a_service_is_read_from_its_folder(tmp_path: Path):
     path = tmp_path / "run" / "s"
     assert attach.failure(str(path)) == "it was killed, and its folder is gone"
     path.parent.mkdir()

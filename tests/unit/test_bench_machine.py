@@ -38,14 +38,14 @@ def other():
         process.kill()
 
 
-def test_cpu_of_another_processs_thread_that_has_ended_counts(other):
+def test_cpu_time_of_an_exited_thread_is_counted(other):
     before = machine.cpu_ns([other.pid])
     print(file=other.stdin, flush=True)
     assert other.stdout.readline() == "burned\n"
     assert machine.cpu_ns([other.pid]) - before >= 0.3e9
 
 
-def test_a_process_that_has_ended_is_named(other):
+def test_exited_process_is_named(other):
     other.kill()
     other.wait()
     with pytest.raises(RuntimeError, match=f"process {other.pid} has ended"):

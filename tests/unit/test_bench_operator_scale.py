@@ -41,7 +41,7 @@ def read(text: str, at: float) -> Any:
     return reading(parse_metrics(text), at=at, cpu_s=at / 10, peak_nbytes=1)
 
 
-def test_the_operators_own_text_is_parsed_and_its_writes_told_apart() -> None:
+def test_operators_metrics_text_is_parsed_and_writes_are_attributed() -> None:
     metrics = Metrics()
     before = read(written(metrics, ("Job", "apply")), 10.0)
     metrics.reconciles.inc(4)
@@ -62,7 +62,7 @@ def test_labels_with_commas_and_braces_are_parsed() -> None:
     }
 
 
-def test_what_is_no_sample_is_refused() -> None:
+def test_malformed_sample_is_refused() -> None:
     with pytest.raises(ValueError, match="was expected, found 'a b c d'"):
         parse_metrics("a b c d")
 
@@ -88,7 +88,7 @@ STATUS = {
         pytest.param({"selector": "a=b"}, "other", id="other"),
     ],
 )
-def test_a_written_status_is_counted_by_what_was_new_in_it(change: dict[str, Any], why: str) -> None:
+def test_status_write_is_classified_by_its_change(change: dict[str, Any], why: str) -> None:
     assert what_changed(STATUS, STATUS | change) == why
 
 
@@ -102,12 +102,12 @@ def test_generations_that_one_status_skips_are_observed_by_it() -> None:
     assert jobs.phases() == {"Running": 1}
 
 
-def test_the_spread_of_latencies_is_theirs() -> None:
+def test_spread_of_latencies_is_computed_from_them() -> None:
     assert spread([0.1 * n for n in range(101)]) == pytest.approx({"p50_s": 5.0, "p99_s": 9.9, "max_s": 10.0})
 
 
 @pytest.mark.parametrize("per_hour", [-3.0, 0.0, 0.5, 8.0])
-def test_memory_grows_by_its_trend_whatever_it_did_at_first_and_at_its_peaks(per_hour: float) -> None:
+def test_memory_growth_ignores_warm_up_and_peaks(per_hour: float) -> None:
     peaks = {40: 30e6, 41: 30e6, 90: 5e6}
     samples = [
         (60.0 * n, 200e6 + min(n, 25) * 2e6 + per_hour * 1e6 * n / 60 + peaks.get(n, 0.0) + 1e5 * (n % 3))
@@ -117,7 +117,7 @@ def test_memory_grows_by_its_trend_whatever_it_did_at_first_and_at_its_peaks(per
     assert soak.mb_per_hour(samples[:1]) == 0.0
 
 
-def test_what_was_not_measured_is_missing_and_what_misses_its_floor_is_told() -> None:
+def test_unmeasured_figures_are_missing_and_missed_floors_are_reported() -> None:
     made = claims.rows({claims.COLD: {"looked_at_s": 61.0, "writes": 0.0}})
     met = {row["case"]: row["met"] for row in made}
     assert met[f"{claims.COLD}: from process start until each job was looked at"] == "no"
@@ -145,7 +145,7 @@ def converse(root: bytes, *wanted: int) -> list[SupervisorStatus]:
     return asyncio.run(run())
 
 
-def test_the_operator_hears_a_supervisor_and_is_obeyed_by_it() -> None:
+def test_operator_hears_a_supervisor_and_controls_it() -> None:
     found = converse(ROOT, 2, 3, 3)
     assert [(status.desired, status.ready) for status in found] == [(2, 2), (2, 2), (3, 3)]
     assert found[0].ray.version
@@ -167,7 +167,7 @@ def figures(mode: Mode, seconds: float) -> list[supervision.Rates]:
     return [supervision.between(before, after, seconds) for before, after in itertools.pairwise(observed)]
 
 
-def test_steady_figures_are_worth_one_write_and_moving_ones_more() -> None:
+def test_steady_figures_cost_one_write_and_moving_ones_more() -> None:
     written = {
         mode: [supervisor_status.loader_status(found) for found in figures(mode, 10.0)] for mode in Mode
     }

@@ -30,7 +30,7 @@ def test_percentile_is_linear_between_ranks(q: float, expected: float) -> None:
     assert stats.percentile([4.0, 1.0, 3.0, 2.0], q) == pytest.approx(expected)
 
 
-def test_percentile_of_nothing_is_refused() -> None:
+def test_percentile_of_no_values_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one value"):
         stats.percentile([], 0.5)
 
@@ -46,7 +46,7 @@ def test_interval_holds_the_median_and_lies_within_the_values(values: list[float
     assert min(values) <= found.low <= found.median <= found.high <= max(values)
 
 
-def test_bootstrap_is_the_same_for_the_same_values() -> None:
+def test_bootstrap_is_deterministic() -> None:
     values = [1.0, 3.0, 2.0, 5.0, 4.0]
     assert stats.bootstrap(values) == stats.bootstrap(values)
 
@@ -102,7 +102,7 @@ def test_drift_that_hits_both_sides_alike_does_not_move_the_ratio() -> None:
         pytest.param(1.0, None, None, True, None, id="nothing-promised"),
     ],
 )
-def test_verdict_names_what_the_worse_end_still_meets(
+def test_verdict_is_the_goal_that_the_worse_end_still_meets(
     worst: float, floor: float | None, target: float | None, lower: bool, expected: str | None
 ) -> None:
     assert stats.verdict(worst, floor=floor, target=target, lower_is_better=lower) == expected
@@ -140,7 +140,7 @@ def test_row_is_judged_by_the_worse_end_of_its_interval() -> None:
     assert found["met"] == "floor"
 
 
-def test_what_was_not_measured_is_missing_and_never_a_number() -> None:
+def test_unmeasured_figure_is_missing_and_never_a_number() -> None:
     found = rows.row(claim(), rows.collect(cells(p=[300, 300])))
     assert (found["ours"], found["ratio"], found["met"]) == (None, None, "missing")
     assert found["peer"] == 300
@@ -175,7 +175,7 @@ def test_every_party_that_a_claim_names_has_a_cell(benchmark: str, full: bool) -
     assert "ours" in parties
 
 
-def test_what_has_a_floor_runs_seven_rounds_and_the_rest_five() -> None:
+def test_claims_with_a_floor_run_seven_rounds_and_others_five() -> None:
     rounds = {
         (c.benchmark, c.party): c.rounds for b in plan.TITLES for c in plan.cells(b, full=False, smoke=False)
     }

@@ -73,7 +73,7 @@ def fetched(relay: BlobRelay) -> bytes | None:
         return data
 
 
-def test_64_feeders_that_miss_a_blob_wait_for_one_upload(tmp_path: Path) -> None:
+def test_64_feeders_missing_a_blob_wait_for_one_upload(tmp_path: Path) -> None:
     relay = BlobRelay(tmp_path / "blobs")
     sidecars = Sidecars(relay, 3, pause_s=0.02)
     with ThreadPoolExecutor(64) as pool:
@@ -82,21 +82,21 @@ def test_64_feeders_that_miss_a_blob_wait_for_one_upload(tmp_path: Path) -> None
     assert len(sidecars.asked) == 1
 
 
-def test_an_upload_that_goes_on_is_waited_for_however_long_it_takes(tmp_path: Path) -> None:
+def test_upload_in_progress_is_awaited_without_limit(tmp_path: Path) -> None:
     relay = BlobRelay(tmp_path / "blobs")
     sidecars = Sidecars(relay, 2, pause_s=0.5)  # 4 s in all: more than may pass without a part of it
     assert fetched(relay) == BLOB
     assert len(sidecars.asked) == 1
 
 
-def test_a_sidecar_of_which_nothing_comes_is_given_up_for_another(tmp_path: Path) -> None:
+def test_silent_sidecar_is_abandoned_for_another(tmp_path: Path) -> None:
     relay = BlobRelay(tmp_path / "blobs")
     sidecars = Sidecars(relay, 2, silent=frozenset({0}))
     assert fetched(relay) == BLOB
     assert sidecars.asked == [0, 1]
 
 
-def test_the_head_lets_go_of_what_nobody_has_asked_for_lately(tmp_path: Path) -> None:
+def test_head_drops_blobs_not_requested_lately(tmp_path: Path) -> None:
     relay = BlobRelay(tmp_path / "blobs")
     old = BlobStore(tmp_path / "blobs").put(b"of an epoch long ago")[0]
     os.utime(tmp_path / "blobs" / old, (0, 0))
@@ -105,7 +105,7 @@ def test_the_head_lets_go_of_what_nobody_has_asked_for_lately(tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "blobs").iterdir()] == [DIGEST]
 
 
-def test_where_nothing_comes_a_feeder_is_told(tmp_path: Path) -> None:
+def test_feeder_gets_an_error_if_no_source_delivers(tmp_path: Path) -> None:
     relay = BlobRelay(tmp_path / "blobs")
     Sidecars(relay, 1, silent=frozenset({0}))
     begun = time.monotonic()
@@ -165,7 +165,7 @@ def relay_with_the_blob(folder: Path) -> BlobRelay:
     return relay
 
 
-def test_feeders_hand_a_blob_on_so_that_the_head_sends_it_to_a_few_only(tmp_path: Path) -> None:
+def test_feeders_pass_a_blob_on_so_the_head_sends_it_to_few(tmp_path: Path) -> None:
     network = Network(relay_with_the_blob(tmp_path / "blobs"), copy_s=0.1)
     with ThreadPoolExecutor(64) as pool:
         list(pool.map(network.feeder, range(64)))
@@ -174,7 +174,7 @@ def test_feeders_hand_a_blob_on_so_that_the_head_sends_it_to_a_few_only(tmp_path
     assert max(network.most.values()) <= MAX_SERVED
 
 
-def test_a_feeder_that_does_not_hand_it_on_is_not_named_again(tmp_path: Path) -> None:
+def test_feeder_that_fails_to_pass_a_blob_on_is_not_named_again(tmp_path: Path) -> None:
     gone = ("feeder", 0)
     network = Network(relay_with_the_blob(tmp_path / "blobs"), copy_s=0.0, broken=frozenset({gone}))
     assert network.feeder(0) == [HERE]
@@ -182,7 +182,7 @@ def test_a_feeder_that_does_not_hand_it_on_is_not_named_again(tmp_path: Path) ->
     assert network.feeder(2) == [("feeder", 1)]
 
 
-def test_a_feeder_that_goes_while_it_gets_a_blob_leaves_its_place_to_others(tmp_path: Path) -> None:
+def test_feeder_leaving_during_a_transfer_frees_its_place(tmp_path: Path) -> None:
     relay = relay_with_the_blob(tmp_path / "blobs")
     for _ in range(MAX_SERVED):
         ours, theirs = socket.socketpair()
@@ -195,7 +195,7 @@ def test_a_feeder_that_goes_while_it_gets_a_blob_leaves_its_place_to_others(tmp_
     assert Network(relay).feeder(1) == [HERE]
 
 
-def test_feeders_that_take_long_do_not_stop_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_feeders_do_not_block_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob_relay, "PLACE_WAIT_S", 0.3)
     relay = relay_with_the_blob(tmp_path / "blobs")
     slow, threads = [socket.socketpair() for _ in range(MAX_SERVED)], list[threading.Thread]()
@@ -212,7 +212,7 @@ def test_feeders_that_take_long_do_not_stop_another(tmp_path: Path, monkeypatch:
         theirs.close()
 
 
-def test_of_many_sources_that_are_gone_a_feeder_tries_two(tmp_path: Path) -> None:
+def test_feeder_tries_at_most_two_lost_sources(tmp_path: Path) -> None:
     gone = frozenset(("gone", n) for n in range(10))
     network = Network(relay_with_the_blob(tmp_path / "blobs"), copy_s=0.1, broken=gone)
     with ThreadPoolExecutor(10) as pool:
@@ -235,7 +235,7 @@ def test_a_feeder_that_has_left_is_not_named(tmp_path: Path) -> None:
     assert network.feeder(1) == [HERE]
 
 
-def test_a_source_from_which_a_blob_does_not_come_in_time_is_not_named_again(
+def test_source_that_delivers_too_slowly_is_not_named_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = Network(relay_with_the_blob(tmp_path / "blobs"), copy_s=0.0)

@@ -20,7 +20,7 @@ DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
     allow=st.booleans(),
     facts=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
 )
-def test_a_manifest_comes_back_with_the_same_id(blobs, allow, facts):
+def test_manifest_round_trips_with_the_same_id(blobs, allow, facts):
     bundle = Bundle(blobs=tuple(blobs), allow_pickle=allow, facts=facts)
     again = Bundle.parse(bundle.manifest())
     assert again == bundle
@@ -28,13 +28,13 @@ def test_a_manifest_comes_back_with_the_same_id(blobs, allow, facts):
 
 
 @given(st.binary(max_size=60))
-def test_random_bytes_are_no_manifest(data):
+def test_random_bytes_are_refused_as_a_manifest(data):
     with pytest.raises(RemoteProtocolError):
         Bundle.parse(data)
 
 
 @pytest.mark.parametrize("digest", ["../../etc/passwd", "", "A" * 64, "0" * 63, "0" * 64 + "\n"])
-def test_a_name_that_is_no_digest_never_becomes_a_path(tmp_path, digest):
+def test_malformed_digest_never_becomes_a_path(tmp_path, digest):
     with pytest.raises(RemoteProtocolError, match="no SHA-256"):
         BlobStore(tmp_path).path(digest)
     with pytest.raises(RemoteProtocolError):
@@ -52,7 +52,7 @@ def test_a_blob_is_found_by_its_content(tmp_path, data):
     assert store.put(data) == (digest, nbytes)
 
 
-def test_a_damaged_blob_leaves_nothing_behind(tmp_path):
+def test_damaged_blob_leaves_no_file(tmp_path):
     store = BlobStore(tmp_path)
     digest, nbytes = BlobStore(tmp_path / "other").put(b"good")
     with pytest.raises(RemoteProtocolError, match="damaged"):
@@ -61,7 +61,7 @@ def test_a_damaged_blob_leaves_nothing_behind(tmp_path):
     assert [p for p in tmp_path.iterdir() if p.is_file()] == []
 
 
-def test_a_transfer_that_breaks_leaves_nothing_behind(tmp_path):
+def test_broken_transfer_leaves_no_file(tmp_path):
     store = BlobStore(tmp_path)
 
     def broken():
@@ -73,7 +73,7 @@ def test_a_transfer_that_breaks_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_process_of_a_node_fetches_and_the_others_wait(tmp_path):
+def test_one_process_per_node_fetches_while_the_others_wait(tmp_path):
     store = BlobStore(tmp_path)
     order = []
 
@@ -90,7 +90,7 @@ def test_one_process_of_a_node_fetches_and_the_others_wait(tmp_path):
     assert order == ["first", "second"]
 
 
-def test_a_nodes_folder_keeps_what_is_used_and_lets_go_of_the_rest(tmp_path):
+def test_nodes_folder_keeps_used_blobs_and_drops_the_rest(tmp_path):
     store = BlobStore(tmp_path)
     used, unused = (Bundle(blobs=(store.put(content),)) for content in (b"used", b"unused"))
     for bundle in (used, unused):
@@ -128,7 +128,7 @@ def test_large_blobs_are_hashed_side_by_side(tmp_path, monkeypatch):
     assert [digest for digest, _ in stored] == [sha256(content).hexdigest() for content in contents]
 
 
-def test_what_this_process_stores_is_hashed_once(tmp_path, monkeypatch):
+def test_blob_is_hashed_once_by_the_process_that_stores_it(tmp_path, monkeypatch):
     hashed = []
     sha256 = hashlib.sha256
     monkeypatch.setattr(hashlib, "sha256", lambda *data: hashed.append(data) or sha256(*data))
@@ -136,7 +136,7 @@ def test_what_this_process_stores_is_hashed_once(tmp_path, monkeypatch):
     assert len(hashed) == 1
 
 
-def test_a_folder_that_went_with_its_service_is_said(tmp_path):
+def test_missing_blob_folder_is_reported_as_a_lost_service(tmp_path):
     store = BlobStore(tmp_path / "blobs")
     (tmp_path / "blobs").rmdir()
     with pytest.raises(ServiceUnavailable, match="its folder is gone"):
@@ -146,7 +146,7 @@ def test_a_folder_that_went_with_its_service_is_said(tmp_path):
 NARROW = {"spec.sidecar.scratch.size": 64 << 20, "spec.feeders.scratch.size": 1 << 20}
 
 
-def test_data_that_fit_into_no_scratch_are_refused_before_a_byte_is_written(tmp_path):
+def test_data_too_large_for_scratch_are_refused_before_writing(tmp_path):
     store = BlobStore(tmp_path, NARROW)
     with pytest.raises(
         InputError, match=r"need 2 MiB, scratch has 1 MiB: raise spec\.feeders\.scratch\.size"
@@ -155,9 +155,9 @@ def test_data_that_fit_into_no_scratch_are_refused_before_a_byte_is_written(tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_data_fit_beside_what_is_kept_or_the_message_says_what_is(tmp_path):
+def test_data_must_fit_next_to_stored_data(tmp_path):
     store = BlobStore(tmp_path, NARROW)
     store.put(b"a" * (900 << 10))
     store.put(b"a" * (900 << 10))  # it is there already
-    with pytest.raises(InputError, match=r"need 0\.879 MiB beside 0\.879 MiB that are there"):
+    with pytest.raises(InputError, match=r"need 0\.879 MiB in addition to 0\.879 MiB already stored"):
         store.put(b"b" * (900 << 10))

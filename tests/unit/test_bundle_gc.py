@@ -27,7 +27,7 @@ def here(store: BlobStore) -> int:
     return sum(1 for _ in store.folder.iterdir())
 
 
-def test_a_dataset_that_changes_at_each_epoch_leaves_nothing_behind(store: BlobStore):
+def test_dataset_that_changes_each_epoch_leaves_no_old_blobs(store: BlobStore):
     bundle_gc = BundleGc(store)
     for epoch in range(30):
         told = bundle(store, b"epoch %d" % epoch, epoch=epoch)
@@ -38,7 +38,7 @@ def test_a_dataset_that_changes_at_each_epoch_leaves_nothing_behind(store: BlobS
     assert here(store) <= 2
 
 
-def test_what_a_live_stream_uses_stays_although_its_loader_has_gone_on(store: BlobStore):
+def test_blobs_of_a_live_stream_stay_although_its_loader_moved_on(store: BlobStore):
     bundle_gc = BundleGc(store)
     first, second = bundle(store, b"first"), bundle(store, b"second", epoch=1)
     bundle_gc.use(1, first)
@@ -51,7 +51,7 @@ def test_what_a_live_stream_uses_stays_although_its_loader_has_gone_on(store: Bl
     assert store.missing(first) != []
 
 
-def test_what_a_loader_used_last_stays_for_its_next_epoch(store: BlobStore):
+def test_blobs_that_a_loader_used_last_stay_for_its_next_epoch(store: BlobStore):
     bundle_gc = BundleGc(store)
     train, other = bundle(store, b"train", loader=0), bundle(store, b"validation", loader=1)
     bundle_gc.use(1, train)
@@ -61,7 +61,7 @@ def test_what_a_loader_used_last_stays_for_its_next_epoch(store: BlobStore):
     assert store.missing(train) == []
 
 
-def test_what_one_trainer_lets_go_stays_for_another_that_uses_it(store: BlobStore):
+def test_blobs_released_by_one_trainer_stay_for_another(store: BlobStore):
     bundle_gc = BundleGc(store)
     shared = bundle(store, b"shared")
     bundle_gc.use(1, shared)
@@ -72,7 +72,7 @@ def test_what_one_trainer_lets_go_stays_for_another_that_uses_it(store: BlobStor
     assert store.missing(shared) == []
 
 
-def test_a_trainer_whose_receiver_ended_has_time_to_attach_again(store: BlobStore):
+def test_trainer_has_time_to_reattach_after_its_receiver_ended(store: BlobStore):
     bundle_gc = BundleGc(store)
     mine = bundle(store, b"mine")
     bundle_gc.use(1, mine)
@@ -82,14 +82,14 @@ def test_a_trainer_whose_receiver_ended_has_time_to_attach_again(store: BlobStor
     assert store.missing(mine) == []
 
 
-def test_a_sidecar_that_is_started_again_removes_nothing_at_once(store: BlobStore):
+def test_restarted_sidecar_removes_nothing_at_once(store: BlobStore):
     mine = bundle(store, b"of a trainer that attaches again")
     age(store)
     BundleGc(store).use(1, bundle(store, b"another"))
     assert store.missing(mine) == []
 
 
-def test_a_blob_that_was_written_or_asked_for_lately_stays(store: BlobStore):
+def test_blob_written_or_requested_lately_stays(store: BlobStore):
     waiting = bundle(store, b"its bundle is on the way")
     age(store)
     bundle(store, b"its bundle is on the way")

@@ -64,7 +64,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(textwrap.dedent(text))
 
 
-def test_a_script_has_one_id_in_all_processes_whatever_their_hash_seed_and_caches(tmp_path: Path) -> None:
+def test_script_has_one_bundle_id_in_all_processes(tmp_path: Path) -> None:
     write(tmp_path, MODULES)
     found = []
     for seed in ("1", "2", "3"):  # the first compiles the modules, the others load what it compiled
@@ -143,7 +143,7 @@ def test_unchanged_data_is_not_pickled_again_and_changed_data_is(
     assert len(slow) == 2
 
 
-def test_unchanged_data_is_pickled_again_when_its_blobs_are_gone(store: BlobStore, slow: list[Any]) -> None:
+def test_unchanged_data_is_pickled_again_if_its_blobs_are_missing(store: BlobStore, slow: list[Any]) -> None:
     dataset = Held(list(range(5000)))
     first = made(dataset, store)
     for path in store.folder.iterdir():
@@ -162,7 +162,7 @@ def test_arrays_within_large_containers_are_compared_with_their_types(
     assert (made(dataset, store) == first) == (dtype == "int32")
 
 
-def test_a_checksum_sees_words_that_change_places() -> None:
+def test_checksum_detects_swapped_words() -> None:
     data = np.arange(1 << 20, dtype=np.uint64)
     before = snapshot.checksum(data.data)
     data[[3, 4]] = data[[4, 3]]
@@ -182,7 +182,7 @@ def test_a_tensor_in_shared_memory_is_warned_of_by_name_once(
         made(dataset, store)
 
 
-def test_what_cannot_be_updated_in_place_says_so() -> None:
+def test_value_that_cannot_be_updated_in_place_raises_type_error() -> None:
     with pytest.raises(TypeError):
         content(i for i in "ab")
 
@@ -192,13 +192,13 @@ def test_what_cannot_be_updated_in_place_says_so() -> None:
     [{"a": 1}, [1, 2], {1, 2}, bytearray(b"ab"), OrderedDict(a=1), deque([1])],
     ids=lambda value: type(value).__name__,
 )
-def test_a_container_gets_the_content_of_another(value: Any) -> None:
+def test_container_takes_over_the_content_of_another(value: Any) -> None:
     fresh = type(value)()
     update(fresh, content(value))
     assert fresh == value
 
 
-def test_names_are_those_of_the_module_that_defines_the_class() -> None:
+def test_names_come_from_the_module_that_defines_the_class() -> None:
     here = sys.modules[__name__]
     assert Names({}).table == {}
     names = Names({__name__: here})
@@ -253,7 +253,7 @@ FEED = """
 
 
 @pytest.mark.slow
-def test_keys_of_the_scripts_classes_are_of_those_classes_in_a_feeder(tmp_path: Path) -> None:
+def test_keys_of_script_classes_have_the_same_class_in_a_feeder(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": KEYS, "feed.py": FEED})
     for script in ("train.py", "feed.py"):
         done = subprocess.run(
@@ -263,7 +263,7 @@ def test_keys_of_the_scripts_classes_are_of_those_classes_in_a_feeder(tmp_path: 
     assert done.stdout.split("\n")[0] == "[(1, True), 15, 18] plain True"
 
 
-def test_a_key_that_does_not_pickle_says_why() -> None:
+def test_unpicklable_key_raises_the_reason() -> None:
     with pytest.raises(TypeError, match="generator"):
         frames.pack_ticket(0, 0, [(i for i in "ab")])
 
@@ -282,7 +282,7 @@ def test_a_bundle_loads_in_the_process_that_made_it(
         made(Held(i for i in "ab"), store)
 
 
-def test_one_dataset_does_not_bring_what_another_of_its_class_needs(tmp_path: Path) -> None:
+def test_dataset_does_not_ship_the_globals_of_another_of_its_class(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         textwrap.dedent("""
             import sys

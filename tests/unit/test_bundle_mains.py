@@ -214,7 +214,7 @@ SCRIPTS: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_feeder_finds_what_a_fork_of_the_script_finds(host: Scripts, tmp_path: Path, name: str) -> None:
+def test_feeder_sees_the_same_state_as_a_fork_of_the_script(host: Scripts, tmp_path: Path, name: str) -> None:
     results = host.run(write(tmp_path / "project", SCRIPTS[name]))
     assert results
     for result in results:
@@ -223,7 +223,7 @@ def test_a_feeder_finds_what_a_fork_of_the_script_finds(host: Scripts, tmp_path:
         assert not any("Error" in found for found in result["found"]), result["found"]
 
 
-def test_what_the_training_changes_makes_no_other_bundle(host: Scripts, tmp_path: Path) -> None:
+def test_changes_made_by_training_do_not_change_the_bundle(host: Scripts, tmp_path: Path) -> None:
     script = """
         import torch
         from parity import same
@@ -251,7 +251,7 @@ def test_what_the_training_changes_makes_no_other_bundle(host: Scripts, tmp_path
 # What cannot come, and is told
 
 
-def test_objects_hashed_before_they_have_attributes_are_told_as_such(host: Scripts, tmp_path: Path) -> None:
+def test_objects_hashed_before_their_attributes_exist_are_reported(host: Scripts, tmp_path: Path) -> None:
     script = """
         from parity import same
         class Node:
@@ -313,7 +313,7 @@ def test_raw_memory_of_multiprocessing_is_refused_as_shared(host: Scripts, tmp_p
     assert "shared with forked processes only" in result["refused"]
 
 
-def test_a_look_for_a_shared_tensor_stays_out_of_libraries_and_raises_no_warning() -> None:
+def test_search_for_a_shared_tensor_skips_libraries_and_hides_warnings() -> None:
     shared = torch.zeros(2).share_memory_()
     library, mine = types.ModuleType("library"), types.ModuleType("mine")
     library.held = mine.held = shared  # type: ignore[attr-defined]
@@ -345,5 +345,5 @@ def test_a_look_for_a_shared_tensor_stays_out_of_libraries_and_raises_no_warning
         (IndexError("a"), False),
     ],
 )
-def test_errors_of_what_a_script_registers_have_a_hint(exc: Exception, hinted: bool) -> None:
+def test_errors_about_missing_registrations_have_a_hint(exc: Exception, hinted: bool) -> None:
     assert ("may not have run those lines" in unpack_failure(pack_failure(exc)).__notes__[0]) is hinted

@@ -1008,7 +1008,7 @@ SCRIPTS: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_feeder_finds_what_a_fork_of_the_script_finds(host: Scripts, tmp_path: Path, name: str) -> None:
+def test_feeder_sees_the_same_state_as_a_fork_of_the_script(host: Scripts, tmp_path: Path, name: str) -> None:
     results = host.run(write(tmp_path / "project", SCRIPTS[name]))
     assert results
     for result in results:
@@ -1031,7 +1031,7 @@ def test_a_feeder_finds_what_a_fork_of_the_script_finds(host: Scripts, tmp_path:
         pytest.param("held = (i for i in 'ab')", "dataset.held: generator", id="generator"),
     ],
 )
-def test_what_cannot_reach_a_feeder_is_refused_by_name(
+def test_attributes_that_cannot_reach_a_feeder_are_refused_by_name(
     host: Scripts, tmp_path: Path, source: str, said: str
 ) -> None:
     script = f"""
@@ -1052,9 +1052,7 @@ def test_what_cannot_reach_a_feeder_is_refused_by_name(
     assert said in result["refused"]
 
 
-def test_a_global_lock_of_the_script_that_a_dataset_uses_is_refused_by_name(
-    host: Scripts, tmp_path: Path
-) -> None:
+def test_global_lock_used_by_a_dataset_is_refused_by_name(host: Scripts, tmp_path: Path) -> None:
     script = """
         import threading
         from parity import same
@@ -1069,7 +1067,7 @@ def test_a_global_lock_of_the_script_that_a_dataset_uses_is_refused_by_name(
     assert "the global LOCK: _thread.lock" in result["refused"]
 
 
-def test_a_needed_module_whose_import_fails_is_named_with_the_cause(host: Scripts, tmp_path: Path) -> None:
+def test_needed_module_that_fails_to_import_is_named_with_the_cause(host: Scripts, tmp_path: Path) -> None:
     files = {
         "fragile.py": """
             import builtins
@@ -1131,9 +1129,7 @@ def test_a_module_is_imported_once_in_a_feeder(host: Scripts, tmp_path: Path) ->
     assert (tmp_path / "imports").read_text() == "data\n" * 2
 
 
-def test_what_only_defines_what_is_to_run_once_and_what_the_main_block_imports_is_not_imported(
-    host: Scripts, tmp_path: Path
-) -> None:
+def test_only_imports_with_effects_are_repeated_in_a_feeder(host: Scripts, tmp_path: Path) -> None:
     said = "with open('imports', 'a') as file:\n    file.write(__name__ + '\\n')\n"
     files = {
         "model.py": said + "class Model:\n    pass\n",

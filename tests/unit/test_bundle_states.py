@@ -395,7 +395,7 @@ SCRIPTS: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_feeder_finds_what_a_fork_of_the_script_finds(host: Scripts, tmp_path: Path, name: str) -> None:
+def test_feeder_sees_the_same_state_as_a_fork_of_the_script(host: Scripts, tmp_path: Path, name: str) -> None:
     results = host.run(write(tmp_path, SCRIPTS[name]))
     assert results
     for result in results:
@@ -404,7 +404,7 @@ def test_a_feeder_finds_what_a_fork_of_the_script_finds(host: Scripts, tmp_path:
         assert not any("Error" in found for found in result["found"]), result["found"]
 
 
-def test_what_is_left_out_of_a_module_that_the_dataset_needs_is_told_once_and_locks_are_not(
+def test_module_state_that_cannot_be_copied_is_reported_once_except_locks(
     host: Scripts, tmp_path: Path
 ) -> None:
     files = {

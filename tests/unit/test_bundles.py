@@ -81,7 +81,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", list(sys.argv))
 
 
-def test_a_dataset_comes_back_with_its_functions(store: BlobStore) -> None:
+def test_dataset_and_functions_round_trip_through_a_bundle(store: BlobStore) -> None:
     bundle = make_bundle({"a": 1}, len, print, store=store, allow_pickle=True)
     code = load_bundle(Bundle.parse(bundle.manifest()), store)
     assert (code.dataset, code.collate_fn, code.worker_init_fn) == ({"a": 1}, len, print)
@@ -89,7 +89,7 @@ def test_a_dataset_comes_back_with_its_functions(store: BlobStore) -> None:
     assert bundle.facts["python"] == "{}.{}".format(*sys.version_info)
 
 
-def test_arrays_and_tensors_come_back_equal_in_type_flags_and_sharing(store: BlobStore) -> None:
+def test_arrays_and_tensors_keep_type_flags_and_sharing(store: BlobStore) -> None:
     made = Arrays()
     found = load_bundle(bundle_of(store, made), store).dataset
     for name, value in vars(made).items():
@@ -104,7 +104,7 @@ def test_arrays_and_tensors_come_back_equal_in_type_flags_and_sharing(store: Blo
     assert found.part[0] == -1
 
 
-def test_large_buffers_are_out_of_the_pickle_and_small_ones_within(store: BlobStore) -> None:
+def test_large_buffers_leave_the_pickle_and_small_ones_stay_in_it(store: BlobStore) -> None:
     bundle = bundle_of(
         store, [np.zeros(MIN_BUFFER_NBYTES, np.uint8), np.zeros(MIN_BUFFER_NBYTES - 1, np.uint8)]
     )
@@ -205,7 +205,7 @@ class Typed:
         self.enter = type(threading.Lock()).__enter__
 
 
-def test_a_type_that_has_another_name_in_its_module_is_that_type(tmp_path: Path):
+def test_type_with_another_name_in_its_module_is_restored(tmp_path: Path):
     store = BlobStore(tmp_path)
     made = load_bundle(bundle_of(store, Typed()), store).dataset
     assert made.types == Typed().types
@@ -231,7 +231,7 @@ def test_a_type_that_has_another_name_in_its_module_is_that_type(tmp_path: Path)
         pytest.param([], Held(threading.Lock()).__init__, "collate_fn.__self__.items[1]", id="method"),
     ],
 )
-def test_what_cannot_be_pickled_is_named_with_what_to_do(
+def test_unpicklable_part_is_named_with_a_remedy(
     store: BlobStore, dataset: Any, collate_fn: Any, said: str
 ) -> None:
     with pytest.raises(InputError) as caught:
@@ -325,7 +325,7 @@ def python(*args: str, cwd: Path, **kwargs: Any) -> bytes:
     ],
 )
 @pytest.mark.quick("script")
-def test_modules_beside_the_script_travel(project: Path, tmp_path: Path, script: list[str]) -> None:
+def test_local_modules_travel_with_the_script(project: Path, tmp_path: Path, script: list[str]) -> None:
     blobs = str(tmp_path / "blobs")
     manifest = python(*script, blobs, cwd=project)
     lines = python("-c", FEED, blobs, cwd=tmp_path, input=manifest).decode().splitlines()
@@ -344,7 +344,7 @@ def test_a_library_that_a_feeder_lacks_is_named(project: Path, tmp_path: Path) -
         load_bundle(Bundle.parse(manifest), BlobStore(Path(blobs)))
 
 
-def test_another_version_of_a_module_is_said_to_be_one(store: BlobStore, monkeypatch: Any) -> None:
+def test_other_version_of_a_module_is_reported_as_such(store: BlobStore, monkeypatch: Any) -> None:
     bundle = bundle_of(store, Arrays())
     monkeypatch.delattr(sys.modules[Arrays.__module__], "Arrays")
     with pytest.raises(InputError, match=r"Arrays.*another version of that module"):
@@ -382,14 +382,14 @@ class Grows:
         return Grows, ()
 
 
-def test_a_dict_that_another_thread_fills_meanwhile_is_pickled_again(store: BlobStore) -> None:
+def test_dict_filled_by_another_thread_meanwhile_is_pickled_again(store: BlobStore) -> None:
     grows = Grows()
     Grows.times = 3
     load = load_bundle(bundle_of(store, Held(grows.held)), store)
     assert {*load.dataset.items[1]["deep"]} == {"first", "self", "last", 3, 4, 5}
 
 
-def test_a_dataset_and_its_class_end_with_their_last_user(store: BlobStore) -> None:
+def test_dataset_and_its_class_are_freed_with_their_last_user(store: BlobStore) -> None:
     def bundle() -> list[Any]:
         class Local:
             def __init__(self) -> None:
@@ -426,7 +426,7 @@ make_bundle(Dataset(), None, None, store=store, allow_pickle=False)
 """
 
 
-def test_a_garbage_collection_while_a_pickle_is_let_go_meets_no_freed_object(tmp_path: Path) -> None:
+def test_garbage_collection_during_a_released_pickle_is_safe(tmp_path: Path) -> None:
     found = subprocess.run(
         [sys.executable, "-c", COLLECTED_MEANWHILE, str(tmp_path)],
         env={**os.environ, "PYTHONMALLOC": "debug"}, capture_output=True, text=True, timeout=120, check=False,
@@ -434,7 +434,7 @@ def test_a_garbage_collection_while_a_pickle_is_let_go_meets_no_freed_object(tmp
     assert found.returncode == 0, found.stderr
 
 
-def test_what_is_known_of_one_dataset_is_never_taken_for_another(
+def test_fingerprint_of_one_dataset_is_never_used_for_another(
     store: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot, "SLOW_S", 0.0)  # everything counts as slow to pickle
@@ -475,7 +475,7 @@ def test_threads_make_bundles_at_once(store: BlobStore, monkeypatch: pytest.Monk
     assert [made for made in found if not isinstance(made, Bundle)] == []
 
 
-def test_copying_that_is_slow_each_time_is_told(tmp_path, monkeypatch):
+def test_slow_copying_is_reported_each_time(tmp_path, monkeypatch):
     monkeypatch.setattr(bundles, "SLOW_S", 0.0)
     monkeypatch.setattr(snapshot, "SLOW_S", math.inf)  # no copy is kept, whatever the machine does meanwhile
     told = []
@@ -487,7 +487,7 @@ def test_copying_that_is_slow_each_time_is_told(tmp_path, monkeypatch):
     assert all(seconds > 0 for seconds in told)
 
 
-def test_what_cannot_be_copied_holds_no_caller() -> None:
+def test_failed_copy_keeps_no_reference_to_its_caller() -> None:
     """An exception's frames know their callers, the iterator that is being made among them."""
 
     class Iterator:
@@ -506,7 +506,7 @@ def test_what_cannot_be_copied_holds_no_caller() -> None:
         gc.enable()
 
 
-def test_a_dataset_that_fits_into_no_scratch_is_refused_before_it_is_hashed(tmp_path: Path):
+def test_dataset_too_large_for_scratch_is_refused_before_hashing(tmp_path: Path):
     store = BlobStore(tmp_path, {"spec.feeders.scratch.size": 64 << 20})
     parts = [np.full(20 << 20, number, dtype=np.uint8) for number in range(4)]
     with pytest.raises(InputError, match=r"scratch has 64 MiB: raise spec\.feeders\.scratch\.size"):
@@ -560,7 +560,7 @@ def _with_handle() -> InTest:
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_copied_is_named_with_what_helps(
+def test_uncopyable_part_is_named_with_a_remedy(
     store: BlobStore, dataset: Any, collate: Any, words: tuple[str, ...]
 ) -> None:
     with pytest.raises(InputError) as error:
@@ -568,7 +568,7 @@ def test_what_cannot_be_copied_is_named_with_what_helps(
     assert not [word for word in words if word not in str(error.value)], str(error.value)
 
 
-def test_the_global_that_a_method_uses_is_named_not_another_method(store: BlobStore) -> None:
+def test_error_names_the_global_used_by_a_method_and_not_another_method(store: BlobStore) -> None:
     exec(
         "class Uses:\n"
         "    def __len__(self):\n        return 8\n"

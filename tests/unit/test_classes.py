@@ -18,7 +18,7 @@ def nothing_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_code, "_ambiguous", set())
 
 
-def test_a_named_tuple_made_in_a_function_is_found_once_it_was_sent() -> None:
+def test_named_tuple_made_in_a_function_is_found_once_sent() -> None:
     made: Any = namedtuple("OfAFunction", "a b")
     with pytest.raises(
         UnsupportedBatch, match=r"cannot find that class .*define it at the top level of a module"
@@ -28,7 +28,7 @@ def test_a_named_tuple_made_in_a_function_is_found_once_it_was_sent() -> None:
     assert user_code.find_class(__name__, "OfAFunction") is made
 
 
-def test_two_of_one_name_and_other_fields_are_told_apart_by_nobody() -> None:
+def test_ambiguous_named_tuple_class_is_not_found() -> None:
     first: Any = namedtuple("OfAFunction", "a b")
     same: Any = namedtuple("OfAFunction", "a b")
     other: Any = namedtuple("OfAFunction", "a c")
@@ -40,7 +40,7 @@ def test_two_of_one_name_and_other_fields_are_told_apart_by_nobody() -> None:
         user_code.find_class(__name__, "OfAFunction")
 
 
-def test_a_class_that_was_sent_is_not_kept() -> None:
+def test_sent_class_is_not_kept_alive() -> None:
     user_code.note_sent(namedtuple("OfAFunction", "a b"))  # type: ignore[arg-type]
     import gc
 
@@ -49,7 +49,7 @@ def test_a_class_that_was_sent_is_not_kept() -> None:
         user_code.find_class(__name__, "OfAFunction")
 
 
-def test_a_modules_own_class_goes_first() -> None:
+def test_modules_own_class_takes_precedence() -> None:
     made: Any = namedtuple("UnsupportedBatch", "a b")
     user_code.note_sent(made)
     assert user_code.find_class(__name__, "UnsupportedBatch") is UnsupportedBatch

@@ -14,7 +14,7 @@ from dataloaderjob.core.errors import InputError, RemoteProtocolError, ServiceUn
 from dataloaderjob.local import cli
 
 
-def test_run_without_pydantic_names_what_to_install(
+def test_run_without_pydantic_names_the_packages_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("dataloaderjob.api")]:
@@ -27,9 +27,11 @@ def test_run_without_pydantic_names_what_to_install(
 @pytest.mark.parametrize(
     "words", [["a", "b", "--sample", "3"], ["a", "--sample", "0"]], ids=["two-records", "zero"]
 )
-def test_a_sample_is_of_one_record(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_sample_option_needs_one_record_and_a_positive_number(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["verify", *words]) == 2
-    assert "--sample is a number of batches, 1 at least, for one record" in capsys.readouterr().err
+    assert "--sample is a number of batches, at least 1, and needs a single record" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ def test_a_sample_is_of_one_record(words: list[str], capsys: pytest.CaptureFixtu
         (["replay", "a", "--epoch", "0", "--batch", "0"], "replay.Replay"),
     ],
 )
-def test_verify_and_replay_end_with_1_for_a_difference_only(
+def test_verify_and_replay_exit_with_2_for_an_error(
     words: list[str],
     name: str,
     error: Exception,
@@ -65,7 +67,7 @@ def test_verify_and_replay_end_with_1_for_a_difference_only(
 
 @pytest.mark.parametrize(("equal", "code"), [(True, 0), (False, 1)])
 @pytest.mark.parametrize("words", [["a"], ["a", "b"]], ids=["dataset", "two-records"])
-def test_what_verify_found_is_its_exit_code(
+def test_verify_exit_code_reflects_its_finding(
     words: list[str], equal: bool, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("check", "compare"):
@@ -74,21 +76,21 @@ def test_what_verify_found_is_its_exit_code(
 
 
 @pytest.mark.parametrize("words", [[], ["a", "b", "c"], ["a", "--epoch", "x"]])
-def test_verify_ends_with_2_for_words_that_it_does_not_know(words: list[str]) -> None:
+def test_verify_exits_with_2_for_wrong_arguments(words: list[str]) -> None:
     with pytest.raises(SystemExit) as found:
         cli.main(["verify", *words])
     assert found.value.code == 2
 
 
 @pytest.mark.parametrize("command", ["verify", "replay"])
-def test_whoever_runs_recorded_code_is_told_so(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_warns_that_recorded_code_is_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
-    assert "use records that you trust" in " ".join(capsys.readouterr().out.split())
+    assert "use only records that you trust" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("words", [["--version"], ["version"]])
-def test_the_package_is_the_command_and_tells_its_version(words: list[str]) -> None:
+def test_package_runs_as_a_command_and_prints_its_version(words: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dataloaderjob", *words], capture_output=True, text=True, check=True
     )

@@ -67,7 +67,7 @@ def heard(client: Client) -> int:
     return client.streams[1].places.beginning(0, 100)[0]
 
 
-def test_a_snapshot_that_was_told_is_heard_and_no_packet_is_left(client, receiver):
+def test_snapshot_is_heard_and_no_packet_remains(client, receiver):
     receiver.tell(3)
     receiver.tell(6)
     client.hear()
@@ -75,7 +75,7 @@ def test_a_snapshot_that_was_told_is_heard_and_no_packet_is_left(client, receive
     assert not is_readable(receiver.trainers)
 
 
-def test_the_socket_is_not_read_where_nothing_more_was_told(client, receiver):
+def test_socket_is_not_read_unless_a_message_was_counted(client, receiver):
     receiver.tell(3)
     client.hear()
     receiver.tell(6, counts=False)
@@ -84,7 +84,7 @@ def test_the_socket_is_not_read_where_nothing_more_was_told(client, receiver):
     assert is_readable(receiver.trainers)
 
 
-def test_a_receiver_that_follows_a_dead_one_is_heard(client, receiver):
+def test_receiver_that_replaces_a_dead_one_is_heard(client, receiver):
     receiver.tell(3)
     client.hear()
     receiver.sock.close()

@@ -13,7 +13,7 @@ from dataloaderjob.collate import RaggedBytes, keep_bytes
 
 
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=8))
-def test_strings_come_back_whole_as_views_of_one_buffer(strings: list[bytes]):
+def test_strings_round_trip_as_views_of_one_buffer(strings: list[bytes]):
     found = keep_bytes(strings)
     assert isinstance(found, RaggedBytes)
     assert [bytes(view.tolist()) for view in found.views()] == strings
@@ -24,7 +24,7 @@ def test_strings_come_back_whole_as_views_of_one_buffer(strings: list[bytes]):
     )
 
 
-def test_strings_are_found_within_samples_and_the_rest_is_as_with_torch():
+def test_strings_within_samples_are_found_and_the_rest_equals_torchs():
     samples = [{"jpeg": b"abc", "y": 1, "name": "a"}, {"jpeg": bytearray(b"de"), "y": 2, "name": "b"}]
     found = keep_bytes(samples)
     assert [bytes(view.tolist()) for view in found["jpeg"].views()] == [b"abc", b"de"]
@@ -37,7 +37,7 @@ def test_strings_are_found_within_samples_and_the_rest_is_as_with_torch():
     assert second.tolist() == [1.5, 2.5]
 
 
-def test_torchs_own_collate_is_left_as_it_was():
+def test_torchs_own_collate_is_left_unchanged():
     keep_bytes([b"x"])
     assert default_collate([b"x", b"y"]) == [b"x", b"y"]
     assert pickle.loads(pickle.dumps(keep_bytes)) is keep_bytes

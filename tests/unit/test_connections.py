@@ -75,11 +75,13 @@ ROUTES = """Main:
         pytest.param("", None, id="empty"),
     ],
 )
-def test_an_entry_says_who_began_and_where_it_really_went(line: str, connection: Connection | None) -> None:
+def test_entry_gives_the_originator_and_the_real_destination(
+    line: str, connection: Connection | None
+) -> None:
     assert parse_line(line) == connection
 
 
-def test_what_several_nodes_saw_is_told_once() -> None:
+def test_connections_seen_by_several_nodes_are_reported_once() -> None:
     recording = parse([f"local 10.244.1.1\n{BATCHES}\n{LOOKUP}\n", f"local 10.244.2.1\n{BATCHES}\n"])
     assert len(recording.connections) == 2
     assert recording.nodes == (frozenset({"10.244.1.1"}), frozenset({"10.244.2.1"}))
@@ -111,7 +113,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def test_what_comes_and_goes_while_it_records_is_kept_and_told_once(tmp_path: Path) -> None:
+def test_connections_during_recording_are_kept_and_reported_once(tmp_path: Path) -> None:
     node = Node(tmp_path / "net")
     with node.recorder(tmp_path) as recorder:
         out = tmp_path / "connections-n.out"
@@ -135,7 +137,7 @@ def words(process: psutil.Process) -> list[str]:
         return []
 
 
-def test_what_is_there_at_the_end_is_seen_too(tmp_path: Path) -> None:
+def test_connections_open_at_the_end_are_recorded_too(tmp_path: Path) -> None:
     node = Node(tmp_path / "net")
     mine = psutil.Process()
     recorder = Recorder(["n"], tmp_path, enter=lambda _: [], arguments=[str(node.folder), "600"])
@@ -161,9 +163,7 @@ def test_the_script_ends_with_its_input(tmp_path: Path) -> None:
         (["sh", "awk", "timeout"], "or the program conntrack: found neither"),
     ],
 )
-def test_a_node_on_which_nothing_can_be_recorded_is_an_error(
-    tmp_path: Path, programs: list[str], why: str
-) -> None:
+def test_node_that_cannot_record_is_an_error(tmp_path: Path, programs: list[str], why: str) -> None:
     for program in programs:
         (tmp_path / program).symlink_to(str(shutil.which(program)))
     env = ["env", f"PATH={tmp_path}"]
@@ -173,7 +173,7 @@ def test_a_node_on_which_nothing_can_be_recorded_is_an_error(
         recorder.recording()
 
 
-def test_this_machines_own_connections_are_recorded_where_its_kernel_tracks_them(tmp_path: Path) -> None:
+def test_local_connections_are_recorded_if_the_kernel_tracks_them(tmp_path: Path) -> None:
     if not os.access("/proc/net/nf_conntrack", os.R_OK) or not Path("/proc/net/nf_conntrack").read_text():
         pytest.skip("the kernel tracks no connections here")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

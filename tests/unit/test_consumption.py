@@ -28,7 +28,7 @@ def run(given_: list[list[int]]) -> Consumption:
 
 
 @given(st.lists(U64, max_size=8), st.data())
-def test_two_batches_that_change_places_change_the_digest(batches: list[int], data: st.DataObject) -> None:
+def test_swapping_two_batches_changes_the_digest(batches: list[int], data: st.DataObject) -> None:
     assume(len(set(batches)) > 1)
     a = data.draw(st.integers(0, len(batches) - 1))
     b = data.draw(st.sampled_from([i for i, digest in enumerate(batches) if digest != batches[a]]))
@@ -40,7 +40,7 @@ def test_two_batches_that_change_places_change_the_digest(batches: list[int], da
 
 
 @given(st.lists(U64, min_size=1, max_size=8), U64, st.data())
-def test_one_other_batch_changes_the_digest(batches: list[int], digest: int, data: st.DataObject) -> None:
+def test_replacing_one_batch_changes_the_digest(batches: list[int], digest: int, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(batches) - 1))
     assume(digest != batches[at])
     other = [*batches[:at], digest, *batches[at + 1 :]]
@@ -48,7 +48,7 @@ def test_one_other_batch_changes_the_digest(batches: list[int], digest: int, dat
 
 
 @given(epochs, st.data())
-def test_a_run_that_is_resumed_at_any_batch_ends_with_the_digest_of_one_that_was_not(
+def test_run_resumed_at_any_batch_ends_with_the_same_digest(
     given_: list[list[int]], data: st.DataObject
 ) -> None:
     assume(given_)
@@ -66,7 +66,7 @@ def test_a_run_that_is_resumed_at_any_batch_ends_with_the_digest_of_one_that_was
     assert second.state() == run(given_).state()
 
 
-def test_an_epoch_of_which_nothing_was_taken_leaves_no_trace() -> None:
+def test_epoch_without_batches_taken_leaves_no_trace() -> None:
     one, other = run([[1, 2], [3]]), run([[1, 2]])
     other.begin()
     other.begin()
@@ -75,12 +75,12 @@ def test_an_epoch_of_which_nothing_was_taken_leaves_no_trace() -> None:
     assert other.epoch == 1
 
 
-def test_where_an_epoch_ends_is_part_of_the_digest() -> None:
+def test_digest_depends_on_the_ends_of_epochs() -> None:
     assert run([[1, 2], [3]]).total != run([[1], [2, 3]]).total != run([[1, 2, 3]]).total
 
 
 @given(epochs)
-def test_what_is_reported_adds_up_to_the_total(given_: list[list[int]]) -> None:
+def test_reported_differences_add_up_to_the_total(given_: list[list[int]]) -> None:
     """As the trainer's word of the metrics is kept: by differences, for the sum over all loaders."""
     word, consumption = 0, Consumption()
     consumption.restore([4, 5, 6], goes_on=False)
@@ -97,6 +97,6 @@ def test_an_error_counts_by_its_type() -> None:
     assert error_mark(ValueError("a")) == error_mark(ValueError("b")) != error_mark(KeyError("a"))
 
 
-def test_a_consumption_travels_with_what_holds_it() -> None:
+def test_consumption_can_be_pickled() -> None:
     first = run([[1, 2]])
     assert pickle.loads(pickle.dumps(first)).state() == first.state()

@@ -48,13 +48,13 @@ def test_a_published_batch_is_found_under_its_stream_and_ticket_only(
     os.close(fd)
 
 
-def test_what_an_earlier_stream_left_in_a_row_is_not_taken_for_the_new_one(pair):
+def test_row_left_by_an_earlier_stream_is_not_read_by_a_new_one(pair):
     receiver, trainer = pair
     receiver.publish(3, 5, 7, 1, 0, 10)
     assert trainer.ready(5 + ctl.ROWS, 7) is None
 
 
-def test_what_a_stream_of_65536_before_left_in_a_row_is_gone_when_one_opens(pair):
+def test_row_of_the_stream_65536_before_is_cleared_on_opening(pair):
     receiver, trainer = pair
     receiver.publish(3, 1, 500, 1, 0, 10)
     receiver.publish(4, 2, 500, 1, 0, 10)
@@ -64,20 +64,20 @@ def test_what_a_stream_of_65536_before_left_in_a_row_is_gone_when_one_opens(pair
     assert trainer.ready(2, 500) == 4, "the other rows are as they were"
 
 
-def test_a_failed_ticket_is_told_in_place_of_a_lease(pair):
+def test_failed_ticket_is_published_instead_of_a_lease(pair):
     receiver, trainer = pair
     receiver.publish_word(FAILED, 1, 2)
     assert trainer.ready(1, 2) == FAILED
 
 
-def test_that_there_is_a_batch_is_told_in_place_of_a_lease(pair):
+def test_existence_of_a_batch_is_published_instead_of_a_lease(pair):
     receiver, trainer = pair
     receiver.publish_word(THERE, 1, 2)
     assert trainer.find(1, 2) == (THERE, None)
 
 
 @given(st.sets(st.integers(0, 300), max_size=40))
-def test_each_ended_lease_is_told_once(leases):
+def test_each_ended_lease_is_reported_once(leases):
     fd = Control.create()
     receiver, trainer = Control(fd), Control(fd)
     for lease in leases:
@@ -88,7 +88,7 @@ def test_each_ended_lease_is_told_once(leases):
     os.close(fd)
 
 
-def test_an_adoption_keeps_the_ends_of_the_leases_that_are_named(pair):
+def test_adoption_keeps_the_ends_of_the_named_leases(pair):
     receiver, trainer = pair
     receiver.publish(4, 1, 0, 1, 0, 10)
     trainer.ended[4] = trainer.ended[9] = 1
@@ -105,7 +105,7 @@ def test_the_memory_is_sealed_against_resizing():
     os.close(fd)
 
 
-def test_a_trainer_that_sleeps_for_several_batches_is_woken_by_the_last_of_them():
+def test_trainer_sleeping_for_several_batches_wakes_at_the_last():
     fd = Control.create()
     receiver, trainer = Control(fd), Control(fd)
     assert not receiver.publish(0, 1, 0, 1, 0, 1), "it is awake"
@@ -117,7 +117,7 @@ def test_a_trainer_that_sleeps_for_several_batches_is_woken_by_the_last_of_them(
     os.close(fd)
 
 
-def test_threads_that_sleep_at_once_are_woken_by_whatever_comes_next():
+def test_threads_sleeping_together_wake_at_the_next_batch():
     fd = Control.create()
     receiver, trainer = Control(fd), Control(fd)
     assert trainer.sleep(1, 0, after=3)

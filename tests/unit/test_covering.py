@@ -17,7 +17,7 @@ def product(sizes: list[int]) -> list[dict[str, int]]:
 
 
 @given(SIZES)
-def test_each_value_of_each_parameter_is_covered_by_no_more_rows_than_needed(sizes: list[int]):
+def test_each_value_is_covered_with_as_few_rows_as_possible(sizes: list[int]):
     rows = product(sizes)
     chosen = [rows[n] for n in covering(rows, 1)]
     for number, size in enumerate(sizes):
@@ -49,9 +49,9 @@ def test_three_parameters_take_fewer_rows_than_their_product(strength: int, most
         ("shuffled by a generator", ["shuffled"], False),
     ],
 )
-def test_a_row_is_quick_by_its_id_or_that_of_a_value(row: str, names: list[str], is_quick: bool):
+def test_row_is_quick_by_its_own_id_or_a_values_id(row: str, names: list[str], is_quick: bool):
     assert is_named(row, names) is is_quick
 
 
-def test_values_that_never_meet_are_not_asked_for():
+def test_impossible_pairs_of_values_are_not_required():
     assert covering([{"a": 0, "b": 0}, {"a": 1, "b": 1}], 2) == {0, 1}

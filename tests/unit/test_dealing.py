@@ -68,7 +68,7 @@ class Walk:
 
 
 @given(LENGTHS, RANKS, st.integers(1, 4))
-def test_ranks_get_in_turn_what_one_process_has_in_order(lengths, ranks, ahead):
+def test_ranks_take_turns_over_the_order_of_one_process(lengths, ranks, ahead):
     order = in_turn(lengths)
     steps = len(order) // ranks
     for rank in range(ranks):
@@ -80,7 +80,7 @@ def test_ranks_get_in_turn_what_one_process_has_in_order(lengths, ranks, ahead):
 
 
 @given(LENGTHS, RANKS, st.integers(1, 4), st.integers(0, 12))
-def test_any_ranks_state_is_gone_on_with_by_all(lengths, ranks, ahead, stop):
+def test_all_ranks_can_resume_from_any_ranks_state(lengths, ranks, ahead, stop):
     order = in_turn(lengths)
     steps = len(order) // ranks
     stop = min(stop, steps)
@@ -98,7 +98,7 @@ def test_any_ranks_state_is_gone_on_with_by_all(lengths, ranks, ahead, stop):
         assert walk.given == order[stop * ranks + rank : steps * ranks : ranks]
 
 
-def test_three_long_slots_cost_eight_ranks_few_batches_twice():
+def test_three_long_slots_make_few_batches_twice_for_eight_ranks():
     lengths, ranks = [400, 401, 400], 8
     walk = Walk(lengths, Deal(3, ranks, 3), 4, ranks)
     walk.run()
@@ -106,7 +106,7 @@ def test_three_long_slots_cost_eight_ranks_few_batches_twice():
     assert walk.bodies <= len(walk.given) + 3 * 4
 
 
-def test_a_state_names_no_rank_and_its_snapshots_are_for_all():
+def test_state_names_no_rank_and_its_snapshots_serve_all():
     deal = Deal(2, 2, 0)
     walk = Walk([9, 9], deal, 3, 2)
     walk.run(4)
@@ -117,7 +117,7 @@ def test_a_state_names_no_rank_and_its_snapshots_are_for_all():
     assert Saved.of(packed, 1).snapshots == {0: (3, b"third")}
 
 
-def test_a_new_home_begins_where_no_rank_needs_what_lies_before():
+def test_new_home_begins_at_a_snapshot_before_every_ranks_position():
     deal = Deal(1, 2, 0)
     walk = Walk([90], deal, 1, 2)
     for steps, made in ((2, 3), (10, 19)):
@@ -135,7 +135,7 @@ def bundle(code: str = "a", **more: Any) -> Bundle:
     return Bundle(blobs=((code * 64, 1),), **{"workers": 2, "slot": 0, "ranks": 2, **more})
 
 
-def test_a_feeder_keeps_what_the_slowest_rank_may_ask_for():
+def test_feeder_keeps_batches_that_the_slowest_rank_may_request():
     needs = Needs()
 
     def needed(receiver: int, own: int, **more: Any) -> tuple[int, bool]:
@@ -159,7 +159,7 @@ def test_a_feeder_keeps_what_the_slowest_rank_may_ask_for():
     assert needed(2, 4) == (4, False), "it is back"
 
 
-def test_no_rank_needs_what_lies_before_the_state_that_is_gone_on_from():
+def test_no_rank_needs_batches_before_the_resumed_state():
     needs, resumed = Needs(), bundle(taken=(40, 41))
     needs.hear(resumed, 1, 40)
     ticket, data = packed(40, snapshot=(40, b"state"))
@@ -169,7 +169,7 @@ def test_no_rank_needs_what_lies_before_the_state_that_is_gone_on_from():
     assert found.snapshot is not None
 
 
-def test_a_rank_gets_no_further_ahead_of_the_slowest_than_a_few_steps():
+def test_rank_gets_only_a_few_steps_ahead_of_the_slowest():
     needs = Needs()
     assert needs.may_make(bundle(), 1000), "nobody is known"
     needs.hear(bundle(), 1, 10)
@@ -197,7 +197,7 @@ def test_a_rank_gets_no_further_ahead_of_the_slowest_than_a_few_steps():
         ({"code": "b", "loader": 7}, 90, ""),
     ],
 )
-def test_ranks_whose_loaders_differ_are_refused(more: dict[str, Any], needed: int, said: str):
+def test_ranks_with_different_loaders_are_refused(more: dict[str, Any], needed: int, said: str):
     other = bundle(**{"epoch": 1, **more})
     users = {bundle(epoch=1).id: {1}}
     for others, expected in (({2}, said), ({1}, ""), (set(), "")):
@@ -208,7 +208,7 @@ def test_ranks_whose_loaders_differ_are_refused(more: dict[str, Any], needed: in
         assert expected in found if expected else not found
 
 
-def test_a_rank_that_is_in_both_epochs_is_about_to_leave_the_first():
+def test_rank_in_both_epochs_is_not_refused():
     first, second = bundle(epoch=0), bundle(epoch=1)
     users = {first.id: {2}, second.id: {1, 2}}
     assert not dealing.refusal(second, 1, 90, [first], users.__getitem__)
@@ -275,7 +275,7 @@ class Lockstep:
 @given(
     st.lists(st.integers(0, 90), min_size=1, max_size=4), st.integers(1, 8), st.integers(1, 40), st.booleans()
 )
-def test_ranks_that_step_together_all_come_to_the_end(lengths, ranks, ahead, has_stage):
+def test_ranks_in_lockstep_all_reach_the_end(lengths, ranks, ahead, has_stage):
     world = Lockstep(lengths, ranks, ahead, has_stage=has_stage)
     while sum(world.moves(rank) for rank in range(ranks)):
         pass

@@ -70,7 +70,7 @@ def torchvision_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("torchvision_stand_in")
-def test_not_run_here_jpegs_go_to_torchvision_as_a_list_of_views() -> None:
+def test_not_run_here_torchvision_gets_jpegs_as_a_list_of_views() -> None:
     pictures = [picture(1), picture(2, 50)]
     found = decode_jpegs(jpegs(pictures), "cpu")
     assert [one.shape for one in found] == [(3, 40, 60), (3, 50, 60)]
@@ -90,7 +90,7 @@ def video(shades: list[int]) -> bytes:
 
 
 @pytest.mark.system  # the libraries of FFmpeg
-def test_frames_of_videos_come_from_torchcodec() -> None:
+def test_torchcodec_decodes_the_requested_video_frames() -> None:
     videos = keep_bytes([video([0, 50, 100, 150]), video([200, 40])])
     found = decode_frames(videos, [[0, 3], [1]])
     assert [frames.shape for frames in found] == [(2, 3, 48, 64), (1, 3, 48, 64)]
@@ -98,7 +98,7 @@ def test_frames_of_videos_come_from_torchcodec() -> None:
     assert torch.allclose(means, torch.tensor([0.0, 150.0, 40.0]), atol=3)
 
 
-def test_operators_of_dalis_dynamic_mode_take_what_keep_bytes_brings() -> None:
+def test_dali_dynamic_mode_decodes_the_output_of_keep_bytes() -> None:
     import nvidia.dali.experimental.dynamic as ndd
 
     pictures = [picture(1), picture(2), picture(3, 50)]
@@ -123,7 +123,7 @@ def pipeline(depth: int = 1) -> Any:
     return parts()
 
 
-def test_a_pipeline_of_dalis_cuts_the_same_part_out_of_picture_and_mask() -> None:
+def test_dali_pipeline_crops_picture_and_mask_identically() -> None:
     run = DaliPipeline(pipeline())
     for count in (4, 3):  # the last batch of an epoch has fewer
         pictures = [picture(number) for number in range(count - 1)] + [picture(9, 50)]
@@ -141,7 +141,7 @@ def test_a_pipeline_of_dalis_cuts_the_same_part_out_of_picture_and_mask() -> Non
             assert torch.equal(cut_masks[number], masks[number][part])
 
 
-def test_what_a_pipeline_gave_stays_when_it_runs_again() -> None:
+def test_pipeline_output_survives_the_next_run() -> None:
     run = DaliPipeline(pipeline())
 
     def cut(number: int) -> torch.Tensor:
@@ -156,6 +156,6 @@ def test_what_a_pipeline_gave_stays_when_it_runs_again() -> None:
     assert torch.equal(first, before)
 
 
-def test_a_pipeline_that_fetches_ahead_is_refused() -> None:
+def test_pipeline_with_prefetching_is_refused() -> None:
     with pytest.raises(InputError, match="needs prefetch_queue_depth=1, found 2"):
         DaliPipeline(pipeline(2))

@@ -48,7 +48,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return made
 
 
-def test_a_loader_has_one_stream_of_a_device_for_all_its_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loader_uses_one_device_stream_for_all_its_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[torch.device] = []
 
     class Counted:
@@ -70,7 +70,7 @@ def test_a_loader_has_one_stream_of_a_device_for_all_its_epochs(monkeypatch: pyt
     assert copied.way(pins=False, pin_device=None).device is not found[0]
 
 
-def test_an_attribute_device_of_a_users_class_sends_nothing_anywhere() -> None:
+def test_device_attribute_of_a_subclass_is_ignored() -> None:
     class Own(DataLoader[Any]):
         def __init__(self, *what: Any) -> None:
             super().__init__(*what)
@@ -122,9 +122,7 @@ def test_a_forked_child_leaves_the_driver_alone(driver: Driver) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_memory_that_the_driver_does_not_take_is_said(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_memory_registration_is_reported_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     cleared: list[torch.device] = []
     monkeypatch.setattr(service, "say_once", said.append)
@@ -137,7 +135,7 @@ def test_memory_that_the_driver_does_not_take_is_said(
     made.close()
 
 
-def test_memory_that_nobody_registered_goes_without_a_word(driver: Driver) -> None:
+def test_releasing_unregistered_memory_calls_no_driver(driver: Driver) -> None:
     made = Mapping(-1, NBYTES)
     del made
     assert driver.calls == []
@@ -153,14 +151,14 @@ def test_memory_that_nobody_registered_goes_without_a_word(driver: Driver) -> No
     ],
     ids=["sparse", "csr", "quantized", "nested, strided"],
 )
-def test_what_torch_cannot_keep_for_a_stream_is_refused_with_what_to_do(tensor: torch.Tensor) -> None:
+def test_tensors_torch_cannot_keep_for_a_stream_are_refused(tensor: torch.Tensor) -> None:
     with pytest.raises(
         InputError, match=r"device= needs dense tensors or nested ones with layout=torch\.jagged"
     ):
         accelerator().copy(tensor)
 
 
-def test_a_device_of_a_number_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_device_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)

@@ -41,7 +41,7 @@ def seal_of(body: bytearray) -> tuple[int, int]:
 
 
 @given(batches, U64)
-def test_a_batch_has_one_digest_in_the_process_and_on_its_way(batch: Any, identity: int) -> None:
+def test_batch_has_the_same_digest_in_process_and_in_transit(batch: Any, identity: int) -> None:
     body = sealed(batch, identity)
     assert seal_of(body) == (batch_digest(batch, identity, allow_pickle=True), identity)
     assert digests.intact(memoryview(body))
@@ -56,7 +56,7 @@ def test_one_flipped_bit_anywhere_in_a_body_is_noticed(batch: Any, data: st.Data
 
 
 @pytest.mark.parametrize("nbytes", [0, 8, 16])
-def test_what_is_too_short_for_a_batch_is_not_intact(nbytes: int) -> None:
+def test_body_too_short_for_a_batch_is_not_intact(nbytes: int) -> None:
     assert not digests.intact(memoryview(bytes(nbytes)))
 
 
@@ -65,7 +65,7 @@ def ticket(keys: Any, *, first: int = 0, bare: bool = False) -> Ticket:
 
 
 @given(st.lists(st.integers(-(2**70), 2**70), max_size=20), st.integers(0, 2**40))
-def test_equal_keys_give_one_identity_whatever_holds_them(keys: list[int], number: int) -> None:
+def test_equal_keys_have_one_identity_in_any_container(keys: list[int], number: int) -> None:
     one = identity_of(number, ticket(keys))
     assert identity_of(number, ticket(tuple(keys))) == one
     if all(-(2**63) <= key < 2**63 for key in keys):
@@ -86,7 +86,7 @@ def test_equal_keys_give_one_identity_whatever_holds_them(keys: list[int], numbe
         pytest.param(3, ticket(["1", 2, 3]), id="a-key-of-another-kind"),
     ],
 )
-def test_an_identity_differs_by(number: int, other: Ticket) -> None:
+def test_identity_differs_by_position_and_keys(number: int, other: Ticket) -> None:
     assert identity_of(3, ticket([1, 2, 3])) != identity_of(number, other)
 
 
@@ -94,7 +94,7 @@ def test_the_seed_is_not_part_of_the_identity() -> None:
     assert identity_of(3, Ticket(1, 0, False, [5])) == identity_of(3, Ticket(2, 0, False, [5]))
 
 
-def test_batches_whose_digests_differ_share_one_schema() -> None:
+def test_batches_with_different_digests_share_one_schema() -> None:
     decoder = Decoder(allow_pickle=False)
     plans = []
     for number in range(3):
@@ -104,13 +104,13 @@ def test_batches_whose_digests_differ_share_one_schema() -> None:
     assert plans[0] is plans[1] is plans[2]
 
 
-def test_a_batch_that_no_feeder_could_send_counts_by_its_error() -> None:
+def test_unsendable_batch_counts_by_its_error() -> None:
     found = batch_digest([lambda: None], 7, allow_pickle=False)
     assert found == error_mark(UnsupportedBatch())
     assert found != batch_digest([None], 7, allow_pickle=False)
 
 
-def test_a_batch_that_no_feeder_could_send_is_told_from_others_by_its_place() -> None:
+def test_unsendable_batches_are_distinguished_by_position() -> None:
     (mark, first), (same, second) = (
         batch_digests([lambda: None], place, allow_pickle=False) for place in (7, 8)
     )
@@ -119,7 +119,7 @@ def test_a_batch_that_no_feeder_could_send_is_told_from_others_by_its_place() ->
     assert len(set(batch_digests([1], 7, allow_pickle=False))) == 1
 
 
-def test_the_digest_of_known_bytes_stays_what_it_is() -> None:
+def test_digest_of_known_bytes_is_stable() -> None:
     """A change of the format changes recorded digests: `layout.VERSION` must be raised with it."""
     found = batch_digest({"x": torch.arange(3), "y": ["a", 1.5]}, 1, allow_pickle=False)
     assert (layout.VERSION, f"{found:016x}") == (5, "66c5ccfe9dc239d4")

@@ -43,7 +43,7 @@ def test_the_least_busy_feeder_gets_the_work():
     assert counts[fast.endpoint.instance] > 4 * counts[slow.endpoint.instance]
 
 
-def test_a_killed_feeder_costs_nothing_but_time():
+def test_killed_feeder_costs_only_time():
     world = World(3)
     first = world.add_feeder()
     world.add_feeder()
@@ -55,7 +55,7 @@ def test_a_killed_feeder_costs_nothing_but_time():
 
 
 @pytest.mark.parametrize("when", [0.1, 0.2, 0.203, 0.31])
-def test_a_frozen_feeder_holds_the_trainer_up_for_less_than_three_seconds(when):
+def test_frozen_feeder_delays_the_trainer_by_less_than_three_seconds(when):
     world = World(4)
     frozen = world.add_feeder()
     world.add_feeder()
@@ -65,7 +65,7 @@ def test_a_frozen_feeder_holds_the_trainer_up_for_less_than_three_seconds(when):
     assert max(world.waits) < 3.0
 
 
-def test_a_thawed_feeder_works_again_and_its_late_copies_are_dropped():
+def test_thawed_feeder_resumes_work_and_its_late_copies_are_dropped():
     world = World(5)
     frozen = world.add_feeder()
     world.add_feeder()
@@ -89,7 +89,7 @@ def test_a_frozen_feeder_is_reported_for_replacement():
     trainer.stop()
 
 
-def test_all_feeders_frozen_one_new_one_goes_on():
+def test_new_feeder_takes_over_if_all_others_are_frozen():
     world = World(7)
     feeders = [world.add_feeder(), world.add_feeder()]
     trainer = world.open(1, 200, step_s=0.01)
@@ -100,7 +100,7 @@ def test_all_feeders_frozen_one_new_one_goes_on():
     assert max(world.waits) < 14.0
 
 
-def test_a_paused_trainer_blames_nobody():
+def test_paused_trainer_causes_no_failures_or_retries():
     world = World(8, deadline_s=30.0)
     world.add_feeder()
     world.add_feeder()
@@ -113,7 +113,7 @@ def test_a_paused_trainer_blames_nobody():
     assert world.machine.counters.retries == 0
 
 
-def test_an_awaited_ticket_asked_again_passes_later_ones_that_wait_for_space():
+def test_retried_awaited_ticket_overtakes_later_ones_waiting_for_space():
     """Pool full of later batches, feeders full of later announcements, then the awaited one is lost."""
     world = World(9, limit=1 << 20, pool=6 * 4096 * 64)
     slow = world.add_feeder(5.0)
@@ -135,7 +135,7 @@ def test_two_iterators_share_the_pool_and_neither_blocks_the_other():
     assert max(world.waits[:60]) < 1.0
 
 
-def test_an_iterator_that_sleeps_is_served_past_feeders_full_of_a_paused_ones_announcements():
+def test_waiting_iterator_is_served_despite_a_paused_ones_announcements():
     world = World(21, limit=1 << 20, pool=4 * 4096)
     world.add_feeder(0.01)
     paused = world.open(1, 60, window=16, size=lambda r: 4096)
@@ -149,7 +149,7 @@ def test_an_iterator_that_sleeps_is_served_past_feeders_full_of_a_paused_ones_an
     paused.stop()
 
 
-def test_a_body_larger_than_its_room_is_a_late_copy_and_is_asked_again_with_more():
+def test_body_larger_than_its_room_is_dropped_and_requested_with_more_room():
     world = World(22)
     feeder = world.add_feeder(0.05)
     trainer = world.open(1, 20, size=lambda r: 4096)
@@ -166,7 +166,7 @@ def test_a_body_larger_than_its_room_is_a_late_copy_and_is_asked_again_with_more
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_trainer_that_lets_go_of_a_batch_only_with_the_next_never_waits_for_space(seed):
+def test_trainer_that_keeps_one_batch_never_waits_for_space(seed):
     world = World(seed, pool=6 * 4096, limit=64 * 4096)
     for _ in range(1 + seed % 3):
         world.add_feeder(0.003)
@@ -194,7 +194,7 @@ def test_the_memory_limit_holds_while_the_trainer_is_paused():
     assert most <= limit
 
 
-def test_a_draining_feeder_that_dies_with_work_is_gone_once():
+def test_draining_feeder_that_dies_with_work_is_forgotten():
     world = World(19)
     first = world.add_feeder(0.05)
     world.add_feeder(0.05)
@@ -206,7 +206,7 @@ def test_a_draining_feeder_that_dies_with_work_is_gone_once():
     assert first.endpoint.instance not in world.machine.feeders
 
 
-def test_slow_bodies_that_move_are_waited_for():
+def test_slow_bodies_in_progress_are_waited_for():
     """Many feeders share one network: a body that takes long is not one that stopped."""
     world = World(20)
     feeder = world.add_feeder(0.001)
@@ -263,7 +263,7 @@ def test_a_batch_that_kills_every_feeder_is_named():
     assert list(world.failed) == [(1, 5)]
 
 
-def test_links_that_break_within_a_batchs_body_are_not_blamed_on_the_batch():
+def test_links_breaking_within_a_body_are_not_blamed_on_the_batch():
     world = World(16)
     for _ in range(3):
         world.add_feeder()
@@ -285,7 +285,7 @@ def test_links_that_break_within_a_batchs_body_are_not_blamed_on_the_batch():
     assert (world.taken[1], world.failed) == (list(range(20)), {})
 
 
-def test_a_batch_that_hangs_everywhere_is_named_at_the_deadline_and_others_go_on():
+def test_batch_that_hangs_everywhere_fails_at_the_deadline():
     world = World(14, deadline_s=60.0)
     for _ in range(4):
         world.add_feeder().hung.add(50)
@@ -300,7 +300,7 @@ def test_a_batch_that_hangs_everywhere_is_named_at_the_deadline_and_others_go_on
     assert not world.replaced, "feeders end the process that hangs, and go on"
 
 
-def test_a_batch_whose_builders_end_is_named_after_three_and_no_feeder_is_lost():
+def test_batch_that_kills_three_builders_fails_and_loses_no_feeder():
     world = World(18)
     for _ in range(3):
         world.add_feeder()
@@ -315,7 +315,7 @@ def test_a_batch_whose_builders_end_is_named_after_three_and_no_feeder_is_lost()
     assert all(state.up for state in world.machine.feeders.values())
 
 
-def test_a_batch_whose_builders_run_out_of_memory_fails_as_such():
+def test_batch_that_exhausts_memory_in_three_builders_fails_as_such():
     world = World(18)
     for _ in range(3):
         world.add_feeder()
@@ -332,7 +332,7 @@ def test_a_batch_whose_builders_run_out_of_memory_fails_as_such():
     assert issubclass(errors.named("OutOfMemory"), errors.FeederLost), "who catches that gets this too"
 
 
-def test_feeders_of_whose_memory_the_supervisor_tells_later_are_not_merely_lost():
+def test_late_report_of_out_of_memory_replaces_feeder_lost():
     world = World(13)
     for _ in range(8):
         world.add_feeder()
@@ -355,7 +355,7 @@ def test_feeders_of_whose_memory_the_supervisor_tells_later_are_not_merely_lost(
     assert re.search(r"\(feeder-\d: its pod may use 1 MiB\)", message["message"])
 
 
-def test_a_crash_among_the_ends_of_a_batchs_processes_is_not_blamed_on_memory():
+def test_crash_among_out_of_memory_ends_is_reported_as_feeder_lost():
     world = World(18)
     for _ in range(3):
         world.add_feeder()
@@ -386,7 +386,7 @@ def test_a_bundle_that_some_feeders_cannot_load_is_made_by_the_others():
     )
 
 
-def test_a_feeder_that_could_not_load_a_bundle_is_asked_again_later_in_a_stream_that_goes_on():
+def test_feeder_that_failed_to_load_a_bundle_is_retried_later():
     world = World(22)
     late, _ = world.add_feeder(), world.add_feeder()
     late.unloadable = True
@@ -401,7 +401,7 @@ def test_a_feeder_that_could_not_load_a_bundle_is_asked_again_later_in_a_stream_
     assert not world.failed
 
 
-def test_a_bundle_that_three_feeders_cannot_load_fails_its_tickets_with_their_failure():
+def test_bundle_that_three_feeders_cannot_load_fails_with_their_failure():
     world = World(20)
     feeders = [world.add_feeder() for _ in range(6)]
     for feeder in feeders:
@@ -412,7 +412,7 @@ def test_a_bundle_that_three_feeders_cannot_load_fails_its_tickets_with_their_fa
     assert [feeder.refused for feeder in feeders].count(1) == MAX_LOADS, "each of these was asked once"
 
 
-def test_a_bundle_that_no_feeder_can_load_fails_though_each_takes_long_to_find_out():
+def test_bundle_that_no_feeder_can_load_fails_though_loading_is_slow():
     world = World(23, deadline_s=1e6)
     for load_s in (100.0, 135.0):  # longer apart than a feeder is left alone
         feeder = world.add_feeder()
@@ -422,7 +422,7 @@ def test_a_bundle_that_no_feeder_can_load_fails_though_each_takes_long_to_find_o
     assert world.now < 300.0
 
 
-def test_feeders_are_told_when_the_last_stream_of_a_bundle_ends():
+def test_feeders_release_a_bundle_when_its_last_stream_ends():
     world = World(21)
     feeders = [world.add_feeder() for _ in range(2)]
     first, second = world.open(1, 30), world.open(2, 600, step_s=0.01)
@@ -437,7 +437,7 @@ def test_feeders_are_told_when_the_last_stream_of_a_bundle_ends():
     assert [feeder.released for feeder in feeders] == [[bytes(16)]] * 2
 
 
-def test_no_feeder_at_all_is_told_and_then_an_error():
+def test_missing_feeders_are_reported_before_the_error():
     world = World(15, deadline_s=60.0)
     trainer = world.open(1, 3)
     world.run(lambda: trainer.done)
@@ -456,7 +456,7 @@ def test_hedges_stay_within_their_budget():
     assert 0 < world.machine.counters.hedges <= 1 + 0.05 * 2000
 
 
-def test_when_all_are_slow_nobody_is_asked_twice():
+def test_uniformly_slow_feeders_cause_few_retries():
     world = World(17)
     feeders = [world.add_feeder(0.01) for _ in range(4)]
     trainer = world.open(1, 400)
@@ -526,7 +526,7 @@ def test_every_ticket_is_served_once_in_order_and_no_byte_is_lost(
     assert not world.machine.placer.space.singles
 
 
-def test_of_feeders_that_still_load_the_same_one_says_so():
+def test_simultaneous_loading_notes_are_reported_once():
     world = World(24)
     feeders = [world.add_feeder() for _ in range(8)]
     world.run(lambda: world.now > 1)
@@ -553,7 +553,7 @@ def test_of_feeders_that_still_load_the_same_one_says_so():
     ]
 
 
-def test_what_still_goes_on_is_told_ever_more_seldom():
+def test_notes_about_an_ongoing_wait_become_rarer():
     told, noted_at = [], 0.0
     for now in range(1000, 1600):
         if is_due(float(now), 1000.0, noted_at):

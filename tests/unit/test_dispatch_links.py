@@ -50,7 +50,7 @@ def after_three_broke() -> Dispatcher:
     return machine
 
 
-def test_links_that_break_and_come_back_are_no_deaths() -> None:
+def test_links_that_break_and_recover_are_not_deaths() -> None:
     machine = rank(1)
     machine.feeder_up(0.0, "i0", {})
     machine.tickets(0.0, 1, [(0, b"")], 0)
@@ -62,7 +62,7 @@ def test_links_that_break_and_come_back_are_no_deaths() -> None:
     assert machine.streams[1].tickets[0].unconfirmed == 0
 
 
-def test_feeders_that_end_while_they_make_a_ticket_are_deaths_once_the_supervisor_says_so() -> None:
+def test_feeders_that_died_making_a_ticket_count_once_unlisted() -> None:
     machine = rank()
     for endpoint in ENDPOINTS:
         machine.feeder_up(0.0, endpoint.instance, {})
@@ -92,14 +92,14 @@ def test_no_fourth_feeder_is_asked_while_three_may_have_died_of_a_ticket() -> No
     assert len(failed(machine)) == 1, "they have not come back"
 
 
-def test_strikes_of_a_stream_that_was_closed_say_nothing() -> None:
+def test_strikes_of_a_closed_stream_have_no_effect() -> None:
     machine = after_three_broke()
     machine.close_stream(3.0, 1, 0)
     overseer.tick(machine, 60.0)
     assert failed(machine) == []
 
 
-def test_a_feeder_of_another_image_fails_nothing_while_others_are_still_connecting() -> None:
+def test_feeder_of_another_image_fails_nothing_while_others_connect() -> None:
     machine = rank(2, python="3.11")
     machine.tickets(0.0, 1, [(0, b"")], 0)
     machine.feeder_up(0.0, "i0", {"python": "3.12"})
@@ -109,7 +109,7 @@ def test_a_feeder_of_another_image_fails_nothing_while_others_are_still_connecti
     assert where(machine) == "i1"
 
 
-def test_feeders_that_all_are_of_another_image_fail_after_a_while() -> None:
+def test_feeders_that_all_have_another_image_fail_after_a_grace_period() -> None:
     machine = rank(2, python="3.11")
     machine.tickets(0.0, 1, [(0, b"")], 0)
     machine.feeder_up(0.0, "i0", {"python": "3.12"})
@@ -119,7 +119,7 @@ def test_feeders_that_all_are_of_another_image_fail_after_a_while() -> None:
     assert "Python 3.11 is needed, the feeder has 3.12" in message
 
 
-def test_why_no_link_comes_up_is_told_within_five_seconds() -> None:
+def test_reason_for_no_connection_is_reported_within_five_seconds() -> None:
     machine = rank(2)
     machine.tickets(0.0, 1, [(0, b"")], 0)
     for endpoint in ENDPOINTS[:2]:
@@ -133,7 +133,7 @@ def test_why_no_link_comes_up_is_told_within_five_seconds() -> None:
     assert not [item for item in machine.take() if isinstance(item, Note)], "once in a while"
 
 
-def test_time_that_a_batch_waits_for_space_is_not_taken_for_slowness() -> None:
+def test_waiting_for_space_does_not_count_as_slowness() -> None:
     machine = Dispatcher(LoaderSettings(shared_memory_nbytes=1 << 20, pool_nbytes=8192))
     machine.set_feeders(0.0, ENDPOINTS[:1])
     machine.open_stream(1, manifest=b"{}", bundle=bytes(16), facts={}, window=4)
@@ -147,7 +147,7 @@ def test_time_that_a_batch_waits_for_space_is_not_taken_for_slowness() -> None:
     assert machine.streams[1].pace.typical == 0.05
 
 
-def test_a_feeder_that_cannot_be_reached_is_named_again_and_again() -> None:
+def test_unreachable_feeder_is_reported_repeatedly() -> None:
     machine = rank(1)
     machine.feeder_down(0.0, "i0", "refused")
     told = []

@@ -15,7 +15,7 @@ from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
 
 
-def test_64_ranks_on_256_feeders_use_all_of_them_from_the_first_tickets_on():
+def test_64_ranks_use_all_of_256_feeders_from_the_first_tickets():
     fleet = Fleet(64, 256, batches=40)
     first = fleet.asked_of(16)
     assert len(first) == 256, "each feeder is asked for one of the first tickets"
@@ -38,13 +38,13 @@ def test_8_ranks_on_64_feeders_share_them_evenly():
     assert fleet.now <= 1.3 * 10 * fleet.make_s
 
 
-def test_each_rank_uses_all_of_8_feeders_within_its_first_ten_tickets():
+def test_each_rank_uses_all_of_8_feeders_within_ten_tickets():
     fleet = Fleet(8, 8, batches=40)
     assert all(len(set(rank.askings[:10])) == 8 for rank in fleet.ranks)
     fleet.run()
 
 
-def test_what_a_feeder_keeps_is_bounded_over_all_its_receivers():
+def test_memory_kept_by_a_feeder_is_bounded_over_all_receivers():
     nbytes, most = 1 << 20, 8 << 20
     fleet = Fleet(64, 4, batches=6, nbytes=nbytes, make_s=0.001, most_nbytes=most)
     for feeder in fleet.feeders.values():
@@ -56,7 +56,7 @@ def test_what_a_feeder_keeps_is_bounded_over_all_its_receivers():
 
 
 @pytest.mark.parametrize("feeders", [8, 64, 256])
-def test_a_ticket_takes_as_many_steps_whatever_the_number_of_feeders(feeders: int):
+def test_steps_of_a_ticket_do_not_depend_on_the_number_of_feeders(feeders: int):
     assert steps_of_a_ticket(feeders) <= 1.1 * steps_of_a_ticket(8) + 10
 
 
@@ -85,7 +85,7 @@ def steps_of_a_ticket(feeders: int) -> float:
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_with_enough_built_for_all_a_receiver_gets_what_it_waits_for(held: bool):
+def test_awaited_ticket_is_built_though_enough_is_built_for_all(held: bool):
     feeding = Feeding(2, most_nbytes=100)
     feeding.bundle_ready(bytes(16))
     about: dict[str, Any] = {"bundle": bytes(16), "flags": 0, "payload": b""}
@@ -108,7 +108,7 @@ def test_with_enough_built_for_all_a_receiver_gets_what_it_waits_for(held: bool)
             feeding.sent(task)
 
 
-def test_a_list_of_feeders_begins_elsewhere_for_each_rank():
+def test_list_of_feeders_starts_elsewhere_for_each_rank():
     def first(rank: int) -> str:
         machine = Dispatcher(LoaderSettings(), rank=rank)
         machine.set_feeders(0.0, [Endpoint(f"feeder-{n}", f"i{n}", "h", n) for n in range(64)])

@@ -124,7 +124,7 @@ class SlotTrainer:
         assert not self.world.machine.placer.lent
 
 
-def test_each_slot_stays_where_it_is_and_each_feeder_has_one():
+def test_each_slot_stays_at_its_home_and_each_feeder_has_one():
     world = SlotWorld([30, 40, 20])
     for _ in range(3):
         world.add_feeder()
@@ -135,7 +135,7 @@ def test_each_slot_stays_where_it_is_and_each_feeder_has_one():
     assert world.machine.counters.failures == 0  # that slots end is no failure
 
 
-def test_what_is_asked_of_slots_does_not_keep_a_feeder_from_other_batches():
+def test_slot_tickets_do_not_block_a_feeders_other_batches():
     """A slot's home has all that is asked of it at once, and may be waited for by what another stream brings."""
     world = SlotWorld([100])
     feeder = world.add_feeder(pace_s=1e6)
@@ -154,7 +154,7 @@ def test_what_is_asked_of_slots_does_not_keep_a_feeder_from_other_batches():
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_home_that_is_late_with_other_work_keeps_its_slots_while_it_lives(frozen: bool):
+def test_home_late_with_other_work_keeps_its_slots_while_alive(frozen: bool):
     world = SlotWorld([400])
     for _ in range(3):
         world.add_feeder()
@@ -167,7 +167,7 @@ def test_a_home_that_is_late_with_other_work_keeps_its_slots_while_it_lives(froz
     assert (len(world.homes[0]) > 1) == frozen
 
 
-def test_slots_are_spread_over_fewer_feeders():
+def test_slots_are_spread_evenly_over_fewer_feeders():
     world = SlotWorld([20] * 7)
     for _ in range(2):
         world.add_feeder()
@@ -203,7 +203,7 @@ def test_feeders_that_never_connect_are_not_waited_for_long():
     trainer.finish()
 
 
-def test_slots_move_to_feeders_that_come_while_few_batches_are_made_again():
+def test_slots_move_to_new_feeders_if_few_batches_are_remade():
     world = SlotWorld([120] * 4)
     world.add_feeder()
     trainer = world.open_slots(1)
@@ -217,7 +217,7 @@ def test_slots_move_to_feeders_that_come_while_few_batches_are_made_again():
     assert world.machine.counters.failures == world.machine.counters.retries == 0
 
 
-def test_slots_of_which_much_would_be_made_again_stay():
+def test_slots_that_would_remake_many_batches_stay():
     world = SlotWorld([MOST_AGAIN * 3] * 2)
     world.add_feeder()
     trainer = world.open_slots(1)
@@ -228,7 +228,7 @@ def test_slots_of_which_much_would_be_made_again_stay():
     assert [len(homes) for homes in world.homes.values()] == [1, 1]
 
 
-def test_a_slot_that_was_to_move_stays_where_the_feeder_goes_again():
+def test_slot_about_to_move_stays_if_the_new_feeder_dies():
     world = SlotWorld([100] * 2)
     world.add_feeder()
     trainer = world.open_slots(1)
@@ -240,7 +240,7 @@ def test_a_slot_that_was_to_move_stays_where_the_feeder_goes_again():
     assert world.machine.counters.failures == 0
 
 
-def test_a_killed_feeders_slots_are_made_again_elsewhere_and_no_batch_is_repeated():
+def test_killed_feeders_slots_are_remade_elsewhere_without_repeats():
     world = SlotWorld([60, 60])
     feeders = [world.add_feeder() for _ in range(3)]
     trainer = world.open_slots(1)
@@ -251,7 +251,7 @@ def test_a_killed_feeders_slots_are_made_again_elsewhere_and_no_batch_is_repeate
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_order_holds_whatever_dies_freezes_or_comes(seed):
+def test_order_holds_under_any_deaths_freezes_and_arrivals(seed):
     world = SlotWorld([0, 33, 21, 50], seed, limit=1 << 19)
     world.replace = True
     for _ in range(3):
@@ -275,7 +275,7 @@ def test_order_holds_whatever_dies_freezes_or_comes(seed):
     trainer.finish(limit_s=400)
 
 
-def test_a_connection_that_comes_back_soon_finds_its_slots_where_they_were():
+def test_connection_that_recovers_soon_keeps_its_slots():
     world = SlotWorld([60, 60])
     for _ in range(3):
         world.add_feeder()
@@ -292,7 +292,7 @@ def test_a_connection_that_comes_back_soon_finds_its_slots_where_they_were():
     assert all(len(homes) == 1 for homes in world.homes.values())
 
 
-def test_a_batch_that_takes_long_is_waited_for_at_its_home():
+def test_slow_batch_is_waited_for_at_its_home():
     """The feeder says that user code takes long: another one would have to make all before it, too."""
     world = SlotWorld([20, 20])
     for _ in range(3):
@@ -314,7 +314,7 @@ def test_a_batch_that_takes_long_is_waited_for_at_its_home():
     assert all(len(homes) == 1 for homes in world.homes.values())
 
 
-def test_a_feeder_that_falls_silent_loses_its_slots():
+def test_silent_feeder_loses_its_slots():
     world = SlotWorld([60, 60])
     for _ in range(3):
         world.add_feeder()
@@ -324,7 +324,7 @@ def test_a_feeder_that_falls_silent_loses_its_slots():
     assert len(world.homes[0]) == 2
 
 
-def test_a_slot_that_the_bundle_does_not_have_is_refused():
+def test_slot_missing_from_the_bundle_is_refused():
     world = SlotWorld([5, 5])
     trainer = world.open_slots(1)
     payload = frames.pack_slot_ticket(SlotTicket(1, 0, 2, 4))
@@ -332,20 +332,20 @@ def test_a_slot_that_the_bundle_does_not_have_is_refused():
         world.machine.tickets(world.now, 1, [(trainer.drawn, payload)], 0)
 
 
-def test_there_are_no_more_slots_than_are_allowed():
+def test_too_many_slots_are_refused():
     world = SlotWorld([1] * 2000)
     with pytest.raises(RemoteProtocolError, match=f"{MAX_SLOTS} are allowed"):
         world.open_slots(1, window=1500)
 
 
-def test_feeders_let_go_of_all_slots_when_the_stream_ends():
+def test_feeders_release_all_slots_when_the_stream_ends():
     world = SlotWorld([8, 8, 8])
     feeders = [world.add_feeder() for _ in range(2)]
     world.open_slots(1).finish()
     world.run(lambda: sum(len(f.released) for f in feeders) == 3, world.now + 1)
 
 
-def test_a_full_pool_and_a_trainer_that_pauses_move_nothing():
+def test_full_pool_and_paused_trainer_move_no_slot():
     """The home waits for space of ours, and has nothing to say meanwhile."""
     world = SlotWorld([60, 0], limit=6 * 12_288)
     for _ in range(2):
@@ -362,7 +362,7 @@ def test_a_full_pool_and_a_trainer_that_pauses_move_nothing():
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_the_deadline_counts_from_the_last_batch_that_was_made_again(tells):
+def test_deadline_counts_from_the_last_batch_remade(tells):
     world = SlotWorld([30], deadline_s=20.0)
     world.add_feeder()
     trainer = world.open_slots(1, window=1)
@@ -388,7 +388,7 @@ def test_the_deadline_counts_from_the_last_batch_that_was_made_again(tells):
         assert b"DeadlineExceeded" in world.failed[1, 10]
 
 
-def test_a_ticket_of_a_slot_that_has_begun_says_that_there_is_a_snapshot_and_a_new_homes_brings_it():
+def test_snapshot_of_a_slot_is_flagged_and_passed_to_a_new_home():
     world = SlotWorld([40])
     for _ in range(2):
         world.add_feeder()
@@ -440,15 +440,15 @@ def asked():
     return answer
 
 
-def test_that_there_is_a_batch_goes_to_the_trainer_without_a_message(asked):
+def test_existence_of_a_batch_reaches_the_trainer_without_a_message(asked):
     assert asked(0, frames.pack_there(0)) == [SayThere(1, 0)]
 
 
 @pytest.mark.parametrize("number", [pytest.param(0, id="asked"), pytest.param(1, id="wanted")])
-def test_that_a_slot_has_ended_goes_to_the_trainer_as_a_message(asked, number):
+def test_end_of_a_slot_reaches_the_trainer_as_a_message(asked, number):
     assert asked(number, frames.pack_end(number)) == [Fail(1, number, frames.pack_end(number), True)]
 
 
-def test_a_feeder_that_answers_a_wanted_batch_with_there_is_one_is_refused(asked):
-    with pytest.raises(RemoteProtocolError, match="batch 1 was asked for"):
+def test_existence_sent_for_a_wanted_batch_is_refused(asked):
+    with pytest.raises(RemoteProtocolError, match="ticket 1 asks for its batch"):
         asked(1, frames.pack_there(1))

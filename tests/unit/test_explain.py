@@ -37,13 +37,13 @@ def causes(explainer: Explainer, lives: dict[int, Life], room: Room, now: float 
         ),
     ],
 )  # fmt: skip
-def test_the_cause_follows_from_what_ray_says_of_the_actor(life: Life, cause: Cause, text: str, dead: bool):
+def test_cause_follows_from_rays_actor_state(life: Life, cause: Cause, text: str, dead: bool):
     (why,) = Explainer(30).explain([0], {0: life}, Room(1, FULL), taken=0, now=0)
     assert (why.cause, why.dead) == (cause, dead)
     assert text in why.text
 
 
-def test_a_feeder_that_holds_the_last_place_itself_does_not_lack_room():
+def test_feeder_that_holds_the_last_place_does_not_lack_room():
     assert causes(Explainer(30), {0: PENDING}, Room(1, FULL)) == [Cause.STARTS]
     both = Explainer(30)
     causes(both, {0: PENDING, 1: PENDING}, Room(1, FULL))
@@ -64,7 +64,7 @@ def test_the_timeout_counts_from_when_there_is_room():
     assert causes(explainer, {0: PENDING}, Room(1, ""), 105) == [Cause.REGISTER_TIMEOUT]
 
 
-def test_a_node_that_is_about_to_join_is_no_want_of_room_each_time_anew():
+def test_node_about_to_join_does_not_count_as_lack_of_room():
     explainer = Explainer(30)
     assert causes(explainer, {0: PENDING}, Room(0, FULL), 0) == [Cause.STARTS]
     assert causes(explainer, {0: PENDING}, Room(1, ""), 9) == [Cause.STARTS]
@@ -74,27 +74,27 @@ def test_a_node_that_is_about_to_join_is_no_want_of_room_each_time_anew():
     assert causes(explainer, {0: PENDING}, Room(0, FULL), 11 + JOIN_S) == [Cause.NO_ROOM]
 
 
-def test_one_that_came_meanwhile_begins_anew():
+def test_feeder_that_registered_meanwhile_starts_a_new_timeout():
     explainer = Explainer(2)
     assert causes(explainer, {0: PENDING}, Room(1, ""), 0) == [Cause.STARTS]
     assert causes(explainer, {}, Room(1, ""), 50) == []
     assert causes(explainer, {0: PENDING}, Room(1, ""), 100) == [Cause.STARTS]
 
 
-def test_one_that_ray_does_not_know_is_told_so():
+def test_actor_unknown_to_ray_is_reported_as_starting():
     (why,) = Explainer(2).explain([3], {}, Room(9, ""), taken=0, now=0)
     assert (why.feeder, why.cause) == (3, Cause.STARTS)
 
 
-def test_what_rays_memory_monitor_says_becomes_one_line_with_the_remedy():
+def test_rays_memory_monitor_message_becomes_one_line_with_a_remedy():
     detail = (
         "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.2, ID: 25e1) "
         "was 0.39GB used / 0.41GB limit (0.953679)\nOOM kill reason: Memory usage exceeded threshold"
     )
     assert monitor_text(detail, "spec.feeders.resources.limits.memory") == (
-        "Ray's memory monitor killed its process, for its node ran out of memory, with 0.39GB of 0.41GB in use: raise "
-        "spec.feeders.resources.limits.memory, or make batches smaller"
+        "Ray's memory monitor killed its process because its node ran out of memory, with 0.39GB of 0.41GB in use: "
+        "raise spec.feeders.resources.limits.memory, or make batches smaller"
     )
     assert monitor_text("words of a later Ray", "").endswith(
-        "for its node ran out of memory: use fewer feeders or smaller batches, or free some"
+        "because its node ran out of memory: use fewer feeders or smaller batches, or free some"
     )

@@ -111,7 +111,7 @@ def shown(error: BaseException) -> str:
     ],
     ids=lambda error: repr(error).split(" at 0x")[0],
 )
-def test_an_error_arrives_with_its_type_its_text_and_where_it_was_raised(error: Exception) -> None:
+def test_error_arrives_with_its_type_text_and_origin(error: Exception) -> None:
     found = travelled(error)
     assert type(found) is type(error)
     assert str(found) == str(error)
@@ -120,7 +120,7 @@ def test_an_error_arrives_with_its_type_its_text_and_where_it_was_raised(error: 
     assert "raise self.error" in note
 
 
-def test_own_attributes_arrive() -> None:
+def test_attributes_of_an_error_arrive() -> None:
     error = Simple("x")
     error.where, error.lock = ("file", 3), object()  # type: ignore[attr-defined]
     found: Any = travelled(error)
@@ -137,7 +137,7 @@ def test_a_key_error_prints_readably() -> None:
     assert shown(found).startswith("KeyError: 'missing'\nraised for index 17 in feeder-0:\nTraceback")
 
 
-def test_an_argument_that_does_not_travel_leaves_type_and_text() -> None:
+def test_argument_that_cannot_travel_leaves_type_and_text() -> None:
     found = travelled(KeyError(Opaque()))
     assert type(found) is KeyError
     assert found.__notes__[0].startswith("<what is missing>\n\nraised for index 17")
@@ -169,7 +169,7 @@ def test_a_unicode_error_arrives() -> None:
         pytest.param(type("Local", (Exception,), {"__module__": "not_there"})("text"), id="not-there"),
     ],
 )
-def test_what_cannot_or_must_not_be_rebuilt_arrives_as_user_code_error(error: BaseException) -> None:
+def test_error_that_cannot_be_rebuilt_arrives_as_user_code_error(error: BaseException) -> None:
     found = travelled(error)
     assert type(found) is UserCodeError
     assert type(error).__qualname__ in str(found)
@@ -193,7 +193,7 @@ def test_stop_iteration_ends_the_loop_as_with_torch_s_workers() -> None:
         pytest.param(lambda: {}["a"], False, id="a-key"),
     ],
 )
-def test_an_error_for_lack_of_set_up_ends_with_what_to_do(fails: Any, hinted: bool) -> None:
+def test_error_due_to_missing_setup_has_a_hint(fails: Any, hinted: bool) -> None:
     with pytest.raises(Exception) as caught:
         fails()
     found = travelled(caught.value)
@@ -209,7 +209,7 @@ def test_a_class_of_the_user_is_found_among_loaded_modules(monkeypatch: pytest.M
     assert type(travelled(module.Odd("text"))) is module.Odd
 
 
-def test_a_name_that_is_no_exception_is_not_called() -> None:
+def test_type_name_that_is_no_exception_is_not_called() -> None:
     forged = json.loads(raised_by(ValueError("x")))
     forged["type"] = ["os", "abort"]
     assert type(unpack_failure(json.dumps(forged).encode())) is UserCodeError
@@ -217,7 +217,7 @@ def test_a_name_that_is_no_exception_is_not_called() -> None:
     assert type(unpack_failure(json.dumps(forged).encode())) is UserCodeError
 
 
-def test_a_text_that_fails_does_not_stop_the_report() -> None:
+def test_error_with_a_failing_text_does_not_stop_the_report() -> None:
     found = travelled(BadText())
     assert isinstance(found, BadText | UserCodeError)
     assert any("raised for index 17" in note for note in found.__notes__)
@@ -267,11 +267,11 @@ def test_an_error_in_collate_fn_names_it() -> None:
     assert shown(found).startswith("TypeError: ragged\nraised by collate_fn in feeder-3:\nTraceback")
 
 
-def test_keys_that_are_no_numbers_are_shown() -> None:
+def test_keys_that_are_not_numbers_are_shown() -> None:
     assert "raised for index ('a', 1) in feeder-0" in shown(travelled(ValueError("x"), ("a", 1)))
 
 
-def test_an_error_of_ours_arrives_without_a_traceback() -> None:
+def test_error_of_this_package_arrives_without_a_traceback() -> None:
     found = unpack_failure(pack_failure(UnsupportedBatch("this leaf"), phase="encode", feeder="feeder-0"))
     assert type(found) is UnsupportedBatch
     assert (str(found), found.__notes__) == ("this leaf", ["raised by encode in feeder-0"])
@@ -282,7 +282,7 @@ def test_an_error_of_ours_arrives_without_a_traceback() -> None:
     ["first_line", "annotations", "__builtins__", "SystemExit", "colorsys.rgb_to_hls", "", ["FeederLost"]],
     ids=repr,
 )
-def test_a_failure_of_the_service_is_an_error_of_ours_whatever_a_feeder_calls_it(name: Any) -> None:
+def test_unknown_service_failure_becomes_a_plain_service_error(name: Any) -> None:
     loaded = set(sys.modules)
     found = taking._failed(json.dumps({"service": name, "message": "no room"}).encode())
     assert (type(found), str(found)) == (ServiceError, "no room")
@@ -297,6 +297,6 @@ def test_any_text_arrives(text: str, feeder: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"type": 5}', b"\xff", b'{"type": ["a"]}'], ids=repr)
-def test_what_is_no_failure_is_refused(data: bytes) -> None:
+def test_malformed_failure_is_refused(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         unpack_failure(data)

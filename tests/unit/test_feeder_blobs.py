@@ -62,7 +62,7 @@ class FullDisk(BlobStore):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_node_whose_disk_is_full_blames_no_other_node(head: SupervisorServer, tmp_path: Path):
+def test_node_with_a_full_disk_blames_no_other_node(head: SupervisorServer, tmp_path: Path):
     digest, nbytes = BlobStore(tmp_path / "head").put(b"weights")
     with node(tmp_path / "feeder-0", "feeder-0", head) as first:
         fetcher(head, tmp_path, BlobStore(tmp_path / "node-1"), first.port).fetch(
@@ -79,7 +79,7 @@ def test_a_node_whose_disk_is_full_blames_no_other_node(head: SupervisorServer, 
         )
 
 
-def test_a_feeder_from_which_a_blob_trickles_is_given_up_for_the_head(
+def test_feeder_that_sends_a_blob_too_slowly_is_abandoned_for_the_head(
     head: SupervisorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(feeder_blobs, "STALL_TIMEOUT_S", 0.5)
@@ -109,7 +109,7 @@ def test_a_feeder_from_which_a_blob_trickles_is_given_up_for_the_head(
     acceptor.close()
 
 
-def test_a_blob_of_another_user_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_blob_owned_by_another_user_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = BlobStore(tmp_path / "blobs")
     digest, nbytes = store.put(b"weights")
 
@@ -136,7 +136,7 @@ def descriptors(count: int) -> Iterator[None]:
         yield
 
 
-def test_a_feeder_that_has_many_files_open_gets_blobs_all_the_same(head: SupervisorServer, tmp_path: Path):
+def test_feeder_with_many_open_files_still_gets_blobs(head: SupervisorServer, tmp_path: Path):
     digest, nbytes = BlobStore(tmp_path / "head").put(b"weights")
     store = BlobStore(tmp_path / "node")
     with descriptors(1100):
@@ -157,9 +157,7 @@ def batch(feeder: Served, bundle: Bundle) -> list[int]:
         return found
 
 
-def test_a_node_gets_user_code_from_another_node_and_from_the_next_if_that_is_gone(
-    head: SupervisorServer, tmp_path: Path
-):
+def test_node_gets_user_code_from_other_nodes_even_if_one_is_lost(head: SupervisorServer, tmp_path: Path):
     dataset = Squares()
     dataset.weights = torch.arange(1_000_000)  # type: ignore[attr-defined]
     bundle = bundle_of(dataset, tmp_path / "head")
@@ -183,7 +181,7 @@ def test_a_node_gets_user_code_from_another_node_and_from_the_next_if_that_is_go
         assert kept == {digest for digest, _ in bundle.blobs}
 
 
-def test_a_feeders_node_keeps_what_tickets_use_and_lets_go_of_the_rest(tmp_path: Path):
+def test_feeders_node_keeps_blobs_used_by_tickets_and_drops_the_rest(tmp_path: Path):
     settings = at_home(settings_in(tmp_path), tmp_path)
     store, machine, ready = BlobStore(Path(settings.blob_folder)), Feeding(2), list[bytes]()
     bundles = BundleStore(

@@ -77,7 +77,7 @@ TO_BODY = 2 * HEADER_NBYTES + len(NOTE)
         pytest.param(0, id="before-anything"),
     ],
 )
-def test_a_link_that_breaks_and_comes_back_swallows_nothing(feeder: Feeder, cut: int, takes: bool) -> None:
+def test_link_that_breaks_and_recovers_swallows_nothing(feeder: Feeder, cut: int, takes: bool) -> None:
     cut_and_come_back(feeder, Sink(takes=takes), STREAM[:cut])
 
 
@@ -90,7 +90,7 @@ def test_a_link_may_break_anywhere(feeder: Feeder, cut: int, takes: bool, reset:
 @pytest.mark.parametrize(
     "bit", [None, 3, 70, 8 * len(BODY) - 1], ids=["intact", "digest", "identity", "last-bit"]
 )
-def test_a_body_that_came_damaged_ends_the_link_where_it_is_checked(feeder: Feeder, bit: int | None) -> None:
+def test_damaged_body_ends_the_link_if_it_is_checked(feeder: Feeder, bit: int | None) -> None:
     body = bytearray(BODY)
     digests.seal(memoryview(body), 7)
     if bit is not None:
@@ -129,7 +129,7 @@ class Recording:
         return self._sock.recv_into(target, n, flags)
 
 
-def test_bodies_of_a_feeder_that_is_slower_than_that_are_not_waited_for(feeder: Feeder) -> None:
+def test_bodies_of_a_slow_feeder_are_not_waited_for(feeder: Feeder) -> None:
     sink = Sink()
     connection, sock = up(feeder, sink)
     recording = Recording(connection.sock)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def test_bodies_of_a_feeder_that_is_slower_than_that_are_not_waited_for(feeder: 
     connection.close()
 
 
-def test_that_most_of_a_slow_feeders_body_is_there_already_does_not_make_it_quick(feeder: Feeder) -> None:
+def test_early_bytes_of_a_slow_feeders_body_do_not_make_it_fast(feeder: Feeder) -> None:
     sink = Sink()
     connection, sock = up(feeder, sink)
     recording = Recording(connection.sock)  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ def test_that_most_of_a_slow_feeders_body_is_there_already_does_not_make_it_quic
     connection.close()
 
 
-def test_a_body_that_is_there_is_taken_in_the_turn_of_its_header(feeder: Feeder) -> None:
+def test_body_already_received_is_taken_with_its_header(feeder: Feeder) -> None:
     sink = Sink()
     connection, sock = up(feeder, sink)
     sock.sendall(frame(Kind.BODY, BODY, 0))

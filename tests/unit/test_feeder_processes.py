@@ -71,7 +71,7 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_a_trainer_that_was_started_again_finds_no_state_of_the_one_before(server: Served, tmp_path: Path):
+def test_restarted_trainer_finds_no_state_of_its_predecessor(server: Served, tmp_path: Path):
     bundle = bundle_of(Counting(), blobs(tmp_path))
     found = []
     for trainer in ("first", "first", "second"):
@@ -81,9 +81,7 @@ def test_a_trainer_that_was_started_again_finds_no_state_of_the_one_before(serve
     assert found == [[1, 2], [3, 4], [1, 2]], "a link that comes back goes on, another process begins afresh"
 
 
-def test_a_session_that_is_wanted_again_begins_before_the_old_one_has_lingered(
-    connect: Connect, tmp_path: Path
-):
+def test_reopened_session_starts_before_the_old_one_has_lingered(connect: Connect, tmp_path: Path):
     took = []
     with connect() as receiver:
         session = receiver.know(bundle_of(Counting(), blobs(tmp_path)))
@@ -96,7 +94,7 @@ def test_a_session_that_is_wanted_again_begins_before_the_old_one_has_lingered(
     assert min(took[1:]) < LINGER_S
 
 
-def test_another_rank_shares_the_sessions_of_those_that_run(server: Served, tmp_path: Path):
+def test_new_rank_shares_the_sessions_of_running_ones(server: Served, tmp_path: Path):
     bundle = bundle_of(Counting(), blobs(tmp_path))
     with Receiver(server.port, KEY, trainer="rank-0") as one:
         one.ticket(0, [0], one.know(bundle))
@@ -106,7 +104,7 @@ def test_another_rank_shares_the_sessions_of_those_that_run(server: Served, tmp_
             assert other.next().batch().tolist() == [2]
 
 
-def test_what_user_code_started_while_it_was_loaded_ends_with_its_bundle(connect: Connect, tmp_path: Path):
+def test_processes_started_while_loading_end_with_the_bundle(connect: Connect, tmp_path: Path):
     with connect() as receiver:
         helpers = []
         for epoch in range(3):
@@ -122,7 +120,7 @@ def test_what_user_code_started_while_it_was_loaded_ends_with_its_bundle(connect
         assert alive(helpers[2])
 
 
-def test_what_user_code_started_in_a_sample_ends_with_its_session(connect: Connect, tmp_path: Path):
+def test_processes_started_in_a_sample_end_with_the_session(connect: Connect, tmp_path: Path):
     def started(_: Any) -> int:
         if (pid := os.fork()) == 0:
             time.sleep(600)
@@ -137,7 +135,7 @@ def test_what_user_code_started_in_a_sample_ends_with_its_session(connect: Conne
         wait_until(lambda: not alive(pid), 10, "it is gone")
 
 
-def test_a_template_that_is_killed_beside_its_helper_is_replaced(connect: Connect, tmp_path: Path):
+def test_killed_template_is_replaced_while_its_helper_lives(connect: Connect, tmp_path: Path):
     """The helper has the template's end of the channel open."""
     shipped = bundle_of(WithHelper(1), blobs(tmp_path), collate_fn=lambda _: os.getppid())
     with connect() as receiver:
@@ -155,7 +153,7 @@ def test_a_template_that_is_killed_beside_its_helper_is_replaced(connect: Connec
         assert frame.batch() != template
 
 
-def test_user_code_that_ignores_its_children_takes_no_other_session_along(connect: Connect, tmp_path: Path):
+def test_user_code_ignoring_its_children_ends_no_other_session(connect: Connect, tmp_path: Path):
     shipped = bundle_of(IgnoresChildren(1), blobs(tmp_path), collate_fn=lambda _: [os.getppid(), os.getpid()])
     with connect() as receiver:
         sessions = [receiver.know(replace(shipped, loader=loader)) for loader in range(2)]
@@ -169,7 +167,7 @@ def test_user_code_that_ignores_its_children_takes_no_other_session_along(connec
         assert receiver.next().batch() == found[1]
 
 
-def test_no_descriptor_left_for_the_batch_is_told_as_it_is(connect: Connect, tmp_path: Path):
+def test_lack_of_descriptors_for_a_batch_is_reported_as_such(connect: Connect, tmp_path: Path):
     def init(_: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
@@ -182,7 +180,7 @@ def test_no_descriptor_left_for_the_batch_is_told_as_it_is(connect: Connect, tmp
         assert "placing the batch" in error.__notes__[0]
 
 
-def test_a_builder_that_is_forked_ahead_runs_nothing_of_the_users(monkeypatch: pytest.MonkeyPatch):
+def test_builder_forked_ahead_runs_no_user_code(monkeypatch: pytest.MonkeyPatch):
     def refused(*_: Any, **__: Any) -> Any:
         raise AssertionError("called")
 
@@ -197,7 +195,7 @@ def test_a_builder_that_is_forked_ahead_runs_nothing_of_the_users(monkeypatch: p
     there.close()
 
 
-def test_templates_of_loaders_that_are_gone_are_bounded(connect: Connect, tmp_path: Path):
+def test_templates_of_closed_loaders_are_bounded(connect: Connect, tmp_path: Path):
     templates = []
     with connect() as receiver:
         for loader in range(MAX_IDLE_TEMPLATES + 4):
@@ -210,7 +208,7 @@ def test_templates_of_loaders_that_are_gone_are_bounded(connect: Connect, tmp_pa
         assert alive(templates[-1])
 
 
-def test_strangers_leave_a_feeder_with_few_descriptors_what_its_sessions_take(tmp_path: Path):
+def test_strangers_leave_a_feeder_the_descriptors_its_sessions_need(tmp_path: Path):
     with contextlib.ExitStack() as stack:
         process, about = stack.enter_context(feeder_process(tmp_path, max_files=80))
         receiver = stack.enter_context(Receiver(about["port"], KEY))
@@ -230,7 +228,7 @@ def test_a_part_of_any_size_is_copied_whole(nbytes: int):
     assert bytes(to) == part
 
 
-def test_threads_of_user_code_run_while_a_large_batch_is_copied():
+def test_threads_of_user_code_run_during_a_large_copy():
     turns, ended = [0], threading.Event()
 
     def turn() -> None:

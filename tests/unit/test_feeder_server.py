@@ -46,7 +46,7 @@ def squares(tmp_path: Path) -> Bundle:
     return bundle_of(Squares(), blobs(tmp_path))
 
 
-def test_tickets_come_back_as_the_batches_that_torch_would_make(connect: Connect, squares: Bundle):
+def test_tickets_return_the_batches_that_torch_would_make(connect: Connect, squares: Bundle):
     with connect() as receiver:
         bundle = receiver.know(squares)
         for k in range(5):
@@ -64,7 +64,7 @@ def test_the_handshake_names_the_feeder_and_its_versions(server: Served, connect
     assert facts["torch"] == ".".join(torch.__version__.split(".")[:2])
 
 
-def test_a_bundle_is_asked_for_once_while_its_tickets_wait(connect: Connect, squares: Bundle):
+def test_bundle_is_requested_once_while_its_tickets_wait(connect: Connect, squares: Bundle):
     with connect() as receiver:
         bundle = receiver.know(squares)
         for k in range(3):
@@ -77,7 +77,7 @@ def test_a_bundle_is_asked_for_once_while_its_tickets_wait(connect: Connect, squ
         assert receiver.read().kind is Kind.BODY
 
 
-def test_a_manifest_of_another_bundle_ends_the_link(connect: Connect, squares: Bundle, tmp_path: Path):
+def test_manifest_of_a_different_bundle_ends_the_link(connect: Connect, squares: Bundle, tmp_path: Path):
     other = bundle_of(Squares(5), blobs(tmp_path))
     with connect() as receiver:
         receiver.ticket(0, [0], squares.id)
@@ -87,9 +87,7 @@ def test_a_manifest_of_another_bundle_ends_the_link(connect: Connect, squares: B
             receiver.read()
 
 
-def test_a_body_above_its_room_is_announced_with_its_size_and_waits_for_the_grant(
-    connect: Connect, tmp_path: Path
-):
+def test_body_above_its_room_is_announced_and_waits_for_a_grant(connect: Connect, tmp_path: Path):
     with connect() as receiver:
         bundle = receiver.know(bundle_of(Large(100_000), blobs(tmp_path)))
         receiver.ticket(0, [7], bundle, room=1000)
@@ -102,7 +100,7 @@ def test_a_body_above_its_room_is_announced_with_its_size_and_waits_for_the_gran
         assert (body.kind, body.header.nbytes) == (Kind.BODY, announced.header.room)
 
 
-def test_two_ungranted_batches_of_one_receiver_do_not_stop_another(connect: Connect, tmp_path: Path):
+def test_two_ungranted_batches_of_one_receiver_do_not_block_another(connect: Connect, tmp_path: Path):
     with connect() as hoarder, connect() as other:
         bundle = hoarder.know(bundle_of(Large(1000), blobs(tmp_path)))
         other.know(hoarder.bundles[bundle])
@@ -116,7 +114,7 @@ def test_two_ungranted_batches_of_one_receiver_do_not_stop_another(connect: Conn
         assert [hoarder.next()[:1] for _ in range(2)] == [(Kind.BODY,), (Kind.ANNOUNCE,)]
 
 
-def test_a_receiver_that_reads_nothing_does_not_stop_another(connect: Connect, tmp_path: Path):
+def test_receiver_that_reads_nothing_does_not_block_another(connect: Connect, tmp_path: Path):
     with connect() as frozen, connect() as other:
         bundle = frozen.know(bundle_of(Large(30_000_000), blobs(tmp_path)))
         other.know(frozen.bundles[bundle])
@@ -197,9 +195,7 @@ def test_a_cancelled_ticket_is_not_built_and_not_sent(connect: Connect, tmp_path
         assert receiver.quiet()
 
 
-def test_blobs_that_are_nowhere_fail_the_ticket_of_a_feeder_without_supervisor(
-    connect: Connect, tmp_path: Path
-):
+def test_blobs_found_nowhere_fail_the_ticket_without_a_supervisor(connect: Connect, tmp_path: Path):
     with connect() as receiver:
         bundle = receiver.know(bundle_of(Squares(), tmp_path / "elsewhere"))
         receiver.ticket(0, [1], bundle)
@@ -208,7 +204,7 @@ def test_blobs_that_are_nowhere_fail_the_ticket_of_a_feeder_without_supervisor(
         assert "no supervisor" in json.loads(frame.payload)["message"]
 
 
-def test_a_receiver_that_goes_leaves_nothing_behind(server: Served, connect: Connect, tmp_path: Path):
+def test_receiver_that_disconnects_leaves_no_descriptors(server: Served, connect: Connect, tmp_path: Path):
     bundle = bundle_of(Large(1_000_000), blobs(tmp_path))
     with connect() as receiver:
         receiver.ticket(0, [0], receiver.know(bundle))
@@ -234,7 +230,7 @@ def test_a_peer_without_the_key_is_refused(server: Served):
         Receiver(server.port, KEY, job="another")
 
 
-def test_a_silent_or_babbling_peer_is_cut_off_and_disturbs_nobody(
+def test_silent_or_babbling_peer_is_cut_off_without_delaying_others(
     server: Served, connect: Connect, squares: Bundle, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sockets, "HANDSHAKE_TIMEOUT_S", 0.5)
@@ -269,7 +265,7 @@ def test_a_corrupt_frame_ends_its_link_only(connect: Connect, squares: Bundle, d
         assert good.next().batch().tolist() == [4]
 
 
-def test_a_receiver_that_asks_and_takes_no_answers_is_not_read_further(
+def test_receiver_that_takes_no_answers_is_not_read_further(
     server: Served, connect: Connect, squares: Bundle
 ):
     def memory() -> int:

@@ -58,7 +58,7 @@ def test_the_end_of_an_old_process_does_not_unlist_the_new_one():
     assert [e.instance for e in made.listed()] == ["0y"]
 
 
-def test_one_that_does_not_report_is_killed_and_placed_again_with_growing_delays():
+def test_unreported_feeder_is_killed_and_placed_with_growing_delays():
     made = feeders(1)
     made.step(0)
     now, delays = 0.0, []
@@ -74,18 +74,18 @@ def test_one_that_does_not_report_is_killed_and_placed_again_with_growing_delays
     assert "had not reported 100 s after it was placed" in made.notes()[0]
 
 
-def test_why_it_does_not_report_is_told():
+def test_reason_for_a_missing_report_is_reported():
     made = feeders(1)
     made.step(0)
     made.explain(0, "no node has room")
     assert made.notes() == ["feeder-0: no node has room"]
     made.step(100)
     assert made.notes() == [
-        "feeder-0: had not reported 100 s after it was placed, is made anew (no node has room)"
+        "feeder-0: had not reported 100 s after it was placed; it is started again (no node has room)"
     ]
 
 
-def test_a_cause_that_starting_again_does_not_take_away_stays_told_until_the_feeder_reports():
+def test_cause_that_a_restart_does_not_fix_stays_until_the_feeder_reports():
     made = feeders(1)
     made.step(0)
     made.failed(0, "no torch", 5, Cause.FAILS)
@@ -101,7 +101,7 @@ def test_a_cause_that_starting_again_does_not_take_away_stays_told_until_the_fee
     assert (made.members[0].cause, made.notes()) == (None, [])
 
 
-def test_a_lost_one_that_ray_gave_up_is_placed_again_at_once_and_not_only_when_it_is_late():
+def test_lost_feeder_given_up_by_ray_is_placed_again_at_once():
     made = ready(1)
     made.leave("feeder-0", "0x", 10)
     made.explain(0, "it has room", Cause.STARTS)
@@ -111,7 +111,7 @@ def test_a_lost_one_that_ray_gave_up_is_placed_again_at_once_and_not_only_when_i
     assert made.members[0].cause is Cause.REGISTER_TIMEOUT
 
 
-def test_one_that_ray_refuses_is_placed_again_later():
+def test_feeder_refused_by_ray_is_placed_again_later():
     made = feeders(1)
     made.step(0)
     made.failed(0, "the name is taken", 1)
@@ -119,14 +119,14 @@ def test_one_that_ray_refuses_is_placed_again_later():
     assert made.step(2) == [Place(0)]
 
 
-def test_a_lost_one_is_given_the_usual_time_to_come_back():
+def test_lost_feeder_has_the_usual_time_to_return():
     made = ready(1)
     made.leave("feeder-0", "0x", 10)
     assert made.step(109) == []
     assert made.step(110) == [Kill(0)]
 
 
-def test_fewer_feeders_are_unlisted_first_then_drained_then_killed():
+def test_surplus_feeders_are_unlisted_then_drained_then_killed():
     made = ready(3)
     made.scale(1)
     assert made.step(10) == [Drain(feeder(1)), Drain(feeder(2))]
@@ -137,7 +137,7 @@ def test_fewer_feeders_are_unlisted_first_then_drained_then_killed():
     assert made.step(20) == [Kill(2)], "its time to drain is over"
 
 
-def test_a_drained_one_is_left_a_moment_for_receivers_that_have_not_read_the_list():
+def test_drained_feeder_stays_briefly_for_receivers_with_an_old_list():
     made = ready(1)
     made.scale(0)
     made.step(10)
@@ -146,7 +146,7 @@ def test_a_drained_one_is_left_a_moment_for_receivers_that_have_not_read_the_lis
     assert made.step(10.6) == [Kill(0)]
 
 
-def test_one_that_is_draining_when_it_is_wanted_again_is_kept():
+def test_draining_feeder_that_is_wanted_again_is_kept():
     made = ready(2)
     made.scale(1)
     made.step(10)
@@ -157,7 +157,7 @@ def test_one_that_is_draining_when_it_is_wanted_again_is_kept():
 
 
 @pytest.mark.parametrize("state", [State.PLACING, State.LOST, State.BACKOFF])
-def test_one_that_is_not_ready_and_no_longer_wanted_is_killed_at_once(state: State):
+def test_unready_feeder_no_longer_wanted_is_killed_at_once(state: State):
     made = ready(1)
     if state is not State.LOST:
         made = feeders(1)
@@ -172,7 +172,7 @@ def test_one_that_is_not_ready_and_no_longer_wanted_is_killed_at_once(state: Sta
     assert made.members == {}
 
 
-def test_a_hanging_one_is_killed_and_placed_again():
+def test_hanging_feeder_is_killed_and_placed_again():
     made = ready(1)
     assert made.replace("feeder-0", "another", "late", 5) == []
     assert made.replace("feeder-0", "0x", "late", 5) == [Kill(0)]
@@ -182,7 +182,7 @@ def test_a_hanging_one_is_killed_and_placed_again():
     assert made.step(6) == [Place(0)]
 
 
-def test_those_of_an_earlier_supervisor_are_adopted_and_stray_ones_killed():
+def test_feeders_of_an_earlier_supervisor_are_adopted_and_strays_killed():
     made = feeders(2)
     made.adopt(0, 0)
     assert made.report(feeder(0), 1)
@@ -192,7 +192,7 @@ def test_those_of_an_earlier_supervisor_are_adopted_and_stray_ones_killed():
     assert names(made) == ["feeder-0", "feeder-1"]
 
 
-def test_names_and_numbers_of_feeders_belong_together():
+def test_feeder_numbers_are_parsed_only_from_valid_names():
     assert [index_of(n) for n in ("feeder-0", "feeder-12", "feeder-012", "feeder-", "x-1", "feeder--1")] == [
         0, 12, None, None, None, None,
     ]  # fmt: skip
@@ -210,7 +210,7 @@ EVENTS = st.one_of(
 
 
 @given(st.lists(EVENTS, max_size=60))
-def test_whatever_happens_the_wanted_feeders_come_and_the_others_go(events: list[tuple]):
+def test_any_events_end_with_exactly_the_wanted_feeders(events: list[tuple]):
     made, now = feeders(2), 0.0
     placed: set[int] = set()
 
@@ -265,7 +265,7 @@ def test_feeders_of_a_lost_cluster_serve_until_their_successors_report():
     assert made.members[1].state is State.PLACING, "the end of a guest is nothing to its successor"
 
 
-def test_a_feeder_that_reports_before_ray_answers_is_adopted_when_it_is_of_this_cluster():
+def test_feeder_reporting_before_ray_answers_is_adopted_by_its_cluster():
     made = feeders(1)
     made.report(guest(0, "same"), 1)
     assert names(made) == ["feeder-0"]
@@ -276,7 +276,7 @@ def test_a_feeder_that_reports_before_ray_answers_is_adopted_when_it_is_of_this_
     assert names(made) == []
 
 
-def test_guests_are_listed_only_up_to_the_number_that_is_wanted_and_while_they_answer():
+def test_guests_are_listed_up_to_the_wanted_number_while_they_answer():
     made = feeders(1)
     made.opened("new", 0)
     made.report(guest(0, "old"), 1)
@@ -286,7 +286,7 @@ def test_guests_are_listed_only_up_to_the_number_that_is_wanted_and_while_they_a
     assert names(made) == []
 
 
-def test_want_of_memory_is_told_while_a_feeder_is_killed_again_and_again():
+def test_repeated_out_of_memory_kills_of_a_feeder_are_reported():
     made = ready(1)
     made.trouble(0, Cause.OUT_OF_MEMORY, "ran out of memory at index 3", 10)
     version = made.version
@@ -305,7 +305,7 @@ def test_want_of_memory_is_told_while_a_feeder_is_killed_again_and_again():
     assert (made.notes(), made.out_of_memory(), made.version > version) == ([], [], True)
 
 
-def test_another_cause_for_which_a_feeder_does_not_come_goes_before_want_of_memory():
+def test_reason_for_a_missing_feeder_precedes_its_out_of_memory():
     made = ready(1)
     made.trouble(0, Cause.OUT_OF_MEMORY, "ran out of memory", 10)
     made.leave("feeder-0", "0x", 11)
@@ -316,7 +316,7 @@ def test_another_cause_for_which_a_feeder_does_not_come_goes_before_want_of_memo
     assert made.notes() == ["feeder-0: no node has room"]
 
 
-def test_a_feeder_that_is_missing_is_told_of_before_one_that_serves_and_was_killed():
+def test_missing_feeder_is_reported_before_a_killed_one_that_serves():
     serves = {"name": "feeder-0", "state": "ready", "cause": Cause.OUT_OF_MEMORY, "why": "ran out of memory"}
     misses = {"name": "feeder-1", "state": "placing", "cause": Cause.NO_ROOM, "why": "no node has room"}
     assert worst([serves, misses]) == misses

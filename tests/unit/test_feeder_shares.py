@@ -69,7 +69,9 @@ def receiver(server: Served) -> Iterator[ReceiverHere]:
         yield made
 
 
-def test_a_large_batch_is_told_and_a_small_one_is_sent(receiver: ReceiverHere, tmp_path: Path) -> None:
+def test_large_batch_is_passed_in_shared_memory_and_a_small_one_is_sent(
+    receiver: ReceiverHere, tmp_path: Path
+) -> None:
     large = receiver.know(bundle_of(Large(LARGE_NBYTES), blobs(tmp_path)))
     small = receiver.know(bundle_of(Squares(), blobs(tmp_path)))
     receiver.ticket(0, [7], large)
@@ -80,9 +82,7 @@ def test_a_large_batch_is_told_and_a_small_one_is_sent(receiver: ReceiverHere, t
     assert (sent.kind, sent.batch().tolist()) == (Kind.BODY, [9, 16])
 
 
-def test_a_buffer_is_written_again_only_once_its_batch_is_taken(
-    receiver: ReceiverHere, tmp_path: Path
-) -> None:
+def test_buffer_is_reused_only_after_its_batch_is_taken(receiver: ReceiverHere, tmp_path: Path) -> None:
     bundle = receiver.know(bundle_of(Large(LARGE_NBYTES), blobs(tmp_path)))
     for k in range(12):
         receiver.ticket(k, [k], bundle)
@@ -97,7 +97,7 @@ def test_a_buffer_is_written_again_only_once_its_batch_is_taken(
     assert len(receiver.buffers) <= 4, "they are used again"
 
 
-def test_buffers_that_no_builder_uses_any_more_are_told(receiver: ReceiverHere, tmp_path: Path) -> None:
+def test_unused_buffers_are_announced_for_unmapping(receiver: ReceiverHere, tmp_path: Path) -> None:
     sizes = [LARGE_NBYTES * 8**k for k in range(4)]
     for k, nbytes in enumerate(sizes):
         bundle = receiver.know(bundle_of(Large(nbytes), blobs(tmp_path)))
@@ -109,9 +109,7 @@ def test_buffers_that_no_builder_uses_any_more_are_told(receiver: ReceiverHere, 
         assert receiver.read().kind is Kind.UNMAP
 
 
-def test_a_receiver_that_goes_without_an_answer_leaves_no_batch_behind(
-    server: Served, tmp_path: Path
-) -> None:
+def test_receiver_that_leaves_without_answering_blocks_no_later_batch(server: Served, tmp_path: Path) -> None:
     bundle = bundle_of(Large(LARGE_NBYTES), blobs(tmp_path))
     with ReceiverHere(server) as gone:
         gone.know(bundle)
@@ -126,12 +124,12 @@ def test_a_receiver_that_goes_without_an_answer_leaves_no_batch_behind(
             other.taken()
 
 
-def test_who_takes_what_was_never_told_ends_its_connection(receiver: ReceiverHere) -> None:
+def test_taking_a_batch_never_offered_ends_the_connection(receiver: ReceiverHere) -> None:
     receiver.taken()
     assert receiver.sock.recv(1) == b""
 
 
-def test_a_cancelled_batch_that_was_told_is_still_to_be_taken(receiver: ReceiverHere, tmp_path: Path) -> None:
+def test_cancelled_batch_already_offered_must_still_be_taken(receiver: ReceiverHere, tmp_path: Path) -> None:
     bundle = receiver.know(bundle_of(Large(LARGE_NBYTES), blobs(tmp_path)))
     receiver.ticket(0, [5], bundle)
     body = receiver.body()
@@ -146,7 +144,7 @@ def test_a_cancelled_batch_that_was_told_is_still_to_be_taken(receiver: Receiver
     assert receiver.body().batch()[0, 0] == 7
 
 
-def test_a_feeder_that_shares_no_memory_is_reached_over_tcp_alone(tmp_path: Path) -> None:
+def test_feeder_that_shares_no_memory_is_reached_over_tcp_only(tmp_path: Path) -> None:
     with serving(tmp_path, "feeder-1", shares_memory=False) as server:
         with pytest.raises(ConnectionRefusedError):
             ReceiverHere(server)

@@ -44,7 +44,7 @@ def squares(tmp_path: Path) -> Bundle:
     return bundle_of(Squares(), blobs(tmp_path))
 
 
-def test_an_error_of_user_code_names_index_feeder_and_line(connect: Connect, squares: Bundle):
+def test_user_code_error_names_index_feeder_and_line(connect: Connect, squares: Bundle):
     with connect() as receiver:
         bundle = receiver.know(squares)
         receiver.ticket(0, [1, 5000], bundle)
@@ -150,7 +150,7 @@ def test_user_code_that_forks_does_not_keep_the_link_open(tmp_path: Path):
 
 
 @pytest.mark.parametrize("flags", [0, Flag.PROBE])
-def test_a_sample_that_ends_its_process_is_named_and_the_feeder_goes_on(
+def test_sample_that_ends_its_process_is_named_and_the_feeder_continues(
     connect: Connect, tmp_path: Path, flags: int
 ):
     with connect() as receiver:
@@ -165,7 +165,7 @@ def test_a_sample_that_ends_its_process_is_named_and_the_feeder_goes_on(
         assert receiver.next().batch().tolist() == [1, 4]
 
 
-def test_a_feeder_by_itself_ends_with_its_host(tmp_path: Path):
+def test_standalone_feeder_ends_with_its_host(tmp_path: Path):
     with feeder_process(tmp_path) as (process, ready), Receiver(ready["port"], KEY) as receiver:
         assert receiver.facts["instance"] == ready["instance"]
         process.kill()
@@ -174,7 +174,7 @@ def test_a_feeder_by_itself_ends_with_its_host(tmp_path: Path):
     wait_until(lambda: not Path(f"/proc/{ready['pid']}").exists(), 5, "the feeder is gone")
 
 
-def test_a_session_begins_with_the_dataset_as_it_was_shipped(connect: Connect, tmp_path: Path):
+def test_session_begins_with_the_dataset_as_shipped(connect: Connect, tmp_path: Path):
     class Counting(Squares):
         calls = 0
 
@@ -191,9 +191,7 @@ def test_a_session_begins_with_the_dataset_as_it_was_shipped(connect: Connect, t
             assert receiver.next().batch().tolist() == [[1, 1], [2, 2]]
 
 
-def test_a_released_session_gives_its_process_back_and_the_bundle_stays_loaded(
-    connect: Connect, tmp_path: Path
-):
+def test_released_session_ends_its_process_but_keeps_the_bundle_loaded(connect: Connect, tmp_path: Path):
     def collate(samples: list[torch.Tensor]) -> list[int]:
         return [os.getpid(), os.getppid()]
 
@@ -212,7 +210,7 @@ def test_a_released_session_gives_its_process_back_and_the_bundle_stays_loaded(
     assert len(parents) == 1, "one template for all epochs"
 
 
-def test_a_bundle_that_its_loader_replaced_is_unloaded(connect: Connect, tmp_path: Path):
+def test_bundle_replaced_by_its_loader_is_unloaded(connect: Connect, tmp_path: Path):
     def collate(samples: list[torch.Tensor]) -> int:
         return os.getppid()
 
@@ -229,9 +227,7 @@ def test_a_bundle_that_its_loader_replaced_is_unloaded(connect: Connect, tmp_pat
         assert Path(f"/proc/{parents[2]}").exists()
 
 
-def test_a_sample_that_hangs_after_it_was_cancelled_ends_its_process_and_not_the_feeder(
-    connect: Connect, tmp_path: Path
-):
+def test_cancelled_sample_that_hangs_ends_its_process_not_the_feeder(connect: Connect, tmp_path: Path):
     with connect() as receiver:
         bundle = receiver.know(bundle_of(Gated(tmp_path / "never"), blobs(tmp_path)))
         receiver.ticket(0, [0], bundle, flags=Flag.PROBE)
@@ -261,9 +257,7 @@ def test_user_code_runs_in_the_main_thread(connect: Connect, tmp_path: Path):
         assert receiver.next().batch().tolist() == [[3, 1]]
 
 
-def test_a_buffer_that_user_code_fills_again_changes_no_batch_that_it_returned(
-    connect: Connect, tmp_path: Path
-):
+def test_buffer_refilled_by_user_code_changes_no_earlier_batch(connect: Connect, tmp_path: Path):
     class Reused(Squares):
         def __init__(self) -> None:
             super().__init__()
@@ -280,9 +274,7 @@ def test_a_buffer_that_user_code_fills_again_changes_no_batch_that_it_returned(
             assert bool((receiver.next().batch() == k).all())
 
 
-def test_worker_init_fn_that_ends_its_process_fails_its_tickets_with_the_cause(
-    connect: Connect, tmp_path: Path
-):
+def test_worker_init_fn_that_ends_its_process_fails_tickets_with_the_cause(connect: Connect, tmp_path: Path):
     shipped = bundle_of(Squares(), blobs(tmp_path), worker_init_fn=lambda _: os.kill(os.getpid(), 9))
     with connect() as receiver:
         receiver.ticket(0, [1], receiver.know(shipped))
@@ -293,7 +285,7 @@ def test_worker_init_fn_that_ends_its_process_fails_its_tickets_with_the_cause(
         assert "runs worker_init_fn was ended by SIGKILL, 2 times" in told["message"]
 
 
-def test_a_dataset_that_ends_the_process_that_loads_it_fails_its_tickets(connect: Connect, tmp_path: Path):
+def test_dataset_that_ends_the_loading_process_fails_its_tickets(connect: Connect, tmp_path: Path):
     class Deadly(Squares):
         def __setstate__(self, state: dict[str, object]) -> None:
             os._exit(3)
@@ -305,9 +297,7 @@ def test_a_dataset_that_ends_the_process_that_loads_it_fails_its_tickets(connect
         assert receiver.next().kind is Kind.BODY
 
 
-def test_worker_init_fn_runs_with_the_generators_seeded_as_in_a_worker_of_torch(
-    connect: Connect, tmp_path: Path
-):
+def test_worker_init_fn_runs_with_generators_seeded_as_in_torch(connect: Connect, tmp_path: Path):
     seen = tmp_path / "seen"
 
     def init(worker_id: int) -> None:

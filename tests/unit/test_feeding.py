@@ -19,7 +19,7 @@ from dataloaderjob.feeder.feeding_states import (
 )
 
 
-def test_a_batch_that_fits_its_room_is_sent_unasked():
+def test_batch_that_fits_its_room_is_sent_without_a_grant():
     m = machine()
     assert ask(m, 0, room=10) == []
     task, made = build(m, 10)
@@ -38,7 +38,7 @@ def test_a_batch_larger_than_its_room_is_announced_and_sent_when_granted():
     assert m.grant(**which(0), room=10) == [], "a second grant means nothing"
 
 
-def test_an_unknown_bundle_is_asked_for_once_for_each_link():
+def test_unknown_bundle_is_requested_once_per_link():
     m = machine(1, 2, known=None)
     asked = [ask(m, 0), ask(m, 1), ask(m, 0, receiver=2)]
     assert [[type(i) for i in made] for made in asked] == [[NeedBundle], [], [NeedBundle]]
@@ -49,7 +49,7 @@ def test_an_unknown_bundle_is_asked_for_once_for_each_link():
     assert m.next_build(all_free) is not None
 
 
-def test_builders_of_different_bundles_work_at_the_same_time():
+def test_builders_of_different_bundles_work_concurrently():
     m = machine()
     m.bundle_ready(B)
     ask(m, 0)
@@ -64,7 +64,7 @@ def test_builders_of_different_bundles_work_at_the_same_time():
     assert m.load == 3
 
 
-def test_a_ticket_whose_builder_ends_is_told_lost_and_may_be_asked_again():
+def test_ticket_with_a_dead_builder_is_reported_lost_and_can_be_retried():
     m = machine()
     ask(m, 0)
     task = m.next_build(all_free)
@@ -75,7 +75,7 @@ def test_a_ticket_whose_builder_ends_is_told_lost_and_may_be_asked_again():
     assert build(m)[1]
 
 
-def test_a_cancelled_ticket_whose_builder_ends_is_told_to_nobody():
+def test_cancelled_ticket_with_a_dead_builder_is_not_reported():
     m = machine()
     ask(m, 0)
     task = m.next_build(all_free)
@@ -97,7 +97,7 @@ def test_a_bundle_that_cannot_be_loaded_fails_the_tickets_that_wait_for_it():
     assert m.next_build(all_free) is not None, "its blobs are still here"
 
 
-def test_a_bundle_is_used_until_every_link_has_released_it_or_is_gone():
+def test_bundle_is_used_until_every_link_has_released_it_or_closed():
     m = machine(1, 2)
     ask(m, 0)
     ask(m, 0, receiver=2)
@@ -107,7 +107,7 @@ def test_a_bundle_is_used_until_every_link_has_released_it_or_is_gone():
     assert not m.used(A)
 
 
-def test_bodies_come_back_when_they_are_sent_or_given_up():
+def test_bodies_are_freed_once_sent_or_cancelled():
     m = machine()
     ask(m, 0)
     ask(m, 1)
@@ -123,7 +123,7 @@ def test_bodies_come_back_when_they_are_sent_or_given_up():
     assert m.freed == ["sent", "cancelled"]
 
 
-def test_a_bundle_that_cannot_be_had_fails_its_tickets_and_is_asked_for_again():
+def test_unavailable_bundle_fails_its_tickets_and_is_requested_again():
     m = machine(known=None)
     ask(m, 0)
     m.bundle_coming(A)
@@ -133,7 +133,7 @@ def test_a_bundle_that_cannot_be_had_fails_its_tickets_and_is_asked_for_again():
     assert isinstance(ask(m, 1)[0], NeedBundle)
 
 
-def test_a_bundle_that_came_after_its_tickets_were_cancelled_is_not_loaded():
+def test_bundle_arriving_after_its_tickets_were_cancelled_is_not_loaded():
     m = machine(known=None)
     ask(m, 0)
     m.cancel(**which(0))
@@ -156,7 +156,7 @@ def test_a_cancelled_ticket_is_forgotten_before_its_body_has_begun(stage: str):
     assert task is None or task.body is None
 
 
-def test_a_body_that_has_begun_is_finished_although_cancelled():
+def test_body_already_begun_is_finished_despite_cancellation():
     m = machine()
     ask(m, 0)
     task, _ = build(m)
@@ -167,7 +167,7 @@ def test_a_body_that_has_begun_is_finished_although_cancelled():
     assert m.idle
 
 
-def test_a_ticket_cancelled_while_it_is_built_is_dropped_and_may_be_asked_again():
+def test_ticket_cancelled_during_its_build_is_dropped_and_can_be_retried():
     m = machine()
     ask(m, 0)
     task = m.next_build(all_free)
@@ -180,7 +180,7 @@ def test_a_ticket_cancelled_while_it_is_built_is_dropped_and_may_be_asked_again(
     assert made == [Send(again)]
 
 
-def test_a_grant_for_a_ticket_asked_again_is_room_for_it():
+def test_grant_for_a_repeated_ticket_gives_it_room():
     m = machine()
     ask(m, 0, room=0)
     build(m)
@@ -191,7 +191,7 @@ def test_a_grant_for_a_ticket_asked_again_is_room_for_it():
     assert made == [Send(task)]
 
 
-def test_the_same_ticket_again_only_raises_its_room():
+def test_repeated_ticket_only_raises_its_room():
     m = machine()
     ask(m, 0, room=0)
     task, _ = build(m)
@@ -199,7 +199,7 @@ def test_the_same_ticket_again_only_raises_its_room():
     assert m.next_build(all_free) is None
 
 
-def test_a_link_with_two_ungranted_batches_gets_nothing_built_and_others_do():
+def test_link_with_two_ungranted_batches_gets_no_build_and_others_do():
     m = machine(1, 2)
     for ticket in range(4):
         ask(m, ticket, room=0)
@@ -215,7 +215,7 @@ def test_a_link_with_two_ungranted_batches_gets_nothing_built_and_others_do():
     assert task.ticket == 2
 
 
-def test_a_link_with_two_unsent_bodies_gets_nothing_built():
+def test_link_with_two_unsent_bodies_gets_no_build():
     m = machine()
     for ticket in range(3):
         ask(m, ticket)
@@ -226,7 +226,7 @@ def test_a_link_with_two_unsent_bodies_gets_nothing_built():
     assert m.next_build(all_free) is not None
 
 
-def test_the_ticket_before_all_held_ones_is_built_although_the_link_is_full():
+def test_ticket_before_all_held_ones_is_built_though_the_link_is_full():
     m = machine()
     for ticket in (5, 6, 7):
         ask(m, ticket, room=0)
@@ -239,7 +239,7 @@ def test_the_ticket_before_all_held_ones_is_built_although_the_link_is_full():
     assert task.ticket == 4
 
 
-def test_a_stream_without_held_batches_is_not_stopped_by_another_stream():
+def test_stream_without_held_batches_is_not_blocked_by_another():
     m = machine()
     for ticket in range(3):
         ask(m, ticket, room=0, stream=1)
@@ -251,7 +251,7 @@ def test_a_stream_without_held_batches_is_not_stopped_by_another_stream():
     assert task.stream == 2
 
 
-def test_turns_go_round_robin_over_links_and_by_ticket_within_a_stream():
+def test_builds_rotate_over_links_and_follow_tickets_within_a_stream():
     m = machine(1, 2, limit=100)
     for ticket in (2, 0, 1):
         ask(m, ticket, receiver=1)
@@ -263,7 +263,7 @@ def test_turns_go_round_robin_over_links_and_by_ticket_within_a_stream():
     assert order == [(1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2)]
 
 
-def test_a_lost_link_takes_its_tickets_along_and_what_is_being_built_is_dropped():
+def test_lost_link_drops_its_tickets_and_the_build_under_way():
     m = machine(1, 2)
     ask(m, 0)
     ask(m, 1)
@@ -277,7 +277,7 @@ def test_a_lost_link_takes_its_tickets_along_and_what_is_being_built_is_dropped(
     assert m.next_build(all_free) is None
 
 
-def test_a_failure_is_told_unless_the_ticket_was_cancelled():
+def test_failure_is_reported_unless_the_ticket_was_cancelled():
     m = machine()
     ask(m, 0)
     ask(m, 1)
@@ -291,7 +291,7 @@ def test_a_failure_is_told_unless_the_ticket_was_cancelled():
     assert m.idle
 
 
-def test_a_step_that_the_table_lacks_is_refused_with_its_history():
+def test_invalid_step_is_refused_with_its_history():
     m = machine()
     ask(m, 0)
     task, _ = build(m)
@@ -300,6 +300,6 @@ def test_a_step_that_the_table_lacks_is_refused_with_its_history():
         m.started(task)
 
 
-def test_every_state_that_a_frame_can_meet_knows_cancel_and_grant():
+def test_every_reachable_state_handles_cancel_and_grant():
     met = {State.PARKED, State.QUEUED, State.BUILDING, State.HELD, State.READY}
     assert {(s, e) for s in met for e in (Event.GRANT, Event.CANCEL)} <= set(TRANSITIONS)

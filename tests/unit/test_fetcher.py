@@ -134,7 +134,7 @@ def test_leftovers_of_the_last_draw_do_not_leak_into_the_next_sample() -> None:
     assert fetcher.fetch(0, ticket(1, 2, 3))[2] == fetcher.fetch(0, ticket(3, first=2))[0]
 
 
-def test_on_sample_is_told_each_number_before_the_sample_is_made() -> None:
+def test_on_sample_receives_each_number_before_its_sample_is_made() -> None:
     events: list[Any] = []
 
     class Telling(Dataset[Any]):
@@ -208,7 +208,7 @@ def test_a_worker_is_seeded_as_torch_s_is() -> None:
             assert Draws()[0] == tuple(found)
 
 
-def test_the_caller_s_generators_are_left_as_they_were() -> None:
+def test_callers_generators_are_left_unchanged() -> None:
     def draws() -> list[float]:
         return [random.gauss(0, 1), np.random.randn(), torch.randn(1).item(), random.random()]
 
@@ -239,7 +239,7 @@ def as_worker() -> Iterator[None]:
     stack_in_private_memory.cache_clear()
 
 
-def test_a_feeder_collates_without_shared_memory_and_as_the_process_itself(as_worker: None) -> None:
+def test_feeder_collates_without_shared_memory_like_the_process_itself(as_worker: None) -> None:
     class Mixed(Dataset[Any]):
         def __getitem__(self, i: int) -> Any:
             info = get_worker_info()
@@ -254,7 +254,7 @@ def test_a_feeder_collates_without_shared_memory_and_as_the_process_itself(as_wo
     assert get_worker_info() is not None
 
 
-def test_numpy_integers_of_a_sampler_travel_as_one_array_and_come_back_as_themselves() -> None:
+def test_numpy_integer_keys_travel_as_one_array_and_keep_their_type() -> None:
     stream, keys = Stream(1, "{}", 4), list(np.arange(256))
     submit(stream, 7, 0, 0, as_keys(keys, bare=False), bare=False)
     packed = stream.pending[0]

@@ -49,7 +49,7 @@ def kept(folder: Path) -> Path:
     return folder
 
 
-def test_the_folder_of_a_private_service_is_its_user_s_alone(base: Path):
+def test_folder_of_a_private_service_is_accessible_to_its_user_only(base: Path):
     made = private.folder()
     assert made.parent == base
     assert [stat.S_IMODE(path.stat().st_mode) for path in (base, made)] == [0o700, 0o700]
@@ -57,7 +57,7 @@ def test_the_folder_of_a_private_service_is_its_user_s_alone(base: Path):
 
 
 @needs_root
-def test_a_folder_that_another_user_made_first_is_refused_and_nothing_is_put_there(base: Path):
+def test_folder_created_first_by_another_user_is_refused_and_left_empty(base: Path):
     as_other(lambda: (os.umask(0), os.mkdir(base, 0o777)))
     with pytest.raises(ServiceUnavailable) as refused:
         private.start(1)
@@ -66,7 +66,7 @@ def test_a_folder_that_another_user_made_first_is_refused_and_nothing_is_put_the
 
 
 @needs_root
-def test_a_link_that_another_user_laid_is_refused_and_not_followed(base: Path, shared: Path):
+def test_link_placed_by_another_user_is_refused_and_not_followed(base: Path, shared: Path):
     victim = kept(shared / "victim")
     as_other(lambda: os.symlink(victim, base))
     with pytest.raises(ServiceUnavailable, match=f"found a symbolic link of user {OTHER_UID}"):
@@ -84,7 +84,7 @@ def test_a_link_in_place_of_a_run_s_folder_is_refused_and_not_followed(base: Pat
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
-def test_a_folder_that_others_may_write_to_is_refused(base: Path, mode: int):
+def test_folder_writable_by_others_is_refused(base: Path, mode: int):
     base.mkdir()
     base.chmod(mode)
     with pytest.raises(ServiceUnavailable, match=rf"others may write to \(mode 0{mode:o}\)"):
@@ -100,7 +100,7 @@ def test_a_folder_in_which_others_may_rename_is_refused(shared: Path, base: Path
 
 
 @needs_root
-def test_a_chosen_folder_of_another_user_is_refused(shared: Path, monkeypatch: pytest.MonkeyPatch):
+def test_configured_folder_of_another_user_is_refused(shared: Path, monkeypatch: pytest.MonkeyPatch):
     theirs = shared / "theirs"
     as_other(lambda: (os.umask(0), os.mkdir(theirs, 0o777)))
     monkeypatch.setenv("DATALOADERJOB_DIR", str(theirs))
@@ -109,7 +109,7 @@ def test_a_chosen_folder_of_another_user_is_refused(shared: Path, monkeypatch: p
     assert os.listdir(theirs) == []
 
 
-def test_the_runtime_folder_of_a_login_comes_first_if_it_is_private(
+def test_private_runtime_folder_of_the_login_is_preferred(
     shared: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ):
     runtime = shared / "runtime"
@@ -124,7 +124,7 @@ def test_the_runtime_folder_of_a_login_comes_first_if_it_is_private(
     assert private.folder().parent == base
 
 
-def test_only_a_folder_with_our_mark_is_removed_and_only_files_by_name(shared: Path):
+def test_only_marked_folders_and_named_files_are_removed(shared: Path):
     folder = kept(shared / "folder")
     (folder / "s").write_text("")
     folders.remove(folder, places.FILES)
@@ -139,7 +139,7 @@ def test_only_a_folder_with_our_mark_is_removed_and_only_files_by_name(shared: P
     assert not folder.exists()
 
 
-def test_nothing_is_removed_through_a_link(shared: Path):
+def test_removal_never_follows_a_link(shared: Path):
     victim = kept(shared / "victim")
     folders.mark(victim)
     home, swapped = shared / "home", shared / "swapped"
@@ -183,7 +183,7 @@ def theirs(path: Path, kind: socket.SocketKind) -> Iterator[Path]:
 
 
 @needs_root
-def test_a_socket_of_another_user_in_place_of_the_sidecar_s_is_told_nothing(
+def test_socket_of_another_user_in_the_sidecars_place_receives_nothing(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = shared / "s"
@@ -197,7 +197,7 @@ def test_a_socket_of_another_user_in_place_of_the_sidecar_s_is_told_nothing(
 
 
 @needs_root
-def test_a_feeder_host_of_another_user_is_told_nothing(shared: Path):
+def test_feeder_host_of_another_user_receives_nothing(shared: Path):
     path = shared / "f"
     with theirs(path, socket.SOCK_STREAM) as heard:
         with pytest.raises(ProtocolError, match=f"found one of user {OTHER_UID}"):
@@ -208,7 +208,7 @@ def test_a_feeder_host_of_another_user_is_told_nothing(shared: Path):
 
 @needs_root
 @pytest.mark.parametrize("is_private", [True, False])
-def test_a_private_sidecar_hears_no_other_user(shared: Path, is_private: bool):
+def test_private_sidecar_accepts_no_other_user(shared: Path, is_private: bool):
     path = shared / "s"
     select = selectors.DefaultSelector()
     came: list[ipc.Packet] = []
@@ -242,7 +242,7 @@ def test_a_private_sidecar_hears_no_other_user(shared: Path, is_private: bool):
         assert told == {"error": f"this sidecar serves user 0 alone, found user {OTHER_UID}"}
 
 
-def test_a_socket_that_can_be_seen_can_be_connected_to(shared: Path, monkeypatch: pytest.MonkeyPatch):
+def test_socket_appears_in_the_folder_only_once_it_listens(shared: Path, monkeypatch: pytest.MonkeyPatch):
     path = str(shared / "s")
     seen: list[bool] = []
     before = socket.socket.listen

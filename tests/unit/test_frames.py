@@ -24,7 +24,7 @@ INTS = st.tuples(
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), INTS | st.binary(max_size=9)), min_size=1, max_size=5))
-def test_tickets_of_ints_packed_in_one_go_are_those_packed_one_by_one(entries):
+def test_batch_packed_tickets_equal_individually_packed_ones(entries):
     found = frames.join_tickets_of_ints([number for number, _ in entries], [entry for _, entry in entries])
     if any(isinstance(entry, bytes) for _, entry in entries):
         assert found is None
@@ -41,7 +41,7 @@ def test_tickets_of_ints_packed_in_one_go_are_those_packed_one_by_one(entries):
     nbytes=st.integers(0, frames.MAX_CONTROL_NBYTES), room=st.integers(0, frames.MAX_BODY_NBYTES),
     flags=st.integers(0, 3), load=st.integers(0, 2**20),
 )  # fmt: skip
-def test_a_header_comes_back_as_it_was(kind, **fields):
+def test_header_round_trips(kind, **fields):
     header = frames.unpack_header(frames.pack_header(kind, **fields), FROM_FEEDER)
     assert header.kind == kind
     assert header.load == min(fields.pop("load"), 0xFFFF)
@@ -49,13 +49,13 @@ def test_a_header_comes_back_as_it_was(kind, **fields):
 
 
 @given(st.binary(min_size=64, max_size=64))
-def test_random_bytes_are_no_header(data):
+def test_random_bytes_are_refused_as_a_header(data):
     with pytest.raises(RemoteProtocolError):
         frames.unpack_header(data, FROM_FEEDER)
 
 
 @given(bit=st.integers(0, 64 * 8 - 1))
-def test_one_flipped_bit_anywhere_is_noticed(bit):
+def test_any_flipped_bit_is_noticed(bit):
     data = bytearray(frames.pack_header(Kind.ANNOUNCE, stream=2, ticket=3, room=1000))
     data[bit // 8] ^= 1 << bit % 8
     with pytest.raises(RemoteProtocolError):
@@ -63,19 +63,19 @@ def test_one_flipped_bit_anywhere_is_noticed(bit):
 
 
 @pytest.mark.parametrize("nbytes", [frames.MAX_CONTROL_NBYTES + 1, 2**63, 2**64 - 1])
-def test_a_length_that_no_frame_has_is_refused_before_anything_is_allocated(nbytes):
+def test_excessive_length_is_refused_before_allocation(nbytes):
     with pytest.raises(RemoteProtocolError, match="exceeds"):
         frames.unpack_header(frames.pack_header(Kind.FAILED, nbytes=nbytes), FROM_FEEDER)
 
 
-def test_a_kind_of_the_other_side_is_refused():
+def test_frame_kind_of_the_other_side_is_refused():
     with pytest.raises(RemoteProtocolError, match="not allowed"):
         frames.unpack_header(frames.pack_header(Kind.TICKET), FROM_FEEDER)
     assert not FROM_FEEDER & FROM_RECEIVER
 
 
 @given(seed=U64, first=U64, keys=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50), bare=st.booleans())
-def test_a_ticket_of_ints_comes_back(seed, first, keys, bare):
+def test_integer_ticket_round_trips(seed, first, keys, bare):
     data = frames.pack_ticket(seed, first, keys, bare=bare)
     assert len(data) == frames.TICKET_HEAD_NBYTES + 8 * len(keys)
     assert frames.unpack_ticket(data) == (seed, first, bare, keys, 0)
@@ -86,14 +86,14 @@ def test_a_ticket_of_ints_comes_back(seed, first, keys, bare):
         st.one_of(st.integers(), st.text(), st.tuples(st.integers(), st.text()), st.booleans()), max_size=20
     )
 )
-def test_a_ticket_of_any_keys_comes_back_with_their_types(keys):
+def test_ticket_of_any_keys_round_trips_with_their_types(keys):
     found = frames.unpack_ticket(frames.pack_ticket(1, 2, keys)).keys
     assert found == keys
     assert list(map(type, found)) == list(map(type, keys))
 
 
 @given(st.binary(max_size=100))
-def test_random_bytes_are_no_ticket_of_ints(data):
+def test_random_bytes_are_refused_or_round_trip_as_a_ticket(data):
     if len(data) > 17 and data[17] in (frames.KeyForm.PICKLED, frames.KeyForm.ITEMS):
         return  # authenticated peers only; nothing to prove about pickle
     try:
@@ -112,7 +112,7 @@ def test_several_tickets_travel_as_one_message(entries):
 
 
 @given(st.lists(st.tuples(U64, st.binary(max_size=40)), min_size=1, max_size=5), st.integers(1, 60))
-def test_a_message_of_tickets_that_was_cut_is_refused_or_shorter(entries, cut):
+def test_truncated_ticket_message_is_refused_or_shorter(entries, cut):
     data = frames.join_tickets(entries)
     try:
         found = frames.split_tickets(data[:-cut])
@@ -130,7 +130,7 @@ def test_a_ticket_is_described_by_its_indices():
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, ipc.CHUNK_NBYTES, ipc.CHUNK_NBYTES + 1, 5 * ipc.CHUNK_NBYTES + 7])
-def test_a_message_of_any_size_is_put_together_again(nbytes):
+def test_message_of_any_size_is_reassembled(nbytes):
     payload = bytes(i % 251 for i in range(nbytes))
     assembler = ipc.Assembler()
     packets = ipc.pack(ipc.Type.TICKETS, payload, stream=3, ticket=4, awaiting=5)
@@ -188,13 +188,13 @@ def test_two_holders_of_the_key_learn_each_others_facts():
     assert not errors
 
 
-def test_another_key_is_refused_and_both_sides_are_told_why():
+def test_wrong_key_is_refused_and_both_sides_learn_why():
     seen, _, errors = meet(sockets.new_key(), sockets.new_key())
     assert isinstance(seen, AuthError)
     assert "does not hold this job's key" in str(errors[0])
 
 
-def test_another_job_with_the_same_key_is_refused():
+def test_other_job_with_the_same_key_is_refused():
     key = sockets.new_key()
     seen, _, errors = meet(key, key, job_a="mine", job_b="yours")
     assert isinstance(seen, AuthError)
@@ -202,7 +202,7 @@ def test_another_job_with_the_same_key_is_refused():
     assert "'mine'" in str(errors[0])
 
 
-def test_another_protocol_version_is_refused_with_the_remedy():
+def test_other_protocol_version_is_refused_with_the_remedy():
     with pytest.raises(AuthError, match="same dataloaderjob version"):
         sockets.answer_challenge(
             b"k" * 32,
@@ -216,7 +216,7 @@ def test_another_protocol_version_is_refused_with_the_remedy():
 
 
 @pytest.mark.parametrize("field", ["nonce", "role", "name", "job", "facts"])
-def test_a_field_changed_on_the_way_is_noticed(field):
+def test_field_changed_in_transit_is_noticed(field):
     key = sockets.new_key()
     challenge = sockets.new_challenge()
     reply = sockets.answer_challenge(key, challenge, role="receiver", name="n", job="j", facts={})
@@ -225,7 +225,7 @@ def test_a_field_changed_on_the_way_is_noticed(field):
         sockets.accept_answer(key, challenge, reply, job="j", facts={})
 
 
-def test_an_answer_cannot_be_used_for_another_challenge():
+def test_answer_is_not_valid_for_another_challenge():
     key = sockets.new_key()
     reply = sockets.answer_challenge(
         key, sockets.new_challenge(), role="receiver", name="n", job="j", facts={}

@@ -27,7 +27,7 @@ def in_pieces(side: sockets.Handshake, data: bytes, cuts: list[int]) -> bytes:
 
 
 @given(st.lists(st.integers(0, 4000), max_size=8), st.binary(max_size=40))
-def test_both_sides_learn_of_each_other_however_the_bytes_are_cut(cuts, behind):
+def test_handshake_completes_for_any_split_of_the_bytes(cuts, behind):
     client, server = sides()
     hello = in_pieces(client, server.greeting, cuts)
     last = in_pieces(server, hello, cuts)
@@ -40,7 +40,7 @@ def test_both_sides_learn_of_each_other_however_the_bytes_are_cut(cuts, behind):
     assert (client.rest, server.rest) == (behind, b"")
 
 
-def test_who_reads_no_more_than_is_wanted_leaves_nothing_behind():
+def test_reading_only_the_wanted_bytes_leaves_none_over():
     client, server = sides()
     incoming = {client: server.greeting, server: b""}
     other = {client: server, server: client}
@@ -53,7 +53,7 @@ def test_who_reads_no_more_than_is_wanted_leaves_nothing_behind():
 
 
 @given(st.binary(max_size=200))
-def test_bytes_of_a_stranger_never_complete_a_handshake(data):
+def test_random_bytes_never_complete_a_handshake(data):
     for side in sides():
         try:
             side.receive(data)
@@ -62,7 +62,7 @@ def test_bytes_of_a_stranger_never_complete_a_handshake(data):
         assert not side.done
 
 
-def test_a_peer_with_another_key_is_refused_by_both():
+def test_peer_with_another_key_is_refused_by_both_sides():
     client, server = sides(b"o" * sockets.KEY_NBYTES)
     hello = client.receive(server.greeting)
     with pytest.raises(AuthError, match="does not hold this job's key"):
@@ -71,7 +71,7 @@ def test_a_peer_with_another_key_is_refused_by_both():
         client.receive(sockets.pack_message({"error": "no"}))
 
 
-def test_a_length_beyond_the_limit_is_refused_before_the_bytes_come():
+def test_length_beyond_the_limit_is_refused_before_the_bytes_arrive():
     client, _ = sides()
     with pytest.raises(RemoteProtocolError, match="exceeds 4096"):
         client.receive(sockets.LENGTH.pack(sockets.MAX_HELLO_NBYTES + 1))
@@ -92,14 +92,12 @@ def window(newest: int) -> sockets.Versions:
 
 
 @pytest.mark.parametrize(("client", "server", "spoken"), [(4, 4, 4), (5, 4, 4), (4, 5, 4), (6, 5, 5)])
-def test_peers_of_neighbouring_versions_speak_the_newest_that_both_know(
-    client: int, server: int, spoken: int
-):
+def test_peers_of_neighbouring_versions_use_the_newest_common_one(client: int, server: int, spoken: int):
     assert speak(window(client), window(server)) == spoken
 
 
 @pytest.mark.parametrize(("client", "server"), [(7, 5), (5, 7)])
-def test_peers_further_apart_refuse_each_other_and_say_why(client: int, server: int):
+def test_peers_of_distant_versions_refuse_each_other_with_the_reason(client: int, server: int):
     needed = (
         f"version {client - 1} to {client} is needed, the peer speaks {server - 1} to {server}: use others"
     )
@@ -107,7 +105,7 @@ def test_peers_further_apart_refuse_each_other_and_say_why(client: int, server: 
         speak(window(client), window(server))
 
 
-def test_a_peer_from_before_there_was_a_window_speaks_one_version_only():
+def test_peer_without_a_version_window_speaks_one_version_only():
     challenge = {"nonce": "00", "protocol": 4}
     fields = {"role": "control", "name": "n", "job": "j", "facts": {}}
     assert sockets.answer_challenge(KEY, challenge, **fields, versions=window(5))["protocol"] == 4
@@ -116,7 +114,7 @@ def test_a_peer_from_before_there_was_a_window_speaks_one_version_only():
 
 
 @pytest.mark.parametrize("protocol", [3, 6, "5", None, 5.0, True])
-def test_a_peer_that_chooses_what_it_was_not_offered_is_refused(protocol: object):
+def test_peer_that_chooses_a_version_not_offered_is_refused(protocol: object):
     challenge = sockets.new_challenge(window(5))
     reply = sockets.answer_challenge(
         KEY, challenge, role="r", name="n", job="j", facts={}, versions=window(5)
@@ -134,7 +132,7 @@ def test_a_connection_keeps_the_congestion_control_of_its_host():
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
 
 
-def test_the_control_protocol_moves_without_that_of_the_data():
+def test_control_protocol_version_is_independent_of_the_data_protocols():
     with pytest.raises(AuthError, match="same dataloaderjob version"):
         sockets.DATA.common({"protocol": sockets.DATA.newest + 1, "oldest": sockets.DATA.newest + 1})
     assert sockets.CONTROL.common({"protocol": sockets.CONTROL.newest + 1, "oldest": sockets.CONTROL.newest})

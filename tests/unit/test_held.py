@@ -54,7 +54,7 @@ def gaussians(generator: Any) -> list[float]:
 
 
 @kinds
-def test_a_seed_gives_the_same_draws_whatever_was_drawn_before(make: Any) -> None:
+def test_seed_gives_the_same_draws_regardless_of_earlier_draws(make: Any) -> None:
     one, other = make(), make()
     here, there = HeldGenerators([one]), HeldGenerators({"a": (other,)})
     gaussians(other)  # half of a pair may be kept
@@ -65,7 +65,7 @@ def test_a_seed_gives_the_same_draws_whatever_was_drawn_before(make: Any) -> Non
 
 
 @kinds
-def test_seeds_give_distinct_draws_and_what_was_there_comes_back(make: Any) -> None:
+def test_seeds_give_distinct_draws_and_the_old_state_is_restored(make: Any) -> None:
     one = make()
     held, before, expected = HeldGenerators(one), state_of(find(one)[0][0]), draw(copy.deepcopy(one))
     found = set()
@@ -79,7 +79,7 @@ def test_seeds_give_distinct_draws_and_what_was_there_comes_back(make: Any) -> N
 
 
 @kinds
-def test_a_generator_that_has_another_state_draws_otherwise(make: Any) -> None:
+def test_generators_with_different_states_draw_differently(make: Any) -> None:
     one, other = make(), make()
     draw(other)
     held = [HeldGenerators(one), HeldGenerators(other)]
@@ -89,7 +89,7 @@ def test_a_generator_that_has_another_state_draws_otherwise(make: Any) -> None:
 
 
 @given(st.integers(0, 2**64 - 1))
-def test_any_seed_can_be_put(seed: int) -> None:
+def test_any_seed_can_be_set(seed: int) -> None:
     HeldGenerators([make() for make in KINDS.values()]).seed(seed, 9)
 
 
@@ -109,7 +109,7 @@ def test_a_generator_is_found_once_wherever_it_lies() -> None:
     assert found(places) == [rng]
 
 
-def test_a_bit_generator_that_two_share_is_found_once() -> None:
+def test_bit_generator_shared_by_two_is_found_once() -> None:
     bits = np.random.PCG64(1)
     assert found(np.random.Generator(bits), np.random.Generator(bits)) == [bits]
 
@@ -146,13 +146,13 @@ class HalfMade:
         self.set = rng
 
 
-def test_no_code_of_an_object_runs_while_it_is_looked_at() -> None:
+def test_search_runs_no_code_of_the_objects() -> None:
     rng = random.Random(1)
     gone: Any = weakref.proxy(random.Random(2))
     assert found([Proxy(), gone, mock.MagicMock(), Lazy([rng]), LazyDict(a=1), HalfMade(rng)]) == [rng]
 
 
-def test_what_leads_back_to_itself_ends() -> None:
+def test_search_ends_on_circular_references() -> None:
     loop: dict[str, Any] = {}
     loop["self"] = [loop]
     assert found(loop) == []
@@ -169,11 +169,11 @@ def test_what_leads_back_to_itself_ends() -> None:
         random.random,
     ],
 )
-def test_the_processs_own_generators_are_not_seeded_twice(own: Any) -> None:
+def test_global_generators_are_not_seeded_twice(own: Any) -> None:
     assert found([own]) == []
 
 
-def test_data_is_not_walked() -> None:
+def test_search_does_not_walk_through_data() -> None:
     data = [{"path": str(n), "label": n, "box": [1, 2, 3, 4]} for n in range(300_000)]
     rng = random.Random(1)
     began = time.process_time()
@@ -191,7 +191,7 @@ class Library:
 Library.__module__ = "monai.transforms.transform"
 
 
-def test_a_generator_in_a_librarys_class_has_the_state_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generator_of_a_library_class_gets_the_shipped_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dataloaderjob.shipping.user_code.is_users", lambda cls: cls is not Library)
     item = Library()
     ((one, where),) = find(item)
@@ -207,7 +207,7 @@ def test_a_generator_in_a_librarys_class_has_the_state_that_is_told(monkeypatch:
 
 @pytest.mark.parametrize("drawn", [0, 1, 5, 700])
 @kinds
-def test_a_mark_changes_no_number_that_follows(make: Any, drawn: int) -> None:
+def test_mark_changes_no_later_draw(make: Any, drawn: int) -> None:
     one, other = make(), make()
     for _ in range(drawn):
         assert draw(one) == draw(other)
@@ -225,7 +225,7 @@ MERSENNE = {
 
 
 @pytest.mark.parametrize("make", MERSENNE.values(), ids=MERSENNE)
-def test_what_was_seeded_with_the_number_that_it_had_is_seeded_all_the_same(make: Any) -> None:
+def test_generator_reseeded_with_its_own_seed_counts_as_reseeded(make: Any) -> None:
     """As by worker_init_fn of worker 0, where others get other numbers."""
     found = []
     for seed in (3, 4):
@@ -245,7 +245,7 @@ def test_what_was_seeded_with_the_number_that_it_had_is_seeded_all_the_same(make
     assert draw(one) != found[0], "nobody has seeded it"
 
 
-def test_what_was_seeded_since_follows_from_the_base_seed_of_each_epoch() -> None:
+def test_reseeded_generator_follows_the_base_seed_of_each_epoch() -> None:
     kept, seeded = random.Random(1), random.Random(2)
     held = HeldGenerators([kept, seeded])
     held.seed(5, 9)
@@ -263,7 +263,7 @@ def test_what_was_seeded_since_follows_from_the_base_seed_of_each_epoch() -> Non
     assert len({*draws, of_seeded}) == 3
 
 
-def test_what_was_put_in_place_since_is_seeded() -> None:
+def test_generator_put_in_place_later_is_seeded() -> None:
     draws = []
     for _ in range(2):
         holder = SimpleNamespace(rng=random.Random(1))
@@ -276,7 +276,7 @@ def test_what_was_put_in_place_since_is_seeded() -> None:
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.integers(0, frames.MAX_DRAWS))
-def test_a_ticket_brings_the_number_of_draws(keys: list[int], draws: int) -> None:
+def test_ticket_carries_the_number_of_draws(keys: list[int], draws: int) -> None:
     packed = frames.with_draws(frames.pack_ticket(7, 3, keys), draws)
     assert frames.unpack_ticket(packed) == frames.Ticket(7, 3, False, keys, draws)
     assert frames.ints_of(packed) == keys
@@ -294,14 +294,14 @@ class Wrapper:
         self.dataset = dataset
 
 
-def test_each_loader_of_a_dataset_has_numbers_of_its_own() -> None:
+def test_each_loader_of_a_dataset_has_its_own_range_of_draws() -> None:
     data, other = Data(), Data()
     wrapped = Wrapper(Wrapper(data))
     firsts = [held_draws.next_range(one) // held_draws.EPOCHS for one in (data, wrapped, other, data)]
     assert firsts == [0, 1, 0, 2]
 
 
-def test_a_resumed_loader_has_its_numbers_and_the_next_one_others() -> None:
+def test_resumed_loader_keeps_its_range_of_draws_and_the_next_differs() -> None:
     data = Data()
     held_draws.go_on(data, 3 * held_draws.EPOCHS)
     assert held_draws.next_range(data) == 4 * held_draws.EPOCHS
@@ -309,13 +309,13 @@ def test_a_resumed_loader_has_its_numbers_and_the_next_one_others() -> None:
     assert held_draws.next_range(data) == 5 * held_draws.EPOCHS
 
 
-def test_an_attribute_that_only_has_the_name_is_no_dataset() -> None:
+def test_attribute_named_dataset_need_not_be_a_dataset() -> None:
     for inner in ("cifar10", [1, 2], {"a": 1}, None):
         data = Wrapper(inner)
         assert [held_draws.next_range(data) // held_draws.EPOCHS for _ in range(2)] == [0, 1], inner
 
 
-def test_numbers_fit_a_ticket_and_iterators_have_some_of_their_own() -> None:
+def test_draw_numbers_fit_a_ticket_and_iterators_have_their_own() -> None:
     data = Data()
     ranges = [held_draws.next_range(data) for _ in range(100)]
     numbers = [held_draws.next_number(data) for _ in range(200)]
@@ -342,7 +342,7 @@ class OfHardware(random.Random):
         raise NotImplementedError("it has none")
 
 
-def test_what_cannot_be_looked_at_or_has_no_state_is_left_alone() -> None:
+def test_uninspectable_or_stateless_generators_are_left_alone() -> None:
     rng = random.Random(1)
     held = HeldGenerators([Unhashable(), OfHardware(), rng])
     held.seed(5, 9)
@@ -353,7 +353,7 @@ def test_what_cannot_be_looked_at_or_has_no_state_is_left_alone() -> None:
     assert expected == expected
 
 
-def test_a_dataset_that_is_made_anew_begins_anew() -> None:
+def test_recreated_dataset_starts_its_draws_from_zero() -> None:
     for _ in range(3):
         assert held_draws.next_range(Data()) == 0
     assert held_draws.next_range([1]) == 0
@@ -387,7 +387,7 @@ class DrawnInBatches(Drawn):
 
 
 @pytest.mark.parametrize("kind", [Drawn, DrawnInBatches])
-def test_map_draws_by_the_index_of_a_row_wherever_it_was_stopped(kind: type) -> None:
+def test_map_draws_by_the_index_of_a_row_wherever_it_stopped(kind: type) -> None:
     found = []
     for first, number, draws in ((0, 0, 0), (12, 3, 5)):
         dataset = inputs(kind())
@@ -407,7 +407,7 @@ class Noisy:
         return {"x": self.rng.random(len(batch))}
 
 
-def test_a_class_that_map_makes_in_each_process_draws_by_the_row() -> None:
+def test_class_instantiated_per_process_by_map_draws_by_the_row() -> None:
     one, other = Apply(Noisy, None), Apply(Noisy, None)
     one([(0, 1), (1, 2)])
     assert one([(4, 1), (5, 2)]).tobytes() == other([(4, 1), (5, 2)]).tobytes()

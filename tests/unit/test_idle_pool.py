@@ -39,7 +39,7 @@ class Pool:
         return self.given_back
 
 
-def test_an_idle_pool_gives_its_memory_back_once():
+def test_idle_pool_returns_its_memory_once():
     pool = Pool()
     pool.tick(100.0)
     pool.streams.clear()
@@ -52,7 +52,7 @@ def test_an_idle_pool_gives_its_memory_back_once():
     assert pool.tick(502.0 + IDLE_S) == 2
 
 
-def test_a_pool_of_which_a_batch_is_kept_gives_nothing_back():
+def test_pool_with_a_kept_batch_returns_no_memory():
     pool = Pool()
     pool.streams.clear()
     pool.space.used_nbytes = 4096
@@ -60,20 +60,20 @@ def test_a_pool_of_which_a_batch_is_kept_gives_nothing_back():
     assert pool.tick(1000.0) == 0
 
 
-def test_memory_that_a_device_has_registered_stays():
+def test_memory_registered_by_a_device_is_kept():
     pool = Pool()
     pool.words[W_REGISTERED] = 1
     pool.streams.clear()
     assert pool.tick(1000.0) == 0
 
 
-def test_the_pool_of_a_pod_stays_as_it_is():
+def test_pool_of_a_pod_is_left_unchanged():
     pool = Pool(gives_back=False)
     pool.streams.clear()
     assert pool.tick(1000.0) == 0
 
 
-def test_a_trainer_that_reads_nothing_for_a_while_may_lose_its_place():
+def test_trainer_that_reads_nothing_for_a_while_is_marked_idle():
     pool = Pool()
     pool.tick(100.0)
     pool.streams.clear()
@@ -86,7 +86,7 @@ def test_a_trainer_that_reads_nothing_for_a_while_may_lose_its_place():
     assert pool.words[W_IDLE] == 0
 
 
-def test_memory_that_was_given_back_is_free_and_can_be_filled_again():
+def test_returned_memory_is_free_and_can_be_refilled():
     region = regions.create(1, NBYTES, single=False)
     while region.cold:
         region.populate_some()
@@ -100,7 +100,7 @@ def test_memory_that_was_given_back_is_free_and_can_be_filled_again():
 
 
 @pytest.mark.parametrize("populated", [0, NBYTES])
-def test_a_region_that_is_given_back_twice_stays_whole(populated: int):
+def test_region_returned_twice_stays_intact(populated: int):
     region = regions.create(1, NBYTES, single=False)
     region.populated = populated
     region.give_back()

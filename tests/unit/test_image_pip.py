@@ -31,14 +31,14 @@ SPEC.loader.exec_module(image_pip)
         ("", False),
     ],
 )
-def test_only_what_changes_the_environment_needs_root(words: str, changes: bool) -> None:
+def test_only_commands_that_change_the_environment_need_root(words: str, changes: bool) -> None:
     assert image_pip.is_for_environment(words.split()) is changes
 
 
-def test_all_else_is_pips_own() -> None:
+def test_other_commands_are_left_to_pip() -> None:
     done = subprocess.run([sys.executable, PATH, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("pip ")
 
 
-def test_it_may_be_run_as_it_is() -> None:
+def test_pip_wrapper_is_executable() -> None:
     assert PATH.stat().st_mode & 0o111 == 0o111

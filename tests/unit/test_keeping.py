@@ -16,7 +16,7 @@ from dataloaderjob.trainer.session import keeping
 CLAIM = Claim(run="ab12", pid=7, keep_s=600.0, script="train.py")
 
 
-def test_a_claim_arrives_as_it_was_sent():
+def test_claim_round_trips():
     assert Claim.parse(CLAIM.pack()) == CLAIM
 
 
@@ -33,18 +33,18 @@ def test_a_claim_arrives_as_it_was_sent():
         b'{"run": "a", "pid": Infinity}',
     ],
 )
-def test_what_is_no_claim_is_not_taken_for_one(text):
+def test_malformed_claim_is_ignored(text):
     assert Claim.parse(text) is None
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 0), ("0", 0), ("600", 600), ("0.5", 0.5)])
-def test_the_variable_gives_the_seconds(monkeypatch, text, seconds):
+def test_keep_variable_sets_the_seconds(monkeypatch, text, seconds):
     monkeypatch.setenv("DATALOADERJOB_KEEP", text)
     assert keeping.keep_seconds() == seconds
 
 
 @pytest.mark.parametrize("text", ["10m", "-1", "nan", "inf", "1e9", "yes"])
-def test_a_variable_that_is_no_time_is_refused_by_name(monkeypatch, text):
+def test_invalid_keep_variable_is_refused_by_name(monkeypatch, text):
     monkeypatch.setenv("DATALOADERJOB_KEEP", text)
     with pytest.raises(InputError, match=f"DATALOADERJOB_KEEP is the number of seconds .*'{text}'"):
         keeping.keep_seconds()
@@ -67,13 +67,13 @@ def test_a_variable_that_is_no_time_is_refused_by_name(monkeypatch, text):
         ("CUDA_VISIBLE_DEVICES", True),
     ],
 )
-def test_a_variable_matters_unless_it_is_the_launch_s_own(name, matters):
+def test_variable_matters_unless_it_belongs_to_the_launch(name, matters):
     plain = {"HOME": "/root"}
     same = keeping.environment_key({**plain, name: "1"}) == keeping.environment_key(plain)
     assert same is not matters
 
 
-def test_a_package_that_is_installed_makes_another_environment(tmp_path, monkeypatch):
+def test_installed_package_changes_the_environment_key(tmp_path, monkeypatch):
     packages = tmp_path / "site-packages"
     packages.mkdir()
     monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
@@ -83,7 +83,7 @@ def test_a_package_that_is_installed_makes_another_environment(tmp_path, monkeyp
     assert keeping.environment_key({}) != before
 
 
-def test_the_script_s_own_folder_makes_no_other_environment(tmp_path, monkeypatch):
+def test_scripts_own_folder_does_not_change_the_environment_key(tmp_path, monkeypatch):
     path, keys = list(sys.path), set()
     for folder in ("one", "other"):
         script = tmp_path / folder / "train.py"
@@ -93,7 +93,7 @@ def test_the_script_s_own_folder_makes_no_other_environment(tmp_path, monkeypatc
     assert len(keys) == 1
 
 
-def test_the_soft_limit_of_files_makes_no_other_environment(monkeypatch):
+def test_soft_limit_of_files_does_not_change_the_environment_key(monkeypatch):
     before, real = keeping.environment_key({}), resource.getrlimit
     monkeypatch.setattr(
         resource, "getrlimit", lambda n: (64, real(n)[1]) if n == resource.RLIMIT_NOFILE else real(n)
@@ -101,7 +101,7 @@ def test_the_soft_limit_of_files_makes_no_other_environment(monkeypatch):
     assert keeping.environment_key({}) == before
 
 
-def test_files_that_were_imported_are_current_until_one_changes(tmp_path, monkeypatch):
+def test_imported_files_are_current_until_one_changes(tmp_path, monkeypatch):
     source, written = tmp_path / "timm.py", tmp_path / "imported"
     source.write_text("depth = 12")
     module = types.ModuleType("timm")
@@ -114,13 +114,13 @@ def test_files_that_were_imported_are_current_until_one_changes(tmp_path, monkey
     assert not imported.is_current(written)
 
 
-def test_fewer_processors_make_another_environment(monkeypatch):
+def test_fewer_processors_change_the_environment_key(monkeypatch):
     before = keeping.environment_key({})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {99})
     assert keeping.environment_key({}) != before
 
 
-def test_a_service_that_is_kept_ends_after_its_seconds():
+def test_kept_service_ends_after_its_seconds():
     shutdown = IdleShutdown(0.0, 600.0)
     assert not shutdown.see(receivers=1, starter_alive=True, now=10.0)
     assert not shutdown.see(receivers=0, starter_alive=True, now=5_000.0), "its script lives"
@@ -131,7 +131,7 @@ def test_a_service_that_is_kept_ends_after_its_seconds():
     assert shutdown.see(receivers=0, starter_alive=False, now=5_601.0)
 
 
-def test_a_service_that_is_kept_shortly_still_waits_for_another_rank():
+def test_briefly_kept_service_still_waits_for_another_rank():
     shutdown = IdleShutdown(0.0, 0.1)
     assert not shutdown.see(receivers=1, starter_alive=False, now=10.0)
     assert not shutdown.see(receivers=0, starter_alive=False, now=10.0 + LINGER_S - 0.1)

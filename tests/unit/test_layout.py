@@ -41,7 +41,7 @@ schemas: st.SearchStrategy[tuple[Any, ...]] = st.recursive(
 
 
 @given(schemas)
-def test_each_leaf_buffer_is_at_the_next_place_that_is_aligned(schema: tuple[Any, ...]) -> None:
+def test_each_leaf_buffer_is_at_the_next_aligned_offset(schema: tuple[Any, ...]) -> None:
     head = layout.pack_schema(schema)
     parsed, end = layout.parse(head), len(head)
     for buffer in parsed.buffers:
@@ -120,7 +120,7 @@ def test_a_damaged_schema_parses_or_is_refused(schema: tuple[Any, ...], data: st
         pytest.param(node(Kind.TENSOR, "float32", 4), "malformed", id="half-a-leaf"),
     ],
 )
-def test_a_schema_of_a_stranger_is_refused_with_the_reason(schema: Any, why: str) -> None:
+def test_malformed_schema_is_refused_with_the_reason(schema: Any, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         parse(schema)
 
@@ -150,12 +150,12 @@ def test_depth_is_bounded() -> None:
         ),
     ],
 )
-def test_a_header_of_a_stranger_is_refused_with_the_reason(head: bytes, why: str) -> None:
+def test_malformed_header_is_refused_with_the_reason(head: bytes, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         layout.parse(head)
 
 
-def test_a_schema_that_does_not_fit_its_digest_is_refused() -> None:
+def test_schema_that_does_not_match_its_digest_is_refused() -> None:
     key = bytearray(layout.pack_schema(node(Kind.LIST, ())))
     layout.parse(bytes(key))
     key[24] ^= 1

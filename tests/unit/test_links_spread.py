@@ -7,7 +7,7 @@ from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.feeder_connection import BACKOFF, FeederConnection
 
 
-def test_receivers_that_lost_a_feeder_at_once_come_back_at_times_of_their_own():
+def test_receivers_that_lost_a_feeder_together_retry_at_different_times():
     times = []
     for _ in range(64):
         connection = FeederConnection(Endpoint("feeder-0", "i0", "h", 1), None, key=b"", job="job", name="r")  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def variables_of_cluster(changes: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_change_of_the_manifest_reaches_the_sidecar_of_a_machine_and_of_a_cluster(field):
+def test_manifest_change_reaches_the_sidecar_locally_and_on_a_cluster(field):
     path, value = CHANGES[field]
     before, after = job({}).spec.loader_settings(), job({path: value}).spec.loader_settings()
     changed = {name for name in FIELDS if getattr(before, name) != getattr(after, name)}
@@ -78,7 +78,7 @@ def test_a_change_of_the_manifest_reaches_the_sidecar_of_a_machine_and_of_a_clus
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
-def test_a_change_of_the_manifest_reaches_a_trainer_of_a_machine_and_of_a_cluster(variable):
+def test_manifest_change_reaches_the_trainer_locally_and_on_a_cluster(variable):
     found = []
     for changes in ({}, VARIABLES[variable]):
         (trainer,) = planned(changes).trainers
@@ -95,7 +95,7 @@ def test_one_machine_has_one_sidecar_for_all_replicas():
     assert machine.limit_nbytes == cluster.limit_nbytes
 
 
-def test_the_sidecar_of_a_machine_has_variables_of_its_own(monkeypatch: pytest.MonkeyPatch):
+def test_local_sidecar_has_its_own_variables(monkeypatch: pytest.MonkeyPatch):
     started = {}
     monkeypatch.setattr(
         LocalCluster, "_serve", lambda _, part, module, env, on_line: started.update({module: env})

@@ -25,7 +25,7 @@ def cluster() -> Iterator[LocalCluster]:
     assert not made.home.exists()
 
 
-def test_a_full_disk_is_told_with_its_path_and_what_to_do(
+def test_full_disk_is_reported_with_its_path_and_a_remedy(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ):
     def full(*_: object) -> None:
@@ -38,7 +38,7 @@ def test_a_full_disk_is_told_with_its_path_and_what_to_do(
         cluster._dump("sidecar", cluster._sidecar_settings())
 
 
-def test_settings_are_written_once_so_that_a_part_is_started_again_on_a_full_disk(
+def test_settings_are_written_once_so_restarts_need_no_disk_space(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ):
     written: list[Path] = []

@@ -13,7 +13,7 @@ from dataloaderjob.local.service import LINGER_S, UNUSED_S, IdleShutdown
 from dataloaderjob.local.status import History, Snapshot
 
 
-def test_the_line_of_progress():
+def test_progress_line_shows_rates_stall_pools_and_feeders():
     history = History()
     assert console.progress_line(history, 1) == "0.0 batches/s, 0.000 GB/s, stall -, pools -, feeders 0/1"
     receiver = {"rank": "0", "trainer": 1, "receiver": 2, "used_nbytes": 45, "pool_nbytes": 100}
@@ -27,7 +27,7 @@ def test_the_line_of_progress():
     assert shown == "12.3 batches/s, 0.470 GB/s, stall 3.1 %, pools 45 % full, feeders 2/3"
 
 
-def test_the_summary_names_only_what_happened():
+def test_summary_lists_only_events_that_happened():
     total = dict.fromkeys(COUNTERS, 0) | {"next_calls": 7, "nbytes": 2 * 10**9, "wait_ns": 1, "step_ns": 1}
     assert console.summary(total, 3.0, 0) == "7 batches, 2.000 GB, 3.0 s, stall 50.0 %"
     assert console.summary(total | {"hedges": 2}, 3.0, 1).endswith(
@@ -66,7 +66,7 @@ def taken(out: io.StringIO) -> str:
 TABLE = Table(title="small")
 
 
-def test_on_a_terminal_lines_come_above_the_table():
+def test_lines_on_a_terminal_are_printed_above_the_table():
     out, console, clock = on_terminal()
     console.show(TABLE)
     drawn = taken(out)
@@ -80,7 +80,7 @@ def test_on_a_terminal_lines_come_above_the_table():
     assert taken(out) == "[trainer-0] bye\n"
 
 
-def test_lines_that_come_in_a_flood_are_written_together():
+def test_flood_of_lines_is_written_in_one_go():
     out, console, clock = on_terminal()
     console.show(TABLE)
     drawn = taken(out)
@@ -110,13 +110,13 @@ def test_lines_that_come_in_a_flood_are_written_together():
         pytest.param("a\x1bMb\x1bc\b\x0bd\te", "abd\te", id="single-characters"),
     ],
 )
-def test_nothing_that_is_printed_moves_the_cursor(printed: str, shown: str):
+def test_printed_text_cannot_move_the_cursor(printed: str, shown: str):
     out, console, _ = on_terminal()
     console.line("", printed, False)
     assert taken(out) == f"{shown}\n"
 
 
-def test_a_character_that_the_terminal_does_not_have_is_a_question_mark():
+def test_character_unknown_to_the_terminal_becomes_a_question_mark():
     raw = io.BytesIO()
     console = Console(io.TextIOWrapper(raw, "latin-1"), io.StringIO())
     console.line("trainer-0", "50 \u20ac", False)
@@ -131,7 +131,7 @@ def test_a_character_that_the_terminal_does_not_have_is_a_question_mark():
         pytest.param(Terminal(), Terminal(), {"TERM": "dumb"}, id="a-terminal-that-cannot-be-drawn-on"),
     ],
 )
-def test_elsewhere_all_are_plain_lines(out: io.StringIO, err: io.StringIO, env: dict[str, str]):
+def test_without_a_terminal_all_lines_are_plain(out: io.StringIO, err: io.StringIO, env: dict[str, str]):
     console = Console(out, err, env=env)
     assert not console.live
     console.say("1 batch/s")
@@ -166,13 +166,13 @@ def test_a_service_lives_as_long_as_the_script_that_has_used_it():
     assert see(shutdown, 100_001.0 + LINGER_S, 0, starter=False)
 
 
-def test_a_service_that_nobody_uses_ends():
+def test_service_without_clients_ends():
     shutdown = IdleShutdown(0.0)
     assert not see(shutdown, UNUSED_S - 1, 0)
     assert see(shutdown, UNUSED_S, 0)
 
 
-def test_a_service_whose_starter_died_first_waits_for_the_other_ranks_only_a_while():
+def test_service_with_a_dead_starter_waits_briefly_for_other_ranks():
     shutdown = IdleShutdown(0.0)
     assert not see(shutdown, 5.0, 0, starter=False)
     assert see(shutdown, 5.0 + LINGER_S, 0, starter=False)

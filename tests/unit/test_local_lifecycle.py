@@ -38,7 +38,7 @@ def test_trainers_start_once_when_the_sidecar_listens():
     ("codes", "code"),
     [((0, 0), 0), ((0, 3), 3), ((3, 0), 3), ((7, 3), 7), ((137, 1), 137)],
 )
-def test_the_exit_code_is_the_first_that_is_not_zero(codes: tuple[int, ...], code: int):
+def test_exit_code_is_the_first_nonzero_one(codes: tuple[int, ...], code: int):
     lifecycle = training(len(codes))
     for number, each in enumerate(codes):
         lifecycle.ended(number, each)
@@ -46,7 +46,7 @@ def test_the_exit_code_is_the_first_that_is_not_zero(codes: tuple[int, ...], cod
     assert lifecycle.code == code
 
 
-def test_when_one_replica_fails_the_others_have_time_to_fail_by_themselves():
+def test_after_one_replica_fails_the_others_have_time_to_fail_themselves():
     lifecycle = training(2)
     assert lifecycle.ended(1, 3) is State.FAILING
     assert GRACE_S[State.FAILING] == 5.0
@@ -58,7 +58,7 @@ def test_when_one_replica_fails_the_others_have_time_to_fail_by_themselves():
     assert lifecycle.first_failure == (1, 3)
 
 
-def test_one_replica_that_ends_well_leaves_the_others_alone():
+def test_replica_that_ends_well_leaves_the_others_running():
     lifecycle = training(2)
     assert lifecycle.ended(0, 0) is None
     assert lifecycle.state is State.TRAINING
@@ -67,7 +67,7 @@ def test_one_replica_that_ends_well_leaves_the_others_alone():
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_a_signal_ends_trainers_with_it_and_the_run_with_its_code(number: int, code: int):
+def test_signal_ends_the_trainers_and_sets_the_exit_code(number: int, code: int):
     lifecycle = training()
     assert lifecycle.halt(stopped_by(number)) is State.ENDING
     assert lifecycle.stop is not None
@@ -76,7 +76,7 @@ def test_a_signal_ends_trainers_with_it_and_the_run_with_its_code(number: int, c
     assert lifecycle.code == code
 
 
-def test_a_second_signal_kills():
+def test_second_signal_kills_the_trainers():
     lifecycle = training()
     lifecycle.halt(stopped_by(signal.SIGINT))
     assert lifecycle.halt(stopped_by(signal.SIGTERM)) is State.KILLING
@@ -84,7 +84,7 @@ def test_a_second_signal_kills():
     assert lifecycle.code == 130, "the first reason counts"
 
 
-def test_a_signal_before_there_is_a_trainer_ends_the_run():
+def test_signal_before_any_trainer_starts_ends_the_run():
     lifecycle = Lifecycle(2)
     assert lifecycle.halt(stopped_by(signal.SIGTERM)) is State.OVER
     assert lifecycle.code == 143
@@ -99,7 +99,7 @@ def test_a_signal_after_a_failure_keeps_the_failure_s_code():
 
 
 @pytest.mark.parametrize("stop", [Stop(EXIT_LATE, "late"), Stop(EXIT_BROKEN, "broken")])
-def test_deadlines_and_a_broken_service_have_codes_of_their_own(stop: Stop):
+def test_deadlines_and_a_broken_service_have_their_own_exit_codes(stop: Stop):
     lifecycle = training()
     assert lifecycle.halt(stop) is State.ENDING
     lifecycle.ended(0, 143)
@@ -107,7 +107,7 @@ def test_deadlines_and_a_broken_service_have_codes_of_their_own(stop: Stop):
 
 
 @given(st.lists(st.sampled_from(list(Event))))
-def test_whatever_happens_a_run_that_is_over_stays_over(events: list[Event]):
+def test_run_that_is_over_stays_over_after_any_event(events: list[Event]):
     lifecycle = Lifecycle(1)
     over = False
     for event in events:
@@ -116,6 +116,6 @@ def test_whatever_happens_a_run_that_is_over_stays_over(events: list[Event]):
         over = lifecycle.state is State.OVER
 
 
-def test_every_state_but_the_last_has_a_way_out():
+def test_every_state_except_the_last_has_an_exit():
     for state in State:
         assert state is State.OVER or any(before is state for before, _ in TRANSITIONS)

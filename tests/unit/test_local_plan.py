@@ -51,7 +51,7 @@ def test_replicas_of_more_processes_are_nodes_of_torchrun():
     assert "RANK" not in env
 
 
-def test_the_loader_s_variables_come_from_the_manifest():
+def test_loader_variables_come_from_the_manifest():
     (trainer,) = planned(feeders={"replicas": 2, "processesPerPod": 3}, loader={"prefetch": 5}).trainers
     assert trainer.env["DATALOADERJOB_FEEDERS"] == "6"
     assert trainer.env["DATALOADERJOB_PREFETCH"] == "5"
@@ -62,7 +62,7 @@ def test_the_loader_s_variables_come_from_the_manifest():
     assert trusting.env["DATALOADERJOB_ALLOW_PICKLE"] == "1", "the trainer's side alone decides"
 
 
-def test_without_ray_what_the_manifest_says_of_it_is_ignored_by_name():
+def test_without_ray_the_manifests_ray_part_is_reported_as_ignored():
     found = job(ray={"managed": {"version": "2.60"}})
     assert "spec.ray" not in plan(found, folder=FOLDER, env={}, master_port=1).ignored
     made = plan(found, folder=FOLDER, env={}, master_port=1, provider="local")
@@ -71,7 +71,7 @@ def test_without_ray_what_the_manifest_says_of_it_is_ignored_by_name():
     assert made.service.feeder_env["PYTHONHASHSEED"] == "0"
 
 
-def test_what_launchers_and_other_runs_left_in_the_environment_is_not_inherited():
+def test_launcher_and_run_variables_are_not_inherited():
     env = {
         "RANK": "3",
         "PET_NNODES": "9",
@@ -83,7 +83,7 @@ def test_what_launchers_and_other_runs_left_in_the_environment_is_not_inherited(
     assert inherited_env(env) == {"HOME": "/h", "PATH": f"{Path(sys.executable).parent}:/a"}
 
 
-def test_variables_and_command_are_expanded_as_kubernetes_does():
+def test_variables_and_command_are_expanded_as_in_kubernetes():
     env = [
         {"name": "A", "value": "1"},
         {"name": "B", "value": "$(A)$(RANK)-$$(A)-$(NONE)"},
@@ -98,11 +98,11 @@ def test_variables_and_command_are_expanded_as_kubernetes_does():
 @pytest.mark.parametrize(
     ("text", "expanded"), [("$(A)", "1"), ("$$(A)", "$(A)"), ("$A ${A} $", "$A ${A} $"), ("$(B)", "$(B)")]
 )
-def test_expansion(text: str, expanded: str):
+def test_references_in_a_text_are_expanded(text: str, expanded: str):
     assert expand(text, {"A": "1"}) == expanded
 
 
-def test_the_service_is_as_large_as_all_replicas_together():
+def test_service_is_sized_for_all_replicas_together():
     made = planned(
         trainer={"replicas": 2, "processesPerPod": 2},
         loader={
@@ -128,7 +128,7 @@ def test_the_service_is_as_large_as_all_replicas_together():
     assert made.tasks.cpus == 3
 
 
-def test_feeders_see_the_variables_of_their_own_container_only():
+def test_feeders_see_only_the_variables_of_their_own_container():
     made = planned(
         {"HOME": "/h"},
         feeders={
@@ -142,7 +142,7 @@ def test_feeders_see_the_variables_of_their_own_container_only():
     assert made.service.feeder_env["HOME"] == "/h"
 
 
-def test_variables_of_the_data_are_those_of_trainers_and_feeders_and_their_own_go_before_them():
+def test_data_variables_reach_trainers_and_feeders_below_their_own():
     made = planned(
         data={
             "volumes": [{"name": "d", "emptyDir": {}}],
@@ -165,7 +165,7 @@ def test_variables_of_the_data_are_those_of_trainers_and_feeders_and_their_own_g
         assert f"spec.data.{ignored}" in made.ignored
 
 
-def test_variables_of_the_sidecar_are_its_own():
+def test_sidecar_variables_reach_only_the_sidecar():
     made = planned(
         {"HOME": "/h"},
         sidecar={"env": [{"name": "MALLOC_ARENA_MAX", "value": "2"}], "securityContext": {"runAsUser": 1}},
@@ -176,12 +176,12 @@ def test_variables_of_the_sidecar_are_its_own():
     assert "spec.sidecar.securityContext" in made.ignored
 
 
-def test_trainers_and_feeders_run_in_the_manifest_s_folder_or_below():
+def test_trainers_and_feeders_run_in_or_below_the_manifests_folder():
     assert planned().folder == planned().service.feeder_cwd == FOLDER
     assert planned(container={"workingDir": "src"}).folder == FOLDER / "src"
 
 
-def test_what_is_ignored_is_named_and_defaults_are_not():
+def test_ignored_fields_are_reported_and_defaults_are_not():
     assert planned().ignored == ("spec.trainers.job.template.spec.containers[0].image",)
     made = planned(
         container={
@@ -208,9 +208,11 @@ def test_what_is_ignored_is_named_and_defaults_are_not():
     [
         pytest.param({"container": {"workingDir": "no"}}, "workingDir must be a folder", id="folder"),
         pytest.param(
-            {"container": {"command": ["no-such-program"]}}, "'no-such-program' is needed", id="program"
+            {"container": {"command": ["no-such-program"]}},
+            "'no-such-program' was found neither",
+            id="program",
         ),
-        pytest.param({"container": {"command": ["./train"]}}, "'./train' is needed", id="file"),
+        pytest.param({"container": {"command": ["./train"]}}, "'./train' was found neither", id="file"),
         pytest.param(
             {"ray": {"managed": {"version": "2.99.1"}}},
             "Ray 2.99.1 is asked for .* this machine has 2",
@@ -218,13 +220,13 @@ def test_what_is_ignored_is_named_and_defaults_are_not():
         ),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, parts: dict, message: str):
+def test_impossible_plan_is_refused_before_anything_starts(tmp_path: Path, parts: dict, message: str):
     with pytest.raises(InputError, match=message):
         check(plan(job(**parts), folder=tmp_path, env={}, master_port=1))
     check(plan(job(), folder=tmp_path, env={}, master_port=1))
 
 
-def test_a_private_service_serves_all_local_ranks_and_feeders_import_what_trainers_can():
+def test_private_service_serves_local_ranks_with_their_import_path():
     env = {"LOCAL_WORLD_SIZE": "2", "RANK": "1", "DATALOADERJOB_PATH": "/a:/b", "X": "1"}
     made = private_plan(FOLDER, 3, env)
     assert (made.num_feeders, made.loader.processes) == (3, 2)
@@ -235,7 +237,7 @@ def test_a_private_service_serves_all_local_ranks_and_feeders_import_what_traine
     assert private_plan(FOLDER, 1, {"PYTHONHASHSEED": "7"}).feeder_env["PYTHONHASHSEED"] == "7"
 
 
-def test_a_recorded_run_tells_every_trainer_and_no_feeder_where(tmp_path: Path) -> None:
+def test_recorded_run_passes_the_folder_to_trainers_and_not_to_feeders(tmp_path: Path) -> None:
     made = recorded(planned(trainer={"replicas": 2}), tmp_path / "new" / "record")
     assert [t.env["DATALOADERJOB_RECORD"] for t in made.trainers] == [str(tmp_path / "new" / "record")] * 2
     assert (tmp_path / "new" / "record").is_dir()
@@ -244,12 +246,12 @@ def test_a_recorded_run_tells_every_trainer_and_no_feeder_where(tmp_path: Path) 
 
 def test_a_record_needs_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"--record needs a folder that can be written to, .*file is none"):
+    with pytest.raises(InputError, match=r"--record needs a writable folder, .*file is not one"):
         recorded(planned(), tmp_path / "file")
 
 
-def test_the_entrypoint_of_an_image_is_for_clusters_only():
+def test_image_entrypoint_applies_on_clusters_only():
     with pytest.raises(
-        InputError, match=r"has no command: one machine runs no image.*containers\[0\]\.command"
+        InputError, match=r"has no command, and one machine runs no image.*containers\[0\]\.command"
     ):
         planned(container={"command": [], "args": ["--lr", "1"]})

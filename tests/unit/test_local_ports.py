@@ -18,12 +18,12 @@ def port():
     made.close()
 
 
-def test_a_reserved_port_is_taken_for_everybody_who_does_not_know_it(port: ReservedPort) -> None:
+def test_reserved_port_is_unavailable_to_other_processes(port: ReservedPort) -> None:
     with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
         other.bind(("127.0.0.1", port.number))
 
 
-def test_a_supervisor_listens_at_a_reserved_port_and_so_does_the_next_one(port: ReservedPort) -> None:
+def test_supervisor_and_its_successor_listen_at_a_reserved_port(port: ReservedPort) -> None:
     for _ in range(3):
         with (
             listen("127.0.0.1", port.number) as server,
@@ -34,14 +34,14 @@ def test_a_supervisor_listens_at_a_reserved_port_and_so_does_the_next_one(port: 
             assert client.recv(1) == b"", "the server's end is closed first, which keeps the port for a while"
 
 
-def test_a_port_that_is_let_go_can_be_had(port: ReservedPort) -> None:
+def test_released_port_can_be_bound(port: ReservedPort) -> None:
     port.close()
     port.close()
     with socket.socket() as other:
         other.bind(("127.0.0.1", port.number))
 
 
-def test_the_port_that_each_ray_tries_to_have_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rays_default_agent_port_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
 
     class Chosen(socket.socket):

@@ -45,7 +45,7 @@ def lines_of(*pieces: bytes) -> list[str]:
         (b"\xff\n", ["\ufffd"]),
     ],
 )
-def test_lines_are_the_same_however_their_bytes_are_split(data: bytes, lines: list[str]):
+def test_lines_do_not_depend_on_how_their_bytes_are_split(data: bytes, lines: list[str]):
     assert lines_of(data) == lines
     assert lines_of(*(data[i : i + 1] for i in range(len(data)))) == lines
 
@@ -57,7 +57,7 @@ def test_any_split_of_any_bytes_gives_the_same_lines(data: bytes, cuts: list[int
     assert lines_of(*pieces) == lines_of(data)
 
 
-def test_a_line_without_end_is_shown_in_pieces():
+def test_unterminated_line_is_shown_in_pieces():
     assert [len(line) for line in lines_of(b"x" * (MAX_LINE_CHARS + 5))] == [MAX_LINE_CHARS, 5]
 
 
@@ -74,11 +74,11 @@ POINTER = f"ERROR the process that imports torch ended: {SEE_OUTPUT}"
         ([], ""),
     ],
 )
-def test_the_last_word_of_a_process_is_not_one_that_points_to_another_s(said: list[str], last: str):
+def test_last_words_of_a_process_skip_pointers_to_another_log(said: list[str], last: str):
     assert functools.reduce(last_word, said, "") == last
 
 
-def test_exit_codes_are_a_shell_s():
+def test_exit_codes_match_a_shells():
     assert [exit_code(code) for code in (0, 3, -9, -15)] == [0, 3, 137, 143]
 
 
@@ -94,7 +94,7 @@ def child(loop: Loop, code: str, said: list, ended: list, env: dict[str, str] | 
     )
 
 
-def test_a_child_s_last_words_come_before_its_end():
+def test_output_of_a_child_precedes_its_end():
     loop, said, ended = Loop(), [], []
     child(loop, "import sys; print('a'); sys.stderr.write('b'); sys.exit(3)", said, ended)
     loop.run(until=lambda: bool(ended))
@@ -102,7 +102,7 @@ def test_a_child_s_last_words_come_before_its_end():
     assert ended == [3]
 
 
-def test_a_child_s_end_does_not_wait_for_a_process_that_keeps_its_output_open():
+def test_childs_end_does_not_wait_for_a_process_holding_its_output():
     loop, said, ended = Loop(), [], []
     code = "import subprocess, sys; subprocess.Popen(['sleep', '60']); print('a', flush=True)"
     started = child(loop, code, said, ended)
@@ -119,13 +119,13 @@ def test_a_child_s_end_does_not_wait_for_a_process_that_keeps_its_output_open():
         pytest.param(["a"], {"X\0": "1"}, "of trainer-0", id="name"),
     ],
 )
-def test_a_nul_that_no_process_can_be_given_is_refused_by_name(args, env, where):
+def test_nul_in_a_command_is_refused_by_name(args, env, where):
     with pytest.raises(InputError, match="the character NUL") as refused:
         check_words("trainer-0", args, env)
     assert where in str(refused.value)
 
 
-def test_signals_come_one_by_one_in_the_loop():
+def test_signals_are_handled_one_by_one_in_the_loop():
     loop, got = Loop(), []
     old = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
     try:
@@ -146,7 +146,7 @@ STUBBORN = (
 )
 
 
-def test_a_sweep_ends_all_that_carry_the_tag_and_nobody_else():
+def test_sweep_ends_exactly_the_processes_with_the_tag():
     env = {**os.environ, RUN_VARIABLE: "test-sweep"}
     process = subprocess.Popen([sys.executable, "-c", STUBBORN], env=env, stdout=subprocess.PIPE)
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, RUN_VARIABLE: "test-sweep-2"})
@@ -164,7 +164,7 @@ def test_a_sweep_ends_all_that_carry_the_tag_and_nobody_else():
         process.stdout.close()
 
 
-def test_the_reaper_of_a_process_that_is_killed_ends_its_run(tmp_path: Path):
+def test_reaper_ends_the_run_of_a_killed_process(tmp_path: Path):
     home = tmp_path / "home"
     folders.make(home, "")
     folders.mark(home)
@@ -190,7 +190,7 @@ def test_the_reaper_of_a_process_that_is_killed_ends_its_run(tmp_path: Path):
     assert reaper.GRACE_S < 5
 
 
-def test_an_echo_that_nobody_reads_is_not_waited_for():
+def test_echo_without_a_reader_does_not_block():
     read, write = os.pipe()
     os.set_blocking(read, False)
     echo = Echo(os.dup(write))
@@ -218,7 +218,7 @@ for words in (["ends"], ["ends", "3"], ["raises"], ["shows"]):
 """
 
 
-def test_a_forked_part_is_what_its_own_interpreter_would_have_made_of_it(tmp_path: Path):
+def test_forked_part_behaves_like_its_own_interpreter(tmp_path: Path):
     for name, text in {
         "ends": "import sys; sys.exit(int(sys.argv[1]) if sys.argv[1:] else None)",
         "raises": "raise ValueError('no')",

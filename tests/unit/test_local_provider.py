@@ -98,7 +98,7 @@ def test_a_feeder_is_started_with_its_settings_and_ended_by_its_name(path: Path)
     host.close()
 
 
-def test_feeders_that_run_are_found_and_why_the_others_do_not_come_is_told(path: Path):
+def test_running_feeders_are_found_and_missing_ones_explained(path: Path):
     feeders = [
         feeder("feeder-1", None), feeder("feeder-0", 3, "No module named 'torch'"), feeder("feeder-2", -9),
         feeder("stranger", None),
@@ -115,14 +115,14 @@ def test_feeders_that_run_are_found_and_why_the_others_do_not_come_is_told(path:
     host.close()
 
 
-def test_what_the_host_refuses_is_an_error_with_its_words(path: Path):
+def test_refusal_by_the_host_is_an_error_with_its_message(path: Path):
     host = FakeHost(path, lambda _: {"type": "error", "message": "no memory"})
     with pytest.raises(ServiceError, match="the feeder host refused 'start': no memory"):
         provider(path).place(0, 1)
     host.close()
 
 
-def test_a_host_that_comes_late_or_anew_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_late_or_restarted_host_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "ANSWER_TIMEOUT_S", 10.0)
     made = provider(path, init_timeout_s=10.0)
     late = threading.Timer(
@@ -140,7 +140,7 @@ def test_a_host_that_comes_late_or_anew_is_waited_for(path: Path, monkeypatch: p
     hosts[1].close()
 
 
-def test_a_host_that_never_comes_is_told_with_its_path(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_host_is_reported_with_its_path(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "GONE_TIMEOUT_S", 0.1)
     made = provider(path, init_timeout_s=0.1)
     with pytest.raises(ServiceError, match=f"the feeder host at {path} does not answer: FileNotFoundError"):
@@ -148,7 +148,7 @@ def test_a_host_that_never_comes_is_told_with_its_path(path: Path, monkeypatch: 
     made.kill(0)  # it has taken its feeders along
 
 
-def test_an_unknown_provider_is_refused_with_those_that_there_are(path: Path):
+def test_unknown_provider_is_refused_with_the_valid_choices(path: Path):
     settings = provider(path)._settings
     with pytest.raises(InputError, match="one of ray, local, found 'slurm'"):
         provider_of(type(settings)(**{**vars_of(settings), "provider": "slurm"}))

@@ -32,7 +32,7 @@ def up() -> RestartPolicy:
     return policy
 
 
-def test_sidecar_and_head_start_together_and_the_supervisor_when_the_head_serves():
+def test_sidecar_and_head_start_together_and_the_supervisor_after_the_head():
     policy = RestartPolicy()
     assert policy.start() == [Start(Part.SIDECAR, 1), Start(Part.HEAD, 1)]
     assert policy.serves(Part.SIDECAR) == []
@@ -41,11 +41,11 @@ def test_sidecar_and_head_start_together_and_the_supervisor_when_the_head_serves
 
 
 @pytest.mark.parametrize("part", [Part.SIDECAR, Part.SUPERVISOR])
-def test_a_part_that_died_once_is_started_again_at_once(part: Part):
+def test_part_that_dies_once_is_restarted_at_once(part: Part):
     assert up().ended(part, -9, "", 10.0) == [Start(part, 1)]
 
 
-def test_a_part_that_dies_again_is_started_later_each_time():
+def test_part_that_dies_repeatedly_is_restarted_with_growing_delays():
     policy = up()
     policy.ended(Part.SIDECAR, -9, "", 10.0)
     policy.serves(Part.SIDECAR)
@@ -58,7 +58,7 @@ def test_a_part_that_dies_again_is_started_later_each_time():
     assert policy.due(13.0) == [Start(Part.SIDECAR, 1)]
 
 
-def test_a_part_that_dies_again_and_again_is_given_up_with_its_last_words():
+def test_part_that_keeps_dying_is_given_up_with_its_last_output():
     policy = up()
     for death in range(MAX_CRASHES):
         assert not any(isinstance(i, GiveUp) for i in policy.ended(Part.SUPERVISOR, 1, "", 10.0 * death))
@@ -68,7 +68,7 @@ def test_a_part_that_dies_again_and_again_is_given_up_with_its_last_words():
     assert give_up == GiveUp("the supervisor ended 7 times within 120 s: the port is taken")
 
 
-def test_deaths_of_long_ago_do_not_count():
+def test_deaths_long_ago_do_not_count():
     policy = up()
     for death in range(3 * MAX_CRASHES):
         now = death * CRASH_WINDOW_S
@@ -84,7 +84,7 @@ def test_a_sidecar_that_never_served_is_given_up_at_once():
     ]
 
 
-def test_a_gcs_that_dies_is_replaced_by_a_whole_head_and_the_old_one_serves_until_the_new_one_does():
+def test_dead_gcs_gets_a_new_head_while_the_old_one_serves():
     policy = up()
     assert policy.head_lost(1, "gcs_server ended", 10.0, feeders_live=True) == [
         StopSupervisor(),
@@ -96,7 +96,7 @@ def test_a_gcs_that_dies_is_replaced_by_a_whole_head_and_the_old_one_serves_unti
     assert policy.settled() == []
 
 
-def test_a_raylet_that_dies_takes_its_feeders_along_and_its_head_is_ended_at_once():
+def test_head_with_a_dead_raylet_is_ended_at_once():
     assert up().head_lost(1, "raylet ended", 10.0, feeders_live=False) == [
         StopSupervisor(),
         StopHead(1),
@@ -104,34 +104,34 @@ def test_a_raylet_that_dies_takes_its_feeders_along_and_its_head_is_ended_at_onc
     ]
 
 
-def test_an_old_head_whose_raylet_dies_too_is_ended():
+def test_old_head_is_ended_if_its_raylet_dies_too():
     policy = up()
     policy.head_lost(1, "gcs_server ended", 10.0, feeders_live=True)
     assert policy.head_lost(1, "raylet ended", 11.0, feeders_live=False) == [StopHead(1)]
     assert policy.old == {}
 
 
-def test_an_old_head_is_not_kept_for_ever():
+def test_old_head_is_kept_for_a_limited_time():
     policy = up()
     policy.head_lost(1, "gcs_server ended", 10.0, feeders_live=True)
     assert policy.due(10.0 + KEEP_OLD_S) == [StopHead(1)]
 
 
-def test_the_old_supervisor_s_end_does_not_start_one_against_a_head_that_is_not_up():
+def test_old_supervisors_end_starts_none_before_the_new_head_is_up():
     policy = up()
     policy.head_lost(1, "gcs_server ended", 10.0, feeders_live=True)
     assert policy.ended(Part.SUPERVISOR, 4, "", 10.1) == []
     assert policy.state(Part.SUPERVISOR) is State.ABSENT
 
 
-def test_a_supervisor_that_cannot_work_with_its_head_twice_gets_another_head():
+def test_supervisor_failing_twice_with_its_head_gets_another_head():
     policy = up()
     assert policy.ended(Part.SUPERVISOR, 4, "Ray lost", 10.0) == [Start(Part.SUPERVISOR, 1)]
     assert policy.ended(Part.SUPERVISOR, 3, "Ray late", 70.0) == [Start(Part.HEAD, 2)]
     assert policy.old == {1: 70.0}
 
 
-def test_a_head_that_cannot_be_started_is_tried_again_and_given_up_with_ray_s_words():
+def test_head_that_cannot_start_is_retried_and_given_up_with_rays_error():
     policy = RestartPolicy()
     policy.start()
     instructions = []
@@ -141,7 +141,7 @@ def test_a_head_that_cannot_be_started_is_tried_again_and_given_up_with_ray_s_wo
     assert instructions == [StopHead(3), GiveUp("the Ray head ended 3 times within 120 s: no memory")]
 
 
-def test_without_ray_all_parts_start_at_once_the_slowest_first_and_each_is_started_again_by_itself():
+def test_without_ray_all_parts_start_and_restart_independently():
     policy = RestartPolicy(ray=False)
     assert policy.start() == [Start(Part.HOST, 0), Start(Part.SIDECAR, 0), Start(Part.SUPERVISOR, 0)]
     for part in (Part.HOST, Part.SIDECAR, Part.SUPERVISOR):
@@ -149,7 +149,7 @@ def test_without_ray_all_parts_start_at_once_the_slowest_first_and_each_is_start
         assert policy.ended(part, EXIT_RAY_LOST, "", 10.0) == [Start(part, 0)]
 
 
-def test_a_host_that_cannot_serve_is_given_up_with_its_last_words():
+def test_host_that_cannot_serve_is_given_up_with_its_last_output():
     policy = RestartPolicy(ray=False)
     policy.start()
     for death in range(MAX_FIRST_CRASHES):
@@ -169,7 +169,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_in_any_order_of_deaths_there_is_one_of_each_part_and_old_heads_are_ended_once(events):
+def test_any_order_of_deaths_keeps_one_of_each_part_and_ends_old_heads(events):
     policy, now = RestartPolicy(), 0.0
     running = {Part.SIDECAR: 0, Part.SUPERVISOR: 0}
     heads: set[int] = set()

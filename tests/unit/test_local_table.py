@@ -71,7 +71,7 @@ def test_a_status_becomes_rows_for_feeders_and_ranks():
     assert made.note == ""
 
 
-def test_before_anybody_answers_there_is_a_title_and_what_is_awaited():
+def test_table_before_the_first_answer_has_a_title_and_a_note():
     made = table_of("small", History(), desired=2, notes=["starting: the sidecar does not listen"])
     assert made == Table(
         title="small: feeders 0/2, - batches/s, - GB/s, stall -, pools -",
@@ -79,21 +79,21 @@ def test_before_anybody_answers_there_is_a_title_and_what_is_awaited():
     )  # fmt: skip
 
 
-def test_rates_are_those_of_the_last_seconds():
+def test_rates_cover_the_last_seconds():
     made = history(*(snapshot(float(at), receiver("0", at * (10 if at < 50 else 20))) for at in range(100)))
     assert (rates := made.rates()) is not None
     assert rates.batches_per_s == 20
     assert len(made._kept) <= WINDOW_S + 2
 
 
-def test_a_rank_that_came_a_second_ago_has_the_rate_of_that_second():
+def test_new_rank_has_the_rate_of_its_last_second():
     made = history(
         snapshot(0.0), snapshot(3.0, receiver("0", 10)), snapshot(4.0, receiver("0", 30), receiver("1", 9))
     )
     assert [row.batches_per_s for row in rank_rows(made)] == ["20.0", "-"]
 
 
-def test_a_trainer_that_starts_again_has_no_rate_yet():
+def test_restarted_trainer_has_no_rate_yet():
     again = history(snapshot(0.0, receiver("0", 100)), snapshot(1.0, receiver("0", 110, trainer=2)))
     assert [row.batches_per_s for row in rank_rows(again)] == ["-"]
 
@@ -129,7 +129,7 @@ AFTER = status_of(
         pytest.param((EMPTY, STALE), id="seen-before-a-new-receiver-has-stored-its-counters"),
     ],
 )
-def test_a_sidecar_that_starts_again_changes_neither_sums_nor_rates(between: tuple[Snapshot, ...]):
+def test_restarted_sidecar_changes_neither_sums_nor_rates(between: tuple[Snapshot, ...]):
     """What trainers count goes on from where it was, what receivers count begins anew."""
     made = history(BEFORE, LAST_READ, *between, AFTER)
     assert made.total["next_calls"] == 10_200
@@ -143,7 +143,7 @@ def test_a_sidecar_that_starts_again_changes_neither_sums_nor_rates(between: tup
     assert console.progress_line(made, 2).startswith("133.3 batches/s")
 
 
-def test_trainers_that_end_leave_what_they_counted():
+def test_ended_trainers_counts_stay_in_the_totals():
     gone = counters(next_calls=5010)
     ended = history(
         LAST_READ,
@@ -160,7 +160,7 @@ def test_a_silent_sidecar_leaves_the_last_rates():
     assert table_of("small", made).title.startswith("small: feeders 0/?, 5.0 batches/s")
 
 
-def test_the_note_is_the_newest_failure_before_all_else_in_one_line():
+def test_newest_failure_comes_first_in_the_one_line_note():
     failures = [
         {"rank": "0", "feeder": "feeder-1", "reason": "UserCodeFailed", "text": "old"},
         {"rank": "1", "feeder": "", "reason": "FeederLost", "text": "a\n\x1b[2Jb"},
@@ -177,7 +177,7 @@ def test_the_note_is_the_newest_failure_before_all_else_in_one_line():
     ("seconds", "text"),
     [(0.4, "0 s"), (119.4, "119 s"), (121, "2 min"), (7199, "119 min"), (11100, "3 h 05")],
 )
-def test_a_span_of_time_is_short(seconds: float, text: str):
+def test_time_span_has_a_short_text(seconds: float, text: str):
     assert console.span(seconds) == text
 
 
@@ -193,7 +193,7 @@ def of_size(num_feeders: int, num_ranks: int, ready: int) -> Table:
     )
 
 
-def test_feeders_that_are_not_ready_are_shown_before_those_that_are():
+def test_unready_feeders_are_listed_first():
     shown = console.fit_table(of_size(64, 1, 62), 10)
     assert [row.feeder for row in shown.feeders] == [
         "feeder-0",
@@ -218,14 +218,14 @@ def test_a_table_fits_any_height(num_feeders: int, num_ranks: int, ready: int, h
 
 
 @pytest.mark.parametrize("width", [1, 7, 20, 79, 200])
-def test_no_line_is_wider_than_the_terminal_and_there_are_as_many_as_rows(width: int):
+def test_table_lines_fit_the_width_and_match_the_row_count(width: int):
     made = of_size(3, 2, 2)
     lines = re.sub(r"\x1b\[[\d;]*m", "", console.draw_table(made, width=width, height=40)).splitlines()
     assert len(lines) == made.num_lines
     assert max(map(len, lines)) <= width
 
 
-def test_colour_is_left_out_where_the_user_says_so(monkeypatch: pytest.MonkeyPatch):
+def test_no_color_variable_disables_colour(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[32mready" in console.draw_table(of_size(1, 1, 1), width=80, height=20)
@@ -236,7 +236,7 @@ def test_colour_is_left_out_where_the_user_says_so(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("env", "can"), [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False), ({"TERM": ""}, False), ({}, False)]
 )
-def test_a_table_needs_a_terminal_that_can_be_drawn_on(env: dict[str, str], can: bool):
+def test_table_needs_a_capable_terminal(env: dict[str, str], can: bool):
     assert console.can_draw(env) == can
 
 

@@ -44,9 +44,7 @@ def work(rows: int = 10, batch_size: int = 2, rows_per_file: int = 4, **options:
     rows_per_file=st.integers(1, 90),
     there=st.sets(st.integers(0, 300)),
 )
-def test_each_row_is_in_one_batch_of_one_file_whatever_is_there_already(
-    rows, batch_size, rows_per_file, there
-):
+def test_each_row_is_in_one_batch_of_one_file_for_any_existing_files(rows, batch_size, rows_per_file, there):
     made = work(rows, batch_size, rows_per_file)
     parts = made.left(())
     names = [part.name for part in parts]
@@ -59,18 +57,18 @@ def test_each_row_is_in_one_batch_of_one_file_whatever_is_there_already(
     assert {part.name for part in made.left(found)} == set(names) - found
 
 
-def test_names_sort_in_the_order_of_rows_however_many_there_are():
+def test_names_sort_in_row_order_for_any_number_of_files():
     names = [part.name for part in work(rows=100_001, batch_size=1, rows_per_file=1).left(())]
     assert names == sorted(names)
     assert names[0] == "part-000000-of-100001.parquet"
 
 
-def test_a_difference_of_work_is_told_with_both_values():
+def test_differing_settings_are_reported_with_both_values():
     told = differences(work(function="g"), work(batch_size=4).as_record())
     assert told == ["function is f there and g here", "--batch-size is 4 there and 2 here"]
 
 
-def test_progress_says_rows_rate_and_time_left():
+def test_progress_line_shows_rows_rate_and_time_left():
     assert progress_line(1000, 640, 420, 2.0) == "640 of 1000 rows (64 %), 210.0 rows/s, 2 s left"
 
 
@@ -104,7 +102,7 @@ def test_progress_says_rows_rate_and_time_left():
     ],
     ids=str,
 )
-def test_a_column_keeps_its_type_and_its_rows(value: Any, type_: str, rows: list[Any]) -> None:
+def test_column_keeps_its_type_and_rows(value: Any, type_: str, rows: list[Any]) -> None:
     made = from_message(to_message(record_batch({"c": value}, range(6, 8))))
     assert made.schema.names == ["index", "c"]
     assert str(made.schema.field("c").type) == type_
@@ -139,14 +137,14 @@ def test_a_table_gives_its_columns(result: Any) -> None:
         (torch.zeros(2, dtype=torch.complex64), "cannot be written: Unsupported"),
         (torch.zeros(2, 2).to_sparse(), "cannot be written"),
         ([[1], ["a"]], "cannot be written"),
-        ({"index": [1, 2]}, "a column 'index' for rows 0 to 1, which is the name of"),
+        ({"index": [1, 2]}, "a column 'index' for rows 0 to 1, but that column holds"),
         ({}, "no column for rows 0 to 1"),
-        (pa.table([[1, 2], [3, 4]], names=["c", "c"]), "columns of the result for rows 0 to 1 have one name"),
+        (pa.table([[1, 2], [3, 4]], names=["c", "c"]), "columns of the result for rows 0 to 1 share a name"),
         ({1: [1, 2]}, "names of columns are strings, found 1"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else type(value).__name__,
 )
-def test_what_is_no_column_is_refused_by_name_and_rows(result: Any, told: str) -> None:
+def test_invalid_column_is_refused_by_name_and_rows(result: Any, told: str) -> None:
     with pytest.raises(InputError) as found:
         record_batch(result, range(2))
     assert told in str(found.value)
@@ -234,7 +232,7 @@ def _torn(die: Callable[[], None]) -> Callable[..., None]:
     return write
 
 
-def test_a_process_that_is_killed_at_any_of_its_calls_is_gone_on_with(tmp_path: Path) -> None:
+def test_run_killed_at_any_call_can_be_resumed(tmp_path: Path) -> None:
     fill(tmp_path / "whole")
     expected = contents(tmp_path / "whole")
     assert sorted(expected) == [DONE, RECORD, *(f"part-0000{n}-of-00003.parquet" for n in range(3))]
@@ -252,14 +250,14 @@ def test_a_process_that_is_killed_at_any_of_its_calls_is_gone_on_with(tmp_path: 
     assert calls > 12
 
 
-def test_a_run_that_is_killed_again_and_again_comes_to_its_end(tmp_path: Path) -> None:
+def test_run_killed_repeatedly_still_completes(tmp_path: Path) -> None:
     fill(tmp_path / "whole")
     while killed_at(7, lambda: fill(tmp_path / "a")):
         pass
     assert contents(tmp_path / "a") == contents(tmp_path / "whole")
 
 
-def test_a_file_that_somebody_deleted_is_made_again(tmp_path: Path) -> None:
+def test_deleted_file_is_made_again(tmp_path: Path) -> None:
     fill(tmp_path)
     expected = contents(tmp_path)
     (tmp_path / "part-00001-of-00003.parquet").unlink()
@@ -270,7 +268,7 @@ def test_a_file_that_somebody_deleted_is_made_again(tmp_path: Path) -> None:
     assert contents(tmp_path) == expected
 
 
-def test_a_file_counts_as_soon_as_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_counts_as_soon_as_it_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: Folder) -> None:
         raise KeyboardInterrupt
 
@@ -291,12 +289,12 @@ def test_a_folder_of_other_work_is_refused_and_left_alone(tmp_path: Path) -> Non
 
 def test_a_folder_with_anything_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(InputError, match=r"'thesis.tex' in it and no _map.json"):
+    with pytest.raises(InputError, match=r"contains 'thesis.tex' and no _map.json"):
         fill(tmp_path)
     assert contents(tmp_path) == {"thesis.tex": b""}
 
 
-def test_a_folder_without_a_result_belongs_to_nobody(tmp_path: Path) -> None:
+def test_folder_without_a_result_can_be_reused(tmp_path: Path) -> None:
     with Folder.open(tmp_path, work(rows=99), "digest"):
         pass
     fill(tmp_path)
@@ -304,7 +302,7 @@ def test_a_folder_without_a_result_belongs_to_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [RECORD, DONE])
-def test_no_link_in_the_folder_is_written_through(tmp_path: Path, name: str) -> None:
+def test_links_in_the_folder_are_never_written_through(tmp_path: Path, name: str) -> None:
     folder, victim = tmp_path / "out", tmp_path / "victim"
     folder.mkdir()
     victim.write_text("mine")
@@ -313,7 +311,7 @@ def test_no_link_in_the_folder_is_written_through(tmp_path: Path, name: str) -> 
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(victim)
     with (
-        pytest.raises(InputError, match="needed as a file, found a link: name a folder that only you"),
+        pytest.raises(InputError, match="must be a regular file, found a link: name a folder that only you"),
         Folder.open(folder, work(), "digest") as made,
     ):
         (folder / name).unlink(missing_ok=True)  # DONE is taken away where files are left
@@ -322,7 +320,7 @@ def test_no_link_in_the_folder_is_written_through(tmp_path: Path, name: str) -> 
     assert victim.read_text() == "mine"
 
 
-def test_a_link_of_an_unfinished_file_s_name_is_replaced(tmp_path: Path) -> None:
+def test_link_with_an_unfinished_files_name_is_replaced(tmp_path: Path) -> None:
     folder, victim = tmp_path / "out", tmp_path / "victim"
     folder.mkdir()
     victim.write_text("mine")
@@ -341,7 +339,7 @@ def test_a_pipe_in_place_of_the_record_is_refused_at_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a link of another user's")
-def test_a_folder_that_is_another_user_s_link_is_refused(tmp_path: Path) -> None:
+def test_link_of_another_user_as_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
     os.lchown(tmp_path / "out", 4321, 4321)
@@ -349,7 +347,7 @@ def test_a_folder_that_is_another_user_s_link_is_refused(tmp_path: Path) -> None
         pass
 
 
-def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
+def test_two_processes_cannot_write_to_one_folder(tmp_path: Path) -> None:
     with (
         Folder.open(tmp_path, work(), "digest"),
         pytest.raises(InputError, match="another process writes to"),
@@ -358,7 +356,7 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["one-run", "gone-on-with"])
-def test_other_columns_than_before_are_refused_by_name_and_place(tmp_path: Path, stopped: bool) -> None:
+def test_changed_columns_are_refused_by_name_and_place(tmp_path: Path, stopped: bool) -> None:
     def mixed(row: int) -> Any:
         return "text" if row >= 6 else row
 
@@ -374,7 +372,7 @@ def test_other_columns_than_before_are_refused_by_name_and_place(tmp_path: Path,
     assert [path.name for path in tmp_path.glob("part-*")] == ["part-00000-of-00003.parquet"]
 
 
-def test_a_type_that_parquet_keeps_otherwise_is_no_difference(tmp_path: Path) -> None:
+def test_type_that_parquet_stores_differently_is_no_difference(tmp_path: Path) -> None:
     def moment(row: int) -> Any:
         return np.datetime64(row, "s")
 
@@ -385,7 +383,7 @@ def test_a_type_that_parquet_keeps_otherwise_is_no_difference(tmp_path: Path) ->
     assert contents(tmp_path) == expected
 
 
-def test_a_full_disk_leaves_no_file_of_a_result_s_name(
+def test_full_disk_leaves_no_file_with_a_results_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(table: pa.Table, file: Any) -> None:
@@ -404,10 +402,10 @@ def test_a_full_disk_leaves_no_file_of_a_result_s_name(
 # The command
 
 
-def test_map_without_pyarrow_names_what_to_install(
+def test_map_without_pyarrow_names_the_package_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delitem(sys.modules, "pyarrow.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert cli.main(["map", "s.py", "d", "f", "--output", "o"]) == 2
-    assert "'pyarrow' is needed: pip install 'dataloaderjob[map]'" in capsys.readouterr().err
+    assert "needs the module 'pyarrow': pip install 'dataloaderjob[map]'" in capsys.readouterr().err

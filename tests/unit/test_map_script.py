@@ -53,7 +53,7 @@ def column(folder: Path, name: str = "result") -> list[Any]:
         ("import sys\nsys.exit(3)", "SystemExit: 3"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_mapped_is_refused_and_no_folder_is_made(tmp_path: Path, text: str, told: str) -> None:
+def test_unmappable_input_is_refused_and_no_folder_is_made(tmp_path: Path, text: str, told: str) -> None:
     assert told in mapped(tmp_path, text)
     assert not (tmp_path / "out").exists()
 
@@ -71,12 +71,12 @@ def test_arguments_that_cannot_work_are_refused_by_name(tmp_path: Path, options:
     assert told in mapped(tmp_path, "d = [1]\ndef f(batch): return batch", **options)
 
 
-def test_no_two_ranks_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_one_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "one process writes the results, found WORLD_SIZE=2" in mapped(tmp_path, "d = [1]\nf = print")
 
 
-def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_script_is_named(tmp_path: Path) -> None:
     arguments = command.Arguments(
         script=tmp_path / "missing.py", dataset="d", function="f", output=tmp_path / "out", collate_fn=None,
         batch_size=1, rows_per_file=1, feeders=0,
@@ -95,12 +95,12 @@ def test_a_dataset_may_be_of_any_length(tmp_path: Path, rows: int, files: int) -
         assert column(tmp_path) == [float(i) for i in range(rows)]
 
 
-def test_what_is_below_the_guard_of_a_script_does_not_run(tmp_path: Path) -> None:
+def test_guarded_main_block_of_a_script_does_not_run(tmp_path: Path) -> None:
     text = "d = [1]\ndef f(b): return b\nif __name__ == '__main__': raise SystemExit('ran')"
     assert mapped(tmp_path, text) == "out: 1 rows in 1 files"
 
 
-def test_a_script_may_import_from_its_folder_and_change_the_working_directory(tmp_path: Path) -> None:
+def test_script_may_import_from_its_folder_and_change_directory(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("STEP = 5")
     text = "import os, beside\nos.chdir('/')\nd = range(3)\ndef f(b): return b + beside.STEP"
     assert mapped(tmp_path, text) == "out: 3 rows in 1 files"
@@ -112,7 +112,7 @@ def test_a_script_is_compiled_as_python_compiles_it(tmp_path: Path) -> None:
     assert mapped(tmp_path, text) == "out: 2 rows in 1 files"
 
 
-def test_a_dataset_that_makes_samples_together_is_asked_for_a_batch(tmp_path: Path) -> None:
+def test_dataset_with_getitems_is_asked_for_a_batch(tmp_path: Path) -> None:
     text = """
     import random
     class D:
@@ -162,7 +162,7 @@ def test_a_result_that_cannot_be_written_is_named_with_its_rows(
     assert told in mapped(tmp_path, f"d = range(10)\ndef f(batch): return {result}")
 
 
-def test_samples_that_make_no_batch_are_told_with_the_option_that_helps(tmp_path: Path) -> None:
+def test_samples_that_make_no_batch_are_reported_with_the_option(tmp_path: Path) -> None:
     text = "import torch\nd = [torch.ones(1), torch.ones(2)]\ndef f(batch): return [sum(b) for b in batch]\nc = list"
     told = mapped(tmp_path, text)
     assert (
@@ -173,12 +173,14 @@ def test_samples_that_make_no_batch_are_told_with_the_option_that_helps(tmp_path
     assert column(tmp_path) == [1.0, 2.0]
 
 
-def test_a_script_that_changed_goes_on_and_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_run_with_a_changed_script_continues_with_a_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     text = "d = range(10)\ndef f(batch):\n if batch[0] == 8: raise KeyError('x')\n return batch"
     assert "no result for rows 8 to 9: KeyError: 'x'" in mapped(tmp_path, text)
-    assert "1 of 2 files are complete; the same command goes on" in capfd.readouterr().err
+    assert "1 of 2 files are complete; repeat the command to resume" in capfd.readouterr().err
     assert mapped(tmp_path, text.replace("== 8", "> 99")) == "out: 10 rows in 2 files"
     said = capfd.readouterr().err
-    assert "1 of 2 files are there already" in said
-    assert "work.py is not what it was then: those files stay as they are" in said
+    assert "1 of 2 files exist already" in said
+    assert "work.py has changed since the first run: existing files are kept as they are" in said
     assert column(tmp_path) == list(range(10))

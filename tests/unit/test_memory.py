@@ -76,14 +76,14 @@ def machine(root: Path, files: dict[str, str]) -> Path:
         ),
     ],
 )  # fmt: skip
-def test_limit_and_kills_are_those_of_the_processes_own_cgroup(
+def test_memory_limit_and_kills_come_from_the_own_cgroup(
     files: dict[str, str], limit: int, count: int, tmp_path: Path
 ):
     root = machine(tmp_path, files)
     assert (memory_limit(root), kills(root)) == (limit, count)
 
 
-def test_a_limit_is_told_with_what_can_be_done_about_it(tmp_path: Path):
+def test_memory_limit_is_described_with_a_remedy(tmp_path: Path):
     root = machine(tmp_path, {"sys/fs/cgroup/memory.max": f"{420 * MB}", "proc/self/cgroup": "0::/"})
     assert describe_limit(FEEDERS_FIELD, root) == (
         "its pod may use 420 MiB: raise spec.feeders.resources.limits.memory, or make batches smaller"
@@ -132,13 +132,13 @@ def test_only_the_kernels_own_signal_is_blamed_on_memory():
 
 
 @pytest.mark.parametrize(("own", "then"), [(0, 500), (990, 1000), (1000, 1000), (-500, 0)])
-def test_what_runs_user_code_is_never_taken_after_what_started_it(own: int, then: int, tmp_path: Path):
+def test_user_code_process_is_killed_before_the_process_that_started_it(own: int, then: int, tmp_path: Path):
     root = machine(tmp_path, {"proc/self/oom_score_adj": f"{own}\n"})
     die_first(root)
     assert int((root / "proc/self/oom_score_adj").read_text()) == then
 
 
-def test_a_worker_of_rays_is_taken_no_sooner_than_its_raylet(tmp_path: Path):
+def test_ray_worker_is_killed_no_earlier_than_its_raylet(tmp_path: Path):
     root = machine(tmp_path, {"proc/self/oom_score_adj": "1000\n", "proc/7/oom_score_adj": "990\n"})
     die_as(7, root)
     assert int((root / "proc/self/oom_score_adj").read_text()) == 990

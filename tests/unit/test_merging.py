@@ -52,7 +52,7 @@ def parts_of(samples: list[Any], cuts: list[int]) -> tuple[list[Any], list[int]]
 
 
 @given(makers, st.integers(1, 9), st.lists(st.integers(1, 8), max_size=3))
-def test_parts_make_what_default_collate_makes_of_all(make: Any, count: int, cuts: list[int]) -> None:
+def test_merged_parts_equal_default_collate_of_the_whole(make: Any, count: int, cuts: list[int]) -> None:
     samples = [make(n) for n in range(count)]
     whole = default_collate(samples)
     assert digest(merged(*parts_of(samples, [cut for cut in cuts if cut < count]))) == digest(whole)
@@ -72,6 +72,6 @@ def test_parts_make_what_default_collate_makes_of_all(make: Any, count: int, cut
         [torch.zeros(1, requires_grad=True), torch.zeros(1)],
     ],
 )
-def test_what_is_not_certain_is_not_put_together(samples: list[Any]) -> None:
+def test_ambiguous_parts_are_not_merged(samples: list[Any]) -> None:
     with pytest.raises(NotMergedError):
         merged(*parts_of(samples, [1]))

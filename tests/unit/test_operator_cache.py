@@ -47,7 +47,7 @@ def data(cache: Cache) -> dict[str, str] | None:
     return None if found is None else found["data"]
 
 
-def test_a_write_is_known_before_any_watch_reports_it_and_older_versions_do_not_undo_it():
+def test_write_is_known_before_the_watch_and_not_undone_by_old_versions():
     cache = Cache(Clock())
     cache.put(settings("3", a="old"))
     cache.put_written(settings("7", a="new"))
@@ -58,14 +58,14 @@ def test_a_write_is_known_before_any_watch_reports_it_and_older_versions_do_not_
     assert data(cache) == {"a": "theirs"}
 
 
-def test_news_that_are_newer_than_a_write_count_also_when_its_answer_comes_late():
+def test_newer_watch_event_wins_over_a_late_write_response():
     cache = Cache(Clock())
     cache.put(settings("9", a="theirs"))
     cache.put_written(settings("7", a="ours"))
     assert data(cache) == {"a": "theirs"}
 
 
-def test_older_versions_are_believed_again_after_a_while():
+def test_older_versions_are_accepted_again_after_a_while():
     clock = Clock()
     cache = Cache(clock)
     cache.put_written(settings("700", a="lost with etcd"))
@@ -74,7 +74,7 @@ def test_older_versions_are_believed_again_after_a_while():
     assert data(cache) == {"a": "restored"}
 
 
-def test_what_was_gone_before_the_answer_to_a_write_of_it_came_stays_gone():
+def test_object_deleted_before_its_write_response_stays_deleted():
     cache = Cache(Clock())
     cache.put(settings("3"))
     cache.remove(settings("4"))
@@ -84,14 +84,14 @@ def test_what_was_gone_before_the_answer_to_a_write_of_it_came_stays_gone():
     assert data(cache) == {}
 
 
-def test_the_end_of_an_earlier_object_does_not_remove_the_one_that_has_its_name_now():
+def test_deletion_of_an_earlier_object_keeps_its_namesake():
     cache = Cache(Clock())
     cache.put_written(settings("9", uid="new"))
     assert cache.remove(settings("8", uid="old")) == KEY
     assert data(cache) == {}
 
 
-def test_only_so_many_that_are_gone_are_remembered():
+def test_number_of_remembered_deletions_is_bounded():
     cache = Cache(Clock())
     for number in range(GONE + 1):
         cache.remove(settings(uid=str(number)))
@@ -101,7 +101,7 @@ def test_only_so_many_that_are_gone_are_remembered():
     assert data(cache) == {}
 
 
-def test_versions_that_are_no_numbers_are_left_to_the_watches():
+def test_versions_that_are_not_numbers_are_left_to_the_watches():
     cache = Cache(Clock())
     cache.put(settings("a", a="2"))
     cache.put_written(settings("b", a="1"))
@@ -116,7 +116,7 @@ JSON = st.recursive(
 
 
 @given(spec=st.dictionaries(st.text(max_size=8), JSON, max_size=4))
-def test_of_a_child_that_is_compared_nothing_is_left_out_but_who_set_which_field(spec):
+def test_compared_child_is_kept_whole_except_managed_fields(spec):
     thing = {
         "kind": "Deployment",
         "metadata": {"name": "a", "managedFields": [{"manager": "m"}]},
@@ -125,7 +125,7 @@ def test_of_a_child_that_is_compared_nothing_is_left_out_but_who_set_which_field
     assert transform(thing) == {"kind": "Deployment", "metadata": {"name": "a"}, "spec": spec}
 
 
-def test_of_a_pod_its_troubles_are_kept():
+def test_troubles_of_a_pod_are_kept():
     last = {"terminated": {"exitCode": 7, "message": "no disk"}}
     container = {
         "name": "prepare",
@@ -149,7 +149,7 @@ def test_of_a_pod_its_troubles_are_kept():
     assert "image" not in small["status"]["initContainerStatuses"][0]
 
 
-def test_late_news_of_an_object_do_not_evict_the_one_that_has_its_name_now():
+def test_late_events_of_an_object_do_not_evict_its_namesake():
     cache = Cache(Clock())
     cache.put(settings("2", uid="old", a="1"))
     cache.put(settings("5", uid="new", a="2"))
@@ -158,7 +158,7 @@ def test_late_news_of_an_object_do_not_evict_the_one_that_has_its_name_now():
     assert data(cache) == {"a": "2"}
 
 
-def test_a_write_that_changed_nothing_does_not_let_older_news_in():
+def test_write_without_a_change_does_not_admit_older_versions():
     cache = Cache(Clock())
     cache.put_written(settings("7", a="ours"))
     cache.put_written(settings("7", a="ours"))
@@ -202,11 +202,11 @@ def with_pod(pod: dict[str, Any]) -> list[str]:
         ("ReplicaSet", "mnist-feeders-7c", "r"),
     ],
 )  # fmt: skip
-def test_a_pod_that_a_child_of_the_job_made_is_the_jobs(owner):
+def test_pod_made_by_a_child_of_the_job_belongs_to_the_job(owner):
     assert with_pod(of_job(*owner)) == ["p"]
 
 
-def test_pods_of_a_job_whose_name_begins_with_a_digit_are_its_own():
+def test_pods_of_a_job_named_with_a_leading_digit_are_its_own():
     """Its Services have other names than those of other jobs."""
     cache = Cache(Clock())
     on_cluster = {"metadata.uid": "u", "metadata.namespace": "team", "metadata.creationTimestamp": MADE}
@@ -234,7 +234,7 @@ def test_pods_of_a_job_whose_name_begins_with_a_digit_are_its_own():
         ),
     ],
 )
-def test_labels_alone_make_no_pod_a_jobs(pod):
+def test_labels_alone_do_not_make_a_pod_a_jobs(pod):
     assert with_pod(pod) == []
 
 
@@ -251,7 +251,7 @@ LATER: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("more", "read"), LATER, ids=["field", "inner", "word", "type", "conditions"])
-def test_of_a_status_that_a_later_operator_wrote_the_rest_is_read(more: dict[str, Any], read: dict[str, Any]):
+def test_status_of_a_later_operator_is_read_except_unknown_fields(more: dict[str, Any], read: dict[str, Any]):
     found = {"phase": "Complete", "trainers": {"restarts": 3}, "conditions": [ENDED]}
     cache = Cache(Clock())
     cache.put({**JOB, "status": {**found, **more}})
@@ -262,13 +262,13 @@ def test_of_a_status_that_a_later_operator_wrote_the_rest_is_read(more: dict[str
 
 
 @pytest.mark.parametrize("found", [None, {}, {"trainers": [{"restarts": 3}]}, {"conditions": {"a": 1}}])
-def test_a_status_that_makes_no_sense_is_begun_anew(found: Any):
+def test_malformed_status_is_replaced_by_a_fresh_one(found: Any):
     cache = Cache(Clock())
     cache.put({**JOB, "status": found})
     assert cache.status(KEY).trainers.restarts == 0
 
 
-def test_a_job_is_read_once_for_as_long_as_only_its_status_changes():
+def test_job_is_parsed_once_while_only_its_status_changes():
     cache, made = Cache(), manifest()
     made["metadata"] |= {"namespace": "team", "uid": "j", "generation": 1}
 
@@ -290,7 +290,7 @@ def test_a_job_is_read_once_for_as_long_as_only_its_status_changes():
     assert read("4").job.metadata.uid == "anew"
 
 
-def test_only_so_many_jobs_are_kept_as_they_were_read():
+def test_number_of_cached_parsed_jobs_is_bounded():
     cache = Cache()
     for number in range(3 * RECENT):
         made = manifest()

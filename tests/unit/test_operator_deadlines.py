@@ -25,13 +25,13 @@ from dataloaderjob_operator.decide.observed import Cause, Observed, SupervisorSt
 LATE_S = 901
 UNREPORTED = [
     None,
-    SupervisorStatus(silent="nothing within 5 s"),
+    SupervisorStatus(silent="no answer within 5 s"),
     replace(SUPERVISOR, failure=Cause("UserCodeFailed", "x")),
 ]
 
 
 @pytest.mark.parametrize("supervisor", UNREPORTED, ids=["not asked", "silent", "a trainer failed"])
-def test_a_job_whose_pods_are_up_is_not_ended_for_want_of_a_word_of_its_supervisor(supervisor):
+def test_job_with_running_pods_is_not_ended_for_a_silent_supervisor(supervisor):
     observed = serving(supervisor=supervisor)
     first = decided(Observed(job=job()))
     late = decided(after(observed, first), LATE_S)
@@ -40,24 +40,24 @@ def test_a_job_whose_pods_are_up_is_not_ended_for_want_of_a_word_of_its_supervis
     assert late.requeue_after_s != 0, "time alone changes nothing any more"
 
 
-def test_a_supervisor_that_has_no_feeders_in_time_ends_the_job():
+def test_supervisor_without_feeders_in_time_ends_the_job():
     first = decided(Observed(job=job()))
     late = decided(after(serving(supervisor=replace(SUPERVISOR, ready=0)), first), LATE_S)
     assert condition(late, ConditionType.FAILED).reason == "StartupDeadlineExceeded"
 
 
-def test_the_deadline_s_message_names_the_silence_of_the_supervisor():
+def test_deadline_message_mentions_the_supervisors_silence():
     first = decided(Observed(job=job()))
     observed = replace(
-        serving(supervisor=SupervisorStatus(silent="nothing within 5 s")), pods=(pod("head"), pod("feeder"))
+        serving(supervisor=SupervisorStatus(silent="no answer within 5 s")), pods=(pod("head"), pod("feeder"))
     )
     assert (
-        "nothing within 5 s"
+        "no answer within 5 s"
         in condition(decided(after(observed, first), LATE_S), ConditionType.FAILED).message
     )
 
 
-def test_the_deadline_s_message_names_what_the_api_server_refused():
+def test_deadline_message_names_the_api_servers_refusal():
     observed = Observed(job=job())
     late = decided(
         replace(after(observed, decided(observed)), refused=".spec.template.spec.nodeSelectr: unknown"),
@@ -66,14 +66,14 @@ def test_the_deadline_s_message_names_what_the_api_server_refused():
     assert "nodeSelectr" in condition(late, ConditionType.FAILED).message
 
 
-def test_trainers_that_a_deadline_has_caught_go_with_head_and_feeders():
+def test_trainers_caught_by_a_deadline_go_with_head_and_feeders():
     observed = replace(serving(), job=job(activeDeadlineSeconds=60))
     made = decided(after(observed, decided(observed)), 61)
     assert made.status.phase == Phase.FAILED
     assert set(made.delete) == {HEAD, FEEDERS, TRAINERS}
 
 
-def test_trainers_that_have_ended_stay_for_their_logs():
+def test_ended_trainers_stay_for_their_logs():
     observed = serving()
     failed = replace(
         after(observed, decided(observed)),
@@ -85,7 +85,7 @@ def test_trainers_that_have_ended_stay_for_their_logs():
     assert set(made.delete) == {HEAD, FEEDERS}
 
 
-def test_a_trainer_that_ended_well_and_whose_pod_is_gone_counts():
+def test_succeeded_trainer_counts_though_its_pod_is_deleted():
     observed = replace(serving(), job=job(**{"trainers.job.replicas": 2}))
     gone = replace(observed, children={**observed.children, **live(TRAINERS, active=1, succeeded=1)})
     assert decided(gone).status.phase == Phase.RUNNING

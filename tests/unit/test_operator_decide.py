@@ -36,7 +36,7 @@ from dataloaderjob_operator.objects.pods import map_of
 from dataloaderjob_operator.objects.workloads import SIDECAR
 
 
-def test_a_job_observed_for_the_first_time_has_all_conditions_and_gets_all_children():
+def test_new_job_gets_all_conditions_and_all_children():
     made = decided(Observed(job=job()))
     assert [c.type for c in made.status.conditions] == [kind.value for kind in ConditionType]
     assert made.status.phase == Phase.STARTING
@@ -51,7 +51,7 @@ def test_a_job_of_another_controller_is_left_alone():
     assert decide(Observed(job=job(managedBy="example.com/other")), SETUP, T0) is None
 
 
-def test_nothing_changes_while_nothing_happens():
+def test_repeated_decision_without_a_change_is_identical():
     observed = serving()
     first = decided(observed)
     assert first.status.phase == Phase.RUNNING
@@ -61,7 +61,7 @@ def test_nothing_changes_while_nothing_happens():
     assert again.apply == first.apply
 
 
-def test_a_part_that_stops_serving_degrades_a_running_job_and_its_condition_has_the_cause():
+def test_failing_part_degrades_a_running_job_with_the_cause():
     observed = serving()
     running = after(observed, decided(observed))
     sick = pod(
@@ -90,7 +90,7 @@ def test_a_part_that_stops_serving_degrades_a_running_job_and_its_condition_has_
     )
 
 
-def test_a_trainer_whose_image_is_not_there_keeps_the_job_from_being_ready():
+def test_missing_trainer_image_keeps_the_job_from_being_ready():
     image = {
         "name": "trainer",
         "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
@@ -110,7 +110,7 @@ def test_a_trainer_whose_image_is_not_there_keeps_the_job_from_being_ready():
     assert "no such image" in condition(late, ConditionType.FAILED).message
 
 
-def test_ready_reports_what_is_wrong_before_what_merely_takes_its_time():
+def test_ready_reports_faults_before_parts_that_are_merely_starting():
     image = {
         "name": "trainer",
         "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
@@ -123,7 +123,7 @@ def test_ready_reports_what_is_wrong_before_what_merely_takes_its_time():
     assert condition(made, ConditionType.READY).reason == "ImageNotPulled"
 
 
-def test_a_trainer_that_ended_well_before_the_others_is_ready_all_the_same():
+def test_trainer_that_finished_early_still_counts_as_ready():
     ended = [{"name": "trainer", "state": {"terminated": {"exitCode": 0}}}]
     observed = replace(
         serving(), pods=(pod("head"), pod("trainer", phase="Succeeded", containerStatuses=ended))
@@ -131,7 +131,7 @@ def test_a_trainer_that_ended_well_before_the_others_is_ready_all_the_same():
     assert condition(decided(observed), ConditionType.READY).status == "True"
 
 
-def test_a_sidecar_that_ends_with_its_trainer_is_missed_by_nobody():
+def test_sidecar_that_ends_with_its_trainer_is_not_missed():
     ended = {"state": {"terminated": {"exitCode": 0}}}
     status = {
         "containerStatuses": [{"name": "trainer", **ended}], "initContainerStatuses": [{"name": SIDECAR, **ended}]
@@ -143,7 +143,7 @@ def test_a_sidecar_that_ends_with_its_trainer_is_missed_by_nobody():
     assert decided(over).status.phase == Phase.RUNNING
 
 
-def test_pods_that_a_quota_refuses_are_reported_by_their_deployment():
+def test_pods_refused_by_a_quota_are_reported_by_their_deployment():
     observed = serving()
     refused = {
         "conditions": [
@@ -158,11 +158,11 @@ def test_pods_that_a_quota_refuses_are_reported_by_their_deployment():
     children = {**observed.children, **live(FEEDERS, **refused)}
     made = decided(replace(observed, children=children, pods=(), supervisor=None))
     assert condition(made, ConditionType.FEEDERS_READY).message == (
-        "exceeded quota; what such a pod asks for: spec.feeders.resources"
+        "exceeded quota; this pod's resources come from spec.feeders.resources"
     )
 
 
-def test_a_child_that_the_server_refuses_is_reported_in_the_servers_words():
+def test_child_refused_by_the_server_is_reported_with_its_message():
     observed = serving()
     made = decided(
         replace(after(observed, decided(observed)), refused="pods is forbidden: exceeded quota"), 5
@@ -176,7 +176,7 @@ def test_a_child_that_the_server_refuses_is_reported_in_the_servers_words():
     assert condition(decided(after(observed, made)), ConditionType.READY).status == "True"
 
 
-def test_when_the_trainers_end_well_head_and_feeders_go_at_once_and_their_logs_stay():
+def test_successful_end_deletes_head_and_feeders_and_keeps_logs():
     observed = serving()
     running = after(observed, decided(observed))
     done = replace(
@@ -199,7 +199,7 @@ def test_when_the_trainers_end_well_head_and_feeders_go_at_once_and_their_logs_s
     assert (gone.status.phase, gone.status.completion_time) == (Phase.COMPLETE, made.status.completion_time)
 
 
-def test_a_finished_job_is_deleted_when_its_time_after_the_end_is_over():
+def test_finished_job_is_deleted_after_its_time_to_live():
     status = decided(
         replace(serving(), children=live(TRAINERS, conditions=[{"type": "Complete", "status": "True"}]))
     ).status
@@ -208,7 +208,7 @@ def test_a_finished_job_is_deleted_when_its_time_after_the_end_is_over():
     assert decided(observed, 60).delete_job
 
 
-def test_a_trainer_that_fails_restarts_the_whole_group_once_and_only_when_the_old_one_is_gone():
+def test_failed_trainer_restarts_the_group_once_the_old_one_is_deleted():
     observed = replace(serving(), job=job(**{"trainers.job.failurePolicy.backoffSeconds": 0}))
     running = after(observed, decided(observed))
     failed = failed_trainers(running)
@@ -225,7 +225,7 @@ def test_a_trainer_that_fails_restarts_the_whole_group_once_and_only_when_the_ol
     assert ("Job", "mnist-trainers-1") in keys(free)
 
 
-def test_trainers_that_fail_more_often_than_allowed_fail_the_job_with_the_cause():
+def test_too_many_trainer_failures_fail_the_job_with_the_cause():
     observed = replace(serving(), job=job(**{"trainers.job.failurePolicy": {"maxRestarts": 0}}))
     made = decided(failed_trainers(after(observed, decided(observed))), 10)
     assert made.status.phase == Phase.FAILED
@@ -235,7 +235,7 @@ def test_trainers_that_fail_more_often_than_allowed_fail_the_job_with_the_cause(
     assert TRAINERS not in made.delete, "its pods have the logs"
 
 
-def test_a_job_that_does_not_come_up_fails_in_time_and_reports_what_it_lacked():
+def test_job_that_misses_its_startup_deadline_fails_with_the_cause():
     waiting = {"name": "feeder", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
     observed = Observed(
         job=job(startupDeadlineSeconds=200), pods=(pod("feeder", containerStatuses=[waiting]),)
@@ -262,7 +262,7 @@ def test_a_job_ends_at_its_active_deadline():
     assert condition(decided(after(observed, first), 100), ConditionType.FAILED).reason == "DeadlineExceeded"
 
 
-def test_suspend_releases_every_pod_and_resume_starts_the_deadlines_anew():
+def test_suspend_releases_every_pod_and_resume_restarts_the_deadlines():
     observed = serving()
     running = after(observed, decided(observed))
     held = replace(running, job=job(suspend=True))
@@ -279,7 +279,7 @@ def test_suspend_releases_every_pod_and_resume_starts_the_deadlines_anew():
     assert {HEAD, FEEDERS, TRAINERS} <= keys(back)
 
 
-def test_a_resumed_job_has_a_startup_deadline_also_when_trainers_were_made_anew_before():
+def test_resumed_job_has_a_startup_deadline_even_after_earlier_restarts():
     observed = serving()
     failed = failed_trainers(after(observed, decided(observed)))
     again = decided(failed, 10)
@@ -294,7 +294,7 @@ def test_a_resumed_job_has_a_startup_deadline_also_when_trainers_were_made_anew_
     assert condition(late, ConditionType.FAILED).reason == "StartupDeadlineExceeded"
 
 
-def test_pods_that_become_ready_one_after_the_other_are_written_together():
+def test_pods_becoming_ready_in_succession_are_written_together():
     observed = replace(serving(), job=job(**{"feeders.replicas": 8}), supervisor=replace(SUPERVISOR, ready=2))
     written = replace(after(observed, decided(observed)), written_at=T0)
     more = replace(written, supervisor=replace(SUPERVISOR, ready=5))
@@ -307,7 +307,7 @@ def test_pods_that_become_ready_one_after_the_other_are_written_together():
 @pytest.mark.parametrize(
     "change", [{"suspend": True}, {"feeders.replicas": 2}, {"trainers.job.failurePolicy": {"maxRestarts": 9}}]
 )
-def test_what_is_more_than_a_count_is_written_at_once(change):
+def test_changes_other_than_counts_are_written_at_once(change):
     observed = serving()
     written = replace(after(observed, decided(observed)), written_at=T0)
     edited = job(**change)
@@ -323,14 +323,14 @@ def at_start(decision: Decision) -> int:
     )
 
 
-def test_a_supervisor_finds_the_number_of_feeders_of_now_whenever_it_starts_again():
+def test_restarted_supervisor_finds_the_current_number_of_feeders():
     wider = replace(serving(), job=job(**{"feeders.replicas": 8}))
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     runs = decided(replace(wider, pods=(pod("head", **ready), pod("feeder"), pod("trainer"))))
     assert (runs.feeders, at_start(runs)) == (8, 8), "the operator may be away when the head starts anew"
 
 
-def test_policies_go_when_they_are_no_longer_asked_for_and_stay_as_long_as_any_pod_may():
+def test_policies_are_deleted_when_disabled_and_kept_while_pods_may_exist():
     observed = serving()
     policies = {key for key in BASE if key[0] == "NetworkPolicy"}
     without = decided(replace(observed, job=job(networkPolicy={"mode": "None"})))
@@ -341,7 +341,7 @@ def test_policies_go_when_they_are_no_longer_asked_for_and_stay_as_long_as_any_p
         assert keys(made) >= policies, "before and while pods are there"
 
 
-def test_every_stage_has_its_children_in_the_table():
+def test_every_stage_has_an_entry_in_the_table_of_children():
     assert set(WANTED) == set(Stage)
     assert all(Part.BASE in parts for parts in WANTED.values())
 
@@ -460,7 +460,7 @@ TestCluster = Cluster.TestCase
 TestCluster.settings = profile(max_examples=60, stateful_step_count=25, deadline=None)
 
 
-def test_a_restart_is_told_with_the_trainer_that_was_evicted_though_its_pod_is_being_deleted():
+def test_restart_names_the_evicted_trainer_even_while_it_is_deleted():
     observed = failed_trainers(after(serving(), decided(serving())))
     (crashed,) = observed.pods
     target = {"type": "DisruptionTarget", "status": "True", "message": "drained"}
@@ -470,7 +470,7 @@ def test_a_restart_is_told_with_the_trainer_that_was_evicted_though_its_pod_is_b
     made = decided(replace(observed, pods=(crashed, {**gone, "metadata": leaving})))
     assert (
         condition(made, ConditionType.PROGRESSING).message
-        == "pod mnist-trainers-0-1: drained; a restart that does not count, the 1st in a row"
+        == "pod mnist-trainers-0-1: drained; restart not counted as a failure (1st consecutive disruption)"
     )
     earlier = {**leaving, "labels": {**labels, "dataloading.dev/attempt": "7"}}
     made = decided(replace(observed, pods=(crashed, {**gone, "metadata": earlier})))

@@ -52,7 +52,7 @@ from dataloaderjob_operator.kinds import covers, keep_template, manifest_to_send
         ({}, {"readOnly": False, "labels": {}, "items": [], "value": ""}),
     ],
 )
-def test_defaults_order_units_and_what_others_add_are_no_difference(live: Any, wanted: Any):
+def test_defaults_order_units_and_foreign_fields_are_no_difference(live: Any, wanted: Any):
     assert covers(live, wanted)
 
 
@@ -84,7 +84,7 @@ def test_defaults_order_units_and_what_others_add_are_no_difference(live: Any, w
         ({"cpu": "1"}, {"cpu": "1000m"}),
     ],
 )
-def test_another_value_order_or_absence_is_a_difference(live: Any, wanted: Any):
+def test_different_value_order_or_absence_is_a_difference(live: Any, wanted: Any):
     assert not covers(live, wanted)
 
 
@@ -92,7 +92,7 @@ def child(**spec: Any) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": spec}
 
 
-def test_what_was_sent_is_not_sent_again_until_it_changes():
+def test_unchanged_child_is_not_sent_again():
     live = sealed(child(a=1, b=2))
     assert manifest_to_send(child(a=1, b=2), live) is None
     assert manifest_to_send(child(a=1, b=3), live) is not None
@@ -101,7 +101,7 @@ def test_what_was_sent_is_not_sent_again_until_it_changes():
     )
 
 
-def test_what_cannot_be_changed_is_only_made():
+def test_immutable_child_is_only_created():
     job = {**child(a=1), "kind": "Job"}
     assert manifest_to_send(job, None) is not None
     assert manifest_to_send({**job, "spec": {"a": 2}}, sealed(job)) is None
@@ -113,7 +113,7 @@ def policy(**peer: Any) -> dict[str, Any]:
     return {"kind": "NetworkPolicy", "metadata": {"name": "p"}, "spec": spec}
 
 
-def test_what_is_added_within_a_policy_is_a_difference_and_a_field_of_others_beside_ours_is_none():
+def test_additions_within_a_policy_count_but_foreign_fields_do_not():
     live = sealed(policy())
     assert manifest_to_send(policy(), live) is None
     assert manifest_to_send(policy(), {**live, "spec": {**live["spec"], "egress": [{}]}}) is None, (
@@ -132,7 +132,7 @@ def deployment(asked: str, made_by: str, image: str) -> dict[str, Any]:
     return {"kind": "Deployment", "metadata": {"name": "d"}, "spec": {"replicas": 1, "template": template}}
 
 
-def test_another_operators_pods_stay_while_the_user_asks_for_the_same():
+def test_newer_operator_keeps_pods_while_the_users_spec_is_unchanged():
     live = sealed(deployment("x", "1.0", "old"))
     kept = manifest_to_send(keep_template(deployment("x", "2.0", "new"), live), live)
     assert kept is None
@@ -147,7 +147,7 @@ def test_another_operators_pods_stay_while_the_user_asks_for_the_same():
     assert changed["spec"]["template"]["spec"]["image"] == "new"
 
 
-def test_neither_side_is_changed_by_the_comparison():
+def test_comparison_changes_neither_side():
     live, wanted = sealed(deployment("x", "1.0", "old")), deployment("x", "2.0", "new")
     before = copy.deepcopy((live, wanted))
     manifest_to_send(keep_template(wanted, live), live)

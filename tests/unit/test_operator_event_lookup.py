@@ -47,7 +47,7 @@ class Lookup:
         asyncio.run(all_of_them())
 
 
-def test_a_cause_is_there_at_the_next_reconcile_which_comes_at_once():
+def test_cause_is_available_at_the_next_reconcile_which_is_immediate():
     made = Lookup({"u-p": [MOUNT]})
     made.lookup.request(A, (POD,))
     assert made.lookup.found(A) == {}
@@ -57,7 +57,7 @@ def test_a_cause_is_there_at_the_next_reconcile_which_comes_at_once():
     assert made.lookup.found(B) == {}
 
 
-def test_events_are_listed_again_only_after_a_while_and_the_same_ones_are_no_news():
+def test_events_are_relisted_only_after_a_while_and_repeats_are_ignored():
     made = Lookup({"u-p": [MOUNT]})
     for moment, requests in ((0, 1), (1, 1), (AGAIN_S / 2, 1), (AGAIN_S, 2), (AGAIN_S + 1, 2)):
         made.now = moment
@@ -73,7 +73,7 @@ def test_events_are_listed_again_only_after_a_while_and_the_same_ones_are_no_new
     assert made.lookup.found(A) == {}
 
 
-def test_jobs_take_turns_and_one_that_requests_twice_has_one():
+def test_jobs_take_turns_and_a_repeated_request_counts_once():
     made = Lookup({"u-p": [], "u-q": []})
     made.lookup.request(A, (POD,))
     made.lookup.request(B, (EventQuery("Pod", "q", "u-q"),))
@@ -82,7 +82,7 @@ def test_jobs_take_turns_and_one_that_requests_twice_has_one():
     assert made.api.requests == [("team", "u-p"), ("team", "u-q")]
 
 
-def test_a_job_that_requests_nothing_any_more_is_forgotten():
+def test_job_without_requests_is_forgotten():
     made = Lookup({"u-p": [MOUNT]})
     made.lookup.request(A, (POD,))
     made.turns()
@@ -94,7 +94,7 @@ def test_a_job_that_requests_nothing_any_more_is_forgotten():
     assert len(made.api.requests) == 1
 
 
-def test_a_cause_of_an_object_that_is_held_up_no_longer_is_dropped():
+def test_cause_of_an_object_no_longer_held_up_is_dropped():
     made = Lookup({"u-p": [MOUNT]})
     made.lookup.request(A, (POD,))
     made.turns()
@@ -102,7 +102,7 @@ def test_a_cause_of_an_object_that_is_held_up_no_longer_is_dropped():
     assert made.lookup.found(A) == {}
 
 
-def test_a_server_that_does_not_answer_changes_no_cause_that_was_found():
+def test_unresponsive_server_changes_no_known_cause():
     made = Lookup({"u-p": [MOUNT]})
     made.lookup.request(A, (POD,))
     made.turns()
@@ -114,7 +114,7 @@ def test_a_server_that_does_not_answer_changes_no_cause_that_was_found():
     assert made.lookup.found(A) == before
 
 
-def test_it_runs_on_its_own():
+def test_lookup_runs_on_its_own():
     async def run() -> None:
         changed, api = asyncio.Event(), Events({"u-p": [MOUNT]})
         lookup = EventLookup(api, lambda _: changed.set())

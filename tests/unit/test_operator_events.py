@@ -48,7 +48,7 @@ SUSPENDED = status(Phase.SUSPENDED, start=None, Suspended=("True", "AskedFor", "
 COMPLETE = status(
     Phase.COMPLETE, end=T1, Complete=("True", "TrainersSucceeded", "all ended with exit code 0")
 )
-RESUMED = [("Normal", "Resumed", "the operator makes the job's pods anew")]
+RESUMED = [("Normal", "Resumed", "the operator recreates the job's pods")]
 FAILED = status(Phase.FAILED, end=T1, Failed=("True", "DeadlineExceeded", "longer than 5"))
 RESTARTED = status(
     Phase.STARTING,
@@ -59,12 +59,17 @@ RESTARTED = status(
 SHORT = status(
     Phase.RUNNING,
     Ready=("True", "Serving", "all serve", T0),
-    Progressing=("True", "FeedersMissing", "feeder pods that serve: 1 of 8; no such image", T1),
+    Progressing=("True", "FeedersMissing", "feeder pods serving: 1 of 8; no such image", T1),
 )
 HELD_UP = status(
     Phase.RUNNING,
     Ready=("True", "Serving", "all serve", T0),
-    Progressing=("True", "RolloutStuck", "feeders that are being rolled out cannot start: no such image", T1),
+    Progressing=(
+        "True",
+        "RolloutStuck",
+        "the new feeders of a rolling update cannot start: no such image",
+        T1,
+    ),
 )
 HUNGRY = status(
     Phase.RUNNING,
@@ -77,7 +82,7 @@ STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no se
 @pytest.mark.parametrize(
     ("before", "after", "reported"),
     [
-        pytest.param(NONE, STARTING, [("Normal", "Started", "the operator makes the job's children")], id="start"),
+        pytest.param(NONE, STARTING, [("Normal", "Started", "the operator creates the job's children")], id="start"),
         pytest.param(STARTING, SERVING, [("Normal", "Serving", "all serve")], id="serving"),
         pytest.param(
             SERVING, DEGRADED, [("Warning", "Degraded", "ImageNotPulled: pod a: no such image")], id="degraded"
@@ -90,10 +95,10 @@ STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no se
             SERVING, RESTARTED, [("Warning", "Restarted", "exit code 3; restart 1 of 3")], id="restart"
         ),
         pytest.param(SERVING, SUSPENDING, [], id="suspending"),
-        pytest.param(SUSPENDING, SUSPENDED, [("Normal", "Suspended", "the job has no pod left")], id="suspended"),
+        pytest.param(SUSPENDING, SUSPENDED, [("Normal", "Suspended", "the job has no pods left")], id="suspended"),
         pytest.param(SUSPENDED, STARTING, RESUMED, id="resumed"),
         pytest.param(SUSPENDING, STARTING, RESUMED, id="resumed-early"),
-        pytest.param(NONE, SUSPENDED, [("Normal", "Suspended", "the job has no pod left")], id="made-suspended"),
+        pytest.param(NONE, SUSPENDED, [("Normal", "Suspended", "the job has no pods left")], id="made-suspended"),
         pytest.param(SERVING, COMPLETE, [("Normal", "Completed", "all ended with exit code 0")], id="complete"),
         pytest.param(SERVING, FAILED, [("Warning", "Failed", "DeadlineExceeded: longer than 5")], id="failed"),
         pytest.param(
@@ -101,14 +106,14 @@ STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no se
         ),
     ],
 )  # fmt: skip
-def test_a_change_of_status_has_its_events(before, after, reported):
+def test_status_change_has_its_events(before, after, reported):
     assert [(e.type, e.reason.value, e.message) for e in events_of(before, after)] == reported
 
 
 @pytest.mark.parametrize(
     "same", [NONE, STARTING, SERVING, DEGRADED, SUSPENDED, COMPLETE, FAILED, RESTARTED, STUCK]
 )
-def test_a_status_that_stays_as_it_is_has_no_event(same):
+def test_unchanged_status_has_no_event(same):
     assert events_of(same, same) == ()
 
 
@@ -140,7 +145,7 @@ def name(before: DataLoaderJobStatus, after: DataLoaderJobStatus, job: Any = JOB
     return str(made["metadata"]["name"])
 
 
-def test_the_same_event_has_the_same_name_and_another_has_another():
+def test_same_event_has_the_same_name_and_others_differ():
     again = status(Phase.DEGRADED, Ready=("False", "ImageNotPulled", "pod b: no such image", T1))
     later = status(
         Phase.DEGRADED, Ready=("False", "ImageNotPulled", "pod a: no such image", "2026-02-01T00:00:00Z")
@@ -154,20 +159,20 @@ def test_the_same_event_has_the_same_name_and_another_has_another():
     )
 
 
-def test_a_cause_that_comes_and_goes_is_reported_once_for_an_attempt():
+def test_recurring_cause_is_reported_once_per_attempt():
     next_attempt = status(Phase.STARTING, restarts=1, Ready=("False", "VolumeNotMounted", "", T1))
     between = status(Phase.STARTING, restarts=1, Ready=("False", "PodsStart"))
     assert name(STARTING, STUCK) == name(DEGRADED, STUCK)
     assert name(STARTING, STUCK) != name(between, next_attempt)
 
 
-def test_a_long_message_is_cut_to_what_the_api_takes():
+def test_long_message_is_cut_to_the_apis_limit():
     long = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "x" * 4000))
     (event,) = events_of(STARTING, long)
     assert len(event.message) == events.MAX_MESSAGE_NBYTES
 
 
-def test_a_job_that_comes_and_goes_has_so_many_events_and_no_more():
+def test_events_of_a_flapping_job_are_limited():
     budget = Budget()
     assert [budget.take("u", Reason.DEGRADED, 0.0) for _ in range(BURST + 2)] == [True] * BURST + [False] * 2
     assert budget.take("v", Reason.DEGRADED, 0.0), "another job has its own"

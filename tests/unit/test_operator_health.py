@@ -65,7 +65,7 @@ def condition(decision: Decision, kind: ConditionType) -> tuple[str, str]:
     return next((c.reason, c.message) for c in decision.status.conditions if c.type == kind)
 
 
-def test_events_of_a_pod_that_its_node_does_not_start_are_listed_after_a_while():
+def test_events_of_a_pod_stuck_before_its_start_are_listed_after_a_while():
     found = observed(pod("head"))
     young = decided(found, 2)
     assert young.event_queries == ()
@@ -102,7 +102,7 @@ RUNS = {"containerStatuses": [{"name": "head", "state": {"running": {}}}]}
         ),
     ],
 )
-def test_no_events_are_listed_of_a_pod_that_runs_or_whose_status_has_the_cause(there):
+def test_no_events_are_listed_for_a_pod_that_runs_or_shows_its_cause(there):
     assert queried(observed(there), 100) == []
 
 
@@ -125,7 +125,7 @@ def test_events_of_a_job_with_fewer_pods_than_it_asks_for_are_listed(status, nam
     assert queried(observed(children=trainers(**status))) == names
 
 
-def test_no_events_are_listed_of_a_job_that_is_held_or_over():
+def test_no_events_are_listed_for_a_held_or_finished_job():
     held = observed(children=trainers())
     held = replace(
         held, job=held.job.model_copy(update={"spec": held.job.spec.model_copy(update={"suspend": True})})
@@ -209,7 +209,7 @@ def test_the_newest_warning_is_the_cause(events, reason, message):
         [event("Warning", "FailedCreate", "quota", 1), event("Normal", "SuccessfulCreate", second=2)],
     ],
 )
-def test_what_has_moved_on_is_in_no_trouble(events):
+def test_events_without_a_current_warning_report_no_trouble(events):
     assert meaning(QUERY, events) is None
 
 
@@ -226,7 +226,7 @@ def reported(uid: str, reason: str, message: str, kind: str = "pod", name: str =
         (pod("trainer"), trainers(active=1), "u-job", ConditionType.SIDECARS_READY),
     ],
 )
-def test_what_events_reported_is_in_the_condition_of_its_part(there, children, uid, kind):
+def test_cause_from_events_is_in_the_condition_of_its_part(there, children, uid, kind):
     names = {"head": "mnist-head", "feeder": "mnist-feeders"}
     deployments = {("Deployment", name): {"metadata": {"name": name}} for name in names.values()}
     found = observed(
@@ -235,12 +235,12 @@ def test_what_events_reported_is_in_the_condition_of_its_part(there, children, u
     assert condition(decided(found), kind) == ("VolumeNotMounted", f"pod p: {MISSING}")
 
 
-def test_what_events_reported_of_an_object_that_is_held_up_no_longer_is_in_no_condition():
+def test_cause_of_an_object_no_longer_held_up_is_in_no_condition():
     found = observed(pod("trainer", phase="Running"), **reported("u-trainer-a", "VolumeNotMounted", MISSING))
     assert condition(decided(found), ConditionType.SIDECARS_READY)[0] == "PodsStart"
 
 
-def test_a_job_that_was_refused_its_pods_fails_with_that_cause_in_the_end():
+def test_job_refused_its_pods_finally_fails_with_that_cause():
     found = observed(
         children=trainers(), **reported("u-job", "PodsRefused", "exceeded quota", "Job", "mnist-trainers-0")
     )
@@ -290,7 +290,7 @@ def test_a_decision_diagnoses_each_pod_once(monkeypatch, status, seconds, failed
     assert sorted(calls) == sorted(f"mnist-{name}" for name in names)
 
 
-def test_the_first_trouble_of_a_role_is_that_of_a_pod_which_stays_and_that_of_a_job_any_pods():
+def test_first_trouble_is_of_a_remaining_pod_per_role_and_any_pod_per_job():
     full = {"conditions": [{"type": "PodScheduled", "status": "False", "message": FULL}]}
     leaving, second, third = (pod("feeder", name, **full) for name in "abc")
     leaving["metadata"]["deletionTimestamp"] = START

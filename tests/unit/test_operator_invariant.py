@@ -83,7 +83,7 @@ STATES: dict[str, dict[str, Any] | None] = {
 }
 WORDS = {
     "unschedulable": "0/3 nodes are available", "gated": "0/3 nodes are available", "disrupted": "preempted",
-    "image": "no such image", "killed": "killed for want of memory", "evicted": "disk pressure",
+    "image": "no such image", "killed": "OOM-killed", "evicted": "disk pressure",
 }  # fmt: skip
 """Words of the causes of states, but of those with which nothing is wrong."""
 BOUNDED_ELSEWHERE = {"SupervisorStarts", "RayStarts", "FeedersStart"}
@@ -129,7 +129,7 @@ def in_state(role: str, state: str) -> list[dict[str, Any]]:
     seconds=st.integers(0, 800),
 )
 @example({"head": "leaves", "feeder": "runs", "trainer": "runs"}, SUPERVISOR, True, False, "", 0)
-def test_every_job_that_is_not_ready_has_a_cause_or_a_deadline(
+def test_every_unready_job_has_a_cause_or_a_deadline(
     states: dict[str, str],
     supervisor: SupervisorStatus | None,
     served: bool,
@@ -160,7 +160,7 @@ def test_every_job_that_is_not_ready_has_a_cause_or_a_deadline(
     made = decided(started, seconds)
     assert ready_or_explained(made.status) or made.requeue_after_s is not None, made.status
     for kind, role in PARTS.items():
-        part, words = of(made.status, kind), (WORDS | {"leaves": "is being deleted"}).get(states[role])
+        part, words = of(made.status, kind), (WORDS | {"leaves": "has been terminating"}).get(states[role])
         if (
             words
             and part.status != "True"
@@ -255,7 +255,7 @@ def tells_why(restart: Restart) -> bool:
     """Checks whether a further attempt names a pod of the one before that was in the way."""
     if restart.reason != "PodsStuck":
         return names_one_of(restart.culprits, restart.message)
-    stuck = dict.fromkeys(restart.culprits, "should have gone")
+    stuck = dict.fromkeys(restart.culprits, "should have terminated")
     return names_one_of(stuck, restart.message) if stuck else "Job mnist-trainers" in restart.message
 
 
@@ -477,7 +477,7 @@ class Simulation(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("examples", [80, pytest.param(250, marks=pytest.mark.slow)])
-def test_whatever_happens_to_a_job_it_is_ready_or_has_a_cause_or_a_deadline(examples: int) -> None:
+def test_job_is_always_ready_or_has_a_cause_or_a_deadline(examples: int) -> None:
     bounded = settings(
         max_examples=examples,
         stateful_step_count=14,

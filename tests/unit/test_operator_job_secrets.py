@@ -48,14 +48,14 @@ class Run:
         return asyncio.run(self.secrets.keep(KEY, {"metadata": {"name": job().name}}, observed))
 
 
-def test_it_is_created_at_the_first_reconcile_and_while_nothing_starts_never_again():
+def test_secret_is_created_at_the_first_reconcile_and_not_while_idle():
     run = Run()
     assert run.reconcile(STEADY, 0.0)
     assert not any(run.reconcile(observed, 600.0 * n) for n, observed in enumerate((STEADY, QUEUEING), 1))
     assert run.server.asked == 1
 
 
-def test_pods_that_start_have_it_created_at_once_and_then_now_and_then():
+def test_starting_pods_have_the_secret_created_at_once_and_periodically():
     run = Run()
     run.reconcile(STEADY, 0.0)
     run.reconcile(STARTING, 600.0)
@@ -65,14 +65,14 @@ def test_pods_that_start_have_it_created_at_once_and_then_now_and_then():
     assert run.server.asked == 3
 
 
-def test_a_pod_that_gets_a_node_has_it_created_however_recent_the_last_attempt():
+def test_pod_that_gets_a_node_has_the_secret_created_at_once():
     run = Run()
     run.reconcile(STEADY, 0.0)
     run.reconcile(STARTING, AGAIN_S / 10)
     assert run.server.asked == 2
 
 
-def test_one_that_could_not_be_created_is_tried_at_the_next_reconcile():
+def test_failed_secret_creation_is_retried_at_the_next_reconcile():
     run = Run()
     run.server.error = ApiError(500, "not now")
     with pytest.raises(ApiError):
@@ -82,7 +82,7 @@ def test_one_that_could_not_be_created_is_tried_at_the_next_reconcile():
     assert run.server.asked == 2
 
 
-def test_a_new_job_of_that_name_has_its_own():
+def test_new_job_of_the_same_name_gets_its_own_secret():
     run = Run()
     run.reconcile(STEADY, 0.0)
     run.secrets.forget(KEY)

@@ -33,19 +33,19 @@ def made() -> list[Manifest]:
 
 
 @pytest.mark.parametrize("child", made(), ids=lambda child: f"{child['kind']}-{child['metadata']['name']}")
-def test_a_child_has_a_row_with_its_place_in_the_api_and_how_it_is_compared(child):
+def test_every_child_kind_has_a_row_with_its_api_path_and_comparison(child):
     kind = KINDS[child["kind"]]
     assert kind.api_version == child["apiVersion"]
     assert kind in CHILDREN
     assert kind.source in (Source.WATCH, Source.NONE), "a child is watched, or only created"
 
 
-def test_no_row_of_a_child_is_left_over():
+def test_table_has_no_row_without_a_child():
     assert {child["kind"] for child in made()} == {kind.name for kind in CHILDREN}
 
 
 @pytest.mark.parametrize("kind", CHILDREN, ids=lambda kind: kind.name)
-def test_what_is_compared_is_what_the_cache_keeps(kind):
+def test_cache_keeps_all_that_the_comparison_needs(kind):
     for child in made():
         if child["kind"] == kind.name:
             live = transform(sealed(child))
@@ -56,7 +56,7 @@ def test_what_is_compared_is_what_the_cache_keeps(kind):
                 assert (changed is None) == (kind.compared is Comparison.CREATED_ONLY)
 
 
-def test_the_jobs_are_listed_first_and_each_kind_that_is_watched_once():
+def test_jobs_are_listed_first_and_each_watched_kind_once():
     paths = watch.list_paths([])
     assert next(iter(paths)) == KIND
     assert list(paths) == [kind.name for kind in WATCHED]

@@ -38,7 +38,7 @@ def lost(life: Life, *pods: Pod) -> Observed:
     return replace(observed, children={**observed.children, **old})
 
 
-def test_a_pod_whose_node_does_not_answer_is_named_though_its_containers_are_said_to_run() -> None:
+def test_pod_on_an_unreachable_node_is_named_though_containers_run() -> None:
     observed = replace(serving(), pods=(pod("head"), pod("feeder"), on_lost_node(of_attempt(0, 3))))
     made = decided(after(observed, decided(serving())))
     ready = condition(made, ConditionType.READY)
@@ -47,7 +47,7 @@ def test_a_pod_whose_node_does_not_answer_is_named_though_its_containers_are_sai
     assert (made.status.phase, made.status.trainers.summary) == (Phase.DEGRADED, "0/1")
 
 
-def test_a_pod_that_is_not_ready_for_reasons_of_its_own_is_on_no_lost_node() -> None:
+def test_pod_unready_for_its_own_reasons_is_not_on_a_lost_node() -> None:
     own = {"type": "Ready", "status": "False", "reason": "ContainersNotReady"}
     gates = {"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady"}
     ready = {"type": "ContainersReady", "status": "True"}
@@ -56,7 +56,7 @@ def test_a_pod_that_is_not_ready_for_reasons_of_its_own_is_on_no_lost_node() -> 
 
 
 @pytest.mark.parametrize("silent", [True, False], ids=["its node is silent", "something holds it"])
-def test_a_pod_that_does_not_go_holds_the_next_attempt_up_for_a_bounded_time(silent: bool) -> None:
+def test_pod_stuck_in_deletion_delays_the_next_attempt_for_a_bounded_time(silent: bool) -> None:
     life = Life()
     victim = gone_by(of_attempt(0, 0, **target("DeletionByTaintManager"), **RUNS), 30)
     victim = on_lost_node(victim) if silent else victim
@@ -73,7 +73,7 @@ def test_a_pod_that_does_not_go_holds_the_next_attempt_up_for_a_bounded_time(sil
     assert ("Job", "mnist-trainers-1") in keys(made), "it has another name"
 
 
-def test_a_long_grace_is_no_matter_on_a_node_that_does_not_answer() -> None:
+def test_long_grace_period_is_ignored_on_an_unreachable_node() -> None:
     life = Life()
     victim = on_lost_node(gone_by(of_attempt(0, 0, **target("DeletionByTaintManager")), 3600, 3600))
     life.fails(victim)
@@ -83,7 +83,7 @@ def test_a_long_grace_is_no_matter_on_a_node_that_does_not_answer() -> None:
     assert ("Job", "mnist-trainers-1") in keys(decided(lost(life, victim), life.now))
 
 
-def test_pods_of_the_last_attempt_that_still_have_time_hold_the_next_one_up() -> None:
+def test_terminating_pods_of_the_last_attempt_delay_the_next_one() -> None:
     life = Life()
     victim = on_lost_node(gone_by(of_attempt(0, 0, **target("DeletionByTaintManager")), 30))
     ends = gone_by(of_attempt(0, 1), 600, 600)
@@ -93,7 +93,7 @@ def test_pods_of_the_last_attempt_that_still_have_time_hold_the_next_one_up() ->
     assert any(kind == "Job" for kind, _ in keys(decided(lost(life, victim), life.now)))
 
 
-def test_a_pod_that_is_left_behind_is_named_while_the_next_attempt_runs() -> None:
+def test_pod_left_behind_is_named_while_the_next_attempt_runs() -> None:
     life = Life()
     victim = on_lost_node(gone_by(of_attempt(0, 0, **target("DeletionByTaintManager")), 30))
     life.fails(victim)
@@ -108,7 +108,7 @@ def test_a_pod_that_is_left_behind_is_named_while_the_next_attempt_runs() -> Non
     assert "node.kubernetes.io/out-of-service" in moving.message
 
 
-def test_a_job_is_suspended_though_a_pod_of_it_does_not_go_and_resumes_under_another_name() -> None:
+def test_job_suspends_despite_a_stuck_pod_and_resumes_under_a_new_name() -> None:
     life = Life()
     victim = on_lost_node(gone_by(of_attempt(0, 0), 30))
     life.job = job(suspend=True)
@@ -125,7 +125,7 @@ def test_a_job_is_suspended_though_a_pod_of_it_does_not_go_and_resumes_under_ano
     assert ("Job", "mnist-trainers-1") in keys(life.decide(lost(life, victim)))
 
 
-def test_what_holds_the_trainers_name_is_a_pod_of_theirs_and_no_stuck_feeder() -> None:
+def test_stuck_trainer_pod_and_not_a_stuck_feeder_forces_a_new_name() -> None:
     life = Life()
     feeder, trainer = gone_by(pod("feeder"), 0), gone_by(of_attempt(0, 0), 0)
     life.now = restarts.STUCK_S
@@ -134,13 +134,13 @@ def test_what_holds_the_trainers_name_is_a_pod_of_theirs_and_no_stuck_feeder() -
     assert "pod mnist-trainers-0-0 on" in condition(made, ConditionType.PROGRESSING).message
 
 
-def test_a_job_of_trainers_that_does_not_go_without_pods_is_named_and_given_up_like_a_pod() -> None:
+def test_trainers_job_stuck_without_pods_is_named_and_given_up() -> None:
     life = Life()
     assert life.decide(lost(life)).requeue_after_s == restarts.STUCK_S
     life.now = restarts.STUCK_S
     made = life.decide(lost(life))
     assert life.attempt == 1
-    assert "Job mnist-trainers-0 is being deleted" in condition(made, ConditionType.PROGRESSING).message
+    assert "Job mnist-trainers-0 has been terminating" in condition(made, ConditionType.PROGRESSING).message
 
 
 def tolerations(**spec: Any) -> list[list[dict[str, Any]]]:
@@ -160,7 +160,7 @@ def test_all_pods_of_a_job_leave_a_lost_node_after_half_a_minute() -> None:
     assert found[-1][2:] == [{"operator": "Exists"}], "the first that fits counts"
 
 
-def test_a_user_says_himself_how_long_his_pods_stay_on_a_lost_node() -> None:
+def test_user_may_set_how_long_pods_stay_on_a_lost_node() -> None:
     own = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 3600}
     *_, found = tolerations(**{"trainers.job.template.spec.tolerations": [own]})
     assert [t["key"] for t in found] == ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"]

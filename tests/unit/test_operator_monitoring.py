@@ -31,20 +31,20 @@ def health(watches: int, *, listed: bool = True) -> Health:
     return Health(watches=lambda: watches, expected=6, listed=listed)
 
 
-def test_it_is_ready_once_what_is_there_is_listed():
-    assert "first list" in health(0, listed=False).not_ready()
+def test_operator_is_ready_once_the_first_list_is_done():
+    assert "initial list" in health(0, listed=False).not_ready()
     assert health(0).not_ready() == ""
 
 
-def test_a_watch_may_be_away_for_a_while_and_not_for_good():
+def test_watch_may_be_closed_for_a_limited_time():
     lame = health(5)
     assert lame.not_alive(0) == ""
     assert lame.not_alive(WITHOUT_WATCHES_S) == ""
-    assert lame.not_alive(WITHOUT_WATCHES_S + 1) == "5 of 6 watches are open, for 301 s"
+    assert lame.not_alive(WITHOUT_WATCHES_S + 1) == "only 5 of 6 watches have been open for 301 s"
     assert health(6).not_alive(1e6) == ""
 
 
-def test_a_watch_that_comes_back_is_forgiven():
+def test_reopened_watch_resets_the_clock():
     count = [5]
     lame = Health(watches=lambda: count[0], expected=6, listed=True)
     lame.not_alive(0)
@@ -54,13 +54,13 @@ def test_a_watch_that_comes_back_is_forgiven():
     assert lame.not_alive(WITHOUT_WATCHES_S + 100) == ""
 
 
-def test_watches_that_are_not_open_before_the_first_list_are_no_fault():
+def test_watches_not_open_before_the_first_list_are_no_fault():
     waiting = health(0, listed=False)
     assert waiting.not_alive(0) == ""
     assert waiting.not_alive(1e6) == ""
 
 
-def test_a_task_that_has_ended_is_reported_by_name():
+def test_ended_task_is_reported_by_name():
     async def run() -> str:
         ended = health(6)
         ended.tasks.append(asyncio.create_task(asyncio.sleep(0), name="event lookups"))
@@ -82,8 +82,8 @@ async def answer(served: Health, path: str) -> tuple[int, str]:
         return found.status, await found.text()
 
 
-def test_healthz_names_jobs_whose_status_cannot_be_written_and_is_no_worse_for_it():
-    remark = "no status can be written of team/mnist for 31 s"
+def test_healthz_names_jobs_with_unwritable_status_without_failing():
+    remark = "cannot write the status of team/mnist for 31 s"
 
     async def run() -> None:
         served = Health(watches=lambda: 6, expected=6, listed=True, remark=lambda: remark)
@@ -114,7 +114,7 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(f"dataloaderjob_operator_{name}", labels)
 
 
-def test_work_counts_what_it_does_and_why_it_failed():
+def test_workers_count_reconciles_and_the_kinds_of_errors():
     metrics, observed = Metrics(), list[str]()
 
     async def reconcile(key: tuple[str, str]) -> float | None:
@@ -144,7 +144,7 @@ def test_work_counts_what_it_does_and_why_it_failed():
     assert sample(metrics, "reconcile_errors_total", kind="bug") == 1
 
 
-def test_jobs_are_counted_by_phase_and_every_phase_is_there():
+def test_jobs_are_counted_by_phase_including_empty_phases():
     metrics = Metrics()
     metrics.describe(version="1", kopf="2", phases=lambda: {"Running": 3})
     assert sample(metrics, "jobs", phase="Running") == 3
@@ -158,7 +158,7 @@ def lines(kind: LogFormat, caplog: pytest.LogCaptureFixture) -> list[str]:
     return [log_formatter(kind).format(record) for record in caplog.records]
 
 
-def test_a_line_about_a_job_has_its_name_namespace_uid_and_generation(caplog):
+def test_log_line_about_a_job_has_name_namespace_uid_and_generation(caplog):
     log = logging.getLogger("dataloaderjob_operator.test")
     caplog.set_level(logging.INFO)
     caplog.handler.addFilter(mark_record)
@@ -177,7 +177,7 @@ def test_a_line_about_a_job_has_its_name_namespace_uid_and_generation(caplog):
     assert "wrote it [team/mnist]" in lines(LogFormat.TEXT, caplog)[0]
 
 
-def test_what_kopf_hangs_on_its_records_names_the_object_and_nothing_else(caplog):
+def test_kopf_log_records_keep_only_the_objects_reference(caplog):
     ref = {"kind": "DataLoaderJob", "namespace": "team", "name": "mnist", "uid": "u"}
     extra = {"k8s_ref": ref, "settings": object(), "k8s_skip": True}
     logging.getLogger("kopf.test").warning("a handler failed", extra=extra)
@@ -189,7 +189,7 @@ def test_what_kopf_hangs_on_its_records_names_the_object_and_nothing_else(caplog
     assert not {"settings", "k8s_ref", "k8s_skip"} & {*first, *second}
 
 
-def test_two_tasks_do_not_mix_up_their_jobs(caplog):
+def test_concurrent_tasks_do_not_mix_up_their_jobs(caplog):
     log = logging.getLogger("dataloaderjob_operator.test")
     caplog.set_level(logging.INFO)
     caplog.handler.addFilter(mark_record)

@@ -18,7 +18,7 @@ from dataloaderjob_operator.monitoring import Metrics
 
 WEBHOOK = ApiError(500, 'failed calling webhook "v.example.com": connection refused')
 CHILDREN = 12
-FAILS = "the operator fails at this job"
+FAILS = "the operator cannot process this job"
 HOSTNETWORK = {"spec.trainers.job.template.spec.hostnetwork": True}
 
 
@@ -30,7 +30,7 @@ def reasons(job: Job) -> list[tuple[str, str]]:
     return [(event["reason"], event["message"]) for event in job.api.events]
 
 
-def test_a_spec_that_only_the_models_refuse_is_a_condition_and_an_event_and_then_there_is_quiet():
+def test_spec_refused_by_the_models_gives_one_condition_and_one_event():
     job = Job({"spec.sidecar.resources": {"limits": {"memory": "10E"}}})
     assert job.reconcile() is None
     ready, stalled = job.condition("Ready"), job.condition("Stalled")
@@ -47,7 +47,7 @@ def test_a_spec_that_only_the_models_refuse_is_a_condition_and_an_event_and_then
     assert job.condition("Stalled")["status"] == "False"
 
 
-def test_a_spec_that_a_running_job_gets_and_nobody_can_read_is_told_too():
+def test_invalid_edit_of_a_running_job_is_reported_and_children_stay():
     job = Job()
     job.reconcile()
     job.edit(sidecar={"resources": {"limits": {"memory": "10E"}}})
@@ -62,7 +62,7 @@ def test_metadata_of_a_later_kubernetes_is_read():
     assert len(job.made()) == CHILDREN
 
 
-def test_a_field_of_a_later_definition_is_left_out_with_a_warning_once():
+def test_unknown_field_of_a_later_crd_is_dropped_with_one_warning():
     job = Job({"spec.checkpoints": {"every": 1}, "spec.loader.pinned": True})
     for _ in range(3):
         job.reconcile()
@@ -74,7 +74,7 @@ def test_a_field_of_a_later_definition_is_left_out_with_a_warning_once():
     )
 
 
-def test_what_resembles_a_misspelt_field_is_a_warning_once_and_the_api_servers_to_judge():
+def test_likely_misspelt_field_gets_one_warning_and_is_passed_on():
     job = Job(HOSTNETWORK)
     for _ in range(3):
         job.reconcile()
@@ -84,7 +84,7 @@ def test_what_resembles_a_misspelt_field_is_a_warning_once_and_the_api_servers_t
     assert job.api.events[0]["type"] == "Warning"
 
 
-def test_a_refusal_of_such_a_field_has_the_remedy():
+def test_refusal_of_a_misspelt_field_includes_the_remedy():
     error = ApiError(500, ".spec.template.spec.hostnetwork: field not declared in schema")
     job = Job(HOSTNETWORK, refuses("Job", "try apply", error))
     for _ in range(2):
@@ -111,7 +111,7 @@ def test_children_are_tried_before_the_first_is_made_and_never_again():
     assert "try" not in {verb for verb, *_ in job.api.writes}
 
 
-def test_a_webhook_that_cannot_be_tried_is_no_reason_to_make_nothing():
+def test_webhook_without_dry_run_support_does_not_block_creation():
     error = ApiError(400, "admission webhook v.example.com does not support dry run")
     job = Job(fault=refuses("Deployment", "try", error))
     job.reconcile()
@@ -123,7 +123,7 @@ LIMIT_RANGE = (
 )
 LIMIT_RANGE_TOLD = (
     'pods "mnist-feeders" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi; '
-    "what such a pod asks for: spec.feeders.resources"
+    "this pod's resources come from spec.feeders.resources"
 )
 PRIORITY = 'pods "mnist-trainers-0" is forbidden: no PriorityClass with name high was found'
 PRIORITY_TOLD = f"spec.trainers.job.template.spec.priorityClassName: {PRIORITY}"
@@ -140,7 +140,7 @@ def refuses_pods(of: str, error: ApiError):
         ("mnist-trainers", PRIORITY, PRIORITY_TOLD),
     ],
 )
-def test_what_refuses_only_pods_is_told_before_anything_is_made(workload: str, said: str, told: str):
+def test_refusal_of_pods_is_reported_before_anything_is_created(workload: str, said: str, told: str):
     job = Job(
         {"spec.trainers.job.template.spec.priorityClassName": "high"},
         refuses_pods(workload, ApiError(403, said)),
@@ -170,14 +170,14 @@ def test_what_refuses_only_pods_is_told_before_anything_is_made(workload: str, s
         'Pod in version "v1" cannot be handled as a Pod: json: cannot unmarshal number 1e+300',
     ],
 )
-def test_a_trial_that_says_nothing_of_the_job_keeps_nothing_from_being_made(said: str):
+def test_inconclusive_trial_does_not_block_creation(said: str):
     job = Job(fault=refuses_pods("", ApiError(403, said)))
     job.reconcile()
     assert len(job.made()) == CHILDREN
 
 
 @pytest.mark.parametrize("verb", ["try", "apply"])
-def test_an_error_that_may_pass_is_told_after_its_third_repetition(verb: str):
+def test_transient_error_is_reported_after_its_third_repetition(verb: str):
     job = Job(fault=refuses("Deployment", verb, WEBHOOK))
     told = []
     for _ in range(4):
@@ -208,14 +208,14 @@ def test_a_refusal_is_forgotten_once_its_child_waits_for_others_again():
     assert job.condition("Ready")["reason"] != "ChildRefused"
 
 
-def test_one_child_that_is_refused_holds_no_other_up():
+def test_refused_child_does_not_block_the_others():
     job = Job(fault=refuses("ConfigMap", "apply", ApiError(403, "quota")))
     with pytest.raises(ApiError, match="quota"):
         job.reconcile()
     assert len(job.made()) == CHILDREN - 3
 
 
-def test_an_api_server_that_takes_nothing_is_not_asked_for_each_child():
+def test_throttling_api_server_is_not_asked_for_each_child():
     job = Job(fault=lambda write: ApiError(429, "slow down", 1.0) if write[0] == "apply" else None)
     with pytest.raises(ApiError):
         job.reconcile()
@@ -233,7 +233,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setitem(decision._BUILDERS, Part.TRAINERS, fails)
 
 
-def test_a_child_that_cannot_be_built_is_a_condition_a_metric_and_one_traceback(
+def test_child_that_cannot_be_built_gives_condition_metric_and_traceback(
     caplog: pytest.LogCaptureFixture, breaks: Callable[[], None]
 ):
     breaks()
@@ -253,7 +253,7 @@ def bugs(metrics: Metrics) -> float | None:
     return metrics.registry.get_sample_value("dataloaderjob_operator_reconcile_errors_total", {"kind": "bug"})
 
 
-def test_a_child_that_breaks_while_the_job_runs_deletes_nothing_and_the_rest_is_kept_up(
+def test_child_that_fails_during_a_run_deletes_nothing_and_others_update(
     breaks: Callable[[], None],
 ):
     job = Job()
@@ -284,9 +284,7 @@ def test_a_child_that_breaks_while_the_job_runs_deletes_nothing_and_the_rest_is_
         ("containers[0].securityContext", [], ""),
     ],
 )
-def test_what_builders_read_of_a_template_has_its_type_or_is_told_with_its_remedy(
-    field: str, value: object, below: str
-):
+def test_template_field_of_wrong_type_is_reported_with_a_remedy(field: str, value: object, below: str):
     path = f"spec.trainers.job.template.spec.{field}"
     job = Job({path: value})
     job.reconcile()
@@ -297,7 +295,7 @@ def test_what_builders_read_of_a_template_has_its_type_or_is_told_with_its_remed
     assert job.made() == set()
 
 
-def test_an_error_of_the_decision_itself_is_a_condition(monkeypatch: pytest.MonkeyPatch):
+def test_error_in_the_decision_itself_is_a_condition(monkeypatch: pytest.MonkeyPatch):
     job = Job()
     job.reconcile()
 
@@ -313,7 +311,7 @@ def test_an_error_of_the_decision_itself_is_a_condition(monkeypatch: pytest.Monk
     assert job.condition("Ready")["reason"] != "NotUnderstood"
 
 
-def test_a_status_that_cannot_be_written_holds_no_child_up_and_is_in_metrics_log_and_health(
+def test_unwritable_status_blocks_no_child_and_is_reported(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     job = Job(fault=refuses("DataLoaderJob", "status", ApiError(500, "etcd has no room")))
@@ -325,7 +323,7 @@ def test_a_status_that_cannot_be_written_holds_no_child_up_and_is_in_metrics_log
     assert "cannot write the status: 500: etcd has no room" in [r.message for r in caplog.records]
     assert job.operator.cannot_write() == "", "one failure is no remark"
     job.operator.unwritten[KEY] -= 100
-    assert job.operator.cannot_write().startswith("no status can be written of team/mnist for 100 s")
+    assert job.operator.cannot_write().startswith("cannot write the status of team/mnist for 100 s")
     job.api.fault = lambda _: None
     job.reconcile()
     assert job.operator.metrics.registry.get_sample_value(gauge) == 0
@@ -344,7 +342,7 @@ def test_an_attempt_that_cannot_be_counted_is_not_replaced():
     assert "Job/mnist-trainers-0" in job.made()
 
 
-def test_a_job_of_another_controller_is_left_alone_and_says_so_once():
+def test_job_of_another_controller_is_left_alone_with_one_event():
     job = Job({"spec.managedBy": "example.com/other"})
     for _ in range(2):
         assert job.reconcile() is None
@@ -367,7 +365,7 @@ CANARY = "example.com/canary"
         ("example.com/c", False, False),
     ],
 )
-def test_of_two_operators_over_a_namespace_one_works_at_a_job(named: str | None, first: bool, second: bool):
+def test_exactly_one_of_two_operators_handles_a_job(named: str | None, first: bool, second: bool):
     for canary, works in ((False, first), (True, second)):
         job = Job({} if named is None else {"spec.managedBy": named})
         job.operator.setup = replace(job.operator.setup, managed_by=CANARY if canary else "")
@@ -388,7 +386,7 @@ def _logs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
-def test_ports_without_names_and_tolerations_with_odd_keys_are_the_api_servers_to_judge():
+def test_odd_ports_and_tolerations_are_left_to_the_api_server():
     """Of the head's container, whose own ports have names."""
     path = "spec.ray.managed.head.template.spec"
     head = [{"name": "head", "ports": [{"containerPort": 80}]}]

@@ -55,7 +55,7 @@ def template_hash(child: dict[str, Any]) -> str:
     return str(child["spec"]["template"]["metadata"]["annotations"][names.ANNOTATION_TEMPLATE])
 
 
-def test_the_same_job_has_the_same_children_under_the_same_names():
+def test_children_of_a_job_and_their_names_are_deterministic():
     assert children() == children()
     assert set(children()) == {
         "Secret/mnist-key-u-1",
@@ -73,7 +73,7 @@ def test_the_same_job_has_the_same_children_under_the_same_names():
     }
 
 
-def test_every_child_is_owned_by_the_job_and_goes_with_it():
+def test_every_child_is_owned_by_the_job():
     for child in children().values():
         (owner,) = child["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("DataLoaderJob", "u-1", True)
@@ -81,7 +81,7 @@ def test_every_child_is_owned_by_the_job_and_goes_with_it():
         assert child["metadata"]["labels"][names.LABEL_JOB] == "mnist"
 
 
-def test_the_longest_name_of_a_job_leaves_room_for_those_of_its_children():
+def test_longest_job_name_leaves_room_for_its_childrens_names():
     longest = "j" * MAX_NAME_LENGTH
     for child in children({"metadata.name": longest}, attempt=9999).values():
         index = "-1023" if child["kind"] == "Job" else ""
@@ -94,7 +94,7 @@ def test_the_longest_name_of_a_job_leaves_room_for_those_of_its_children():
 PIPELINES = "0e2b1f1c-8f0a-4d5e-9a57-3f1f3c0e7d11"
 
 
-def test_a_job_named_by_a_uuid_has_services_whose_names_begin_with_a_letter():
+def test_services_of_a_job_named_by_a_uuid_start_with_a_letter():
     made = children({"metadata.name": PIPELINES})
     services = [child for child in made.values() if child["kind"] == "Service"]
     assert [s["metadata"]["name"] for s in services] == [f"h-{PIPELINES}-svc", f"t-{PIPELINES}-svc"]
@@ -112,12 +112,12 @@ def test_a_job_named_by_a_uuid_has_services_whose_names_begin_with_a_letter():
     )
 
 
-def test_a_job_that_is_on_no_cluster_has_no_children():
-    with pytest.raises(ValueError, match="on no cluster"):
+def test_job_without_a_cluster_identity_has_no_children():
+    with pytest.raises(ValueError, match="not on a cluster"):
         objects.base(parse_object(manifest()), SETUP)
 
 
-def test_settings_files_are_what_the_processes_read():
+def test_settings_files_match_the_processes_settings_classes():
     made = children({"spec.loader.poolSize": "64Mi", "spec.trainers.job.processesPerPod": 2})
     sidecar = SidecarSettings(**json.loads(made["ConfigMap/trainer"]["data"]["sidecar.json"]))
     assert sidecar.job == "team/mnist/u-1"
@@ -131,7 +131,7 @@ def test_settings_files_are_what_the_processes_read():
         assert RayTuning(**data["tuning"]).worker_register_timeout_s == 120
 
 
-def test_a_deleted_secret_comes_back_with_the_same_bytes_and_is_no_other_jobs():
+def test_recreated_secret_has_the_same_bytes_and_differs_between_jobs():
     first, again = children()["Secret/mnist-key-u-1"], children()["Secret/mnist-key-u-1"]
     other = children({"metadata.uid": "u-2"})["Secret/mnist-key-u-2"]
     assert first == again
@@ -162,7 +162,7 @@ def test_the_sidecar_is_a_native_sidecar_before_the_users_init_containers():
         ({"spec.sidecar.resources": {"requests": {"memory": "1Gi"}}}, "1Gi", 1088 << 20),
     ],
 )
-def test_the_sidecars_memory_is_what_its_pools_and_itself_need_unless_it_is_given(changes, request_, limit):
+def test_sidecar_memory_covers_its_pools_unless_given_explicitly(changes, request_, limit):
     sidecar = pod(children(changes)["Job/mnist-trainers-0"])["initContainers"][0]
     assert sidecar["resources"]["requests"]["memory"] == str(request_)
     assert sidecar["resources"]["limits"]["memory"] == str(limit)
@@ -178,7 +178,7 @@ def test_the_sidecars_memory_is_what_its_pools_and_itself_need_unless_it_is_give
         ({}, False),
     ],
 )
-def test_the_sidecar_leaves_a_guaranteed_pod_guaranteed(trainer, guaranteed):
+def test_sidecar_keeps_a_guaranteed_pod_guaranteed(trainer, guaranteed):
     changes = {
         f"{TRAINER}.containers.0.resources": trainer,
         "spec.sidecar.resources": {"limits": {"cpu": "2"}},
@@ -193,7 +193,7 @@ def test_the_manifest_alone_decides_whether_trainers_unpickle():
         assert env(trainer).get("DATALOADERJOB_ALLOW_PICKLE") == reported
 
 
-def test_trainers_learn_their_rank_from_their_index_and_the_first_ones_name_from_dns():
+def test_trainers_get_ranks_from_their_index_and_the_masters_dns_name():
     made = children({"spec.trainers.job.replicas": 3}, attempt=2)["Job/mnist-trainers-2"]
     assert (made["spec"]["completions"], made["spec"]["parallelism"]) == (3, 3)
     assert made["spec"]["backoffLimit"] == 0, "one that fails ends them all"
@@ -212,7 +212,7 @@ def test_a_replica_of_several_processes_leaves_the_ranks_to_its_launcher():
     assert "RANK" not in found
 
 
-def test_user_variables_come_after_ours_and_may_refer_to_them():
+def test_user_variables_follow_ours_and_may_refer_to_them():
     theirs = [{"name": "RUN_NAME", "value": "rank-$(PET_NODE_RANK)"}]
     container = {"name": "trainer", "image": "a:1", "command": ["python"], "env": theirs}
     made = pod(children({f"{TRAINER}.containers": [container]})["Job/mnist-trainers-0"])
@@ -220,7 +220,7 @@ def test_user_variables_come_after_ours_and_may_refer_to_them():
     assert order[-1] == "RUN_NAME"
 
 
-def test_head_and_feeders_run_the_trainers_image_unless_another_is_given():
+def test_head_and_feeders_run_the_trainers_image_by_default():
     for changes, image in (({}, "example/mnist:1"), ({"spec.feeders.image": "feeder:2"}, "feeder:2")):
         made = children(changes)
         for name in ("head", "feeders"):
@@ -258,7 +258,7 @@ DATA = {
 }
 
 
-def test_the_data_is_in_trainers_and_feeders_alike_and_nowhere_else():
+def test_data_volumes_are_in_trainers_and_feeders_and_nowhere_else():
     own = [{"name": "TRAIN", "value": "$(ROOT)/train"}]
     made = children({**DATA, f"{TRAINER}.containers.0.env": own})
     for name in ("Job/mnist-trainers-0", "Deployment/mnist-feeders"):
@@ -275,7 +275,7 @@ def test_the_data_is_in_trainers_and_feeders_alike_and_nowhere_else():
     assert "envFrom" not in sidecar
 
 
-def test_other_data_replaces_feeders_and_no_data_leaves_them():
+def test_changed_data_replaces_feeders_and_empty_data_does_not():
     without, one = children(), children(DATA)
     other = children({**DATA, "spec.data.env": []})
     hashes = {template_hash(made["Deployment/mnist-feeders"]) for made in (without, one, other)}
@@ -283,7 +283,7 @@ def test_other_data_replaces_feeders_and_no_data_leaves_them():
     assert template_hash(children({"spec.data": {}})["Deployment/mnist-feeders"]) in hashes
 
 
-def test_a_volume_of_the_data_at_tmp_takes_the_place_of_the_operators():
+def test_data_volume_at_tmp_replaces_the_operators():
     mount = [{"name": "images", "mountPath": "/tmp"}]
     made = pod(children({**DATA, "spec.data.volumeMounts": mount})["Deployment/mnist-feeders"])
     assert [m["name"] for m in made["containers"][0]["volumeMounts"] if m["mountPath"] == "/tmp"] == [
@@ -292,7 +292,7 @@ def test_a_volume_of_the_data_at_tmp_takes_the_place_of_the_operators():
     assert "dataloaderjob-tmp" not in {volume["name"] for volume in made["volumes"]}
 
 
-def test_the_sidecar_has_variables_and_rights_of_the_users():
+def test_sidecar_has_the_users_variables_and_rights():
     changes = {
         "spec.sidecar.env": [{"name": "A", "value": "1"}],
         "spec.sidecar.securityContext": {"runAsUser": 7},
@@ -304,7 +304,7 @@ def test_the_sidecar_has_variables_and_rights_of_the_users():
     assert "A" not in env(made["containers"][0])
 
 
-def test_what_is_pulled_and_run_as_for_trainers_holds_for_head_and_feeders_too():
+def test_pull_secrets_and_user_of_trainers_apply_to_head_and_feeders():
     template = {
         f"{TRAINER}.imagePullSecrets": [{"name": "pull"}],
         f"{TRAINER}.securityContext": {"runAsUser": 1000},
@@ -316,13 +316,13 @@ def test_what_is_pulled_and_run_as_for_trainers_holds_for_head_and_feeders_too()
         assert found["securityContext"] == {"runAsUser": 1000, "fsGroup": 65532}
 
 
-def test_no_pod_has_a_token_of_the_cluster():
+def test_no_pod_has_a_service_account_token():
     for child in children().values():
         if "template" in child["spec"] if "spec" in child else False:
             assert pod(child)["automountServiceAccountToken"] is False
 
 
-def test_pods_are_replaced_when_the_user_asks_for_something_else_and_not_for_a_new_operator():
+def test_pods_are_replaced_for_a_changed_spec_and_not_for_a_new_operator():
     before = children()
     newer = objects.OperatorConfig(version="2.0", sidecar_image="example/sidecar:2", root_key=b"r" * 32)
     made = job()
@@ -343,7 +343,7 @@ def test_pods_are_replaced_when_the_user_asks_for_something_else_and_not_for_a_n
             assert template_hash(after[name]) != template_hash(before[name]), changes
 
 
-def test_what_a_later_operator_makes_otherwise_replaces_no_pod(monkeypatch):
+def test_pod_changes_of_a_later_operator_replace_no_pod(monkeypatch):
     before = children()
     monkeypatch.setattr(pods, "LAST_WORDS", {"terminationMessagePolicy": "File"})
     monkeypatch.setattr(workloads, "STARTS", 90)
@@ -356,7 +356,7 @@ def test_what_a_later_operator_makes_otherwise_replaces_no_pod(monkeypatch):
             assert manifest_to_send(kept, sealed(old)) is None, "the pods that there are stay"
 
 
-def test_no_old_feeder_goes_before_a_new_one_is_ready():
+def test_old_feeders_stay_until_a_new_one_is_ready():
     made = children({"spec.feeders.replicas": 2})["Deployment/mnist-feeders"]
     assert made["spec"]["strategy"] == {
         "type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "10%"},
@@ -372,14 +372,14 @@ def test_no_old_feeder_goes_before_a_new_one_is_ready():
     assert made["spec"]["progressDeadlineSeconds"] == 900
 
 
-def test_a_change_of_the_number_of_feeders_replaces_no_pod():
+def test_changed_number_of_feeders_replaces_no_pod():
     before, after = children(), children({"spec.feeders.replicas": 7})
     assert after["Deployment/mnist-feeders"]["spec"]["replicas"] == 7
     for name in ("Deployment/mnist-head", "Deployment/mnist-feeders"):
         assert after[name]["spec"]["template"] == before[name]["spec"]["template"]
 
 
-def test_the_users_manifest_is_left_as_it_was():
+def test_users_manifest_is_not_modified():
     given = manifest(
         {"metadata.uid": "u-1", "metadata.namespace": "team", f"{TRAINER}.volumes": [{"name": "v"}]}
     )
@@ -390,7 +390,7 @@ def test_the_users_manifest_is_left_as_it_was():
     assert given == before
 
 
-def test_what_a_container_printed_last_is_in_its_status_unless_the_user_wants_it_otherwise():
+def test_containers_report_their_last_output_unless_the_user_differs():
     policy = "terminationMessagePolicy"
     for child in children().values():
         if child["kind"] in {"Deployment", "Job"}:
@@ -401,7 +401,7 @@ def test_what_a_container_printed_last_is_in_its_status_unless_the_user_wants_it
     assert theirs["Job/mnist-trainers-0"]["spec"]["template"]["spec"]["containers"][0][policy] == "File"
 
 
-def test_pods_of_trainers_say_which_attempt_they_are_of():
+def test_trainer_pods_are_labelled_with_their_attempt():
     made = children(attempt=3)["Job/mnist-trainers-3"]
     for labels in (made["metadata"]["labels"], made["spec"]["template"]["metadata"]["labels"]):
         assert labels["dataloading.dev/attempt"] == "3"
@@ -410,14 +410,14 @@ def test_pods_of_trainers_say_which_attempt_they_are_of():
 @pytest.mark.parametrize(
     "field", ["initContainers", "volumes", "securityContext", "imagePullSecrets", "affinity"]
 )
-def test_a_field_of_a_template_that_is_null_counts_as_left_out(field: str):
+def test_null_field_of_a_template_counts_as_omitted(field: str):
     nothing = {f"{TRAINER}.{field}": None, f"{FEEDER}.{field}": None}
     for name, child in children(nothing).items():
         if "template" in child.get("spec", {}):
             assert pod(child) == pod(children()[name])
 
 
-def test_an_images_own_entrypoint_is_left_to_it():
+def test_image_entrypoint_is_left_to_the_image():
     trainer = {"name": "trainer", "image": "a:1", "args": ["--lr", "1"]}
     (made,) = pod(children({f"{TRAINER}.containers": [trainer]})["Job/mnist-trainers-0"])["containers"]
     assert "command" not in made
@@ -425,7 +425,7 @@ def test_an_images_own_entrypoint_is_left_to_it():
 
 
 @pytest.mark.parametrize(("part", "name"), [("feeders", "feeder"), ("ray.managed.head", "head")])
-def test_what_the_user_says_of_a_container_of_ours_is_not_dropped(part: str, name: str):
+def test_users_settings_for_our_containers_are_kept(part: str, name: str):
     mine = {
         "name": name, "env": [{"name": "HOME", "value": "/data"}], "terminationMessagePolicy": "File",
         "livenessProbe": {"tcpSocket": {"port": 1}}, "ports": [{"name": "debug", "containerPort": 5678}],

@@ -49,13 +49,13 @@ def sick(number: int) -> dict[str, Any]:
     return {**made, "metadata": {**made["metadata"], "name": f"mnist-feeders-{number}"}}
 
 
-def test_a_part_of_the_feeders_that_cannot_start_is_told_with_the_first_cause_while_the_job_serves():
+def test_partial_feeder_failure_is_reported_while_the_job_serves():
     observed = one_of_eight(*(sick(number) for number in range(7)))
     made = decided(observed)
     told = condition(made, PROGRESSING)
     assert (told.status, told.reason) == ("True", "FeedersMissing")
     assert told.message == (
-        "feeder pods that serve: 1 of 8; pod mnist-feeders-0, container feeder: ImagePullBackOff: no such image"
+        "feeder pods serving: 1 of 8; pod mnist-feeders-0, container feeder: ImagePullBackOff: no such image"
     )
     assert condition(made, READY).status == "True", "the job needs one"
     assert made.status.phase is Phase.RUNNING
@@ -64,14 +64,14 @@ def test_a_part_of_the_feeders_that_cannot_start_is_told_with_the_first_cause_wh
     assert "no such image" in event.message
 
 
-def test_feeders_that_merely_start_are_no_event():
+def test_feeders_that_are_merely_starting_cause_no_event():
     observed = one_of_eight()
     made = decided(observed)
     assert condition(made, PROGRESSING).reason == "FeedersStart"
     assert events_of(observed.status, made.status) == ()
 
 
-def test_a_quota_and_the_supervisors_cause_are_told_too():
+def test_quota_and_supervisor_causes_are_reported_too():
     refused = {
         "type": "ReplicaFailure",
         "status": "True",
@@ -81,11 +81,11 @@ def test_a_quota_and_the_supervisors_cause_are_told_too():
     children = {**serving().children, **live(FEEDERS, readyReplicas=1, conditions=[refused])}
     told = condition(decided(one_of_eight(children=children)), PROGRESSING)
     assert told.message == (
-        "feeder pods that serve: 1 of 8; exceeded quota: small; what such a pod asks for: spec.feeders.resources"
+        "feeder pods serving: 1 of 8; exceeded quota: small; this pod's resources come from spec.feeders.resources"
     )
     slow = replace(SUPERVISOR, desired=8, cause=Cause("WorkerRegisterTimeout", "f-1: too late"))
     told = condition(decided(one_of_eight(supervisor=slow)), PROGRESSING)
-    assert told.message == "feeder pods that serve: 1 of 8; f-1: too late"
+    assert told.message == "feeder pods serving: 1 of 8; f-1: too late"
 
 
 HUNGRY = Cause(
@@ -94,7 +94,7 @@ HUNGRY = Cause(
 
 
 @pytest.mark.parametrize("replicas", [pytest.param(1, id="all-serve"), pytest.param(8, id="some-missing")])
-def test_feeders_killed_for_want_of_memory_are_told_while_the_job_serves(replicas: int):
+def test_feeders_out_of_memory_are_reported_while_the_job_serves(replicas: int):
     whole = serving()
     whole = after(whole, decided(whole))
     hungry = replace(SUPERVISOR, desired=replicas, cause=HUNGRY)
@@ -110,7 +110,7 @@ def test_feeders_killed_for_want_of_memory_are_told_while_the_job_serves(replica
     assert HUNGRY.text in event.message
 
 
-def test_a_feeders_container_killed_for_want_of_memory_is_told_a_minute_though_it_is_ready_again():
+def test_oom_killed_feeder_container_is_reported_for_a_minute():
     ended = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": show_time(T0 - timedelta(seconds=20))}
     container = {
         "name": "feeder",
@@ -125,12 +125,12 @@ def test_a_feeders_container_killed_for_want_of_memory_is_told_a_minute_though_i
     made = decided(whole)
     told = condition(made, PROGRESSING)
     assert (told.reason, made.status.reason) == ("OutOfMemory", "OutOfMemory")
-    assert "its limit is 420Mi: raise spec.feeders.resources.limits.memory" in told.message
+    assert "a memory limit of 420Mi: raise spec.feeders.resources.limits.memory" in told.message
     assert made.requeue_after_s == 40.0
     assert decided(whole, 41).status.reason == ""
 
 
-def test_another_cause_for_missing_feeders_is_not_called_want_of_memory():
+def test_other_causes_of_missing_feeders_are_not_called_out_of_memory():
     waiting = pod(
         "feeder", started=False, conditions=[{"type": "PodScheduled", "status": "False", "message": "0/3"}]
     )
@@ -141,14 +141,14 @@ def test_another_cause_for_missing_feeders_is_not_called_want_of_memory():
     assert "0/3" in told.message
 
 
-def test_feeders_that_never_serve_for_want_of_memory_are_told_as_such():
+def test_feeders_that_never_serve_for_lack_of_memory_report_it():
     made = decided(starting(ready=0, supervisor=replace(SUPERVISOR, desired=8, ready=0, cause=HUNGRY)))
     told = condition(made, ConditionType.FEEDERS_READY)
     assert (told.reason, made.status.reason) == ("OutOfMemory", "OutOfMemory")
     assert HUNGRY.text in told.message
 
 
-def test_a_batch_that_failed_for_want_of_memory_is_the_reason_of_the_job():
+def test_batch_that_ran_out_of_memory_is_the_jobs_reason():
     whole = serving()
     whole = after(whole, decided(whole))
     failed = Cause("OutOfMemory", "trainer-0, rank 0, got from the feeders: 3 feeder processes ended")
@@ -157,12 +157,12 @@ def test_a_batch_that_failed_for_want_of_memory_is_the_reason_of_the_job():
     assert condition(made, READY).message == failed.text
 
 
-def test_the_reason_is_empty_while_a_job_is_as_asked_for():
+def test_reason_is_empty_while_a_job_is_as_requested():
     whole = serving()
     assert decided(whole).status.reason == ""
 
 
-def test_events_of_feeders_that_are_missing_are_looked_up_while_the_job_serves():
+def test_events_of_missing_feeders_are_looked_up_while_the_job_serves():
     placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2025-01-01T00:00:00Z"}
     waits = pod("feeder", started=False, conditions=[placed])
     waits["metadata"] |= {"name": "mnist-feeders-9", "uid": "u-9"}
@@ -179,14 +179,14 @@ def starting(ready: int = 0, least: int = 4, **more: Any) -> Observed:
     return replace(whole, job=made, children=children, pods=(pod("head"), pod("feeder")), **found)
 
 
-def test_trainers_are_not_made_before_the_feeders_that_are_needed_serve_and_the_status_says_how_many_are_missing():
+def test_trainers_wait_for_required_feeders_and_the_status_counts_them():
     short = decided(starting(ready=3))
     assert not any(kind == "Job" for kind, _ in keys(short)), "no GPU waits for feeders"
     assert [child["kind"] for child in short.later] == ["ConfigMap", "Job"], "it is tried all the same"
     told = condition(short, ConditionType.TRAINERS_READY)
     assert (told.status, told.reason) == ("False", "WaitsForFeeders")
     assert told.message == (
-        "trainers start once feeders.minAvailable 4 feeder pods serve: 3 serve, missing: 1"
+        "trainers start once 4 feeder pods serve (feeders.minAvailable); serving: 3, missing: 1"
     )
     assert condition(short, ConditionType.FEEDERS_READY).message == "feeder pods ready: 3, needed: 4"
     assert condition(short, READY).message == "feeder pods ready: 3, needed: 4", (
@@ -198,13 +198,13 @@ def test_trainers_are_not_made_before_the_feeders_that_are_needed_serve_and_the_
     assert not enough.later
 
 
-def test_the_cause_for_which_feeders_are_missing_is_that_of_the_trainers_that_wait():
+def test_cause_of_missing_feeders_is_the_cause_for_waiting_trainers():
     waits = starting(ready=3)
     told = condition(decided(replace(waits, pods=(*waits.pods, sick(5)))), READY)
     assert (told.reason, "no such image" in told.message) == ("ImageNotPulled", True)
 
 
-def test_trainers_that_are_there_stay_when_feeders_go():
+def test_running_trainers_stay_when_feeders_are_lost():
     without = starting(ready=0)
     made = decided(replace(without, children={**without.children, **live(TRAINERS, active=1)}))
     assert TRAINERS in keys(made)
@@ -265,11 +265,11 @@ def failed() -> Decision:
     ],
     ids=["serves", "new", "starts", "complete", "failed"],
 )
-def test_who_waits_by_kstatus_sees_the_end_and_the_failure(made: Decision, state: str):
+def test_kstatus_shows_completion_and_failure(made: Decision, state: str):
     assert kstatus(made.status) == state
 
 
-def test_who_waits_by_kstatus_waits_no_longer_for_an_invalid_spec():
+def test_kstatus_reports_an_invalid_spec_as_failed():
     why = ConditionState(False, "InvalidSpec", "found this; use that")
     assert (
         kstatus(conditions.not_ready(DataLoaderJobStatus(), why, 1, T0, refused_texts=frozenset()))
@@ -277,26 +277,26 @@ def test_who_waits_by_kstatus_waits_no_longer_for_an_invalid_spec():
     )
 
 
-def test_the_end_of_a_job_is_no_event_of_serving():
+def test_end_of_a_job_emits_no_serving_event():
     whole = after(serving(), decided(serving(supervisor=None, pods=())))
     trainers = {"conditions": [{"type": "Complete", "status": "True"}]}
     done = replace(whole, children={**whole.children, **live(("Job", "mnist-trainers-0"), **trainers)})
     assert [event.reason for event in events_of(whole.status, decided(done).status)] == [Reason.COMPLETED]
 
 
-def test_a_head_whose_supervisor_hangs_is_made_anew_once():
+def test_head_with_a_hung_supervisor_is_replaced_once():
     whole = after(serving(), decided(serving()))
-    silent = SupervisorStatus(silent="nothing within 5 s")
+    silent = SupervisorStatus(silent="no answer within 5 s")
     assert decided(replace(whole, supervisor=silent)).delete == ()
     hangs = replace(whole, supervisor=replace(silent, hung=True))
     made = decided(hangs)
     assert made.delete == (HEAD,)
-    assert condition(made, ConditionType.HEAD_READY).message.endswith("; the pod is replaced")
+    assert condition(made, ConditionType.HEAD_READY).message.endswith("; the pod is being replaced")
     going = {"metadata": {"name": HEAD[1], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
     assert decided(replace(hangs, children={**hangs.children, HEAD: going})).delete == ()
 
 
-def test_trainers_are_counted_as_those_that_run_or_ended_well_of_those_asked_for():
+def test_trainer_summary_counts_running_or_succeeded_of_requested():
     two = job(**{"trainers.job.replicas": 2})
     observed = replace(serving(), job=two)
     assert decided(observed).status.trainers.summary == "1/2"
@@ -312,7 +312,7 @@ def test_trainers_are_counted_as_those_that_run_or_ended_well_of_those_asked_for
     assert decided(replace(observed, job=job(suspend=True))).status.trainers.summary == "0/1"
 
 
-def test_the_header_of_kubectl_get_has_one_word_for_each_column():
+def test_kubectl_columns_have_one_word_headers():
     assert [name for name, *_ in COLUMNS if len(name.split()) != 1] == []
 
 
@@ -335,13 +335,13 @@ def new(name: str = "mnist-feeders-new", **status: Any) -> dict[str, Any]:
     return {**made, "metadata": {**made["metadata"], "name": name}}
 
 
-def test_new_feeders_that_cannot_start_are_told_with_the_pod_while_the_old_ones_serve():
+def test_new_feeders_that_cannot_start_are_reported_during_a_rollout():
     observed = rolling(new(containerStatuses=[BACKOFF]))
     made = decided(observed)
     told = condition(made, PROGRESSING)
     assert (told.status, told.reason) == ("True", "RolloutStuck")
     assert told.message == (
-        "feeders that are being rolled out cannot start: "
+        "the new feeders of a rolling update cannot start: "
         "pod mnist-feeders-new, container feeder: ImagePullBackOff: no such image"
     )
     assert condition(made, READY).status == "True"
@@ -351,7 +351,7 @@ def test_new_feeders_that_cannot_start_are_told_with_the_pod_while_the_old_ones_
     assert events_of(made.status, decided(after(observed, made)).status) == (), "it is told once"
 
 
-def test_new_feeders_for_which_no_node_has_room_and_those_that_a_quota_refuses_are_told():
+def test_unschedulable_or_quota_refused_new_feeders_are_reported():
     full = {
         "type": "PodScheduled",
         "status": "False",
@@ -361,7 +361,7 @@ def test_new_feeders_for_which_no_node_has_room_and_those_that_a_quota_refuses_a
     told = condition(decided(rolling(new(conditions=[full]))), PROGRESSING)
     assert (told.reason, told.message) == (
         "RolloutStuck",
-        "feeders that are being rolled out cannot start: pod mnist-feeders-new: 0/2 nodes: Insufficient cpu",
+        "the new feeders of a rolling update cannot start: pod mnist-feeders-new: 0/2 nodes: Insufficient cpu",
     )
     refused = {
         "type": "ReplicaFailure",
@@ -371,22 +371,22 @@ def test_new_feeders_for_which_no_node_has_room_and_those_that_a_quota_refuses_a
     }
     told = condition(decided(rolling(made=0, conditions=[refused])), PROGRESSING)
     assert told.message == (
-        "feeders that are being rolled out cannot start: exceeded quota; what such a pod asks for: "
+        "the new feeders of a rolling update cannot start: exceeded quota; this pod's resources come from "
         "spec.feeders.resources"
     )
 
 
-def test_an_update_that_goes_well_is_under_way_until_no_old_feeder_is_left():
+def test_smooth_rollout_is_in_progress_until_no_old_feeder_is_left():
     told = condition(decided(rolling(new())), PROGRESSING)
     assert (told.status, told.reason, told.message) == (
-        "True", "FeedersRoll", "feeder pods that are replaced: 1 of 2 are made",
+        "True", "FeedersRoll", "rolling update of feeder pods: 1 of 2 created",
     )  # fmt: skip
     assert events_of(rolling(new()).status, decided(rolling(new())).status) == ()
     over = replace(rolling(), children={**rolling().children, **live(FEEDERS, replicas=2, updatedReplicas=2)})
     assert condition(decided(over), PROGRESSING).reason == "AsAskedFor"
 
 
-def test_a_new_feeder_that_runs_and_does_not_become_ready_is_named_after_the_deployments_deadline():
+def test_new_feeder_that_stays_unready_is_named_after_the_deadline():
     late = {
         "type": "Progressing",
         "status": "False",
@@ -400,14 +400,14 @@ def test_a_new_feeder_that_runs_and_does_not_become_ready_is_named_after_the_dep
     )
     told = condition(decided(observed), PROGRESSING)
     assert told.reason == "RolloutStuck"
-    assert "pod mnist-feeders-new has not become ready within" in told.message
+    assert "pod mnist-feeders-new did not become ready within" in told.message
     nobody = replace(
         observed, pods=tuple(p for p in observed.pods if p["metadata"]["name"] != "mnist-feeders-new")
     )
     assert condition(decided(nobody), PROGRESSING).message.endswith("cannot start: timed out")
 
 
-def test_a_head_that_is_made_anew_is_not_replaced_for_what_the_last_one_did():
+def test_replaced_head_is_not_replaced_for_its_predecessors_hang():
     hung = SupervisorStatus(silent="timeout", hung=True)
     pods = (pod("feeder"), pod("trainer"))
     fresh = replace(serving(), supervisor=hung, pods=pods)

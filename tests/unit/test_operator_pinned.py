@@ -61,7 +61,7 @@ def job() -> Job:
     return made
 
 
-def test_each_role_reads_settings_that_are_named_by_their_content(job: Job):
+def test_each_role_reads_settings_named_by_their_content(job: Job):
     read = {read_by(job, key) for key in (HEAD, FEEDERS, TRAINERS)}
     assert read == set(maps(job)), "none that nobody reads"
     assert len(read) == 3
@@ -72,14 +72,14 @@ def test_each_role_reads_settings_that_are_named_by_their_content(job: Job):
     ]
 
 
-def test_an_edit_that_a_sidecar_reads_changes_nothing_for_an_attempt_that_runs(job: Job):
+def test_edit_of_sidecar_settings_does_not_affect_a_running_attempt(job: Job):
     before = maps(job)
     job.edit(loader={"memoryPerProcess": "3Gi", "checksum": True})
     settled(job)
     assert maps(job) == before
 
 
-def test_the_next_attempt_reads_the_settings_of_now_and_the_old_ones_go_with_the_last_one(job: Job):
+def test_next_attempt_reads_current_settings_and_old_ones_are_removed(job: Job):
     before = read_by(job, TRAINERS)
     job.edit(loader={"memoryPerProcess": "3Gi"})
     trainers = job.api.objects["DataLoaderJob", "mnist"]["spec"]["trainers"]
@@ -95,14 +95,14 @@ def test_the_next_attempt_reads_the_settings_of_now_and_the_old_ones_go_with_the
     assert before not in maps(job)
 
 
-def test_another_operator_changes_no_settings_of_pods_that_run_and_makes_none_that_nobody_reads(job: Job):
+def test_operator_upgrade_adds_and_changes_no_settings_of_running_pods(job: Job):
     before = {key: thing for key, thing in job.api.objects.items() if key[0] != "DataLoaderJob"}
     upgraded(job)
     settled(job)
     assert {key: thing for key, thing in job.api.objects.items() if key[0] != "DataLoaderJob"} == before
 
 
-def test_what_an_edit_replaces_gets_new_settings_and_the_old_ones_stay_until_no_pod_reads_them(job: Job):
+def test_edit_creates_new_settings_and_old_ones_stay_until_unread(job: Job):
     old = read_by(job, FEEDERS)
     job.edit(feeders={"processesPerPod": 3, "minAvailable": 0})
     settled(job)
@@ -118,14 +118,14 @@ def test_what_an_edit_replaces_gets_new_settings_and_the_old_ones_stay_until_no_
     assert new in maps(job)
 
 
-def test_settings_that_somebody_deleted_come_back(job: Job):
+def test_deleted_settings_are_restored(job: Job):
     name = read_by(job, FEEDERS)
     job.cache.remove(job.api.objects.pop(("ConfigMap", name)))
     settled(job)
     assert read_by(job, FEEDERS) == name
 
 
-def test_pods_of_another_operator_whose_settings_somebody_deleted_are_replaced(job: Job):
+def test_pods_of_another_operator_without_their_settings_are_replaced(job: Job):
     name = read_by(job, FEEDERS)
     upgraded(job)
     job.cache.remove(job.api.objects.pop(("ConfigMap", name)))
@@ -134,7 +134,7 @@ def test_pods_of_another_operator_whose_settings_somebody_deleted_are_replaced(j
 
 
 @pytest.mark.parametrize("setup", [SETUP, LATER], ids=["same-operator", "later-operator"])
-def test_a_head_that_stays_has_the_number_of_feeders_of_now(job: Job, setup: Any):
+def test_head_that_stays_gets_the_current_number_of_feeders(job: Job, setup: Any):
     name, head = read_by(job, HEAD), job.api.objects[HEAD]
     job.operator.setup = setup
     job.edit(feeders={"replicas": 7, "minAvailable": 0})
@@ -145,7 +145,7 @@ def test_a_head_that_stays_has_the_number_of_feeders_of_now(job: Job, setup: Any
     assert len(maps(job)) == 3
 
 
-def test_no_settings_are_left_when_nothing_reads_them(job: Job):
+def test_unread_settings_are_removed(job: Job):
     job.edit(suspend=True)
     settled(job)
     assert maps(job) == {}
@@ -154,7 +154,7 @@ def test_no_settings_are_left_when_nothing_reads_them(job: Job):
     assert len(maps(job)) == 3
 
 
-def test_settings_of_an_operator_that_had_one_map_for_all_stay_as_long_as_they_are_read(job: Job):
+def test_legacy_shared_settings_map_stays_as_long_as_it_is_read(job: Job):
     live = job.api.objects[TRAINERS]
     volumes = live["spec"]["template"]["spec"]["volumes"]
     next(v for v in volumes if "configMap" in v)["configMap"]["name"] = "mnist-settings"
@@ -184,7 +184,7 @@ def started_anew(job: Job) -> None:
         settled(job)
 
 
-def test_later_attempts_have_the_sidecar_of_the_first_as_long_as_the_trainers_image_stays(job: Job):
+def test_later_attempts_keep_the_sidecar_image_until_the_trainers_changes(job: Job):
     assert job.status["trainers"]["sidecarImage"] == "example/sidecar:1"
     upgraded(job)
     started_anew(job)
@@ -201,7 +201,7 @@ def test_later_attempts_have_the_sidecar_of_the_first_as_long_as_the_trainers_im
     assert job.status["trainers"]["image"] == "example/mnist:2"
 
 
-def test_a_sidecar_image_of_the_manifest_goes_before_that_of_the_first_attempt(job: Job):
+def test_sidecar_image_of_the_manifest_overrides_the_first_attempts(job: Job):
     upgraded(job)
     job.edit(sidecar={"image": "mine:3"})
     started_anew(job)
@@ -219,7 +219,7 @@ def images(job: Job) -> tuple[str, str]:
     return head["image"], feeders["image"]
 
 
-def test_another_image_replaces_feeders_and_leaves_them_the_head_that_serves(job: Job):
+def test_new_feeder_image_replaces_feeders_but_not_a_serving_head(job: Job):
     (before, _), live = images(job), job.api.objects[HEAD]
     job.put({**live, "status": {**live["status"], "readyReplicas": 1}})
     job.edit(feeders={"image": "feeder:bad"})
@@ -230,7 +230,7 @@ def test_another_image_replaces_feeders_and_leaves_them_the_head_that_serves(job
     assert images(job) == ("feeder:bad", "feeder:bad"), "what else changes it brings the image along"
 
 
-def test_a_head_that_does_not_serve_gets_the_image_that_heals_it(job: Job):
+def test_head_that_does_not_serve_gets_the_new_feeder_image(job: Job):
     job.edit(feeders={"image": "feeder:2"})
     settled(job)
     assert images(job) == ("feeder:2", "feeder:2")

@@ -65,7 +65,7 @@ def env(container: dict[str, Any]) -> dict[str, Any]:
 # The node's network
 
 
-def test_pods_on_their_nodes_network_ask_the_clusters_dns_unless_told_otherwise():
+def test_pods_on_the_host_network_use_cluster_dns_unless_overridden():
     made = children(ON_NODE)
     for name in ("Deployment/mnist-feeders", "Job/mnist-trainers-0"):
         assert pod(made[name])["dnsPolicy"] == "ClusterFirstWithHostNet"
@@ -97,18 +97,18 @@ def test_pods_find_each_other_by_full_names(domain: str):
         ("", ""),
     ],
 )
-def test_the_operator_reads_the_clusters_domain_from_its_own_search_list(text: str, domain: str):
+def test_operator_reads_the_cluster_domain_from_its_search_list(text: str, domain: str):
     assert settings.cluster_domain(text) == domain
 
 
-def test_a_domain_on_the_command_line_goes_before_the_operators_own(tmp_path):
+def test_domain_on_the_command_line_overrides_the_operators_own(tmp_path):
     key = tmp_path / "root"
     key.write_bytes(b"r" * 32)
     options = parse(["--root-key", str(key), "--sidecar-image", "i:1", "--cluster-domain", "prod.example"])
     assert options.config.cluster_domain == "prod.example"
 
 
-def test_the_operators_own_resolv_conf_counts_where_no_domain_is_given(tmp_path, monkeypatch):
+def test_operators_resolv_conf_is_used_if_no_domain_is_given(tmp_path, monkeypatch):
     own = tmp_path / "resolv.conf"
     monkeypatch.setattr("dataloaderjob_operator.__main__.RESOLV_CONF", own)
     options = ["--root-key", "root", "--sidecar-image", "i:1"]
@@ -131,7 +131,7 @@ def ports(changes: dict[str, Any] | None = None, uid: str = "u-1") -> tuple[int,
     return port["containerPort"], int(found["MASTER_PORT"])
 
 
-def test_trainers_of_several_jobs_share_a_node_and_its_network():
+def test_trainers_of_several_jobs_can_share_a_nodes_network():
     assert ports() == (9400, 29500)
     pairs = [ports(ON_NODE, uid=f"u-{number}") for number in range(5)]
     assert len({port for pair in pairs for port in pair}) == 10, "no port is of two jobs"
@@ -149,7 +149,7 @@ def test_the_manifest_may_choose_the_ports_of_trainers(where: dict[str, Any]):
     )
 
 
-def test_a_second_trainer_of_a_job_on_one_nodes_network_is_the_schedulers_to_refuse():
+def test_sidecar_on_the_host_network_declares_its_port():
     """A container's port is its node's there, and the scheduler names it: it must be declared."""
     sidecar = trainer_pod(ON_NODE)["initContainers"][0]
     assert sidecar["ports"] == [{"name": "metrics", "containerPort": ports(ON_NODE)[0]}]
@@ -163,14 +163,16 @@ def test_a_second_trainer_of_a_job_on_one_nodes_network_is_the_schedulers_to_ref
     [({"runAsUser": 0}, 65532), ({"runAsUser": 1000}, None), ({}, None), (None, None)],
     ids=["root", "user", "empty", "none"],
 )
-def test_the_sidecar_is_no_root_where_the_trainers_pod_is(security: dict[str, Any] | None, user: int | None):
+def test_sidecar_runs_unprivileged_even_in_a_root_trainer_pod(
+    security: dict[str, Any] | None, user: int | None
+):
     (sidecar,) = trainer_pod({f"{TRAINER}.securityContext": security})["initContainers"]
     assert sidecar["securityContext"].get("runAsUser") == user
     assert sidecar["securityContext"]["runAsNonRoot"] is True
 
 
 @pytest.mark.parametrize("given", [{}, {"fsGroup": 7}], ids=["no-group", "own-group"])
-def test_a_namespace_that_gives_groups_and_users_finds_none_that_the_template_does_not_give(
+def test_without_fs_group_pods_have_only_the_templates_users_and_groups(
     given: dict[str, int],
 ):
     changes = {f"{TRAINER}.securityContext": given}
@@ -184,15 +186,15 @@ def test_a_namespace_that_gives_groups_and_users_finds_none_that_the_template_do
 
 
 @pytest.mark.parametrize(("text", "group"), [("none", None), ("0", 0), ("1234", 1234)])
-def test_the_group_is_the_operators_to_say(text: str, group: int | None):
+def test_fs_group_is_an_operator_option(text: str, group: int | None):
     assert parse(["--root-key", "k", "--sidecar-image", "i:1", "--fs-group", text]).config.fs_group == group
     assert parse(["--root-key", "k", "--sidecar-image", "i:1"]).config.fs_group == 65532
 
 
-def test_a_group_that_is_none_is_refused(capsys):
+def test_invalid_fs_group_is_refused(capsys):
     with pytest.raises(SystemExit):
         parse(["--root-key", "k", "--sidecar-image", "i:1", "--fs-group", "users"])
-    assert "neither a group's number nor none" in capsys.readouterr().err
+    assert "neither a group ID nor none" in capsys.readouterr().err
 
 
 # The head
@@ -210,14 +212,14 @@ OF_FEEDERS = {
 }  # fmt: skip
 
 
-def test_the_head_wears_nothing_of_the_feeders():
+def test_head_takes_nothing_from_the_feeders_template():
     made = children({FEEDER: OF_FEEDERS, "spec.feeders.template.metadata": {"labels": {"of": "feeders"}}})
     head = made["Deployment/mnist-head"]
     assert head == children()["Deployment/mnist-head"]
     assert pod(made["Deployment/mnist-feeders"])["nodeSelector"] == {"pool": "spot"}
 
 
-def test_the_head_has_a_template_and_resources_of_its_own():
+def test_head_has_its_own_template_and_resources():
     container = {
         "name": "head", "env": [{"name": "A", "value": "1"}], "volumeMounts": [{"name": "logs", "mountPath": "/logs"}],
     }  # fmt: skip
@@ -250,9 +252,7 @@ def test_the_head_has_a_template_and_resources_of_its_own():
         (("trainers.job", "feeders", "ray.managed.head"), "ray.managed.head"),
     ],
 )
-def test_the_heads_image_is_pulled_as_that_of_the_feeders_unless_it_says_how(
-    given: tuple[str, ...], secret: str
-):
+def test_head_uses_the_feeders_pull_secrets_unless_it_has_its_own(given: tuple[str, ...], secret: str):
     changes = {f"spec.{part}.template.spec.imagePullSecrets": [{"name": part}] for part in given}
     assert head_pod(changes)["imagePullSecrets"] == [{"name": secret}]
 
@@ -264,7 +264,7 @@ def test_the_heads_image_is_pulled_as_that_of_the_feeders_unless_it_says_how(
         {"spec.ray.managed.head.template.spec.hostIPC": True},
     ],
 )
-def test_a_change_of_the_head_replaces_the_head_alone(changes: dict[str, Any]):
+def test_changed_head_spec_replaces_only_the_head(changes: dict[str, Any]):
     before, after = children(), children(changes)
     assert after["Deployment/mnist-head"] != before["Deployment/mnist-head"]
     assert after["Deployment/mnist-feeders"] == before["Deployment/mnist-feeders"]
@@ -289,7 +289,7 @@ def volume(made: dict[str, Any], name: str) -> dict[str, Any] | None:
     ],
     ids=["default", "size", "claim", "host-path"],
 )
-def test_scratch_is_of_the_size_or_on_the_volume_that_the_manifest_says(given: Any, source: Any):
+def test_scratch_has_the_size_or_volume_of_the_manifest(given: Any, source: Any):
     made = children({"spec.feeders.scratch": given})
     for name in ("Deployment/mnist-head", "Deployment/mnist-feeders"):
         assert volume(pod(made[name]), "dataloaderjob-tmp") == {"name": "dataloaderjob-tmp", **source}
@@ -305,9 +305,7 @@ def mounted(container: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", ["/tmp", "/tmp/", "/dev/shm"])
 @pytest.mark.parametrize(("part", "name"), [("feeders", "feeder"), ("ray.managed.head", "head")])
-def test_a_mount_of_the_users_at_a_path_of_the_scratch_is_the_one_that_counts(
-    part: str, name: str, path: str
-):
+def test_users_mount_at_a_scratch_path_takes_precedence(part: str, name: str, path: str):
     mine = {"name": "mine", "mountPath": path}
     spec = {
         "volumes": [{"name": "mine", "emptyDir": {}}], "containers": [{"name": name, "volumeMounts": [mine]}],
@@ -325,7 +323,7 @@ def scratch(changes: dict[str, Any]) -> dict[str, int]:
     return dict(settings_files(children(changes))["sidecar.json"]["scratch"])
 
 
-def test_trainers_learn_what_fits_into_every_scratch_on_the_way_of_their_data():
+def test_trainers_know_the_size_of_every_scratch_their_data_passes():
     size = "spec.sidecar.scratch.size", "spec.feeders.scratch.size"
     assert scratch({}) == dict.fromkeys(size, 10 << 30)
     given = {"spec.sidecar.scratch.size": "1Gi", "spec.feeders.scratch.volume": CLAIM}
@@ -334,7 +332,7 @@ def test_trainers_learn_what_fits_into_every_scratch_on_the_way_of_their_data():
     assert scratch({"spec.sidecar.scratch.volume": unknown}) == {size[1]: 10 << 30}
 
 
-def test_a_scratch_that_head_and_feeders_do_not_use_limits_nothing():
+def test_scratch_unused_by_head_and_feeders_sets_no_limit():
     def own(name: str) -> list[dict[str, Any]]:
         return [{"name": name, "volumeMounts": [{"name": "v", "mountPath": "/tmp"}]}]
 
@@ -344,7 +342,7 @@ def test_a_scratch_that_head_and_feeders_do_not_use_limits_nothing():
     assert "spec.feeders.scratch.size" not in scratch(both)
 
 
-def test_data_at_tmp_leaves_no_scratch_of_the_feeders_to_be_checked():
+def test_data_mounted_at_tmp_leaves_no_feeder_scratch_to_check():
     data = {
         "spec.data.volumes": [{"name": "big", "emptyDir": {}}],
         "spec.data.volumeMounts": [{"name": "big", "mountPath": "/tmp/"}],
@@ -356,7 +354,7 @@ def test_data_at_tmp_leaves_no_scratch_of_the_feeders_to_be_checked():
     )
 
 
-def test_another_scratch_replaces_the_pods_that_have_it():
+def test_changed_scratch_replaces_the_pods_that_use_it():
     before, after = children(), children({"spec.feeders.scratch.size": "20Gi"})
     for name in ("Deployment/mnist-head", "Deployment/mnist-feeders"):
         key = "dataloading.dev/template"
@@ -364,7 +362,7 @@ def test_another_scratch_replaces_the_pods_that_have_it():
         assert hashes[0] != hashes[1]
 
 
-def test_feeders_that_leave_room_for_tasks_have_the_store_in_their_shared_memory():
+def test_feeders_with_room_for_tasks_have_shared_memory_for_the_store():
     plain = children()
     for given, size in (({"cpus": 2}, "336Mi"), ({"cpus": 2, "objectStore": "1Gi"}, "1280Mi")):
         made = children({"spec.ray.managed.tasks": given})
@@ -407,7 +405,7 @@ def pod_metadata(child: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]
 
 
 @pytest.mark.parametrize("part", PODS)
-def test_no_mesh_takes_a_pod_of_a_job_in_unless_its_template_says_so(part: str):
+def test_pods_stay_out_of_a_mesh_unless_their_template_opts_in(part: str):
     labels, annotations = pod_metadata(children()[PODS[part]])
     assert (labels[INJECT], labels[MODE], annotations["linkerd.io/inject"]) == ("false", "none", "disabled")
     asked = {
@@ -419,7 +417,7 @@ def test_no_mesh_takes_a_pod_of_a_job_in_unless_its_template_says_so(part: str):
 
 
 @pytest.mark.parametrize("where", ["labels", "annotations"])
-def test_an_injected_proxy_is_kept_off_the_jobs_own_connections(where: str):
+def test_injected_proxy_leaves_the_jobs_own_connections_alone(where: str):
     made = children({f"spec.trainers.job.template.metadata.{where}": {INJECT: "true"}})
     labels, annotations = pod_metadata(made["Job/mnist-trainers-0"])
     assert "false" not in (labels.get(INJECT), annotations.get(INJECT))
@@ -434,7 +432,7 @@ def ingress(made: dict[str, dict[str, Any]], role: str) -> list[dict[str, Any]]:
     return list(made[f"NetworkPolicy/mnist-{role}"]["spec"]["ingress"])
 
 
-def test_tunnels_and_probes_of_an_ambient_mesh_come_to_pods_that_are_in_one():
+def test_ambient_mesh_tunnels_and_probes_are_allowed_only_for_its_pods():
     own = objects.OwnPod(namespace="ops", labels={"app": "operator"})
     ambient = {
         "spec.ray.managed.head.template.metadata.labels": {MODE: "ambient"},
@@ -462,7 +460,7 @@ IPV6_PROBES = "fd16:9254:7127:1337:ffff:ffff:ffff:ffff/128"
 # Metrics, images, queues
 
 
-def test_metrics_of_sidecars_are_for_nobody_but_whom_the_operator_names():
+def test_sidecar_metrics_are_open_only_to_the_peers_of_the_operator():
     assert "9400" not in json.dumps(ingress(children(), "trainer"))
     peer = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
     rules = ingress(children(metrics_from=(peer,)), "trainer")
@@ -473,13 +471,13 @@ ARGUMENTS = ["--root-key", "k", "--sidecar-image", "i:1"]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[{}]", "[1]", '[{"pods": {}}]'])
-def test_who_collects_metrics_is_a_list_of_peers_or_an_error(text: str, capsys):
+def test_invalid_metrics_peers_are_refused(text: str, capsys):
     with pytest.raises(SystemExit):
         parse([*ARGUMENTS, "--metrics-from", text])
     assert "--metrics-from" in capsys.readouterr().err
 
 
-def test_who_collects_metrics_is_the_operators_to_say():
+def test_metrics_peers_are_an_operator_option():
     peers = [{"podSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
     assert parse([*ARGUMENTS, "--metrics-from", json.dumps(peers)]).config.metrics_from == tuple(peers)
     for arguments in ([*ARGUMENTS, "--metrics-from", "[]"], ARGUMENTS):
@@ -496,16 +494,14 @@ def test_who_collects_metrics_is_the_operators_to_say():
     ],
     ids=["none", "own", "same", "own-sidecar"],
 )
-def test_the_sidecars_image_is_pulled_with_the_secrets_that_the_operator_names(
-    changes: Any, secrets: list[str]
-):
+def test_sidecar_image_is_pulled_with_the_operators_secrets(changes: Any, secrets: list[str]):
     found = trainer_pod(changes, sidecar_pull_secrets=("mirror",)).get("imagePullSecrets", [])
     assert [secret["name"] for secret in found] == secrets
     assert parse([*ARGUMENTS, "--sidecar-pull-secret", "mirror"]).config.sidecar_pull_secrets == ("mirror",)
 
 
 @pytest.mark.parametrize("part", PODS)
-def test_labels_and_annotations_reach_what_makes_the_pods_and_not_the_pods(part: str):
+def test_role_metadata_reaches_the_workload_and_not_its_pods(part: str):
     queue = {"kueue.x-k8s.io/queue-name": "gpu"}
     made = children({f"{part}.metadata": {"labels": queue, "annotations": {"note": "x"}}})
     metadata = made[PODS[part]]["metadata"]
@@ -518,7 +514,7 @@ def test_labels_and_annotations_reach_what_makes_the_pods_and_not_the_pods(part:
         assert made[other] == children()[other]
 
 
-def test_other_metadata_of_a_template_is_handed_on():
+def test_other_metadata_of_a_template_is_passed_on():
     made = children(
         {"spec.trainers.job.template.metadata": {"finalizers": ["a/b"], "creationTimestamp": None}}
     )

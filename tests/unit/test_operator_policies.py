@@ -150,7 +150,7 @@ def allowed(mode: str, source: str, to: str, port: int, protocol: str) -> bool:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("source", "to", "port", "protocol"), ids(NEEDED))
-def test_what_the_data_path_needs_is_let_through(mode, source, to, port, protocol) -> None:
+def test_traffic_of_the_data_path_is_allowed(mode, source, to, port, protocol) -> None:
     cluster, ends = WORLDS[mode]
     verdict = judge(cluster, ends[source], ends[to], port, protocol)
     assert verdict.allowed, verdict
@@ -158,7 +158,7 @@ def test_what_the_data_path_needs_is_let_through(mode, source, to, port, protoco
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("source", "to", "port", "protocol"), ids(FORBIDDEN))
-def test_what_nobody_needs_is_shut_out(mode, source, to, port, protocol) -> None:
+def test_unneeded_traffic_is_blocked_by_the_policies(mode, source, to, port, protocol) -> None:
     assert not allowed(mode, source, to, port, protocol)
     assert allowed("None", source, to, port, protocol), "it is the policies that shut it out"
 
@@ -192,7 +192,7 @@ def test_every_rule_of_every_policy_is_needed(mode: str) -> None:
                 assert lost, f"{policy['metadata']['name']} is as well without {direction} {number}"
 
 
-def test_every_policy_shuts_something_out_by_itself() -> None:
+def test_every_policy_blocks_something_by_itself() -> None:
     cluster, ends = WORLDS["Ingress"]
     shut = {
         policy
@@ -202,7 +202,7 @@ def test_every_policy_shuts_something_out_by_itself() -> None:
     assert {"team/mnist-head", "team/mnist-feeder", "team/mnist-trainer"} <= shut
 
 
-def test_an_operator_that_is_in_no_pod_is_let_in_nowhere() -> None:
+def test_operator_outside_any_pod_is_let_in_nowhere() -> None:
     cluster, ends = world(
         "Ingress", objects.OperatorConfig(version="1.0", sidecar_image="i:1", root_key=b"r" * 32)
     )
@@ -210,11 +210,11 @@ def test_an_operator_that_is_in_no_pod_is_let_in_nowhere() -> None:
     assert judge(cluster, ends["trainer"], ends["head"], SUPERVISOR).allowed
 
 
-def test_without_policies_none_is_made() -> None:
+def test_network_policy_mode_none_creates_no_policies() -> None:
     assert "NetworkPolicy" not in {child["kind"] for child in children("None", "team", "mnist")}
 
 
-def test_the_documented_policies_open_what_they_say_and_no_more() -> None:
+def test_documented_policies_open_exactly_the_described_traffic() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/kubernetes/networking.md").read_text(), re.DOTALL)
     storage, tensorboard = map(yaml.safe_load, blocks)
     cluster, ends = WORLDS["Strict"]
@@ -237,7 +237,7 @@ def test_the_documented_policies_open_what_they_say_and_no_more() -> None:
 REQUIRED = ["--root-key", "k", "--sidecar-image", "i"]
 
 
-def test_the_operator_learns_of_its_own_pod_from_its_options() -> None:
+def test_operator_gets_its_own_pods_identity_from_its_options() -> None:
     labels = ["--own-label", "a.b/c=d=e", "--own-label", "f="]
     assert parse([*REQUIRED, "--own-namespace", "ops", *labels]).config.operator == objects.OwnPod(
         namespace="ops", labels={"a.b/c": "d=e", "f": ""}
@@ -249,7 +249,7 @@ def test_the_operator_learns_of_its_own_pod_from_its_options() -> None:
     "options",
     [["--own-namespace", "ops"], ["--own-label", "a=b"], ["--own-namespace", "ops", "--own-label", "a"]],
 )
-def test_a_namespace_without_labels_would_let_all_of_it_in(options: list[str], capsys: Any) -> None:
+def test_own_namespace_and_own_label_must_be_given_together(options: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit):
         parse([*REQUIRED, *options])
-    assert "are needed together" in capsys.readouterr().err
+    assert "must be given together" in capsys.readouterr().err

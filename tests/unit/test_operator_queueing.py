@@ -45,7 +45,7 @@ QUEUES = {
 
 
 @pytest.mark.parametrize("case", list(QUEUES))
-def test_a_job_that_queues_says_for_what_and_is_not_failed_for_it(case: str) -> None:
+def test_queued_job_reports_the_cause_and_does_not_fail(case: str) -> None:
     observed, reason, words = QUEUES[case]
     first = decided(observed)
     made = decided(after(observed, first), 30 * DAY_S)
@@ -69,20 +69,20 @@ def test_the_startup_deadline_counts_from_the_end_of_the_queue() -> None:
     assert condition(late, ConditionType.FAILED).reason == "StartupDeadlineExceeded"
 
 
-def test_a_job_that_queues_again_has_its_whole_time_to_start_afterwards() -> None:
+def test_requeued_job_has_the_full_startup_time_afterwards() -> None:
     placed = starts(pod("head"), pod("feeder"), waits("trainer", PLACED))
     began = decided(placed)
     again = replace(placed, pods=(pod("head"), pod("feeder"), waits("trainer")))
     assert decided(after(again, began), 2000).status.scheduled_time is None
 
 
-def test_feeders_beyond_the_least_number_do_not_keep_the_clock_from_running() -> None:
+def test_optional_queued_feeders_do_not_stop_the_startup_clock() -> None:
     observed = starts(pod("head"), pod("feeder"), waits("feeder"), pod("trainer"))
     made = decided(observed)
     assert (made.status.phase, made.requeue_after_s) == (Phase.STARTING, 900)
 
 
-def test_the_whole_job_s_deadline_counts_the_queue_too() -> None:
+def test_active_deadline_includes_time_in_the_queue() -> None:
     observed = starts(waits("trainer"), activeDeadlineSeconds=60)
     first = decided(observed)
     assert first.requeue_after_s == 60
@@ -90,7 +90,7 @@ def test_the_whole_job_s_deadline_counts_the_queue_too() -> None:
     assert condition(made, ConditionType.FAILED).reason == "DeadlineExceeded"
 
 
-def test_a_job_whose_trainers_were_preempted_queues_and_then_needs_no_startup_deadline() -> None:
+def test_job_with_preempted_trainers_queues_without_a_startup_deadline() -> None:
     observed = serving()
     runs = decided(observed)
     preempted = replace(observed, pods=(pod("head"), pod("feeder"), waits("trainer")))
@@ -102,7 +102,7 @@ def test_a_job_whose_trainers_were_preempted_queues_and_then_needs_no_startup_de
     assert decided(after(placed, back), 2 * DAY_S).status.phase == Phase.DEGRADED
 
 
-def test_an_evicted_pod_of_a_deployment_hides_nothing_of_the_one_in_its_place() -> None:
+def test_evicted_pod_does_not_hide_the_state_of_its_replacement() -> None:
     evicted = pod("head", phase="Failed", reason="Evicted", message="disk pressure")
     evicted["metadata"]["name"] = "mnist-head-before"
     made = decided(starts(evicted, waits("head"), pod("feeder"), pod("trainer")))
@@ -113,20 +113,20 @@ def test_an_evicted_pod_of_a_deployment_hides_nothing_of_the_one_in_its_place() 
     assert (made.status.phase, condition(made, ConditionType.READY).reason) == (Phase.STARTING, "Evicted")
 
 
-def test_trainers_that_run_do_not_queue_though_the_head_does() -> None:
+def test_running_trainers_do_not_queue_although_the_head_does() -> None:
     observed = serving()
     children = {**observed.children, **live(HEAD)}
     homeless = replace(observed, children=children, pods=(waits("head"), pod("feeder"), pod("trainer")))
     assert decided(after(homeless, decided(observed)), 10).status.phase == Phase.DEGRADED
 
 
-def test_the_scheduler_s_words_are_an_event() -> None:
+def test_scheduler_message_is_in_an_event() -> None:
     observed = starts(pod("head"), pod("feeder"), waits("trainer"))
     made = decided(after(observed, decided(starts())))
     (event,) = events_of(decided(starts()).status, made.status)
     assert (event.reason, WORDS in event.message) == (Reason.NOT_READY, True)
 
 
-def test_the_events_of_a_job_that_is_held_are_not_looked_for() -> None:
+def test_events_of_a_held_job_are_not_looked_up() -> None:
     made = decided(suspended_job())
     assert not any(query.kind == "Job" for query in made.event_queries)

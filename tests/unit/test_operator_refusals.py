@@ -29,7 +29,7 @@ def trainer(**more: Any) -> dict[str, Any]:
     return {"job": {"template": {"spec": {"containers": [{**TRAINER, **more}]}}}}
 
 
-def test_an_entry_of_a_list_has_the_place_that_the_user_gave_it():
+def test_list_entry_is_reported_at_the_users_index():
     env = [{"name": "A", "value": "1"}, {"name": "odd", "value": "2"}]
     container = children(trainers=trainer(env=env))["trainers"]["spec"]["template"]["spec"]["containers"][0]
     place = next(i for i, variable in enumerate(container["env"]) if variable["name"] == "odd")
@@ -55,7 +55,7 @@ def test_an_entry_of_a_list_has_the_place_that_the_user_gave_it():
         ("trainers", "spec.template.spec.initContainers[0].image: no", "spec.sidecar.image:"),
     ],
 )  # fmt: skip
-def test_a_path_of_the_child_becomes_the_field_of_the_job(child: str, message: str, field: str):
+def test_childs_path_is_translated_to_the_jobs_field(child: str, message: str, field: str):
     found = explained(child, message)
     assert field in found
     assert not re.search(r"(?<!job\.)(?<!feeders\.)(?<!head\.)\bspec\.template", found)
@@ -79,7 +79,7 @@ DATA = {
         ("envFrom", ".secretRef.name"),
     ],
 )
-def test_what_pods_have_of_the_data_is_named_there(child: str, field: str, below: str):
+def test_refused_data_field_is_reported_under_spec_data(child: str, field: str, below: str):
     template = children(data=DATA)[child]["spec"]["template"]["spec"]
     owner, path = (
         (template, "volumes") if field == "volumes" else (template["containers"][0], f"containers[0].{field}")
@@ -90,7 +90,7 @@ def test_what_pods_have_of_the_data_is_named_there(child: str, field: str, below
 
 
 @pytest.mark.parametrize("field", ["env[0].name", "securityContext.runAsUser"])
-def test_what_the_sidecar_has_of_the_users_is_named_there(field: str):
+def test_refused_sidecar_field_is_reported_under_spec_sidecar(field: str):
     mine = {"env": [{"name": "A", "value": "1"}], "securityContext": {"runAsUser": -1}}
     found = explained(
         "trainers", f"spec.template.spec.initContainers[0].{field}: Invalid value", sidecar=mine
@@ -98,7 +98,7 @@ def test_what_the_sidecar_has_of_the_users_is_named_there(field: str):
     assert found == f"spec.sidecar.{field}: Invalid value"
 
 
-def test_what_head_and_feeders_take_from_the_trainers_is_named_there():
+def test_field_inherited_from_the_trainers_is_reported_there():
     pods = {"job": {"template": {"spec": {"containers": [TRAINER], "securityContext": {"fsGroup": -1}}}}}
     found = explained(
         "feeders", "spec.template.spec.securityContext.fsGroup: Invalid value: -1", trainers=pods
@@ -112,7 +112,7 @@ NO_PLACE = "unable to convert unstructured object to batch/v1, Kind=Job: quantit
 STORAGE = "spec.sidecar.scratch.volume.ephemeral.volumeClaimTemplate.spec.resources.requests.storage"
 
 
-def test_a_value_of_which_the_api_server_says_no_place_is_searched_for():
+def test_value_refused_without_a_path_is_located():
     found = explained("trainers", f"failed to convert new object: {NO_PLACE}", **SCRATCH)
     assert found.startswith(f"{STORAGE}: found '1 Gi'; use a quantity such as")
     pods = {"job": {"template": {"spec": {"containers": [TRAINER], "securityContext": {"fsGroup": 1.5}}}}}
@@ -145,13 +145,13 @@ def test_a_value_of_which_the_api_server_says_no_place_is_searched_for():
         ("trainers", "tolerations[0]: no", "spec.trainers.job.template.spec.tolerations[0]:"),
     ],
 )
-def test_an_entry_that_nothing_distinguishes_and_a_scratch_are_named(child: str, message: str, field: str):
+def test_ambiguous_entry_and_scratch_are_named(child: str, message: str, field: str):
     own = trainer(ports=[{"containerPort": 1}])
     own["job"]["template"]["spec"]["tolerations"] = [None]
     assert field in explained(child, f"x: spec.template.spec.{message}", trainers=own, **SCRATCH)
 
 
-def test_labels_of_a_workload_are_those_of_the_job():
+def test_workload_metadata_is_reported_as_the_jobs_field():
     message = 'Deployment.apps "x" is invalid: metadata.labels: Invalid value'
     assert explained("feeders", message).endswith("invalid: spec.feeders.metadata.labels: Invalid value")
     assert ": spec.trainers.job.metadata.annotations:" in explained(
@@ -159,19 +159,19 @@ def test_labels_of_a_workload_are_those_of_the_job():
     )
 
 
-def test_a_list_of_both_data_and_template_is_named_in_both():
+def test_list_from_both_data_and_template_names_both():
     own = trainer(envFrom=[{"secretRef": {"name": "s"}}])
     found = explained("trainers", "spec.template.spec.containers[0].envFrom: no", trainers=own, data=DATA)
     assert found == "spec.trainers.job.template.spec.containers[0].envFrom or spec.data.envFrom: no"
 
 
-def test_a_container_of_the_users_that_is_called_head_is_no_head():
+def test_users_container_called_head_is_not_taken_for_the_head():
     pods = {"template": {"spec": {"containers": [{"name": "head"}]}}}
     found = explained("feeders", "spec.template.spec.containers[1].image: Required value", feeders=pods)
     assert found == "spec.feeders.template.spec.containers[0].image: Required value"
 
 
-def test_a_field_that_no_user_has_set_keeps_its_path_in_the_child():
+def test_field_not_set_by_the_user_keeps_its_path_in_the_child():
     message = "spec.template.spec.containers[0].env[0].valueFrom: Invalid value"
     assert explained("head", message) == message
     assert explained("trainers", "the namespace is being terminated") == "the namespace is being terminated"
@@ -180,5 +180,5 @@ def test_a_field_that_no_user_has_set_keeps_its_path_in_the_child():
 @pytest.mark.parametrize(
     "path", ["[", "[0]", ".spec.containers[99].env", ".spec.containers[name=].a", ".metadata", ".-a"]
 )
-def test_an_odd_path_is_no_error(path: str):
+def test_odd_path_causes_no_error(path: str):
     assert explained("trainers", f"x: spec.template{path}: y")

@@ -38,13 +38,13 @@ def primed(cluster: Cluster) -> tuple[Cache, list[JobKey]]:
     return cache, reported
 
 
-def test_all_that_is_there_is_known_before_anything_is_decided():
+def test_all_existing_objects_are_known_before_any_decision():
     cache, reported = primed(Cluster(dataloaderjobs=[thing("mnist", "j")], services=[service("s")]))
     assert reported == [KEY]
     assert cache.child(KEY, ("Service", "mnist-head")) is not None
 
 
-def test_an_object_whose_deletion_was_missed_is_dropped_and_its_job_reconciled():
+def test_missed_deletion_drops_the_object_and_reconciles_its_job():
     cluster = Cluster(dataloaderjobs=[thing("mnist", "j")], services=[service("s")])
     cache, reported = primed(cluster)
     cluster.objects["services"] = []
@@ -57,7 +57,7 @@ def test_an_object_whose_deletion_was_missed_is_dropped_and_its_job_reconciled()
     assert len(cache) == 0
 
 
-def test_an_object_whose_creation_was_missed_is_taken_in_and_its_job_reconciled():
+def test_missed_creation_adds_the_object_and_reconciles_its_job():
     cluster = Cluster(dataloaderjobs=[thing("mnist", "j")])
     cache, reported = primed(cluster)
     cluster.objects["dataloaderjobs"].append(thing("other", "k"))
@@ -68,7 +68,7 @@ def test_an_object_whose_creation_was_missed_is_taken_in_and_its_job_reconciled(
     assert cache.child(KEY, ("Service", "mnist-head")) is not None
 
 
-def test_a_job_that_is_due_at_once_for_ever_leaves_others_their_turn():
+def test_job_always_due_at_once_does_not_starve_other_tasks():
     beats = []
 
     async def reconcile(key: JobKey) -> float:
@@ -87,7 +87,7 @@ def test_a_job_that_is_due_at_once_for_ever_leaves_others_their_turn():
     assert len(beats) == 3
 
 
-def test_what_came_while_it_was_listed_stays():
+def test_object_created_during_a_list_is_kept():
     cluster = Cluster(dataloaderjobs=[thing("mnist", "j")], services=[service("old")])
     cache, reported = primed(cluster)
 
@@ -107,7 +107,7 @@ def test_what_came_while_it_was_listed_stays():
     assert reported == []
 
 
-def test_a_job_that_is_gone_is_not_reconciled_again_and_others_are_at_each_resync():
+def test_deleted_job_is_not_requeued_and_others_are_at_each_resync():
     reconciled: list[JobKey] = []
 
     async def reconcile(key: JobKey) -> float | None:
@@ -130,7 +130,7 @@ def test_a_job_that_is_gone_is_not_reconciled_again_and_others_are_at_each_resyn
     assert asyncio.run(one_round()) == [0, 1]
 
 
-def test_jobs_are_reconciled_as_often_as_the_option_has_it():
+def test_jobs_are_reconciled_at_the_configured_interval():
     reconciled: list[JobKey] = []
 
     async def reconcile(key: JobKey) -> float | None:

@@ -33,7 +33,7 @@ def service(name: str, uid: str) -> dict[str, Any]:
     return {"kind": "Service", "metadata": {"name": name, "namespace": "team", "uid": uid, "labels": labels}}
 
 
-def test_a_watch_is_open_by_its_own_last_word():
+def test_watch_counts_as_open_by_its_latest_response():
     clock = Clock()
     made = Requests(Cache(), watch.list_paths([]), clock)
     assert (made.open(), made.expected) == (0, 7)
@@ -67,7 +67,7 @@ def relists(made: Requests, *reported: str) -> frozenset[str]:
     return asyncio.run(waits())
 
 
-def test_what_a_list_made_anew_does_not_have_is_looked_for_and_nothing_else_is():
+def test_only_objects_missing_from_a_relist_are_looked_up():
     cache = Cache()
     for name in "ab":
         cache.put(service(name, f"u-{name}"))
@@ -78,7 +78,7 @@ def test_what_a_list_made_anew_does_not_have_is_looked_for_and_nothing_else_is()
     assert relists(made, "u-a") == frozenset(), "a watch has reported it as deleted"
 
 
-def test_lists_of_one_namespace_say_nothing_of_another():
+def test_lists_of_one_namespace_do_not_affect_another():
     cache = Cache()
     cache.put(service("a", "u-a"))
     made = Requests(cache, watch.list_paths(["other", "team"]))
@@ -99,7 +99,7 @@ class Cluster:
             yield thing
 
 
-def test_an_object_that_went_while_no_watch_was_open_is_dropped_right_after_the_next_list():
+def test_object_deleted_while_no_watch_was_open_is_dropped_after_relist():
     cache, cluster, added = Cache(), Cluster(), list[tuple[str, str]]()
     cache.put(service("a", "u-a"))
     made = Requests(cache, watch.list_paths([]))

@@ -29,12 +29,12 @@ FORBIDDEN = 'pods "hungry-head-1" is forbidden: '
         (Role.TRAINER, "spec.trainers.job.template, and spec.sidecar.resources"),
     ],
 )
-def test_a_pod_that_a_quota_or_a_limit_range_refuses_names_the_field(words: str, role: Role, field: str):
+def test_pod_refused_by_quota_or_limit_range_names_the_field(words: str, role: Role, field: str):
     told = with_field(FORBIDDEN + words, role)
     assert told.startswith(FORBIDDEN + words)
     assert told.endswith(field)
 
 
-def test_other_refusals_say_nothing_of_resources():
+def test_other_refusals_do_not_mention_resources():
     text = FORBIDDEN + 'violates PodSecurity "restricted:latest": privileged'
     assert with_field(text, Role.FEEDER) == text

@@ -26,7 +26,7 @@ DISRUPTIONS = {
 
 
 @pytest.mark.parametrize("disruption", list(DISRUPTIONS))
-def test_a_disruption_makes_a_new_attempt_at_once_and_does_not_count(disruption: str) -> None:
+def test_disruption_starts_a_new_attempt_at_once_and_does_not_count(disruption: str) -> None:
     life = Life(maxRestarts=0)
     victim, peer = of_attempt(0, 1, **DISRUPTIONS[disruption]), of_attempt(0, 0, **ended(134, 5))
     made = life.fails(gone_by(victim, 30), peer)
@@ -35,11 +35,11 @@ def test_a_disruption_makes_a_new_attempt_at_once_and_does_not_count(disruption:
     moving = condition(made, ConditionType.PROGRESSING)
     assert (moving.status, moving.reason) == ("True", "Disrupted")
     assert "pod mnist-trainers-0-1" in moving.message
-    assert moving.message.endswith("; a restart that does not count, the 1st in a row")
+    assert moving.message.endswith("; restart not counted as a failure (1st consecutive disruption)")
     assert life.starts_after() == 0.0
 
 
-def test_disruptions_count_where_the_policy_says_so() -> None:
+def test_disruptions_count_if_the_policy_requires_it() -> None:
     life = Life(maxRestarts=0, ignoreDisruptions=False)
     assert life.fails(of_attempt(0, **DISRUPTIONS["evicted"])).status.phase == Phase.FAILED
 
@@ -52,18 +52,18 @@ def test_disruptions_count_where_the_policy_says_so() -> None:
         'Container trainer exceeded its local ephemeral storage limit "1Gi". ',
     ],
 )
-def test_an_eviction_that_the_pod_has_itself_to_blame_for_counts(message: str) -> None:
+def test_self_inflicted_eviction_counts(message: str) -> None:
     life = Life()
     made = life.fails(of_attempt(0, phase="Failed", reason="Evicted", message=message))
     assert (made.status.trainers.failures, made.status.trainers.disruptions) == (1, 0)
 
 
-def test_a_container_that_runs_out_of_memory_is_no_disruption() -> None:
+def test_out_of_memory_container_is_not_a_disruption() -> None:
     made = Life().fails(of_attempt(0, **ended(137, reason="OOMKilled")))
     assert made.status.trainers.failures == 1
 
 
-def test_trainers_whose_pod_somebody_deleted_did_not_fail() -> None:
+def test_deleted_trainer_pod_counts_as_a_disruption() -> None:
     life = Life(maxRestarts=0)
     made = life.fails(gone_by(of_attempt(0, **ended(143)), 20))
     assert made.status.trainers.disruptions == 1
@@ -73,7 +73,7 @@ def test_trainers_whose_pod_somebody_deleted_did_not_fail() -> None:
     assert made.status.trainers.disruptions == 1
 
 
-def test_a_failure_is_not_judged_before_the_pods_have_been_heard_of() -> None:
+def test_failure_is_not_judged_before_the_pods_are_known() -> None:
     life = Life()
     running = of_attempt(0)
     failed = {"type": "FailureTarget", "status": "True", "lastTransitionTime": show_time(T0)}
@@ -98,7 +98,7 @@ def test_the_pauses_between_attempts_double_up_to_five_minutes() -> None:
     assert restarts.pause(10.0, 10**9) == restarts.LONGEST_PAUSE_S
 
 
-def test_the_pause_is_told_and_outlives_the_operator() -> None:
+def test_pause_is_reported_and_survives_an_operator_restart() -> None:
     life = Life(backoffSeconds=60)
     made = life.fails()
     assert made.status.trainers.next_start == "2026-01-01T00:01:00Z"
@@ -111,7 +111,7 @@ def test_the_pause_is_told_and_outlives_the_operator() -> None:
     assert later.status.phase == Phase.DEGRADED
 
 
-def test_a_job_that_is_disrupted_for_ever_fails_in_the_end_and_backs_off_before() -> None:
+def test_job_disrupted_too_often_backs_off_and_finally_fails() -> None:
     life, pauses = Life(maxRestarts=0), []
     for _ in range(restarts.MAX_DISRUPTIONS):
         life.fails(of_attempt(life.attempt, **DISRUPTIONS["preemption"]))
@@ -120,12 +120,12 @@ def test_a_job_that_is_disrupted_for_ever_fails_in_the_end_and_backs_off_before(
     made = life.fails(of_attempt(life.attempt, **DISRUPTIONS["preemption"]))
     found = condition(made, ConditionType.FAILED)
     assert (made.status.phase, found.reason) == (Phase.FAILED, "DisruptedTooOften")
-    assert f"{restarts.MAX_DISRUPTIONS} restarts in a row" in found.message
+    assert f"{restarts.MAX_DISRUPTIONS} consecutive disruptions" in found.message
     assert pauses[:4] == [0, 10, 20, 40]
     assert sum(pauses) > 3 * 3600
 
 
-def test_restarts_are_forgotten_after_ten_minutes_in_which_batches_were_taken() -> None:
+def test_restarts_are_forgotten_after_ten_minutes_with_batches() -> None:
     life = Life(maxRestarts=1)
     life.fails()
     life.starts_after()
@@ -139,7 +139,7 @@ def test_restarts_are_forgotten_after_ten_minutes_in_which_batches_were_taken() 
     assert life.fails().status.phase == Phase.DEGRADED, "one more is allowed"
 
 
-def test_restarts_are_not_forgotten_while_trainers_take_no_batch() -> None:
+def test_restarts_are_not_forgotten_while_no_batch_is_taken() -> None:
     life = Life(maxRestarts=1)
     life.fails()
     life.starts_after()
@@ -157,13 +157,13 @@ def test_an_exit_code_may_fail_the_job_at_once() -> None:
     assert found.message.endswith("(failurePolicy.rules[0]: exit code 43)")
 
 
-def test_an_exit_code_may_be_one_that_does_not_count() -> None:
+def test_exit_code_may_be_exempt_from_counting() -> None:
     made = Life(maxRestarts=0, rules=RULES).fails(of_attempt(0, **ended(75)))
     assert made.status.trainers.disruptions == 1
     assert "rules[1]: exit code 75" in condition(made, ConditionType.PROGRESSING).message
 
 
-def test_a_rule_is_about_who_failed_first_and_not_about_whom_that_brought_down() -> None:
+def test_exit_code_rule_applies_to_the_first_trainer_that_failed() -> None:
     made = Life(rules=RULES).fails(of_attempt(0, 0, **ended(1, 1)), of_attempt(0, 1, **ended(42, 9)))
     assert made.status.trainers.failures == 1
     killed = gone_by(of_attempt(0, 1, **ended(42, 0)), 30)
@@ -171,7 +171,7 @@ def test_a_rule_is_about_who_failed_first_and_not_about_whom_that_brought_down()
     assert made.status.trainers.failures == 1
 
 
-def test_a_disruption_goes_before_the_exit_codes_that_it_caused() -> None:
+def test_disruption_takes_precedence_over_exit_codes_it_caused() -> None:
     victim = gone_by(of_attempt(0, 1, **DISRUPTIONS["eviction"]), 30)
     made = Life(rules=RULES).fails(victim, of_attempt(0, 0, **ended(42)))
     assert made.status.trainers.disruptions == 1
@@ -187,6 +187,6 @@ def test_suspending_ends_the_pause() -> None:
     assert life.starts_after() == 0.0
 
 
-def test_a_running_job_asks_for_no_further_reconcile_for_the_sake_of_restarts() -> None:
+def test_running_job_requests_no_reconcile_for_restarts() -> None:
     observed = serving()
     assert decided(after(observed, decided(observed))).requeue_after_s is None

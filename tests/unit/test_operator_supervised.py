@@ -69,7 +69,7 @@ def test_a_head_is_ready_when_its_supervisor_answers_and_has_ray(
     assert head(replace(starting(), supervisor=supervisor)) == expected
 
 
-def test_an_operator_that_has_just_started_takes_nothing_back_before_it_has_asked():
+def test_restarted_operator_keeps_the_status_until_it_has_polled():
     observed = serving()
     running = after(observed, decided(observed), supervisor=None)
     assert decided(running, 99).status == running.status
@@ -83,18 +83,18 @@ def test_an_operator_that_has_just_started_takes_nothing_back_before_it_has_aske
 @pytest.mark.parametrize(
     ("supervisor", "pods_ready", "expected"),
     [
-        pytest.param(None, 1, ("False", "FeedersStart", "feeder pods that serve: 0, needed: 1"), id="not reported yet"),
-        pytest.param(SUPERVISOR, 1, ("True", "Serving", "feeder pods that serve: 1 or more"), id="serves"),
-        pytest.param(SUPERVISOR, 0, ("True", "Serving", "feeder pods that serve: 1 or more"), id="it knows better"),
+        pytest.param(None, 1, ("False", "FeedersStart", "feeder pods serving: 0, needed: 1"), id="not reported yet"),
+        pytest.param(SUPERVISOR, 1, ("True", "Serving", "feeder pods serving: 1 or more"), id="serves"),
+        pytest.param(SUPERVISOR, 0, ("True", "Serving", "feeder pods serving: 1 or more"), id="it knows better"),
         pytest.param(
             SupervisorStatus(desired=1, ray=RAY, cause=TIMEOUT), 1,
             ("False", "WorkerRegisterTimeout",
-             "feeder pods that serve: 0, needed: 1; pod mnist-feeder-0: feeder-0: raise spec.ray.managed.tuning"),
+             "feeder pods serving: 0, needed: 1; pod mnist-feeder-0: feeder-0: raise spec.ray.managed.tuning"),
             id="never registers",
         ),
         pytest.param(
             SupervisorStatus(desired=1, ray=RAY, cause=NO_ROOM), 1,
-            ("False", "NoRoom", "feeder pods that serve: 0, needed: 1; feeder-0: no node has room"),
+            ("False", "NoRoom", "feeder pods serving: 0, needed: 1; feeder-0: no node has room"),
             id="no room in pods that are there",
         ),
         pytest.param(
@@ -109,7 +109,7 @@ def test_an_operator_that_has_just_started_takes_nothing_back_before_it_has_aske
         ),
     ],
 )  # fmt: skip
-def test_feeders_are_ready_by_the_supervisors_report_which_else_has_the_cause(
+def test_feeder_readiness_follows_the_supervisors_report(
     supervisor: SupervisorStatus | None, pods_ready: int, expected: tuple[str, str, str]
 ):
     observed = starting(pods=(pod("head"), with_ip("feeder"), pod("trainer")))
@@ -117,7 +117,7 @@ def test_feeders_are_ready_by_the_supervisors_report_which_else_has_the_cause(
     assert feeders(replace(observed, supervisor=supervisor, children=children)) == expected
 
 
-def test_a_pods_own_trouble_is_reported_before_its_consequence_at_the_supervisor():
+def test_pods_own_trouble_is_reported_before_the_supervisors_cause():
     waiting = {"name": "feeder", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
     observed = starting(pods=(pod("feeder", containerStatuses=[waiting]),))
     lacking = replace(
@@ -128,7 +128,7 @@ def test_a_pods_own_trouble_is_reported_before_its_consequence_at_the_supervisor
     assert feeders(lacking)[1] == "ImageNotPulled"
 
 
-def test_feeders_count_by_pods_of_as_many_processes():
+def test_feeder_processes_are_counted_in_whole_pods():
     spec = {"replicas": 3, "processesPerPod": 4, "minAvailable": 2}
     observed = replace(starting(), job=job(feeders=spec))
     for ready, pods, status in ((12, 3, "True"), (11, 2, "True"), (7, 1, "False")):
@@ -138,7 +138,7 @@ def test_feeders_count_by_pods_of_as_many_processes():
         assert made.feeders == 12
 
 
-def test_a_held_or_finished_job_has_no_supervisor_to_ask():
+def test_held_or_finished_job_is_not_polled():
     observed = serving()
     running = after(observed, decided(observed))
     assert decided(running).feeders == 1
@@ -150,14 +150,14 @@ def test_a_held_or_finished_job_has_no_supervisor_to_ask():
     assert decided(replace(running, children=done)).feeders is None
 
 
-def test_what_ray_has_in_force_is_in_the_status_and_stays_there():
+def test_rays_effective_settings_are_in_the_status_and_stay():
     observed = serving()
     made = decided(observed)
     assert made.status.ray == RAY
     assert decided(after(observed, made, supervisor=SupervisorStatus(silent="gone"))).status.ray == RAY
 
 
-def test_a_trainer_that_failed_is_reported_with_the_error_of_its_feeder():
+def test_failed_trainer_is_reported_with_its_feeders_error():
     observed = replace(serving(), job=job(**{"trainers.job.failurePolicy": {"maxRestarts": 0}}))
     failed = failed_trainers(after(observed, decided(observed)))
     made = decided(replace(failed, supervisor=replace(SUPERVISOR, failure=MISSING)), 10)
@@ -185,7 +185,7 @@ def running(**metrics: float) -> Observed:
     return replace(observed, status=status.model_copy(update={"loader": loader}))
 
 
-def test_metrics_are_written_when_they_changed_by_more_than_noise():
+def test_metrics_are_written_only_for_changes_beyond_noise():
     same = {"batches_per_second": 10.2, "gb_per_second": 1.02, "stall_percent": 5.5, "occupancy_percent": 52}
     quiet = decided(replace(running(**same), supervisor=replace(SUPERVISOR, rates=RATES)))
     assert quiet.status.loader == running(**same).status.loader
@@ -204,7 +204,7 @@ def test_metrics_alone_are_written_once_a_minute_at_most():
     assert decided(observed, 60).status.loader.batches_per_second == "10"
 
 
-def test_metrics_go_along_with_any_other_change():
+def test_metrics_are_written_with_any_other_change():
     slightly = replace(running(batches_per_second=10.1, gb_per_second=1, stall_percent=5), metrics_at=T0)
     lost = replace(slightly, supervisor=replace(SUPERVISOR, ready=0, rates=RATES))
     made = decided(lost, 1)
@@ -225,7 +225,7 @@ def test_the_last_metrics_stay_after_the_end_and_a_held_job_has_none():
     assert decided(replace(observed, job=job(suspend=True))).status.loader == LoaderStatus()
 
 
-def test_figures_that_nobody_can_measure_any_more_are_blank():
+def test_figures_that_cannot_be_measured_any_more_are_blank():
     observed = running(batches_per_second=10, gb_per_second=1)
     assert (
         decided(replace(observed, supervisor=SupervisorStatus(silent="gone"))).status.loader == LoaderStatus()
@@ -242,6 +242,6 @@ def test_figures_that_nobody_can_measure_any_more_are_blank():
     assert decided(back).status.loader.gb_per_second == "0", "which is a figure"
 
 
-def test_a_head_that_is_not_ready_is_reported_by_its_pod_whatever_came_before():
+def test_unready_head_is_reported_by_its_pod_despite_earlier_reports():
     observed = serving()
     assert head(replace(observed, children={**observed.children, **live(HEAD)}))[1] == "PodsStart"

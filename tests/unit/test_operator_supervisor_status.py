@@ -37,12 +37,12 @@ def feeder(number: int, state: str = "ready", cause: str | None = None, why: str
     }
 
 
-def test_what_is_not_reported_is_not_there():
+def test_fields_missing_from_a_report_have_defaults():
     assert parse(STATUS) == SupervisorStatus(desired=2, ready=2)
     assert readings(STATUS) == {}
 
 
-def test_the_worst_cause_is_reported_and_of_equal_ones_the_first():
+def test_worst_cause_is_reported_and_the_first_among_equals():
     waiting = [
         feeder(0),
         feeder(1, "placing", "NoRoom", "no node has room"),
@@ -70,7 +70,7 @@ def test_a_failure_names_the_trainer_and_where_its_feeder_is():
     assert found == Cause("ModuleMissing", "sidecar-t-0, rank 1, got from feeder-1: no x", "10.0.0.1")
 
 
-def test_the_settings_that_ray_has_in_force_are_those_that_the_supervisor_reports():
+def test_effective_ray_settings_are_those_the_supervisor_reports():
     reported = {"version": "2.60.0", "worker_register_timeout_seconds": 7, "health_check_period_ms": "x"}
     ray = parse({**STATUS, "ray": reported}).ray
     assert (ray.version, ray.worker_register_timeout_seconds, ray.health_check_period_ms) == ("2.60.0", 7, 0)
@@ -110,7 +110,7 @@ WHOLE = st.fixed_dictionaries({
 
 
 @given(WHOLE)
-def test_a_brief_status_says_all_that_the_operator_reads(whole: dict[str, Any]):
+def test_brief_status_keeps_everything_the_operator_reads(whole: dict[str, Any]):
     assert parse(brief(whole)) == parse(whole)
     assert readings(brief(whole)) == readings(whole)
 
@@ -140,14 +140,14 @@ FIELDS = st.sampled_from(["type", "desired", "ready", "feeders", "failures", "ra
 
 @profile(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(st.dictionaries(FIELDS, JSON))
-def test_whatever_comes_is_an_answer_or_the_peers_fault(message: dict[str, Any]):
+def test_any_message_is_parsed_or_refused_as_a_protocol_error(message: dict[str, Any]):
     for reported in (message, {**STATUS, **message}):
         readings(reported)
         with contextlib.suppress(RemoteProtocolError):
             parse(reported)
 
 
-def test_a_reason_that_is_no_word_is_not_put_into_a_condition():
+def test_malformed_reason_is_replaced_in_a_condition():
     assert parse({**STATUS, "feeders": [feeder(0, "placing", "a b", "x")]}).cause.reason == "FeederFails"
 
 
@@ -156,7 +156,7 @@ def test_a_reason_that_is_no_word_is_not_put_into_a_condition():
     [(0, "0"), (0.5, "0.5"), (12.345, "12.3"), (1234.5, "1230"), (3_456_789, "3460000"), (0.00012345, "0.000123"),
      (1e-9, "0"), (99.96, "100")],
 )  # fmt: skip
-def test_metrics_have_three_digits(value: float, text: str):
+def test_metrics_are_rounded_to_three_digits(value: float, text: str):
     assert digits(value) == text
 
 
@@ -186,5 +186,5 @@ def test_metrics_are_shown_in_the_units_of_the_status():
         pytest.param("gb_per_second", "nonsense", "1", True, id="somebody else's words"),
     ],
 )
-def test_only_a_change_that_means_something_is_worth_a_write(field: str, old: str, new: str, worth: bool):
+def test_only_a_meaningful_change_is_worth_a_write(field: str, old: str, new: str, worth: bool):
     assert notable(LoaderStatus(**{field: old}), LoaderStatus(**{field: new})) is worth

@@ -23,20 +23,20 @@ EMOJI = "\U0001f622"
 
 
 @given(st.dictionaries(PROPER, st.lists(PROPER)))
-def test_a_body_is_the_same_as_json_and_as_yaml(value: dict[str, list[str]]) -> None:
+def test_body_reads_the_same_as_json_and_as_yaml(value: dict[str, list[str]]) -> None:
     sent = apply_body(value)
     assert json.loads(sent) == value
     assert yaml.safe_load(sent.decode()) == value
 
 
-def test_an_emoji_goes_as_it_is_and_no_escape_of_a_surrogate_is_left() -> None:
+def test_emoji_is_sent_unescaped_and_lone_surrogates_are_replaced() -> None:
     assert apply_body({"a": EMOJI}) == f'{{"a": "{EMOJI}"}}'.encode()
     assert apply_body("a\ud83d\ude22\udcff") == '"a\ufffd\ufffd\ufffd"'.encode()
     assert apply_body("\\ud83d") == b'"\\\\ud83d"', "text that resembles one stays text"
 
 
 @given(ANY, st.integers(1, 50))
-def test_what_is_shown_has_no_control_character_and_is_shown_the_same_again(text: str, most: int) -> None:
+def test_shown_text_has_no_control_characters_and_is_idempotent(text: str, most: int) -> None:
     found = shown(text, most)
     assert len(found) <= most
     assert not [c for c in found if unicodedata.category(c) in ("Cc", "Cs") and c not in "\t\n"]
@@ -45,7 +45,7 @@ def test_what_is_shown_has_no_control_character_and_is_shown_the_same_again(text
 
 
 @given(ANY, st.integers(0, 40))
-def test_what_is_cut_is_short_and_whole(text: str, nbytes: int) -> None:
+def test_cut_text_is_short_and_has_whole_characters(text: str, nbytes: int) -> None:
     cut = events.cut(text, nbytes)
     assert len(cut.encode()) <= nbytes
     assert text.encode(errors="replace").decode().startswith(cut)
@@ -55,12 +55,12 @@ def test_what_is_cut_is_short_and_whole(text: str, nbytes: int) -> None:
     ("text", "word"),
     [("Evicted", "Evicted"), ("Node lost!", "Nodelost"), ("", "Unknown"), (EMOJI, "Unknown"), ("a" * 300, "a" * 128)],
 )  # fmt: skip
-def test_a_reason_is_one_word(text: str, word: str) -> None:
+def test_reason_is_reduced_to_one_valid_identifier(text: str, word: str) -> None:
     assert conditions.reason_word(text) == word
 
 
 @given(ANY)
-def test_a_status_and_its_events_are_made_of_any_last_words(words: str) -> None:
+def test_status_and_events_accept_any_last_output(words: str) -> None:
     ended = [{"name": "trainer", "state": {"terminated": {"exitCode": 7, "message": words}}}]
     observed = replace(failed_trainers(serving()), pods=(pod("trainer", containerStatuses=ended),))
     made = decided(observed).status
@@ -71,7 +71,7 @@ def test_a_status_and_its_events_are_made_of_any_last_words(words: str) -> None:
 
 
 @given(ANY)
-def test_a_status_is_made_of_whatever_a_pod_has_for_a_reason(text: str) -> None:
+def test_status_accepts_any_reason_of_a_pod(text: str) -> None:
     evicted = pod("feeder", started=False) | {
         "status": {"phase": "Failed", "reason": text or "x", "message": text}
     }
@@ -83,7 +83,7 @@ def test_a_status_is_made_of_whatever_a_pod_has_for_a_reason(text: str) -> None:
     assert condition(made, ConditionType.FEEDERS_READY).reason == conditions.reason_word(text or "x")
 
 
-def test_a_version_of_rays_that_is_no_text_is_no_reason_to_hear_nothing() -> None:
+def test_malformed_ray_version_does_not_invalidate_the_report() -> None:
     reported = {
         "type": "status",
         "desired": 1,
@@ -95,7 +95,7 @@ def test_a_version_of_rays_that_is_no_text_is_no_reason_to_hear_nothing() -> Non
     assert supervisor_status.parse(reported).ray.version == "\ufffd2"
 
 
-def test_a_text_that_was_refused_is_not_written_again_and_the_rest_is() -> None:
+def test_refused_text_is_left_out_and_the_rest_is_written() -> None:
     observed = failed_trainers(serving())
     loud = condition(decided(observed), ConditionType.PROGRESSING).message
     assert "CUDA error" in loud
@@ -105,7 +105,7 @@ def test_a_text_that_was_refused_is_not_written_again_and_the_rest_is() -> None:
     assert quiet.status.trainers.restarts == 1
 
 
-def test_a_status_without_its_texts_has_all_the_rest() -> None:
+def test_status_without_its_texts_keeps_everything_else() -> None:
     status = decided(failed_trainers(serving())).status
     bare, messages = conditions.without_messages(status)
     assert {c.message for c in status.conditions} == messages | {""}
@@ -118,7 +118,7 @@ def test_a_status_without_its_texts_has_all_the_rest() -> None:
 @pytest.mark.parametrize(
     "before", [DataLoaderJobStatus(), decided(serving()).status], ids=["new", "serving"]
 )  # fmt: skip
-def test_a_job_that_nothing_can_be_decided_about_is_not_ready_and_otherwise_as_it_was(
+def test_undecidable_job_is_marked_not_ready_and_otherwise_unchanged(
     before: DataLoaderJobStatus,
 ) -> None:
     why = conditions.ConditionState(False, "NotUnderstood", f"TypeError: {EMOJI}")

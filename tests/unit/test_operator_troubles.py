@@ -36,7 +36,7 @@ def ended(code: int, name: str = "feeder", **more: Any) -> dict[str, Any]:
         {"containerStatuses": None},
     ],
 )
-def test_a_pod_that_starts_runs_or_ended_well_is_in_no_trouble(status):
+def test_starting_running_or_succeeded_pod_has_no_trouble(status):
     assert observed.trouble_of(pod(**status)) is None
 
 
@@ -97,7 +97,7 @@ def test_a_pod_that_starts_runs_or_ended_well_is_in_no_trouble(status):
                 ]
             },
             "OutOfMemory",
-            "killed for want of memory, without a limit of its own: its node had no more; set ",
+            "OOM-killed without a memory limit of its own, because its node ran out: set ",
         ),
         ({"containerStatuses": [waiting("CrashLoopBackOff")]}, "ContainerCrashes", "CrashLoopBackOff"),
         ({"initContainerStatuses": [ended(3, "fetch")]}, "ContainerCrashes", "container fetch: exit code 3"),
@@ -121,7 +121,7 @@ def test_a_trouble_names_pod_container_and_cause(status, reason, text):
     assert text in str(found)
 
 
-def test_a_container_that_crashes_over_and_over_is_in_one_trouble_until_it_is_ready():
+def test_crashing_container_has_one_trouble_until_it_is_ready():
     last = {"terminated": {"exitCode": 7, "message": "no disk"}}
     turns = [
         {"name": "prepare", "state": last, "restartCount": 1},
@@ -135,7 +135,7 @@ def test_a_container_that_crashes_over_and_over_is_in_one_trouble_until_it_is_re
     assert observed.trouble_of(pod(initContainerStatuses=[turns[-1] | {"ready": True}])) is None
 
 
-def test_a_sidecar_that_ends_is_started_again_in_a_pod_whose_other_containers_are_not():
+def test_ended_sidecar_counts_as_restarting_in_a_never_restarted_pod():
     sick = pod(restart="Never", initContainerStatuses=[ended(9, "sidecar")])
     sick["spec"]["initContainers"] = [{"name": "sidecar", "restartPolicy": "Always"}]
     found = observed.trouble_of(sick)
@@ -153,7 +153,7 @@ def test_the_cause_is_reported_before_its_consequence():
     assert found.reason == "Unschedulable"
 
 
-def test_one_of_several_pods_is_reported_always_the_same():
+def test_same_pod_of_several_is_always_reported():
     sick = [pod(f"p-{i}", containerStatuses=[ended(1)]) for i in (3, 1, 2)]
     for order in (sick, sick[::-1], [pod("p-0"), *sick]):
         assert str(observed.first_trouble(map(observed.trouble_of, order))).startswith("pod p-1,")
@@ -166,7 +166,7 @@ def test_a_long_message_is_cut():
     assert len(found.message) <= observed.MAX_TROUBLE + 1
 
 
-def test_the_end_of_a_containers_last_lines_is_reported():
+def test_end_of_a_containers_last_output_is_reported():
     traceback = (
         "Traceback (most recent call last):\n"
         + "  File train.py\n" * 200
@@ -195,19 +195,19 @@ def culprit(*pods: dict[str, Any]) -> str:
 NCCL = "NCCL error: remote process exited"
 
 
-def test_the_culprit_is_the_first_that_failed_in_time():
+def test_culprit_is_the_earliest_failure():
     assert "mnist-trainers-0-3" in culprit(
         trainer(0, at(9, message=NCCL)), trainer(3, at(1, message="KeyError"))
     )
 
 
-def test_want_of_memory_comes_before_what_it_brought_down_also_within_the_same_second():
+def test_out_of_memory_precedes_its_consequences_within_the_same_second():
     killed = trainer(3, at(9, 137, reason="OOMKilled"))
     for second in (1, 9):
-        assert "killed for want of memory" in culprit(trainer(0, at(second, message=NCCL)), killed)
+        assert "OOM-killed" in culprit(trainer(0, at(second, message=NCCL)), killed)
 
 
-def test_a_disrupted_pod_comes_before_what_it_brought_down():
+def test_disrupted_pod_precedes_its_consequences():
     since = {"lastTransitionTime": "2026-01-01T00:00:01Z", "message": "preempted by team/big"}
     target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", **since}
     preempted = trainer(3, at(31, 143), conditions=[target])
@@ -218,7 +218,7 @@ def test_a_disrupted_pod_comes_before_what_it_brought_down():
     assert "low on resource" in culprit(trainer(0, at(9, message=NCCL)), evicted)
 
 
-def test_within_a_pod_the_container_that_was_killed_for_memory_comes_before_one_that_missed_it():
+def test_oom_killed_container_precedes_its_consequences_within_a_pod():
     last = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:00:07Z"}}
     sidecar = {"name": "dataloaderjob-sidecar", "state": {"running": {}}, "ready": True, "lastState": last}
     found = observed.trouble_of(trainer(0, at(9, message="sidecar is gone"), initContainerStatuses=[sidecar]))
@@ -246,7 +246,7 @@ def test_within_a_pod_the_container_that_was_killed_for_memory_comes_before_one_
         ),
     ],
 )  # fmt: skip
-def test_a_container_killed_for_want_of_memory_names_limit_and_field(role: str, container: str, field: str):
+def test_oom_killed_container_names_its_limit_and_field(role: str, container: str, field: str):
     limits = {"name": container, "resources": {"limits": {"memory": "420Mi", "cpu": "1"}}}
     killed = {
         "kind": "Pod",
@@ -257,4 +257,4 @@ def test_a_container_killed_for_want_of_memory_names_limit_and_field(role: str, 
     found = observed.trouble_of(transform(killed))
     assert found is not None
     assert found.reason == "OutOfMemory"
-    assert found.message == f"killed for want of memory, its limit is 420Mi: raise {field}"
+    assert found.message == f"OOM-killed with a memory limit of 420Mi: raise {field}"

@@ -16,7 +16,7 @@ def schedule() -> WorkQueue[str]:
     return WorkQueue(random.Random(1))
 
 
-def test_a_key_that_is_added_often_is_taken_once():
+def test_key_added_repeatedly_is_taken_once():
     queue = schedule()
     for _ in range(5):
         queue.add("a", 0)
@@ -24,7 +24,7 @@ def test_a_key_that_is_added_often_is_taken_once():
     assert [queue.take(0), queue.take(0), queue.take(0)] == ["a", "b", None]
 
 
-def test_a_key_that_changes_while_it_is_worked_on_is_taken_again_afterwards():
+def test_key_added_while_in_work_is_taken_again_afterwards():
     queue = schedule()
     queue.add("a", 0)
     assert queue.take(0) == "a"
@@ -34,7 +34,7 @@ def test_a_key_that_changes_while_it_is_worked_on_is_taken_again_afterwards():
     assert queue.take(1) == "a"
 
 
-def test_the_earlier_of_two_moments_counts():
+def test_earlier_of_two_times_counts():
     queue = schedule()
     queue.add("a", 0, 100)
     queue.add("a", 0, 10)
@@ -45,7 +45,7 @@ def test_the_earlier_of_two_moments_counts():
     assert queue.wait_s(10) is None
 
 
-def test_one_that_fails_waits_longer_each_time_and_not_for_ever():
+def test_failing_key_waits_longer_each_time_up_to_a_bound():
     queue = schedule()
     now, waits = 0.0, []
     queue.add("a", now)
@@ -64,7 +64,7 @@ def test_one_that_fails_waits_longer_each_time_and_not_for_ever():
     assert queue.failed("a", now) < 1, "a success starts anew"
 
 
-def test_an_event_shortens_a_long_wait_but_does_not_make_it_a_storm():
+def test_event_shortens_a_long_wait_without_causing_a_storm():
     queue = schedule()
     queue.add("a", 0)
     for _ in range(12):
@@ -75,7 +75,7 @@ def test_an_event_shortens_a_long_wait_but_does_not_make_it_a_storm():
     assert queue.wait_s(0) == EVENT_WAIT_S
 
 
-def test_the_server_s_retry_after_is_kept():
+def test_servers_retry_after_is_respected():
     queue = schedule()
     queue.add("a", 0)
     queue.take(0)
@@ -84,14 +84,14 @@ def test_the_server_s_retry_after_is_kept():
     assert queue.wait_s(0) == 30
 
 
-def test_a_key_that_is_forgotten_is_not_taken():
+def test_forgotten_key_is_not_taken():
     queue = schedule()
     queue.add("a", 0)
     queue.forget("a")
     assert (queue.take(100), queue.wait_s(0), len(queue)) == (None, None, 0)
 
 
-def test_what_a_user_changed_goes_before_what_has_been_due_for_longer_when_it_is_due():
+def test_users_changes_that_are_due_precede_older_entries():
     queue = schedule()
     for key in "abc":
         queue.add(key, 0)
@@ -102,7 +102,7 @@ def test_what_a_user_changed_goes_before_what_has_been_due_for_longer_when_it_is
     assert queue.take(6) == "e"
 
 
-def test_users_alone_hold_up_nothing():
+def test_users_changes_do_not_starve_other_keys():
     queue = WorkQueue[str](most_first=3)
     queue.add("pod", 0)
     for number in range(5):
@@ -110,7 +110,7 @@ def test_users_alone_hold_up_nothing():
     assert [queue.take(2) for _ in range(4)] == ["user 0", "user 1", "user 2", "pod"]
 
 
-def test_only_so_much_of_what_follows_is_in_work_and_what_a_user_changes_finds_a_worker():
+def test_concurrent_follow_up_work_is_limited_so_users_find_a_worker():
     queue = schedule()
     for number in range(FOLLOWING + 2):
         queue.add(f"pod {number}", number / 100)
@@ -126,7 +126,7 @@ def test_only_so_much_of_what_follows_is_in_work_and_what_a_user_changes_finds_a
     assert [queue.take(2), queue.take(2)] == [f"pod {FOLLOWING}", None]
 
 
-def test_a_change_of_a_user_while_the_job_is_in_work_goes_first_afterwards():
+def test_users_change_during_work_goes_first_afterwards():
     queue = schedule()
     queue.add("a", 0)
     assert queue.take(0) == "a"

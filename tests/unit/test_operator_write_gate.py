@@ -11,7 +11,7 @@ from dataloaderjob_operator.election import Timing
 from dataloaderjob_operator.write_gate import WriteGate
 
 
-def test_writes_wait_while_the_gate_is_shut_and_go_on_after():
+def test_writes_wait_while_the_gate_is_shut_and_then_proceed():
     async def scenario() -> list[str]:
         gate, done = WriteGate(), list[str]()
 
@@ -39,13 +39,13 @@ class Hanging(Client):
         return {}
 
 
-def test_a_write_under_way_is_given_up_when_the_gate_is_shut():
+def test_write_in_progress_is_abandoned_when_the_gate_is_shut():
     async def scenario() -> None:
         client = Hanging(None)  # type: ignore[arg-type]  it sends nothing
         write = asyncio.create_task(client.create_event({"metadata": {"namespace": "team"}}))
         await asyncio.sleep(0.01)
         client.gate.shut()
-        with pytest.raises(ApiError, match="the operator's Lease could not be renewed") as found:
+        with pytest.raises(ApiError, match="the operator could not renew its Lease") as found:
             await write
         assert found.value.code == 0, "told and tried again as a server that does not answer"
 
@@ -53,10 +53,10 @@ def test_a_write_under_way_is_given_up_when_the_gate_is_shut():
 
 
 @pytest.mark.parametrize("times", [(10, 10.0, 2.0), (15, 3.0, 2.0), (15, 10.0, 0.5), (2, 10.0, 2.0)])
-def test_times_with_which_two_operators_might_work_are_refused(times: tuple[int, float, float]):
-    with pytest.raises(ValueError, match="a lease of more seconds"):
+def test_lease_times_that_allow_two_leaders_are_refused(times: tuple[int, float, float]):
+    with pytest.raises(ValueError, match="the lease must be longer"):
         Timing(*times)
 
 
-def test_the_times_of_the_lease_are_those_of_kubernetes_own_components():
+def test_lease_times_equal_those_of_kubernetes_components():
     assert Timing() == Timing(15, 10.0, 2.0)

@@ -41,9 +41,7 @@ NOBODY: dict[str, Any] = {
         pytest.param({"now": 110.0, "shown": True}, Step.READY, id="none comes, and the image can feed"),
     ],
 )  # fmt: skip
-def test_a_pod_is_ready_while_its_feeders_serve_or_once_its_image_has_shown_that_it_can(
-    seen: dict[str, Any], step: Step
-):
+def test_pod_is_ready_while_its_feeders_serve_or_after_a_passed_trial(seen: dict[str, Any], step: Step):
     assert next_step(**{**NOBODY, **seen}) is step
 
 
@@ -94,7 +92,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clocked:
     return Clocked(tmp_path, monkeypatch)
 
 
-def test_readiness_comes_and_goes_with_the_feeders_of_the_pod(pod: Clocked):
+def test_readiness_follows_the_feeders_of_the_pod(pod: Clocked):
     assert not pod.ready()
     first = pod.feeders.begins()
     assert not pod.ready(60.0)
@@ -127,7 +125,7 @@ def test_a_pod_without_feeders_is_ready_once_its_trial_has_passed(pod: Clocked):
     assert len(pod.trials) == 1
 
 
-def test_a_trial_that_fails_ends_the_pods_process_unless_a_feeder_was_placed_meanwhile(pod: Clocked):
+def test_failed_trial_ends_the_pod_unless_a_feeder_was_placed_meanwhile(pod: Clocked):
     pod.ready(10.0)
     pod.trials[0].answer = ServiceError("this image cannot feed: no torch")
     number = pod.feeders.begins()
@@ -143,7 +141,7 @@ def test_a_trial_that_fails_ends_the_pods_process_unless_a_feeder_was_placed_mea
     assert pod.trials[1].closed
 
 
-def test_after_a_feeder_that_never_served_the_image_has_to_show_anew_that_it_can(pod: Clocked):
+def test_feeder_that_never_served_requires_a_new_trial(pod: Clocked):
     pod.ready(10.0)
     pod.trials[0].answer = True
     assert pod.ready()
@@ -153,7 +151,7 @@ def test_after_a_feeder_that_never_served_the_image_has_to_show_anew_that_it_can
     assert pod.ready()
 
 
-def test_the_file_of_a_container_before_is_no_word_of_this_one(tmp_path: Path):
+def test_ready_file_of_an_earlier_container_is_removed(tmp_path: Path):
     (tmp_path / "ready").touch()
     Readiness(tmp_path / "ready", Feeders(), patience_s=10.0, trial_timeout_s=300.0)
     assert not (tmp_path / "ready").exists()
@@ -163,7 +161,7 @@ def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-def test_the_trial_of_an_image_that_can_feed_starts_a_real_feeder_and_leaves_nothing():
+def test_trial_of_a_working_image_starts_a_real_feeder_and_cleans_up():
     before = children()
     trial = Trial(120.0)
     try:
@@ -179,7 +177,7 @@ def test_the_trial_of_an_image_that_can_feed_starts_a_real_feeder_and_leaves_not
     until(lambda: children() == before, 10.0, "all it started has gone")
 
 
-def test_the_trial_of_an_image_without_torch_fails_with_the_last_line_of_its_error(
+def test_trial_without_torch_fails_with_the_last_line_of_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "torch").mkdir()
@@ -202,7 +200,7 @@ def test_the_trial_of_an_image_without_torch_fails_with_the_last_line_of_its_err
     assert "libcudart" in capsys.readouterr().err
 
 
-def test_a_trial_that_takes_too_long_says_what_it_was_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_trial_that_takes_too_long_reports_the_missing_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "slow_host.py").write_text("import time\nprint('reading', flush=True)\ntime.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr(node, "HOST_MODULE", "slow_host")
@@ -214,7 +212,7 @@ def test_a_trial_that_takes_too_long_says_what_it_was_to_do(tmp_path: Path, monk
         trial.close()
 
 
-def test_a_feeder_tells_its_pod_that_it_serves_and_the_pod_sees_its_end(tmp_path: Path):
+def test_pod_notices_when_its_feeder_serves_and_ends(tmp_path: Path):
     feeders = Feeders()
     output = Output(tmp_path / NODE_OUTPUT, feeders)
     try:
@@ -241,7 +239,7 @@ def _play_feeder(folder: Path) -> None:
     os._exit(0)
 
 
-def test_what_hands_over_no_life_is_no_feeder(tmp_path: Path):
+def test_message_without_a_life_descriptor_registers_no_feeder(tmp_path: Path):
     feeders = Feeders()
     output = Output(tmp_path / NODE_OUTPUT, feeders)
     reader, writer = os.pipe()

@@ -58,7 +58,7 @@ def written(folder: Path, content: Any) -> Path:
     return path
 
 
-def test_what_the_operator_writes_is_what_the_pods_read(tmp_path: Path):
+def test_settings_written_by_the_operator_are_read_by_the_pods(tmp_path: Path):
     head = load(HeadSettings, written(tmp_path, built.head(JOB, SETUP)))
     feeder = load(FeederPodSettings, written(tmp_path, built.feeder(JOB, SETUP)))
     assert head.tuning == feeder.tuning == JOB.spec.ray.managed.tuning.settings()
@@ -69,7 +69,7 @@ def test_what_the_operator_writes_is_what_the_pods_read(tmp_path: Path):
     assert head.job == feeder.job == "team/mnist/u-1"
 
 
-def test_room_for_tasks_is_in_the_settings_where_there_is_any(tmp_path: Path):
+def test_room_for_tasks_is_in_the_settings_only_if_configured(tmp_path: Path):
     assert "tasks" not in built.feeder(JOB, SETUP), "the ConfigMaps of jobs without it stay as they are"
     made = parse_object(
         manifest({"metadata.uid": "u-1", "spec.ray.managed.tasks": {"cpus": 2, "objectStore": "1Gi"}})
@@ -78,7 +78,7 @@ def test_room_for_tasks_is_in_the_settings_where_there_is_any(tmp_path: Path):
     assert found.tasks == RayTasks(cpus=2, object_store_nbytes=1 << 30)
 
 
-def test_settings_of_a_later_operator_are_read_and_one_line_says_what_is_ignored(tmp_path: Path, capsys):
+def test_unknown_settings_of_a_later_operator_are_ignored_with_one_line(tmp_path: Path, capsys):
     later = {
         **built.head(JOB, SETUP),
         "speed": 7,
@@ -87,11 +87,11 @@ def test_settings_of_a_later_operator_are_read_and_one_line_says_what_is_ignored
     found = load(HeadSettings, path := written(tmp_path, later))
     assert found.tuning == RayTuning(health_check_period_s=2.0)
     assert capsys.readouterr().err == (
-        f"settings for HeadSettings in {path}: ignored, as this version does not know them: speed, tuning.grace\n"
+        f"settings for HeadSettings in {path}: ignored because this version does not know them: speed, tuning.grace\n"
     )
 
 
-def test_settings_of_an_earlier_operator_lack_what_has_a_default_since(tmp_path: Path, capsys):
+def test_settings_missing_from_an_earlier_operator_get_defaults(tmp_path: Path, capsys):
     earlier = {
         name: value
         for name, value in built.head(JOB, SETUP).items()
@@ -102,13 +102,13 @@ def test_settings_of_an_earlier_operator_lack_what_has_a_default_since(tmp_path:
     assert capsys.readouterr().err == ""
 
 
-def test_a_key_that_is_needed_is_named(tmp_path: Path):
+def test_required_key_is_named(tmp_path: Path):
     content = {name: value for name, value in built.head(JOB, SETUP).items() if name != "host"}
     with pytest.raises(InputError, match=r"HeadSettings in .*: missing \['host'\]"):
         load(HeadSettings, written(tmp_path, content))
 
 
-def test_a_head_starts_with_the_number_of_feeders_of_now(tmp_path: Path):
+def test_head_starts_with_the_current_number_of_feeders(tmp_path: Path):
     count = tmp_path / "feeders"
     head = load(HeadSettings, written(tmp_path, {**built.head(JOB, SETUP), "count_path": str(count)}))
     with pytest.raises(InputError, match=r"number of feeders is needed in .*feeders"):
@@ -117,7 +117,7 @@ def test_a_head_starts_with_the_number_of_feeders_of_now(tmp_path: Path):
     assert supervisor_settings(head, "10.0.0.7:6379").num_feeders == 12
 
 
-def test_tuning_that_is_no_object_is_refused(tmp_path: Path):
+def test_tuning_that_is_not_an_object_is_refused(tmp_path: Path):
     with pytest.raises(InputError, match=r"RayTuning in .* must be a JSON object"):
         load(HeadSettings, written(tmp_path, {**built.head(JOB, SETUP), "tuning": 5}))
 
@@ -135,17 +135,17 @@ def test_the_supervisor_of_a_pod_serves_other_pods(tmp_path: Path):
 
 
 @pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:0", "head:65536", "head:gcs"])
-def test_an_address_that_is_none_is_refused(address: str):
+def test_invalid_address_is_refused(address: str):
     with pytest.raises(InputError, match="needed as host:port"):
         split_address(address)
 
 
-def test_addresses():
+def test_address_is_split_into_host_and_port():
     assert split_address("mnist-head:6379") == ("mnist-head", 6379)
     assert split_address("[fd00::7]:6379") == ("fd00::7", 6379)
 
 
-def test_a_token_that_is_not_there_is_told_by_path(tmp_path: Path):
+def test_missing_token_is_reported_by_path(tmp_path: Path):
     with pytest.raises(InputError, match=r"token of the job's Ray is needed in .*/ray: .*No such file"):
         read_token(str(tmp_path / "ray"))
     (tmp_path / "ray").write_text("\n")
@@ -153,7 +153,7 @@ def test_a_token_that_is_not_there_is_told_by_path(tmp_path: Path):
         read_token(str(tmp_path / "ray"))
 
 
-def test_a_supervisor_is_started_again_at_once_then_more_slowly_then_no_more():
+def test_supervisor_is_restarted_at_once_then_slower_then_given_up():
     restarts = Restarts()
     delays = [restarts.ended(-9, now=float(i)) for i in range(MAX_CRASHES)]
     assert delays == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0]
@@ -166,7 +166,7 @@ def test_deaths_long_ago_are_forgotten():
     assert [restarts.ended(1, now=i * CRASH_WINDOW_S) for i in range(20)] == [0.0] * 20
 
 
-def test_a_supervisor_that_again_and_again_cannot_work_with_ray_needs_another_ray():
+def test_supervisor_that_keeps_failing_with_ray_needs_another_ray():
     restarts = Restarts()
     assert [restarts.ended(3, now=200.0 * i) for i in range(MAX_RAY_EXITS - 1)] == [0.0] * (MAX_RAY_EXITS - 1)
     with pytest.raises(ServiceError, match="3 times because it cannot work with Ray"):
@@ -175,7 +175,7 @@ def test_a_supervisor_that_again_and_again_cannot_work_with_ray_needs_another_ra
     assert [restarts.ended(code, now=200.0 * i) for i, code in enumerate([3, 3, 1, 4, 4, 1])] == [0.0] * 6
 
 
-def test_what_an_earlier_container_left_is_removed_and_nothing_else(tmp_path: Path):
+def test_leftovers_of_an_earlier_container_are_removed_and_nothing_else(tmp_path: Path):
     for name in ("session_1/logs", "node/blobs"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "old").write_text("x")
@@ -188,7 +188,7 @@ def test_what_an_earlier_container_left_is_removed_and_nothing_else(tmp_path: Pa
     assert fresh_folder(tmp_path / "new") == tmp_path / "new" / "node"
 
 
-def test_a_backlog_leaves_out_what_is_too_much_and_says_so():
+def test_backlog_drops_excess_lines_and_reports_how_many():
     backlog = Backlog(max_nbytes=10)
     for text in (b"12345", b"67890", b"lost", b"lost"):
         backlog.put(1, text)
@@ -205,7 +205,7 @@ def test_a_backlog_leaves_out_what_is_too_much_and_says_so():
     assert backlog.take() is None
 
 
-def test_a_feeder_of_a_pod_has_its_blobs_in_its_own_node_s_folder():
+def test_feeder_in_a_pod_keeps_its_blobs_in_its_own_nodes_folder():
     settings = FeederSettings(job="j", key_path="k", blob_folder="/the/heads")
     assert actor.at_home(settings, Path("/here")).blob_folder == "/here/blobs"
 
@@ -236,7 +236,7 @@ os.write(1, b"no end of line")
 """
 
 
-def test_lines_of_a_feeder_come_out_of_its_pod_under_its_name(tmp_path: Path):
+def test_output_of_a_feeder_appears_in_its_pod_under_its_name(tmp_path: Path):
     with script(POD, tmp_path) as pod:
         assert line(pod) == "up"
         with script(FEEDER + SAYS, tmp_path) as feeder:
@@ -261,7 +261,7 @@ def test_a_feeder_does_not_wait_for_readers_of_its_pod(tmp_path: Path):
     assert "lines were left out" in err
 
 
-def test_where_no_pod_takes_it_output_stays_where_it_was(tmp_path: Path):
+def test_output_without_a_pod_stays_in_place(tmp_path: Path):
     with script(FEEDER + "print('here')", tmp_path) as feeder:
         out, err = feeder.communicate(timeout=20)
     assert out == "here\n"
@@ -286,7 +286,7 @@ sys.exit(entry.reap(main))
 """
 
 
-def test_pid_1_reaps_orphans_hands_on_signals_and_ends_as_the_main_process_does():
+def test_pid_1_reaps_orphans_forwards_signals_and_exits_like_its_main():
     with script(INIT) as process:
         orphan, code = map(int, line(process).split())
         assert code == 5, "exit codes of its own children reach the main process"
@@ -317,12 +317,12 @@ sys.exit(entry.reap(main))
 """
 
 
-def test_a_main_process_hears_how_processes_ended_that_were_not_its_own():
+def test_main_process_learns_the_exits_of_processes_it_did_not_start():
     with script(HEARS.replace("sys.argv[1]", "'3'")) as process:
         assert line(process) == "was killed by SIGKILL / ended with exit code 3 / ended"
 
 
-def test_ends_of_which_nobody_asks_for_months_leave_room_for_the_newest():
+def test_unread_exits_of_months_leave_room_for_the_newest():
     reader, writer = os.pipe2(os.O_NONBLOCK)
     for pid in range(1, 20_000):
         reaping._tell(reader, writer, reaping._END.pack(pid, 0))
@@ -332,14 +332,14 @@ def test_ends_of_which_nobody_asks_for_months_leave_room_for_the_newest():
     assert ends.code(20_000) == -9
 
 
-def test_a_main_process_that_is_killed_is_told_as_a_shell_tells_it():
+def test_killed_main_process_gives_a_shells_exit_code():
     text = INIT.replace("print(orphan", "print(os.getpid()); print(orphan")
     with script(text) as process:
         os.kill(int(line(process)), signal.SIGKILL)
         assert process.wait(10) == 128 + signal.SIGKILL
 
 
-def test_a_node_that_joins_a_head_that_is_gone_ends_instead_of_waiting_for_it(monkeypatch):
+def test_node_joining_a_lost_head_exits_instead_of_waiting(monkeypatch):
     moments = iter(range(0, 1000, 10))
     monkeypatch.setattr(feeder.time, "monotonic", lambda: float(next(moments)))
     with socket.create_server(("127.0.0.1", 0)) as head:
@@ -353,7 +353,7 @@ def test_a_node_that_joins_a_head_that_is_gone_ends_instead_of_waiting_for_it(mo
         there()
 
 
-def test_the_head_refuses_an_image_with_another_ray_than_the_manifest_asks_for(monkeypatch):
+def test_head_refuses_an_image_with_a_ray_version_not_requested(monkeypatch):
     monkeypatch.setattr(entry.importlib.metadata, "version", lambda _: "2.56.1")
     for fits in (None, "2.56", "2.56.1"):
         entry.check_ray(fits)
@@ -375,7 +375,7 @@ def test_a_head_in_an_image_with_another_ray_does_not_start(tmp_path: Path):
         Head(settings, watch=None)
 
 
-def test_the_head_is_told_the_version_of_ray(tmp_path: Path):
+def test_head_settings_include_the_requested_ray_version(tmp_path: Path):
     asked = parse_object(
         manifest({"metadata.uid": "u-1", "metadata.namespace": "team", "spec.ray.managed.version": "2.60.0"})
     )
@@ -383,8 +383,8 @@ def test_the_head_is_told_the_version_of_ray(tmp_path: Path):
     assert load(HeadSettings, written(tmp_path, built.head(JOB, SETUP))).ray_version is None
 
 
-def test_flags_of_rays_configuration_are_handed_on_and_what_is_not_is_told(caplog):
+def test_ray_flags_are_passed_on_and_conflicting_variables_reported(caplog):
     given = {"RAY_memory_usage_threshold": "0.9", "RAY_ADDRESS": "x:1", "HOME": "/tmp"}
     with caplog.at_level(logging.WARNING):
         assert entry.node_environment(given) == {"RAY_memory_usage_threshold": "0.9", "HOME": "/tmp"}
-    assert "not handed on to Ray, since dataloaderjob sets it up: RAY_ADDRESS" in caplog.text
+    assert "not passed on to Ray, because dataloaderjob sets it up: RAY_ADDRESS" in caplog.text

@@ -53,7 +53,7 @@ def ended(pool: Pool):
     return [number for number in range(20) if pool.tail.ended[number]]
 
 
-def test_a_lease_that_ended_and_one_with_its_number_are_told_apart(pool: Pool):
+def test_ended_lease_and_a_new_one_of_its_number_are_distinguished(pool: Pool):
     """The receiver uses a number anew as soon as it sees the end."""
     first = taken(pool, 5, page=0)
     del first
@@ -67,7 +67,7 @@ def test_a_lease_that_ended_and_one_with_its_number_are_told_apart(pool: Pool):
     assert pool.leased_nbytes == 0
 
 
-def test_a_lease_ends_with_its_last_view_and_not_before(pool: Pool):
+def test_lease_ends_exactly_with_its_last_view(pool: Pool):
     lent = taken(pool, 7, page=1)
     view = np.ndarray((4,), np.int64, lent, 64)
     tensor = torch.from_numpy(np.ndarray((2, 2), np.float32, lent, 128))
@@ -85,7 +85,7 @@ def test_a_lease_ends_with_its_last_view_and_not_before(pool: Pool):
     assert ended(pool) == [7]
 
 
-def test_leases_of_which_some_end_on_other_threads_leave_nothing_in_the_books(pool: Pool):
+def test_leases_ending_on_other_threads_leave_no_entries(pool: Pool):
     held: queue.SimpleQueue = queue.SimpleQueue()
 
     def let_go() -> None:
@@ -114,7 +114,7 @@ def test_leases_of_which_some_end_on_other_threads_leave_nothing_in_the_books(po
     assert pool.leased_nbytes == 0
 
 
-def test_what_is_surely_within_the_limit_follows_the_largest_lease(pool: Pool):
+def test_number_of_surely_allowed_leases_follows_the_largest_one(pool: Pool):
     small = taken(pool, 1, page=0)
     assert pool.surely == 16
     large = taken(pool, 2, page=1, nbytes=5 * PAGE)
@@ -138,13 +138,13 @@ def test_an_entry_beyond_its_region_is_refused(pool: Pool):
     assert books(pool) == {}
 
 
-def test_a_batch_of_which_nothing_can_be_made_comes_back_like_any_other(pool: Pool):
+def test_undecodable_batch_is_returned_like_any_other(pool: Pool):
     pool.give_back(4)
     assert ended(pool) == [4]
     assert books(pool) == {}
 
 
-def test_the_end_of_a_lease_leaves_a_new_one_of_its_number_in_the_books(pool: Pool):
+def test_end_of_a_lease_keeps_a_new_one_of_its_number(pool: Pool):
     """The receiver may use the number anew before the end has taken it out, where another thread takes batches."""
     first = taken(pool, 5, page=0)
     second = taken(pool, 5, page=1)
@@ -154,7 +154,7 @@ def test_the_end_of_a_lease_leaves_a_new_one_of_its_number_in_the_books(pool: Po
     assert books(pool) == {}
 
 
-def test_an_end_under_way_leaves_a_lease_that_was_made_meanwhile(pool: Pool):
+def test_end_in_progress_keeps_a_lease_created_meanwhile(pool: Pool):
     """The receiver has seen the end, and another thread lends its number, before the books are changed."""
     first = taken(pool, 5, page=0)
     lease = pool.leases[5][3]
@@ -165,14 +165,14 @@ def test_an_end_under_way_leaves_a_lease_that_was_made_meanwhile(pool: Pool):
     del first, second
 
 
-def test_nothing_refers_to_the_books_once_the_pool_is_cut_off(pool: Pool):
+def test_no_reference_to_the_entries_remains_once_the_pool_is_cut_off(pool: Pool):
     held = taken(pool, 1, page=0)
     pool.tail.cut()
     assert books(pool) == {}, "a lease refers to its tail, and that to the books: a cycle otherwise"
     del held
 
 
-def test_the_wake_up_of_the_receiver_is_open_while_a_lease_may_end(pool: Pool):
+def test_receivers_wake_up_stays_open_while_a_lease_may_end(pool: Pool):
     """Another thread may be within the end of a lease when the pool goes: its descriptor's number is not another's."""
     lent, tail = taken(pool, 1, page=0), pool.tail
     descriptor = tail._fd
@@ -186,7 +186,7 @@ def test_the_wake_up_of_the_receiver_is_open_while_a_lease_may_end(pool: Pool):
     del lent
 
 
-def test_a_client_that_is_closed_leaves_the_wake_up_open_for_a_lease_whose_end_is_under_way():
+def test_closed_client_keeps_the_wake_up_open_for_a_lease_being_ended():
     fds = [Control.create(), os.eventfd(0), os.eventfd(0)]
     made = pool_of(fds[0], fds[2])
     lent = taken(made, 1, page=0)

@@ -11,7 +11,7 @@ from dataloaderjob.providers.ray.node import RayNode, ray_of_tasks, without_ray
 NODE = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/t", "RAY_JOB_ID": "7", "PATH": "/bin"}
 
 
-def test_user_code_is_told_of_ray_only_where_there_is_room_for_its_tasks():
+def test_user_code_gets_rays_address_only_with_room_for_its_tasks():
     assert ray_of_tasks(NODE, "10.0.0.1:6379") == {}
     assert without_ray(NODE) == {"PATH": "/bin"}
     for tasks in (RayTasks(), RayTasks(cpus=2)):

@@ -89,7 +89,7 @@ class Rounds:
         return [(number, 1) for number in range(FEEDERS)]
 
 
-def test_a_round_that_takes_longer_than_a_transfer_may_pause_closes_no_connection(
+def test_long_round_of_a_receiver_closes_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ):
     clock = Clock()

@@ -43,7 +43,7 @@ def places(folder: Path) -> list[tuple[int, int]]:
 WHOLE = [(epoch, number) for epoch in range(3) for number in range(4)]
 
 
-def test_a_row_comes_back_with_its_ticket(tmp_path: Path) -> None:
+def test_row_round_trips_with_its_ticket(tmp_path: Path) -> None:
     write(tmp_path, Consumption(), WHOLE)
     record = Record.open(tmp_path)
     found = record.batches("0")[0]
@@ -55,7 +55,7 @@ def test_a_row_comes_back_with_its_ticket(tmp_path: Path) -> None:
 
 
 @given(stopped=st.integers(1, len(WHOLE)), back=st.integers(0, 5))
-def test_a_run_that_is_resumed_before_its_end_is_read_as_one(
+def test_run_resumed_before_its_end_reads_as_one(
     tmp_path_factory: pytest.TempPathFactory, stopped: int, back: int
 ) -> None:
     folder = tmp_path_factory.mktemp("record")
@@ -74,7 +74,7 @@ def test_a_run_that_is_resumed_before_its_end_is_read_as_one(
     assert places(folder) == WHOLE
 
 
-def test_a_part_of_a_row_is_none(tmp_path: Path) -> None:
+def test_partial_row_is_ignored(tmp_path: Path) -> None:
     write(tmp_path, Consumption(), WHOLE)
     (rows,) = tmp_path.glob("rank-0/*.rows")
     rows.write_bytes(rows.read_bytes()[:-1])
@@ -82,9 +82,7 @@ def test_a_part_of_a_row_is_none(tmp_path: Path) -> None:
 
 
 @given(at=st.integers(0, len(WHOLE) - 2))
-def test_a_row_that_is_missing_within_an_epoch_is_noticed(
-    tmp_path_factory: pytest.TempPathFactory, at: int
-) -> None:
+def test_missing_row_within_an_epoch_is_noticed(tmp_path_factory: pytest.TempPathFactory, at: int) -> None:
     folder = tmp_path_factory.mktemp("record")
     write(folder, Consumption(), WHOLE)
     (rows,) = folder.glob("rank-0/*.rows")
@@ -98,14 +96,14 @@ def test_a_row_that_is_missing_within_an_epoch_is_noticed(
             places(folder)
 
 
-def test_another_file_is_no_record(tmp_path: Path) -> None:
+def test_foreign_file_is_refused_as_a_record(tmp_path: Path) -> None:
     (tmp_path / "rank-0").mkdir()
     (tmp_path / "rank-0" / "1-1.rows").write_bytes(b"hello")
     with pytest.raises(InputError, match=r"1-1\.rows is no record of this version"):
         places(tmp_path)
 
 
-def test_so_many_rows_are_lost_at_most_when_the_process_is_killed(
+def test_killed_process_loses_a_bounded_number_of_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording, "FLUSH_S", float("inf"))
@@ -114,7 +112,7 @@ def test_so_many_rows_are_lost_at_most_when_the_process_is_killed(
     assert places(tmp_path) == many[: 2 * FLUSH_ROWS]
 
 
-def test_a_state_has_what_it_counts_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_has_all_counted_batches_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATALOADERJOB_RECORD", str(tmp_path))
     monkeypatch.setattr(recording, "_recorder", None)
     loader = DataLoader(list(range(10)), batch_size=2, num_workers=0)
@@ -128,7 +126,7 @@ def test_a_state_has_what_it_counts_written(tmp_path: Path, monkeypatch: pytest.
     )
 
 
-def test_a_batch_that_an_interrupt_gives_twice_has_one_row(tmp_path: Path) -> None:
+def test_batch_given_twice_by_an_interrupt_has_one_row(tmp_path: Path) -> None:
     consumption = Consumption()
     consumption.begin()
     recorder = Recorder(tmp_path, "0")
@@ -140,7 +138,7 @@ def test_a_batch_that_an_interrupt_gives_twice_has_one_row(tmp_path: Path) -> No
     assert places(tmp_path) == [(0, 0)]
 
 
-def test_a_full_disk_ends_the_record_with_a_line(
+def test_full_disk_ends_the_record_with_a_log_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object) -> None:

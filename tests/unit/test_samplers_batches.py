@@ -41,7 +41,7 @@ def together(step: tuple[list[int], ...]) -> list[int]:
 
 
 @given(samples, st.sampled_from([(4, 1), (4, 2), (8, 4), (6, 3)]), st.integers(1, 5), tails, st.booleans())
-def test_each_sample_comes_once_and_all_ranks_have_as_many(
+def test_each_sample_appears_once_and_ranks_have_equal_steps(
     lengths: list[int], sizes: tuple[int, int], look_ahead: int, tail: Any, shuffle: bool
 ) -> None:
     size, world = sizes
@@ -58,7 +58,7 @@ def test_each_sample_comes_once_and_all_ranks_have_as_many(
 
 
 @pytest.mark.parametrize("look_ahead", [1, 8])
-def test_any_world_has_the_same_global_batches_and_goes_on_from_another_s_state(look_ahead: int) -> None:
+def test_any_world_size_has_the_same_batches_and_can_resume_anothers_state(look_ahead: int) -> None:
     whole = [together(step) for step in steps(balanced(LENGTHS, 64, 1, look_ahead=look_ahead))]
     state: dict[str, Any] = {}
     found = []
@@ -81,7 +81,7 @@ def spread(found: list[tuple[list[int], ...]]) -> float:
     return float((sums.max(axis=1) / sums.mean(axis=1)).mean())
 
 
-def test_ranks_have_sums_of_lengths_that_hardly_differ() -> None:
+def test_ranks_have_nearly_equal_sums_of_lengths() -> None:
     plain = RANDOM.permutation(3000)[: 3000 // 256 * 256].reshape(-1, 8, 32)
     assert spread([tuple(map(list, step)) for step in plain.tolist()]) > 1.2
     assert spread(steps(balanced(LENGTHS, 256, 8, tail="drop"))) < 1.05
@@ -96,7 +96,7 @@ def test_looking_ahead_makes_batches_of_similar_lengths() -> None:
     assert padding(16) < 1.5 < 3 < padding(1)
 
 
-def test_a_balanced_state_of_other_lengths_or_batches_is_refused_by_name() -> None:
+def test_balanced_state_for_other_lengths_or_batches_is_refused_by_name() -> None:
     (sampler,) = balanced([1, 2, 3, 4], 2, 1)
     for other, name in (
         (balanced([1, 2, 3, 5], 2, 1), "lengths"),
@@ -118,7 +118,7 @@ def test_a_balanced_state_of_other_lengths_or_batches_is_refused_by_name() -> No
     st.sampled_from([None, 3]),
     st.booleans(),
 )
-def test_batches_hold_the_budget_and_every_sample_comes_once(
+def test_batches_respect_the_budget_and_every_sample_appears_once(
     lengths: list[int], most: int, world: int, tail: Any, padded: bool, largest: int | None, shuffle: bool
 ) -> None:
     options = {
@@ -145,7 +145,7 @@ def test_batches_hold_the_budget_and_every_sample_comes_once(
 
 
 @pytest.mark.parametrize("look_ahead", [40, 512, 8192])
-def test_worlds_of_2_1_4_and_2_go_through_one_sequence_of_batches(look_ahead: int) -> None:
+def test_worlds_of_2_1_4_and_2_share_one_sequence_of_batches(look_ahead: int) -> None:
     whole = [step[0] for step in steps(by_tokens(LENGTHS, 4000, 1, look_ahead=look_ahead))]
     state: dict[str, Any] = {}
     found: list[list[int]] = []
@@ -162,7 +162,7 @@ def test_worlds_of_2_1_4_and_2_go_through_one_sequence_of_batches(look_ahead: in
     assert len(found) > len(whole) - 2
 
 
-def test_ranks_have_about_as_many_tokens_in_a_step() -> None:
+def test_ranks_have_similar_numbers_of_tokens_in_a_step() -> None:
     found = steps(by_tokens(LENGTHS, 8000, 4, drop_last=True))
     cost = np.array([[LENGTHS[batch].max() * len(batch) for batch in step] for step in found])
     assert (cost.max(axis=1) / cost.mean(axis=1)).mean() < 1.15
@@ -170,7 +170,7 @@ def test_ranks_have_about_as_many_tokens_in_a_step() -> None:
     assert cost.sum() / tokens < 1.2, "of a plain shuffle most would be padding"
 
 
-def test_a_state_is_taken_up_without_packing_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_resumes_without_packing_earlier_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     (old,), (new,), (whole,) = (by_tokens(LENGTHS, 4000, 1, look_ahead=100) for _ in range(3))
     batches = list(whole)
     list(itertools.islice(iter(old), len(batches) - 3))
@@ -187,14 +187,14 @@ def test_a_state_is_taken_up_without_packing_what_came_before(monkeypatch: pytes
     assert list(new) == list(whole)
 
 
-def test_the_length_is_that_of_the_epoch_that_is_set() -> None:
+def test_length_is_that_of_the_current_epoch() -> None:
     (sampler,) = by_tokens(LENGTHS, 4000, 1, look_ahead=64)
     for epoch in range(3):
         sampler.set_epoch(epoch)
         assert len(sampler) == len(list(sampler))
 
 
-def test_batches_that_do_not_divide_are_an_error_where_that_was_asked_for() -> None:
+def test_indivisible_batches_are_an_error_if_requested() -> None:
     (first, *_) = by_tokens([10] * 7, 10, 4, tail="error")
     with pytest.raises(InputError, match=r"batches .* over ranks must divide .* found 7 and 4"):
         next(iter(first))
@@ -206,7 +206,7 @@ def test_a_sample_longer_than_the_budget_is_named() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[1.5, 2], [-1, 2], [[1], [2]]], ids=str)
-def test_lengths_that_are_no_counts_are_refused(lengths: Any) -> None:
+def test_lengths_that_are_not_counts_are_refused(lengths: Any) -> None:
     for make in (balanced, by_tokens):
         with pytest.raises(InputError, match="lengths must be a row of whole numbers"):
             make(lengths, 2, 1)
@@ -217,7 +217,7 @@ def test_lengths_may_be_a_tensor_or_an_array() -> None:
     assert len({str(list(by_tokens(row, 4000, 1)[0])) for row in rows}) == 1
 
 
-def test_options_that_hold_nothing_are_refused() -> None:
+def test_options_that_allow_no_sample_are_refused() -> None:
     with pytest.raises(InputError, match="look_ahead must be one"):
         by_tokens([1], 5, 1, look_ahead=0)
     with pytest.raises(InputError, match="max_batch_size must be one"):

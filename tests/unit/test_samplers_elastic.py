@@ -44,7 +44,7 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(sizes, worlds, st.booleans(), st.booleans())
-def test_each_rank_has_as_many_samples_as_with_torchs_sampler(
+def test_ranks_have_the_same_number_of_samples_as_with_torchs_sampler(
     n: int, world: int, shuffle: bool, drop: bool
 ) -> None:
     torchs = [DistributedSampler(range(n), world, rank, shuffle, drop_last=drop) for rank in range(world)]
@@ -54,15 +54,13 @@ def test_each_rank_has_as_many_samples_as_with_torchs_sampler(
 
 
 @given(st.integers(1, 300), worlds, st.booleans())
-def test_without_a_shuffle_each_rank_has_the_samples_that_torchs_sampler_gives_it(
-    n: int, world: int, drop: bool
-) -> None:
+def test_without_shuffle_each_rank_has_the_samples_of_torchs_sampler(n: int, world: int, drop: bool) -> None:
     for rank, mine in enumerate(ranks(n, world, shuffle=False, drop_last=drop)):
         assert list(mine) == list(DistributedSampler(range(n), world, rank, shuffle=False, drop_last=drop))
 
 
 @given(st.integers(1, 300), worlds, tails)
-def test_every_sample_comes_once_but_for_the_tail(n: int, world: int, tail: Any) -> None:
+def test_every_sample_appears_once_except_in_the_tail(n: int, world: int, tail: Any) -> None:
     found = sorted(itertools.chain(*ranks(n, world, tail=tail)))
     if tail == "drop":
         assert len(set(found)) == len(found) == n - n % world
@@ -71,17 +69,17 @@ def test_every_sample_comes_once_but_for_the_tail(n: int, world: int, tail: Any)
         assert len(found) < n + world
 
 
-def test_a_sampler_is_one_of_torchs_that_frameworks_leave_in_place() -> None:
+def test_sampler_is_a_torch_one_that_frameworks_leave_in_place() -> None:
     assert isinstance(ranks(10, 2)[0], DistributedSampler)
 
 
-def test_a_sampler_can_be_made_again_of_its_attributes() -> None:
+def test_sampler_can_be_rebuilt_from_its_attributes() -> None:
     made = ranks(103, 4, seed=3, tail="drop", global_batch_size=8)[2]
     names = ("dataset", "num_replicas", "rank", "shuffle", "seed", "drop_last", "tail", "global_batch_size")
     assert list(ElasticDistributedSampler(**{name: getattr(made, name) for name in names})) == list(made)
 
 
-def test_each_epoch_and_seed_has_an_order_of_its_own_and_the_same_on_every_call() -> None:
+def test_each_epoch_and_seed_has_its_own_repeatable_order() -> None:
     (sampler,) = ranks(50, 1)
     first = list(sampler)
     assert first == list(sampler) == sampler.indices(0, 50).tolist()
@@ -90,7 +88,7 @@ def test_each_epoch_and_seed_has_an_order_of_its_own_and_the_same_on_every_call(
     assert first != list(ranks(50, 1, seed=1)[0])
 
 
-def test_an_epoch_that_is_set_after_iter_counts_until_the_first_sample_is_drawn() -> None:
+def test_epoch_set_after_iter_applies_until_the_first_sample() -> None:
     (sampler,), (other,) = ranks(50, 1), ranks(50, 1)
     begun = iter(sampler)
     sampler.set_epoch(3)
@@ -108,7 +106,7 @@ def test_an_epoch_that_is_set_after_iter_counts_until_the_first_sample_is_drawn(
     tails,
     st.integers(0, 9),
 )
-def test_the_same_global_batches_for_any_world_with_the_same_product(
+def test_worlds_with_the_same_product_have_the_same_global_batches(
     count: int, pair: tuple[int, int], batch: int, tail: Any, more: int
 ) -> None:
     few, many = pair
@@ -121,7 +119,7 @@ def test_the_same_global_batches_for_any_world_with_the_same_product(
 
 
 @given(st.integers(1, 60), st.integers(1, 5))
-def test_accumulated_batches_are_the_global_batch_of_a_larger_world(n: int, batch: int) -> None:
+def test_accumulated_batches_equal_the_global_batch_of_a_larger_world(n: int, batch: int) -> None:
     n *= 4
     large = [together(step) for step in steps(ranks(n, 4, tail="drop", global_batch_size=4 * batch), batch)]
     small = steps(ranks(n, 2, tail="drop", global_batch_size=4 * batch), batch)
@@ -129,7 +127,7 @@ def test_accumulated_batches_are_the_global_batch_of_a_larger_world(n: int, batc
 
 
 @given(st.integers(0, 7), st.integers(1, 6), st.lists(st.integers(0, 6), min_size=3, max_size=3), tails)
-def test_worlds_of_2_1_4_and_2_within_one_epoch_consume_each_sample_once(
+def test_worlds_of_2_1_4_and_2_in_one_epoch_use_each_sample_once(
     more: int, batch: int, taken: list[int], tail: Any
 ) -> None:
     global_batch = 4 * batch
@@ -160,7 +158,7 @@ def test_worlds_of_2_1_4_and_2_within_one_epoch_consume_each_sample_once(
 
 
 @given(sizes, worlds, worlds, st.integers(0, 80), tails)
-def test_all_ranks_have_as_many_steps_left_whatever_the_world_was_before(
+def test_ranks_have_equal_steps_left_after_any_world_size(
     n: int, before: int, after: int, taken: int, tail: Any
 ) -> None:
     old, rest = ranks(n, before, tail=tail), ranks(n, after, tail=tail)
@@ -177,7 +175,7 @@ def test_all_ranks_have_as_many_steps_left_whatever_the_world_was_before(
         assert len(set(consumed)) == len(consumed) > n - after - before
 
 
-def test_a_tail_that_is_an_error_is_refused_with_its_sizes() -> None:
+def test_indivisible_samples_with_tail_error_are_refused_with_sizes() -> None:
     with pytest.raises(InputError, match=r"samples that are left over ranks must divide .* found 10 and 4"):
         ranks(10, 4, tail="error")
     with pytest.raises(InputError, match=r"samples over global batches must divide .* found 12 and 8"):
@@ -194,12 +192,12 @@ def test_a_tail_that_is_an_error_is_refused_with_its_sizes() -> None:
         pytest.param({"global_batch_size": 0}, "found 0", id="no-batch"),
     ],
 )
-def test_arguments_that_contradict_each_other_are_refused(options: dict[str, Any], message: str) -> None:
+def test_contradictory_arguments_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ranks(100, 4, **options)
 
 
-def test_a_rank_outside_the_world_is_refused_as_torch_does_it() -> None:
+def test_rank_outside_the_world_is_refused_as_in_torch() -> None:
     with pytest.raises(ValueError, match="Invalid rank 4"):
         ElasticDistributedSampler(range(10), 4, 4)
 
@@ -208,7 +206,7 @@ def test_a_rank_outside_the_world_is_refused_as_torch_does_it() -> None:
 
 
 @given(st.integers(1, 200), worlds, st.integers(0, 250), st.integers(0, 5))
-def test_a_state_counts_what_was_given_and_the_rest_follows(
+def test_state_counts_the_samples_given_and_the_rest_follows(
     n: int, world: int, taken: int, epoch: int
 ) -> None:
     sampler, whole = (ranks(n, world)[-1] for _ in range(2))
@@ -226,7 +224,7 @@ def test_a_state_counts_what_was_given_and_the_rest_follows(
     assert list(fresh) == list(whole), "the iteration after that is a whole epoch"
 
 
-def test_a_state_is_a_snapshot_that_going_on_does_not_change() -> None:
+def test_state_is_a_snapshot_that_later_steps_do_not_change() -> None:
     (sampler,) = ranks(20, 1)
     begun = iter(sampler)
     next(begun)
@@ -244,7 +242,7 @@ def test_a_state_has_no_rank_and_a_few_plain_values() -> None:
     }  # fmt: skip
 
 
-def test_an_iterator_can_be_asked_and_set_by_itself() -> None:
+def test_iterator_has_its_own_state_that_can_be_saved_and_loaded() -> None:
     (sampler,), (whole,) = ranks(9000, 1), ranks(9000, 1)
     begun = iter(sampler)
     for _ in range(10):
@@ -255,7 +253,7 @@ def test_an_iterator_can_be_asked_and_set_by_itself() -> None:
     assert list(begun) == list(whole)[10:]
 
 
-def test_an_iterator_that_is_made_and_not_used_costs_nothing_that_was_loaded() -> None:
+def test_unused_iterator_does_not_consume_a_loaded_state() -> None:
     """torch's loaders with workers and batch_size=None ask twice for an iterator and use the second."""
     (sampler,), (whole,) = ranks(20, 1), ranks(20, 1)
     sampler.load_state_dict({**sampler.state_dict(), "position": 5})
@@ -263,14 +261,14 @@ def test_an_iterator_that_is_made_and_not_used_costs_nothing_that_was_loaded() -
     assert list(sampler) == list(whole)[5:]
 
 
-def test_the_state_of_an_epoch_s_end_gives_nothing_more_of_it_and_then_whole_epochs() -> None:
+def test_state_at_an_epochs_end_gives_an_empty_epoch_then_whole_ones() -> None:
     (sampler,), (fresh,) = ranks(20, 1), ranks(20, 1)
     whole = list(sampler)
     fresh.load_state_dict(sampler.state_dict())
     assert [list(fresh), list(fresh)] == [[], whole]
 
 
-def test_setting_another_epoch_gives_up_a_position_and_setting_the_same_keeps_it() -> None:
+def test_other_epoch_drops_a_loaded_position_and_the_same_keeps_it() -> None:
     (sampler,), (whole,) = ranks(20, 1), ranks(20, 1)
     state = {**sampler.state_dict(), "epoch": 2, "position": 5}
     whole.set_epoch(2)
@@ -285,7 +283,7 @@ def test_setting_another_epoch_gives_up_a_position_and_setting_the_same_keeps_it
     assert sampler.state_dict()["epoch"] == 3
 
 
-def test_an_epoch_that_was_set_is_not_taken_back_by_the_state_of_an_earlier_one() -> None:
+def test_epoch_already_set_is_not_undone_by_an_earlier_state() -> None:
     """torch's StatefulDataLoader loads what it was given at the next iter(), after set_epoch."""
     (sampler,), (whole,) = ranks(20, 1), ranks(20, 1)
     list(sampler)
@@ -297,7 +295,7 @@ def test_an_epoch_that_was_set_is_not_taken_back_by_the_state_of_an_earlier_one(
     assert list(sampler) == list(whole)
 
 
-def test_an_empty_state_loads_nothing_and_what_is_not_known_is_ignored() -> None:
+def test_empty_state_loads_nothing_and_unknown_keys_are_ignored() -> None:
     (sampler,) = ranks(20, 1)
     whole = list(sampler)
     sampler.load_state_dict({})
@@ -317,7 +315,7 @@ def test_an_empty_state_loads_nothing_and_what_is_not_known_is_ignored() -> None
         pytest.param({"version": 2}, "version is 1 here and 2", id="version"),
         pytest.param({"seed": 4, "samples": 21}, "samples is .*; seed is ", id="two-of-them"),
         pytest.param({"position": -1}, "0 or more, found -1", id="position"),
-        pytest.param({"position": "3"}, "is no state of ElasticDistributedSampler", id="no-number"),
+        pytest.param({"position": "3"}, "is not a state of ElasticDistributedSampler", id="no-number"),
     ],
 )
 def test_a_state_of_another_order_is_refused_by_name_and_changes_nothing(
@@ -331,8 +329,8 @@ def test_a_state_of_another_order_is_refused_by_name_and_changes_nothing(
     assert sampler.state_dict() == before
 
 
-def test_a_dict_that_is_no_state_is_refused_with_what_is_missing() -> None:
-    with pytest.raises(InputError, match=r"has epoch, position, version, .* found yielded: load what"):
+def test_dict_that_is_not_a_state_is_refused_with_the_missing_keys() -> None:
+    with pytest.raises(InputError, match=r"has epoch, position, version, .* found yielded: load the result"):
         ranks(20, 1)[0].load_state_dict({"yielded": 3})
 
 

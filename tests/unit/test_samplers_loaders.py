@@ -91,7 +91,7 @@ def test_torchs_loader_and_ours_give_the_sampler_s_batches(kind: str, workers: i
     assert listed(loader(Keys(), num_workers=workers, **arguments(kind))) == whole
 
 
-def test_a_position_that_was_loaded_survives_the_two_iterators_of_torchs_workers() -> None:
+def test_loaded_position_survives_the_two_iterators_of_torchs_workers() -> None:
     sampler = ElasticDistributedSampler(Keys(), 1, 0)
     whole = list(sampler)
     sampler.load_state_dict({**sampler.state_dict(), "position": 90})
@@ -118,7 +118,7 @@ def plain(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @ahead
-def test_torchdata_resumes_exactly_in_mid_epoch_though_its_workers_are_ahead(kind: str, workers: int) -> None:
+def test_torchdata_resumes_exactly_in_mid_epoch_despite_prefetching(kind: str, workers: int) -> None:
     whole, following = expected(kind, 2, 3)
     old, new = stateful(kind, workers), stateful(kind, workers)
     sampler_of(old).set_epoch(2)
@@ -132,7 +132,7 @@ def test_torchdata_resumes_exactly_in_mid_epoch_though_its_workers_are_ahead(kin
 
 @ahead
 @pytest.mark.parametrize("stopped", ["in the loop", "after it"])
-def test_torchdata_goes_on_with_the_next_epoch_from_the_end_of_one(
+def test_torchdata_continues_with_the_next_epoch_after_the_end_of_one(
     kind: str, workers: int, stopped: str
 ) -> None:
     whole, following = expected(kind, 0, 1)
@@ -163,7 +163,7 @@ def test_torchdata_resumes_samples_without_batches(workers: int) -> None:
     assert taken + [int(sample) for sample in loaders[1]] == whole
 
 
-def test_torchdata_s_state_of_any_rank_is_right_for_another_world() -> None:
+def test_torchdata_state_of_any_rank_fits_another_world_size() -> None:
     """2 ranks of 4 samples, then 4 of 2."""
 
     def ranks(world: int) -> list[StatefulDataLoader]:
@@ -202,7 +202,7 @@ def prepared(kind: str, workers: int) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("distributed", 0), ("mixture", 0), ("distributed", 2)])
-def test_accelerate_resumes_exactly_though_it_forgets_the_epoch(kind: str, workers: int) -> None:
+def test_accelerate_resumes_exactly_although_it_forgets_the_epoch(kind: str, workers: int) -> None:
     """It counts epochs by itself, from 0 on in a new process, and is one batch ahead."""
     epochs = expected(kind, 0, 1, 2, 3)
     old, new = prepared(kind, workers), prepared(kind, workers)
@@ -214,7 +214,7 @@ def test_accelerate_resumes_exactly_though_it_forgets_the_epoch(kind: str, worke
     assert listed(new) == epochs[3]
 
 
-def test_accelerate_keeps_the_state_of_a_sampler_that_is_registered(tmp_path: Any) -> None:
+def test_accelerate_keeps_the_state_of_a_registered_sampler(tmp_path: Any) -> None:
     """For loaders that it does not prepare, such as ours; every rank loads what rank 0 saved."""
     old, new = (ElasticDistributedSampler(Keys(), 4, 1) for _ in range(2))
     list(itertools.islice(iter(old), 5))
@@ -227,7 +227,7 @@ def test_accelerate_keeps_the_state_of_a_sampler_that_is_registered(tmp_path: An
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_accelerate_s_shards_of_one_sampler_are_its_global_batches_in_any_world(world: int) -> None:
+def test_accelerates_shards_are_the_global_batches_in_any_world(world: int) -> None:
     """Its ranks share a sampler made for one rank, and skip batches where they resume."""
     sampler = ElasticDistributedSampler(Keys(), 1, 0, tail="drop", global_batch_size=8)
     whole = [sorted(batch) for batch in BatchSampler(sampler, 8, drop_last=False)]

@@ -27,7 +27,7 @@ parts = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 
 
 @given(weights, st.integers(0, 2**40))
-def test_each_part_has_its_share_of_every_prefix_but_for_two(given_: list[float], start: int) -> None:
+def test_each_dataset_has_its_share_of_every_prefix_within_two(given_: list[float], start: int) -> None:
     shares, total = Shares(given_), sum(given_)
     counts = np.array(shares.counts(start), dtype=float)
     assert counts.sum() == start
@@ -39,7 +39,7 @@ def test_each_part_has_its_share_of_every_prefix_but_for_two(given_: list[float]
 
 
 @given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
-def test_of_two_parts_none_is_more_than_half_a_position_off(one: float, two: float) -> None:
+def test_either_of_two_datasets_is_within_half_a_position_of_its_share(one: float, two: float) -> None:
     found = np.zeros(1000)
     for part, which, _ in Shares([one, two]).split(np.arange(1000)):
         found[which] = part == 0
@@ -47,7 +47,7 @@ def test_of_two_parts_none_is_more_than_half_a_position_off(one: float, two: flo
 
 
 @given(weights)
-def test_every_position_belongs_to_one_part_that_has_a_weight(given_: list[float]) -> None:
+def test_every_position_belongs_to_one_dataset_with_a_weight(given_: list[float]) -> None:
     found = [which for part, which, _ in Shares(given_).split(np.arange(500)) if given_[part]]
     assert sorted(itertools.chain(*found)) == list(range(500))
 
@@ -73,7 +73,7 @@ def of(keys: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
     return [[k - end + n for k in keys if end - n <= k < end] for n, end in zip(lengths, ends, strict=True)]
 
 
-def test_a_mixture_is_of_the_loader_s_concatenated_dataset() -> None:
+def test_mixture_indexes_the_loaders_concatenated_dataset() -> None:
     data = ConcatDataset([TensorDataset(torch.arange(n) + 100 * i) for i, n in enumerate((10, 30))])
     sampler = ElasticMixtureSampler(data, [3, 1], 20, 1, 0)
     values = [int(data[k][0]) for k in sampler]
@@ -82,7 +82,7 @@ def test_a_mixture_is_of_the_loader_s_concatenated_dataset() -> None:
 
 
 @given(parts, st.data(), st.integers(1, 4), st.integers(0, 3))
-def test_a_pass_has_each_sample_once_and_the_next_pass_another_order(
+def test_pass_has_each_sample_once_and_the_next_another_order(
     lengths: list[int], data: st.DataObject, world: int, epoch: int
 ) -> None:
     given_ = data.draw(st.lists(st.floats(0.1, 10), min_size=len(lengths), max_size=len(lengths)))
@@ -103,7 +103,7 @@ def test_ranks_together_consume_the_global_order_in_each_round(world: int, epoch
     assert [sorted(one) for one in rounds] == [sorted(order[i : i + world]) for i in range(0, 240, world)]
 
 
-def test_no_rank_gets_more_of_a_dataset_than_others_though_the_turns_are_regular() -> None:
+def test_ranks_get_equal_shares_of_a_dataset_despite_regular_turns() -> None:
     for sampler in mixtures([4000, 4000], [1, 1], 2):
         counts = [len(keys) for keys in of(list(sampler), [4000, 4000])]
         assert min(counts) > 1800, "without turns at random it would have one dataset only"
@@ -124,7 +124,7 @@ def test_worlds_of_2_1_4_and_2_consume_one_order_of_the_mixture() -> None:
     assert len(found) == 160
 
 
-def test_a_curriculum_has_the_weights_of_its_epoch() -> None:
+def test_curriculum_uses_the_weights_of_its_epoch() -> None:
     by_epoch = mixtures([100, 100], {0: [1, 0], 2: [1, 1], 5: [0, 1]}, num_samples=100)[0]
     by_function = mixtures([100, 100], lambda epoch: [5 - epoch, epoch], num_samples=100)[0]
     shown = []
@@ -136,7 +136,7 @@ def test_a_curriculum_has_the_weights_of_its_epoch() -> None:
     assert len(of(list(by_function), [100, 100])[1]) == 20
 
 
-def test_a_continuous_mixture_sees_all_of_a_large_dataset_before_any_of_it_again() -> None:
+def test_continuous_mixture_finishes_a_dataset_before_repeating_it() -> None:
     lengths = [100, 1000]
     (sampler,) = mixtures(lengths, {0: [9, 1], 3: [1, 1]}, num_samples=400, continuous=True)
     found: list[list[int]] = [[], []]
@@ -155,7 +155,7 @@ def test_a_continuous_mixture_sees_all_of_a_large_dataset_before_any_of_it_again
 
 
 @pytest.mark.parametrize("continuous", [False, True], ids=["anew", "continuous"])
-def test_a_mixture_goes_on_from_its_state_in_this_epoch_and_the_next(continuous: bool) -> None:
+def test_mixture_resumes_from_its_state_in_this_epoch_and_the_next(continuous: bool) -> None:
     made = {"num_samples": 90, "continuous": continuous, "seed": 5}
     curriculum = {0: [1, 2], 1: [3, 1], 4: [1, 1]}
     (whole,), (old,), (new,) = (mixtures([20, 33], curriculum, **made) for _ in range(3))
@@ -169,7 +169,7 @@ def test_a_mixture_goes_on_from_its_state_in_this_epoch_and_the_next(continuous:
         taken = []
 
 
-def test_weights_of_a_function_that_looks_at_the_training_are_taken_from_the_state() -> None:
+def test_weights_from_a_function_of_the_training_come_from_the_state() -> None:
     loss = {0: 1.0, 1: 3.0}
     (old,) = mixtures([50, 50], lambda epoch: [loss[epoch], 1], num_samples=40, continuous=True)
     rest = []
@@ -183,7 +183,7 @@ def test_weights_of_a_function_that_looks_at_the_training_are_taken_from_the_sta
     assert list(new) == rest
 
 
-def test_a_state_of_other_weights_or_datasets_is_refused_by_name() -> None:
+def test_state_for_other_weights_or_datasets_is_refused_by_name() -> None:
     (sampler,), (other,) = mixtures([20, 20], [1, 1]), mixtures([20, 20], [1, 2])
     with pytest.raises(InputError, match=r"weights of epoch 0 are \[1.0, 1.0\] here and \[1.0, 2.0\]"):
         sampler.load_state_dict(other.state_dict())
@@ -227,7 +227,7 @@ def test_the_table_of_draws_has_exactly_the_weights(given_: list[float]) -> None
     assert all(given_[alias] > 0 for alias in table.aliases[table.own < 1])
 
 
-def test_draws_come_in_proportion_to_the_weights_and_never_of_weight_0() -> None:
+def test_draws_are_proportional_to_weights_and_never_of_weight_0() -> None:
     given_ = [0, 1, 2, 0, 5, 0]
     found = Counter(weighted(given_, 80_000)[0])
     assert set(found) == {1, 2, 4}
@@ -236,7 +236,7 @@ def test_draws_come_in_proportion_to_the_weights_and_never_of_weight_0() -> None
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30).filter(any), st.integers(0, 9))
-def test_a_draw_is_of_a_sample_that_has_a_weight(given_: list[float], seed: int) -> None:
+def test_only_samples_with_a_weight_are_drawn(given_: list[float], seed: int) -> None:
     assert all(given_[index] > 0 for index in weighted(given_, 50, seed=seed)[0])
 
 
@@ -245,7 +245,7 @@ def test_weights_may_be_a_tensor_or_an_array() -> None:
     assert len({tuple(weighted(row, 50)[0]) for row in rows}) == 1
 
 
-def test_ranks_draw_what_one_rank_would_and_go_on_on_another_number_of_them() -> None:
+def test_ranks_draw_like_one_rank_and_resume_in_other_numbers() -> None:
     whole = list(weighted(range(100), 100)[0])
     two = weighted(range(100), 100, 2)
     begun = [iter(s) for s in two]
@@ -257,7 +257,7 @@ def test_ranks_draw_what_one_rank_would_and_go_on_on_another_number_of_them() ->
     assert found == whole
 
 
-def test_each_epoch_draws_anew_and_a_state_of_other_weights_is_refused() -> None:
+def test_each_epoch_draws_differently_and_other_weights_are_refused() -> None:
     (sampler,) = weighted([1, 2, 3], 50)
     first = list(sampler)
     sampler.set_epoch(1)
@@ -267,6 +267,6 @@ def test_each_epoch_draws_anew_and_a_state_of_other_weights_is_refused() -> None
 
 
 @pytest.mark.parametrize("given_", [[], [0, 0], [1, -1], [1, float("nan")], [[1, 2]]], ids=str)
-def test_weights_that_nothing_can_be_drawn_by_are_refused(given_: Any) -> None:
+def test_weights_unfit_for_drawing_are_refused(given_: Any) -> None:
     with pytest.raises(InputError, match="weights must be a row of finite numbers"):
         weighted(given_, 10)

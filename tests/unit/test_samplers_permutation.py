@@ -19,12 +19,12 @@ def order(n: int, *named: int) -> list[int]:
 
 
 @pytest.mark.parametrize("n", [*range(70), 255, 256, 257, 1000, 4095, 4097, 65_536, 99_999])
-def test_each_index_comes_once(n: int) -> None:
+def test_each_index_appears_once(n: int) -> None:
     assert sorted(order(n, 7, n)) == list(range(n))
 
 
 @given(st.integers(1, 3000), st.integers(), st.integers())
-def test_each_index_comes_once_for_every_seed_and_epoch(n: int, seed: int, epoch: int) -> None:
+def test_each_index_appears_once_for_every_seed_and_epoch(n: int, seed: int, epoch: int) -> None:
     assert sorted(order(n, seed, epoch)) == list(range(n))
 
 
@@ -38,7 +38,7 @@ def test_indices_of_a_large_set_lie_within_it_and_differ(n: int, seed: int, data
 
 
 @given(st.integers(1, 500), st.data())
-def test_a_block_is_the_same_by_itself_as_within_the_whole(n: int, data: st.DataObject) -> None:
+def test_block_is_the_same_alone_as_within_the_whole(n: int, data: st.DataObject) -> None:
     positions = data.draw(st.lists(st.integers(0, n - 1)))
     whole = order(n, 3)
     assert Permutation(n, 3)(np.array(positions, np.int64)).tolist() == [whole[i] for i in positions]
@@ -57,14 +57,14 @@ def chi_square(counts: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
-def test_all_orders_of_a_few_come_equally_often(n: int) -> None:
+def test_all_orders_of_a_few_are_equally_likely(n: int) -> None:
     found = Counter(tuple(order(n, seed)) for seed in range(6000))
     counts = np.array([found[one] for one in itertools.permutations(range(n))])
     assert abs(chi_square(counts)) < 5
 
 
 @pytest.mark.parametrize("n", [10, 100, 1000])
-def test_each_index_comes_to_each_position_equally_often(n: int) -> None:
+def test_each_index_is_equally_likely_at_each_position(n: int) -> None:
     orders = np.array([order(n, 5, epoch) for epoch in range(3000)])
     bins = min(n, 10)
     counts = np.zeros((bins, bins))
@@ -81,16 +81,14 @@ def test_each_index_comes_to_each_position_equally_often(n: int) -> None:
     ],
 )
 @pytest.mark.parametrize("n", [1000, 65_536, 100_000])
-def test_orders_of_two_seeds_or_epochs_have_no_more_in_common_than_chance(
-    n: int, other: tuple[int, int]
-) -> None:
+def test_orders_of_two_seeds_or_epochs_are_independent(n: int, other: tuple[int, int]) -> None:
     one, two = np.array(order(n, 0, 0)), np.array(order(n, *other))
     assert (one == two).sum() <= 8, "of which chance has one on average"
     assert abs(np.corrcoef(one, two)[0, 1]) < 5 / n**0.5
 
 
 @pytest.mark.parametrize("n", [1000, 65_536, 1_000_003])
-def test_neighbours_in_an_order_are_no_neighbours_in_the_data(n: int) -> None:
+def test_neighbours_in_an_order_are_not_neighbours_in_the_data(n: int) -> None:
     found = np.array(order(n, 11))
     assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 5 / n**0.5
     steps = np.diff(found) % n
@@ -99,7 +97,7 @@ def test_neighbours_in_an_order_are_no_neighbours_in_the_data(n: int) -> None:
     assert Counter(steps.tolist()).most_common(1)[0][1] < 20
 
 
-def test_a_billion_samples_need_no_memory_to_speak_of() -> None:
+def test_billion_samples_need_negligible_memory() -> None:
     Permutation(10**9, 1)(np.arange(8))
     tracemalloc.start()
     Permutation(10**9, 1)(np.arange(10**9 - 4096, 10**9))

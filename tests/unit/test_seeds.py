@@ -29,7 +29,7 @@ def test_a_seed_is_an_unsigned_number_of_64_bits(base: int, parts: list[int]) ->
     assert 0 <= derive_seed(base, *parts) < 2**64
 
 
-def test_every_part_and_their_order_count() -> None:
+def test_every_part_and_their_order_matter() -> None:
     found = {
         derive_seed(0), derive_seed(1), derive_seed(0, 0), derive_seed(0, 1), derive_seed(0, 3, 4),
         derive_seed(0, 4, 3), derive_seed(1, 0), sample_seed(0, 1, 2), batch_seed(0, 1),
@@ -59,7 +59,7 @@ def test_an_integer_of_any_type_counts_as_its_value(key: Any) -> None:
     assert sample_seed(0, 0, key) == sample_seed(0, 0, 7)
 
 
-def test_keys_that_are_no_integers_count_by_their_value() -> None:
+def test_keys_that_are_not_integers_count_by_their_value() -> None:
     keys: list[Any] = ["a", "b", ("a", 1), ("a", 2), b"a", None, 1.5, frozenset({"a", "b"}), 2**80]
     assert len({key_number(k) for k in keys}) == len(keys)
 
@@ -76,7 +76,7 @@ def test_keys_of_strings_and_sets_give_the_same_seed_in_every_process() -> None:
     assert found == {f"{sample_seed(1, 2, ('x', frozenset('abcdef')))}\n"}
 
 
-def test_an_object_counts_by_its_type_alone() -> None:
+def test_object_counts_only_by_its_type() -> None:
     assert key_number(object()) == key_number(object())
 
 
@@ -93,7 +93,7 @@ def test_equal_facts_do_not_differ() -> None:
         pytest.param("numpy", None, "numpy 2.4 is needed, the feeder has none", id="numpy-missing"),
     ],
 )
-def test_a_difference_is_named_with_what_to_do(fact: str, found: str | None, said: str) -> None:
+def test_difference_is_named_with_a_remedy(fact: str, found: str | None, said: str) -> None:
     trainer = {"python": "3.11", "torch": "2.13", "numpy": "2.4", "cpu": "x86_64 AVX2"}
     feeder = {**trainer, fact: found}
     if found is None:
@@ -104,7 +104,7 @@ def test_a_difference_is_named_with_what_to_do(fact: str, found: str | None, sai
     assert "feeder image from the trainer's image" in message
 
 
-def test_another_cpu_is_told_but_not_refused() -> None:
+def test_different_cpu_is_reported_but_not_refused() -> None:
     trainer, feeder = {"cpu": "x86_64 AVX512"}, {"cpu": "x86_64 AVX2"}
     assert mismatch(trainer, feeder) is None
     message = caution(trainer, feeder)

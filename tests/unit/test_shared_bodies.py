@@ -70,7 +70,7 @@ def mapped() -> int:
         return sum("test-body" in line for line in maps)
 
 
-def test_a_body_is_copied_out_of_the_feeders_memory_and_answered(feeder: Feeder) -> None:
+def test_body_is_copied_from_the_feeders_memory_and_acknowledged(feeder: Feeder) -> None:
     sink, buffer = Sink(), Buffer()
     connection, sock = up(feeder, sink)
     socket.send_fds(sock, [shared(3)], [buffer.fd])
@@ -86,7 +86,7 @@ def test_a_body_is_copied_out_of_the_feeders_memory_and_answered(feeder: Feeder)
     connection.close()
 
 
-def test_bodies_and_other_frames_keep_their_order_however_they_are_cut(feeder: Feeder) -> None:
+def test_bodies_and_other_frames_keep_their_order_for_any_split(feeder: Feeder) -> None:
     sink, buffer = Sink(), Buffer()
     connection, sock = up(feeder, sink)
     stream = (
@@ -105,7 +105,7 @@ def test_bodies_and_other_frames_keep_their_order_however_they_are_cut(feeder: F
     connection.close()
 
 
-def test_a_body_that_nobody_wants_is_answered_and_not_copied(feeder: Feeder) -> None:
+def test_unwanted_body_is_acknowledged_and_not_copied(feeder: Feeder) -> None:
     sink, buffer = Sink(takes=False), Buffer()
     connection, sock = up(feeder, sink)
     socket.send_fds(sock, [shared(3)], [buffer.fd])
@@ -115,7 +115,7 @@ def test_a_body_that_nobody_wants_is_answered_and_not_copied(feeder: Feeder) -> 
     connection.close()
 
 
-def test_what_was_copied_from_a_feeder_that_had_closed_the_connection_counts_for_nothing(
+def test_copy_from_a_feeder_that_closed_meanwhile_is_discarded(
     feeder: Feeder,
 ) -> None:
     """A feeder writes into its buffers again once the connection has ended."""
@@ -131,9 +131,7 @@ def test_what_was_copied_from_a_feeder_that_had_closed_the_connection_counts_for
 
 
 @pytest.mark.parametrize("bit", [None, 8 * len(BODY) - 1], ids=["intact", "damaged"])
-def test_a_shared_body_is_compared_with_its_digest_where_that_is_asked_for(
-    feeder: Feeder, bit: int | None
-) -> None:
+def test_shared_body_is_checked_against_its_digest_if_requested(feeder: Feeder, bit: int | None) -> None:
     body = bytearray(BODY)
     digests.seal(memoryview(body), 7)
     if bit is not None:
@@ -151,7 +149,7 @@ def test_a_shared_body_is_compared_with_its_digest_where_that_is_asked_for(
     connection.close()
 
 
-def test_a_buffer_is_unmapped_once_the_feeder_has_dropped_it_and_with_the_connection(feeder: Feeder) -> None:
+def test_buffer_is_unmapped_when_dropped_or_when_the_connection_ends(feeder: Feeder) -> None:
     sink = Sink()
     connection, sock = up(feeder, sink)
     for number in (1, 2):
@@ -169,8 +167,8 @@ def test_a_buffer_is_unmapped_once_the_feeder_has_dropped_it_and_with_the_connec
 
 NO_BUFFERS = {
     "resizable": (lambda: Buffer(is_sealed=False).fd, "not memory that is sealed"),
-    "empty": (lambda: memfd(0), "a buffer of 0, of which 0 are there"),
-    "sparse": (lambda: memfd(1 << 40), f"a buffer of {1 << 40}, of which 0 are there"),
+    "empty": (lambda: memfd(0), "a buffer of 0 bytes, 0 of them allocated"),
+    "sparse": (lambda: memfd(1 << 40), f"a buffer of {1 << 40} bytes, 0 of them allocated"),
     "file": (lambda: os.open(__file__, os.O_RDONLY), "not memory that is sealed"),
     "folder": (lambda: os.open("/", os.O_RDONLY), "not memory that is sealed"),
     "device": (lambda: os.open("/dev/zero", os.O_RDWR), "not memory that is sealed"),
@@ -179,9 +177,7 @@ NO_BUFFERS = {
 
 
 @pytest.mark.parametrize("what", NO_BUFFERS)
-def test_what_is_no_buffer_is_refused_and_the_next_connection_is_one_of_tcp(
-    feeder: Feeder, what: str
-) -> None:
+def test_invalid_buffer_is_refused_and_the_next_connection_uses_tcp(feeder: Feeder, what: str) -> None:
     sink, buffer = Sink(), Buffer()
     connection, sock = up(feeder, sink)
     assert connection.sock is not None
@@ -204,7 +200,7 @@ def test_what_is_no_buffer_is_refused_and_the_next_connection_is_one_of_tcp(
     connection.close()
 
 
-def test_a_connection_that_breaks_comes_back_by_the_same_way(feeder: Feeder) -> None:
+def test_broken_connection_reconnects_over_the_same_path(feeder: Feeder) -> None:
     sink = Sink()
     connection, sock = up(feeder, sink)
     for _ in range(5):
@@ -219,7 +215,7 @@ def test_a_connection_that_breaks_comes_back_by_the_same_way(feeder: Feeder) -> 
     connection.close()
 
 
-def test_a_feeder_that_never_greets_on_its_machine_is_reached_over_tcp(feeder: Feeder) -> None:
+def test_feeder_that_never_greets_locally_is_reached_over_tcp(feeder: Feeder) -> None:
     connection = FeederConnection(feeder.endpoint, Sink(), key=KEY, job=JOB, name="r")
     over_tcp, here = feeder.listeners
     for _ in range(MAX_NOT_GREETED):
@@ -236,13 +232,13 @@ def test_a_feeder_that_never_greets_on_its_machine_is_reached_over_tcp(feeder: F
 @pytest.mark.parametrize(
     ("data", "with_buffer", "text"),
     [
-        (shared(3, nbytes=1 << 20), True, "is said to lie in a buffer of"),
+        (shared(3, nbytes=1 << 20), True, "is claimed to be in a buffer of"),
         (shared(3), False, "buffer 1 came without its descriptor"),
-        (frame(Kind.SHARED, b"abc", 3), True, "takes 16 bytes to say, found 3"),
+        (frame(Kind.SHARED, b"abc", 3), True, "a SHARED payload needs 16 bytes, found 3"),
     ],
     ids=["beyond-the-buffer", "no-descriptor", "no-place"],
 )
-def test_a_place_that_makes_no_sense_ends_the_connection(
+def test_invalid_buffer_position_ends_the_connection(
     feeder: Feeder, data: bytes, with_buffer: bool, text: str
 ) -> None:
     sink, buffer = Sink(), Buffer()
@@ -254,7 +250,7 @@ def test_a_place_that_makes_no_sense_ends_the_connection(
     connection.close()
 
 
-def test_a_receiver_without_descriptors_goes_on_over_tcp(feeder: Feeder) -> None:
+def test_receiver_without_descriptors_continues_over_tcp(feeder: Feeder) -> None:
     """What is lost of one message would else be made up for by the next one's."""
     sink, buffer, other = Sink(), Buffer(), Buffer(bytes(len(BODY)))
     connection, sock = up(feeder, sink)
@@ -283,7 +279,7 @@ def no_more_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_feeder_of_another_machine_may_not_say_that_a_batch_lies_in_memory() -> None:
+def test_feeder_on_another_machine_may_not_offer_shared_memory() -> None:
     made, sink = Feeder(next(_instances)), Sink()
     connection, sock = up(made, sink)
     sock.sendall(shared(3))
@@ -293,7 +289,7 @@ def test_a_feeder_of_another_machine_may_not_say_that_a_batch_lies_in_memory() -
     made.close()
 
 
-def test_a_feeder_cannot_take_all_descriptors(feeder: Feeder) -> None:
+def test_feeder_cannot_exhaust_the_descriptors(feeder: Feeder) -> None:
     sink, buffer = Sink(), Buffer(b"x" * 100)
     connection, sock = up(feeder, sink)
     with pytest.raises(RemoteProtocolError, match="that belong to no batch"):
@@ -312,5 +308,5 @@ def test_a_feeder_cannot_take_all_descriptors(feeder: Feeder) -> None:
 
 
 @pytest.mark.parametrize("instance", ["nobody", "x" * 200, "\udcff", "a\0b"])
-def test_a_name_that_is_nobodys_here_is_no_error(instance: str) -> None:
+def test_unknown_instance_name_is_no_error(instance: str) -> None:
     assert connect(instance) is None

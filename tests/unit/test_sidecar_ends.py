@@ -40,7 +40,7 @@ def ours() -> Client:
     return made
 
 
-def test_ends_in_quick_succession_without_a_batch_are_told(ours: Client, clock: Clock) -> None:
+def test_repeated_ends_without_a_batch_are_an_error(ours: Client, clock: Clock) -> None:
     for _ in range(MAX_ENDS - 1):
         clock.now += 0.1
         ours._check_progress()
@@ -51,20 +51,20 @@ def test_ends_in_quick_succession_without_a_batch_are_told(ours: Client, clock: 
     assert ours.dead is not None
 
 
-def test_a_batch_between_them_is_progress(ours: Client, clock: Clock) -> None:
+def test_batch_between_two_ends_is_progress(ours: Client, clock: Clock) -> None:
     for _ in range(5 * MAX_ENDS):
         clock.now += 0.1
         ours.control.words[control.W_NEXT_CALLS] += 1
         ours._check_progress()
 
 
-def test_ends_that_are_far_apart_are_waited_out(ours: Client, clock: Clock) -> None:
+def test_ends_far_apart_are_tolerated(ours: Client, clock: Clock) -> None:
     for _ in range(5 * MAX_ENDS):
         clock.now += 2 * ENDS_WITHIN_S / MAX_ENDS
         ours._check_progress()
 
 
-def test_a_receiver_that_ends_while_it_is_told_what_to_do_ends_the_wait_for_it(
+def test_receiver_dying_at_each_reattachment_ends_the_wait(
     ours: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attached: list[socket.socket] = []

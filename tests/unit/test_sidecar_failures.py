@@ -27,11 +27,11 @@ TOLD = {"type": "failure", "feeder": "feeder-1", "reason": "UserCodeFailed", "te
         ),
     ],
 )  # fmt: skip
-def test_a_failure_of_user_code_in_one_line(payload: bytes, reason: str, text: str):
+def test_user_code_failure_is_described_in_one_line(payload: bytes, reason: str, text: str):
     assert describe_failure(payload) == {"feeder": "feeder-1", "reason": reason, "text": text}
 
 
-def test_a_failure_of_the_service_has_its_own_name_and_what_cannot_be_read_is_a_failure_too():
+def test_service_failure_keeps_its_name_and_unreadable_ones_count_too():
     add = describe_failure(json.dumps({"service": "FeederLost", "message": "x" * 9999}).encode())
     assert (add["feeder"], add["reason"], len(add["text"])) == ("", "FeederLost", MAX_TEXT + 1)
     for payload in (b"", b"[]", b'{"type": 3}', b'{"service": 1}', b"\xff"):
@@ -49,7 +49,7 @@ def test_a_failure_of_the_service_has_its_own_name_and_what_cannot_be_read_is_a_
         pytest.param(3, 1, True, id="the next epoch has a batch"),
     ],
 )
-def test_a_failure_has_passed_when_a_batch_after_it_is_taken(stream: int, awaited: int, over: bool):
+def test_failure_has_passed_once_a_later_batch_is_taken(stream: int, awaited: int, over: bool):
     assert failure_passed((2, 5), stream, awaited) is over
 
 
@@ -65,7 +65,7 @@ def test_a_failure_outlives_its_trainer_until_the_next_one_has_a_batch():
     assert failures.current() == []
 
 
-def test_a_receiver_takes_a_failure_back():
+def test_receiver_withdraws_a_failure():
     failures = Failures()
     failures.add("0", 10, TOLD)
     failures.add("0", 10, {"type": "failure"})

@@ -17,7 +17,7 @@ from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.parent import Sidecar
 
 
-def test_prometheus_gets_as_much_of_a_digest_as_a_float_holds() -> None:
+def test_prometheus_digest_is_cut_to_the_precision_of_a_float() -> None:
     words = Control(Control.create())
     words.words[control.W_DIGEST] = 0xFEDC_BA98_7654_3210
     found = metrics.read(words)
@@ -31,7 +31,7 @@ def test_prometheus_gets_as_much_of_a_digest_as_a_float_holds() -> None:
     assert int(float(line.rpartition(" ")[2])) == 0xBA98_7654_3210
 
 
-def test_how_often_feeders_loaded_user_code_comes_with_their_batches() -> None:
+def test_count_of_bundle_loads_arrives_with_batches() -> None:
     machine, words = Dispatcher(LoaderSettings()), Control(Control.create())
     machine.set_feeders(0.0, [Endpoint("feeder-0", "i0", "h", 1)])
     machine.feeder_up(0.0, "i0", {})
@@ -55,18 +55,18 @@ def scraped(job: str, rank: str) -> dict[str, str]:
     return dict(found[0])
 
 
-def test_a_job_is_two_labels_and_one_without_a_cluster_has_no_namespace() -> None:
+def test_job_has_two_labels_and_no_namespace_without_a_cluster() -> None:
     whose = {"dataloaderjob_namespace": "team", "dataloaderjob_name": "mnist", "rank": "0"}
     assert scraped("team/mnist/uid", "0") == whose
     assert scraped("mnist", "0") == {**whose, "dataloaderjob_namespace": ""}
 
 
 @pytest.mark.parametrize("rank", ['0"} 1\ndataloaderjob_sidecar_feeders{rank="1', "a\\", 'a"b', "\n"])
-def test_a_trainer_cannot_write_metrics_of_others_by_what_it_calls_itself(rank: str) -> None:
+def test_trainers_rank_cannot_inject_metrics(rank: str) -> None:
     assert scraped("team/mnist/uid", rank)["rank"] == rank
 
 
-def test_what_a_trainer_takes_between_the_end_of_its_receiver_and_the_next_one_is_counted_once():
+def test_batches_taken_between_two_receivers_are_counted_once():
     sidecar: Any = object.__new__(Sidecar)
     sidecar._gone, sidecar._added, sidecar.receivers = dict.fromkeys(metrics.KEYS, 0), {}, {}
     sidecar._add_up("trainer", {**dict.fromkeys(metrics.KEYS, 0), "next_calls": 10})

@@ -42,7 +42,7 @@ class Interrupted(Control):
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_as_a_thread_goes_to_sleep_leaves_no_sleeper_behind() -> None:
+def test_interrupt_while_falling_asleep_leaves_no_sleeper() -> None:
     client: Any = object.__new__(Client)
     client._opened, client.closed_streams, client._polls = SimpleNamespace(sock=True), [], {}
     client._sleepers, client._asleep = 0, threading.RLock()
@@ -53,7 +53,7 @@ def test_an_interrupt_as_a_thread_goes_to_sleep_leaves_no_sleeper_behind() -> No
     assert control.waking.is_set()
 
 
-def test_a_thread_that_wakes_does_not_call_off_the_wake_up_of_one_that_goes_to_sleep() -> None:
+def test_waking_thread_does_not_cancel_another_threads_wake_up() -> None:
     here, there = socket.socketpair()
     client: Any = object.__new__(Client)
     client._opened, client.closed_streams, client._polls = SimpleNamespace(sock=here), [], {}

@@ -60,18 +60,18 @@ def walk(lengths: list[int], places: Places, window: int, ahead: int = 0) -> lis
 
 
 @given(lengths, st.integers(1, 12))
-def test_the_order_is_torchs_however_late_the_ends_are_known(lengths, window):
+def test_order_equals_torchs_however_late_the_ends_are_known(lengths, window):
     assert walk(lengths, Places(len(lengths)), window) == in_turn(lengths)
 
 
 @given(lengths, st.integers(1, 12), st.integers(0, 60))
-def test_an_epoch_goes_on_after_any_number_of_batches(lengths, window, first):
+def test_epoch_resumes_after_any_number_of_batches(lengths, window, first):
     """No length is known where it begins: one state is right for all ranks."""
     assert walk(lengths, Places(len(lengths), first), window) == in_turn(lengths)[first:]
 
 
 @given(lengths, st.integers(0, 60))
-def test_batches_are_counted_by_slot_without_walking_them(lengths, first):
+def test_batches_are_counted_by_slot_without_iterating(lengths, first):
     order = in_turn(lengths)[:first]
     expected = [sum(slot == s for _, slot in order) for s in range(len(lengths))]
     assert counts_before(first, len(lengths), dict(enumerate(lengths))) == expected
@@ -87,20 +87,20 @@ def test_ten_billion_batches_are_counted_at_once():
     known=st.none() | st.tuples(st.integers(0, 2**64 - 2), st.integers(0, 2**64 - 1)),
     snapshot=st.none() | st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=50)),
 ))  # fmt: skip
-def test_a_slots_ticket_comes_out_as_it_went_in(ticket):
+def test_slot_ticket_round_trips(ticket):
     packed = frames.pack_slot_ticket(ticket)
     assert frames.unpack_slot_ticket(packed) == ticket
     assert frames.slot_of(packed) == ticket.slot
     assert frames.describe_keys(packed, 2) == f"sample 2 of batch {ticket.number} of slot {ticket.slot}"
 
 
-def test_a_ticket_with_keys_is_of_no_slot():
+def test_ticket_with_keys_belongs_to_no_slot():
     packed = frames.pack_ticket(1, 0, [1, 2])
     assert frames.slot_of(packed) is None
     assert frames.unpack_slot_ticket(packed) is None
 
 
-def test_half_a_slots_ticket_is_refused():
+def test_truncated_slot_ticket_is_refused():
     packed = frames.pack_slot_ticket(SlotTicket(1, 2, 3, 4))
     assert frames.slot_of(packed[:-1]) is None
     with pytest.raises(RemoteProtocolError, match="a slot's ticket needs"):
@@ -109,13 +109,13 @@ def test_half_a_slots_ticket_is_refused():
         frames.unpack_ticket(packed)
 
 
-def test_the_manifest_of_a_map_style_bundle_is_that_of_the_release_before():
+def test_manifest_of_a_map_style_bundle_has_no_slot_fields():
     bundle = Bundle(blobs=(("0" * 64, 3),))
     assert b"slot" not in bundle.manifest()
     assert b"env" not in bundle.manifest()
 
 
-def test_slots_and_ranks_are_sessions_of_their_own_of_one_code():
+def test_slots_and_ranks_are_separate_sessions_of_one_code():
     of = [
         Bundle(blobs=(("0" * 64, 3),), workers=2, slot=slot, env={"RANK": rank})
         for slot in (0, 1) for rank in "01"
@@ -155,7 +155,7 @@ def made(source: SlotSource, numbers: range, **more) -> list[str]:
         (Shards(()), None, {}),
     ],
 )
-def test_a_slot_that_begins_anew_makes_the_same_from_any_batch_on(dataset, collate_fn, more):
+def test_restarted_slot_makes_the_same_batches_from_any_point_on(dataset, collate_fn, more):
     def begun() -> SlotSource:
         seed_worker(11, 0)
         return SlotSource(dataset, collate_fn)
@@ -167,7 +167,7 @@ def test_a_slot_that_begins_anew_makes_the_same_from_any_batch_on(dataset, colla
             assert made(begun(), range(first, 60), **more) == whole[first:]
 
 
-def test_what_iter_raises_is_told_once_and_ends_the_slot():
+def test_error_of_iter_is_reported_once_and_ends_the_slot():
     class Broken(torch.utils.data.IterableDataset):
         def __iter__(self):
             raise FileNotFoundError("no such shard")
@@ -178,7 +178,7 @@ def test_what_iter_raises_is_told_once_and_ends_the_slot():
 # Answers that are kept
 
 
-def test_a_buffer_is_free_once_it_is_sent_and_no_longer_needed():
+def test_buffer_is_free_once_sent_and_no_longer_needed():
     freed: list[int] = []
     answers = Answers(freed.append)
     for number in range(3):
@@ -226,7 +226,7 @@ class OddState(WithOwnState):
 
 
 @pytest.mark.parametrize("dataset", [WithState(60), WithOwnState(60)])
-def test_a_slot_goes_on_from_each_of_its_snapshots(dataset):
+def test_slot_resumes_from_each_of_its_snapshots(dataset):
     with preserved_generators():
         seed_worker(11, 0)
         source = SlotSource(dataset, None)
@@ -240,7 +240,7 @@ def test_a_slot_goes_on_from_each_of_its_snapshots(dataset):
             assert made(restored, range(at + 1, 15)) == whole[at + 1 :]
 
 
-def test_a_slot_that_has_made_something_does_not_jump():
+def test_slot_that_has_made_batches_does_not_jump():
     source = SlotSource(WithOwnState(60), None)
     made(source, range(3))
     later = SlotSource(WithOwnState(60), None)
@@ -249,7 +249,7 @@ def test_a_slot_that_has_made_something_does_not_jump():
     assert source.make(ticket)["id"].tolist() == [12, 13, 14, 15]
 
 
-def test_a_snapshot_that_is_later_than_the_batch_is_not_begun_at():
+def test_snapshot_later_than_the_batch_is_not_used():
     later = SlotSource(WithOwnState(60), None)
     made(later, range(9))
     fresh = SlotSource(WithOwnState(60), None)
@@ -275,7 +275,7 @@ class Clock:
         return self.now
 
 
-def test_snapshots_take_a_fiftieth_of_a_slots_time_at_most():
+def test_snapshots_take_at_most_a_fiftieth_of_a_slots_time():
     clock = Clock()
     source = SlotSource(WithOwnState(2000), None)
     made(source, range(1))
@@ -295,9 +295,10 @@ def test_snapshots_take_a_fiftieth_of_a_slots_time_at_most():
 
 
 @pytest.mark.parametrize(
-    ("dataset", "why"), [(LargeState(), b"of which 1 MiB are kept"), (BadState(), b"no state today")]
+    ("dataset", "why"),
+    [(LargeState(), b"more than the 1 MiB that are kept"), (BadState(), b"no state today")],
 )
-def test_a_state_that_cannot_be_kept_is_told_once(dataset, why):
+def test_state_that_cannot_be_kept_is_reported_once(dataset, why):
     snapshots, source = Snapshots(Clock()), SlotSource(dataset, None)
     made(source, range(2))
     assert why in snapshots.take(source)
@@ -305,7 +306,7 @@ def test_a_state_that_cannot_be_kept_is_told_once(dataset, why):
     assert snapshots.take(source) is None
 
 
-def test_of_the_snapshots_that_no_batch_needs_the_last_is_kept():
+def test_latest_of_the_unneeded_snapshots_is_kept():
     slot = Slot(0, b"", b"", needed=7)
     assert [slot.remember(number, b"state") for number in (3, 1, 6, 9, 6)] == [True, True, True, True, False]
     assert [slot.snapshot(number) is None for number in (5, 6)] == [True, False]
@@ -315,7 +316,7 @@ def test_of_the_snapshots_that_no_batch_needs_the_last_is_kept():
     assert slot.snapshot(5) is None
 
 
-def test_a_feeder_cannot_fill_the_memory_with_snapshots_nor_drive_out_the_one_that_is_needed():
+def test_flood_of_snapshots_is_bounded_and_keeps_the_needed_one():
     slot, places = Slot(0, b"", b"", needed=5), Places(2)
     for _ in range(60):
         places.next()
@@ -332,7 +333,7 @@ def test_a_feeder_cannot_fill_the_memory_with_snapshots_nor_drive_out_the_one_th
     assert latest[0] <= 30, "no later than what was asked for"
 
 
-def test_a_slot_knows_the_digest_of_the_batch_before():
+def test_slot_knows_the_digest_of_the_previous_batch():
     slot = Slot(0, b"", b"")
     for number in range(10):
         slot.needed = max(0, number - 2)
@@ -347,7 +348,7 @@ def test_a_slot_knows_the_digest_of_the_batch_before():
         st.tuples(st.booleans(), st.integers(0, 2**64 - 1), st.binary(max_size=40)), min_size=1, max_size=6
     )
 )
-def test_what_a_state_says_of_slots_comes_out_as_it_went_in(found):
+def test_slot_part_of_a_state_round_trips(found):
     places = Places(len(found))
     for _ in range(3 * len(found)):
         places.took(place := places.next(), found[place.slot][1])
@@ -361,7 +362,7 @@ def test_what_a_state_says_of_slots_comes_out_as_it_went_in(found):
     assert Saved.of(saved, 2) == Saved()  # another rank's slots
 
 
-def test_a_checkpoint_of_json_runs_no_code(tmp_path: Path):
+def test_json_checkpoint_runs_no_code(tmp_path: Path):
     marker = tmp_path / "ran"
     evil = pickle.dumps(Touch(marker))
     state = {**pack(Places(1), 0), "slots": [[1, base64.b64encode(evil).decode()]]}
@@ -378,13 +379,13 @@ def test_a_checkpoint_of_json_runs_no_code(tmp_path: Path):
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_a_snapshot_is_a_pickle_only_where_that_is_allowed(allowed: bool):
+def test_snapshot_is_pickled_only_if_allowed(allowed: bool):
     source = SlotSource(WithOwnState(60), None, allow_pickle=allowed)
     made(source, range(1))
     assert source.snapshot()[:1] == (PICKLE if allowed else DATA)
 
 
-def test_a_state_that_only_a_pickle_carries_is_named():
+def test_state_that_needs_pickle_is_named():
     source = SlotSource(OddState(60), None)
     made(source, range(1))
     why = Snapshots(Clock()).take(source).decode()
@@ -403,7 +404,7 @@ def test_a_damaged_digest_is_refused():
         Saved.of({**pack(Places(1), 0), "digests": [[1, "what"]]}, 0)
 
 
-def test_what_a_state_may_begin_at_lies_before_the_batch_that_is_asked_for():
+def test_snapshots_in_a_state_precede_the_next_batch():
     places = Places(2)
     for _ in range(20):
         places.next()
@@ -415,12 +416,12 @@ def test_what_a_state_may_begin_at_lies_before_the_batch_that_is_asked_for():
     assert places.snapshots() == [(4, b"state"), None]
 
 
-def test_a_state_that_was_loaded_is_told_again_before_anything_is_taken():
+def test_loaded_state_is_returned_unchanged_before_the_first_batch():
     places = Places(2, 10, {0: (4, b"state")})
     assert places.snapshots() == [(4, b"state"), None]
 
 
-def test_replayed_batches_are_told_by_number():
+def test_replayed_batches_are_reported_by_number():
     seen = []
     source = SlotSource(WithOwnState(60), None)
     source.make(

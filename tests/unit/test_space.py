@@ -67,7 +67,7 @@ TestArena.settings = settings(max_examples=100, deadline=None)
 
 
 @given(st.lists(st.integers(1, 10 * PAGE), max_size=30), st.randoms())
-def test_all_extents_freed_in_any_order_leave_one_free_span(sizes, random):
+def test_extents_freed_in_any_order_leave_one_free_span(sizes, random):
     arena = Arena(400 * PAGE)
     offsets = [arena.alloc(n) for n in sizes]
     assert None not in offsets
@@ -77,7 +77,7 @@ def test_all_extents_freed_in_any_order_leave_one_free_span(sizes, random):
     assert largest_free(arena) == 400 * PAGE
 
 
-def test_a_single_region_goes_with_its_batch():
+def test_single_use_region_is_removed_with_its_batch():
     space = Space(limit_nbytes=1 << 30)
     region = space.add(PAGE, single=True)
     assert space.arenas[region].alloc(10) == 0

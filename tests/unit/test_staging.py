@@ -35,7 +35,7 @@ def read(samples: Any, *, seed: int = 1, number: int = 5, slot: int = 2, bare: b
     st.binary(max_size=99),
     st.booleans(),
 )
-def test_a_ticket_brings_what_was_packed(seed: int, number: int, slot: int, body: bytes, bare: bool):
+def test_read_samples_ticket_round_trips(seed: int, number: int, slot: int, body: bytes, bare: bool):
     packed = frames.pack_read_samples(seed, number, ReadSamples(slot, 7, memoryview(body)), bare=bare)
     assert frames.unpack_ticket(packed) == Ticket(seed, number, bare, ReadSamples(slot, 7, body))
     assert frames.slot_of(packed) is None, "any feeder may have it"
@@ -45,12 +45,12 @@ def test_a_ticket_brings_what_was_packed(seed: int, number: int, slot: int, body
         frames.unpack_ticket(packed[: frames.TICKET_HEAD_NBYTES + 3])
 
 
-def test_the_batch_is_known_as_the_one_that_a_slot_makes_alone():
+def test_staged_batch_has_the_identity_of_the_slots_own():
     of_slot = SlotTicket(1, 5, 2, 4)
     assert identity_of(77, read([1, 2])) == identity_in_slot(of_slot)
 
 
-def test_the_stage_runs_on_each_sample_and_then_collate():
+def test_stage_runs_on_each_sample_before_collate():
     fetcher = StageFetcher(Staged(bright, default_collate))
     samples = [{"x": torch.full((2,), float(n)), "id": n} for n in range(3)]
     positions: list[int] = []
@@ -60,14 +60,14 @@ def test_the_stage_runs_on_each_sample_and_then_collate():
     assert samples[2]["x"].tolist() == [2.0, 2.0], "what was read is not changed for who makes it again"
 
 
-def test_a_bare_sample_is_not_put_into_a_batch():
+def test_bare_sample_is_not_collated():
     photo = Photo(4, np.zeros(2, np.uint8), slice(1, 2))
     assert StageFetcher(Staged(developed, default_convert, is_bare=True)).fetch(
         0, read(photo, bare=True)
     ).tolist() == [4, 2, 1]
 
 
-def test_draws_follow_from_seed_slot_batch_and_sample_alone():
+def test_draws_depend_only_on_seed_slot_batch_and_sample():
     fetcher = StageFetcher(Staged(lambda _: float(np.random.rand()) + torch.rand(()).item(), torch.tensor))
     torch.manual_seed(8)
     first = fetcher.fetch(0, read([0, 0])).tolist()
@@ -78,7 +78,7 @@ def test_draws_follow_from_seed_slot_batch_and_sample_alone():
     assert len(set(drawn)) == len(drawn)
 
 
-def test_an_error_says_that_the_stage_raised_it():
+def test_error_is_attributed_to_the_stage():
     def fails(sample: int) -> int:
         return 1 // sample
 
@@ -90,7 +90,7 @@ def test_an_error_says_that_the_stage_raised_it():
 
 
 @pytest.mark.parametrize("phase", [STAGE, COLLATE])
-def test_stop_iteration_of_the_users_is_an_error_and_no_end(phase: str):
+def test_users_stop_iteration_is_an_error_and_not_the_end(phase: str):
     def ends(_: Any) -> Any:
         return next(iter(()))
 
@@ -102,7 +102,7 @@ def test_stop_iteration_of_the_users_is_an_error_and_no_end(phase: str):
     assert caught.value.phase == phase
 
 
-def test_what_was_had_is_not_asked_for_again_and_a_state_counts_what_was_given():
+def test_read_samples_are_not_requested_again_and_state_counts_returned():
     places = Places(1)
     places.hands_on()
     first, second = places.next(), places.next()

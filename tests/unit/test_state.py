@@ -35,7 +35,7 @@ HERE = {"num_workers": 0}
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_run_stopped_at_any_batch_goes_on_as_if_it_had_not_been(name: str) -> None:
+def test_run_stopped_at_any_batch_resumes_as_if_uninterrupted(name: str) -> None:
     expected = whole(LOADERS[name], 3, **HERE)
     for epoch in (0, 1):
         for step in range(1, STEPS + 1):
@@ -56,7 +56,7 @@ def test_a_state_between_epochs_gives_the_next_epoch(name: str) -> None:
     assert epochs_of(loader, range(2, 3))[0] == expected[2:]
 
 
-def test_a_state_before_the_first_epoch_gives_it_whole() -> None:
+def test_state_before_the_first_epoch_gives_the_whole_epoch() -> None:
     expected = whole(LOADERS["shuffled"], 2, **HERE)
     seed(5)
     state = LOADERS["shuffled"](**HERE).state_dict()
@@ -90,7 +90,7 @@ def _one(loader: DataLoader, taken: int) -> tuple[list[Any], str]:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_state_of_an_epoch_of_which_nothing_was_returned_gives_it_whole(name: str) -> None:
+def test_state_before_the_first_batch_of_an_epoch_gives_the_whole_epoch(name: str) -> None:
     expected = whole(LOADERS[name], 3, **HERE)
     seed(5)
     loader = LOADERS[name](**HERE)
@@ -107,7 +107,7 @@ def test_a_state_of_an_epoch_of_which_nothing_was_returned_gives_it_whole(name: 
     assert epochs_of(again, range(2, 3))[0] == expected[2:]
 
 
-def test_what_was_loaded_is_there_for_the_next_try_when_iter_fails() -> None:
+def test_loaded_state_survives_a_failing_iter() -> None:
     class Away(data.SequentialSampler):
         fails = 0
 
@@ -126,7 +126,7 @@ def test_what_was_loaded_is_there_for_the_next_try_when_iter_fails() -> None:
     assert ids(loader) == [20, 21, 22]
 
 
-def test_a_batch_that_an_interrupt_ended_comes_again_in_a_loop_that_resumes() -> None:
+def test_interrupted_batch_is_given_again_after_resuming() -> None:
     class Interrupted(Numbers):
         interrupts = 1
 
@@ -151,7 +151,7 @@ def test_a_batch_that_an_interrupt_ended_comes_again_in_a_loop_that_resumes() ->
     assert ids(again) == [3, 4, 5, 6, 7, 8]
 
 
-def test_half_a_pair_of_normal_numbers_is_in_the_state() -> None:
+def test_cached_half_of_a_pair_of_normals_is_in_the_state() -> None:
     def make() -> DataLoader:
         return DataLoader(Numbers(N), BATCH, sampler=Shuffling(N), **HERE)
 
@@ -182,7 +182,7 @@ def distributed_once(rank: int = 0) -> DataLoader:
     return DataLoader(dataset, 4, sampler=data.DistributedSampler(dataset, 2, rank, seed=1), **HERE)
 
 
-def test_where_nobody_sets_an_epoch_a_state_after_one_does_not_either() -> None:
+def test_state_sets_no_epoch_if_the_script_never_does() -> None:
     loader = distributed_once()
     epochs = [ids(loader) for _ in range(3)]
     assert epochs[0] == epochs[2]
@@ -196,7 +196,7 @@ def test_where_nobody_sets_an_epoch_a_state_after_one_does_not_either() -> None:
 
 
 @pytest.mark.parametrize("step", [2, 5])
-def test_a_framework_that_counts_epochs_from_0_after_a_restart_gets_the_right_ones(step: int) -> None:
+def test_epochs_counted_from_0_after_a_restart_are_mapped_correctly(step: int) -> None:
     """Fabric does; the state is of epoch 1, in its middle or at its end."""
     loader = distributed_once()
     expected: list[list[int]] = []
@@ -219,7 +219,7 @@ def test_a_framework_that_counts_epochs_from_0_after_a_restart_gets_the_right_on
     assert found == rest
 
 
-def test_another_rank_s_state_is_refused_where_each_rank_shuffles_by_itself(
+def test_state_of_another_rank_is_refused_if_ranks_shuffle_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -232,7 +232,7 @@ def test_another_rank_s_state_is_refused_where_each_rank_shuffles_by_itself(
         again = DataLoader(Numbers(N), BATCH, shuffle=shuffle, **HERE)
         again.load_state_dict(state)
         if shuffle:
-            with pytest.raises(InputError, match="that of rank 0, and this is rank 1"):
+            with pytest.raises(InputError, match="belongs to rank 0, and this is rank 1"):
                 iter(again)
         else:
             assert ids(again) == list(range(3, N))
@@ -249,7 +249,7 @@ def test_skipping_counts_the_samples_of_batches_of_any_size() -> None:
     assert [fingerprint(batch) for batch in loader] == expected[2:]
 
 
-def test_a_state_holds_no_part_of_a_sampler_that_goes_on_changing() -> None:
+def test_state_shares_no_data_with_a_changing_sampler() -> None:
     class Live(Counting):
         def state_dict(self) -> Any:
             self.seen = [*getattr(self, "seen", []), self.given][-1:]
@@ -268,7 +268,7 @@ def test_a_state_holds_no_part_of_a_sampler_that_goes_on_changing() -> None:
     assert [batch[0].tolist() for batch in again] == rest
 
 
-def test_samples_that_differ_by_themselves_tell_nothing() -> None:
+def test_samples_random_by_themselves_are_not_compared() -> None:
     class Unsteady(Numbers):
         def __init__(self, start: float) -> None:
             super().__init__(N)
@@ -284,7 +284,7 @@ def test_samples_that_differ_by_themselves_tell_nothing() -> None:
     assert ids(again) == list(range(3, N))
 
 
-def test_a_dataset_that_grew_in_the_same_process_is_another_one() -> None:
+def test_dataset_that_grew_in_the_same_process_is_a_different_one() -> None:
     samples = [torch.tensor(i) for i in range(6)]
     loader = DataLoader(samples, 2, **HERE)
     next(iter(loader))
@@ -296,7 +296,7 @@ def test_a_dataset_that_grew_in_the_same_process_is_another_one() -> None:
         loader.load_state_dict(small)
 
 
-def test_generators_that_were_set_since_a_state_between_epochs_was_loaded_stay() -> None:
+def test_generators_set_after_loading_a_state_between_epochs_are_kept() -> None:
     loader = LOADERS["shuffled"](**HERE)
     epochs_of(loader, range(1))
     state = loader.state_dict()
@@ -309,7 +309,7 @@ def test_generators_that_were_set_since_a_state_between_epochs_was_loaded_stay()
     assert orders[0] != orders[1]
 
 
-def test_the_digest_of_a_run_that_was_stopped_is_that_of_one_that_was_not() -> None:
+def test_digest_of_a_resumed_run_equals_that_of_an_uninterrupted_one() -> None:
     seed(5)
     loader = LOADERS["shuffled"](**HERE)
     epochs_of(loader, range(3))
@@ -333,7 +333,7 @@ def test_the_rest_of_an_epoch_is_followed_by_a_whole_one() -> None:
     assert ids(loader) == list(range(N))
 
 
-def test_a_state_after_the_last_batch_gives_an_empty_epoch_and_then_a_whole_one() -> None:
+def test_state_after_the_last_batch_gives_an_empty_epoch_then_a_whole_one() -> None:
     loader = DataLoader(Numbers(N), BATCH, **HERE)
     iterator = iter(loader)
     for _ in range(STEPS):
@@ -345,7 +345,7 @@ def test_a_state_after_the_last_batch_gives_an_empty_epoch_and_then_a_whole_one(
     assert ids(again) == list(range(N))
 
 
-def test_a_state_counts_what_was_returned_also_after_a_break() -> None:
+def test_state_counts_returned_batches_even_after_a_break() -> None:
     loader = DataLoader(Numbers(N), BATCH, **HERE)
     for _, _batch in zip(range(4), loader, strict=False):
         pass
@@ -356,7 +356,7 @@ def test_a_state_counts_what_was_returned_also_after_a_break() -> None:
     assert loader.state_dict()["batches"] == 3
 
 
-def test_a_state_that_is_loaded_counts_from_the_next_iterator_on_and_an_empty_one_is_nothing() -> None:
+def test_loaded_state_applies_to_the_next_iterator_and_empty_means_none() -> None:
     loader = DataLoader(Numbers(N), BATCH, **HERE)
     iterator = iter(loader)
     next(iterator)
@@ -367,7 +367,7 @@ def test_a_state_that_is_loaded_counts_from_the_next_iterator_on_and_an_empty_on
     assert ids(loader) == list(range(18, N))
 
 
-def test_a_loaded_state_is_told_as_it_was_until_the_next_iterator() -> None:
+def test_loaded_state_is_returned_unchanged_until_the_next_iterator() -> None:
     loader = DataLoader(Numbers(N), BATCH, **HERE)
     next(iter(loader))
     state = loader.state_dict()
@@ -376,7 +376,7 @@ def test_a_loaded_state_is_told_as_it_was_until_the_next_iterator() -> None:
     assert {k: v for k, v in again.state_dict().items() if k != "_iterator_finished"} == state
 
 
-def test_a_state_does_not_change_as_the_loader_goes_on() -> None:
+def test_state_does_not_change_as_the_loader_continues() -> None:
     loader = LOADERS["a sampler with state"](**HERE)
     iterator = iter(loader)
     next(iterator)
@@ -387,14 +387,14 @@ def test_a_state_does_not_change_as_the_loader_goes_on() -> None:
     assert json.dumps(state) == before
 
 
-def test_an_iterator_tells_the_same_state_as_its_loader() -> None:
+def test_iterator_returns_the_same_state_as_its_loader() -> None:
     loader = DataLoader(Numbers(N), BATCH, **HERE)
     iterator = iter(loader)
     next(iterator)
     assert iterator.state_dict() == loader.state_dict()
 
 
-def test_the_epoch_is_set_on_load_and_no_rank_is_in_the_state() -> None:
+def test_load_sets_the_epoch_and_the_state_holds_no_rank() -> None:
     """Accelerate sets epoch 0 before it iterates a loader that was resumed."""
     made = []
     for rank in range(2):
@@ -415,7 +415,7 @@ def test_the_epoch_is_set_on_load_and_no_rank_is_in_the_state() -> None:
         assert [b[0].tolist() for b in loader] == made[rank][1]
 
 
-def test_an_epoch_that_is_set_after_iter_counts() -> None:
+def test_epoch_set_after_iter_takes_effect() -> None:
     """Lightning does so when it restores."""
     dataset = Numbers(40)
     loader = DataLoader(dataset, 4, sampler=data.DistributedSampler(dataset, 2, 0, seed=1), **HERE)
@@ -446,7 +446,7 @@ def test_the_same_global_batch_may_be_dealt_to_other_numbers_of_ranks() -> None:
     assert sorted(seen) == list(range(64))
 
 
-def test_worlds_of_2_1_4_and_2_ranks_consume_an_epoch_once_in_the_same_global_batches() -> None:
+def test_worlds_of_2_1_4_and_2_ranks_take_the_same_global_batches() -> None:
     def loader(ranks: int, rank: int) -> DataLoader:
         dataset = Numbers(96)
         sampler = ElasticDistributedSampler(dataset, ranks, rank, seed=1)
@@ -473,7 +473,7 @@ def test_worlds_of_2_1_4_and_2_ranks_consume_an_epoch_once_in_the_same_global_ba
     assert set().union(*found) == set(range(96))
 
 
-def test_generators_of_the_process_are_left_as_they_were_made_at_the_stop() -> None:
+def test_process_generators_are_restored_to_the_stopping_point() -> None:
     seed(5)
     loader = LOADERS["a sampler without state"](**HERE)
     next(iter(loader))
@@ -495,7 +495,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_state_is_refused(name: str) -> None:
+def test_invalid_state_is_refused(name: str) -> None:
     state, message = REFUSED[name]
     with pytest.raises(InputError, match=message):
         DataLoader(Numbers(N), BATCH, **HERE).load_state_dict(state)
@@ -517,7 +517,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_the_state_of_another_loader_is_refused_with_the_difference(name: str) -> None:
+def test_state_of_a_different_loader_is_refused_with_the_difference(name: str) -> None:
     loader = DataLoader(Augmented(N), BATCH, **HERE)
     next(iter(loader))
     other, message = OTHERS[name]
@@ -527,7 +527,7 @@ def test_the_state_of_another_loader_is_refused_with_the_difference(name: str) -
         next(iter(resumed))
 
 
-def test_a_sampler_with_another_seed_is_refused() -> None:
+def test_sampler_with_a_different_seed_is_refused() -> None:
     dataset = Numbers(N)
     first, second = (
         DataLoader(dataset, BATCH, sampler=data.DistributedSampler(dataset, 2, 0, seed=s), **HERE)
@@ -538,7 +538,7 @@ def test_a_sampler_with_another_seed_is_refused() -> None:
         second.load_state_dict(first.state_dict())
 
 
-def test_one_dataset_id_says_that_two_datasets_are_one() -> None:
+def test_equal_dataset_id_makes_two_datasets_interchangeable() -> None:
     first = DataLoader(Augmented(N), BATCH, dataset_id="faces", **HERE)
     next(iter(first))
     second = DataLoader(Augmented(N, width=9), BATCH, dataset_id="faces", **HERE)
@@ -558,7 +558,7 @@ def test_a_sampler_that_ends_before_the_state_is_refused() -> None:
         iter(loader)
 
 
-def test_a_dataset_whose_samples_cannot_be_compared_can_be_resumed() -> None:
+def test_dataset_with_incomparable_samples_can_be_resumed() -> None:
     class Odd(Numbers):
         def __getitem__(self, i: int) -> Any:
             if i == 0:
@@ -576,7 +576,7 @@ def test_a_dataset_whose_samples_cannot_be_compared_can_be_resumed() -> None:
     assert next(iter(again)) == [4, 5, 6]
 
 
-def test_an_iterable_dataset_says_that_it_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
+def test_iterable_dataset_warns_that_it_starts_over(capsys: pytest.CaptureFixture[str]) -> None:
     class Stream(data.IterableDataset):
         def __iter__(self) -> Any:
             return iter(range(5))
@@ -588,7 +588,7 @@ def test_an_iterable_dataset_says_that_it_begins_anew(capsys: pytest.CaptureFixt
     assert "an IterableDataset cannot be resumed" in capsys.readouterr().err
 
 
-def test_a_sampler_with_shuffles_of_its_own_is_iterated_no_more_than_torchs_loader_does() -> None:
+def test_self_shuffling_sampler_is_iterated_as_often_as_by_torch() -> None:
     class Once(Shuffling):
         iterated = 0
 
@@ -624,7 +624,7 @@ def test_a_distributed_checkpoint_holds_a_state_as_torchtitan_keeps_one(tmp_path
     assert ids(again) == list(range(9, N))
 
 
-def test_samples_are_made_for_a_state_once() -> None:
+def test_probe_samples_for_a_state_are_made_once() -> None:
     made: list[int] = []
 
     class Noted(Numbers):

@@ -61,7 +61,7 @@ def test_an_argument_that_changes_later_batches_is_refused(name: str) -> None:
         DataLoader(options.pop("dataset"), BATCH, **options).load_state_dict(state)
 
 
-def test_between_epochs_a_dataset_of_one_id_may_have_grown() -> None:
+def test_dataset_with_the_same_id_may_grow_between_epochs() -> None:
     loader = DataLoader(Numbers(N), BATCH, dataset_id="faces", **HERE)
     assert ids(loader) == list(range(N))
     grown = DataLoader(Numbers(N + 3), BATCH, dataset_id="faces", **HERE)
@@ -69,7 +69,7 @@ def test_between_epochs_a_dataset_of_one_id_may_have_grown() -> None:
     assert ids(grown) == list(range(N + 3))
 
 
-def test_a_state_of_an_earlier_release_that_says_less_is_taken() -> None:
+def test_state_of_an_earlier_release_with_fewer_fields_is_accepted() -> None:
     state = state_of()
     for name in ("drop_last", "generator=", "persistent_workers", "collate_fn"):
         del state["loader"][name]
@@ -78,7 +78,7 @@ def test_a_state_of_an_earlier_release_that_says_less_is_taken() -> None:
     assert ids(loader) == list(range(BATCH, N))
 
 
-def test_another_collate_fn_is_said(said: Callable[[], str]) -> None:
+def test_different_collate_fn_is_reported(said: Callable[[], str]) -> None:
     state = state_of(collate_fn=collate_upwards)
     DataLoader(Augmented(N), BATCH, collate_fn=collate_upwards, **HERE).load_state_dict(state)
     assert said() == ""
@@ -87,7 +87,7 @@ def test_another_collate_fn_is_said(said: Callable[[], str]) -> None:
 
 
 @pytest.mark.parametrize("has", ["the state", "this loader"])
-def test_a_dataset_id_on_one_side_only_is_said(said: Callable[[], str], has: str) -> None:
+def test_dataset_id_on_one_side_only_is_reported(said: Callable[[], str], has: str) -> None:
     named, plain = {"dataset_id": "faces"}, {}
     first, second = (named, plain) if has == "the state" else (plain, named)
     state = state_of(**first)
@@ -95,7 +95,7 @@ def test_a_dataset_id_on_one_side_only_is_said(said: Callable[[], str], has: str
     assert f"{has} has a dataset_id (faces)" in said()
 
 
-def test_an_empty_state_is_said_and_none_is_refused(said: Callable[[], str]) -> None:
+def test_empty_state_is_reported_and_none_is_refused(said: Callable[[], str]) -> None:
     loader = DataLoader(Numbers(N), BATCH, **HERE)
     loader.load_state_dict({})
     assert (
@@ -111,7 +111,7 @@ def test_more_batches_than_an_epoch_has_cannot_be_skipped() -> None:
     loader = DataLoader(Numbers(N), BATCH, **HERE)
     loader.skip(50)
     with pytest.raises(
-        InputError, match="50 batches are to be skipped, but the sampler ends after 8: skip as many"
+        InputError, match="50 batches are to be skipped, but the sampler ends after 8: skip at most"
     ):
         next(iter(loader))
     with pytest.raises(InputError, match="whole number from 0 on, found -1"):
@@ -123,7 +123,7 @@ class Numbered(IterableDataset):
         return iter(range(3))
 
 
-def test_a_stream_takes_the_state_of_whatever_loader_and_says_that_it_begins_anew(
+def test_stream_accepts_any_loaders_state_and_warns_that_it_starts_over(
     said: Callable[[], str],
 ) -> None:
     loader = DataLoader(Numbered(), **HERE)

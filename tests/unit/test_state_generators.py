@@ -58,7 +58,7 @@ DRAWS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("batches", [None, 4], ids=["between epochs", "in mid-epoch"])
 @pytest.mark.parametrize("name", DRAWS)
-def test_what_is_merely_drawn_after_loading_changes_no_order(name: str, batches: int | None) -> None:
+def test_draws_after_loading_change_no_order(name: str, batches: int | None) -> None:
     """Both runs are of one script: it makes its loader, and a model after that."""
     torch.manual_seed(3)
     loader = shuffled()
@@ -76,7 +76,7 @@ def test_what_is_merely_drawn_after_loading_changes_no_order(name: str, batches:
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_what_is_merely_drawn_after_loading_in_the_same_process_changes_no_order(name: str) -> None:
+def test_draws_after_loading_in_the_same_process_change_no_order(name: str) -> None:
     torch.manual_seed(3)
     loader = shuffled()
     list(loader)
@@ -113,7 +113,7 @@ def test_a_script_that_seeds_each_epoch_keeps_its_orders(batches: int | None) ->
     assert orders(again, 1) == expected[1:]
 
 
-def test_generators_that_were_restored_after_loading_stay() -> None:
+def test_generators_restored_after_loading_are_kept() -> None:
     torch.manual_seed(3)
     loader = shuffled()
     list(loader)
@@ -128,7 +128,7 @@ def test_generators_that_were_restored_after_loading_stay() -> None:
 
 
 @pytest.mark.parametrize("batches", [None, 4], ids=["between epochs", "in mid-epoch"])
-def test_generators_that_were_restored_to_a_later_point_of_the_same_stream_stay(batches: int | None) -> None:
+def test_generators_restored_to_a_later_point_of_the_stream_are_kept(batches: int | None) -> None:
     """As Accelerate does, whose copy of a loader's state is a batch older than the generators that it saves."""
 
     def begun() -> DataLoader:
@@ -150,7 +150,7 @@ def test_generators_that_were_restored_to_a_later_point_of_the_same_stream_stay(
     assert epoch(again) == expected
 
 
-def test_of_two_loaders_the_second_draws_after_the_first_as_before() -> None:
+def test_second_of_two_resumed_loaders_draws_after_the_first() -> None:
     torch.manual_seed(3)
     loaders = [shuffled(), shuffled()]
     for loader in loaders:
@@ -164,7 +164,7 @@ def test_of_two_loaders_the_second_draws_after_the_first_as_before() -> None:
     assert [epoch(loader) for loader in again] == expected
 
 
-def test_what_is_drawn_between_iter_and_the_first_batch_is_in_the_state() -> None:
+def test_draws_between_iter_and_the_first_batch_are_in_the_state() -> None:
     def begun() -> tuple[DataLoader, Iterator[Any]]:
         torch.manual_seed(0)
         loader = shuffled()
@@ -225,7 +225,7 @@ RNGS: dict[str, Callable[[int], Any]] = {
 
 @pytest.mark.parametrize("batches", [None, 4], ids=["between epochs", "in mid-epoch"])
 @pytest.mark.parametrize("name", RNGS)
-def test_a_generator_of_the_sampler_s_own_is_in_the_state(name: str, batches: int | None) -> None:
+def test_samplers_own_generator_is_in_the_state(name: str, batches: int | None) -> None:
     def made(seed: int) -> DataLoader:
         return DataLoader(Augmented(N), BATCH, sampler=Own(RNGS[name](seed)), **HERE)
 
@@ -300,7 +300,7 @@ def test_draws_between_two_states_are_counted(kind: str, seed: int, skipped: int
 
 
 @pytest.mark.parametrize("kind", [data.DistributedSampler, ElasticDistributedSampler])
-def test_an_epoch_that_is_set_before_loading_is_as_good_as_one_set_after(kind: type) -> None:
+def test_epoch_may_be_set_before_or_after_loading(kind: type) -> None:
     def made() -> DataLoader:
         return DataLoader(Augmented(N), BATCH, sampler=kind(range(N), 1, 0, seed=5), dataset_id="a", **HERE)
 
@@ -329,7 +329,7 @@ def tokens(world: int) -> DataLoader:
 
 
 @pytest.mark.parametrize("made", [elastic, tokens])
-def test_what_an_epoch_dropped_is_no_epoch_for_fewer_ranks(made: Callable[[int], DataLoader]) -> None:
+def test_dropped_tail_is_not_an_epoch_for_fewer_ranks(made: Callable[[int], DataLoader]) -> None:
     before = made(2)
     list(before)
     whole, again = made(1), made(1)
@@ -361,7 +361,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize(("before", "after"), [(a, b) for a in SAMPLERS for b in SAMPLERS if a != b])
-def test_the_state_of_a_sampler_of_another_order_is_refused(before: str, after: str) -> None:
+def test_state_of_a_sampler_with_another_order_is_refused(before: str, after: str) -> None:
     loader = DataLoader(Augmented(N), BATCH, sampler=SAMPLERS[before](), **HERE)
     taken(loader, 2)
     again = DataLoader(Augmented(N), BATCH, sampler=SAMPLERS[after](), **HERE)
@@ -388,7 +388,7 @@ def test_a_distributed_checkpoint_of_the_loader_itself_can_be_loaded(
 
 
 @pytest.mark.parametrize("drawn", [0, 1, 310, 311, 312, 2000])
-def test_a_seed_that_an_iterator_drew_is_given_back(drawn: int) -> None:
+def test_seed_drawn_by_an_iterator_is_returned(drawn: int) -> None:
     torch.manual_seed(drawn)
     saved = generators.now(others=False)[generators.DEFAULT]
     for _ in range(drawn):
@@ -407,7 +407,7 @@ def test_a_seed_that_an_iterator_drew_is_given_back(drawn: int) -> None:
     assert torch.equal(found, torch.rand(700, generator=wanted))
 
 
-def test_a_generator_that_was_seeded_since_keeps_its_state() -> None:
+def test_generator_seeded_after_loading_keeps_its_state() -> None:
     saved = generators.now(others=False)[generators.DEFAULT]
     torch.manual_seed(77)
     found = generators.now(others=False)[generators.DEFAULT]

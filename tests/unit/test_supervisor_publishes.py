@@ -28,7 +28,7 @@ def supervisor(tmp_path: Path) -> Supervisor:
     return Supervisor(settings)
 
 
-def test_256_feeders_that_report_at_once_take_a_few_lists_and_do_not_wait_for_a_slow_sidecar(
+def test_256_feeders_reporting_at_once_need_few_lists_and_no_waiting(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ):
     told: list[int] = []
@@ -47,7 +47,7 @@ def test_256_feeders_that_report_at_once_take_a_few_lists_and_do_not_wait_for_a_
     assert len(told) < FEEDERS / 4
 
 
-def test_a_feeder_that_goes_hears_of_it_after_the_sidecars(
+def test_leaving_feeder_is_drained_after_the_sidecars_are_informed(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ):
     log: list[str] = []

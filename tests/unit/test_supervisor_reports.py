@@ -13,7 +13,7 @@ def metrics(taken: int, *failures: Any) -> dict[str, Any]:
     return {"type": "metrics", "metrics": {"next_calls": taken}, "receivers": 1, "failures": list(failures)}
 
 
-def test_metrics_are_those_of_the_last_message_until_the_sidecar_goes():
+def test_metrics_are_those_of_the_last_message_until_the_sidecar_leaves():
     reports = Reports()
     reports.add("a", metrics(3))
     reports.add("a", metrics(4))
@@ -22,7 +22,7 @@ def test_metrics_are_those_of_the_last_message_until_the_sidecar_goes():
     assert reports.sidecars == {}
 
 
-def test_a_failure_stands_until_its_sidecar_takes_it_back():
+def test_failure_stands_until_its_sidecar_withdraws_it():
     reports = Reports()
     reports.add("a", metrics(0, MISSING))
     assert reports.failures() == [{"sidecar": "a", **MISSING}]
@@ -42,7 +42,7 @@ def test_a_failure_outlives_its_sidecar_until_a_trainer_takes_a_batch():
     assert reports.failures() == []
 
 
-def test_a_sidecar_that_comes_back_speaks_for_itself():
+def test_returning_sidecars_own_report_replaces_its_old_one():
     reports = Reports()
     reports.add("a", metrics(5, MISSING))
     reports.gone("a")
@@ -52,7 +52,7 @@ def test_a_sidecar_that_comes_back_speaks_for_itself():
     assert reports.failures() == []
 
 
-def test_batches_that_were_taken_before_are_no_cure():
+def test_batches_taken_before_a_failure_do_not_clear_it():
     reports = Reports()
     reports.add("b", metrics(9))
     reports.add("a", metrics(0, MISSING))
@@ -65,7 +65,7 @@ def test_batches_that_were_taken_before_are_no_cure():
     assert reports.failures() == [], "it failed, and went on"
 
 
-def test_what_a_sidecar_says_is_bounded_and_need_not_make_sense():
+def test_sidecar_reports_are_bounded_and_may_be_malformed():
     reports = Reports()
     reports.add("a", {"type": "metrics", "failures": [7, {"text": "x" * 10_000}] * 50, "metrics": 3})
     assert len(reports.failures()) == MAX_FAILURES
@@ -76,7 +76,7 @@ def test_what_a_sidecar_says_is_bounded_and_need_not_make_sense():
     assert len(reports.failures()) == MAX_FAILURES
 
 
-def test_a_sidecar_that_is_new_here_is_no_cure_for_what_was_before():
+def test_first_report_of_a_new_sidecar_does_not_clear_old_failures():
     reports = Reports()
     reports.add("a", metrics(0, MISSING))
     reports.gone("a")

@@ -208,20 +208,20 @@ def test_a_connection_is_judged_as_documented(
     assert verdict.allowed is allowed, verdict
 
 
-def test_a_policy_of_another_namespace_says_nothing() -> None:
+def test_policy_of_another_namespace_has_no_effect() -> None:
     elsewhere = Cluster(policies=(policy({}, namespace="a"),), pods=PODS)
     assert judge(elsewhere, WEB, DB, 6379).allowed
     assert not judge(elsewhere, WEB, ALICE, 6379).allowed
 
 
-def test_addresses_are_taken_for_the_pods_that_have_them() -> None:
+def test_addresses_stand_for_the_pods_that_have_them() -> None:
     made = cluster(lets_in({"podSelector": select(role="frontend")}))
     assert judge(made, "10.0.0.2", "fd00::1", 6379) == judge(made, WEB, DB, 6379)
     assert judge(made, "10.0.0.2", "10.0.0.1", 6379).allowed
     assert not judge(made, "10.0.0.3", "10.0.0.1", 6379).allowed
 
 
-def test_a_node_is_known_by_all_of_its_addresses() -> None:
+def test_node_is_recognised_by_all_of_its_addresses() -> None:
     """Probes come from the end of the pod's own link that is the node's."""
     shut = (policy({}),)
     gateway = "10.0.0.254"
@@ -244,7 +244,7 @@ def test_a_peer_that_the_api_server_refuses_is_an_error(peer: dict[str, Any]) ->
         judge(cluster(lets_in(peer)), WEB, DB, 1)
 
 
-def test_two_pods_of_one_address_are_an_error_and_not_a_guess() -> None:
+def test_two_pods_with_one_address_are_an_error_and_not_a_guess() -> None:
     with pytest.raises(ValueError, match=r"pod default/db and pod a/late have 10\.0\.0\.1"):
         Cluster(pods=(*PODS, Pod(name="late", namespace="a", ips=("10.0.0.1",))))
 
@@ -297,7 +297,7 @@ ENDS = st.builds(
 
 
 @given(POLICIES, SPECS, ENDS, ENDS, st.integers(1, 3), st.sampled_from(["TCP", "UDP"]))
-def test_a_further_policy_shuts_only_ends_that_it_is_first_to_select(
+def test_additional_policy_blocks_only_ends_it_is_first_to_select(
     policies: list[Any], spec: Any, source: Pod, to: Pod, port: int, protocol: str
 ) -> None:
     """Policies add up: what is open at an end that is isolated already stays open, and what is new only opens."""
@@ -314,7 +314,7 @@ def test_a_further_policy_shuts_only_ends_that_it_is_first_to_select(
 
 
 @given(POLICIES, ENDS, ENDS, st.integers(1, 3))
-def test_an_end_that_nobody_selects_is_open_and_one_that_a_bare_policy_selects_is_shut(
+def test_unselected_end_is_open_and_one_under_a_bare_policy_is_closed(
     policies: list[Any], source: Pod, to: Pod, port: int
 ) -> None:
     if source == to:
@@ -328,7 +328,7 @@ def test_an_end_that_nobody_selects_is_open_and_one_that_a_bare_policy_selects_i
 
 
 @given(LABELS, st.sampled_from("ab"), VALUES)
-def test_each_operator_of_a_selector_is_the_opposite_of_another(labels: Any, key: str, values: Any) -> None:
+def test_selector_operators_are_pairwise_opposites(labels: Any, key: str, values: Any) -> None:
     def test(operator: str, *more: Any) -> bool:
         return matches({"matchExpressions": [{"key": key, "operator": operator, **dict(more)}]}, labels)
 

@@ -187,11 +187,11 @@ def by_chance(seed: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))])
-def test_no_interleaving_gives_another_batch(part: int):
+def test_no_interleaving_changes_a_batch(part: int):
     assert not any(wrong(ToDevice, by_chance(seed)) for seed in range(part, INTERLEAVINGS, 5))
 
 
-def test_without_the_event_most_interleavings_do():
+def test_without_the_event_most_interleavings_corrupt_the_batch():
     """What shows that the test above can fail."""
     assert sum(wrong(Careless, by_chance(seed)) for seed in range(1000)) > 500
 
@@ -206,22 +206,20 @@ def test_without_the_event_most_interleavings_do():
         ),
     ),
 )
-def test_no_interleaving_does_whatever_holds_the_batch_and_whatever_a_stage_does_to_it(
-    choices: list[int], how: tuple[str, Any]
-):
+def test_no_interleaving_changes_a_batch_in_any_container_or_stage(choices: list[int], how: tuple[str, Any]):
     assert not wrong(ToDevice, itertools.chain(choices, itertools.cycle(range(4))), FORMS[how[0]], how[1])
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_without_the_event_they_do_whatever_holds_the_batch(form: str):
+def test_without_the_event_batches_in_any_container_are_corrupted(form: str):
     assert any(wrong(Careless, by_chance(seed), FORMS[form]) for seed in range(50))
 
 
-def test_where_a_stage_replaces_what_it_has_copied_it_takes_more_than_to_hold_the_batch():
+def test_holding_the_batch_is_not_enough_if_a_stage_replaces_its_copies():
     assert any(wrong(HoldsBatches, by_chance(seed), stage=replacing) for seed in range(50))
 
 
-def test_a_place_comes_back_when_the_copy_has_come_and_no_sooner():
+def test_extent_is_returned_exactly_when_its_copy_has_finished():
     device, pool = LateDevice(), SmallPool()
     transfer = ToDevice(device, None)
     sent = transfer.send(pool.tensor(7), 0, which)
@@ -234,7 +232,7 @@ def test_a_place_comes_back_when_the_copy_has_come_and_no_sooner():
     assert transfer.accept(sent).tolist() == [7] * WORDS
 
 
-def test_at_the_end_all_copies_are_waited_for():
+def test_all_copies_are_awaited_at_the_end():
     device, pool = LateDevice(), SmallPool()
     transfer = ToDevice(device, None)
     sent = [transfer.send(pool.tensor(number), 0, which) for number in range(PLACES)]
@@ -243,7 +241,7 @@ def test_at_the_end_all_copies_are_waited_for():
     assert [transfer.accept(one)[0].item() for one in sent] == list(range(PLACES))
 
 
-def test_what_a_stage_reads_and_makes_stays_until_its_copies_have_come():
+def test_inputs_and_results_of_a_stage_live_until_their_copies_finish():
     device, pool = LateDevice(), SmallPool()
     made: list[weakref.ref[torch.Tensor]] = []
 
@@ -262,7 +260,7 @@ def test_what_a_stage_reads_and_makes_stays_until_its_copies_have_come():
     assert (made[0](), len(pool.free)) == (None, PLACES)
 
 
-def test_a_stage_that_raises_keeps_what_it_had_begun_to_copy():
+def test_failing_stage_keeps_data_alive_until_started_copies_finish():
     device, pool = LateDevice(), SmallPool()
 
     def stage(batch: torch.Tensor, generator: torch.Generator) -> Any:
@@ -280,7 +278,7 @@ def test_a_stage_that_raises_keeps_what_it_had_begun_to_copy():
     assert len(pool.free) == PLACES
 
 
-def test_a_stages_generator_depends_on_the_epoch_and_the_batch_alone():
+def test_generator_of_a_stage_depends_only_on_epoch_and_batch():
     drawn: list[int] = []
 
     def stage(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -295,7 +293,7 @@ def test_a_stages_generator_depends_on_the_epoch_and_the_batch_alone():
 
 
 @pytest.mark.parametrize("takes", [True, False])
-def test_each_region_of_the_pool_is_registered_or_users_get_views_of_it(takes: bool):
+def test_pool_regions_are_registered_or_users_get_views_of_them(takes: bool):
     device = LateDevice()
     regions = [Region(n, 8192, False, -1, Mapping(-1, 8192), 4096 * n) for n in (1, 3)]
     for region in regions:
@@ -307,7 +305,7 @@ def test_each_region_of_the_pool_is_registered_or_users_get_views_of_it(takes: b
     assert [region.map.is_claimed for region in regions] == [takes, takes]
 
 
-def test_on_the_host_batches_stay_and_the_stage_runs_with_one_thread_and_without_gradients():
+def test_host_stage_runs_with_one_thread_and_without_gradients():
     threads: list[tuple[int, bool]] = []
 
     def stage(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -330,7 +328,7 @@ def test_on_the_host_batches_stay_and_the_stage_runs_with_one_thread_and_without
     assert Way().transfer(0) is None, "without a stage nothing is to be done"
 
 
-def test_a_stage_that_runs_out_of_something_does_not_end_the_epoch():
+def test_stop_iteration_in_a_stage_does_not_end_the_epoch():
     def stage(batch: torch.Tensor, _: torch.Generator) -> Any:
         return next(iter(()))
 
@@ -339,13 +337,13 @@ def test_a_stage_that_runs_out_of_something_does_not_end_the_epoch():
     assert isinstance(raised.value.__cause__, StopIteration)
 
 
-def test_a_stage_that_forgets_to_return_is_told_so():
+def test_stage_that_returns_none_is_reported():
     with pytest.raises(TypeError, match="device_stage returned None") as raised:
         ToDevice(LateDevice(), Stage(lambda batch, generator: None, 0)).send(torch.zeros(1), 0, which)
     assert raised.value.__notes__ == ["raised by device_stage, in the trainer's process, for batch 7"]
 
 
-def test_tensors_in_objects_go_to_the_device_and_all_else_is_copied_out_of_the_pool():
+def test_tensors_in_objects_reach_the_device_and_the_rest_leaves_the_pool():
     device, pool = LateDevice(), SmallPool()
     transfer = ToDevice(device, None)
     day = dt.date(2026, 1, 1)
@@ -362,7 +360,7 @@ def test_tensors_in_objects_go_to_the_device_and_all_else_is_copied_out_of_the_p
     assert (found["name"], found["n"], found["none"], found["day"]) == ("a", 3, None, day)
 
 
-def test_what_cannot_be_copied_is_refused_by_name():
+def test_uncopyable_result_of_a_stage_is_refused_by_name():
     stage = Stage(lambda batch, generator: (row for row in batch), 0)
     with pytest.raises(
         TypeError, match=r"a generator in a batch cannot be copied .*: have device_stage= return"
@@ -370,7 +368,7 @@ def test_what_cannot_be_copied_is_refused_by_name():
         ToDevice(LateDevice(), stage).send(torch.zeros(1), 0, which)
 
 
-def test_an_error_on_the_way_to_the_device_names_the_batch(monkeypatch: pytest.MonkeyPatch):
+def test_error_during_transfer_names_the_batch(monkeypatch: pytest.MonkeyPatch):
     device = LateDevice()
     monkeypatch.setattr(device, "copy", lambda _: torch.zeros(3)[7])
     with pytest.raises(IndexError) as raised:
@@ -378,7 +376,7 @@ def test_an_error_on_the_way_to_the_device_names_the_batch(monkeypatch: pytest.M
     assert raised.value.__notes__ == ["raised on the way to the device, for batch 7"]
 
 
-def test_one_call_of_a_stage_ends_before_the_next_begins():
+def test_stage_calls_do_not_overlap():
     """The thread of an iterator that was given up may be in its last call."""
     inside, entered, most = threading.Semaphore(0), threading.Semaphore(0), []
 
@@ -406,7 +404,7 @@ def test_one_call_of_a_stage_ends_before_the_next_begins():
         thread.join()
 
 
-def test_a_device_that_is_not_there_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch):
+def test_missing_or_invalid_device_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(InputError, match="found no accelerator: device='cpu'"):
         device_of("cuda", {})
@@ -433,7 +431,7 @@ class Own(dict[str, Any]):
     """A container with an attribute of its own."""
 
 
-def test_attributes_of_containers_and_tensors_of_a_class_are_copied_as_what_they_hold():
+def test_attributes_of_containers_and_tensor_subclasses_are_copied():
     device, pool = LateDevice(), SmallPool(places=8)
     transfer = ToDevice(device, None)
     own = Own(x=pool.tensor(1))
@@ -465,7 +463,7 @@ def test_attributes_of_containers_and_tensors_of_a_class_are_copied_as_what_they
     assert box_found.size == (2, 3)
 
 
-def test_what_a_batch_has_twice_is_copied_once_and_is_one_tensor_there():
+def test_tensor_that_a_batch_has_twice_is_copied_once():
     class Attributes(dict[str, Any]):
         def __init__(self, **items: Any) -> None:
             super().__init__(items)
@@ -515,7 +513,7 @@ class Meta(LateDevice):
         self.kept.append(tensor)
 
 
-def test_what_a_stage_makes_on_the_device_is_kept_for_the_trainers_stream_wherever_it_lies():
+def test_device_tensors_made_by_a_stage_are_kept_for_the_trainers_stream():
     device = Meta()
     made = [torch.empty(3, device="meta") for _ in range(7)]
 
@@ -536,7 +534,7 @@ def test_what_a_stage_makes_on_the_device_is_kept_for_the_trainers_stream_wherev
     assert {id(tensor) for tensor in made} <= kept
 
 
-def test_what_is_sent_at_once_comes_behind_what_the_trainers_stream_was_asked_for():
+def test_immediate_transfers_follow_the_trainers_stream():
     class Following(LateDevice):
         followed = 0
 
@@ -555,7 +553,7 @@ class Packed:
     words: Any
 
 
-def test_a_packed_sequence_in_a_container_of_any_kind_keeps_the_sizes_of_its_batches_on_the_host():
+def test_packed_sequence_in_any_container_keeps_batch_sizes_on_the_host():
     packed = pack_sequence([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
     own = Own(x=1)
     own.words = packed  # type: ignore[attr-defined]
@@ -571,7 +569,7 @@ class Node:
     after: Any = None
 
 
-def test_objects_that_refer_to_each_other_are_looked_at_once_each():
+def test_objects_that_refer_to_each_other_are_visited_once_each():
     lists: list[Any] = []
     lists += [{"siblings": lists} for _ in range(20)]
     root = SimpleNamespace(children=[], log=logging.getLogger(__name__), lists=lists)
@@ -603,7 +601,7 @@ def test_objects_that_refer_to_each_other_are_looked_at_once_each():
     assert node.was_copied
 
 
-def test_a_counters_numbers_and_a_dataclass_with_a_field_that_is_not_set_stay_as_they_are():
+def test_counter_and_unset_dataclass_field_are_left_unchanged():
     @dataclasses.dataclass
     class Cached:
         x: Any
@@ -615,7 +613,7 @@ def test_a_counters_numbers_and_a_dataclass_with_a_field_that_is_not_set_stay_as
     assert (found[1].x, hasattr(found[1], "cache")) == (1, False)
 
 
-def test_leaves_are_replaced_in_all_containers_that_pin_memory_goes_into():
+def test_leaves_are_replaced_in_all_containers_supported_by_pin_memory():
     own = Own(x=1)
     own.name = "kept"  # type: ignore[attr-defined]
     batch = [

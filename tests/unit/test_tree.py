@@ -61,7 +61,7 @@ def a_tensor(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5, 3), (2, 3, 4, 5)], ids=str)
 @pytest.mark.parametrize("dtype", TENSOR_TYPES, ids=lambda d: str(d).removeprefix("torch."))
-def test_a_tensor_of_every_dtype_comes_back_in_bits_shape_and_dtype(dtype: torch.dtype, shape: Any) -> None:
+def test_tensor_of_every_dtype_keeps_bits_shape_and_dtype(dtype: torch.dtype, shape: Any) -> None:
     tensor = a_tensor(dtype, *shape)
     found = trip(tensor)
     assert (type(found), found.dtype, found.shape) == (torch.Tensor, dtype, tensor.shape)
@@ -70,7 +70,7 @@ def test_a_tensor_of_every_dtype_comes_back_in_bits_shape_and_dtype(dtype: torch
     assert found.stride() == tensor.stride()
 
 
-def test_no_dtype_of_torch_is_forgotten() -> None:
+def test_no_torch_dtype_is_missing() -> None:
     every = {d for d in vars(torch).values() if isinstance(d, torch.dtype)}
     never = {d for d in every if "q" in str(d).split(".")[1] or str(d).split(".")[1].startswith("bits")}
     partial = {d for d in every if str(d).removeprefix("torch.u").removeprefix("torch.") in _SUB_BYTE}
@@ -136,7 +136,7 @@ def test_requires_grad_and_parameters_are_kept() -> None:
     )
 )
 @settings(deadline=None)
-def test_an_array_comes_back_in_bits_shape_and_dtype(array: np.ndarray[Any, Any]) -> None:
+def test_array_keeps_bits_shape_and_dtype(array: np.ndarray[Any, Any]) -> None:
     found = trip(array)
     assert (type(found), found.dtype, found.shape) == (np.ndarray, array.dtype, array.shape)
     assert found.tobytes() == array.tobytes()
@@ -158,7 +158,7 @@ def test_an_array_comes_back_in_bits_shape_and_dtype(array: np.ndarray[Any, Any]
         pytest.param(np.zeros((2, 0), [("a", "f4")]), id="structured-of-no-item"),
     ],
 )
-def test_arrays_of_any_order_and_dtype_come_back(array: np.ndarray[Any, Any]) -> None:
+def test_arrays_of_any_order_and_dtype_round_trip(array: np.ndarray[Any, Any]) -> None:
     found = trip(array)
     assert found.dtype == array.dtype
     assert found.tobytes() == array.tobytes()
@@ -187,7 +187,7 @@ def test_a_numpy_scalar_keeps_its_type(scalar: np.generic) -> None:
 
 @given(plain)
 @settings(deadline=None)
-def test_plain_values_come_back_the_same_beside_a_tensor_and_alone(value: Any) -> None:
+def test_plain_values_round_trip_alone_and_next_to_a_tensor(value: Any) -> None:
     assert same(trip(value), value)
     tensor, found = trip([torch.ones(2), value])
     assert same(found, value)
@@ -221,7 +221,7 @@ def the_containers() -> list[Any]:
 
 
 @pytest.mark.parametrize("batch", the_containers(), ids=lambda b: type(b).__name__)
-def test_containers_come_back_as_they_were(batch: Any) -> None:
+def test_containers_round_trip(batch: Any) -> None:
     found = trip(batch)
     assert type(found) is type(batch)
     assert digest(found) == digest(batch)
@@ -241,7 +241,7 @@ def test_a_frozen_dataclass_is_rebuilt_without_running_its_init() -> None:
     assert (found.image.tolist(), found.made) == ([1, 1], 7)
 
 
-def test_attributes_beside_a_dataclass_s_fields_travel() -> None:
+def test_attributes_outside_a_dataclasss_fields_travel() -> None:
     sample = Sample(torch.ones(1))
     sample.extra = "beside"  # type: ignore[attr-defined]
     assert trip(sample).extra == "beside"
@@ -252,14 +252,14 @@ def test_a_generic_alias_leaves_no_trace() -> None:
     assert not hasattr(trip(Typed[Any](torch.ones(1))), "__orig_class__")
 
 
-def test_a_memmap_comes_back_as_an_array(tmp_path: Any) -> None:
+def test_memmap_arrives_as_an_array(tmp_path: Any) -> None:
     np.arange(10.0).tofile(tmp_path / "data")
     found = trip(np.memmap(tmp_path / "data", dtype=np.float64, mode="r"))
     assert type(found) is np.ndarray
     assert found.tolist() == list(range(10))
 
 
-def test_an_object_of_another_type_travels_pickled_where_allowed() -> None:
+def test_object_of_another_type_travels_pickled_if_allowed() -> None:
     batch = {"f": [complex, 1 + 2j], "d": torch.device("cpu"), "t": torch.ones(2), "r": range(3)}
     found = trip(batch, allow_pickle=True)
     assert found["d"] == torch.device("cpu")

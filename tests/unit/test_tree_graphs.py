@@ -66,7 +66,7 @@ def content(found: Any) -> Any:
         pytest.param(lambda: Batch.from_data_list([graph(1)], follow_batch=["x"]), id="followed"),
     ],
 )
-def test_a_graph_arrives_as_what_it_was(made: Any):
+def test_graph_round_trips(made: Any):
     sent = made()
     got = trip({"graph": sent})["graph"]
     assert type(got) is type(sent)
@@ -96,7 +96,7 @@ def _with_private() -> Any:
         pytest.param(lambda: OwnBatch.from_data_list([graph(1)]), id="users-batch"),
     ],
 )
-def test_what_is_more_than_its_stores_is_refused_with_the_option(made: Any):
+def test_graph_with_more_than_its_stores_is_refused_naming_the_option(made: Any):
     with pytest.raises(
         UnsupportedBatch, match=r"allow_pickle=True to the DataLoader, or to dataloaderjob.context\(\)"
     ):
@@ -113,12 +113,12 @@ def test_what_is_more_than_its_stores_is_refused_with_the_option(made: Any):
         pytest.param([(("a", "b"), {}, {})], id="a-pair-for-a-key"),
     ],
 )
-def test_a_feeder_fills_nothing_but_stores(stores: Any):
+def test_feeder_can_fill_only_the_stores_of_a_graph(stores: Any):
     with pytest.raises((TypeError, AttributeError)):
         graphs.CARRIER.make(HeteroData, (False, stores))
 
 
-def test_no_setter_of_the_users_runs_in_the_trainer():
+def test_users_setters_do_not_run_in_the_trainer():
     class Sets(Data):
         calls = 0
 
@@ -135,5 +135,5 @@ def test_no_setter_of_the_users_runs_in_the_trainer():
 
 
 @pytest.mark.parametrize("cls", [OwnBatch, Batch, Makes, TemporalData, object, int])
-def test_a_class_that_is_no_graphs_is_not_made_as_one(cls: type):
+def test_unrelated_class_is_not_treated_as_a_graph(cls: type):
     assert not graphs.is_graph(cls)

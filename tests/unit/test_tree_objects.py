@@ -210,7 +210,7 @@ def objects() -> list[Any]:
 
 
 @pytest.mark.parametrize("item", objects(), ids=lambda i: f"{type(i).__name__}-{i}"[:40])
-def test_a_value_of_a_library_comes_back_equal_and_of_its_type(item: Any) -> None:
+def test_library_value_keeps_its_type_and_equality(item: Any) -> None:
     tensor, found, within = trip([torch.ones(1), item, {"deep": (item,)}])
     assert type(found) is type(item)
     assert repr(found) == repr(item)
@@ -219,7 +219,7 @@ def test_a_value_of_a_library_comes_back_equal_and_of_its_type(item: Any) -> Non
     assert tensor.tolist() == [1]
 
 
-def test_members_of_an_enum_are_the_same_ones() -> None:
+def test_enum_members_keep_their_identity() -> None:
     found = trip([Colour.RED, Number.ONE, Word.YES, Bits.A])
     assert all(a is b for a, b in zip(found, [Colour.RED, Number.ONE, Word.YES, Bits.A], strict=True))
 
@@ -305,7 +305,7 @@ def test_a_tensor_subclass_is_a_view_of_the_body() -> None:
     ],
     ids=lambda t: f"{t.layout}-{t.dtype}",
 )
-def test_a_sparse_tensor_comes_back(tensor: torch.Tensor) -> None:
+def test_sparse_tensor_round_trips(tensor: torch.Tensor) -> None:
     found = trip([tensor])[0]
     for what in ("layout", "dtype", "shape", "requires_grad"):
         assert getattr(found, what) == getattr(tensor, what)
@@ -316,7 +316,7 @@ def test_a_sparse_tensor_comes_back(tensor: torch.Tensor) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
-def test_a_nested_tensor_comes_back(layout: torch.layout) -> None:
+def test_nested_tensor_round_trips(layout: torch.layout) -> None:
     tensor = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(4, 3)], layout=layout)
     found = trip([tensor])[0]
     assert (type(found), found.is_nested, found.layout) == (type(tensor), True, layout)
@@ -334,7 +334,7 @@ def test_a_nested_tensor_comes_back(layout: torch.layout) -> None:
     ],
     ids=lambda t: str(t.qscheme()),
 )
-def test_a_quantised_tensor_comes_back(tensor: torch.Tensor) -> None:
+def test_quantised_tensor_round_trips(tensor: torch.Tensor) -> None:
     found = trip([tensor])[0]
     assert found.dtype == tensor.dtype
     assert found.equal(tensor)
@@ -354,7 +354,7 @@ def test_a_quantised_tensor_comes_back(tensor: torch.Tensor) -> None:
         pytest.param(lambda: np.arange(4).view(Image8), id="user"),
     ],
 )
-def test_an_array_of_another_kind_comes_back(make: Any) -> None:
+def test_array_of_a_special_kind_round_trips(make: Any) -> None:
     item = make()
     found = trip([item])[0]
     assert type(found) is type(item)
@@ -370,7 +370,7 @@ def test_an_array_of_another_kind_comes_back(make: Any) -> None:
 # The user's classes
 
 
-def test_an_object_of_the_user_s_class_comes_back_without_running_its_init() -> None:
+def test_user_class_instance_round_trips_without_running_init() -> None:
     batch = Batch([torch.ones(2), torch.zeros(2)])
     found = trip(batch)
     assert type(found) is Batch
@@ -405,13 +405,13 @@ def test_a_subclass_of_a_built_in_type_keeps_class_content_and_attributes(item: 
     assert set(vars(found)) == set(vars(item))
 
 
-def test_an_override_does_not_change_what_travels() -> None:
+def test_overridden_methods_do_not_change_the_encoded_value() -> None:
     found = trip([OwnStr("text", source="file")])[0]
     assert str.__eq__(found, "text")
     assert found.source == "file"
 
 
-def test_attributes_beside_a_mapping_s_items_travel_or_are_refused() -> None:
+def test_attributes_outside_a_mappings_items_travel_or_are_refused() -> None:
     found = trip(Encodings({"ids": torch.ones(2)}, encoding=[{"offsets": (0, 1)}]))
     assert found["ids"].tolist() == [1, 1]
     assert found.encodings == [{"offsets": (0, 1)}]
@@ -423,14 +423,14 @@ def test_attributes_beside_a_mapping_s_items_travel_or_are_refused() -> None:
         encode(Encodings({"a": 1}, encoding=[object()]), allow_pickle=False)
 
 
-def test_a_dict_that_is_its_own_attributes_stays_so() -> None:
+def test_dict_that_is_its_own_attribute_dict_stays_so() -> None:
     found = trip(AttrDict(image=torch.ones(1)))
     assert found.image is found["image"]
     found.more = 1
     assert found["more"] == 1
 
 
-def test_encodings_of_a_tokenizer_travel_by_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizer_encodings_travel_by_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
     class Encoding:
         def __getstate__(self) -> bytes:
             return b'{"ids":[1]}'
@@ -446,7 +446,7 @@ def test_encodings_of_a_tokenizer_travel_by_their_state(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "1", "RGBA", "I;16", "F"])
-def test_an_image_comes_back(mode: str) -> None:
+def test_image_round_trips(mode: str) -> None:
     image = Image.new(mode, (5, 3))
     image.info["dpi"] = (72, 72)
     found = trip([image])[0]
@@ -456,7 +456,7 @@ def test_an_image_comes_back(mode: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF"])
-def test_an_image_of_a_file_comes_back(form: str, tmp_path: pathlib.Path) -> None:
+def test_image_opened_from_a_file_round_trips(form: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "image"
     Image.radial_gradient("L").save(path, form)
     with Image.open(path) as image:
@@ -468,7 +468,7 @@ def test_an_image_of_a_file_comes_back(form: str, tmp_path: pathlib.Path) -> Non
 # One object, two names
 
 
-def test_a_tensor_or_array_of_two_names_is_one_on_arrival() -> None:
+def test_tensor_or_array_with_two_names_arrives_as_one() -> None:
     t, a, b = torch.ones(2), np.ones(2), TVTensor(torch.ones(1))
     encoded = encode({"x": t, "y": [t, a]}, allow_pickle=False)
     assert encoded.nbytes < 500
@@ -480,7 +480,7 @@ def test_a_tensor_or_array_of_two_names_is_one_on_arrival() -> None:
     assert trip([t, t])[0] is not None
 
 
-def test_temporary_objects_are_not_taken_for_one_another() -> None:
+def test_temporary_objects_are_not_mistaken_for_one_another() -> None:
     class Fresh(collections.abc.Mapping):  # type: ignore[type-arg]
         def __init__(self, items: Any) -> None:
             self.keys_ = list(items)
@@ -500,7 +500,7 @@ def test_temporary_objects_are_not_taken_for_one_another() -> None:
     assert encoded.nbytes > 4 * 64
 
 
-def test_an_object_that_leads_back_to_itself_travels() -> None:
+def test_object_that_refers_to_itself_travels() -> None:
     parent, child = types.SimpleNamespace(), Batch([torch.ones(1)])
     parent.child, child.parent = child, parent  # type: ignore[attr-defined]
     found = trip({"root": parent, "child": child})
@@ -552,14 +552,14 @@ class SlotList(list):  # type: ignore[type-arg]
         pytest.param(torch.Generator(), "torch._C.Generator", id="torch-generator"),
     ],
 )
-def test_an_object_that_has_more_to_it_is_refused(item: Any, said: str) -> None:
+def test_object_with_hidden_content_is_refused(item: Any, said: str) -> None:
     with pytest.raises(UnsupportedBatch) as caught:
         encode([item], allow_pickle=False)
     assert f"batch[0]: {said}" in str(caught.value) or said in str(caught.value)
     assert "allow_pickle=True" in str(caught.value)
 
 
-def test_an_object_that_does_not_travel_apart_is_pickled_where_allowed() -> None:
+def test_indivisible_object_is_pickled_if_allowed() -> None:
     found = trip([Batch([torch.ones(1)]), WithSlots()], allow_pickle=True)
     assert [type(item) for item in found] == [Batch, WithSlots]
 
@@ -623,7 +623,7 @@ def decode_or_refuse(body: np.ndarray, place: int, other: Any) -> None:
 @pytest.mark.filterwarnings("ignore")
 @given(st.data())
 @settings(deadline=None, max_examples=300)
-def test_a_schema_of_parts_in_the_wrong_places_decodes_or_is_refused(data: st.DataObject) -> None:
+def test_schema_with_misplaced_parts_decodes_or_is_refused(data: st.DataObject) -> None:
     base = np.frombuffer(bytearray(a_body()), np.uint8)
     parts = subtrees(schema_of(base)[0])
     other = data.draw(
@@ -633,7 +633,7 @@ def test_a_schema_of_parts_in_the_wrong_places_decodes_or_is_refused(data: st.Da
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_word_in_the_place_of_any_part_of_a_schema_decodes_or_is_refused() -> None:
+def test_schema_with_a_string_in_any_place_decodes_or_is_refused() -> None:
     base = np.frombuffer(bytearray(a_body()), np.uint8)
     for place in range(len(subtrees(schema_of(base)[0]))):
         decode_or_refuse(base, place, "a")

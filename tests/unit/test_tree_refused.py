@@ -87,7 +87,7 @@ def test_a_leaf_that_cannot_travel_is_named_with_the_option(batch: Any, said: st
     assert "allow_pickle=True" in str(caught.value)
 
 
-def test_a_leaf_that_does_not_even_pickle_is_named_with_the_reason() -> None:
+def test_unpicklable_leaf_is_named_with_the_reason() -> None:
     with pytest.raises(
         UnsupportedBatch, match=r"not even pickled: batch\['x'\]: .*Unpicklable .*not this one"
     ):
@@ -101,7 +101,7 @@ def test_a_batch_within_itself_is_refused() -> None:
         encode(loop, allow_pickle=False)
 
 
-def test_a_tensor_subclass_travels_pickled_where_allowed() -> None:
+def test_tensor_subclass_travels_pickled_if_allowed() -> None:
     found = trip([torch.ones(2).as_subclass(TensorWithSlots)], allow_pickle=True)[0]
     assert type(found) is TensorWithSlots
     assert found.tolist() == [1, 1]
@@ -112,7 +112,7 @@ def test_a_trainer_that_did_not_allow_pickle_refuses_a_pickled_leaf() -> None:
         Decoder(allow_pickle=False).decode(body([Stays()], allow_pickle=True))
 
 
-def test_a_class_that_this_process_lacks_is_named() -> None:
+def test_class_missing_in_this_process_is_named() -> None:
     module = types.ModuleType("gone_module")
     module.Gone = dataclasses.make_dataclass("Gone", ["x"])  # type: ignore[attr-defined]
     module.Gone.__module__ = "gone_module"
@@ -181,7 +181,7 @@ class Colour(enum.IntEnum):
             "cannot be",
             id="hundred-dimensions",
         ),
-        pytest.param(node(Kind.NAMEDTUPLE, ("os", "system"), ()), "no class", id="function-for-a-class"),
+        pytest.param(node(Kind.NAMEDTUPLE, ("os", "system"), ()), "not a class", id="function-for-a-class"),
         pytest.param(node(Kind.NAMEDTUPLE, ("builtins", "int"), ()), "no tuple", id="int-for-a-named-tuple"),
         pytest.param(
             node(Kind.NAMEDTUPLE, ("builtins", "tuple"), (leaf("bool", 1, 0),)), "fields", id="fields"
@@ -228,7 +228,7 @@ class Colour(enum.IntEnum):
         ),
         pytest.param(node(Kind.DATACLASS, ("builtins", "list"), (), ()), "no dataclass", id="no-dataclass"),
         pytest.param(
-            node(Kind.DEFAULTDICT, ("os", "abort"), (), ()), "no class", id="function-for-a-factory"
+            node(Kind.DEFAULTDICT, ("os", "abort"), (), ()), "not a class", id="function-for-a-factory"
         ),
     ],
 )
@@ -251,7 +251,7 @@ def test_a_forged_schema_is_refused_with_the_reason(schema: Any, why: str) -> No
         ),
     ],
 )
-def test_content_of_which_nothing_can_be_made_is_refused(schema: Any) -> None:
+def test_content_that_cannot_be_built_is_refused(schema: Any) -> None:
     with pytest.raises(RemoteProtocolError, match="cannot be"):
         Decoder(allow_pickle=False).decode(forged(schema))
 
@@ -264,7 +264,7 @@ def test_a_known_schema_with_a_shorter_body_is_refused() -> None:
             decoder.decode(base[:size])
 
 
-def test_bytes_behind_a_body_are_refused() -> None:
+def test_excess_bytes_after_a_body_are_refused() -> None:
     base = np.append(body([torch.ones(100)]), np.zeros(1, np.uint8))
     with pytest.raises(RemoteProtocolError, match="needs 464 bytes, found 465"):
         Decoder(allow_pickle=False).decode(base)

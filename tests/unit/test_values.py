@@ -22,13 +22,13 @@ from dataloaderjob.core.errors import RemoteProtocolError
 
 
 @given(plain)
-def test_a_value_comes_back_the_same_in_type_and_bits(value: Any) -> None:
+def test_value_round_trips_with_its_type_and_bits(value: Any) -> None:
     assert same(values.unpack(values.pack(value)), value)
     assert same(values.unpack(memoryview(values.pack(value))), value)
 
 
 @given(st.lists(plain, max_size=5))
-def test_a_list_of_so_many_values_comes_back_in_order(items: list[Any]) -> None:
+def test_list_of_a_given_length_round_trips_in_order(items: list[Any]) -> None:
     packed = values.pack_buffer(items)
     assert bytes(packed) == values.pack(items)
     assert same(values.unpack_many(packed, len(items)), items)
@@ -36,7 +36,7 @@ def test_a_list_of_so_many_values_comes_back_in_order(items: list[Any]) -> None:
         values.unpack_many(packed, len(items) + 1)
 
 
-def test_no_bytes_are_no_values() -> None:
+def test_input_without_the_expected_list_of_values_is_refused() -> None:
     assert values.unpack_many(b"", 0) == []
     for data in (b"", values.pack(5), values.pack((5,))):
         with pytest.raises(RemoteProtocolError, match="a list of 1 values is needed"):
@@ -44,7 +44,7 @@ def test_no_bytes_are_no_values() -> None:
 
 
 @given(plain, st.data())
-def test_a_cut_value_is_refused(value: Any, data: st.DataObject) -> None:
+def test_truncated_value_is_refused(value: Any, data: st.DataObject) -> None:
     packed = values.pack(value)
     cut = data.draw(st.integers(0, len(packed) - 1))
     with pytest.raises(RemoteProtocolError):
@@ -52,7 +52,7 @@ def test_a_cut_value_is_refused(value: Any, data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_decode_to_what_is_plain_or_are_refused(data: bytes) -> None:
+def test_any_bytes_decode_to_plain_values_or_are_refused(data: bytes) -> None:
     with contextlib.suppress(RemoteProtocolError):
         values.pack(values.unpack(data))
 
@@ -66,7 +66,7 @@ parts: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(parts)
-def test_parts_in_any_place_decode_to_what_is_plain_or_are_refused(data: Any) -> None:
+def test_misplaced_parts_decode_to_plain_values_or_are_refused(data: Any) -> None:
     with contextlib.suppress(RemoteProtocolError):
         values.pack(values.unpack(msgpack.packb(data)))
 
@@ -111,12 +111,12 @@ def test_a_huge_count_is_refused_before_much_is_allocated(data: bytes) -> None:
         pytest.param(ExtType(99, b""), "extension 99 is unknown", id="extension"),
     ],
 )
-def test_a_part_of_which_nothing_can_be_made_is_refused(data: Any, why: str) -> None:
+def test_part_that_cannot_be_built_is_refused(data: Any, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         values.unpack(msgpack.packb(data))
 
 
-def test_bytes_behind_the_value_are_refused() -> None:
+def test_excess_bytes_after_a_value_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="values of 2 bytes cannot be read: ExtraData"):
         values.unpack(values.pack(5) + b"x")
 
@@ -136,7 +136,7 @@ def test_bytes_behind_the_value_are_refused() -> None:
         pytest.param({"a": Timestamp(1)}, id="timestamp"),
     ],
 )
-def test_what_is_not_plain_is_refused(value: Any) -> None:
+def test_value_that_is_not_plain_is_refused(value: Any) -> None:
     with pytest.raises(values.NotPlainError) as refused:
         values.pack(value)
     assert type(refused.value.value) not in (*values.SCALARS, list, tuple, dict, set)
@@ -145,7 +145,7 @@ def test_what_is_not_plain_is_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     "value", [("tuple",), [("tuple",), 1], ["tuple"], {"dict": ("dict",)}, [[]], [()], ()]
 )
-def test_a_value_that_equals_a_mark_is_none(value: Any) -> None:
+def test_value_equal_to_a_type_mark_round_trips(value: Any) -> None:
     assert same(values.unpack(values.pack(value)), value)
 
 
@@ -157,7 +157,7 @@ def test_a_list_within_itself_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [list, tuple, frozenset])
-def test_values_may_be_nested_as_deep_as_promised(kind: type) -> None:
+def test_values_may_be_nested_to_the_documented_depth(kind: type) -> None:
     value: Any = kind()
     for _ in range(values.MAX_DEPTH - 1):
         value = kind([value])
@@ -169,7 +169,7 @@ def test_values_may_be_nested_as_deep_as_promised(kind: type) -> None:
 @pytest.mark.parametrize(
     "opening", [b"\x91", b"\x92" + values.pack(())[1:], b"\x81\xa1a"], ids=["list", "tuple", "map"]
 )
-def test_depth_of_a_stranger_is_bounded(opening: bytes) -> None:
+def test_nesting_of_untrusted_input_is_bounded(opening: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="nested deeper than msgpack reads"):
         values.unpack(opening * 10_000 + b"\xc0")
 
@@ -186,7 +186,7 @@ def test_a_set_has_the_same_bytes_under_any_hash_seed() -> None:
     assert len(found) == 1
 
 
-def test_the_bytes_of_known_values_stay_what_they_are() -> None:
+def test_bytes_of_known_values_are_stable() -> None:
     """A change of these changes batches, bundles and records: their versions must be raised with it."""
     value = [
         None, True, -(2**70), 2**64 - 1, 1.5, 2j, "a\ud800", b"b", bytearray(b"c"), (1,), {2, 300}, {("k",): []}

@@ -35,7 +35,7 @@ def fresh(arguments: list[str], **options) -> subprocess.CompletedProcess[str]:
         pytest.param(["-c", SHOW, "a"], id="text"),
     ],
 )
-def test_a_program_finds_what_an_interpreter_gives_it_but_for_torch(tmp_path: Path, arguments: list[str]):
+def test_program_has_an_interpreters_environment_plus_torch(tmp_path: Path, arguments: list[str]):
     (tmp_path / "show.py").write_text(SHOW)
     options = {"cwd": tmp_path, "env": {"HOME": "/", "LC_CTYPE": "C.UTF-8"}}
     found, expected = warm.run(arguments, stdin="said", **options), fresh(arguments, input="said", **options)
@@ -54,12 +54,12 @@ def test_a_program_ends_as_it_would_in_an_interpreter(text: str):
     assert warm.run(["-c", text]).returncode == fresh(["-c", text]).returncode
 
 
-def test_what_leaves_a_program_is_shown_as_by_an_interpreter():
+def test_uncaught_error_of_a_program_is_shown_as_by_an_interpreter():
     last = warm.run(["-c", "raise ValueError('of the script')"]).stderr.splitlines()[-1]
     assert last == "ValueError: of the script"
 
 
-def test_a_program_can_be_asked_and_killed():
+def test_program_can_be_polled_and_killed():
     with warm.WarmProcess(
         ["-c", "print(input() * 2, flush=True); input()"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -75,7 +75,7 @@ def test_a_program_can_be_asked_and_killed():
         assert process.poll() == -signal.SIGKILL
 
 
-def test_two_programs_draw_other_numbers():
+def test_two_programs_draw_different_numbers():
     text = (
         "import random, numpy, torch; print([random.random()], [numpy.random.rand()], torch.rand(1).tolist())"
     )

@@ -42,21 +42,19 @@ def replaced(supervisor: Supervisor) -> list[str]:
     return supervisor._feeders.replaced  # type: ignore[attr-defined, no-any-return]
 
 
-def test_one_of_four_receivers_that_cannot_connect_ends_nothing(supervisor: Supervisor) -> None:
+def test_one_disconnected_receiver_of_four_ends_nothing(supervisor: Supervisor) -> None:
     for _ in range(5):
         supervisor.replace("feeder-0", "i0", "not reachable for 20 s", ("a", "0"))
     assert replaced(supervisor) == []
 
 
-def test_most_of_them_do(supervisor: Supervisor) -> None:
+def test_majority_of_disconnected_receivers_ends_a_feeder(supervisor: Supervisor) -> None:
     for witness in (("a", "0"), ("a", "1"), ("b", "2")):
         supervisor.replace("feeder-0", "i0", "not reachable for 20 s", witness)
     assert replaced(supervisor) == ["feeder-0"]
 
 
-def test_what_was_said_long_ago_does_not_count(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_reports_do_not_count(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(main.time, "monotonic", lambda: now)
     supervisor.replace("feeder-0", "i0", "not reachable", ("a", "0"))
@@ -66,6 +64,6 @@ def test_what_was_said_long_ago_does_not_count(
     assert replaced(supervisor) == []
 
 
-def test_one_that_is_connected_and_finds_it_hanging_is_believed(supervisor: Supervisor) -> None:
+def test_connected_receiver_that_reports_a_hang_is_believed(supervisor: Supervisor) -> None:
     supervisor.replace("feeder-0", "i0", "silent with work to do", None)
     assert replaced(supervisor) == ["feeder-0"]

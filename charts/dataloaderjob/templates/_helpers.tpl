@@ -21,8 +21,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{/*
-What the operator may do where jobs are, and nothing that it does not do: tests compare this with what it asks the API
-server for. Secrets are only created: it reads none, and changes none. Pods are created by dry runs alone, as trials.
+The operator's rights in the namespaces of jobs, limited to those that it uses: tests compare them with its requests to
+the API server. It only creates Secrets, and neither reads nor changes any. It creates Pods only in dry runs, as trials.
 */}}
 {{- define "dataloaderjob.rules" -}}
 - apiGroups: [dataloading.dev]

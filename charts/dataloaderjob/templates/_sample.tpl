@@ -47,7 +47,7 @@ spec:
 {{ regexReplaceAll "(?m)^ +$" (.root.Files.Get "files/sample.py" | trim | indent 18) "" }}
 {{- end }}
 
-{{/* Where the sample and the test run: a namespace in which the operator works. */}}
+{{/* The namespace of the sample and the test, one in which the operator works. */}}
 {{- define "dataloaderjob.sampleNamespace" -}}
 {{- if .Values.namespaces }}{{ first .Values.namespaces }}{{ else }}{{ .Release.Namespace }}{{ end -}}
 {{- end }}

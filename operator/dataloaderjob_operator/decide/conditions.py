@@ -1,5 +1,5 @@
-"""The stage of its life that a job is in, which children it has there, and the conditions that follow from its health.
-Pure: times come in, and stay while a condition's status does.
+"""A job's stage, the children it has in that stage, and the conditions that follow from its health. Pure: callers pass
+the time, and a condition keeps its transition time while its status stays the same.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ STARTS = frozenset(
         WAITS,
     }
 )
-"""Reasons that are no cause for worry yet."""
+"""Reasons of parts that are still starting, which are no cause for concern."""
 FAULTS = frozenset({"InvalidSpec", "NotUnderstood"})
-"""Reasons of a job about which nothing can be done until its spec changes."""
+"""Reasons that persist until the job's spec changes."""
 MAX_MESSAGE = 4096
-"""Characters, as the CRD has it."""
-WITHHELD = "the API server refused the text of this condition: the operator's log has it"
-"""The message of a condition instead of one for which a status was refused."""
+"""Maximum characters of a message, as in the CRD."""
+WITHHELD = "the API server refused the text of this condition: see the operator's log"
+"""Replacement for a message that made the API server refuse a status."""
 _NOT_IN_REASONS = re.compile("[^A-Za-z0-9]+")
 
 
 class Stage(StrEnum):
     STARTING = "Starting"
-    """Children are being made; head, sidecars and feeders do not serve yet."""
+    """The children are being created; head, sidecars and feeders do not serve yet."""
     RUNNING = "Running"
-    """They served once; the trainers train."""
+    """Head, sidecars and feeders have served; the trainers train."""
     RESTARTING = "Restarting"
-    """A trainer failed; all of them are made anew, as a further attempt."""
+    """A trainer failed; all trainers are recreated in a further attempt."""
     SUSPENDING = "Suspending"
-    """The job's pods are leaving."""
+    """The job's pods are terminating."""
     SUSPENDED = "Suspended"
     """No pod is left."""
     COMPLETE = "Complete"
@@ -65,7 +65,7 @@ class Stage(StrEnum):
 
 
 class Part(StrEnum):
-    """Children that are made and deleted together."""
+    """Groups of children that are created and deleted together."""
 
     BASE = "base"
     FEEDING = "feeding"
@@ -91,17 +91,17 @@ class StageResult:
     """CamelCase, for the condition."""
     message: str = ""
     attempt: int = 0
-    """The attempt whose trainers shall be there."""
+    """The attempt whose trainers are wanted."""
     tally: Tally | None = None
-    """What is counted of its restarts from now on; None: as before."""
+    """The new counts of restarts; None: unchanged."""
     queue: ConditionState | None = None
-    """What the job queues for; None: it does not."""
+    """The reason for which the job is queued; None: it is not."""
 
 
 def find_stage(
     observed: Observed, health: Health, found: Parts, queue: Queue | None, now: datetime
 ) -> StageResult:
-    """Decides by the first rule that applies."""
+    """Finds the stage by the first rule that applies."""
     attempt = observed.attempt
     for kind, stage in ((ConditionType.COMPLETE, Stage.COMPLETE), (ConditionType.FAILED, Stage.FAILED)):
         ended = observed.status.condition(kind)
@@ -131,13 +131,16 @@ def find_stage(
 def _held(observed: Observed, attempt: int, now: datetime) -> StageResult:
     gone = restarts.stuck(observed, now)
     if len(gone) < len(observed.pods):
-        return StageResult(Stage.SUSPENDING, "PodsLeave", f"{len(observed.pods)} pods are leaving", attempt)
+        return StageResult(
+            Stage.SUSPENDING, "PodsLeave", f"{len(observed.pods)} pods are terminating", attempt
+        )
     text = f"spec.suspend is true; {restarts.describe_stuck(gone)}" if gone else "spec.suspend is true"
     return StageResult(Stage.SUSPENDED, "AskedFor", text, attempt)
 
 
 def _restarting(observed: Observed, attempt: int, now: datetime) -> StageResult | None:
-    """The pause before an attempt, or one more attempt for the sake of its name; None if neither is due."""
+    """Returns the pause before an attempt, or a further attempt because the name of the present one's Job is still in
+    use; None if neither applies."""
     if restarts.waits_until(observed, now) is not None:
         why = observed.status.condition(ConditionType.PROGRESSING)
         reason, message = ("TrainerFailed", "") if why is None else (why.reason, why.message)
@@ -148,7 +151,8 @@ def _restarting(observed: Observed, attempt: int, now: datetime) -> StageResult 
 
 
 def _late(observed: Observed, health: Health, queue: Queue | None, now: datetime) -> StageResult | None:
-    """Judges the deadlines; None if none is over. That of the start counts from when all needed pods had a node."""
+    """Judges the deadlines; None if none has passed. The startup deadline counts from the time at which all needed pods
+    had a node."""
     if observed.status.start_time is None:
         return None
     elapsed = now - parse_time(observed.status.start_time)
@@ -156,7 +160,7 @@ def _late(observed: Observed, health: Health, queue: Queue | None, now: datetime
     if active is not None and elapsed >= timedelta(seconds=active):
         return StageResult(
             Stage.FAILED, "DeadlineExceeded",
-            f"the job took longer than activeDeadlineSeconds {active}", observed.attempt,
+            f"the job ran longer than activeDeadlineSeconds {active}", observed.attempt,
         )  # fmt: skip
     scheduled = None if queue is not None else observed.status.scheduled_time
     late = scheduled is not None and now - parse_time(scheduled) >= timedelta(seconds=startup)
@@ -175,7 +179,7 @@ def _late(observed: Observed, health: Health, queue: Queue | None, now: datetime
 
 
 def _failed(observed: Observed, health: Health, now: datetime) -> StageResult:
-    """All trainers are started anew after one failed, as often as the failure policy allows."""
+    """Restarts all trainers after one failed, or fails the job, as the failure policy asks."""
     failure, attempt = restarts.judge(observed, health, now), observed.attempt
     if failure.kind is Kind.UNKNOWN:
         return StageResult(Stage.RESTARTING, "TrainerFailed", failure.cause, attempt)
@@ -190,14 +194,14 @@ def _failed(observed: Observed, health: Health, now: datetime) -> StageResult:
             attempt,
         )
     if failure.kind is Kind.IGNORED and before.disruptions >= restarts.MAX_DISRUPTIONS:
-        many = f"{before.disruptions} restarts in a row that do not count, and no progress between them"
+        many = f"{before.disruptions} consecutive disruptions without progress"
         return StageResult(Stage.FAILED, "DisruptedTooOften", f"{failure.cause} ({many})", attempt)
     tally = restarts.counted(observed, failure.kind, now)
     reason, how = "TrainerFailed", f"restart {tally.failures} of {most}"
     if failure.kind is Kind.IGNORED:
         reason, how = (
             "Disrupted",
-            f"a restart that does not count, the {_ordinal(tally.disruptions)} in a row",
+            f"restart not counted as a failure ({_ordinal(tally.disruptions)} consecutive disruption)",
         )
     when = f", at {tally.next_start}" if tally.next_start else ""
     return StageResult(Stage.RESTARTING, reason, f"{failure.cause}; {how}{when}", attempt + 1, tally)
@@ -209,8 +213,8 @@ def _ordinal(number: int) -> str:
 
 
 def _served(observed: Observed) -> bool:
-    """Checks whether the startup deadline is met, since the job began or was resumed: all parts served once, or a
-    trainer has been made anew since."""
+    """Checks whether the startup deadline has been met since the job started or was resumed: all parts have served, or
+    the trainers were restarted."""
     # Statuses of earlier operators have no such time.
     return observed.status.serving_time is not None or observed.status.phase in {
         Phase.RUNNING,
@@ -219,8 +223,8 @@ def _served(observed: Observed) -> bool:
 
 
 def _up(observed: Observed, health: Health) -> bool:
-    """Checks whether the job has come up, as far as pods show: an operator that no supervisor answers ends no job that
-    may well train."""
+    """Checks whether the job has come up, by its pods alone if the supervisor does not answer: an operator that reaches
+    no supervisor must not end a job that may be training."""
     answered = observed.supervisor is not None and not observed.supervisor.silent
     return all(
         pods.holds for pods in (health.head_pods, health.feeder_pods, health.sidecars, health.trainer_pods)
@@ -228,7 +232,7 @@ def _up(observed: Observed, health: Health) -> bool:
 
 
 def parts(observed: Observed, health: Health) -> Parts:
-    """The states of head, feeders, sidecars and trainers, each with the pod that does not work and why."""
+    """Returns the states of head, feeders, sidecars and trainers, each with the failing pod and the cause."""
     return {
         ConditionType.HEAD_READY: _head(observed, health.head_pods),
         ConditionType.FEEDERS_READY: _feeders(observed, health.feeder_pods),
@@ -242,7 +246,7 @@ def serves(found: Parts) -> bool:
 
 
 def _head(observed: Observed, pods: ConditionState) -> ConditionState:
-    """The head serves when its pod is ready and the supervisor in it answers and has Ray."""
+    """The head serves if its pod is ready, and the supervisor in it answers and is connected to Ray."""
     supervisor = observed.supervisor
     if not pods.holds:
         return pods
@@ -251,14 +255,14 @@ def _head(observed: Observed, pods: ConditionState) -> ConditionState:
         if before is not None and before.status == "True":
             return ConditionState(True, before.reason, before.message)
         return ConditionState(
-            False, "SupervisorStarts", "its pod is ready, its supervisor has not reported yet"
+            False, "SupervisorStarts", "its pod is ready, but its supervisor has not reported yet"
         )
     if supervisor.silent:
         return ConditionState(
             False,
             "SupervisorSilent",
             f"the supervisor in its pod does not answer: {supervisor.silent}"
-            + ("; the pod is replaced" if supervisor.hung else ""),
+            + ("; the pod is being replaced" if supervisor.hung else ""),
         )
     if not supervisor.ray.version:
         return ConditionState(False, "RayStarts", "Ray has not answered the supervisor in its pod yet")
@@ -266,17 +270,17 @@ def _head(observed: Observed, pods: ConditionState) -> ConditionState:
 
 
 def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
-    """Feeders serve when the supervisor has as many as the pods that are needed have, and no trainer is stuck at a
-    failure of theirs."""
+    """Feeders serve if the supervisor reports enough of them for `minAvailable` pods, and no trainer is stuck at an
+    error from a feeder."""
     supervisor, serving = observed.supervisor, observed.serving()
     needed = observed.job.spec.feeders.min_available
     if pods.holds is None:
         return pods
     if supervisor is not None and supervisor.failure is not None:
         return ConditionState(False, supervisor.failure.reason, observed.describe(supervisor.failure))
-    count = f"feeder pods that serve: {serving}, needed: {needed}"
+    count = f"feeder pods serving: {serving}, needed: {needed}"
     if serving >= needed:
-        return ConditionState(True, "Serving", f"feeder pods that serve: {needed} or more")
+        return ConditionState(True, "Serving", f"feeder pods serving: {needed} or more")
     if not pods.holds and pods.reason != "PodsStart":
         return pods
     cause = None if supervisor is None else supervisor.cause
@@ -290,15 +294,15 @@ _TELLING = (
     (ConditionType.READY, "False"),
     (ConditionType.PROGRESSING, "True"),
 )
-"""Conditions that say why a job is not as asked for, the first one that does."""
+"""Conditions, and the statuses in which they have the reason why a job is not as wanted; the first one counts."""
 _SAID = frozenset(stage.value for stage in Stage)
-"""Reasons that a phase says already."""
+"""Reasons that only repeat the phase."""
 
 
 def conditions(
     observed: Observed, result: StageResult, found: Parts, short: ConditionState | None, now: datetime
 ) -> tuple[Condition, ...]:
-    """Makes all conditions, in the order of `ConditionType`."""
+    """Makes all conditions in the order of `ConditionType`."""
     return tuple(
         _condition(
             observed.status, kind, state, observed.generation, now, refused_texts=observed.refused_texts
@@ -308,7 +312,8 @@ def conditions(
 
 
 def reason_of(conditions: Iterable[Condition]) -> str:
-    """The reason for which a job is not as asked for, of its conditions; empty if it is, or if its phase says all."""
+    """Returns the reason why a job is not as wanted, from its conditions; empty if it is, or if the reason only repeats
+    the phase."""
     found = {condition.type: condition for condition in conditions}
     for kind, bad in _TELLING:
         if kind in found and found[kind].status == bad:
@@ -324,7 +329,7 @@ def not_ready(
     *,
     refused_texts: frozenset[str],
 ) -> DataLoaderJobStatus:
-    """The status of a job of which only this is known anew: why it is not ready."""
+    """Returns the status with only the reason for not being ready updated."""
     stalled = ConditionState(True, why.reason, why.message)
     made = [
         _condition(before, kind, state, generation, now, refused_texts=refused_texts)
@@ -337,12 +342,12 @@ def not_ready(
 
 
 def reason_word(text: str, most: int = 128) -> str:
-    """Makes a text one word, for a condition's reason."""
+    """Turns a text into one word, for a condition's reason."""
     return _NOT_IN_REASONS.sub("", text)[:most] or "Unknown"
 
 
 def without_messages(status: DataLoaderJobStatus) -> tuple[DataLoaderJobStatus, frozenset[str]]:
-    """Takes the messages out of a status; returns both."""
+    """Removes the messages from a status. Returns both."""
     messages = frozenset(c.message for c in status.conditions) - {"", WITHHELD}
     bare = tuple(c.model_copy(update={"message": c.message and WITHHELD}) for c in status.conditions)
     return status.model_copy(update={"conditions": bare}), messages
@@ -352,7 +357,7 @@ def _condition(
     before: DataLoaderJobStatus, kind: ConditionType, state: ConditionState, generation: int, now: datetime, *,
     refused_texts: frozenset[str],
 ) -> Condition:  # fmt: skip
-    """Makes one condition. Its text is one that the API server and a terminal take, whatever it is from."""
+    """Makes one condition. Its text is safe for the API server and for a terminal, whatever its source."""
     old, message = before.condition(kind), shown(state.message, MAX_MESSAGE)
     return Condition(
         type=kind, status=state.status, reason=reason_word(state.reason),
@@ -362,13 +367,13 @@ def _condition(
 
 
 def _left_behind(observed: Observed, now: datetime) -> ConditionState | None:
-    """Pods that should have gone, and that nobody waits for any more."""
+    """Returns the state for stuck pods, which the operator no longer waits for; None if there are none."""
     gone = restarts.stuck(observed, now)
     return ConditionState(False, "PodsStuck", restarts.describe_stuck(gone)) if gone else None
 
 
 def _hindrance(observed: Observed) -> ConditionState | None:
-    """What keeps children from being made."""
+    """Returns the obstacle to creating children; None if there is none."""
     if observed.not_understood:
         return ConditionState(False, "NotUnderstood", observed.not_understood)
     return ConditionState(False, "ChildRefused", observed.refused) if observed.refused else None
@@ -396,7 +401,7 @@ def _all(
 
 
 def _stalled(result: StageResult, ready: ConditionState) -> ConditionState:
-    """What ends in failure, or waits for another spec, is stalled for those who wait for it."""
+    """A job is stalled, for tools that wait for it, if it failed or needs another spec."""
     if result.stage is Stage.FAILED:
         return ConditionState(True, result.reason, result.message)
     if ready.reason in FAULTS:
@@ -410,15 +415,14 @@ def _ready(result: StageResult, found: Parts) -> ConditionState:
     if result.stage in ENDED or result.stage in HELD:
         return ConditionState(False, result.stage.value, result.message)
     lacking = [state for state in found.values() if not state.holds]
-    if lacking:  # what is wrong before what merely takes its time
+    if lacking:  # a fault comes before a part that is merely starting
         first = min(lacking, key=lambda state: state.reason in STARTS)
         return ConditionState(False, first.reason, first.message)
     return ConditionState(True, "Serving", "head, sidecars and feeders serve, trainers run")
 
 
 def _moves(result: StageResult, found: Parts, short: ConditionState | None) -> ConditionState:
-    """A job that runs makes no progress, unless a part of it is on its way back, or feeders that are asked for are on
-    theirs."""
+    """A running job is progressing only while a part recovers, or wanted feeders are missing or being replaced."""
     running = result.stage is Stage.RUNNING
     if running and result.queue is not None:
         return ConditionState(True, "Queued", result.queue.message)

@@ -1,4 +1,4 @@
-"""The decision of one reconcile, from what was observed: children to apply, children to delete, the status. Pure."""
+"""The decision of one reconcile, from the observed state: children to apply, children to delete, the status. Pure."""
 
 from __future__ import annotations
 
@@ -47,39 +47,39 @@ from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects import OperatorConfig
 
 COUNTS_EVERY_S = 3.0
-"""Minimum interval between two writes for the sake of counts and messages alone: pods become ready one by one, and a
-write costs the API server 17 ms of CPU."""
+"""Minimum interval between two writes that change only counts and messages: pods become ready one by one, and a write
+costs the API server 17 ms of CPU."""
 NOT_UNDERSTOOD = (
-    "the operator fails at this job: check the templates for a part that has the wrong type or is null"
+    "the operator cannot process this job; check its templates for a field that is null or has the wrong type"
 )
 WORKLOADS = frozenset({"Deployment", "Job"})
-"""Kinds of children that have pods, made of the user's templates."""
+"""Kinds of children that have pods, built from the user's templates."""
 ROLES = {
     ConditionType.HEAD_READY: names.Role.HEAD,
     ConditionType.FEEDERS_READY: names.Role.FEEDER,
     ConditionType.SIDECARS_READY: names.Role.TRAINER,
 }
-"""The role whose pods are a part of the job."""
+"""The role of the pods that each condition is about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The work of one reconcile. The status is written before anything is deleted or made: whoever comes after a crash
-    in between decides the same."""
+    """The work of one reconcile. The status is written before anything is deleted or created, so that an operator that
+    starts after a crash in between makes the same decision."""
 
     status: DataLoaderJobStatus
     apply: tuple[Manifest, ...] = ()
     later: tuple[Manifest, ...] = ()
-    """Children that wait for others, and are tried with the first."""
+    """Children that wait until others serve; they are tried together with the first children."""
     delete: tuple[Key, ...] = ()
     delete_job: bool = False
-    """The job itself goes, since its time after the end is over."""
+    """True if the job itself is to be deleted, because its `ttlSecondsAfterFinished` is over."""
     feeders: int | None = None
-    """Processes that the supervisor is to keep in place; None: there is no supervisor."""
+    """Number of feeder processes that the supervisor should keep; None: there is no supervisor."""
     requeue_after_s: float | None = None
-    """Seconds until a deadline of which no watch reports anything; None: there is none."""
+    """Seconds until the next deadline, which no watch reports; None: there is none."""
     only_counts: bool = False
-    """The status has other counts, messages or metrics, and nothing follows from those."""
+    """True if the status changes only in counts, messages or metrics, which have no further effect."""
     event_queries: tuple[EventQuery, ...] = ()
     """Objects whose events to list: a part of the job does not serve, and no status has the cause."""
     bug: Exception | None = None
@@ -87,7 +87,7 @@ class Decision:
 
 
 def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
-    """Decides what becomes of a job; None: it is another controller's."""
+    """Decides what to do about a job; None: another controller manages it."""
     if not setup.manages(observed.job.spec.managed_by):
         return None
     health = diagnose(observed)
@@ -149,14 +149,14 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
 
 
 def not_understood(error: Exception) -> str:
-    """Describes an error of the operator's own, for the job that it fails at."""
+    """Describes an internal error, for the status of the job that caused it."""
     return f"{NOT_UNDERSTOOD}: {type(error).__name__}: {error}"
 
 
 def _counted(
     observed: Observed, status: DataLoaderJobStatus, now: datetime, *, only_counts: bool
 ) -> tuple[DataLoaderJobStatus, float | None]:
-    """The status to write, and the seconds until one with later counts may be written."""
+    """Returns the status to write, and the seconds until newer counts may be written."""
     if observed.written_at is None or status == observed.status or not only_counts:
         return status, None
     wait_s = _wait_s(COUNTS_EVERY_S, observed.written_at, now)
@@ -164,13 +164,13 @@ def _counted(
 
 
 def _wait_s(every_s: float, last: datetime, now: datetime) -> float:
-    """Seconds until an interval after the last write has passed; 0 if the clock has been set back since."""
+    """Returns the seconds until an interval since the last write has passed; 0 if the clock was set back meanwhile."""
     passed_s = (now - last).total_seconds()
     return 0.0 if passed_s < 0.0 else every_s - passed_s
 
 
 def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
-    """Drops what changes with each pod that comes or goes."""
+    """Drops the fields that change with each pod that starts or ends."""
     feeders = FeedersStatus(desired=status.feeders.desired)
     trainers = status.trainers.model_copy(update={"active": 0, "succeeded": 0, "summary": ""})
     bare = tuple(condition.model_copy(update={"message": ""}) for condition in status.conditions)
@@ -180,10 +180,11 @@ def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
 def _loader(
     observed: Observed, result: StageResult, found: Parts, now: datetime, *, changes: bool
 ) -> tuple[LoaderStatus, float | None]:
-    """The metrics to write, and the seconds until others may be written. `changes`: the status is written anyway.
+    """Returns the metrics to write, and the seconds until newer ones may be written. `changes`: the status is written
+    anyway.
 
-    Those of a job's last seconds of work stay after its end; a job that is held has none, nor one whose head does not
-    answer: figures that nobody can measure any more are no figures.
+    A job that has ended keeps the metrics of its last seconds of work. A suspended job has none, and neither has one
+    whose head does not answer, because nobody can measure them.
     """
     written, rates = observed.status.loader, observed.supervisor.rates if observed.supervisor else None
     if result.stage in HELD:
@@ -204,8 +205,8 @@ def _loader(
 def _children(
     observed: Observed, setup: OperatorConfig, result: StageResult, now: datetime
 ) -> tuple[dict[Key, Manifest], tuple[Manifest, ...], Exception | None]:
-    """Builds the children that shall be there, and those that wait for them. If one cannot be built, the others are
-    still kept up, and none is begun with: what has no pods yet shall not have some of them only."""
+    """Builds the wanted children, and the children that wait for them. If one cannot be built, the others are kept up
+    to date. But a job without pods then gets no children at all, so that it never has only some of its pods."""
     made, later, bug = list[Manifest](), list[Manifest](), None
     for part in sorted(WANTED[result.stage]):
         waits = part is Part.TRAINERS and observed.waits_for_feeders(result.attempt)
@@ -244,8 +245,8 @@ _BUILDERS = {Part.BASE: _base, Part.FEEDING: _feeding, Part.TRAINERS: _attempt}
 
 
 def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list[Key]:
-    """Trainers that have ended with their job stay: their pods have the logs. Those that a deadline has caught go, with
-    what they hold."""
+    """Returns the children to delete. Trainers that ended with their job stay, because their pods have the logs.
+    Trainers that a deadline stopped are deleted, which frees their resources."""
     kept = wanted | pinned.in_use(observed)
     if result.stage in ENDED and observed.trainers() in {Trainers.COMPLETE, Trainers.FAILED}:
         kept.add(("Job", names.trainers(observed.job.name, result.attempt)))
@@ -253,8 +254,8 @@ def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list
 
 
 def _hung(observed: Observed, wanted: set[Key]) -> list[Key]:
-    """The head whose supervisor answers no more: it is made anew, with its pod. One that has no pod yet is the new one,
-    and what is known of the supervisor is of the last."""
+    """Returns the head to recreate with its pod because its supervisor has stopped answering. A head without a pod is
+    the new one; the known status is then its predecessor's."""
     key = "Deployment", names.head(observed.job.name)
     live = observed.children.get(key)
     has_pod = any(not leaving(pod) for pod in observed.of_role(names.Role.HEAD))
@@ -278,14 +279,14 @@ def _phase(result: StageResult, *, serves: bool) -> Phase:
 
 
 def _started_at(observed: Observed, result: StageResult, now: datetime) -> str | None:
-    """The time since which the job may run: its deadlines count from here. A suspended one has none."""
+    """Returns the time since which the job may run, from which its deadlines count; None while it is suspended."""
     if result.stage in HELD:
         return None
     return observed.status.start_time or show_time(now)
 
 
 def _scheduled_at(observed: Observed, result: StageResult, queue: Queue | None, now: datetime) -> str | None:
-    """The time since which nothing of the job queues."""
+    """Returns the time since which no part of the job waits in a queue."""
     if result.stage in HELD or queue is not None:
         return None
     return observed.status.scheduled_time or show_time(now)
@@ -325,7 +326,7 @@ def _trainers(
 
 
 def _tally(observed: Observed, result: StageResult, now: datetime) -> restarts.Tally:
-    """The counts of restarts: progress for long enough makes the operator forget them."""
+    """Returns the counts of restarts, which are reset after enough progress."""
     if result.tally is not None:
         return result.tally
     known = restarts.tally_of(observed)
@@ -339,7 +340,8 @@ def _tally(observed: Observed, result: StageResult, now: datetime) -> restarts.T
 def _due(
     observed: Observed, result: StageResult, status: DataLoaderJobStatus, now: datetime, told: datetime | None
 ) -> datetime | None:
-    """The next moment at which time alone changes something. `told`: until when something is told."""
+    """Returns the next time at which the passing of time alone changes something, such as the end of the report of an
+    out-of-memory kill."""
     started, ended = status.start_time, status.completion_time
     if result.stage in ENDED:
         ttl = observed.job.spec.ttl_seconds_after_finished
@@ -350,7 +352,7 @@ def _due(
     if started is not None and spec.active_deadline_seconds is not None:
         moments.append(parse_time(started) + timedelta(seconds=spec.active_deadline_seconds))
     moments += _restart_moments(observed, result, status, now)
-    # One that is over is judged already, and may well have changed nothing.
+    # A time that has passed is already part of this decision.
     return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
 

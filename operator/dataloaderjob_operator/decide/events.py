@@ -1,7 +1,7 @@
-"""Kubernetes events of a job, as `kubectl describe` shows them, from one status and the one that replaces it. Pure.
+"""Kubernetes events of a job, as `kubectl describe` shows them, derived from a status and its replacement. Pure.
 
-Events follow the write of a status: an operator that dies in between loses that event, and none is there twice, for
-its name follows from its content.
+Events are sent after the status is written. An operator that dies in between loses the event. No event is created
+twice, because its name follows from its content.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import MANAGER
 
 MAX_MESSAGE_NBYTES = 1024
-"""Limit of the API for the message of an event."""
+"""The API's limit for the message of an event."""
 BURST = 20
-"""Events of a job at once, of those that may come again and again."""
+"""Repeated events that a job may have at once."""
 REFILL_S = 120.0
-"""Seconds after which a job may have one more of them."""
+"""Seconds after which a job may have one more repeated event."""
 
 
 class Reason(StrEnum):
-    """Reasons of all events that there are, for whoever filters by them."""
+    """Reasons of all events, for tools that filter by them."""
 
     STARTED = "Started"
-    """The operator makes the job's children."""
+    """The operator creates the job's children."""
     NOT_READY = "NotReady"
-    """A cause for which it does not serve, once for each cause."""
+    """The job does not serve; reported once for each cause."""
     SERVING = "Serving"
     """Head, sidecars and feeders serve."""
     DEGRADED = "Degraded"
@@ -42,25 +42,25 @@ class Reason(StrEnum):
     RECOVERED = "Recovered"
     """The job's parts all serve again."""
     RESTARTED = "Restarted"
-    """A trainer failed; all are made anew."""
+    """A trainer failed; all trainers are recreated."""
     SUSPENDED = "Suspended"
     """No pod is left."""
     RESUMED = "Resumed"
-    """It is held no longer."""
+    """The job is no longer suspended."""
     COMPLETED = "Completed"
-    """The trainers all ended with exit code 0."""
+    """All trainers ended with exit code 0."""
     FAILED = "Failed"
-    """It ended otherwise."""
+    """The job ended otherwise."""
     FEEDERS_MISSING = "FeedersMissing"
-    """Fewer feeders serve than are asked for, and a job that runs goes on with those."""
+    """Fewer feeders serve than the spec asks for; a running job continues with them."""
     OUT_OF_MEMORY = "OutOfMemory"
-    """Feeders are killed for want of memory, and a job that runs goes on with what they manage."""
+    """Feeders are killed because they run out of memory; a running job continues at their pace."""
     ROLLOUT_STUCK = "RolloutStuck"
-    """New feeders do not start, and a job that runs goes on with those of before."""
+    """New feeders do not start; a running job continues with the old ones."""
     MANAGED_ELSEWHERE = "ManagedElsewhere"
-    """`spec.managedBy` names another controller: the operator does nothing about the job."""
+    """`spec.managedBy` names another controller, so the operator leaves the job alone."""
     UNKNOWN_FIELD = "UnknownField"
-    """A field of a template resembles one that there is."""
+    """An unknown field of a template resembles a known one."""
 
 
 WARNINGS = frozenset(
@@ -86,19 +86,19 @@ REPEATED = frozenset(
         Reason.ROLLOUT_STUCK,
     }
 )
-"""Reasons that a job whose parts come and go has again and again."""
+"""Reasons that may repeat while parts of a job fail and recover."""
 HELD = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 Status = DataLoaderJobStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event, without the job that it is about."""
+    """An event without its job."""
 
     reason: Reason
     message: str
     once: str
-    """Two events of one reason with the same value here are one."""
+    """Events of one reason with the same value here are the same event."""
 
     @property
     def type(self) -> str:
@@ -107,7 +107,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A reason, when it happens, its message, and the key for which it happens once."""
+    """A reason with its trigger, its message, and the key that identifies one occurrence."""
 
     reason: Reason
     happened: Callable[[Status, Status], bool]
@@ -116,7 +116,7 @@ class _Row:
 
 
 def events_of(before: Status, after: Status) -> tuple[Event, ...]:
-    """Finds the events of a change of status; none if nothing changed."""
+    """Returns the events of a change of status; none if nothing changed."""
     return tuple(
         Event(row.reason, cut(row.text(after), MAX_MESSAGE_NBYTES), row.once(after))
         for row in _ROWS
@@ -125,23 +125,23 @@ def events_of(before: Status, after: Status) -> tuple[Event, ...]:
 
 
 def cut(text: str, nbytes: int) -> str:
-    """Cuts a text to so many bytes of UTF-8, and whole characters."""
+    """Cuts a text to at most `nbytes` bytes of UTF-8, at the end of a character."""
     return text.encode(errors="replace")[:nbytes].decode(errors="ignore")
 
 
 def unknown_fields(doubts: Sequence[str], generation: int) -> Event:
-    """The event for fields that resemble misspelt ones, once for a spec."""
+    """Makes the event about unknown fields that resemble known ones, once for each spec."""
     return Event(Reason.UNKNOWN_FIELD, cut("; ".join(doubts), MAX_MESSAGE_NBYTES), str(generation))
 
 
 def managed_elsewhere(manager: str) -> Event:
-    """The event for a job that the operator leaves alone."""
-    text = f"spec.managedBy is {manager}: the operator leaves the job to it; its own name is {MANAGED_BY}"
+    """Makes the event about a job that the operator leaves alone."""
+    text = f"spec.managedBy is {manager}: this operator, {MANAGED_BY}, leaves the job to that controller"
     return Event(Reason.MANAGED_ELSEWHERE, text, manager)
 
 
 def manifest(event: Event, about: Metadata, now: datetime, host: str) -> Manifest:
-    """Makes the object for the API server. The same event has the same name each time."""
+    """Makes the object for the API server. The same event always has the same name."""
     identity = f"{about.uid}/{event.reason.value}/{event.once}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return {
@@ -166,7 +166,7 @@ def manifest(event: Event, about: Metadata, now: datetime, host: str) -> Manifes
 
 @dataclass(slots=True)
 class Budget:
-    """Limits the events of REPEATED for each job. Time comes in, in seconds of any clock."""
+    """Limits each job's events with reasons in REPEATED. Callers pass the time, in seconds of any clock."""
 
     _left: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -196,7 +196,7 @@ def _message(kind: ConditionType, default: str = "") -> Callable[[Status], str]:
 
 
 def _why(kind: ConditionType) -> Callable[[Status], str]:
-    """Reason and message of a condition, as text."""
+    """Formats reason and message of a condition."""
 
     def text(status: Status) -> str:
         found = status.condition(kind)
@@ -248,7 +248,7 @@ def _serves(before: Status, after: Status) -> bool:
 
 
 def _new_cause(before: Status, after: Status) -> bool:
-    """A cause is new if its reason is another than before, and no event `Degraded` or `Restarted` has it."""
+    """A cause is new if its reason differs from the one before, and no event `Degraded` or `Restarted` reports it."""
     old, new = before.condition(ConditionType.READY), after.condition(ConditionType.READY)
     if new is None or new.status == "True" or new.reason in STARTS:
         return False
@@ -260,13 +260,13 @@ def _new_cause(before: Status, after: Status) -> bool:
 
 
 def _cause(status: Status) -> str:
-    """The same cause is reported once for a spec, a start and an attempt, however often it comes and goes."""
+    """Identifies a cause. The same cause is reported once for each spec, start and attempt, however often it recurs."""
     ready = status.condition(ConditionType.READY)
     return f"{ready.reason if ready else ''}/{status.observed_generation}/{_start(status)}/{status.trainers.restarts}"
 
 
 def _moves_because(reason: Reason) -> Callable[[Status, Status], bool]:
-    """Progressing has this reason, and had another."""
+    """Returns a check of whether Progressing changed to this reason."""
 
     def begins(before: Status, after: Status) -> bool:
         old, new = (status.condition(ConditionType.PROGRESSING) for status in (before, after))
@@ -276,8 +276,8 @@ def _moves_because(reason: Reason) -> Callable[[Status, Status], bool]:
 
 
 _ROWS = (
-    _Row(Reason.STARTED, _started, lambda _: "the operator makes the job's children", _start),
-    _Row(Reason.RESUMED, _resumed, lambda _: "the operator makes the job's pods anew", _start),
+    _Row(Reason.STARTED, _started, lambda _: "the operator creates the job's children", _start),
+    _Row(Reason.RESUMED, _resumed, lambda _: "the operator recreates the job's pods", _start),
     _Row(
         Reason.RESTARTED,
         _restarted,
@@ -298,7 +298,7 @@ _ROWS = (
         _since(ConditionType.READY),
     ),
     _Row(
-        Reason.SUSPENDED, _became(ConditionType.SUSPENDED), lambda _: "the job has no pod left",
+        Reason.SUSPENDED, _became(ConditionType.SUSPENDED), lambda _: "the job has no pods left",
         _since(ConditionType.SUSPENDED),
     ),
     _Row(Reason.COMPLETED, _became(ConditionType.COMPLETE), _message(ConditionType.COMPLETE), _end),

@@ -1,8 +1,9 @@
 """The health of a job's pods, diagnosed once for each decision: whether enough of each role serve, and why not. Pure.
 
-The cause is in the pods' own statuses (`trouble_of`). Some causes only events have: volumes that cannot be mounted,
-pods that a quota or a policy refuses. Nobody watches all events of a cluster for them: those of a few objects of the
-job are listed (`queries`), and only while it does not serve and no status has the cause; `meaning` reads them.
+The cause is in the pods' own statuses (`trouble_of`). Some causes are only in events: volumes that cannot be mounted,
+pods refused by a quota or a policy. The operator does not watch all events of a cluster. It lists the events of a few
+objects of the job (`queries`), only while the job does not serve and no status has the cause, and reads them
+(`meaning`).
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from dataloaderjob_operator.names import Role
 from dataloaderjob_operator.objects.workloads import SIDECAR
 
 SETTLE_S = 5.0
-"""An object that begins to wait has so long before its events are listed."""
+"""Seconds for which an object must have waited before its events are listed."""
 AGAIN_S = 10.0
 """Interval between two lists of the same job's events."""
 PODS = 2
-"""Pods of a role whose events are listed at a time: what holds one up holds up the others."""
+"""Pods of a role whose events are listed at a time: the others are held up by the same cause."""
 REASONS = {
     "FailedMount": "VolumeNotMounted",
     "FailedMapVolume": "VolumeNotMounted",
@@ -48,17 +49,17 @@ REASONS = {
     "NetworkNotReady": "SandboxNotCreated",
     "FailedCreate": "PodsRefused",
 }
-"""Names in a condition for the reasons of events; another reason is taken as it is."""
+"""A condition's reason for the reason of an event; other reasons are used unchanged."""
 MOVED_ON = frozenset({"Pulling", "Pulled", "Created", "Started", "SuccessfulCreate"})
-"""Reasons of events after which a pod or Job has left its earlier trouble behind."""
+"""Reasons of events which show that a pod or Job has overcome an earlier trouble."""
 WAITS = "WaitsForFeeders"
-"""Reason of trainers that are not made before enough feeders serve."""
+"""Reason while trainers are not created because too few feeders serve."""
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _NOISE = (
     (re.compile(r"\b[0-9a-f]{32,}\b"), "…"),
     (re.compile(r'^Error creating: pods "[^"]*" is '), "a pod is "),
 )
-"""Ids that differ from one try to the next: the text of a condition shall not."""
+"""Ids that differ between attempts, and their replacements: the text of a condition must not change with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class ConditionState:
     """A condition without its times."""
 
     holds: bool | None
-    """None: not known."""
+    """None: unknown."""
     reason: str
     message: str = ""
 
@@ -88,11 +89,11 @@ class EventQuery:
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Events to list now, and when to decide anew about it."""
+    """Events to list now, and the time of the next decision about it."""
 
     queries: tuple[EventQuery, ...] = ()
     again_s: float | None = None
-    """None: nothing is held up."""
+    """Seconds until the next decision; None: nothing is held up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,52 +102,53 @@ class RoleHealth:
 
     role: Role
     pods: tuple[Manifest, ...]
-    """Pods that are not being deleted, and in whose place no other has been made."""
+    """Pods that are neither being deleted nor replaced by another pod."""
     trouble: Trouble | None
-    """The first one that a pod's own status shows."""
+    """The first trouble in the status of one of `pods`."""
     replaced: Trouble | None
-    """The same of pods that their Deployment has replaced: they stay there, as evicted ones do."""
+    """The first trouble of pods that their Deployment has replaced: they remain, as evicted pods do."""
     culprit: Trouble | None
-    """The same, also of pods that are being deleted: an evicted trainer is, and has brought down the others."""
+    """The first trouble of any pod of the attempt, also of one being deleted: an evicted trainer is being deleted, and
+    has brought down the others."""
     leaving: tuple[Manifest, ...]
     """Pods that are being deleted."""
     held_up: tuple[tuple[EventQuery, datetime], ...]
-    """Objects that wait for something that their own status does not name, and since when."""
+    """Objects that wait for something that their status does not name, and the start of their wait."""
     event_trouble: Trouble | None
-    """The trouble that events reported of the first of those."""
+    """The trouble that events reported about the first of `held_up` that has one."""
 
     @property
     def cause(self) -> Trouble | None:
-        """The cause for which not all of them work."""
+        """The cause that prevents some of the pods from working."""
         return self.trouble or self.event_trouble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The state of all pods of a job, as a decision needs it."""
+    """The state of all pods of a job, for a decision."""
 
     roles: Mapping[Role, RoleHealth]
     trouble: Trouble | None
-    """The first one that a status shows, also that of a pod which is being deleted."""
+    """The first trouble in the status of a pod that was not replaced; pods being deleted count too."""
     head_pods: ConditionState
-    """The head's pod is ready, or why not."""
+    """True if the head's pod is ready."""
     feeder_pods: ConditionState
-    """Whether as many feeder pods are ready as are needed, or why not."""
+    """True if at least `minAvailable` feeder pods are ready."""
     sidecars: ConditionState
-    """Each trainer pod's sidecar listens, or why not."""
+    """True if each trainer pod's sidecar listens."""
     trainer_pods: ConditionState
-    """All trainer pods run, or why not."""
+    """True if all trainer pods run."""
     trainers_running: int
-    """Trainer pods that run, or ended well."""
+    """Trainer pods that run or have succeeded."""
 
     @property
     def event_trouble(self) -> Trouble | None:
-        """The trouble that events reported of the first role that is held up."""
+        """The trouble that events reported about the first role that has one."""
         return next((role.event_trouble for role in self.roles.values() if role.event_trouble), None)
 
 
 def diagnose(observed: Observed) -> Health:
-    """Reads the status of each pod once."""
+    """Diagnoses all pods, reading the status of each once."""
     found = [(pod, trouble_of(pod)) for pod in observed.pods]
     roles = {role: _role(observed, role, found) for role in Role}
     name, trainers = observed.job.name, roles[Role.TRAINER]
@@ -163,7 +165,7 @@ def diagnose(observed: Observed) -> Health:
 
 
 def queries(roles: Iterable[RoleHealth], now: datetime) -> Queries:
-    """Chooses the events to list for these roles, of which a part does not serve."""
+    """Chooses the events to list for roles that do not fully serve."""
     found, waits = [], []
     for role in roles:
         if role.trouble is not None:
@@ -181,7 +183,7 @@ def queries(roles: Iterable[RoleHealth], now: datetime) -> Queries:
 
 
 def meaning(query: EventQuery, events: Iterable[Mapping[str, Any]]) -> Trouble | None:
-    """Reads the newest warning, unless the object has moved on since."""
+    """Returns the trouble in the newest warning; None if there is none, or the object has overcome it since."""
     found = sorted(events, key=_moment)
     warnings = [event for event in found if event.get("type") == "Warning"]
     if not warnings:
@@ -194,7 +196,7 @@ def meaning(query: EventQuery, events: Iterable[Mapping[str, Any]]) -> Trouble |
     text = str(newest.get("message") or reason)
     for pattern, instead in _NOISE:
         text = pattern.sub(instead, text)
-    if query.kind == "Job":  # only trainers have one
+    if query.kind == "Job":  # only trainers have a Job
         text = with_field(text, Role.TRAINER)
     return Trouble(query.name, "", known, one_line(text, MAX_TROUBLE), kind=query.kind.replace("Pod", "pod"))
 
@@ -221,20 +223,20 @@ def _role(observed: Observed, role: Role, found: _Diagnosed) -> RoleHealth:
 
 
 def _replaced(pod: Manifest) -> bool:
-    """Checks whether a Deployment has another pod in the place of this one, which has ended."""
+    """Checks whether a pod has ended and its Deployment has replaced it."""
     ended = pod.get("status", {}).get("phase") in {"Failed", "Succeeded"}
     return ended and role_of(pod) != Role.TRAINER
 
 
 def _of_attempt(pod: Manifest, attempt: int) -> bool:
-    """Checks whether a pod is of this attempt; those of head and feeders are of all."""
+    """Checks whether a pod belongs to this attempt; pods of head and feeders belong to all attempts."""
     return str(pod["metadata"].get("labels", {}).get(names.LABEL_ATTEMPT, attempt)) == str(attempt)
 
 
 def _deployment(observed: Observed, name: str, health: RoleHealth, needed: int) -> ConditionState:
     live, role = observed.children.get(("Deployment", name)), health.role.value
     if live is None:
-        return ConditionState(None, "NotMade", f"Deployment {name} is not there yet")
+        return ConditionState(None, "NotMade", f"Deployment {name} does not exist yet")
     ready = int(live.get("status", {}).get("readyReplicas") or 0)
     if ready >= needed:
         return ConditionState(True, "Serving", f"{role} pods ready: {needed} or more")
@@ -252,12 +254,12 @@ def _deployment(observed: Observed, name: str, health: RoleHealth, needed: int) 
 def _trainer_pods(
     observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, Any]], bool], what: str
 ) -> ConditionState:
-    """Checks whether as many trainer pods do it as there shall be."""
+    """Checks whether all `replicas` trainer pods satisfy `does`."""
     job = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)))
     if job is not None and suspended(job):
         name = job["metadata"]["name"]
         return ConditionState(
-            False, "JobSuspended", f"Job {name} is suspended by who admits it, such as Kueue"
+            False, "JobSuspended", f"Job {name} is suspended by its queue (Kueue, for example)"
         )
     needed = observed.job.spec.trainers.job.replicas
     found = _doing(observed, health, does)
@@ -273,15 +275,18 @@ def _trainer_pods(
 def _waiting(observed: Observed) -> str:
     serving, least = observed.serving(), observed.job.spec.feeders.min_available
     missing = least - serving
-    return f"trainers start once feeders.minAvailable {least} feeder pods serve: {serving} serve, missing: {missing}"
+    return (
+        f"trainers start once {least} feeder pods serve (feeders.minAvailable); "
+        f"serving: {serving}, missing: {missing}"
+    )
 
 
 def _starts(health: RoleHealth, count: str) -> ConditionState:
-    """Nothing is known to be wrong; what still leaves may be what is waited for."""
+    """Returns the state of pods that start without a known trouble; they may wait for pods that are being deleted."""
     if not health.leaving:
         return ConditionState(False, "PodsStart", count)
     first = min(health.leaving, key=lambda pod: str(pod["metadata"]["deletionTimestamp"]))["metadata"]
-    text = f"{count}; pod {first['name']} is being deleted since {first['deletionTimestamp']}"
+    text = f"{count}; pod {first['name']} has been terminating since {first['deletionTimestamp']}"
     return ConditionState(False, "PodsLeave", text)
 
 
@@ -291,7 +296,7 @@ def _doing(observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, 
 
 
 def _succeeded_and_gone(observed: Observed, health: RoleHealth) -> int:
-    """Counts trainers that ended well and whose pods somebody has removed since."""
+    """Counts trainers that succeeded and whose pods somebody has removed since."""
     live = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)), {})
     ended = int(live.get("status", {}).get("succeeded") or 0)
     there: int = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in health.pods)
@@ -299,7 +304,7 @@ def _succeeded_and_gone(observed: Observed, health: RoleHealth) -> int:
 
 
 def _sidecar_listens(status: Mapping[str, Any]) -> bool:
-    """A sidecar listens once its container has started; one that nobody needs any more counts too."""
+    """Checks whether a sidecar's container has started. The sidecar of a pod that succeeded counts as listening."""
     containers = status.get("initContainerStatuses") or ()
     return _ended_well(status) or any(
         container.get("name") == SIDECAR and container.get("started") for container in containers
@@ -307,7 +312,7 @@ def _sidecar_listens(status: Mapping[str, Any]) -> bool:
 
 
 def _ended_well(status: Mapping[str, Any]) -> bool:
-    """A pod ended well if all its containers did; its phase follows a little later."""
+    """Checks whether a pod succeeded: its containers' exit codes are known a little before its phase."""
     codes = [
         c.get("state", {}).get("terminated", {}).get("exitCode")
         for c in status.get("containerStatuses") or ()
@@ -323,7 +328,8 @@ def _trains(status: Mapping[str, Any]) -> bool:
 
 
 def _held_up(observed: Observed, role: Role, found: _Diagnosed) -> Iterator[tuple[EventQuery, datetime]]:
-    """Objects that wait for something that their own status does not name, by name, and since when."""
+    """Yields objects, in order of name, that wait for something that their status does not name, and the start of their
+    wait."""
     for pod, trouble in sorted(found, key=lambda each: str(each[0]["metadata"]["name"])):
         if trouble is None and (since := _waits_on_node(pod)) is not None:
             yield EventQuery("Pod", pod["metadata"]["name"], pod["metadata"].get("uid", "")), since
@@ -334,7 +340,7 @@ def _held_up(observed: Observed, role: Role, found: _Diagnosed) -> Iterator[tupl
 
 
 def _waits_on_node(pod: Mapping[str, Any]) -> datetime | None:
-    """The time since which a pod has a node and not one container; None if that is not so."""
+    """Returns the time since which a pod has had a node but no container; None if it has no node, or a container."""
     status = pod.get("status", {})
     placed = next((c for c in status.get("conditions") or () if c["type"] == "PodScheduled"), None)
     if status.get("phase", "Pending") != "Pending" or placed is None or placed.get("status") != "True":
@@ -348,13 +354,13 @@ def _waits_on_node(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def suspended(job: Mapping[str, Any]) -> bool:
-    """Checks whether an Indexed Job is suspended, which the operator never asks for."""
+    """Checks whether an Indexed Job is suspended, which the operator itself never does."""
     held = job.get("spec", {}).get("suspend") or has_condition(job, "Suspended")
     return bool(held) and not leaving(job)
 
 
 def _short_of_pods(job: Mapping[str, Any]) -> bool:
-    """Checks whether an Indexed Job that shall run has fewer pods than its completions."""
+    """Checks whether an Indexed Job that should run has fewer pods than completions."""
     if (
         leaving(job)
         or suspended(job)
@@ -374,7 +380,7 @@ def _made(thing: Mapping[str, Any]) -> datetime:
 
 
 def _moment(event: Mapping[str, Any]) -> datetime:
-    """The time at which an event was observed last, whichever of its fields has it."""
+    """Returns the time at which an event was last observed, from whichever field has it."""
     series = event.get("series") or {}
     found = (
         series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"),

@@ -1,5 +1,5 @@
-"""One job as the operator observed it: its children, its supervisor's report, the troubles of its pods. The
-module also formats times and cleans texts that others wrote. Pure.
+"""One job as the operator observed it: its children, its supervisor's report, the troubles of its pods. The module also
+formats times and cleans texts from other sources. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataloaderjob_operator.decide.resource_fields import want_of_memory
 from dataloaderjob_operator.kinds import Manifest
 
 METRICS_EVERY_S = 60.0
-"""Minimum interval between two writes of a status for the sake of the loader's metrics alone."""
+"""Minimum interval between two writes of a status that change only the loader's metrics."""
 Key = tuple[str, str]
 """(kind, name) of a child."""
 Pod = Mapping[str, Any]
@@ -38,33 +38,33 @@ BY_WAITING = {
     "StartError": "ContainerNotStarted",
     "CrashLoopBackOff": CRASHES,
 }
-"""Reasons for which a container waits and that are troubles, and what they are called in a condition."""
+"""Reasons of waiting containers that are troubles, and their names in a condition."""
 DISRUPTIONS = frozenset(
     {
         "Evicted", "Preempting", "Preempted", "NodeShutdown", "Shutdown", "Terminated", "NodeLost",
         "TerminationByKubelet", "NodeAffinity", "UnexpectedAdmissionError", "TopologyAffinityError",
     }
 )  # fmt: skip
-"""Reasons of pods that their node ended, or did not take; so are those that begin with OutOf, such as OutOfcpu."""
+"""Reasons of pods that their node ended or did not admit, in addition to those that begin with OutOf, like OutOfcpu."""
 _OWN_LIMIT = re.compile(r"\bexceed(s|ed) (the|its)\b.*\b(limit|local ephemeral storage)")
-"""The kubelet's words for an eviction that the pod has itself to blame for: a volume or its disk is over its limit."""
+"""The kubelet's message for an eviction that is the pod's own fault: a volume or its disk exceeds its limit."""
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 UNKNOWN = "\ufffd"
-"""Unicode's own sign for what cannot be shown."""
+"""Unicode's replacement character."""
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uffff]+")
 KILLED_S = 60.0
-"""A want of memory is told for so long after it killed a container last."""
+"""Seconds for which an out-of-memory kill of a container is reported."""
 CAUSED_S = 60.0
-"""Seconds within which a container fails that another one's end has brought down."""
+"""Seconds within which a container fails if another one's end has brought it down."""
 
 
 class Trainers(Enum):
-    """Phases of the present attempt's Indexed Job."""
+    """Phases of the current attempt's Indexed Job."""
 
     ABSENT = auto()
     LEAVING = auto()
-    """It is being deleted: the name is free again when it is gone."""
+    """The Job is being deleted; its name is free again once it is gone."""
     ACTIVE = auto()
     COMPLETE = auto()
     FAILED = auto()
@@ -72,22 +72,23 @@ class Trainers(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A cause for which one pod does not do its work."""
+    """The cause that prevents one pod from doing its work."""
 
     pod: str
     container: str
-    """Empty where the whole pod has it."""
+    """Empty if the trouble concerns the whole pod."""
     reason: str
     """CamelCase, for a condition."""
     message: str
     kind: str = "pod"
-    """The kind of the object that `pod` names: a Job whose pods are refused has none."""
+    """The kind of the object named by `pod`; a Job whose pods are refused has no pod."""
     ended_at: datetime | None = None
-    """When it ended for good; None: it may still come up."""
+    """The time at which it ended for good; None: it may still start."""
     is_root: bool = False
-    """It has no cause in another pod: the node or the cluster ended it."""
+    """True if no other pod caused it: the node or the cluster ended the pod or container."""
     is_disruption: bool = False
-    """The cluster ended the pod for reasons of its own, or its node is lost: no fault of what ran in it."""
+    """True if the cluster ended the pod for its own reasons, or the pod's node is lost; the pod's content is not at
+    fault."""
 
     def __str__(self) -> str:
         where = f"{self.kind} {self.pod}" + (f", container {self.container}" if self.container else "")
@@ -96,62 +97,63 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The cause for which feeders, or trainers that depend on them, do not work."""
+    """The cause that prevents feeders, or trainers that depend on them, from working."""
 
     reason: str
     """CamelCase, for a condition."""
     text: str
     host: str = ""
-    """Address of the pod that has it; empty where none does, or none is known."""
+    """Address of the pod with the cause; empty if no pod has it, or the pod is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorStatus:
-    """The last report of a supervisor. Two are equal if they have the same effect on the job; rates do not count."""
+    """The last report of a supervisor. Two reports are equal if they have the same effect on the job; rates do not
+    count."""
 
     silent: str = ""
-    """Why several polls in a row had no answer; empty while the supervisor answers."""
+    """The reason why several consecutive polls got no answer; empty while the supervisor answers."""
     hung: bool = False
-    """It has been silent for minutes, though its pod is ready and it answered before."""
+    """True if it has been silent for minutes, although its pod is ready and it answered before."""
     desired: int = 0
-    """Feeder processes that it keeps in place."""
+    """The number of feeder processes that it keeps."""
     ready: int = 0
     """Feeder processes that serve."""
     cause: Cause | None = None
     """The worst cause of the first feeder that does not serve."""
     failure: Cause | None = None
-    """The error that a trainer got instead of a batch, if no trainer has taken a batch since."""
+    """The error that a trainer received instead of a batch, if no trainer has taken a batch since."""
     ray: RayStatus = field(default_factory=RayStatus)
-    """Ray's version is missing while Ray has not answered the supervisor."""
+    """The version is missing while Ray has not answered the supervisor."""
     rates: Rates | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A job as one reconcile observes it. What is not in it is not there."""
+    """A job as one reconcile observes it, with all of its children and pods."""
 
     job: DataLoaderJob
     status: DataLoaderJobStatus = field(default_factory=DataLoaderJobStatus)
-    """The status that was written last."""
+    """The last status written."""
     children: Mapping[Key, Manifest] = field(default_factory=dict)
-    """Live ones that the job owns, but pods."""
+    """Live objects that the job owns, except pods."""
     pods: tuple[Manifest, ...] = ()
     doubts: tuple[str, ...] = ()
-    """Fields of the templates that resemble misspelt ones."""
+    """Fields of the templates that seem to be misspelt."""
     refused: str = ""
-    """The API server's message when it refused a child last; empty if it took them all."""
+    """The API server's message when it last refused a child; empty if it accepted all of them."""
     not_understood: str = ""
-    """Why the operator itself fails at a child."""
+    """The error that prevents the operator from building a child."""
     refused_texts: frozenset[str] = frozenset()
-    """Messages for which it refused a status."""
+    """Messages that made the API server refuse a status."""
     supervisor: SupervisorStatus | None = None
-    """The supervisor's last report, or that it is silent; None while it has not been polled."""
+    """The supervisor's last report, which may be its silence; None while it has not been polled."""
     written_at: datetime | None = None
-    """The moment at which this operator wrote the status last."""
+    """The time at which this operator last wrote the status."""
     metrics_at: datetime | None = None
-    """The moment at which it wrote the loader's metrics last."""
+    """The time at which this operator last wrote the loader's metrics."""
     event_troubles: Mapping[str, Trouble] = field(default_factory=dict)
-    """Troubles that events reported of objects that hold the job up, by uid."""
+    """Troubles that events reported about objects that hold up the job, by uid."""
 
     @property
     def attempt(self) -> int:
@@ -162,24 +164,25 @@ class Observed:
         return self.job.metadata.generation or 0
 
     def of_role(self, role: names.Role) -> list[Pod]:
-        """Pods of a role, those that are being deleted among them."""
+        """Returns the pods of a role, including those being deleted."""
         return [pod for pod in self.pods if role_of(pod) == role]
 
     def serving(self) -> int:
-        """The number of pods whose feeders serve, by the supervisor's report. While it is silent, none is added."""
+        """Returns the number of pods whose feeders serve, by the supervisor's report. While it is silent, the number
+        cannot rise."""
         if self.supervisor is not None and not self.supervisor.silent:
             return self.supervisor.ready // self.job.spec.feeders.processes_per_pod
         feeders = self.children.get(("Deployment", names.feeders(self.job.name)), {})
         return min(self.status.feeders.ready, int(feeders.get("status", {}).get("readyReplicas") or 0))
 
     def waits_for_feeders(self, attempt: int) -> bool:
-        """Checks whether trainers of this attempt are not made yet, for want of feeders: no GPU shall wait for them.
-        Trainers that are there stay, whatever becomes of feeders."""
+        """Checks whether the trainers of this attempt are held back because too few feeders serve, so that no GPU waits
+        for feeders. Trainers that exist stay, whatever happens to feeders."""
         there = ("Job", names.trainers(self.job.name, attempt)) in self.children
         return not there and self.serving() < self.job.spec.feeders.min_available
 
     def describe(self, cause: Cause) -> str:
-        """Puts the name of the pod that has a cause before it."""
+        """Prefixes a cause with the name of its pod."""
         pods = (p["metadata"]["name"] for p in self.pods if p.get("status", {}).get("podIP") == cause.host)
         pod = next(pods, None) if cause.host else None
         return f"pod {pod}: {cause.text}" if pod else cause.text
@@ -219,7 +222,7 @@ def condition_of(thing: Mapping[str, Any], kind: str) -> Mapping[str, Any] | Non
 
 
 def first_exit_codes(pods: Iterable[Pod]) -> frozenset[int]:
-    """The exit codes of the containers that failed first: what they brought down ended later."""
+    """Returns the exit codes of the containers that failed first; the containers that they brought down ended later."""
     ends = [
         (_end_of(ended) or _LONG_AGO, int(ended["exitCode"]))
         for pod in pods
@@ -235,25 +238,25 @@ def parse_time(text: str) -> datetime:
 
 
 def show_time(moment: datetime) -> str:
-    """Writes a time as Kubernetes does, in whole seconds."""
+    """Formats a time as Kubernetes does, in whole seconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def shown(text: str, most: int) -> str:
-    """Makes a text fit for people, with `most` characters at most: what would move their cursor, or is no character, is
-    replaced by a sign. A text that has been through it stays as it is."""
+    """Makes a text safe to display, with at most `most` characters: replaces control characters and invalid characters.
+    Applying it twice changes nothing."""
     return _CONTROLS.sub(UNKNOWN, text)[:most]
 
 
 def one_line(text: str, most: int) -> str:
-    """Puts a text into one line that is not longer than `most` and a sign."""
+    """Joins a text into one line of at most `most` characters and an ellipsis."""
     line = " ".join(str(text).split())
     return line if len(line) <= most else f"{line[:most]}…"
 
 
 def first_trouble(found: Iterable[Trouble | None]) -> Trouble | None:
-    """The trouble to report: what the node or the cluster ended before what failed by itself, the first in time; else
-    that of the pod whose name comes first, so that the text stays the same."""
+    """Chooses the trouble to report: ended by the node or cluster before failed by itself, then the first in time, then
+    the first pod by name, so that the text is stable."""
 
     def order(trouble: Trouble) -> tuple[bool, datetime, str]:
         return not trouble.is_root, trouble.ended_at or _NEVER, trouble.pod
@@ -262,9 +265,9 @@ def first_trouble(found: Iterable[Trouble | None]) -> Trouble | None:
 
 
 def killed_of_late(pod: Pod, now: datetime) -> Trouble | None:
-    """The want of memory that killed a container within the last KILLED_S, also one that is ready again.
+    """Returns the out-of-memory kill of a container within the last KILLED_S, even if the container is ready again.
 
-    On cgroup v2 the kubelet ends a whole container for it, which then serves until the next time.
+    On cgroup v2 the kubelet ends the whole container, which then serves until the next kill.
     """
     for status in _containers(pod):
         ended = status.get("lastState", {}).get("terminated")
@@ -277,7 +280,7 @@ def killed_of_late(pod: Pod, now: datetime) -> Trouble | None:
 
 
 def trouble_of(pod: Pod) -> Trouble | None:
-    """Diagnoses a pod; None while nothing is wrong, also while it merely starts."""
+    """Diagnoses a pod. Returns None if nothing is wrong, also while it is merely starting."""
     return next((found for check in _CHECKS for found in check(pod)), None)
 
 
@@ -310,7 +313,7 @@ def _evicted(pod: Pod) -> Iterator[Trouble]:
 
 
 def _disrupted(pod: Pod) -> Iterator[Trouble]:
-    """Kubernetes says so of a pod that it ends, before its containers end."""
+    """Kubernetes sets this condition on a pod that it ends, before the containers end."""
     condition = condition_of(pod, "DisruptionTarget") or {}
     if condition.get("status") == "True":
         text = condition.get("message") or "ended by the cluster"
@@ -330,10 +333,10 @@ def node_of(pod: Pod) -> str:
 
 
 def node_silent_since(pod: Pod) -> datetime | None:
-    """The time at which the cluster gave the pod's node up; None if it has not.
+    """Returns the time at which the cluster gave up the pod's node; None if it has not.
 
-    Kubernetes then takes the pod's readiness away, and leaves all else as the kubelet reported it last: containers that
-    are ready, and no reason.
+    Kubernetes then marks the pod as not ready, and leaves the rest of the status as the kubelet last reported it:
+    containers that are ready, and no reason.
     """
     status, ready = pod.get("status", {}), condition_of(pod, "Ready") or {}
     silent = (
@@ -392,7 +395,7 @@ def _ended(pod: Pod) -> Iterator[Trouble]:
 
 
 def _brought_down(pod: Pod, at: datetime | None) -> Iterator[Trouble]:
-    """A container that was killed for want of memory and runs again, while another one failed for it."""
+    """Yields a container that ran out of memory and runs again, if its end made another container fail."""
     for status in _containers(pod):
         ended = status.get("lastState", {}).get("terminated")
         killed_at = _end_of(ended)
@@ -403,7 +406,7 @@ def _brought_down(pod: Pod, at: datetime | None) -> Iterator[Trouble]:
 
 
 def _tries_again(pod: Pod) -> Iterator[Trouble]:
-    """A container runs for a while between two crashes: it is the same trouble until it is ready."""
+    """Yields a container that runs between two crashes: the trouble persists until the container is ready."""
     for status in _containers(pod):
         ended = status.get("lastState", {}).get("terminated") or {}
         if "running" in status.get("state", {}) and not status.get("ready") and ended.get("exitCode", 0):
@@ -415,11 +418,11 @@ def _tries_again(pod: Pod) -> Iterator[Trouble]:
 _CHECKS: tuple[Callable[[Pod], Iterator[Trouble]], ...] = (
     _unscheduled, _evicted, _disrupted, _on_lost_node, _waiting, _ended, _tries_again,
 )  # fmt: skip
-"""The first that applies is the cause, later ones its consequences."""
+"""Checks in order: the first that applies is the cause, later ones are its consequences."""
 
 
 def _starts_again(pod: Pod, status: Mapping[str, Any]) -> bool:
-    """Checks whether its node starts an ended container anew: a native sidecar's also in a pod with `Never`."""
+    """Checks whether the node restarts an ended container; it restarts a native sidecar even if the pod has `Never`."""
     spec = pod.get("spec", {})
     own = (c.get("restartPolicy") for c in spec.get("initContainers") or () if c["name"] == status["name"])
     return bool((next(own, None) or spec.get("restartPolicy")) != "Never")
@@ -436,13 +439,13 @@ def _oom(ended: Mapping[str, Any] | None) -> bool:
 
 
 def _crash(pod: Pod, status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
-    """The same words from a container's end until it is ready again."""
+    """Describes a crash, in a text that stays the same from the container's end until it is ready again."""
     count = int(status.get("restartCount") or 0)
     return _exit(pod, status, ended) + (f", {count} restart{'' if count == 1 else 's'}" if count else "")
 
 
 def _exit(pod: Pod, status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
-    """Describes how a container ended, with the last words that it left for its node."""
+    """Describes how a container ended, with its termination message."""
     how = (
         f"killed by signal {ended['signal']}" if ended.get("signal") else f"exit code {ended.get('exitCode')}"
     )
@@ -453,5 +456,5 @@ def _exit(pod: Pod, status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
 
 
 def _last(words: str) -> str:
-    """The end of a container's last lines: where a traceback has its error."""
+    """Returns the end of a container's last lines, which contains the error of a traceback."""
     return words if len(words) <= MAX_LAST else f"…{words[-MAX_LAST:]}"

@@ -1,9 +1,8 @@
-"""What pods were started with stays with them, whatever becomes of the spec or the operator: their settings, the
-template that another version of the operator made, the sidecar's image of a job's trainers, and the image of a head
-that serves. Pure.
+"""Pods keep what they were started with, whatever happens to the spec or the operator: their settings, the template
+that another version of the operator made, the sidecar's image of a job's trainers, and a serving head's image. Pure.
 
-Settings are in ConfigMaps that are never changed (`objects.settings`). One is made when a workload is to read it, and
-goes when no workload does.
+Settings are in ConfigMaps that never change (`objects.settings`). A ConfigMap is created when a workload needs it, and
+deleted when no workload does.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ MAP = "ConfigMap"
 
 
 def first_setup(observed: Observed, setup: OperatorConfig) -> OperatorConfig:
-    """The operator's settings, with the sidecar's image that the job's trainers had from their first attempt on: it
-    fits the library in their own image, and counts for as long as that one stays."""
+    """Returns the operator's settings with the sidecar image of the trainers' first attempt. It fits the library in the
+    trainers' own image, so it is kept until the latter changes."""
     known = observed.status.trainers
     if known.sidecar_image and known.image == trainer_image(observed.job):
         return replace(setup, sidecar_image=known.sidecar_image)
@@ -32,12 +31,12 @@ def first_setup(observed: Observed, setup: OperatorConfig) -> OperatorConfig:
 
 
 def trainer_image(job: DataLoaderJob) -> str:
-    """The trainers' own image."""
+    """Returns the trainers' own image."""
     return job.spec.trainers.job.container.image or ""
 
 
 def settled(observed: Observed, built: Iterable[Manifest]) -> list[Manifest]:
-    """What was built, with the templates of pods that stay, and without settings that none of them reads."""
+    """Adjusts built children: pods that stay keep their templates, and settings that no pod reads are left out."""
     kept = [_kept(observed, child) for child in built]
     read = {_map_name(observed.children.get(key, child)) if key[0] == "Job" else _map_name(child)
             for child in kept if (key := key_of(child))[0] in ("Deployment", "Job")}  # fmt: skip
@@ -46,7 +45,7 @@ def settled(observed: Observed, built: Iterable[Manifest]) -> list[Manifest]:
 
 
 def in_use(observed: Observed) -> set[Key]:
-    """Settings that live workloads read, or pods of theirs that a roll-out has not replaced yet."""
+    """Returns the settings read by live workloads, or by pods that a rollout has not replaced yet."""
     found = set()
     for (kind, _), child in observed.children.items():
         if (name := _map_name(child)) is not None:
@@ -61,8 +60,8 @@ def in_use(observed: Observed) -> set[Key]:
 
 
 def _kept(observed: Observed, child: Manifest) -> Manifest:
-    """A workload with the template that is there, where its pods stay: but for one whose settings somebody deleted.
-    They cannot be made again, and further pods of it would wait for them."""
+    """Returns a workload with its live template if its pods stay. If somebody deleted the settings of that template, it
+    is replaced: they cannot be recreated, and further pods would wait for them."""
     live = observed.children.get(key_of(child))
     if live is None or child["kind"] != "Deployment":
         return child
@@ -72,8 +71,8 @@ def _kept(observed: Observed, child: Manifest) -> Manifest:
 
 
 def _with_own_image(child: Manifest, live: Manifest) -> Manifest:
-    """A head that serves, with the image that it has: no feeder could stay where it is without its head, so new feeders
-    take the places of old ones first. What else the user changes replaces the head, with the new image."""
+    """Keeps the image of a serving head. No feeder survives its head, so only new feeders get a new image at first. Any
+    other change by the user replaces the head, with the new image."""
     wanted, theirs = (thing.get("spec", {}).get("template") or {} for thing in (child, live))
     if role_of(child) != names.Role.HEAD or not live.get("status", {}).get("readyReplicas"):
         return child
@@ -91,12 +90,12 @@ def _with_own_image(child: Manifest, live: Manifest) -> Manifest:
 
 
 def _asked(template: Manifest) -> object:
-    """What the user decided about a template, in one word."""
+    """Returns the hash of the user's part of a template."""
     return (template["metadata"].get("annotations") or {}).get(names.ANNOTATION_TEMPLATE)
 
 
 def _recounted(observed: Observed, made: Iterable[Manifest]) -> list[Manifest]:
-    """The settings of a head that stays, with the number of feeders as it is now."""
+    """Returns the settings of a head that stays, with the current number of feeders."""
     known = {key_of(child) for child in made}
     for child in made:
         if key_of(child) != ("Deployment", names.head(observed.job.name)):
@@ -112,7 +111,7 @@ def _recounted(observed: Observed, made: Iterable[Manifest]) -> list[Manifest]:
 
 
 def _rolls(deployment: Manifest) -> bool:
-    """Checks whether it may still have pods of an earlier template."""
+    """Checks whether a Deployment may still have pods of an earlier template."""
     status = deployment.get("status", {})
     seen = int(status.get("observedGeneration") or 0) >= int(deployment["metadata"].get("generation") or 0)
     return not seen or int(status.get("updatedReplicas") or 0) < int(status.get("replicas") or 0)

@@ -1,4 +1,4 @@
-"""What a job queues for: a node for its pods, or leave of whoever holds them back, such as Kueue. Pure."""
+"""Finds out if a job is queued: its pods wait for a node, or for admission by a queue such as Kueue. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ UNPLACED = frozenset({"Unschedulable", "SchedulingGated"})
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The role that queues, and why."""
+    """The role whose pods are queued, and the reason."""
 
     role: Role
     why: ConditionState
 
 
 def queue_of(observed: Observed, health: Health) -> Queue | None:
-    """The first role of which fewer pods than are needed have a node; None if all have. Trainers come first."""
+    """Returns the first role with fewer placed pods than needed, trainers first; None if enough pods have a node."""
     return next(_queues(observed, health), None)
 
 

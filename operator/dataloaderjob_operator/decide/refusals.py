@@ -1,7 +1,7 @@
-"""The API server's message for a child that it refuses, in the terms of the job's own fields. Pure.
+"""Translates the API server's message about a refused child to the job's own fields. Pure.
 
-The child's path is walked beside the user's template: entries of a list are found again by what distinguishes them, as
-the operator puts its own before them.
+A path in the child is followed in the user's template at the same time. Entries of a list are matched by the field that
+identifies them, because the operator puts its own entries before the user's.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from dataloaderjob_operator.objects.pods import INHERITED, TMP, plain
 from dataloaderjob_operator.objects.workloads import RUN, SIDECAR
 
 NO_DRY_RUN = "does not support dry run"
-"""The API server says so where an admission webhook cannot be asked without an effect."""
+"""The API server's message if an admission webhook has side effects and so supports no dry run."""
 _SAYS_NOTHING = (
     NO_DRY_RUN,
-    'cannot create resource "pods"',  # a chart of an earlier release gives no such right
-    "exceeded quota",  # others may free it; events tell of it meanwhile
-    "status unknown for quota",  # of one that is new
+    'cannot create resource "pods"',  # a chart of an earlier release does not grant this right
+    "exceeded quota",  # others may free it; events report it meanwhile
+    "status unknown for quota",  # the quota is new
     "error looking up service account",  # it may be applied after the job
-    "cannot be handled as a Pod",  # a value that server-side apply of the workload took in its own way
-    "admission webhook",  # it may go by who creates a pod, or owns it
+    "cannot be handled as a Pod",  # a value that server-side apply of the workload has converted
+    "admission webhook",  # it may depend on the pod's creator or owner
     "failed calling webhook",
     "ValidatingAdmissionPolicy",
 )
-"""Words (1.34) with which a pod that is tried is refused, and the job's own pods may not be."""
+"""Messages (1.34) that refuse a tried pod although they may accept the job's own pods."""
 _NAMED_BY_PODS = {"no PriorityClass": "priorityClassName", "RuntimeClass": "runtimeClassName"}
-"""Words with which a pod is refused for what it names (1.34), and the field."""
+"""Messages that refuse a pod because of an object that it names (1.34), and the field that names it."""
 TRAINERS, FEEDERS, HEAD = (
     "spec.trainers.job.template",
     "spec.feeders.template",
@@ -43,13 +43,13 @@ _PATH = re.compile(r"\.?\bspec\.template((?:\.[A-Za-z][\w-]*|\[[^\]]*\])+)")
 _METADATA = re.compile(r"(?<![\w.\]])\.?metadata(?=\.(?:labels|annotations)\b)")
 _TOKEN = re.compile(r"\.([A-Za-z][\w-]*)|\[(?:([A-Za-z]\w*)=(?:\"([^\"]*)\"|([^\",\]]*))|(\d+))[^\]]*\]")
 _NOT_CONVERTED = "unable to convert"
-"""The API server says so of a value that its types do not take, and not where it is."""
+"""The API server's message for a value of the wrong type; it does not name the field."""
 _AMOUNTS = ("requests", "limits", "sizeLimit")
-"""Fields that have quantities."""
+"""Fields that contain quantities."""
 _KEYS = ("name", "mountPath", "key", "containerPort", "ip")
-"""Fields that distinguish the entries of a list."""
+"""Fields that identify the entries of a list."""
 _IN_CONTAINERS = tuple(("containers", field) for field in ("env", "envFrom", "volumeMounts"))
-"""Lists within a pod to which spec.data adds."""
+"""Lists in a pod that spec.data adds to."""
 _OWN = {
     (names.Role.HEAD, "head", "resources"): "spec.ray.managed.head.resources",
     (names.Role.FEEDER, "feeder", "resources"): "spec.feeders.resources",
@@ -58,23 +58,23 @@ _OWN = {
     (names.Role.TRAINER, SIDECAR, "env"): "spec.sidecar.env",
     (names.Role.TRAINER, SIDECAR, "securityContext"): "spec.sidecar.securityContext",
 }
-"""Fields of the operator's containers that a field of the job decides: role, container, field."""
+"""The job's field that determines a field of the operator's containers, by role, container and field."""
 _SCRATCHES = {
     (names.Role.HEAD, TMP["name"]): "spec.feeders.scratch",
     (names.Role.FEEDER, TMP["name"]): "spec.feeders.scratch",
     (names.Role.TRAINER, RUN["name"]): "spec.sidecar.scratch",
 }
-"""Fields of the operator's volumes: role, volume."""
+"""The job's field that determines a volume of the operator's, by role and volume."""
 _Token = str | int | tuple[str, str]
 
 
 def is_of_the_trial(message: str) -> bool:
-    """Whether a pod that is tried is refused for what may not hold for the job's own pods."""
+    """Checks whether a tried pod is refused for a reason that may not apply to the job's own pods."""
     return any(words in message for words in _SAYS_NOTHING)
 
 
 def of_a_pod(message: str, workload: Manifest) -> str:
-    """Words the refusal of a pod as one of its workload, with the field to change as far as it is known."""
+    """Rewrites the refusal of a pod as a refusal of its workload, with the field to change if it is known."""
     name = workload["metadata"]["name"]
     told = re.sub(rf"\b{re.escape(name)}-[a-z0-9]{{5}}\b", name, message)
     field = next((field for words, field in _NAMED_BY_PODS.items() if words in message), None)
@@ -84,7 +84,7 @@ def of_a_pod(message: str, workload: Manifest) -> str:
 
 
 def explain(message: str, child: Manifest, job: DataLoaderJob) -> str:
-    """Puts the job's fields in place of the child's, where they are the user's."""
+    """Replaces fields of the child in a message by the job's fields, if the user set them."""
     role = child["metadata"].get("labels", {}).get(names.LABEL_ROLE)
     template = child.get("spec", {}).get("template")
     if role is None or template is None:
@@ -109,7 +109,7 @@ def _tokens(path: str) -> list[_Token]:
 
 
 def _odd_values(value: Any, path: tuple[_Token, ...]) -> Iterator[tuple[tuple[_Token, ...], Any, str]]:
-    """Values that are no quantities where there should be some, and fractions elsewhere; what to use instead."""
+    """Yields values that should be quantities but are not, and fractions elsewhere, each with what to use instead."""
     entries: Iterable[tuple[_Token, Any]] = value.items() if isinstance(value, Mapping) else ()
     for key, inner in enumerate(value) if isinstance(value, list) else entries:
         here = (*path, key)
@@ -131,7 +131,7 @@ def _is_quantity(value: Any) -> bool:
 
 
 class _Template:
-    """A pod template of a child beside that of the user."""
+    """A child's pod template next to the user's."""
 
     def __init__(self, job: DataLoaderJob, role: names.Role, made: Mapping[str, Any]) -> None:
         self._job, self._role, self._made = job, role, made
@@ -149,11 +149,11 @@ class _Template:
             for root in reversed(following)
             if name in sources[root].get("spec", {})
         }
-        """Root of the template that a field of `INHERITED` comes from."""
+        """Root of the template that each field of `INHERITED` comes from."""
 
     def path(self, tokens: list[_Token]) -> str | None:
-        """The job's field for a path within the template; None where the user has set none of it."""
-        if tokens[0] in ("labels", "annotations"):  # validation leaves `metadata` out
+        """Returns the job's field for a path in the template; None if the user set no part of it."""
+        if tokens[0] in ("labels", "annotations"):  # validation omits `metadata`
             tokens = ["metadata", *tokens]
         root = self._inherited_from.get(str(tokens[1]), self.root) if len(tokens) > 1 else self.root
         if root != self.root:
@@ -191,7 +191,7 @@ class _Template:
         return f"{root}.size" if spec.scratch.volume is None else f"{root}.volume{_spelt(below)}"
 
     def _data_field(self, tokens: list[_Token]) -> str | None:
-        """The field of spec.data that an entry of a list comes from."""
+        """Returns the field of spec.data that an entry of a list comes from."""
         if self._role is names.Role.HEAD or tokens[0] != "spec":
             return None
         place = 1 if tokens[1:2] == ["volumes"] else 3
@@ -213,7 +213,7 @@ class _Template:
             entry = _at(made, [token])
             index = token if isinstance(token, int) and made == user else _same_entry(user, entry)
             if index is None and entry is None and isinstance(user, list):
-                break  # one without what distinguishes it: the list is named
+                break  # the entry has no identifying field: name the list
             if index is None or index >= len(user):
                 return None
             made, user = entry, user[index]
@@ -236,7 +236,7 @@ def _at(value: Any, tokens: Sequence[_Token]) -> Any:
 
 
 def _same_entry(listed: Any, entry: Any) -> int | None:
-    """The place of an entry in the user's list."""
+    """Returns the index of an entry in the user's list; None if the list does not have it."""
     if not isinstance(listed, list) or entry is None:
         return None
     keys = [key for key in _KEYS if isinstance(entry, Mapping) and key in entry]

@@ -1,4 +1,4 @@
-"""Fields of the manifest that have the resources of a job's pods, for messages about those. Pure."""
+"""Fields of the manifest that set the resources of a job's pods, for messages about them. Pure."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _OWN = {
 _ASKED = {
     Role.FEEDER: "spec.feeders.resources",
     Role.HEAD: "spec.ray.managed.head.resources",
-    Role.TRAINER: "resources of the containers in spec.trainers.job.template, and spec.sidecar.resources",
+    Role.TRAINER: "the containers' resources in spec.trainers.job.template, and spec.sidecar.resources",
 }
 _RESOURCES = re.compile(
     r"(exceeded|failed) quota|(minimum|maximum) [\w.\-/]+ usage per|limit to request ratio|less than or equal to"
 )
-"""Kubernetes' words of quotas and LimitRanges (1.34)."""
+"""Kubernetes' messages about quotas and LimitRanges (1.34)."""
 _TEMPLATES = {
     Role.FEEDER: "spec.feeders.template",
     Role.HEAD: "spec.ray.managed.head.template",
@@ -35,19 +35,19 @@ _TEMPLATES = {
 
 
 def want_of_memory(pod: Mapping[str, Any], container: str) -> str:
-    """Describes that a container was killed for want of memory, with its limit and the field to raise."""
+    """Describes the out-of-memory kill of a container, with its limit and the field to raise."""
     limit = (pod.get("spec", {}).get(MEMORY_LIMITS) or {}).get(container)
     field = _field(pod, container)
     if limit is None:
-        return f"killed for want of memory, without a limit of its own: its node had no more; set {field}"
-    return f"killed for want of memory, its limit is {limit}: raise {field}"
+        return f"OOM-killed without a memory limit of its own, because its node ran out: set {field}"
+    return f"OOM-killed with a memory limit of {limit}: raise {field}"
 
 
 def with_field(message: str, role: Role) -> str:
-    """Adds to the API server's refusal of a pod the field to change, where a quota or a LimitRange refuses it."""
+    """Adds the field to change to the API server's refusal of a pod, if a quota or a LimitRange refuses it."""
     if _RESOURCES.search(message) is None:
         return message
-    return f"{message}; what such a pod asks for: {_ASKED[role]}"
+    return f"{message}; this pod's resources come from {_ASKED[role]}"
 
 
 def _field(pod: Mapping[str, Any], container: str) -> str:

@@ -1,5 +1,5 @@
-"""What becomes of trainers that failed: whether it counts, when the next attempt starts, and when the pods of the last
-one are waited for no longer. Pure.
+"""Restarts of failed trainers: whether a failure counts, when the next attempt starts, and how long the operator waits
+for the pods of the last one. Pure.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from dataloaderjob_operator.decide.observed import (
 )
 
 LONGEST_PAUSE_S = 300.0
-"""Longest pause before a restart, as a kubelet has it for containers."""
+"""Longest pause before a restart, the same as the kubelet's for containers."""
 MAX_DISRUPTIONS = 50
-"""Disruptions in a row without progress after which a job fails: with the pauses between them, four hours of them."""
+"""Consecutive disruptions without progress after which a job fails: four hours of them, with the pauses between."""
 FORGETS_AFTER_S = 600.0
-"""Seconds for which trainers run, and take batches, until earlier restarts are forgotten."""
+"""Seconds for which trainers must run and take batches before earlier restarts are forgotten."""
 AGAIN_S = 30.0
-"""Interval at which trainers that have run for so long are looked at again, while they take no batches."""
+"""Interval between checks of trainers that have run for FORGETS_AFTER_S but take no batches."""
 SETTLE_S = 5.0
-"""Seconds in which the pods' own words follow those of their Job: each has a watch of its own."""
+"""Maximum seconds that the statuses of pods lag behind their Job's, because each kind has its own watch."""
 STUCK_S = 60.0
 """Seconds after the end of its grace period from which a pod is stuck."""
 SILENT_GRACE_S = 30.0
-"""Longest grace of a pod whose node does not answer: it cannot be told to end, however long that may take."""
+"""Longest grace period of a pod whose node does not answer: nobody can ask it to end, however long the wait."""
 
 
 class Kind(Enum):
-    """What the failure of an attempt is."""
+    """Kinds of failures of an attempt."""
 
     COUNTED = auto()
     IGNORED = auto()
     FATAL = auto()
     UNKNOWN = auto()
-    """No pod has said yet what it was."""
+    """No pod shows the cause yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The failure of an attempt, and its cause in words."""
+    """The failure of an attempt, with its cause as text."""
 
     kind: Kind
     cause: str
@@ -64,7 +64,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Restarts since the last progress, and when the next one is."""
+    """Counts of restarts since the last progress, and the time of the next one."""
 
     failures: int = 0
     disruptions: int = 0
@@ -91,19 +91,19 @@ def judge(observed: Observed, health: Health, now: datetime) -> Failure:
 
 
 def attempt_pods(observed: Observed) -> list[Pod]:
-    """The trainer pods of the present attempt, also those that are being deleted."""
+    """Returns the trainer pods of the current attempt, including those being deleted."""
     pods = observed.of_role(names.Role.TRAINER)
     return [pod for pod in pods if _attempt_of(pod) in (None, str(observed.attempt))]
 
 
 def tally_of(observed: Observed) -> Tally:
-    """The counts as they were written last."""
+    """Returns the counts as last written."""
     found = observed.status.trainers
     return Tally(found.failures, found.disruptions, found.next_start)
 
 
 def counted(observed: Observed, kind: Kind, now: datetime) -> Tally:
-    """The counts with this failure, and the moment of the next attempt: a first disruption makes none wait."""
+    """Returns the counts with this failure, and the time of the next attempt; a first disruption causes no wait."""
     before, first_s = tally_of(observed), observed.job.spec.trainers.job.failure_policy.backoff_seconds
     is_disruption = kind is Kind.IGNORED
     failures, disruptions = before.failures + (not is_disruption), before.disruptions + is_disruption
@@ -113,12 +113,12 @@ def counted(observed: Observed, kind: Kind, now: datetime) -> Tally:
 
 
 def pause(first_s: float, times: int) -> float:
-    """Seconds to wait before this one of several restarts in a row."""
+    """Returns the seconds to wait before the `times`-th consecutive restart; 0 if `times` is less than 1."""
     return 0.0 if times < 1 else min(LONGEST_PAUSE_S, first_s * 2.0 ** min(times - 1, 16))
 
 
 def waits_until(observed: Observed, now: datetime) -> datetime | None:
-    """The moment at which the next attempt starts; None if that is not in the future."""
+    """Returns the time at which the next attempt starts; None if it is not in the future."""
     text = observed.status.trainers.next_start
     if text is None or observed.trainers() is not Trainers.ABSENT:
         return None
@@ -127,7 +127,7 @@ def waits_until(observed: Observed, now: datetime) -> datetime | None:
 
 
 def forgets_at(observed: Observed) -> datetime | None:
-    """The moment from which progress makes the operator forget earlier restarts; None: there is nothing to forget."""
+    """Returns the time from which progress makes the operator forget earlier restarts; None: nothing to forget."""
     found, runs = observed.status.trainers, observed.status.condition(ConditionType.TRAINERS_READY)
     if not (found.failures or found.disruptions) or runs is None or runs.status != "True":
         return None
@@ -135,17 +135,17 @@ def forgets_at(observed: Observed) -> datetime | None:
 
 
 def makes_progress(observed: Observed) -> bool:
-    """Checks whether batches are taken, as the supervisor says."""
+    """Checks whether trainers take batches, by the supervisor's report."""
     supervisor = observed.supervisor
     rates = None if supervisor is None or supervisor.silent else supervisor.rates
     return rates is not None and rates.batches_per_s > 0.0
 
 
-# Pods that do not go
+# Pods that do not terminate
 
 
 def stuck_at(pod: Pod) -> datetime | None:
-    """The moment from which a pod that is being deleted is waited for no longer; None: nobody deletes it."""
+    """Returns the time from which the operator no longer waits for a pod being deleted; None: it is not."""
     metadata = pod["metadata"]
     if not leaving(pod):
         return None
@@ -157,13 +157,13 @@ def stuck_at(pod: Pod) -> datetime | None:
 
 
 def stuck(observed: Observed, now: datetime) -> list[Pod]:
-    """Pods that should have gone."""
+    """Returns the pods that should have terminated by now."""
     moments = ((pod, stuck_at(pod)) for pod in observed.pods)
     return [pod for pod, moment in moments if moment is not None and moment <= now]
 
 
 def next_stuck(observed: Observed, now: datetime) -> datetime | None:
-    """The next moment at which a pod, or a Job that has none, is waited for no longer."""
+    """Returns the next time at which the operator stops waiting for a pod, or for a Job without pods."""
     jobs = (child for (kind, _), child in observed.children.items() if kind == "Job" and leaving(child))
     moments = [
         *map(stuck_at, observed.pods),
@@ -173,39 +173,40 @@ def next_stuck(observed: Observed, now: datetime) -> datetime | None:
 
 
 def describe_stuck(pods: Sequence[Pod]) -> str:
-    """Names the first of these pods, its node, and what to do about it."""
+    """Names the first of these pods, its node, and the remedy."""
     first = min(pods, key=lambda pod: str(pod["metadata"]["name"]))
     metadata, node = first["metadata"], node_of(first)
     where = f" on node {node}" if node else ""
     silent = ", which does not answer" if node_silent_since(first) else ""
     more = f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
     return (
-        f"pod {metadata['name']}{where}{silent} should have gone by {metadata['deletionTimestamp']}{more}; nothing"
-        " waits for it any longer. If the node is lost, delete it or taint it node.kubernetes.io/out-of-service"
+        f"pod {metadata['name']}{where}{silent} should have terminated by {metadata['deletionTimestamp']}{more}; the"
+        " operator no longer waits for it. If the node is lost, delete it or taint it node.kubernetes.io/out-of-service"
     )
 
 
 def holds_up(observed: Observed, attempt: int, now: datetime) -> bool:
-    """Checks whether trainers of another attempt still hold what those of this one need. Deleted in the foreground, a
-    Job is there as long as its pods are."""
+    """Checks whether trainers of another attempt still hold resources that those of this one need. A Job deleted in the
+    foreground exists as long as its pods do."""
     wanted = ("Job", names.trainers(observed.job.name, attempt))
     others = [child for key, child in observed.children.items() if key[0] == "Job" and key != wanted]
     return any(not leaving(child) or not _given_up(observed, child, now) for child in others)
 
 
 def own_name_is_held(observed: Observed, now: datetime) -> bool:
-    """Checks whether the present attempt's Job will not go, since its pods are stuck: the next has another name."""
+    """Checks whether the current attempt's Job is not deleted because its pods are stuck. The next attempt's Job has
+    another name."""
     live = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)))
     return live is not None and leaving(live) and _given_up(observed, live, now)
 
 
 def describe_holder(observed: Observed) -> str:
-    """Names what holds the name of the present attempt's Job."""
+    """Describes what still holds the name of the current attempt's Job."""
     if pods := attempt_pods(observed):
         return describe_stuck(pods)
     name = names.trainers(observed.job.name, observed.attempt)
     since = observed.children["Job", name]["metadata"]["deletionTimestamp"]
-    return f"Job {name} is being deleted since {since} and has no pod left; nothing waits for it any longer"
+    return f"Job {name} has been terminating since {since} without pods; the operator no longer waits for it"
 
 
 def _given_up(observed: Observed, job: Pod, now: datetime) -> bool:
@@ -213,7 +214,8 @@ def _given_up(observed: Observed, job: Pod, now: datetime) -> bool:
 
 
 def _stuck_at(observed: Observed, job: Pod) -> list[datetime | None]:
-    """The moments from which pods of a Job that is being deleted are waited for no longer; its own if it has none."""
+    """Returns the times from which the operator no longer waits for the pods of a Job being deleted, or for the Job if
+    it has none."""
     labels = job["metadata"].get("labels", {})
     attempt = labels.get(names.LABEL_ATTEMPT, str(observed.attempt))
     mine = observed.of_role(names.Role.TRAINER)
@@ -245,7 +247,7 @@ def _cause(observed: Observed, trouble: Trouble | None) -> str:
 
 
 def _deleted(observed: Observed, pods: Sequence[Pod]) -> bool:
-    """Checks whether a pod was deleted, by whomever: a pod that fails by itself stays, and shows it."""
+    """Checks whether somebody deleted a pod: a pod that fails by itself remains and shows its failure."""
     live = observed.children[("Job", names.trainers(observed.job.name, observed.attempt))]
     missing = observed.job.spec.trainers.job.replicas - len(pods)
     gone = missing > 0 and int(live.get("status", {}).get("failed") or 0) > 0

@@ -1,5 +1,5 @@
-"""The feeders that a job lacks while it serves: those that are missing, and new ones that do not take the place of old
-ones while an update rolls. Pure.
+"""The feeders that a serving job lacks: missing ones, and new ones that fail to replace old ones in a rolling update.
+Pure.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import Role
 
 LATE = "ProgressDeadlineExceeded"
-"""Kubernetes' reason for a Deployment none of whose new pods has become ready for long."""
+"""Kubernetes' reason for a Deployment without a newly ready pod within its progress deadline."""
 
 
 def shortage(observed: Observed, health: Health, now: datetime) -> ConditionState | None:
-    """Fewer feeders serve than are asked for, or an update of them is under way, and why; None if there are enough."""
+    """Returns the cause if fewer feeders serve than wanted or feeders run out of memory, else the state of an update;
+    None if nothing is lacking."""
     feeders = health.roles[Role.FEEDER]
     wanted, serving = observed.job.spec.feeders.replicas, observed.serving()
     live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {"metadata": {}})
@@ -35,7 +36,7 @@ def shortage(observed: Observed, health: Health, now: datetime) -> ConditionStat
     told = None if observed.supervisor is None else observed.supervisor.cause
     killed = told is not None and told.reason == Cause.OUT_OF_MEMORY
     if serving >= wanted:
-        # Feeders that serve again are killed again: nobody else tells why the job is slow.
+        # Feeders that serve again will be killed again: nothing else shows why the job is slow.
         text = observed.describe(told) if told and killed else str(killed_pod or "")
         short = ConditionState(True, Cause.OUT_OF_MEMORY, text) if text else None
         return short or _rollout(live, feeders, wanted, cause)
@@ -43,20 +44,20 @@ def shortage(observed: Observed, health: Health, now: datetime) -> ConditionStat
         killed = feeders.cause is not None and feeders.cause.reason == Cause.OUT_OF_MEMORY
     elif told is not None:
         cause = observed.describe(told)
-    count = f"feeder pods that serve: {serving} of {wanted}"
+    count = f"feeder pods serving: {serving} of {wanted}"
     reason = Cause.OUT_OF_MEMORY.value if killed else "FeedersMissing" if cause else "FeedersStart"
     return ConditionState(True, reason, f"{count}; {cause}" if cause else count)
 
 
 def told_until(health: Health, now: datetime) -> datetime | None:
-    """The moment at which a want of memory that killed a feeders' container is told no longer; None if none is told."""
+    """Returns the time at which the report of a feeder container's out-of-memory kill ends; None if there is none."""
     found = first_trouble(killed_of_late(pod, now) for pod in health.roles[Role.FEEDER].pods)
     return None if found is None or found.ended_at is None else found.ended_at + timedelta(seconds=KILLED_S)
 
 
 def _rollout(live: Manifest, feeders: RoleHealth, wanted: int, cause: str) -> ConditionState | None:
-    """The update that replaces feeders' pods, and what it is stuck at: no old pod is given up for a new one that is not
-    ready."""
+    """Returns the state of a rolling update of feeder pods, and the obstacle if it is stuck: no old pod is deleted
+    before a new one is ready."""
     status = live.get("status", {})
     made, there = (int(status.get(name) or 0) for name in ("updatedReplicas", "replicas"))
     if made >= there:
@@ -64,19 +65,19 @@ def _rollout(live: Manifest, feeders: RoleHealth, wanted: int, cause: str) -> Co
     cause = cause or _late(live, feeders)
     if cause:
         return ConditionState(
-            True, "RolloutStuck", f"feeders that are being rolled out cannot start: {cause}"
+            True, "RolloutStuck", f"the new feeders of a rolling update cannot start: {cause}"
         )
-    return ConditionState(True, "FeedersRoll", f"feeder pods that are replaced: {made} of {wanted} are made")
+    return ConditionState(True, "FeedersRoll", f"rolling update of feeder pods: {made} of {wanted} created")
 
 
 def _refused(live: Manifest) -> str:
-    """What the API server says of pods that it does not take, such as for a quota."""
+    """Returns the API server's message about pods that it refuses, for instance because of a quota; empty if none."""
     refused = condition_of(live, "ReplicaFailure") or {}
     return with_field(str(refused.get("message", "")), Role.FEEDER) if refused.get("status") == "True" else ""
 
 
 def _late(live: Manifest, feeders: RoleHealth) -> str:
-    """New pods whose status shows nothing wrong, and that are not ready for all that."""
+    """Describes new pods that are not ready although their status shows nothing wrong; empty if there are none."""
     progress = condition_of(live, "Progressing") or {}
     if progress.get("status") != "False" or progress.get("reason") != LATE:
         return ""
@@ -84,4 +85,4 @@ def _late(live: Manifest, feeders: RoleHealth) -> str:
     if not waiting:
         return str(progress.get("message", LATE))
     seconds = live.get("spec", {}).get("progressDeadlineSeconds")
-    return f"pod {waiting[0]} has not become ready within {seconds} s: its log says more"
+    return f"pod {waiting[0]} did not become ready within {seconds} s: see its log"

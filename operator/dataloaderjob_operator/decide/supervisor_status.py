@@ -1,5 +1,5 @@
-"""The status that a job's supervisor reports, and its metrics as the job's status has them. Pure;
-`observe.supervisor_poller` polls.
+"""Parses the status that a job's supervisor reports, and converts its metrics for the job's status. Pure;
+`observe.supervisor_poller` does the polling.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _NOTABLE: Mapping[str, float] = {
     "stall_percent": 1.0,
     "occupancy_percent": 10.0,
 }
-"""A change of a metric that is worth a write: 5 % of what is written, and more than this; a share of the time or of
-the pools that is small to begin with moves by its half and means nothing."""
+"""Minimum change of each metric that is worth a write; it must also exceed NOTABLE_SHARE of the written value. Small
+percentages fluctuate by half of their value without meaning."""
 NOTABLE_SHARE = 0.05
 
 
 def parse(message: Mapping[str, Any]) -> SupervisorStatus:
-    """Reads a status message of a supervisor. Raises RemoteProtocolError for one that makes no sense."""
+    """Parses a supervisor's status message. Raises RemoteProtocolError if it is invalid."""
     received = dict(message)
     if text(received, "type") != "status":
         raise RemoteProtocolError(f"a status was requested, received {received['type']!r}")
@@ -47,7 +47,7 @@ def parse(message: Mapping[str, Any]) -> SupervisorStatus:
 
 
 def readings(message: Mapping[str, Any]) -> Readings:
-    """Reads the counters of each sidecar in a status message."""
+    """Returns the counters of each sidecar in a status message."""
     sidecars = message.get("sidecars")
     found = {}
     for name, report in islice(sidecars.items(), MAX_SIDECARS) if isinstance(sidecars, Mapping) else ():
@@ -58,7 +58,7 @@ def readings(message: Mapping[str, Any]) -> Readings:
 
 
 def loader_status(rates: Rates) -> LoaderStatus:
-    """Rounds rates to three digits, as the status has them."""
+    """Converts rates to the status's metrics, rounded to three digits."""
     return LoaderStatus(
         batches_per_second=digits(rates.batches_per_s),
         gb_per_second=digits(rates.nbytes_per_s / 1e9),
@@ -68,13 +68,13 @@ def loader_status(rates: Rates) -> LoaderStatus:
 
 
 def digits(value: float) -> str:
-    """Writes a number with three significant digits and no exponent; less than a millionth is 0."""
+    """Formats a number with three significant digits and no exponent; less than a millionth is 0."""
     plain = f"{float(f'{value:.3g}'):.6f}"
     return plain.rstrip("0").rstrip(".")
 
 
 def notable(written: LoaderStatus, fresh: LoaderStatus) -> bool:
-    """Checks whether fresh metrics differ from those written by more than noise."""
+    """Checks whether fresh metrics differ from the written ones by more than noise."""
     return not any(getattr(written, name) for name in _NOTABLE) or any(
         _differs(_metric(getattr(written, name)), _metric(getattr(fresh, name)), floor)
         for name, floor in _NOTABLE.items()

@@ -1,7 +1,7 @@
-"""Children of a job as the API server shall have them, made from the job alone. Pure.
+"""Builds the wanted children of a job from the job alone. Pure.
 
-Those of the jobs that were asked for last are made once: a job that changes is reconciled several times within seconds,
-and to make its children was a third of a reconcile. Nobody alters what is returned.
+The children of recent jobs are cached: a job that changes is reconciled several times within seconds, and building the
+children was a third of a reconcile. Callers must not modify them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["OperatorConfig", "OwnPod", "base", "feeding", "training"]
 
 
 RECENT = 128
-"""Jobs whose children are kept."""
+"""Number of jobs whose children are cached."""
 
 
 Make = TypeVar("Make", bound=Callable[..., Sequence[Manifest]])
@@ -29,8 +29,8 @@ Make = TypeVar("Make", bound=Callable[..., Sequence[Manifest]])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Given:
-    """What children are made from. The job counts as the same only where it is the same object, as the cache hands it
-    on until it changes."""
+    """The input from which children are built. Two jobs are equal only if they are the same object, because the cache
+    returns the same object until the job changes."""
 
     job: DataLoaderJob
     setup: OperatorConfig
@@ -46,7 +46,7 @@ class _Given:
 
 
 def _made_once(make: Make) -> Make:
-    """Keeps what was made of the jobs that were asked for last."""
+    """Caches the children of the RECENT jobs requested last."""
 
     @lru_cache(RECENT)
     def made(given: _Given) -> Sequence[Manifest]:
@@ -61,7 +61,7 @@ def _made_once(make: Make) -> Make:
 
 @_made_once
 def base(job: DataLoaderJob, setup: OperatorConfig) -> Sequence[Manifest]:
-    """Makes what pods mount, how they find each other and who may connect to them: there before any of them."""
+    """Builds the children that must exist before any pod: the Secret, the Services and the NetworkPolicies."""
     return [
         settings.secret(job, setup),
         network.head_service(job),
@@ -72,7 +72,7 @@ def base(job: DataLoaderJob, setup: OperatorConfig) -> Sequence[Manifest]:
 
 @_made_once
 def feeding(job: DataLoaderJob, setup: OperatorConfig) -> Sequence[Manifest]:
-    """Makes head and feeders, and their settings: there from the start to the end of the trainers."""
+    """Builds head and feeders with their settings; they exist from the job's start until the trainers end."""
     return [
         settings.config_map(job, setup, Role.HEAD),
         settings.config_map(job, setup, Role.FEEDER),
@@ -83,5 +83,5 @@ def feeding(job: DataLoaderJob, setup: OperatorConfig) -> Sequence[Manifest]:
 
 @_made_once
 def training(job: DataLoaderJob, setup: OperatorConfig, attempt: int) -> Sequence[Manifest]:
-    """Makes the trainers of an attempt, and the settings of their sidecars."""
+    """Builds the trainers of an attempt with the settings of their sidecars."""
     return [settings.config_map(job, setup, Role.TRAINER), workloads.trainers(job, setup, attempt)]

@@ -1,7 +1,7 @@
-"""Services by which the pods of a job find each other, and NetworkPolicies, one for each role. Pure.
+"""Services for discovery between the pods of a job, and NetworkPolicies, one for each role. Pure.
 
-A policy lets in what the role's data path needs and nothing else: no other job, nor any other pod of its namespace.
-Both ends of a connection follow from one table, `WAYS`.
+A policy admits only the connections that the role's data path needs, and no other job or pod of the namespace. The
+rules for both ends of a connection follow from one table, `WAYS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from dataloaderjob_operator.objects.pods import AMBIENT
 
 
 def head_service(job: DataLoaderJob) -> Manifest:
-    """Makes the head found by name, also before it is ready: without that, DNS answers late on a fresh cluster."""
+    """Builds the Service that gives the head its name, even before it is ready: otherwise DNS answers late on a fresh
+    cluster."""
     return _headless(
         job,
         names.head_service(job.name),
@@ -28,7 +29,7 @@ def head_service(job: DataLoaderJob) -> Manifest:
 
 
 def trainers_service(job: DataLoaderJob) -> Manifest:
-    """Makes each trainer pod found by the name that its Indexed Job gives it."""
+    """Builds the Service that makes each trainer pod's host name, set by its Indexed Job, resolvable."""
     return _headless(
         job, names.trainers_service(job.name), names.Role.TRAINER, {"metrics": settings.ports(job).metrics}
     )
@@ -57,12 +58,12 @@ NAMESPACE_NAME = "kubernetes.io/metadata.name"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Pods of these roles connect to those of another, all of one job."""
+    """Connections from pods of some roles to pods of another role, all of one job."""
 
     sources: tuple[Role, ...]
     to: Role
     ports: tuple[Manifest, ...]
-    """Ports as a NetworkPolicy has them; empty: any port of any protocol."""
+    """Ports as in a NetworkPolicy; empty: any port of any protocol."""
 
 
 def _port(number: int, protocol: str = "TCP") -> Manifest:
@@ -72,17 +73,17 @@ def _port(number: int, protocol: str = "TCP") -> Manifest:
 ANY_TCP: tuple[Manifest, ...] = ({"protocol": "TCP"},)
 WAYS = (
     Way((Role.TRAINER,), Role.HEAD, (_port(settings.SUPERVISOR_PORT),)),
-    # Nodes of one Ray: GCS, raylets, object managers and workers dial each other at ports that they draw. Feeders
-    # get user code and data from feeders.
+    # Ray's nodes: GCS, raylets, object managers and workers connect to each other at random ports. Feeders get user
+    # code and data from feeders.
     Way((Role.FEEDER,), Role.HEAD, ANY_TCP),
     Way((Role.HEAD, Role.FEEDER), Role.FEEDER, ANY_TCP),
-    # Each feeder listens at a port that was free.
+    # Each feeder listens on any free port.
     Way((Role.TRAINER,), Role.FEEDER, ANY_TCP),
-    # torchrun, gloo and NCCL, which knows UDP too.
+    # torchrun, gloo and NCCL, which also uses UDP.
     Way((Role.TRAINER,), Role.TRAINER, ()),
 )
 DNS = {
-    # Link-local: where a node itself answers (NodeLocal DNSCache, clouds).
+    # Link-local, for nodes that answer themselves (NodeLocal DNSCache, clouds).
     "to": [
         {"namespaceSelector": {"matchLabels": {NAMESPACE_NAME: "kube-system"}}},
         {"ipBlock": {"cidr": "169.254.0.0/16"}},
@@ -97,11 +98,11 @@ AMBIENT_PROBES = [
     {"ipBlock": {"cidr": "169.254.7.127/32"}},
     {"ipBlock": {"cidr": "fd16:9254:7127:1337:ffff:ffff:ffff:ffff/128"}},
 ]
-"""Whence probes come to pods of an ambient mesh: Istio gives them these addresses."""
+"""Sources of probes to pods in an ambient mesh: Istio rewrites them to these addresses."""
 
 
 def policies(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest]:
-    """Makes the policies of all roles: none in mode None, and egress in mode Strict only."""
+    """Builds the policies of all roles; mode None has none, and only mode Strict has egress rules."""
     mode = job.spec.network_policy.mode
     return [] if mode == "None" else [_policy(job, role, setup, strict=mode == "Strict") for role in Role]
 
@@ -138,7 +139,8 @@ def _policy(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig, *, s
 
 
 def _from_outside(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig) -> list[Manifest]:
-    """Lets in who is none of the job's pods. Probes come from the pod's own node, which no policy shuts out."""
+    """Builds the rules for peers that are not the job's pods. Probes come from the pod's own node, which no policy
+    blocks."""
     rules = [{"from": AMBIENT_PROBES}] if _in_ambient(job, role) else []
     if role is Role.TRAINER and setup.metrics_from:
         metrics = _ports(job, role, [_port(settings.ports(job).metrics)])
@@ -153,7 +155,7 @@ def _from_outside(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig
 
 
 def _in_ambient(job: DataLoaderJob, role: Role) -> bool:
-    """Checks whether the user has put pods of this role into an ambient mesh."""
+    """Checks whether the user put pods of this role into an ambient mesh."""
     template = {
         Role.HEAD: job.spec.ray.managed.head.template, Role.FEEDER: job.spec.feeders.template,
         Role.TRAINER: job.spec.trainers.job.template,
@@ -162,14 +164,14 @@ def _in_ambient(job: DataLoaderJob, role: Role) -> bool:
 
 
 def _ports(job: DataLoaderJob, to: Role, ports: Iterable[Manifest]) -> list[Manifest]:
-    """Ports of a rule, and the mesh's own where pods of `to` are in one. No ports mean all."""
+    """Returns a rule's ports, plus the mesh's port if pods of `to` are in an ambient mesh. No ports mean all ports."""
     found = list(ports)
     numbered = any("port" in port for port in found)
     return [*found, _port(HBONE)] if numbered and _in_ambient(job, to) else found
 
 
 def _pods(job: DataLoaderJob, roles: Iterable[Role]) -> Manifest:
-    """Selects pods of the job in its own namespace: a peer without a namespaceSelector is in that of the policy."""
+    """Selects pods of the job in its own namespace: a peer without a namespaceSelector is in the policy's namespace."""
     in_roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [role.value for role in roles]}
     return {"podSelector": {"matchLabels": names.labels(job.name), "matchExpressions": [in_roles]}}
 

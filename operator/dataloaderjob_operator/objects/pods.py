@@ -1,4 +1,4 @@
-"""Pods of a job: the user's template with the operator's fields, containers, volumes and restrictions put in. Pure."""
+"""Pods of a job: the user's template plus the operator's fields, containers, volumes and restrictions. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dataloaderjob_operator.kinds import Manifest, digest
 from dataloaderjob_operator.objects import settings
 
 SHM_NBYTES = 256 * 1024**2
-"""Ray's object store, of which the data path uses nothing, and torch's own."""
+"""Shared memory for torch and for Ray's object store, which the data path does not use."""
 INHERITED = ("imagePullSecrets", "securityContext")
-"""Fields that head and feeders take over from the templates whose image they run, unless they have their own."""
+"""Fields that head and feeders inherit from the templates whose image they run, unless they set their own."""
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -25,20 +25,20 @@ RESTRICTED = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-"""Puts what a container printed last into its status, and from there into the job's conditions."""
+"""Copies a container's last output into its status, and so into the job's conditions."""
 FROM_TEMPLATES = ("labels", "annotations", "finalizers")
-"""Metadata that controllers take from a template."""
+"""Metadata that controllers copy from a template."""
 LOST_NODE_S = 30
-"""Seconds after which a pod leaves a node that has been given up, where Kubernetes' own default is 300: the trainers of
-all other nodes stand still until then. The node has been silent for 40 s or more by that time."""
+"""Seconds after which a pod is removed from a node that the cluster has given up; Kubernetes' default is 300. The
+trainers on all other nodes stand still until then. The node has then been silent for 40 s or more."""
 LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-"""Taints of nodes that have been given up."""
+"""Taints of nodes that the cluster has given up."""
 ISTIO = "sidecar.istio.io/inject"
 AMBIENT = "istio.io/dataplane-mode"
 _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
 TMP: Manifest = {"name": "dataloaderjob-tmp", "mountPath": "/tmp"}  # noqa: S108  a volume of the pod's own
 SHM: Manifest = {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"}  # noqa: S108
-"""Mounts that the user's at the same path replace."""
+"""Mount that gives way to a user's mount at the same path, like TMP."""
 SETTINGS_VOLUME = "dataloaderjob-settings"
 MOUNTS: tuple[Manifest, ...] = (
     {"name": "dataloaderjob-key", "mountPath": settings.KEY_FOLDER, "readOnly": True},
@@ -47,7 +47,7 @@ MOUNTS: tuple[Manifest, ...] = (
 
 
 def plain(model: PodTemplate | Container | ScratchSpec | DataSpec | SidecarSpec) -> dict[str, Any]:
-    """Dumps a model as the user wrote it, less what he set to null: that counts as left out, at any depth."""
+    """Dumps a model as the user wrote it, without fields set to null: they count as left out, at any depth."""
     return dict(_without_nulls(model.model_dump(mode="json", by_alias=True, exclude_unset=True)))
 
 
@@ -58,14 +58,14 @@ def _without_nulls(value: Any) -> Any:
 
 
 def image(job: DataLoaderJob) -> str:
-    """The image of head and feeders."""
+    """Returns the image of head and feeders."""
     return job.spec.feeders.image or job.spec.trainers.job.container.image or ""
 
 
 def template(
     job: DataLoaderJob, role: names.Role, user: PodTemplate, spec: Manifest, *, asked: Any, version: str
 ) -> Manifest:
-    """Makes a pod template. `asked`: all that the user decides about it, whose change replaces the pods."""
+    """Builds a pod template. `asked`: the user's part of it; a change of that part replaces the pods."""
     mesh = outside_mesh(user.metadata)
     annotations = {
         **mesh["annotations"],
@@ -79,8 +79,9 @@ def template(
 
 
 def outside_mesh(user: PodMetadata) -> dict[str, dict[str, str]]:
-    """Labels and annotations that keep service meshes off a pod: its connections are authenticated by the job's key, at
-    ports that no proxy knows. Where the user wants Istio's sidecar, they keep the job's own off it."""
+    """Returns labels and annotations that exclude a pod from service meshes: its connections are authenticated by the
+    job's key, at ports that no proxy knows. If the user wants Istio's sidecar, they make the job's connections bypass
+    it."""
     labels, annotations = user.labels, user.annotations
     found = {"labels": {AMBIENT: "none"}, "annotations": {"linkerd.io/inject": "disabled"}}
     wanted = labels.get(ISTIO, annotations.get(ISTIO))
@@ -98,13 +99,14 @@ def outside_mesh(user: PodMetadata) -> dict[str, dict[str, str]]:
 def shared_fields(
     setup: settings.OperatorConfig, user: PodTemplate, taken: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """The pod's own fields: the user's, what is taken from other templates, no token of the cluster."""
+    """Builds the pod's own fields from the user's, those taken from other templates, and the operator's defaults: no
+    token for the API server."""
     found = {name: value for name, value in plain(user).get("spec", {}).items() if name not in _OWNED}
     found = {**taken, **found}
     group = {} if setup.fs_group is None else {"fsGroup": setup.fs_group}
     found["securityContext"] = {**group, **found.get("securityContext", {})}
     found.setdefault("automountServiceAccountToken", False)
-    if found.get("hostNetwork"):  # the node's own DNS knows none of the job's Services
+    if found.get("hostNetwork"):  # the node's DNS does not know the job's Services
         found.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     found["enableServiceLinks"] = False
     found["tolerations"] = _tolerations(found.get("tolerations", []))
@@ -112,9 +114,10 @@ def shared_fields(
 
 
 def _tolerations(theirs: Any) -> Any:
-    """The user's, after those for lost nodes that he has none of his own for: the first that fits a taint counts."""
+    """Puts the tolerations for lost nodes before the user's, unless the user has some for the same taint: the first one
+    that matches a taint counts."""
     if not isinstance(theirs, list) or not all(isinstance(toleration, Mapping) for toleration in theirs):
-        return theirs  # the API server says what is wrong with it
+        return theirs  # the API server reports the error
     own = [toleration.get("key") for toleration in theirs]
     ours = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_S}
@@ -128,8 +131,8 @@ def ray_pod(
     setup: settings.OperatorConfig, job: DataLoaderJob, container: Manifest, user: PodTemplate,
     taken: Mapping[str, Any], data: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:  # fmt: skip
-    """A pod of a Ray node of the job: the operator's container, with what the user's of its name adds, and the user's
-    others. `data`: spec.data, where user code runs in it."""
+    """Builds the pod of a Ray node: the operator's container, extended by the user's container of the same name, and
+    the user's other containers. `data`: spec.data, if user code runs in the pod."""
     spec = plain(user).get("spec", {})
     theirs = {found["name"]: found for found in spec.get("containers", [])}
     ours = add(container, with_data(theirs.pop(container["name"], {}), data))
@@ -156,7 +159,7 @@ def ray_pod(
 
 
 def inherited(*templates: PodTemplate) -> dict[str, Any]:
-    """Fields of `INHERITED`, each of the first template that has it."""
+    """Returns the fields of `INHERITED`, each from the first template that sets it."""
     specs = [plain(user).get("spec", {}) for user in templates]
     return {
         name: next(s[name] for s in specs if name in s) for name in INHERITED if any(name in s for s in specs)
@@ -164,7 +167,7 @@ def inherited(*templates: PodTemplate) -> dict[str, Any]:
 
 
 def volumes(job: DataLoaderJob, setup: settings.OperatorConfig, role: names.Role) -> list[Manifest]:
-    """Key and settings, for every pod of a role."""
+    """Builds the volumes with key and settings, for every pod of a role."""
     return [
         {
             "name": "dataloaderjob-key",
@@ -178,7 +181,7 @@ def volumes(job: DataLoaderJob, setup: settings.OperatorConfig, role: names.Role
 
 
 def map_of(template: Mapping[str, Any]) -> str | None:
-    """The ConfigMap with the settings of a template's pods; None if they have none."""
+    """Returns the name of the ConfigMap with the settings of a template's pods; None if they have none."""
     for volume in (template.get("spec") or {}).get("volumes") or ():
         if volume.get("name") == SETTINGS_VOLUME:
             return str((volume.get("configMap") or {}).get("name"))
@@ -186,7 +189,7 @@ def map_of(template: Mapping[str, Any]) -> str | None:
 
 
 def shm_size(job: DataLoaderJob, container: str) -> str:
-    """Shared memory of a Ray node: Ray's object store, and what user code shares."""
+    """Returns the size of a Ray node's shared memory, for Ray's object store and for user code."""
     tasks = job.spec.ray.managed.room()
     has_tasks = tasks.cpus and container == names.Role.FEEDER.value
     nbytes = SHM_NBYTES + (tasks.object_store_nbytes if has_tasks else 0)
@@ -194,15 +197,15 @@ def shm_size(job: DataLoaderJob, container: str) -> str:
 
 
 def scratch_volume(name: str, scratch: ScratchSpec) -> Manifest:
-    """The volume of a scratch."""
+    """Builds a scratch volume."""
     if scratch.volume is not None:
         return {**scratch.volume, "name": name}
     return {"name": name, "emptyDir": {"sizeLimit": str(scratch.size or settings.SCRATCH_SIZE)}}
 
 
 def mounts(ours: Iterable[Manifest], theirs: Iterable[Mapping[str, Any]]) -> list[Manifest]:
-    """Mounts of a container: of ours, /tmp and /dev/shm give way to the user's at the same path. Others do not: two at
-    one path are the API server's to refuse."""
+    """Joins the mounts of a container. The operator's /tmp and /dev/shm give way to the user's mounts at the same path.
+    Others do not: the API server refuses two mounts at one path."""
     taken = {str(mount.get("mountPath")).rstrip("/") for mount in theirs}
     kept = [mount for mount in ours if mount not in (TMP, SHM) or mount["mountPath"] not in taken]
     return [*kept, *map(dict, theirs)]
@@ -211,7 +214,7 @@ def mounts(ours: Iterable[Manifest], theirs: Iterable[Mapping[str, Any]]) -> lis
 def ray_container(
     job: DataLoaderJob, role: names.Role, module: str, file: str, resources: Mapping[str, Any]
 ) -> Manifest:
-    """The container of a Ray node of the job: head or feeders."""
+    """Builds the container of a Ray node, head or feeder."""
     return {
         "name": role.value,
         "image": image(job),
@@ -228,8 +231,8 @@ def ray_container(
 
 
 def add(container: Manifest, theirs: Mapping[str, Any]) -> Manifest:
-    """A container of the operator's with what the user's of the same name adds to it, or has otherwise: what he may not
-    have otherwise, the manifest's rules refuse."""
+    """Merges the user's container of the same name into one of the operator's. The user's fields win; the manifest's
+    rules refuse those that must not change."""
     made = {**container, **theirs}
     for field in ("env", "ports"):
         if field in container:
@@ -240,7 +243,7 @@ def add(container: Manifest, theirs: Mapping[str, Any]) -> Manifest:
 
 
 def with_data(theirs: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's container with spec.data, to whose variables its own may refer."""
+    """Adds spec.data to the user's container; the container's own variables may refer to those of spec.data."""
     made = dict(theirs)
     if "env" in data:
         made["env"] = joined(data["env"], theirs.get("env", []))
@@ -251,13 +254,14 @@ def with_data(theirs: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, A
 
 
 def resources(model: Any) -> dict[str, Any]:
-    """Requests and limits of a spec, without those that are empty."""
+    """Returns the requests and limits of a spec, without empty ones."""
     dumped = model.model_dump(mode="json", by_alias=True)
     return {kind: values for kind, values in dumped.items() if values}
 
 
 def joined(ours: Iterable[Manifest], theirs: Iterable[Manifest]) -> list[Manifest]:
-    """Joins things with names, such as variables: ours first, less those that are theirs, which may refer to ours."""
+    """Joins named items, such as variables. The operator's come first, because the user's may refer to them; the user's
+    win if both have a name."""
     found = list(theirs)
     taken = [item.get("name") for item in found]
     return [*(item for item in ours if item["name"] not in taken), *found]
@@ -268,7 +272,7 @@ def environment(variables: Mapping[str, str]) -> list[Manifest]:
 
 
 def pod_of(workload: Manifest) -> Manifest:
-    """A pod as the workload's controller would create it, owned by the job."""
+    """Builds a pod as the workload's controller would create it, but owned by the job."""
     template, metadata = workload["spec"]["template"], workload["metadata"]
     taken = {name: value for name, value in template["metadata"].items() if name in FROM_TEMPLATES}
     own = {"namespace": metadata["namespace"], "generateName": f"{metadata['name']}-"}

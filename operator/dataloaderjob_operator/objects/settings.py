@@ -1,10 +1,9 @@
-"""The operator's own settings, and the job's Secret and ConfigMaps: the settings files that head, feeders and sidecars
-read at their start. Pure.
+"""The operator's own settings, and the job's Secret and ConfigMaps with the settings files that head, feeders and
+sidecars read when they start. Pure.
 
-Each role's file is in a ConfigMap that has the digest of the file in its name and never gets another: pods read what
-they were started with for as long as they live, whatever becomes of the spec or the operator. Who reads a file may be
-of an older version than this operator: keys are only added, and `tests/contract/test_skew.py` has those of each
-release.
+Each role's file is in a ConfigMap whose name has the file's digest and whose content never changes. So pods read the
+same settings as long as they live, whatever happens to the spec or the operator. The reader of a file may be older than
+this operator, so keys are only added; `tests/contract/test_skew.py` has the keys of each release.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dataloaderjob_operator.kinds import Manifest, digest
 KEY_FOLDER = "/etc/dataloaderjob/key"
 SETTINGS_FOLDER = "/etc/dataloaderjob/settings"
 RUN_FOLDER = "/run/dataloaderjob"
-"""Shared by the containers of a trainer pod: the socket, and the user's code and data on their way."""
+"""Folder shared by the containers of a trainer pod, with the socket, and the user's code and data in transit."""
 SOCKET = f"{RUN_FOLDER}/s"
 GCS_PORT = 6379
 SUPERVISOR_PORT = 6400
@@ -38,13 +37,13 @@ MASTER_PORT = 29500
 SCRATCH_SIZE = "10Gi"
 TMP = "/tmp"  # noqa: S108  a path in a pod
 USER = 65532
-"""User of our own images, and group of the pods' files: see `OperatorConfig.fs_group`."""
+"""User of this project's images, and group of the pods' files: see `OperatorConfig.fs_group`."""
 HOST_PORTS = range(20_000, 28_000, 2)
-"""Pairs of ports for trainers that share their node's: below those that Services and connections draw, and not those of
-dcgm-exporter (9400) or of any other job's torchrun."""
+"""First ports of port pairs for trainers on the host network. They are below the ranges for Services and outgoing
+connections, and avoid dcgm-exporter's port (9400) and other jobs' torchrun."""
 JOB_KEY = "links"
 COUNT_FILE = "feeders"
-"""The number of feeders as it is now: the one thing of the head's settings that changes while it runs."""
+"""File with the current number of feeders, the only setting of the head that changes while it runs."""
 RAY_TOKEN = "ray"  # noqa: S105  the name of a file
 FILES = {names.Role.HEAD: "head.json", names.Role.FEEDER: "feeder.json", names.Role.TRAINER: "sidecar.json"}
 """Settings files by the role of the pods that read them."""
@@ -60,47 +59,47 @@ class OwnPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorConfig:
-    """Settings of the operator for all jobs."""
+    """The operator's settings for all jobs."""
 
     version: str
-    """The operator's."""
+    """The operator's version."""
     sidecar_image: str
     """Image for manifests that name none."""
     root_key: bytes
     """Key from which jobs' keys are derived."""
     operator: OwnPod | None = None
-    """None: it is in none of the cluster's pods, and policies let it in nowhere."""
+    """None: the operator runs in no pod of the cluster, and no policy admits it."""
     sidecar_pull_secrets: tuple[str, ...] = ()
-    """Secrets of the jobs' namespaces with which `sidecar_image` is pulled."""
+    """Pull secrets for `sidecar_image` in the jobs' namespaces."""
     metrics_from: tuple[Manifest, ...] = ()
-    """Who may collect the sidecars' metrics, as peers of a NetworkPolicy; empty: nobody."""
+    """Peers of a NetworkPolicy that may collect the sidecars' metrics; empty: nobody."""
     fs_group: int | None = USER
-    """Group for templates that give none: it makes key and token readable, and trainer and sidecar share the socket,
-    whoever they run as. None: namespaces give one, as OpenShift's do."""
+    """Group for templates that set none. It makes key and token readable and lets trainer and sidecar share the socket,
+    whatever their users are. None: namespaces set one, as on OpenShift."""
     cluster_domain: str = ""
-    """Domain of the cluster's names, such as cluster.local; empty: pods add it themselves."""
+    """DNS domain of the cluster, such as cluster.local; empty: pods add it themselves."""
     managed_by: str = ""
-    """Only jobs that name this in `spec.managedBy` are this operator's; empty: those that name none, or MANAGED_BY."""
+    """The operator manages only jobs with this `spec.managedBy`; empty: jobs without one, or with MANAGED_BY."""
 
     def manages(self, named: str | None) -> bool:
-        """Checks whether a job is this operator's, by what its `spec.managedBy` names."""
+        """Checks whether this operator manages a job with this `spec.managedBy`."""
         return named == self.managed_by if self.managed_by else named in (None, MANAGED_BY)
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Ports of a trainer pod that others have to know."""
+    """Ports of a trainer pod that others must know."""
 
     metrics: int
-    """The sidecar's."""
+    """The sidecar's metrics port."""
     master: int
-    """The first rank's, where the others find it."""
+    """The first rank's port, to which the other ranks connect."""
 
 
 def ports(job: DataLoaderJob) -> Ports:
-    """The manifest's ports, else the usual ones; on the node's network, a pair made of the job's uid.
+    """Returns the manifest's ports, else the default ones; on the host network, a pair derived from the job's uid.
 
-    So trainers of several jobs may share a node. Of two pods of one job the scheduler puts only one onto a node there.
+    So trainers of several jobs may share a node. The scheduler does not place two pods of one job on the same node.
     """
     first, second = METRICS_PORT, MASTER_PORT
     if job.spec.trainers.job.template.spec.host_network:
@@ -111,13 +110,13 @@ def ports(job: DataLoaderJob) -> Ports:
 
 
 def service_host(job: DataLoaderJob, service: str, setup: OperatorConfig) -> str:
-    """The full name of a Service: also a pod without the cluster's search list finds it."""
+    """Returns the full name of a Service, which resolves even in a pod without the cluster's search list."""
     domain = f".{setup.cluster_domain}" if setup.cluster_domain else ""
     return f"{service}.{job.metadata.namespace}.svc{domain}"
 
 
 def cluster_domain(resolv_conf: str) -> str:
-    """The cluster's domain as the search list of a pod's resolv.conf has it; empty where it has none."""
+    """Returns the cluster's domain from the search list in a pod's resolv.conf; empty if it has none."""
     for line in resolv_conf.splitlines():
         if line.split()[:1] == ["search"]:
             for name in line.split()[1:]:
@@ -127,7 +126,7 @@ def cluster_domain(resolv_conf: str) -> str:
 
 
 def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
-    """Makes the Secret with both keys of the job."""
+    """Builds the Secret with both keys of the job."""
     uid = job.metadata.uid or ""
     metadata = names.metadata(job, names.key_secret(job.name, uid))
     values = {
@@ -145,7 +144,7 @@ def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
 
 
 def config_map(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> Manifest:
-    """Makes the settings of a role's pods as JSON."""
+    """Builds the ConfigMap with the settings of a role's pods as JSON."""
     data = _files(job, setup, role)
     made = {
         "apiVersion": "v1",
@@ -158,12 +157,12 @@ def config_map(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> M
 
 
 def map_name(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> str:
-    """The ConfigMap with the settings that pods of a role are to start with."""
+    """Returns the name of the ConfigMap with the settings that new pods of a role start with."""
     return names.settings_map(job.name, digest(_files(job, setup, role)))
 
 
 def count(job: DataLoaderJob) -> str:
-    """What COUNT_FILE has."""
+    """Returns the content of COUNT_FILE."""
     return str(job.spec.feeders.count)
 
 
@@ -173,12 +172,12 @@ def _files(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> dict[
 
 
 def unique(job: DataLoaderJob) -> str:
-    """The job's name on its connections."""
+    """Returns the job's name on its connections."""
     return names.unique(job.metadata.namespace or "", job.name, job.metadata.uid or "")
 
 
 def sidecar(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
-    """Fields of `dataloaderjob.core.settings.SidecarSettings`."""
+    """Builds the fields of `dataloaderjob.core.settings.SidecarSettings`."""
     return {
         "job": unique(job),
         "socket": SOCKET,
@@ -194,7 +193,7 @@ def sidecar(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
 
 
 def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
-    """Settings of the head's pod: Ray's own, and those of the supervisor."""
+    """Builds the settings of the head's pod: those of Ray and of the supervisor."""
     return {
         "job": unique(job),
         "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
@@ -202,7 +201,7 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "host": service_host(job, names.head_service(job.name), setup),
         "gcs_port": GCS_PORT,
         "supervisor_port": SUPERVISOR_PORT,
-        "num_feeders": 1,  # where COUNT_FILE is not read; the operator soon says how many
+        "num_feeders": 1,  # used if COUNT_FILE cannot be read; the operator soon sends the number
         "count_path": f"{SETTINGS_FOLDER}/{COUNT_FILE}",
         "ray_version": job.spec.ray.managed.version,
         "tuning": tuning(job),
@@ -210,7 +209,7 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
 
 
 def feeder(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
-    """Settings with which a feeder's pod joins."""
+    """Builds the settings with which a feeder's pod joins Ray."""
     return {
         "job": unique(job),
         "token_path": f"{KEY_FOLDER}/{RAY_TOKEN}",
@@ -222,13 +221,14 @@ def feeder(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
 
 
 def tasks(job: DataLoaderJob) -> dict[str, Any]:
-    """Room for Ray tasks of user code; empty where there is none, as it was before there was any."""
+    """Returns the room for Ray tasks of user code; empty if there is none, as in releases without it."""
     found = job.spec.ray.managed.room()
     return {"tasks": dataclasses.asdict(found)} if found.cpus else {}
 
 
 def scratch(job: DataLoaderJob) -> dict[str, int]:
-    """Bytes for user code and data in trainer pods, and in those of feeders and head: each field that says how many."""
+    """Returns the bytes for user code and data in pods of trainers, and of feeders and head, by the field that sets
+    them."""
     found = {}
     parts = {"sidecar": job.spec.sidecar.scratch}
     shared = any(mount.mount_path.rstrip("/") == TMP for mount in job.spec.data.volume_mounts)
@@ -245,13 +245,13 @@ def scratch(job: DataLoaderJob) -> dict[str, int]:
 
 
 def _own_tmp(user: PodTemplate, name: str) -> bool:
-    """Checks whether the user's container of this name mounts a volume of his at /tmp."""
+    """Checks whether the user's container of this name mounts its own volume at /tmp."""
     found = (mount for c in user.spec.containers if c.name == name for mount in c.volume_mounts)
     return TMP in {mount.mount_path.rstrip("/") for mount in found}
 
 
 def _volume_size(volume: Mapping[str, Any]) -> str:
-    """What the volume says of its size; empty where it says nothing."""
+    """Returns the size that a volume states; empty if it states none."""
     claim = _at(volume, "ephemeral", "volumeClaimTemplate", "spec", "resources", "requests", "storage")
     return str(claim or _at(volume, "emptyDir", "sizeLimit") or "")
 
@@ -263,7 +263,7 @@ def _at(thing: Any, *names: str) -> Any:
 
 
 def tuning(job: DataLoaderJob) -> dict[str, Any]:
-    """Fields of `dataloaderjob.core.settings.RayTuning`."""
+    """Builds the fields of `dataloaderjob.core.settings.RayTuning`."""
     return dataclasses.asdict(job.spec.ray.managed.tuning.settings())
 
 

@@ -1,5 +1,5 @@
-"""The workloads of a job: Deployments of head and feeders, which are its Ray cluster, and the trainers' Indexed Job,
-whose pods have the sidecar beside the user's containers. Pure.
+"""The workloads of a job: the Deployments of head and feeders, which form its Ray cluster, and the trainers' Indexed
+Job, whose pods run the sidecar next to the user's containers. Pure.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from dataloaderjob_operator.objects.pods import (
 HEAD_MODULE = "dataloaderjob.pod.head"
 FEEDER_MODULE = "dataloaderjob.pod.feeder"
 STARTS = 60
-"""Probes of a head that comes up, five seconds apart."""
+"""Probes of a starting head, five seconds apart, after which it is restarted."""
 _NODE = f"{TEMP_DIR}/{NODE_FOLDER}"
 READINESS: Manifest = {
-    # An earlier image has no such file. It is ready, as it was then, once it takes the output of feeders.
+    # Earlier images have no such file. They are ready, as before, once they accept the output of feeders.
     "exec": {"command": ["test", "-e", f"{_NODE}/{NODE_READY}", "-o", "-S", f"{_NODE}/output"]},
-    "initialDelaySeconds": 2,  # until then the file may be that of a container before this one
+    "initialDelaySeconds": 2,  # until then the file may be a previous container's
     "periodSeconds": 2,
     "timeoutSeconds": 5,
     "failureThreshold": 1,
 }
 PROGRESS_S = 900
-"""A new pod of feeders that is not ready after so long is named: images may be large, and the head late."""
+"""Seconds after which a new feeder pod that is not ready is reported: images may be large, and the head late."""
 SIDECAR = "dataloaderjob-sidecar"
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
 BY_INDEX = ("PET_NODE_RANK", "RANK")
@@ -57,8 +57,8 @@ RUN = {"name": "dataloaderjob-run", "mountPath": settings.RUN_FOLDER}
 
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
-    """One pod, replaced and never doubled: two heads would place feeders twice. All feeders start anew with it, so
-    another image alone does not replace it."""
+    """Builds the head's Deployment: one pod, which is replaced but never doubled, because two heads would place feeders
+    twice. Replacing it restarts all feeders, so a new image alone does not replace it."""
     spec = job.spec.ray.managed.head
     container = ray_container(job, names.Role.HEAD, HEAD_MODULE, "head.json", resources(spec.resources))
     probe = {"tcpSocket": {"port": "supervisor"}, "periodSeconds": 5}
@@ -82,7 +82,7 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
 
 
 def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
-    """`replicas` pods that are all alike: one that goes is replaced by any other."""
+    """Builds the feeders' Deployment: `replicas` interchangeable pods."""
     spec = job.spec.feeders
     container = ray_container(job, names.Role.FEEDER, FEEDER_MODULE, "feeder.json", resources(spec.resources))
     container["readinessProbe"] = READINESS
@@ -117,7 +117,8 @@ def _deployment(metadata: Manifest, pod: Manifest, *, replicas: int, strategy: M
 
 
 def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -> Manifest:
-    """Makes all replicas, started together. One that fails ends them all: the operator starts them anew, or not."""
+    """Builds the Indexed Job with all replicas, which start together. If one fails, all end, and the operator decides
+    about a restart."""
     name = names.trainers(job.name, attempt)
     user = job.spec.trainers.job.template
     metadata = names.metadata(job, name, names.Role.TRAINER, job.spec.trainers.job.metadata)
@@ -146,10 +147,10 @@ def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manif
     theirs, *others = user["containers"]
     data = plain(job.spec.data)
     trainer = _trainer(job, setup, with_data(theirs, data), name)
-    # The runtime's own has 64 MiB, too little for NCCL between ranks of one pod. It counts as the container's memory.
+    # The default of 64 MiB is too little for NCCL between ranks of one pod. It counts as the container's memory.
     shm = [{"name": SHM["name"], "emptyDir": {"medium": "Memory"}}] if SHM in trainer["volumeMounts"] else []
     shared = shared_fields(setup, job.spec.trainers.job.template)
-    if job.spec.sidecar.image is None:  # of the operator's own, which the user may not know of
+    if job.spec.sidecar.image is None:  # the operator's own image, which the user may not know about
         known = shared.get("imagePullSecrets", [])
         more = [{"name": name} for name in setup.sidecar_pull_secrets if {"name": name} not in known]
         shared |= {"imagePullSecrets": [*known, *more]} if more else {}
@@ -172,7 +173,7 @@ def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manif
 def _trainer(
     job: DataLoaderJob, setup: settings.OperatorConfig, theirs: dict[str, Any], name: str
 ) -> Manifest:
-    """The user's container with the launch's variables before his own, which may refer to them."""
+    """Adds the launch variables to the user's container, before the container's own, which may refer to them."""
     master = f"{name}-0.{settings.service_host(job, names.trainers_service(job.name), setup)}"
     port = settings.ports(job).master
     launch = job.spec.trainers.job.launch_environment(replica=0, master_addr=master, master_port=port)
@@ -190,7 +191,8 @@ def _trainer(
 
 
 def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
-    """First of the init containers, so that the others may read batches too; it outlives none of the trainers."""
+    """Builds the sidecar: the first of the init containers, so that the others can read batches too. It does not keep
+    the pod running after the trainer."""
     spec = job.spec.sidecar
     asked = plain(spec)
     return {
@@ -212,13 +214,15 @@ def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
 
 
 def _user(job: DataLoaderJob) -> dict[str, int]:
-    """The sidecar's user where the pod's is root, which it may not be; else its image or the namespace says."""
+    """Returns the sidecar's user if the pod's user is root, which the sidecar may not be; otherwise its image or the
+    namespace sets it."""
     pod = plain(job.spec.trainers.job.template)["spec"].get("securityContext") or {}
     return {"runAsUser": settings.USER} if pod.get("runAsUser") == 0 else {}
 
 
 def _resources(job: DataLoaderJob) -> dict[str, Any]:
-    """Requests and limits of the sidecar. Memory left out is what pools and sidecar need: memfds count as its own."""
+    """Returns the sidecar's requests and limits. The default memory is what the pools and the sidecar need, because
+    memfds count as the sidecar's memory."""
     spec = job.spec.sidecar
     made = resources(spec.resources)
     overhead = spec.overhead_nbytes(job.spec.trainers.job.processes_per_pod)
@@ -232,8 +236,8 @@ def _resources(job: DataLoaderJob) -> dict[str, Any]:
 
 
 def _guaranteed(user: Mapping[str, Any]) -> bool:
-    """Checks whether a pod of the user's containers alone has Kubernetes' quality of service of that name: the sidecar
-    shall not take it away."""
+    """Checks whether the user's containers alone would have the quality of service Guaranteed, which the sidecar must
+    preserve."""
     for container in (*user["containers"], *user.get("initContainers", ())):
         asked = container.get("resources") or {}
         limits = asked.get("limits") or {}

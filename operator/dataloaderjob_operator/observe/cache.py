@@ -1,7 +1,7 @@
-"""Keeps what the watches reported last of jobs and their children, and what we have written since. Pure but for the
+"""Caches the last reported state of jobs and their children, and the operator's writes since. Pure except for the
 clock: events come in, `Observed` goes out.
 
-It keeps only what is read of an object (`kinds.transform`): a cluster may have ten thousand pods of jobs.
+It keeps only the parts of an object that are read (`kinds.transform`): a cluster may have ten thousand pods of jobs.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from dataloaderjob_operator.kinds import Manifest, Packed, transform
 from dataloaderjob_operator.names import LABEL_JOB, Role, feeders, head, trainers_stem
 
 WRITE_WINS_S = 120.0
-"""Seconds for which a write of ours wins over an older version that a watch reports: kopf notices a dead connection
-after 70 s, and the next one begins where it was."""
+"""Seconds for which the operator's write wins over an older version that a watch reports: kopf notices a dead
+connection after 70 s, and the next connection resumes at the same version."""
 GONE = 4096
+"""Number of uids of removed or replaced objects that are remembered."""
 MAX_UNREADABLE = 64
-"""Places of a status that may be left out."""
+"""Maximum parts of a status that are left out because they are unreadable."""
 MAX_LEVELS = 200
-"""Levels of a spec: pydantic writes 255, the API server takes 10,000."""
+"""Maximum levels of a spec: pydantic serializes 255, the API server accepts 10,000."""
 RECENT = 128
-"""Jobs that are kept as they were read: a job that changes is reconciled several times within seconds."""
+"""Number of jobs that are kept parsed: a job that changes is reconciled several times within seconds."""
 NAMED_PARTS = 7
-"""Parts of a path by which a value with too many levels is named: as many as a field of the head's pod has."""
+"""Maximum parts of the path that names a value with too many levels, enough for a field of the head's pod."""
 JobKey = tuple[str, str]
 """(namespace, name) of a job."""
 K = TypeVar("K")
@@ -43,26 +44,26 @@ _Parsed = tuple[DataLoaderJob, tuple[Problem, ...]]
 
 
 class Cache:
-    """Live objects by the job that they belong to."""
+    """Live objects, by the job that they belong to."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._jobs: dict[JobKey, Manifest] = {}
         self._children: defaultdict[JobKey, dict[Key, Manifest]] = defaultdict(dict)
         self._written: dict[str, tuple[int, float]] = {}
-        """Versions of objects just written, by uid, and until when an older one is dropped."""
+        """Versions of objects just written, by uid, and the time until which older versions are dropped."""
         self._gone = _Last[str, None](GONE)
         """Uids of objects that were removed."""
         self._replaced = _Last[str, None](GONE)
-        """Uids of objects whose name another has taken: kopf reports two objects in no order."""
+        """Uids of objects whose name another object has taken: kopf reports different objects in any order."""
         self._parsed = _Last[JobKey, tuple[Manifest, _Parsed]](RECENT)
-        """What was read of a job last, and what it was read from."""
+        """Parsed jobs, each with the manifest that it was parsed from."""
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def put(self, thing: Manifest) -> JobKey | None:
-        """Takes in an object that is there or has changed. Returns the job that it concerns; None if nothing is new."""
+        """Stores a new or changed object. Returns the job that it concerns; None if nothing is new."""
         owner = owner_of(thing)
         if owner is None or self._outdated(thing) or self._known(owner, thing):
             return None
@@ -78,14 +79,14 @@ class Cache:
         return owner
 
     def put_written(self, thing: Manifest) -> None:
-        """Takes in what the API server answered to a write of ours, before any watch reports it."""
+        """Stores the API server's answer to a write of the operator, before any watch reports it."""
         uid, version = thing["metadata"].get("uid", ""), _version(thing)
         owner = owner_of(thing)
         if owner is None or version is None or uid in self._gone:
             return
         live = self._live(owner, thing)
         if live is not None and live["metadata"].get("uid") == uid and (_version(live) or 0) > version:
-            return  # a watch was quicker
+            return  # a watch was faster
         if self.put(thing) is not None and uid:
             self._written[uid] = version, self._clock() + WRITE_WINS_S
 
@@ -109,8 +110,8 @@ class Cache:
         return owner
 
     def _outdated(self, thing: Manifest) -> bool:
-        """Checks whether the operator has written this object since. An etcd that was set back has lower versions: what
-        was written counts for a while only."""
+        """Checks whether the operator has written a newer version. After a restore of etcd versions are lower, so a
+        write counts only for WRITE_WINS_S."""
         uid = thing["metadata"].get("uid", "")
         version, until = self._written.get(uid, (None, 0.0))
         received = _version(thing)
@@ -121,31 +122,31 @@ class Cache:
         return False
 
     def _known(self, owner: JobKey, thing: Manifest) -> bool:
-        """Checks whether just this version is there."""
+        """Checks whether the cache has exactly this version."""
         live, new = self._live(owner, thing), thing["metadata"]
         if live is None or new.get("resourceVersion") is None:
             return False
         return all(live["metadata"].get(field) == new.get(field) for field in ("uid", "resourceVersion"))
 
     def _live(self, owner: JobKey, thing: Manifest) -> Manifest | None:
-        """The object that has its name."""
+        """Returns the cached object of the same kind and name."""
         if thing["kind"] == KIND:
             return self._jobs.get(owner)
         return self.child(owner, (thing["kind"], thing["metadata"]["name"]))
 
     def all_of(self, kind: str) -> list[Manifest]:
-        """Lists all objects of a kind."""
+        """Returns all objects of a kind."""
         if kind == KIND:
             return list(self._jobs.values())
         return [c for mine in self._children.values() for (k, _), c in mine.items() if k == kind]
 
     def has_name(self, thing: Manifest) -> bool:
-        """Checks whether an object of this kind and name is there."""
+        """Checks whether the cache has an object of this kind and name."""
         owner = owner_of(thing)
         return owner is not None and self._live(owner, thing) is not None
 
     def has(self, thing: Manifest) -> bool:
-        """Checks whether this very object is there, and not another one of its name."""
+        """Checks whether the cache has this very object, not another one of its name."""
         owner = owner_of(thing)
         live = None if owner is None else self._live(owner, thing)
         return live is not None and live["metadata"].get("uid") == thing["metadata"].get("uid")
@@ -160,19 +161,19 @@ class Cache:
         return self._jobs.get(owner)
 
     def version(self, owner: JobKey) -> str:
-        """The job's resourceVersion, as far as it is known."""
+        """Returns the job's resourceVersion; empty if it is unknown."""
         return str(self._jobs.get(owner, {}).get("metadata", {}).get("resourceVersion", ""))
 
     def child(self, owner: JobKey, key: Key) -> Manifest | None:
         return self._children.get(owner, {}).get(key)
 
     def uid(self, owner: JobKey) -> str | None:
-        """The job's uid, None if it is gone or going."""
+        """Returns the job's uid; None if it is gone or being deleted."""
         metadata = self._jobs.get(owner, {}).get("metadata", {})
         return None if metadata.get("deletionTimestamp") else metadata.get("uid")
 
     def of_role(self, owner: JobKey, role: Role) -> list[Manifest]:
-        """Pods of this job, those that are being deleted among them."""
+        """Returns this job's pods of a role, including those being deleted."""
         return [
             child
             for (kind, _), child in self._children.get(owner, {}).items()
@@ -186,21 +187,21 @@ class Cache:
         return _status(self.live_status(owner))
 
     def managed_by(self, owner: JobKey) -> str | None:
-        """The controller that the job names, as far as it can be read."""
+        """Returns the controller that the job names, even if the job is invalid otherwise."""
         named = (self._jobs.get(owner, {}).get("spec") or {}).get("managedBy")
         return None if named is None else str(named)
 
     def about(self, owner: JobKey) -> Metadata:
-        """Name, namespace and uid of a job, which may be one that cannot be read."""
+        """Returns the name, namespace and uid of a job, even of one that cannot be parsed."""
         return Metadata.model_construct(name=owner[1], namespace=owner[0], uid=self.uid(owner))
 
     def generation(self, owner: JobKey) -> int:
-        """The job's generation, as far as it is known."""
+        """Returns the job's generation; 0 if it is unknown."""
         return int(self._jobs.get(owner, {}).get("metadata", {}).get("generation") or 0)
 
     def observed(self, owner: JobKey) -> Observed | None:
-        """Returns what a reconcile observes, None if the job is gone or going. Raises ManifestError for one that the
-        models refuse."""
+        """Returns the state for a reconcile; None if the job is gone or being deleted. Raises ManifestError if the
+        models refuse the job."""
         thing = self._jobs.get(owner)
         if thing is None or thing["metadata"].get("deletionTimestamp"):
             return None
@@ -215,7 +216,7 @@ class Cache:
         )
 
     def _read(self, owner: JobKey, thing: Manifest) -> _Parsed:
-        """Reads a job: the same object for as long as nothing but its status changes. Raises ManifestError."""
+        """Parses a job. Returns the same object as long as only the job's status changes. Raises ManifestError."""
         metadata = {name: value for name, value in thing["metadata"].items() if name != "resourceVersion"}
         asked = {name: value for name, value in thing.items() if name != "status"} | {"metadata": metadata}
         known, parsed = self._parsed.get(owner, (None, None))
@@ -228,8 +229,8 @@ class Cache:
         return parsed
 
     def _is_child(self, owner: JobKey, child: Manifest) -> bool:
-        """Checks whether an object with the job's label is this job's. Labels alone make none: anybody may copy a pod
-        with them, and an earlier job of the same name had the same."""
+        """Checks whether an object with the job's label belongs to this job. The label is not enough: anybody may copy
+        a pod with it, and an earlier job of the same name had the same label."""
         uid = self._jobs.get(owner, {}).get("metadata", {}).get("uid")
         if child["kind"] != "Pod":
             return _owned_by(child, uid)
@@ -247,7 +248,7 @@ class Cache:
 
 
 class _Last(dict[K, V]):
-    """Keeps the last so many of what was added."""
+    """A dict that keeps the last `most` items added."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -261,14 +262,14 @@ class _Last(dict[K, V]):
 
 
 def owner_of(thing: Manifest) -> JobKey | None:
-    """The job that an object is, or carries the label of."""
+    """Returns the key of the job that an object is, or that its label names; None if there is none."""
     metadata = thing["metadata"]
     name = metadata["name"] if thing["kind"] == KIND else metadata.get("labels", {}).get(LABEL_JOB)
     return None if name is None else (metadata.get("namespace", ""), name)
 
 
 def _version(thing: Manifest) -> int | None:
-    """Versions of one object are numbers that grow, in Kubernetes by its documentation since 1.35."""
+    """Returns an object's version. Versions of an object are increasing numbers (documented since Kubernetes 1.35)."""
     try:
         return int(thing["metadata"]["resourceVersion"])
     except (KeyError, ValueError):
@@ -281,12 +282,12 @@ def _owned_by(child: Manifest, uid: str | None) -> bool:
 
 
 def _made(thing: Manifest) -> str:
-    """When it was made, as Kubernetes writes it: texts that are ordered as the times are."""
+    """Returns the creation time as Kubernetes formats it: the texts sort like the times."""
     return str(thing["metadata"].get("creationTimestamp") or "")
 
 
 def _check_levels(spec: Any) -> None:
-    """Raises ManifestError for a spec with too many levels."""
+    """Raises ManifestError if a spec has too many levels."""
     level: list[tuple[Path, Any]] = [((), {"spec": spec})]
     for _ in range(MAX_LEVELS):
         level = [
@@ -302,8 +303,8 @@ def _check_levels(spec: Any) -> None:
 
 
 def _status(found: Any) -> DataLoaderJobStatus:
-    """Reads a status. What of it cannot be read is left out, such as fields of a newer operator: the count of attempts
-    stays, and an end is an end."""
+    """Parses a status, leaving out unreadable parts, such as fields of a newer operator. So the count of attempts and
+    the end of a job are kept."""
     left = copy.deepcopy(found or {})
     for _ in range(MAX_UNREADABLE):
         try:
@@ -314,7 +315,7 @@ def _status(found: Any) -> DataLoaderJobStatus:
 
 
 def _leave_out(thing: Any, place: Sequence[str | int]) -> None:
-    """Removes what is at a place; if nothing is there, what should have it."""
+    """Removes the value at a place; if there is none, the value that should contain it."""
     inside = thing
     for depth, step in enumerate(place[:-1]):
         try:

@@ -1,8 +1,9 @@
-"""The requests that kopf makes for its watches, as its HTTP session reports them: which watches are open by their own
-last word, and which lists were made anew. kopf itself tells neither: its tasks live through every lost connection.
+"""Tracks the requests that kopf makes for its watches, through its HTTP session: which watches are open, judged by
+their last request, and which lists were repeated. kopf itself reports neither, because its tasks survive every lost
+connection.
 
-A list made anew reports what is there, and not what has gone meanwhile. What was known before it and is not reported by
-the time its watch opens is looked for by a list of ours.
+A repeated list reports the objects that exist, not those that are gone. If an object was known before the list and is
+not reported by the time its watch opens, the operator makes a list of its own.
 """
 
 from __future__ import annotations
@@ -19,42 +20,42 @@ from dataloaderjob_operator.kinds import KINDS, Manifest
 from dataloaderjob_operator.observe.cache import Cache
 
 WATCH_S = 300
-"""Seconds after which the API server ends each watch, and kopf opens it anew: no word of it is older."""
+"""Seconds after which the API server ends each watch and kopf reopens it, so that its last request is never older."""
 LAST_WORD_S = WATCH_S + 60.0
-"""Seconds for which a watch counts as open after it was."""
+"""Seconds for which a watch counts as open after it was opened."""
 SETTLE_S = 3.0
-"""Seconds from the end of a list until kopf's tasks have handed all of it on."""
+"""Seconds from the end of a list until kopf's tasks have passed on all of it."""
 
 
 class Requests:
-    """Requests for lists and watches, by their path."""
+    """Requests for lists and watches, by path."""
 
     def __init__(
         self, cache: Cache, paths: Mapping[str, Sequence[str]], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`paths`: where the objects of each kind are listed."""
+        """`paths`: the paths at which the objects of each kind are listed."""
         self.cache, self._clock = cache, clock
         self._kinds = {path: kind for kind, found in paths.items() for path in found}
         self._opened: dict[str, float] = {}
-        """Watches whose last request was answered, and when."""
+        """Watches whose last request was answered, and the time of the answer."""
         self._unreported: dict[str, set[str]] = {}
-        """Uids of what was known when a list began, and has not been reported since."""
+        """Uids of objects that were known when a list began and have not been reported since."""
         self._listed: set[str] = set()
-        """Paths whose list is over."""
+        """Paths whose list is complete."""
         self._changed = asyncio.Event()
 
     @property
     def expected(self) -> int:
-        """The number of watches that there shall be."""
+        """The number of watches that should be open."""
         return len(self._kinds)
 
     def open(self) -> int:
-        """The number of watches whose last word is that they are open."""
+        """Returns the number of watches that are open, judged by their last request."""
         now = self._clock()
         return sum(now - moment <= LAST_WORD_S for moment in self._opened.values())
 
     def began(self, path: str, query: Container[str]) -> None:
-        """A request is sent."""
+        """Records that a request is sent."""
         if (ours := self._known(path)) is None:
             return
         if "watch" in query:
@@ -67,7 +68,7 @@ class Requests:
             self._listed.discard(ours)
 
     def answered(self, path: str, query: Container[str], status: int) -> None:
-        """The API server began to answer a request."""
+        """Records that the API server began to answer a request."""
         if (ours := self._known(path)) is None:
             return
         if status >= 400:
@@ -76,21 +77,21 @@ class Requests:
             self._opened[ours] = self._clock()
 
     def failed(self, path: str) -> None:
-        """A request had no answer."""
+        """Records that a request got no answer."""
         self._opened.pop(self._known(path) or "", None)
 
     def _known(self, path: str) -> str | None:
-        """The path below that of the server, which may have one of its own; None for other requests."""
+        """Returns the listed path that a request is for, without a prefix of the server's URL; None for others."""
         return next((ours for ours in self._kinds if path.endswith(ours)), None)
 
     def reported(self, kind: str, uid: str) -> None:
-        """A watch reported an object, or a list before it."""
+        """Records that a watch, or the list before it, reported an object."""
         for path, uids in self._unreported.items():
             if self._kinds[path] == kind:
                 uids.discard(uid)
 
     async def relisted(self) -> frozenset[str]:
-        """Waits for the end of lists. Returns the kinds of which something was not reported that is still known."""
+        """Waits until lists are complete. Returns the kinds with objects that are known but were not reported."""
         await self._changed.wait()
         await asyncio.sleep(SETTLE_S)
         self._changed.clear()
@@ -104,12 +105,12 @@ class Requests:
         return frozenset(found)
 
     def _is_at(self, thing: Manifest, path: str) -> bool:
-        """Checks whether an object is among those that are listed there."""
+        """Checks whether an object is listed at a path."""
         kind = KINDS[thing["kind"]]
         return path in (kind.path(None), kind.path(thing["metadata"].get("namespace")))
 
     def session(self, found: kopf.ConnectionInfo) -> kopf.AiohttpSession:
-        """The session in which kopf makes its requests, with these credentials."""
+        """Makes the HTTP session for kopf's requests, with these credentials."""
         trace = aiohttp.TraceConfig()
 
         async def began(

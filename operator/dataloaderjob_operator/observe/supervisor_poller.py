@@ -1,7 +1,7 @@
-"""Polls the supervisor of each job whose head is ready for its status, and sends it the number of feeders in the spec.
+"""Polls the supervisor of each job with a ready head for its status, and sends it the number of feeders in the spec.
 
-Each poll has a connection of its own, to the address of the head's pod: nothing to resolve, and no other head answers.
-The last status is kept (`decide.supervisor_status`); a job is put onto the queue when its own status would be another.
+Each poll opens a connection to the address of the head's pod, so no name is resolved and no other head can answer. The
+last status is kept (`decide.supervisor_status`). A job is queued when its own status would change.
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
 POLLS_PER_S = 60
-"""Polls of settled supervisors, of all jobs together: with more than 600 of them each is polled less often."""
+"""Maximum rate of polls of settled supervisors, over all jobs: with more than 600, each is polled less often."""
 UNSETTLED_PERIOD_S = 4.0
-"""Interval while feeders are on their way, or a trainer has failed."""
+"""Interval between polls while feeders are starting, or a trainer has failed."""
 MIN_INTERVAL_S = 2.0
 """Minimum interval between two polls of one supervisor, whatever happens to its job."""
 TIMEOUT_S = 5.0
 MAX_MISSES = 3
-"""Polls in a row without an answer after which a supervisor is silent: one restart of it is nothing to report."""
+"""Consecutive polls without an answer after which a supervisor counts as silent: a single restart is not reported."""
 TICK_S = 0.5
 MAX_CONCURRENT = 64
-"""Polls at the same time. Each takes 0.5 ms of CPU."""
+"""Maximum concurrent polls. Each takes 0.5 ms of CPU."""
 METRICS_PER_S = 2
-"""Reconciles for the sake of metrics alone, of all jobs together: with more than 120 of them the metrics of each are
-written less often than once a minute."""
+"""Maximum rate of reconciles for metrics alone, over all jobs: with more than 120 jobs, the metrics of each are written
+less often than once a minute."""
 RATES_SPAN_S = 8.0
-"""Minimum span of rates: a shorter one shows single batches."""
+"""Minimum time span of rates: a shorter one shows single batches."""
 MAX_STATUS_NBYTES = 1024 * 1024
-"""A brief status of 1000 sidecars has 400 KB. A supervisor is of the user's image: what it may take of the operator's
-time and memory is bounded here."""
+"""Maximum size of a status; a brief status of 1000 sidecars has 400 KB. A supervisor runs in the user's image, so this
+limits its use of the operator's time and memory."""
 MAX_ANSWER_NBYTES = 64 * 1024
-"""The answer to a number of feeders is a line."""
+"""Maximum size of the answer to a number of feeders, which is one line."""
 LARGE_NBYTES = 64 * 1024
-"""Answers beyond this are parsed one at a time, outside the loop: JSON takes up to forty times its bytes."""
+"""Larger answers are parsed one at a time, outside the loop: parsed JSON takes up to forty times its bytes."""
 HUNG_S = 180.0
-"""Seconds of silence after which a supervisor that has answered before is taken to hang, while its pod is ready."""
+"""Seconds of silence after which a supervisor that has answered before counts as hung, while its pod is ready."""
 MAX_SILENT = 0.1
-"""Share of all supervisors, beyond the first, that may be silent at the same time for any of them to be taken to hang:
-with more, it is the operator that nobody can reach."""
+"""Maximum share of all supervisors, beyond the first, that may be silent for any of them to count as hung. If more are
+silent, the operator's own connection is the likely fault."""
 
 _jitter = random.Random()  # noqa: S311  spreads polls, no secret
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Address of a job's supervisor, and what a handshake with it needs."""
+    """Address of a job's supervisor, and the job's name and key for the handshake."""
 
     address: str
     job: str
@@ -71,7 +71,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class _Status:
-    """What is kept of a supervisor's answer."""
+    """The parsed parts of a supervisor's answer."""
 
     status: SupervisorStatus
     readings: supervision.Readings
@@ -84,21 +84,21 @@ class _Job:
     polled_at: float = float("-inf")
     busy: bool = False
     woken: bool = False
-    """Something happened while it was polled."""
+    """True if something happened to the job during its poll."""
     head: Head | None = None
     misses: int = 0
     status: SupervisorStatus | None = None
     answered_at: float | None = None
-    """The last time that this head's supervisor answered; None: it never has."""
+    """The time of the last answer of this head's supervisor; None: it never answered."""
     base: tuple[float, supervision.Readings] | None = None
-    """Beginning of the present span of rates."""
+    """Start of the current span of rates: the time, and the counters at that time."""
     rates: supervision.Rates | None = None
     moved_at: float = float("-inf")
-    """The last time that the job was put onto the queue for its metrics alone."""
+    """The time at which the job was last queued for its metrics alone."""
 
 
 class SupervisorPoller:
-    """The supervisors of all jobs. `run` polls until it is cancelled."""
+    """Polls the supervisors of all jobs. `run` polls until it is cancelled."""
 
     def __init__(
         self, cache: Cache, root_key: bytes, changed: Callable[[JobKey], None], *, port: int = SUPERVISOR_PORT
@@ -108,16 +108,16 @@ class SupervisorPoller:
         self._gate = asyncio.Semaphore(MAX_CONCURRENT)
         self._large = asyncio.Semaphore(1)
         self._moved: dict[JobKey, None] = {}
-        """Jobs whose metrics have changed, in the order in which they get onto the queue."""
+        """Jobs whose metrics have changed, in the order in which they will be queued."""
         self._moves = 0.0
-        """How many of them may."""
+        """The number of these jobs that may be queued now."""
 
     def status(self, key: JobKey) -> SupervisorStatus | None:
-        """The last status, None if there is none since the head is ready."""
+        """Returns the last status; None if there is none since the head became ready."""
         return self._jobs[key].status if key in self._jobs else None
 
     def want(self, key: JobKey, feeders: int | None) -> None:
-        """Keeps so many feeder processes from now on; None: the job has no supervisor to poll."""
+        """Sets the number of feeder processes to keep; None: the job has no supervisor to poll."""
         if feeders is None:
             self._jobs.pop(key, None)
         elif key not in self._jobs:
@@ -127,7 +127,7 @@ class SupervisorPoller:
             self.wake(key)
 
     def wake(self, key: JobKey) -> None:
-        """Polls a supervisor soon, since something happened to the job or its pods."""
+        """Polls a supervisor soon, because something happened to the job or its pods."""
         if (job := self._jobs.get(key)) is not None:
             job.due = min(job.due, job.polled_at + MIN_INTERVAL_S)
             job.woken = job.busy
@@ -153,7 +153,7 @@ class SupervisorPoller:
                 self._changed(key)
 
     def _find_head(self, key: JobKey, job: _Job) -> bool:
-        """Checks whether there is a head to poll. Another one than before begins anew."""
+        """Checks whether there is a head to poll. A new head resets the state."""
         head = self._head(key)
         if head != job.head:
             had_status = job.status is not None
@@ -185,7 +185,7 @@ class SupervisorPoller:
                     received: _Status | str = await _exchange(head, self._port, job, self._large)
             except TimeoutError:
                 received = (
-                    f"nothing within {TIMEOUT_S:g} s at {sockets.address_text(head.address, self._port)}"
+                    f"no answer within {TIMEOUT_S:g} s from {sockets.address_text(head.address, self._port)}"
                 )
             except EOFError:
                 received = "it closed the connection"
@@ -196,7 +196,7 @@ class SupervisorPoller:
                 received = f"its answer cannot be used: {exc!r}"
         job.busy = False
         if self._jobs.get(key) is not job or job.head != head:
-            return  # meanwhile it has ended, or has another head
+            return  # the job has ended meanwhile, or has another head
         if isinstance(received, _Status):
             self._received(key, job, received.status, received.readings)
         else:
@@ -231,9 +231,9 @@ class SupervisorPoller:
         job.due = time.monotonic() + UNSETTLED_PERIOD_S
         if job.misses < MAX_MISSES:
             return
-        if job.status is not None and job.status.silent:  # reported once: other reasons may follow in turns
+        if job.status is not None and job.status.silent:  # reported once, whatever reasons follow
             if not job.status.hung and self._hangs(job):
-                log.warning("%s/%s: the supervisor hangs, its pod is replaced", *key)
+                log.warning("%s/%s: the supervisor hangs; replacing its pod", *key)
                 job.status = replace(job.status, hung=True)
                 self._changed(key)
             return
@@ -256,7 +256,7 @@ class SupervisorPoller:
 
 
 async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) -> _Status:
-    """Receives its status, and sends the number of feeders that is wanted if it keeps another.
+    """Receives a supervisor's status, and sends the wanted number of feeders if the supervisor keeps another.
 
     Raises OSError, EOFError, DataLoaderJobError.
     """
@@ -280,7 +280,8 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
 
 
 async def _receive_status(reader: asyncio.StreamReader, large: asyncio.Semaphore) -> _Status:
-    """Keeps no message while it waits for anything but its own bytes."""
+    """Receives a status and returns only its parsed parts, so that the message is not kept for the rest of the
+    exchange."""
     data = await _receive(reader, MAX_STATUS_NBYTES)
     if len(data) <= LARGE_NBYTES:
         return _parse(data)

@@ -1,9 +1,9 @@
-"""What is learned of the API server: what watches, lists and lookups report goes into the cache, and its job onto the
-queue.
+"""Input from the API server: objects from watches, lists and lookups go into the cache, and their jobs onto the queue.
 
-kopf keeps the watches open. Only its `on.event` is used: it writes no handler state, finalizer or annotation. Lists
-come before anything is decided, and again now and then for what the watches missed. What no watch reports is looked up
-with a bounded number of requests: `EventLookup` lists the events of objects that hold a job up.
+kopf keeps the watches open. The operator uses only kopf's `on.event`, which writes no handler state, finalizer or
+annotation. Everything is listed before the first decision, and again from time to time to find changes that the watches
+missed. Events, which no watch reports, are looked up with a bounded number of requests: `EventLookup` lists those of
+objects that hold up a job.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from dataloaderjob_operator.observe.requests import WATCH_S, Requests
 log = logging.getLogger(__name__)
 
 CHUNK = 100
-"""Objects in a page of a list: with 500, pages of pods in the hands of kopf were 40 MB."""
+"""Objects in a page of a list: with 500, pages of pods took 40 MB in kopf."""
 IDLE_S = 0.5
-"""kopf keeps a task for each object that something happened to, for so long after it."""
+"""Seconds for which kopf keeps an object's task after the object's last event."""
 RETRY_S = 5.0
-"""Pause after a list that failed."""
+"""Pause after a failed list."""
 ENDS_S = 15.0
-"""kopf does not survive each error of a watch, nor always return after one: so long after it the process is killed, and
-started again by the kubelet."""
+"""Seconds from a fatal error of a watch until the process is killed and restarted by the kubelet: kopf does not survive
+every error, and does not always return after one."""
 SWEEP_S = 600.0
-"""Interval between two lists for what the watches missed."""
+"""Interval between two lists that find changes missed by the watches."""
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Switches off kopf's own bookkeeping of what changed, which the handlers here do not use: it took a fifth of the
-    CPU of a cold start."""
+    """Disables kopf's own tracking of changes, which no handler here uses: it took a fifth of the CPU time of a cold
+    start."""
 
     def build(
         self,
@@ -61,12 +61,12 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 def list_paths(namespaces: Sequence[str]) -> dict[str, list[str]]:
-    """Paths at which all objects of a kind are listed; in all namespaces if none is named."""
+    """Returns the paths at which all objects of each kind are listed; in all namespaces if none is named."""
     return {kind.name: [kind.path(name) for name in namespaces] or [kind.path(None)] for kind in WATCHED}
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Sets kopf up: a dead connection is noticed, the server filters, nothing is posted."""
+    """Configures kopf to notice dead connections, to filter on the server, and to post no events."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.watching.server_timeout = WATCH_S
@@ -84,8 +84,9 @@ def registry(
     cache: Cache, changed: Callable[[JobKey, bool], None], gone: Callable[[JobKey], None],
     received: Callable[[str, str], None], requests: Requests,
 ) -> kopf.OperatorRegistry:  # fmt: skip
-    """Makes handlers that only put what they receive into the cache. `changed` gets a job, and whether it or a child of
-    it changed; `gone` a job; `received` kind and uid of each object; `requests` is told of kopf's."""
+    """Makes handlers that only put received objects into the cache. `changed` gets a job, and whether the job itself
+    changed or a child of it. `gone` gets a job, and `received` the kind and uid of each object. `requests` tracks the
+    requests of kopf."""
     made = kopf.OperatorRegistry()
 
     async def note(event: Any, resource: Any, **_: Any) -> None:
@@ -107,7 +108,7 @@ def registry(
         found = kopf.login_with_service_account(**known) or kopf.login_with_kubeconfig(**known)
         if found is None:
             return None
-        if found in refused:  # kopf comes at once with each answer that the credentials are not taken
+        if found in refused:  # kopf logs in again at once whenever the credentials are rejected
             await asyncio.sleep(RETRY_S)
         refused[:] = [found]
         return requests.session(found)
@@ -122,7 +123,7 @@ def registry(
 async def prime(
     client: Client, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> None:
-    """Lists everything into the cache: what a watch has not reported yet would else seem to be gone."""
+    """Lists everything into the cache: otherwise objects not yet reported by a watch would seem to be gone."""
     for kind, paths in list_paths(namespaces).items():
         for path in paths:
             while True:
@@ -132,7 +133,7 @@ async def prime(
                             add(key)
                     break
                 except ApiError as exc:
-                    log.warning("cannot list %s, try again in %.0f s: %s", path, RETRY_S, exc)
+                    log.warning("cannot list %s, retry in %.0f s: %s", path, RETRY_S, exc)
                     await asyncio.sleep(RETRY_S)
 
 
@@ -143,10 +144,10 @@ async def sweep(
     namespaces: Sequence[str],
     kinds: Container[str] = KINDS,
 ) -> None:
-    """Lists everything of these kinds again, for what the watches missed. Drops what has gone: a watch that reconnects
-    reports what is there, and not what is not. Takes in what is there and not known at all.
+    """Lists all objects of these kinds again to find changes that the watches missed. Drops objects that are gone,
+    because a watch that reconnects reports only existing objects. Adds objects that are unknown.
 
-    Raises ApiError; kinds that were not listed by then are left as they are.
+    Raises ApiError; kinds not listed by then are left unchanged.
     """
     listed = {kind: paths for kind, paths in list_paths(namespaces).items() if kind in kinds}
     for kind, paths in listed.items():
@@ -157,13 +158,13 @@ async def sweep(
                 there.add(thing["metadata"].get("uid"))
                 if not cache.has_name(thing) and (key := cache.put(thing)) is not None:
                     log.warning(
-                        "missed the creation of %s %s: the list has it", kind, thing["metadata"]["name"]
+                        "watch missed the creation of %s %s, found by a list", kind, thing["metadata"]["name"]
                     )
                     add(key)
         for thing in before:
             if thing["metadata"].get("uid") not in there and cache.has(thing):
                 log.warning(
-                    "missed the deletion of %s %s: the list no longer has it", kind, thing["metadata"]["name"]
+                    "watch missed the deletion of %s %s, found by a list", kind, thing["metadata"]["name"]
                 )
                 if (key := cache.remove(thing)) is not None:
                     add(key)
@@ -172,7 +173,7 @@ async def sweep(
 async def keep_sweeping(
     client: Client, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str], requests: Requests
 ) -> None:
-    """Sweeps now and then, and what a list of kopf's did not have right after it, until it is cancelled."""
+    """Sweeps every SWEEP_S, and at once after a list of kopf's that lacked a known object, until it is cancelled."""
     loop = asyncio.get_running_loop()
     due, kinds = loop.time() + SWEEP_S, frozenset[str]()
     while True:
@@ -188,7 +189,7 @@ async def keep_sweeping(
             await sweep(client, cache, add, namespaces, kinds)
             kinds = frozenset()
         except ApiError as exc:
-            log.warning("cannot list for what the watches missed, try again in %.0f s: %s", RETRY_S, exc)
+            log.warning("relist failed, retry in %.0f s: %s", RETRY_S, exc)
 
 
 async def _listed(client: Client, path: str, kind: str) -> AsyncIterator[Manifest]:
@@ -198,26 +199,26 @@ async def _listed(client: Client, path: str, kind: str) -> AsyncIterator[Manifes
 
 
 class EventLookup:
-    """Causes that only events have. Reconciles call `request`, which waits for nothing, and `found`; `run` lists, one
-    request at a time, and puts a job of which it found another cause onto the queue, until it is cancelled."""
+    """Finds causes that only events have. Reconciles call `request`, which does not wait, and `found`. `run` lists
+    events, one request at a time, and queues a job when it finds another cause, until it is cancelled."""
 
     def __init__(
         self, api: Client, changed: Callable[[JobKey], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._api, self._changed, self._clock = api, changed, clock
         self._requested: dict[JobKey, tuple[EventQuery, ...]] = {}
-        """Jobs whose events are to be listed, first come first."""
+        """Jobs whose events are to be listed, first come first served."""
         self._found: dict[JobKey, dict[str, Trouble]] = {}
         self._not_before: dict[JobKey, float] = {}
         self._more = asyncio.Event()
 
     def found(self, key: JobKey) -> Mapping[str, Trouble]:
-        """The troubles that events reported of a job's objects, by their uids."""
+        """Returns the troubles that events reported about a job's objects, by uid."""
         return self._found.get(key, {})
 
     def request(self, key: JobKey, queries: tuple[EventQuery, ...]) -> None:
-        """Lists the events of these objects soon. Without any, the job is held up no longer, and what was found is
-        dropped."""
+        """Has the events of these objects listed soon. Without objects, the job is no longer held up, and its troubles
+        are dropped."""
         if not queries:
             self.forget(key)
             return
@@ -229,7 +230,7 @@ class EventLookup:
             self._more.set()
 
     def forget(self, key: JobKey) -> None:
-        """The job is gone, or held up no longer."""
+        """Drops all state of a job that is gone or no longer held up."""
         for known in (self._requested, self._found, self._not_before):
             known.pop(key, None)
 
@@ -241,7 +242,7 @@ class EventLookup:
             await self._more.wait()
 
     async def turn(self) -> bool:
-        """Serves the job that has waited longest. Returns False if none waits."""
+        """Lists the events for the job that has waited longest. Returns False if none waits."""
         key = next(iter(self._requested), None)
         if key is None:
             return False
@@ -255,7 +256,7 @@ class EventLookup:
                     if (trouble := meaning(query, await self._api.events(key[0], query.uid))) is not None
                 }
             except ApiError as exc:
-                log.warning("cannot list the events that may name a cause: %s", exc)
+                log.warning("cannot list the events that may show a cause: %s", exc)
                 return True
         if key in self._not_before and found != self._found.get(key, {}):
             self._found[key] = found

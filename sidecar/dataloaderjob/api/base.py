@@ -1,6 +1,6 @@
-"""What every API model shares: camelCase in YAML, frozen values, quantities, and rules that cross fields. Pure.
+"""The base of every API model: camelCase in YAML, frozen values, quantities, and rules that cross fields. Pure.
 
-A rule is written once, in CEL, as a row of the model's `RULES`: the API server evaluates it (`crd.py` emits it as
+A rule is written once, in CEL, as a row of the model's `RULES`. The API server evaluates it (`crd.py` emits it as
 x-kubernetes-validations), and so does pydantic here. Quantities are those of Kubernetes ("500m", "2Gi").
 """
 
@@ -32,22 +32,22 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 Path = tuple[str | int, ...]
-"""Keys and list positions, in the spelling of the manifest."""
+"""Keys and list positions, as the manifest spells them."""
 
 Whole = Annotated[int, Strict()]
 Flag = Annotated[bool, Strict()]
 Free = Annotated[dict[str, Any], Field(max_length=1024)]
-"""A part that Kubernetes defines and this package hands on unread."""
+"""A part that Kubernetes defines and this package passes on unread."""
 
 BREACHES = "breaches"
 """Type of the pydantic error that carries the broken rules of one model."""
 ONE_MACHINE = "one_machine"
-"""Key of a validation's context that is true where no cluster is to run the manifest."""
+"""Key of a validation's context that is true if no cluster is to run the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Metadata of a field: what would do, in words, where its type and bounds do not say it."""
+    """Metadata of a field: the valid values, in words, if its type and bounds do not express them."""
 
     text: str
 
@@ -57,7 +57,7 @@ class Breach:
     """One broken rule in one place."""
 
     path: Path
-    """The way from the model that holds the rule."""
+    """Path from the model that holds the rule."""
     found: str
     use: str
 
@@ -67,21 +67,21 @@ class Rule:
     """A check that one field's type and bounds cannot express."""
 
     field: str
-    """Path of the field to blame, dotted, from the model that holds the rule; `[]`: each entry of a list or key of a
-    mapping. The rule holds where there is none."""
+    """Dotted path of the field to blame, from the model that holds the rule; `[]`: each entry of a list or key of a
+    mapping. The rule holds if there is none."""
     use: str
-    """What would do."""
+    """The valid values, in words."""
     cel: str
-    """True where the object is right. `self` is the model, as the API server has it: defaults filled in. `item` is the
-    entry or key that the last `[]` stands for. Of mappings, keys and quantities can be seen."""
+    """True if the object is valid. `self` is the model as the API server has it, with defaults filled in. `item` is the
+    entry or key that the last `[]` stands for. Mappings show their keys and quantities."""
     found: str
-    """CEL expression of type string: what was found."""
+    """CEL expression of type string: the value that was found."""
     only_on_a_cluster: bool = False
-    """One machine ignores the field, and does without it."""
+    """One machine ignores the field, and works without it."""
 
     @cached_property
     def whole(self) -> str:
-        """`cel` for all that `[]` stands for at once: what the API server evaluates."""
+        """`cel` for everything that `[]` stands for at once: the expression that the API server evaluates."""
         *lists, _ = re.split(r"\[\]\.?", self.field)
         return _for_all("self", lists, self.cel)
 
@@ -110,7 +110,7 @@ def _for_all(owner: str, lists: list[str], cel: str) -> str:
 class Model(BaseModel):
     """A part of the manifest in which an unknown field is an error.
 
-    A field set to null counts as absent, as the API server has it.
+    A field set to null counts as absent, as on the API server.
     """
 
     model_config = ConfigDict(
@@ -151,16 +151,17 @@ class Model(BaseModel):
 
 
 class OpenModel(Model):
-    """A part that Kubernetes defines: the fields that matter here are typed, others are handed on.
+    """A part that Kubernetes defines: the fields that matter here are typed, others are passed on.
 
-    In a manifest, a key that is nearly one of the typed fields is refused (`problems.near_misses`).
+    In a manifest, a key that is nearly a typed field is rejected (`problems.near_misses`).
     """
 
     model_config = ConfigDict(extra="allow")
 
 
 def nested(model: type[Model]) -> Any:
-    """A field that holds `model` with its defaults, made once. The schema says `{}`: each default is told once."""
+    """A field that holds `model` with its defaults, made once. The schema has `{}`, so that each default appears
+    once."""
     return Field(default_factory=cache(model), json_schema_extra={"default": {}})
 
 
@@ -171,7 +172,7 @@ def fields_by_alias(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def spell(path: Path) -> str:
-    """A path as in the messages: `spec.trainers.job.template.spec.containers[0].command`."""
+    """A path as messages show it: `spec.trainers.job.template.spec.containers[0].command`."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -184,7 +185,7 @@ def spell(path: Path) -> str:
 
 
 def unique_names(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A rule for lists that are maps by `name`. The schema says it by x-kubernetes-list-type."""
+    """Checks a list that is a map by `name`. In the schema, x-kubernetes-list-type expresses this."""
     seen: set[str] = set()
     breaches = []
     for index, value in enumerate(values):
@@ -204,7 +205,7 @@ def _refusal(breaches: list[Breach]) -> PydanticCustomError:
 
 
 BY_NAME: Any = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-"""Schema of a list whose entries are told apart by their `name`."""
+"""Schema of a list whose entries are distinguished by their `name`."""
 
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
@@ -222,13 +223,13 @@ PATTERN = rf"^{_NUMBER}(n|u|m|k|[MGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{{1,2}})?$"
 
 @total_ordering
 class Quantity:
-    """A number with a unit, equal to and ordered with others by its value; `text` is as written."""
+    """A number with a unit, compared and ordered by its value; `text` is as written."""
 
     __slots__ = ("text", "value")
     EXAMPLE: ClassVar[str] = 'a quantity such as "500m", "1.5", 2 or "2Gi"'
 
     def __init__(self, text: str | int) -> None:
-        """Raises ValueError for what is no quantity, is negative, or exceeds 2**63 - 1."""
+        """Raises ValueError if `text` is not a quantity, is negative, or exceeds 2**63 - 1."""
         written = str(text)
         parts = re.fullmatch(PATTERN, written)
         if isinstance(text, bool) or len(written) > MAX_LENGTH or parts is None:
@@ -314,12 +315,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isInteger": lambda one: _quantity(one).value.denominator == 1,
     "asInteger": lambda one: int(_quantity(one).value),
 }
-"""What Kubernetes adds to CEL, as far as rules use it. A quantity is its text here."""
+"""Kubernetes' additions to CEL, as far as rules use them. A quantity is its text here."""
 _program = cache(cel.compile)
 _NAMED = re.compile(r"self((?:\.\w+\b(?!\())+)")
-"""A field that CEL names, with the fields on the way."""
+"""A field named in CEL, with the fields on the path to it."""
 Tree = dict[str, Any]
-"""Fields by name, each with those below it; none below: all of them. To turn a whole job into CEL's values is dear."""
+"""Fields by name, each with the fields below it; none below: all of them. Converting a whole job for CEL is
+expensive."""
 
 
 def _breaches(model: Model, *, one_machine: bool) -> Iterator[Breach]:
@@ -347,8 +349,8 @@ def _seen(model: type[Model]) -> Tree:
 
 
 def stored(value: Any, seen: Tree) -> Any:
-    """What rules see of a value, as the API server has it: by the manifest's names, after defaults, without what was
-    left out; of a mapping the keys, and quantities."""
+    """Converts a value to the form that rules see and the API server has: by the manifest's names, after defaults,
+    without absent fields. A mapping keeps only its keys, and values that are quantities."""
     if isinstance(value, Model):
         made, names = {}, type(value).model_fields
         for alias, name in zip(fields_by_alias(type(value)), names, strict=True):
@@ -365,7 +367,7 @@ def stored(value: Any, seen: Tree) -> Any:
 
 
 def _places(field: str, value: Any, path: Path = (), item: Any = None) -> Iterator[tuple[Path, Any]]:
-    """Every path that the field of a rule stands for, with the entry or key of its last `[]`."""
+    """Yields every path that a rule's field stands for, with the entry or key of its last `[]`."""
     before, each, after = field.partition("[]")
     names = [int(name) if name.isdigit() else name for name in re.findall(r"[^.\[\]]+", before)]
     path += tuple(names)
@@ -379,7 +381,7 @@ def _places(field: str, value: Any, path: Path = (), item: Any = None) -> Iterat
 
 
 def in_quotes(text: str) -> str:
-    """CEL for what was found, where that is a string."""
+    """CEL for a found value that is a string."""
     return f"'\"' + {text} + '\"'"
 
 
@@ -398,12 +400,12 @@ def _memory_rule(kind: str) -> Rule:
 
 
 class Resources(Model):
-    """What a container asks of its node. Ignored on one machine, except where it says otherwise."""
+    """Resources that a container asks of its node. Ignored on one machine, unless stated otherwise."""
 
     requests: Quantities = Field(default_factory=dict)
-    """What is reserved, by resource name (`cpu`, `memory`, ...)."""
+    """Reserved amounts, by resource name (`cpu`, `memory`, ...)."""
     limits: Quantities = Field(default_factory=dict)
-    """What may be used at most, by resource name."""
+    """Maximum amounts, by resource name."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -419,14 +421,14 @@ class Resources(Model):
 
 
 class ContainerResources(OpenModel, Resources):
-    """Resources of a container in a pod template: also what Kubernetes adds to them (`claims`)."""
+    """Resources of a container in a pod template, including Kubernetes' addition to them (`claims`)."""
 
     claims: Annotated[tuple[Free, ...], Field(max_length=16)] = ()
-    """Names of claims of the pod's `resourceClaims`."""
+    """Names of claims in the pod's `resourceClaims`."""
 
 
 def resources(**kinds: dict[str, str]) -> Any:
-    """A field of resources with a default, told in the schema as written here."""
+    """A field of resources with a default, which the schema shows as written here."""
     return Field(
         default_factory=cache(lambda: Resources.model_validate(kinds)),
         json_schema_extra=lambda schema: schema.update(default=cast("Any", kinds)),

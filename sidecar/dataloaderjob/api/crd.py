@@ -1,8 +1,9 @@
-"""The CustomResourceDefinition, made from the models. Pure but for main.
+"""The CustomResourceDefinition, made from the models. Pure except for main.
 
-`python -m dataloaderjob.api.crd > crds/dataloaderjobs.yaml` prints the CRD. Its schema is the models', with their rules
-as CEL. Kubernetes knows neither $ref nor unions nor `additionalProperties: false`: references are inlined, an optional
-field is one that may be left out, and unknown fields are refused by strict field validation, as kubectl asks for.
+`python -m dataloaderjob.api.crd > crds/dataloaderjobs.yaml` prints the CRD. Its schema comes from the models, with
+their rules as CEL. Kubernetes supports neither $ref nor unions nor `additionalProperties: false`. So references are
+inlined, an optional field is one that may be left out, and strict field validation, which kubectl requests, rejects
+unknown fields.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ Schema = dict[str, Any]
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 VALIDATIONS = "x-kubernetes-validations"
 _NUMBER_AS_TEXT = re.compile(r"string\((?!self(\.\w+)*\.(memoryPerProcess|poolSize)\))")
-"""The API server knows no bound of a number's text, and refuses the message as too dear."""
+"""The API server knows no bound on a number's text, and rejects the message as too expensive."""
 _LITERAL = re.compile(r"'[^'\\]*'")
-"""What was found, where that is always the same words: they need no expression."""
+"""A found value that is always the same text: it needs no expression."""
 COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
     ("Feeders", "string", ".status.feeders.summary", 0),
@@ -41,7 +42,7 @@ COLUMNS = (
     ("Batches/s", "string", ".status.loader.batchesPerSecond", 1),
     ("Restarts", "integer", ".status.trainers.restarts", 1),
 )
-"""Name, type, path and priority of each column of `kubectl get`: 1 is shown with `-o wide` only."""
+"""Name, type, path and priority of each column of `kubectl get`; priority 1 is shown with `-o wide` only."""
 
 
 def structural_schema(model: type[Model] = DataLoaderJob) -> Schema:
@@ -62,7 +63,7 @@ def structural_schema(model: type[Model] = DataLoaderJob) -> Schema:
 
 
 class _WithoutNull(GenerateJsonSchema):
-    """Optional is "may be left out": the API server drops nulls."""
+    """Makes "optional" mean "may be left out": the API server drops nulls."""
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])
@@ -94,12 +95,12 @@ def _inline(schema: Schema, definitions: Schema) -> Schema:
         else:
             out[key] = value
     if out.get(PRESERVE):
-        out.pop("maxProperties", None)  # a bound for CEL's sake, of no use where CEL cannot look
+        out.pop("maxProperties", None)  # a bound for CEL, useless if CEL cannot look inside
     return out
 
 
 def _spell_out_defaults(schema: Schema) -> None:
-    """Fills nested defaults in: the API server checks rules against a default as it is written."""
+    """Fills in nested defaults: the API server checks rules against a default as it is written."""
     for part in schema.get("properties", {}).values():
         _spell_out_defaults(part)
         if part.get("default") == {}:
@@ -127,7 +128,7 @@ def _add_rules(schema: Schema, model: type[BaseModel]) -> None:
 
 
 def _validation(rule: Rule, below: str = "") -> Schema:
-    """One rule; `below`: the field that holds the rule's model, where the rule must stand above it."""
+    """Makes one rule. `below`: the field that holds the rule's model, if the rule must stand above it."""
 
     def lift(cel: str) -> str:
         return cel.replace("self.", f"self.{below}.") if below else cel
@@ -202,9 +203,9 @@ def custom_resource_definition() -> Schema:
 
 
 def crd_text() -> str:
-    """The CRD as YAML, always the same for the same models."""
+    """The CRD as YAML; the same models always give the same text."""
     head = "# Made by `python -m dataloaderjob.api.crd`; do not edit.\n"
-    # No object is there twice then, so YAML has no aliases, which not all tools know.
+    # No object occurs twice then, so the YAML has no aliases, which not all tools support.
     plain = json.loads(json.dumps(custom_resource_definition()))
     return head + yaml.safe_dump(plain, sort_keys=False, width=110)
 

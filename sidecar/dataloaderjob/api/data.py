@@ -1,4 +1,4 @@
-"""spec.data: where the data is, for trainers and feeders alike. Pure."""
+"""spec.data: volumes and variables with the data, for trainers and feeders alike. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataloaderjob.api.trainer import SET_FOR_TRAINERS
 
 
 class DataSpec(Model):
-    """Volumes and variables of the trainers' first container and of the feeders: a Dataset finds the same in both.
+    """Volumes and variables for the trainers' first container and for the feeders: a Dataset finds the same in both.
 
-    What a template itself has is beside it; a variable of the same name there goes before one of here.
+    They are added to those of a template. A template's variable takes precedence over one of the same name here.
     """
 
     volumes: Volumes = ()
-    """Volumes of both kinds of pods. Ignored on one machine, whose files are there anyway."""
+    """Volumes of both kinds of pods. Ignored on one machine, which has its files anyway."""
     volume_mounts: VolumeMounts = ()
-    """Where they are in both containers. Ignored on one machine."""
+    """Mount points of the volumes in both containers. Ignored on one machine."""
     env: Env = ()
     """Variables of both containers."""
     env_from: EnvFrom = ()
-    """Secrets and ConfigMaps whose entries are variables of both containers. Ignored on one machine."""
+    """Secrets and ConfigMaps whose entries become variables of both containers. Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -28,7 +28,7 @@ OWNED = {
 
 
 class FeedersSpec(Model):
-    """Feeders: one Ray actor each, which has processes of its own for user code."""
+    """Feeders: one Ray actor each, with its own processes for user code."""
 
     replicas: Whole = Field(default=1, ge=0, le=1_024)
     """Feeder pods; on one machine, a factor of the number of feeders. May change while the job runs.
@@ -36,24 +36,25 @@ class FeedersSpec(Model):
     `kubectl scale dlj` changes it.
     """
     min_available: Whole = Field(default=1, ge=0, le=1_024)
-    """Feeder pods that must serve before trainers start, and for the job to be Ready; `replicas` is what it gets as
-    room allows. 0: trainers start at once and wait for batches, as they do on one machine."""
+    """Feeder pods that must serve before trainers start, and for the job to be Ready. It gets up to `replicas` as room
+    allows. 0: trainers start at once and wait for batches, as on one machine."""
     processes_per_pod: Whole = Field(default=1, ge=1, le=64)
-    """Feeders in each pod, replicas * processesPerPod in all. They share one copy of the dataset's arrays."""
+    """Feeders in each pod, replicas * processesPerPod in all. A pod's feeders share one copy of the dataset's
+    arrays."""
     resources: Resources = resources(
         requests={"cpu": "1", "memory": "2Gi"}, limits={"cpu": "1", "memory": "2Gi"}
     )
-    """Resources of each feeder pod, all of its processes together. Ignored on one machine."""
+    """Resources of each feeder pod, for all of its processes together. Ignored on one machine."""
     scratch: ScratchSpec = nested(ScratchSpec)
-    """Where each pod of feeders, and the head, keeps data that the Dataset holds. Ignored on one machine."""
+    """Disk of each feeder pod, and of the head, for data that the Dataset holds. Ignored on one machine."""
     image: Image | None = None
-    """Image of feeders and Ray head. Left out: the trainer's, which then needs `dataloaderjob[feeder]`."""
+    """Image of the feeders and the Ray head. Left out: the trainer's, which then needs `dataloaderjob[feeder]`."""
     metadata: WorkloadMetadata = nested(WorkloadMetadata)
     """Labels and annotations of the feeders' Deployment."""
     template: PodTemplate = nested(PodTemplate)
-    """What to add to the feeder pods: volumes, tolerations, ...
+    """Additions to the feeder pods: volumes, tolerations, ...
 
-    A container named `feeder` adds to the feeders' own (env, volumeMounts, ...).
+    A container named `feeder` adds to the feeders' own container (env, volumeMounts, ...).
     """
 
     RULES: ClassVar[tuple[Rule, ...]] = (

@@ -35,18 +35,18 @@ Mode = Literal["Ingress", "Strict", "None"]
 
 
 class NetworkPolicySpec(Model):
-    """NetworkPolicies of the job's pods. Ignored on one machine, and where the cluster's network has none.
+    """NetworkPolicies of the job's pods. Ignored on one machine, and if the cluster's network does not support them.
 
-    They say what is let in. What a job needs besides, such as its storage in mode Strict or a port of the trainer's
-    own, is opened by a NetworkPolicy of yours that selects its pods by their labels: policies add up.
-    docs/kubernetes/networking.md has the connections and examples.
+    They list the allowed connections. A job may need more, such as its storage in mode Strict or a port of the
+    trainer's own. Allow these in a NetworkPolicy of yours that selects the job's pods by their labels: policies add
+    up. docs/kubernetes/networking.md has the connections and examples.
     """
 
     mode: Mode = "Ingress"
-    """`Ingress`: what connects to the job's pods is the job itself and the operator, and to the sidecars'
-    metrics whom the operator's `--metrics-from` names.
+    """`Ingress`: only the job itself and the operator may connect to the job's pods. The sources in the operator's
+    `--metrics-from` may also connect to the sidecars' metrics.
 
-    `Strict`: besides, the pods connect to the job itself and to DNS only. `None`: no NetworkPolicy is made.
+    `Strict`: in addition, the pods may connect only to the job itself and to DNS. `None`: no NetworkPolicy is made.
     """
 
 
@@ -60,7 +60,7 @@ MANAGED_BY = f"{GROUP}/operator"
 """The operator's own name in `managedBy`."""
 MAX_NAME_LENGTH = 44
 """Host names of trainers have 63 characters: the name, `-trainers-`, an attempt and a replica of four digits each."""
-"""Names of children add up to 23 characters to the job's and must stay within 63."""
+"""Names of children add up to 23 characters to the job's name and must stay within 63."""
 _NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 
@@ -75,37 +75,37 @@ _MEMORY_NEEDED = (
 
 
 class DataLoaderJobSpec(Model):
-    """What the job is to be."""
+    """Desired state of the job."""
 
     ray: RaySpec = nested(RaySpec)
     """The Ray cluster that places and restarts feeders."""
     feeders: FeedersSpec = nested(FeedersSpec)
     """The processes that make batches."""
     sidecar: SidecarSpec = nested(SidecarSpec)
-    """The process beside each trainer that receives batches into shared memory."""
+    """The process next to each trainer that receives batches into shared memory."""
     trainers: TrainersSpec
     """The training command."""
     loader: LoaderSpec = nested(LoaderSpec)
-    """How batches reach the training loop."""
+    """Delivery of batches to the training loop."""
     data: DataSpec = nested(DataSpec)
-    """Where the data is, for trainers and feeders alike."""
+    """Volumes and variables with the data, for trainers and feeders alike."""
     startup_deadline_seconds: Whole = Field(default=900, ge=1, le=604_800)
-    """Longest time until head, sidecars and `minAvailable` feeders serve, since all needed pods have a node."""
+    """Longest time until head, sidecars and `minAvailable` feeders serve, after all needed pods have a node."""
     active_deadline_seconds: Whole | None = Field(default=None, ge=1, le=31_536_000)
-    """Longest time for the whole job, queueing too. Left out: no bound."""
+    """Longest time for the whole job, including queueing. Left out: no limit."""
     network_policy: NetworkPolicySpec = nested(NetworkPolicySpec)
-    """Who may connect to the job's pods, and to whom they may. Ignored on one machine."""
+    """Connections allowed to and from the job's pods. Ignored on one machine."""
     ttl_seconds_after_finished: Whole | None = Field(default=None, ge=0, le=31_536_000)
-    """When the finished job is deleted. Left out: never. Ignored on one machine."""
+    """Time after which the finished job is deleted. Left out: never. Ignored on one machine."""
     suspend: Flag = False
-    """Hold the job: all of its pods are released until this is false again."""
+    """Suspend the job: its pods are released until this is false again."""
     managed_by: Annotated[
         str | None,
         Field(max_length=63, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"),
         Use("a controller's name such as kueue.x-k8s.io/multikueue"),
     ] = None
     """The controller that runs this job. Left out or `dataloading.dev/operator`: the operator. Another name: the
-    operator leaves the job alone, and says so in an event. Ignored on one machine."""
+    operator leaves the job alone, and reports this in an event. Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -117,8 +117,8 @@ class DataLoaderJobSpec(Model):
         ),
         Rule(
             field="sidecar.resources.limits.memory",
-            use="loader.memoryPerProcess for each process of a replica, plus 64Mi, plus 16Mi for each after the first,"
-            " or leave memory out: the operator then sets it",
+            use="loader.memoryPerProcess per process of a replica, plus 64Mi, plus 16Mi per further process, or leave"
+            " memory out for the operator to set",
             cel="!has(self.sidecar.resources) || !has(self.sidecar.resources.limits) ||"
             " !('memory' in self.sidecar.resources.limits) ||"
             f" !quantity(string({_MEMORY_LIMIT})).isInteger() || !{_PER_PROCESS}.isInteger() ||"
@@ -128,7 +128,7 @@ class DataLoaderJobSpec(Model):
         ),
         Rule(
             field="networkPolicy.mode",
-            use="None where pods use the network of their node: a NetworkPolicy neither guards them nor lets them in",
+            use="None if pods use the network of their node: a NetworkPolicy neither guards them nor lets them in",
             cel=f"self.networkPolicy.mode == 'None' || !({_TRAINERS_OUTSIDE} || {_FEEDERS_OUTSIDE})",
             found="self.networkPolicy.mode + ' with hostNetwork in ' +"
             f" ({_TRAINERS_OUTSIDE} ? 'trainers.job' : 'feeders') + '.template'",
@@ -144,7 +144,7 @@ class DataLoaderJobSpec(Model):
         return self.loader.memory_per_process.nbytes * self.trainers.job.processes_per_pod
 
     def loader_settings(self, *, replicas: int = 1) -> LoaderSettings:
-        """Settings of one sidecar that serves so many replicas of the trainer."""
+        """Settings of one sidecar that serves `replicas` replicas of the trainer."""
         loader = self.loader
         return LoaderSettings(
             processes=self.trainers.job.processes_per_pod * replicas,
@@ -156,7 +156,7 @@ class DataLoaderJobSpec(Model):
         )
 
     def loader_environment(self) -> dict[str, str]:
-        """Variables that tell the loader in a trainer process what the manifest says of it."""
+        """Variables that pass the manifest's settings to the loader in a trainer process."""
         found = {FEEDERS_VARIABLE: str(max(1, self.feeders.count))}
         if self.loader.prefetch is not None:
             found[PREFETCH_VARIABLE] = str(self.loader.prefetch)
@@ -172,7 +172,8 @@ class Metadata(Model):
             "a name of lower-case letters, digits and hyphens, which begins and ends with a letter or a digit"
         ),
     ]
-    """Name: lower-case letters, digits and hyphens, a letter or a digit first and last, at most 44 characters."""
+    """Name of the job: lower-case letters, digits and hyphens, a letter or digit first and last, at most 44
+    characters."""
     namespace: Annotated[str | None, Field(max_length=63)] = None
     """Namespace of the job. Ignored on one machine."""
     labels: dict[str, str] = Field(default_factory=dict)
@@ -228,9 +229,9 @@ class DataLoaderJob(Model):
     metadata: Metadata
     """Name, namespace, labels and annotations."""
     spec: DataLoaderJobSpec
-    """What the job is to be."""
+    """Desired state of the job."""
     status: Free | None = None
-    """What the operator reports; ignored in a manifest."""
+    """State reported by the operator; ignored in a manifest."""
 
     @property
     def name(self) -> str:

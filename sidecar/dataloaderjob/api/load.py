@@ -1,6 +1,6 @@
-"""Reads a DataLoaderJob from a file or text. Every problem is reported with its line; nothing is guessed.
+"""Reads a DataLoaderJob from a file or text. Reports every problem with its line, and guesses nothing.
 
-Duplicate and odd keys of YAML are problems, not surprises.
+Duplicate YAML keys, and keys that are not strings, are problems, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataloaderjob.api.problems import (
 )
 
 MAX_NODES = 100_000
-"""Values in a document, aliases counted at each use: a few lines of aliases can say billions."""
+"""Most values in a document, counting aliases at each use: a few lines of aliases can stand for billions."""
 MAX_DEPTH = 64
 _MERGE = "tag:yaml.org,2002:merge"
 _STRING = "tag:yaml.org,2002:str"
@@ -53,11 +53,11 @@ class Document:
     line: int | None
     """Line on which the document begins."""
     problems: tuple[Problem, ...]
-    """Keys that are given twice or are no strings."""
+    """Keys that occur twice or are not strings."""
 
 
 def parse_documents(text: str, source: str) -> list[Document]:
-    """All documents that are not empty. Raises ManifestError where the text is not YAML."""
+    """Returns all documents that are not empty. Raises ManifestError if the text is not YAML."""
     documents = []
     try:
         loader = _Loader(text)
@@ -90,7 +90,7 @@ class _Scan:
         self._visited = 0
 
     def visit(self, node: yaml.Node, path: Path, depth: int) -> None:
-        """Raises ManifestError where the document is too large or contains itself."""
+        """Visits a node and all below it. Raises ManifestError if the document is too large or contains itself."""
         self._visited += 1
         line = node.start_mark.line + 1
         if self._visited > MAX_NODES or depth > MAX_DEPTH:
@@ -137,12 +137,12 @@ def _not_yaml(exc: Exception) -> Problem:
 
 
 MAX_NBYTES = 1 << 20
-"""A larger object would not fit into etcd either."""
+"""Largest manifest. A larger object would not fit into etcd either."""
 
 
 def load_manifest(path_or_text: str | os.PathLike[str], *, one_machine: bool = False) -> DataLoaderJob:
-    """Reads the manifest at a path, or the manifest itself where a string has a line break or `key: value`.
-    `one_machine`: it may lack what only a cluster needs, such as an image.
+    """Reads the manifest at a path, or the manifest itself if a string has a line break or `key: value`.
+    `one_machine`: the manifest may lack fields that only a cluster needs, such as an image.
 
     Raises ManifestError (an InputError) that names every problem.
     """
@@ -155,7 +155,7 @@ def load_manifest(path_or_text: str | os.PathLike[str], *, one_machine: bool = F
 def parse_manifest(
     text: str | bytes, *, source: str = "manifest", one_machine: bool = False
 ) -> DataLoaderJob:
-    """Raises ManifestError, whose message begins with `source`."""
+    """Parses a manifest. Raises ManifestError, whose message begins with `source`."""
     if isinstance(text, bytes):
         text = _decode(text, source)
     documents = parse_documents(text, source)
@@ -173,18 +173,19 @@ def parse_manifest(
 
 
 def parse_object(data: Mapping[str, Any], *, source: str = "object") -> DataLoaderJob:
-    """A DataLoaderJob from plain values, such as the API server sends them. Raises ManifestError."""
+    """Makes a DataLoaderJob from plain values, as the API server sends them. Raises ManifestError."""
     return _build(Document(data=data, lines={}, line=None, problems=()), source)
 
 
 def parse_live(
     data: Mapping[str, Any], *, source: str = "object"
 ) -> tuple[DataLoaderJob, tuple[Problem, ...]]:
-    """A DataLoaderJob that an API server has taken, and what of it resembles a misspelt field or is not known here.
+    """Makes a DataLoaderJob from an object that an API server has accepted. Also returns problems for its fields that
+    resemble a misspelt field or are unknown here.
 
-    The API server has checked the fields: one that the models do not have is of a later release's definition, and is
-    left out. So are those of a later Kubernetes in the metadata, without a word. Raises ManifestError for what the
-    models cannot read.
+    The API server has checked the fields. A field that the models lack belongs to a later release's definition, and is
+    left out. Metadata fields of a later Kubernetes are left out silently. Raises ManifestError if the models cannot
+    read the rest.
     """
     kept, unknown = without_unknown(Shape(DataLoaderJob), data)
     doubts = [
@@ -224,7 +225,7 @@ def _build(
 
 
 def _wrong_type(document: Document) -> list[Problem]:
-    """Another kind of object: its other differences are no news."""
+    """Reports an object of another kind, whose other differences do not matter."""
     return [
         Problem(
             path=key, found=describe(document.data.get(key)), use=right, line=line_of((key,), document.lines)

@@ -1,4 +1,4 @@
-"""spec.loader: how batches reach the training loop, the same on one machine and on a cluster. Pure."""
+"""spec.loader: delivery of batches to the training loop, the same on one machine and on a cluster. Pure."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from dataloaderjob.api.base import Bytes, ByteSize, Flag, Immutable, Model, Rule
 
 
 class LoaderSpec(Model):
-    """How batches reach the training loop: how many ahead, in how much memory, and when one is late."""
+    """Delivery of batches to the training loop: prefetching, memory, and time limits."""
 
     prefetch: Whole | None = Field(default=None, ge=2, le=512)
-    """Batches that are asked for ahead of the trainer, for each iterator. Left out: twice the number of feeders, 16 at
-    least."""
+    """Batches requested ahead of the trainer, per iterator. Left out: twice the number of feeders, at least 16."""
     memory_per_process: Bytes = Field(
         default_factory=lambda: ByteSize("1Gi"), json_schema_extra={"default": "1Gi"}
     )
-    """Most shared memory that the batches of one trainer process may take."""
+    """Most shared memory that one trainer process's batches may take."""
     pool_size: Bytes | None = None
-    """Size of a process's pool. Left out: what the first batch's size and `prefetch` need, within memoryPerProcess."""
+    """Size of a process's pool. Left out: enough for the first batch's size and `prefetch`, within memoryPerProcess."""
     checksum: Flag = False
-    """The sidecar compares each batch with the digest that its feeder gave it, which costs the sidecar CPU."""
+    """Compare each batch with its feeder's digest. This costs the sidecar CPU time."""
     allow_pickle: Flag = False
-    """Batches may hold objects that only pickle can carry. The trainer then unpickles what feeders send."""
+    """Allow batches with objects that only pickle can carry. The trainer then unpickles data from feeders."""
     batch_timeout_seconds: Whole = Field(default=300, ge=1, le=604_800)
-    """Longest time for one batch, from the trainer's wait for it; what `timeout=0` of the DataLoader means."""
+    """Longest time that the trainer waits for one batch. `timeout=0` of the DataLoader means this time."""
     warn_after_seconds: Whole = Field(default=30, ge=1, le=604_800)
-    """A trainer that waits longer than this for a batch says so in its output, with who is late, every 30 s."""
+    """A trainer that waits longer than this for a batch prints a warning every 30 s, naming who is late."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -1,6 +1,6 @@
-"""Templates of pods, of trainers, feeders and head alike. Pure.
+"""Pod templates of trainers, feeders and head. Pure.
 
-What this package reads of them is typed; the rest is Kubernetes' and is handed on.
+The fields that this package reads are typed; the others are Kubernetes' and are passed on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataloaderjob.api.base import (
 )
 
 RESERVED_PREFIX = "dataloaderjob-"
-"""Beginning of the names that belong to what the operator adds to a pod."""
+"""Prefix of the names of everything that the operator adds to a pod."""
 Name = Annotated[
     str,
     Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"),
@@ -55,9 +55,9 @@ class EnvVar(Model):
     value: Annotated[
         str | None, Field(max_length=131072), Use("a string (numbers and true or false in quotes)")
     ] = None
-    """Its value. Kubernetes expands `$(OTHER)`."""
+    """Value of the variable. Kubernetes expands `$(OTHER)`."""
     value_from: Free | None = None
-    """Where the cluster finds the value (Secret, ConfigMap, field of the pod). Ignored on one machine."""
+    """Source of the value in a cluster (Secret, ConfigMap, field of the pod). Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -75,16 +75,16 @@ Env = Annotated[
 
 
 LEFT_OUT: JsonDict = {"x-left-out": True}
-"""Takes a field out of the CRD, which is large: the models alone check it, and the job's status says what they find."""
+"""Leaves a field out of the CRD, which is large: only the models check it, and the job's status reports the result."""
 
 
 class VolumeMount(OpenModel):
-    """Where a volume of `volumes` is. All other fields of Kubernetes' VolumeMount pass through."""
+    """Mount of a volume from `volumes`. All other fields of Kubernetes' VolumeMount pass through."""
 
     name: Name
     """Name of the volume."""
     mount_path: Annotated[str, Field(min_length=1, max_length=4096)]
-    """Folder that it is."""
+    """Folder at which the volume is mounted."""
 
 
 VolumeMounts = Annotated[tuple[VolumeMount, ...], Field(max_length=64)]
@@ -92,7 +92,7 @@ EnvFrom = Annotated[tuple[Free, ...], Field(max_length=64)]
 
 
 def _left_to_kubernetes(schema: JsonDict) -> None:
-    """Takes a field's type out of the CRD, which is large: the API server checks it as part of a pod."""
+    """Leaves a field's type out of the CRD, which is large: the API server checks it as part of a pod."""
     schema.pop("$ref", None)
     schema.update(type="object", additionalProperties=True)
 
@@ -103,25 +103,25 @@ class Container(OpenModel):
     name: Name
     """Name of the container."""
     image: Image | None = None
-    """Its image. Ignored on one machine."""
+    """Image of the container. Ignored on one machine."""
     command: Words = ()
-    """Program and first arguments; replaces the image's entrypoint. One machine has no image, and needs it."""
+    """Program and first arguments; replaces the image's entrypoint. Required on one machine, which has no image."""
     args: Words = ()
-    """Further arguments, behind `command`."""
+    """Further arguments, after `command`."""
     env: Env = ()
-    """Its environment. User code in feeders sees it too, less what belongs to one process or machine."""
+    """Environment of the container. User code in feeders sees it, too, except variables of one process or machine."""
     resources: ContainerResources | None = Field(default=None, json_schema_extra=_left_to_kubernetes)
-    """What it asks of its node. Ignored on one machine."""
+    """Resources that the container asks of its node. Ignored on one machine."""
     env_from: EnvFrom = Field(default=(), json_schema_extra=LEFT_OUT)
-    """Secrets and ConfigMaps with more of it. Ignored on one machine."""
+    """Secrets and ConfigMaps with further variables. Ignored on one machine."""
     ports: Annotated[tuple[Free, ...], Field(max_length=64)] = Field(default=(), json_schema_extra=LEFT_OUT)
-    """Ports that it listens at. Ignored on one machine."""
+    """Ports on which the container listens. Ignored on one machine."""
     volume_mounts: VolumeMounts = Field(default=(), json_schema_extra=LEFT_OUT)
-    """Where its volumes are. Ignored on one machine."""
+    """Mounts of the container's volumes. Ignored on one machine."""
     security_context: Free | None = Field(default=None, json_schema_extra=LEFT_OUT)
-    """Its user and rights. Ignored on one machine."""
+    """User and rights of the container. Ignored on one machine."""
     working_dir: Annotated[str | None, Field(max_length=4096)] = None
-    """Folder in which the command runs. On one machine: relative to the manifest's folder."""
+    """Folder in which the command runs. On one machine, relative to the manifest's folder."""
 
 
 class Volume(OpenModel):
@@ -149,7 +149,7 @@ Volumes = Annotated[
 
 
 OURS = "dataloading.dev/"
-"""Beginning of labels by which the operator knows its own."""
+"""Prefix of the labels with which the operator marks its own objects."""
 
 
 NO_LABELS_OF_OURS = Rule(
@@ -161,8 +161,8 @@ NO_LABELS_OF_OURS = Rule(
 
 
 class WorkloadMetadata(Model):
-    """Labels and annotations of what makes the pods (a Deployment, the trainers' Job), not of the pods: Kueue's queue,
-    for one. Ignored on one machine."""
+    """Labels and annotations of the object that makes the pods (a Deployment, the trainers' Job), not of the pods, such
+    as Kueue's queue. Ignored on one machine."""
 
     labels: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
     """Labels, such as `kueue.x-k8s.io/queue-name`."""
@@ -176,15 +176,15 @@ class PodMetadata(OpenModel):
     """Labels and annotations of the pods."""
 
     labels: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
-    """Labels, added to those of the operator."""
+    """Labels, in addition to the operator's."""
     annotations: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
-    """Annotations, added to those of the operator."""
+    """Annotations, in addition to the operator's."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (NO_LABELS_OF_OURS,)
 
 
 def restart_rule(policy: str, use: str) -> Rule:
-    """Refuses another policy of restarts than the one that pods of this kind have."""
+    """Rejects any restart policy except the one that pods of this kind have."""
     return Rule(
         field="restartPolicy",
         use=f"{policy}, or leave it out: {use}",
@@ -201,17 +201,17 @@ class PodSpec(OpenModel):
     volumes: Volumes = ()
     """Volumes of the pod. Ignored on one machine."""
     init_containers: Containers = Field(default=(), json_schema_extra=LEFT_OUT)
-    """Containers that end before those begin. Ignored on one machine."""
+    """Containers that end before the others begin. Ignored on one machine."""
     security_context: Free | None = Field(default=None, json_schema_extra=LEFT_OUT)
-    """User and rights of its containers; head and feeders take it over. Ignored on one machine."""
+    """User and rights of the containers; head and feeders inherit the trainers'. Ignored on one machine."""
     image_pull_secrets: Annotated[tuple[Free, ...], Field(max_length=64)] = Field(
         default=(), json_schema_extra=LEFT_OUT
     )
-    """Secrets for its images; head and feeders take them over. Ignored on one machine."""
+    """Secrets for the images; head and feeders inherit the trainers'. Ignored on one machine."""
     restart_policy: Annotated[str | None, Field(max_length=16)] = None
     """`Always` for head and feeders, `Never` for trainers, or left out."""
     host_network: Flag | None = None
-    """Whether the pods use the network of their node; needs networkPolicy.mode None. Ignored on one machine."""
+    """Use the network of the pods' node; needs networkPolicy.mode None. Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         restart_rule("Always", "head and feeders are Deployments, whose pods have no other"),
@@ -238,7 +238,7 @@ def reserved_env_rule(
     prefixes: tuple[str, ...],
     use: str = "another name: the job sets this one itself",
 ) -> Rule:
-    """Refuses, in the list `env`, variables that this package sets itself."""
+    """Rejects variables in the list `env` that this package sets itself."""
     reserved = [f"item.name.startsWith('{prefix}')" for prefix in prefixes]
     if names:
         reserved.append(f"item.name in [{', '.join(repr(name) for name in names)}]")
@@ -248,13 +248,13 @@ def reserved_env_rule(
 
 
 class ScratchSpec(Model):
-    """Disk for what a pod may lose: the user's code and data as they travel, and what Ray writes."""
+    """Disk for files that a pod may lose: the user's code and data in transit, and Ray's files."""
 
     size: Bytes | None = None
-    """Most that it may hold, of its node's disk. Left out: 10Gi."""
+    """Most space that it may take on the node's disk. Left out: 10Gi."""
     volume: Free | None = None
-    """Another place for it: a volume as in `volumes` of a pod, without a name, such as
-    `{ephemeral: {volumeClaimTemplate: ...}}`. Each pod must be able to have it."""
+    """A volume to use instead, as in a pod's `volumes` but without a name, such as
+    `{ephemeral: {volumeClaimTemplate: ...}}`. Every pod must be able to mount it."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -273,7 +273,7 @@ class ScratchSpec(Model):
 
 
 def owned_field_rules(name: str, owned: Mapping[str, str]) -> tuple[Rule, ...]:
-    """Refuses fields of the operator's own container `name` in `template`; `owned`: what to use, by field."""
+    """Rejects fields of the operator's own container `name` in `template`. `owned`: what to use instead, by field."""
     return tuple(
         Rule(
             field=f"{CONTAINERS}.{field}",
@@ -299,4 +299,4 @@ RAY_NODE_ENV = (
         use="spec.ray.managed.tuning, which sets it for the head and all feeders alike",
     ),
 )
-"""Rules on the environment of pods that are nodes of the job's Ray."""
+"""Rules for the environment of pods that are nodes of the job's Ray."""

@@ -1,6 +1,6 @@
-"""Turns pydantic's errors into problems that a user can act on: where, what was found, what would do. Pure.
+"""Turns pydantic's errors into problems that a user can act on: the place, the value found, the valid values. Pure.
 
-What the models say about their fields, in words, is here, too: for messages and for the reference.
+It also puts the models' field definitions into words, for messages and for the reference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataloaderjob.core.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A type without its Annotated and Optional wrappings, and the metadata found on the way."""
+    """A type without its Annotated and Optional wrappers, and the metadata found in them."""
 
     type: Any
     metadata: tuple[Any, ...] = field(default=())
@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def items(self) -> Any:
-        """Type of a list's entries or of a mapping's values; None where there are none."""
+        """Type of a list's entries or of a mapping's values; None for other types."""
         origin, args = get_origin(self.type), get_args(self.type)
         if origin is tuple:
             return args[0]
@@ -56,7 +56,7 @@ def field_shape(info: FieldInfo) -> Shape:
 
 
 def fields_within(model: type[BaseModel]) -> Iterator[tuple[str, str, type[BaseModel] | None]]:
-    """Every field of a model: its name, "[]" where it holds several values, and the model of what it holds, if any."""
+    """Yields every field of a model: its name, "[]" if it holds several values, and the model of its values, if any."""
     for alias, info in fields_by_alias(model).items():
         shape, listed = field_shape(info), ""
         if shape.model is None and shape.items is not None:
@@ -80,7 +80,7 @@ def shape_at(model: type[BaseModel], path: Path) -> Shape | None:
 
 
 def expectation(shape: Shape) -> str:
-    """What a value of this shape may be, in words that follow `use`."""
+    """Describes the valid values of this shape, in words that follow `use`."""
     for item in shape.metadata:
         if isinstance(item, Use):
             return item.text
@@ -103,7 +103,7 @@ def expectation(shape: Shape) -> str:
 
 
 def paths_ending_in(model: type[BaseModel], name: str) -> list[str]:
-    """Dotted paths below `model` of all fields called `name`, nearest first."""
+    """Returns the dotted paths below `model` of all fields called `name`, nearest first."""
     found = [path for path in _walk(model, ()) if path[-1].removesuffix("[]") == name]
     return [".".join(path).removesuffix("[]") for path in sorted(found, key=len)]
 
@@ -129,7 +129,7 @@ def _has_min(metadata: tuple[Any, ...]) -> bool:
 
 
 MAX_SHOWN = 60
-"""Characters of a value that a message shows."""
+"""Most characters of a value that a message shows."""
 OLD_NAMES = {
     "numHeartbeatsTimeout": "healthCheck.failureThreshold, which replaced it in Ray",
     "workerRegisterTimeout": "workerRegisterTimeoutSeconds",
@@ -145,7 +145,7 @@ OLD_NAMES = {
     "processesPerPod": "processesPerPod",
     "numWorkers": "spec.feeders.replicas",
 }
-"""Names that users of other tools bring along, and what they are here."""
+"""Names that users bring along from elsewhere, and their equivalents here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ class Problem:
 
 
 class ManifestError(InputError):
-    """A manifest that cannot work, with every problem that was found in it."""
+    """A manifest cannot work; has every problem that was found in it."""
 
     def __init__(self, source: str, problems: Iterable[Problem]) -> None:
         self.source = source
@@ -177,7 +177,7 @@ class ManifestError(InputError):
 
 
 def translate(error: ValidationError, model: type[BaseModel], *, lines: Mapping[Path, int]) -> list[Problem]:
-    """Every problem in a pydantic error of `model`. `lines`: line of each path that the file has."""
+    """Returns every problem in a pydantic error of `model`. `lines`: line of each path in the file."""
     problems = []
     for detail in error.errors(include_url=False):
         loc: Path = tuple(part for part in detail["loc"] if part != "[key]")
@@ -189,7 +189,7 @@ def translate(error: ValidationError, model: type[BaseModel], *, lines: Mapping[
 def near_misses(
     model: type[BaseModel], data: Any, *, lines: Mapping[Path, int], path: Path = ()
 ) -> Iterator[Problem]:
-    """Keys in open parts that are nearly a typed field: handed on to Kubernetes, they would be lost."""
+    """Yields keys in open parts that are nearly a typed field: passed on to Kubernetes, they would be lost."""
     if isinstance(data, Mapping):
         known = fields_by_alias(model)
         for key, value in data.items():
@@ -204,7 +204,7 @@ def near_misses(
 
 
 def without_unknown(shape: Shape, data: Any, path: Path = ()) -> tuple[Any, list[Path]]:
-    """The data without the fields that the models do not have, and where those were. Open parts stay as they are."""
+    """Returns the data without fields that the models lack, and the paths of those. Open parts stay as they are."""
     dropped: list[Path] = []
     if shape.model is not None and isinstance(data, Mapping):
         known, kept = fields_by_alias(shape.model), {}
@@ -233,7 +233,7 @@ def _below(shape: Shape, value: Any, lines: Mapping[Path, int], path: Path) -> I
 
 
 def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
-    """Line of the path, or of the nearest part above it that the file has."""
+    """Line of the path, or of the nearest part above it in the file."""
     for end in range(len(path), 0, -1):
         if path[:end] in lines:
             return lines[path[:end]]
@@ -241,7 +241,7 @@ def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
 
 
 def describe(value: object) -> str:
-    """A value as a message shows it, in YAML's words."""
+    """A value as a message shows it, in YAML's terms."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -265,7 +265,7 @@ def _explain(model: type[BaseModel], loc: Path, detail: Any) -> Iterator[tuple[P
     elif kind == "extra_forbidden":
         yield loc, "an unknown field", _instead_of(model, loc)
     elif kind == "too_short" and detail["input"]:
-        return  # pydantic counts the entries that passed; the entries' own problems are told
+        return  # pydantic counts only valid entries; the entries' own problems are reported
     elif kind == "missing":
         yield loc, "nothing", _expected(model, loc)
     elif kind == "string_too_long":
@@ -282,7 +282,7 @@ def _expected(model: type[BaseModel], loc: Path) -> str:
 
 
 def _instead_of(model: type[BaseModel], loc: Path) -> str:
-    """What a user who wrote the unknown field `loc` may have meant."""
+    """Suggests the field that a user who wrote the unknown field `loc` may have meant."""
     name, parent = str(loc[-1]), shape_at(model, loc[:-1])
     owner = parent.model if isinstance(parent, Shape) else model
     if owner is None:

@@ -22,17 +22,17 @@ MIN_WINDOW_MS = 1_000
 MAX_WINDOW_MS = 3_600_000
 OLDEST_RAY = "2.56"
 _SUPPORTED = "^(([3-9]|[1-9][0-9]+)[.]|2[.](5[6-9]|[6-9][0-9]|[1-9][0-9]{2}))"
-"""Versions from OLDEST_RAY on (no backslash, so that CEL needs no escapes)."""
+"""Matches versions from OLDEST_RAY on (no backslash, so that CEL needs no escapes)."""
 
 
 class HealthCheck(Model):
-    """When Ray's GCS calls a node dead.
+    """Settings for when Ray's GCS declares a node dead.
 
-    A node that refuses connections is dead after failureThreshold * periodMs (30 s), one that hangs
-    after failureThreshold * (periodMs + timeoutMs) (150 s): Ray's own 15 s and 65 s are too short for
-    nodes whose CPUs are all busy. The batches of a dead node are asked for elsewhere long before that.
-    `numHeartbeatsTimeout` is not a field: Ray replaced it by these four, and two names of one number
-    could contradict each other. Its successor is `failureThreshold`.
+    A node that refuses connections is dead after failureThreshold * periodMs (30 s). A node that hangs
+    is dead after failureThreshold * (periodMs + timeoutMs) (150 s). Ray's own 15 s and 65 s are too
+    short for nodes whose CPUs are all busy. The batches of a dead node are requested elsewhere long
+    before that. `numHeartbeatsTimeout` is not a field: Ray replaced it with these four, and two names
+    for one number could contradict each other. Its successor is `failureThreshold`.
     """
 
     initial_delay_ms: Whole = Field(default=10_000, ge=0, le=600_000)
@@ -40,9 +40,9 @@ class HealthCheck(Model):
     period_ms: Whole = Field(default=5_000, ge=100, le=60_000)
     """Time between two checks. Ray's own default is 3000."""
     timeout_ms: Whole = Field(default=20_000, ge=100, le=300_000)
-    """How long a check waits for its answer. Ray's own default is 10000."""
+    """Time that a check waits for its answer. Ray's own default is 10000."""
     failure_threshold: Whole = Field(default=6, ge=1, le=1_000)
-    """Failed checks in a row after which a node is dead. Ray's own default is 5."""
+    """Failed checks in a row until a node counts as dead. Ray's own default is 5."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -62,18 +62,18 @@ class HealthCheck(Model):
 
 
 class RayTuning(Model):
-    """Timeouts of Ray, in force in the head's and all feeders' processes."""
+    """Ray timeouts that are in force in the head's and all feeders' processes."""
 
     worker_register_timeout_seconds: Whole = Field(default=120, ge=1, le=3_600)
-    """How long a worker process may take to start, imports included, before Ray ends it and starts another.
+    """Time that a worker process may take to start, including imports, before Ray ends it and starts another.
 
     Ray's own default is 60; a cold import of torch from a network disk takes longer than that.
     """
     health_check: HealthCheck = nested(HealthCheck)
-    """When a node counts as dead."""
+    """Settings for when a node counts as dead."""
 
     def settings(self) -> settings.RayTuning:
-        """The same in the units of the processes."""
+        """Converts these to the units of the processes."""
         check = self.health_check
         return settings.RayTuning(
             worker_register_timeout_s=self.worker_register_timeout_seconds,
@@ -85,13 +85,13 @@ class RayTuning(Model):
 
 
 class RayTasks(Model):
-    """Room for Ray tasks of user code, such as those of Ray Data, in each pod of feeders or on one machine. With it,
-    user code in feeders has the token of the job's Ray."""
+    """Room for Ray tasks of user code, such as those of Ray Data, in each feeder pod or on one machine. With it, user
+    code in feeders has the token of the job's Ray."""
 
     cpus: Whole = Field(ge=1, le=1_024)
-    """Tasks of one CPU that run at a time. They share what `spec.feeders.resources` has."""
+    """Tasks of one CPU that run at a time. They share the resources in `spec.feeders.resources`."""
     object_store: Bytes | None = None
-    """Shared memory for what they hand on, a part of the memory of `spec.feeders.resources`. Left out: 80Mi."""
+    """Shared memory for the tasks' results, a part of the memory in `spec.feeders.resources`. Left out: 80Mi."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -113,9 +113,9 @@ class HeadSpec(Model):
     metadata: WorkloadMetadata = nested(WorkloadMetadata)
     """Labels and annotations of the head's Deployment."""
     template: PodTemplate = nested(PodTemplate)
-    """What to add to the head's pod: nodeSelector, tolerations, priorityClassName, ... Nothing of the feeders' is.
+    """Additions to the head's pod: nodeSelector, tolerations, priorityClassName, ... The feeders' are not added.
 
-    A container named `head` adds to the head's own (env, volumeMounts, ...). Ignored on one machine.
+    A container named `head` adds to the head's own container (env, volumeMounts, ...). Ignored on one machine.
     """
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -138,14 +138,14 @@ class ManagedRaySpec(Model):
         Field(max_length=32, pattern=r"^[1-9][0-9]{0,2}\.[0-9]{1,3}(\.[0-9]{1,3})?$"),
         Use('a version in quotes such as "2.60.0"'),
     ] = None
-    """Version of Ray in the feeders' image or on this machine. Checked where given; nothing is installed."""
+    """Version of Ray in the feeders' image or on this machine. Checked if given; nothing is installed."""
     tuning: RayTuning = nested(RayTuning)
-    """Timeouts of Ray."""
+    """Ray timeouts."""
     tasks: RayTasks | None = None
     """Room for Ray tasks of user code. Left out: none, and user code cannot reach the job's Ray."""
     head: HeadSpec = nested(HeadSpec)
     """The pod of Ray's head, which runs the supervisor and no feeder. It uses the feeders' image, and keeps
-    it while it serves."""
+    this image while it serves."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -157,7 +157,7 @@ class ManagedRaySpec(Model):
     )
 
     def room(self) -> settings.RayTasks:
-        """What each node that has feeders leaves to tasks, in the units of the processes."""
+        """Room that each node with feeders leaves to tasks, in the units of the processes."""
         if self.tasks is None:
             return settings.RayTasks()
         if self.tasks.object_store is None:
@@ -169,4 +169,4 @@ class RaySpec(Model):
     """The Ray cluster of the job."""
 
     managed: ManagedRaySpec = nested(ManagedRaySpec)
-    """One that is made for the job and goes with it."""
+    """A cluster that is made for the job and ends with it."""

@@ -1,4 +1,4 @@
-"""spec.trainers: the trainers' pods, by Kubernetes' own pod template; spec.sidecar: the process beside it. Pure."""
+"""spec.trainers: the trainers' pods, as Kubernetes' own pod template; spec.sidecar: the process next to them. Pure."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ SET_FOR_TRAINERS = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT",
 )  # fmt: skip
-"""What `TrainerSpec.launch_environment` sets. Others that torchrun reads (PET_MAX_RESTARTS) are the user's."""
+"""Variables that `TrainerSpec.launch_environment` sets. Others that torchrun reads (PET_MAX_RESTARTS) are the
+user's."""
 FIRST_POOL_OVERHEAD_NBYTES = 64 * MIB
-"""Memory of a sidecar with one pool, beside the pool (40 MB measured bound, and head-room)."""
+"""Memory of a sidecar with one pool, in addition to the pool (40 MB measured bound, and headroom)."""
 FURTHER_POOL_OVERHEAD_NBYTES = 16 * MIB
-"""Memory of a sidecar for each further pool, beside the pool."""
+"""Memory of a sidecar for each further pool, in addition to the pool."""
 _FIRST = "template.spec.containers[0]"
 
 
@@ -54,7 +55,7 @@ class TrainerPodSpec(PodSpec):
     """The trainer, then any others."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        restart_rule("Never", "spec.trainers.job.failurePolicy says how often all start anew"),
+        restart_rule("Never", "spec.trainers.job.failurePolicy limits the restarts of all trainers"),
     )
 
 
@@ -66,21 +67,21 @@ class TrainerPodTemplate(PodTemplate):
 
 
 class TrainerSpec(Model):
-    """The trainers: `replicas` pods, in each of which the command runs once."""
+    """The trainers: `replicas` pods. Each pod runs the command once."""
 
     replicas: Whole = Field(default=1, ge=1, le=1_024)
-    """Trainer pods. On one machine: how often the command is started."""
+    """Trainer pods. On one machine, the number of times that the command is started."""
     processes_per_pod: Whole = Field(default=1, ge=1, le=64)
     """Trainer processes (ranks) that one command starts, as torchrun does. Each gets a pool."""
     master_port: Port | None = None
-    """Port at which the first rank waits for the others. Left out: 29500; with hostNetwork, one made of the job's uid.
+    """Port on which the first rank waits for the others. Left out: 29500; with hostNetwork, derived from the job's uid.
 
     Ignored on one machine.
     """
     metadata: WorkloadMetadata = nested(WorkloadMetadata)
-    """Labels and annotations of the trainers' Job. They count from the next start."""
+    """Labels and annotations of the trainers' Job. Changes take effect at the next start."""
     failure_policy: FailurePolicy = nested(FailurePolicy)
-    """What becomes of the trainers when one of them fails. Ignored on one machine."""
+    """Treatment of the trainers when one of them fails. Ignored on one machine."""
     template: TrainerPodTemplate
     """Template of the trainer pods. Its first container is the trainer."""
 
@@ -123,7 +124,7 @@ class TrainerSpec(Model):
         return self.template.spec.containers[0]
 
     def launch_environment(self, *, replica: int, master_addr: str, master_port: int) -> dict[str, str]:
-        """Variables of one replica's command: torchrun's, and a rank's own where a replica is one process."""
+        """Variables of one replica's command: torchrun's, and a rank's own if a replica is one process."""
         env = {
             "PET_NNODES": str(self.replicas),
             "PET_NODE_RANK": str(replica),
@@ -144,30 +145,30 @@ class TrainerSpec(Model):
 
 
 class TrainersSpec(Model):
-    """Who trains."""
+    """The trainers."""
 
     job: TrainerSpec
     """Pods that the operator makes as one Job."""
 
 
 class SidecarSpec(Model):
-    """The sidecar: one for each trainer pod, one pool for each trainer process. What it does is in `loader`."""
+    """The sidecar: one for each trainer pod, one pool for each trainer process. `loader` has its other settings."""
 
     image: Image | None = None
     """Image of the sidecar. Left out: the operator's default. Ignored on one machine."""
     scratch: ScratchSpec = nested(ScratchSpec)
-    """Where each trainer pod keeps data that the Dataset holds until feeders have it. Ignored on one machine."""
+    """Disk of each trainer pod for data that the Dataset holds, until feeders have it. Ignored on one machine."""
     metrics_port: Port | None = None
-    """Port of the sidecar's metrics and probe. Left out: 9400; with hostNetwork, one made of the job's uid.
+    """Port of the sidecar's metrics and probe. Left out: 9400; with hostNetwork, derived from the job's uid.
 
     Ignored on one machine.
     """
     resources: Resources = resources(requests={"cpu": "250m"}, limits={"cpu": "2"})
-    """Resources of the sidecar. Memory left out: what its pools and itself need."""
+    """Resources of the sidecar. Memory left out: enough for the pools and the sidecar itself."""
     env: Env = ()
     """Variables of the sidecar."""
     security_context: Free = Field(default_factory=dict)
-    """Fields of the sidecar's securityContext, such as `runAsUser`, before those that the operator sets. Ignored on one
+    """Fields of the sidecar's securityContext, such as `runAsUser`. They override the operator's. Ignored on one
     machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (reserved_env_rule(prefixes=("DATALOADERJOB_",)),)
@@ -176,5 +177,5 @@ class SidecarSpec(Model):
     )
 
     def overhead_nbytes(self, num_pools: int) -> int:
-        """Memory that the sidecar needs beside its pools."""
+        """Memory that the sidecar needs in addition to its pools."""
         return FIRST_POOL_OVERHEAD_NBYTES + (num_pools - 1) * FURTHER_POOL_OVERHEAD_NBYTES

@@ -1,1 +1,1 @@
-"""Batches as bytes and back: layout, leaves, objects taken apart, digests."""
+"""Converts batches to bytes and back: layout, leaves, objects taken apart, digests."""

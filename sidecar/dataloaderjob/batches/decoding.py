@@ -1,7 +1,7 @@
-"""Bytes to batch tree, without a copy: tensors and arrays are views of the body.
+"""Decodes bytes to a batch tree, without a copy: tensors and arrays are views of the body.
 
-What the schema says is worked out once and kept under the header with its digest; a batch of a known schema
-costs one numpy view and one torch view per leaf. Neighbours: `core.layout`, `encoding`.
+A schema is analysed once and cached under the header, which contains its digest. A batch of a known schema costs one
+numpy view and one torch view per leaf. Neighbours: `core.layout`, `encoding`.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Maker = Callable[[Body], Any]
 Builder = Callable[[list[Any]], Any]
 
 _MAX_SCHEMAS = 256
-"""Kept by one decoder; ragged batches make a new schema each, some KB once worked out."""
+"""Limit of the cache of one decoder. Each ragged batch adds a schema, which takes some KB once analysed."""
 _MAX_KEY_NBYTES = 1 << 20
 
 _HEAD_AT = layout.SEAL.size
 _HEAD_END = layout.HEADER.size
 _read_words: Callable[[Memory, int], tuple[int, ...]] = struct.Struct("<4Q").unpack_from
-"""The header as four words: digest, identity, what says how long the schema is, its digest. One call for all."""
+"""Reads the header in one call, as four words: digest, identity, version and length of the schema, its digest."""
 _ndarray: Callable[..., np.ndarray[Any, Any]] = np.ndarray
 _from_numpy = torch.from_numpy
 
 
 class Plan:
-    """How bodies of one schema become batches."""
+    """Turns bodies of one schema into batches."""
 
     __slots__ = (
         "_build", "_made", "_num_values", "_values_offset", "first_word", "head", "leaves", "nbytes", "second_word",
@@ -53,26 +53,26 @@ class Plan:
 
     def __init__(self, head: bytes, parsed: layout.Layout, allow_pickle: bool) -> None:
         self.head = head
-        """The header that each of these bodies has behind its seal."""
+        """The header that follows the seal in each of these bodies."""
         self.first_word, self.second_word = layout.SEAL.unpack(head)
         plain = all(map(_is_plain, parsed.buffers))
         self.leaves = _plain_maker(parsed.buffers) if plain else _any_maker(parsed.buffers)
-        """Makes the leaves that have buffers of the array of a body."""
+        """Makes the leaves that have buffers, from the array of a body."""
         self._build = _Builders(parsed, allow_pickle=allow_pickle).node(parsed.root)
         self._num_values = parsed.num_values
         self._made: list[Any] = [None] * parsed.num_made
         self._values_offset = parsed.values_offset
         self.nbytes = -1 if self._num_values else self._values_offset
-        """Bytes of each body; -1: values follow, in any number of them."""
+        """Bytes of each body; -1: values of variable length follow."""
 
     def check(self, nbytes: int) -> None:
-        """Raises RemoteProtocolError when a body of these bytes cannot be one of this schema."""
+        """Raises RemoteProtocolError if a body of `nbytes` bytes cannot have this schema."""
         if nbytes != self.nbytes and (nbytes < self._values_offset or not self._num_values):
             more = " at least" if self._num_values else ""
             raise RemoteProtocolError(f"a batch needs {self._values_offset} bytes{more}, found {nbytes}")
 
     def batch(self, base: Body) -> Any:
-        """The batch of the body in `base`. Raises RemoteProtocolError."""
+        """Returns the batch of the body in `base`. Raises RemoteProtocolError."""
         leaves = self.leaves(base)
         if self._num_values:
             leaves += values.unpack_many(base.data[self._values_offset :], self._num_values)
@@ -85,7 +85,7 @@ class Plan:
 
 
 class Decoder:
-    """Decodes bodies; one for each thread."""
+    """Decodes bodies. Each thread needs its own."""
 
     __slots__ = ("_allow_pickle", "_last", "_plans", "digest")
 
@@ -94,24 +94,24 @@ class Decoder:
         self._plans: dict[bytes, Plan] = {}
         self._last: Plan | None = None
         self.digest = 0
-        """The digest of the body that `plan` saw last."""
+        """Digest of the last body that was passed to `plan`."""
 
     def decode(self, base: Body) -> Any:
         """Returns the batch of the body that `base` covers exactly; every tensor and array is a view of it.
 
-        Each tensor has a storage of its own, of exactly its bytes, and keeps `base` alive. Raises
-        RemoteProtocolError when the body is not one, UnsupportedBatch when this process lacks a class of the batch.
+        Each tensor has its own storage, of exactly its bytes, and keeps `base` alive. Raises RemoteProtocolError if
+        the body is invalid, UnsupportedBatch if this process lacks a class of the batch.
         """
         plan = self.plan(base.data, 0, len(base))
         return plan.batch(base)
 
     def plan(self, memory: Memory, at: int, nbytes: int) -> Plan:
-        """The plan of the body of `nbytes` that `memory` has at `at`. Raises as `decode` does."""
+        """Returns the plan for the body of `nbytes` bytes at `at` in `memory`. Raises as `decode` does."""
         plan = self._last
         try:
             self.digest, _, first, second = _read_words(memory, at)
         except struct.error:
-            first = second = 0  # too short for any
+            first = second = 0  # too short for any body
         if plan is None or second != plan.second_word or first != plan.first_word:
             plan = self._find(memory, at, nbytes)
         if nbytes != plan.nbytes:
@@ -119,14 +119,14 @@ class Decoder:
         return plan
 
     def _find(self, memory: Memory, at: int, nbytes: int) -> Plan:
-        """The plan of a body that is not like the one before it."""
+        """Returns the plan for a body whose schema differs from the previous body's schema."""
         start = bytes(memory[at : at + min(_HEAD_END, nbytes)])
         plan = self._plans.get(start[_HEAD_AT:]) or self._prepare(start, memory, at, nbytes)
         self._last = plan
         return plan
 
     def _prepare(self, start: bytes, memory: Memory, at: int, nbytes: int) -> Plan:
-        """Works out a schema and tries its buffers once, so that later only their end has to be checked."""
+        """Analyses a schema and tries its buffers once, so that later only the body's length has to be checked."""
         key = bytes(memory[at : at + min(layout.key_nbytes(start), nbytes)])
         plan = Plan(start[_HEAD_AT:], layout.parse(key), self._allow_pickle)
         plan.check(nbytes)
@@ -150,7 +150,7 @@ def _any_maker(buffers: Sequence[Buffer]) -> Maker:
 
 
 def _plain_maker(buffers: Sequence[Buffer]) -> Maker:
-    """A maker that calls no Python code for each leaf."""
+    """Returns a maker that calls no Python code for single leaves."""
     shapes = [b.shape for b in buffers]
     types = [_known(b).numpy for b in buffers]
     offsets = [b.offset for b in buffers]
@@ -208,10 +208,10 @@ def _array_maker(buffer: Buffer) -> Maker:
 
 
 class _Builders:
-    """Makes, for each node, the function that puts its part of the tree together.
+    """Makes a function for each node that builds its part of the tree.
 
-    Such a function takes the list of all leaves: first those with buffers, then the values, then the objects that are
-    made meanwhile, so that they can be named again.
+    The function takes the list of all leaves: first the leaves with buffers, then the values, then the objects made so
+    far, so that later nodes can refer to them.
     """
 
     def __init__(self, parsed: layout.Layout, *, allow_pickle: bool) -> None:
@@ -236,7 +236,7 @@ class _Builders:
         return self.num_buffers + node.index if node.kind is Kind.VALUE else None
 
     def _items(self, children: tuple[Node, ...]) -> Builder:
-        """The list of the children. Neighbouring leaves, the usual case, are one slice."""
+        """Returns a builder of the list of children. Adjacent leaves, the usual case, are one slice."""
         places = [self._leaf(child) for child in children]
         first = places[0] if places else 0
         if first is not None and places == list(range(first, first + len(places))):
@@ -253,14 +253,14 @@ class _Builders:
             try:
                 made = leaves[place] = make(cls, found)
             except Exception as exc:
-                raise RemoteProtocolError(f"a {way} cannot be made of what came: {exc}") from exc
+                raise RemoteProtocolError(f"a {way} cannot be made from the received content: {exc}") from exc
             return made
 
         return build
 
     def _attributes(self, node: Node) -> Builder:
         whole, *others = node.children
-        content = self.node(whole)  # raises for a way that is none
+        content = self.node(whole)  # raises for an unknown way
         if not _may_have_attributes(whole):
             raise RemoteProtocolError(f"a {whole.way or whole.kind.name} {whole.cls or ''} has no attributes")
         names, items = node.keys, self._items(tuple(others))
@@ -270,7 +270,7 @@ class _Builders:
             own = getattr(made, "__dict__", None)
             if type(own) is not dict:
                 raise RemoteProtocolError(f"a {type(made).__name__} has no attributes")
-            # Not setattr: a property of the user's would run.
+            # Not setattr, which would run the user's properties.
             own.update(zip(names, items(leaves), strict=True))
             return made
 
@@ -293,7 +293,7 @@ class _Builders:
 
 
 def _may_have_attributes(node: Node) -> bool:
-    """Whether attributes may be set on what is made: of one that has a state of its own they would be code."""
+    """True if attributes may be set on the object made. For an object with its own state, they would act as code."""
     if node.kind is Kind.MAPPING or (node.kind is Kind.MADE and node.way == "mapping"):
         return objects.is_rebuilt_from_attributes(_class(node, Mapping))
     if node.kind is Kind.MADE:
@@ -351,7 +351,7 @@ def _dataclass(node: Node, items: Builder) -> Builder:
     names = node.keys
 
     def build(leaves: list[Any]) -> Any:
-        # As unpickling does it: neither __init__ nor __post_init__ runs again, frozen is no hindrance.
+        # As in unpickling: neither __init__ nor __post_init__ runs again, and frozen classes work, too.
         made = cls.__new__(cls)
         for name, item in zip(names, items(leaves), strict=True):
             object.__setattr__(made, name, item)

@@ -1,6 +1,6 @@
-"""The first difference of two batches, as a path to a leaf and an element of it: `[0]['image'][3, 1]`.
+"""Finds the first difference between two batches, as a path to a leaf and an element of it: `[0]['image'][3, 1]`.
 
-It compares bodies, the bytes that their digests cover, and so needs no class of the user's and runs none of their code.
+It compares bodies, the bytes that digests cover. It needs none of the user's classes and runs none of the user's code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BUFFERS = frozenset({Kind.TENSOR, Kind.ARRAY, Kind.SCALAR})
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A body, taken apart."""
+    """A parsed body."""
 
     body: bytes
     layout: Layout
@@ -39,14 +39,14 @@ class Parsed:
 
 
 def describe(body: bytes) -> Iterator[str]:
-    """A line for each leaf: its path and what it is. Raises RemoteProtocolError."""
+    """Yields a line for each leaf: its path and a description. Raises RemoteProtocolError."""
     parsed = Parsed.of(body)
     for path, node in _leaves(parsed.layout.root, ""):
         yield f"batch{path}: {_about(parsed, node)}"
 
 
 def first_difference(a: bytes, b: bytes) -> str | None:
-    """Says where two bodies differ first, and how; None where they do not. Raises RemoteProtocolError."""
+    """Describes the first difference between two bodies; None if there is none. Raises RemoteProtocolError."""
     one, other = Parsed.of(a), Parsed.of(b)
     return _compare(one, one.layout.root, other, other.layout.root, "")
 
@@ -83,7 +83,7 @@ def _compare_buffers(a: Parsed, x: Buffer, b: Parsed, y: Buffer, path: str) -> s
 
 
 def _compare_values(x: Any, y: Any, path: str) -> str | None:
-    # By their encoding, as the digest has them: NaN is itself, and 0.0 is not -0.0.
+    # Compared by their encoding, like the digest: NaN equals itself, and 0.0 differs from -0.0.
     if values.pack(x) == values.pack(y):
         return None
     steps: Iterable[tuple[str, Any, Any]] = ()
@@ -110,7 +110,7 @@ def _leaves(node: Node, path: str) -> Iterator[tuple[str, Node]]:
 
 
 def _children(node: Node) -> Iterator[tuple[str, Node]]:
-    """The children of a node, each with its step of the path."""
+    """Yields the children of a node, each with its step of the path."""
     if node.kind is Kind.MADE:
         yield "", node.children[0]
     elif node.kind is Kind.ATTRIBUTES:
@@ -125,7 +125,7 @@ def _children(node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def _element(buffer: Buffer, item: int) -> tuple[int, ...]:
-    """The indices of the item that lies at this place in memory."""
+    """Returns the indices of the item at this position in memory."""
     if buffer.strides is None:
         return tuple(int(i) for i in np.unravel_index(item, buffer.shape))
     found = [0] * len(buffer.shape)
@@ -135,7 +135,7 @@ def _element(buffer: Buffer, item: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-# What is shown
+# Descriptions
 
 
 def _about(parsed: Parsed, node: Node) -> str:

@@ -1,7 +1,7 @@
-"""Digests of a batch tree: that which it would have on its way to a trainer, and one to compare loaders of two kinds.
+"""Digests of a batch tree: the one that it would have when sent to a trainer, and one to compare different loaders.
 
 The second is canonical. It covers structure, classes, keys, attributes, dtypes, shapes and bytes of every leaf, so that
-equal NaNs count as equal and 0.0 and -0.0 do not. It does not cover strides, requires_grad of tensors and identity.
+equal NaNs count as equal, but 0.0 and -0.0 differ. It does not cover strides, requires_grad of tensors and identity.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dataloaderjob.core.consumption import error_mark, fold
 
 
 def batch_digest(batch: Any, identity: int, *, allow_pickle: bool) -> int:
-    """The digest of a batch as a feeder would send it; of one that no feeder could send, the mark of the error."""
+    """Returns the digest of a batch as a feeder would send it, or the error's mark if no feeder could send it."""
     return batch_digests(batch, identity, allow_pickle=allow_pickle)[0]
 
 
 def batch_digests(batch: Any, identity: int, *, allow_pickle: bool) -> tuple[int, int]:
-    """The same, and one that tells the batch from others also where no feeder could send it."""
+    """Returns the same, and a digest that distinguishes the batch from others even if no feeder could send it."""
     try:
         encoded = encode(batch, allow_pickle=allow_pickle)
     except Exception as exc:  # user code is asked for the state of its objects
@@ -38,7 +38,7 @@ def batch_digests(batch: Any, identity: int, *, allow_pickle: bool) -> tuple[int
 
 
 class Hasher(Protocol):
-    """What `hashlib` makes."""
+    """A hash object, as from `hashlib`."""
 
     def update(self, data: Any, /) -> None: ...
 
@@ -52,11 +52,11 @@ class _Walk:
     def __init__(self, update: Callable[[Any], None]) -> None:
         self.update = update
         self.open: list[Any] = []
-        """Objects that the walk is within."""
+        """Objects that contain the current item."""
 
     def item(self, item: Any) -> None:
         if type(item) in values.SCALARS:
-            # No text begins with a zero, but a value may begin with any other byte.
+            # Text never starts with a zero byte, while a value may start with any other byte.
             self.update(b"\0" + values.pack(item))
         elif type(item) in (torch.Tensor, torch.nn.Parameter) and _is_block(item):
             _tensor(self.update, item)
@@ -157,6 +157,6 @@ def _array(update: Callable[[Any], None], a: np.ndarray[Any, Any] | np.generic) 
 
 
 def _bytes(update: Callable[[Any], None], a: np.ndarray[Any, Any]) -> None:
-    """`a` is in C order."""
+    """Feeds the bytes of `a`, which is in C order."""
     if a.nbytes:
         update(a.reshape(-1).view(special.BYTE).data)

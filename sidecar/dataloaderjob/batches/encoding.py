@@ -1,9 +1,9 @@
-"""Batch tree to bytes: walks the tree once, writes the schema, collects views of the leaves.
+"""Encodes a batch tree to bytes: walks the tree once, writes the schema, collects views of the leaves.
 
-Neighbours: `core.layout` is the format, `decoding` the way back, `objects` what is taken apart.
+Neighbours: `core.layout` has the format, `decoding` is the inverse, `objects` takes objects apart.
 
-A tensor, array or object that a batch has in two places is one on arrival, as with torch. Two views of one storage
-are two tensors with storages of their own.
+A tensor, array or object that occurs twice in a batch is a single one on arrival, as with torch. Two views of one
+storage become two tensors with separate storages.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Part = bytes | memoryview
 Schema = tuple[Any, ...]
 _ZEROS = bytes(layout.ALIGNMENT)
 _MAX_STEPS = 20
-"""Shown of the path to a leaf."""
+"""Steps shown of the path to a leaf."""
 _SMALL_NBYTES = 4096
-"""Neighbouring parts below this size are joined: a copy of 4 KiB costs less than an iovec of its own."""
+"""Adjacent parts below this size are joined: a copy of 4 KiB costs less than a separate iovec."""
 _KEYS = "numbers, strings, bytes and tuples of these"
 _SAME = int(Kind.SAME)
 _SEQUENCES: dict[type, Kind] = {list: Kind.LIST, tuple: Kind.TUPLE, set: Kind.SET, frozenset: Kind.FROZENSET}
@@ -40,18 +40,18 @@ _SEQUENCES: dict[type, Kind] = {list: Kind.LIST, tuple: Kind.TUPLE, set: Kind.SE
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedBatch:
-    """A batch ready to be sent. Its buffers are views of the tensors, which they keep alive."""
+    """A batch ready to be sent. Its buffers are views of the tensors and keep them alive."""
 
     nbytes: int
     buffers: list[Part]
-    """One-dimensional, of bytes, `nbytes` in all, none of them empty."""
+    """One-dimensional buffers of bytes, none of them empty, `nbytes` in total."""
 
 
 def encode(batch: Any, *, allow_pickle: bool) -> EncodedBatch:
     """Encodes a batch tree without copying its tensors and arrays.
 
-    Until the buffers are sent, a change of the tensors changes what is sent.
-    Raises UnsupportedBatch naming the leaf that cannot travel and the option that lets it.
+    Until the buffers are sent, a change of the tensors changes the data that is sent.
+    Raises UnsupportedBatch naming the leaf that cannot travel and the option that allows it.
     """
     encoder = _Encoder(allow_pickle)
     try:
@@ -96,7 +96,7 @@ def _join_small(parts: Iterable[Part]) -> list[Part]:
 
 
 class _RefusedError(Exception):
-    """A leaf cannot travel. The path to it is put together while the walk unwinds."""
+    """A leaf cannot travel. The path to it is assembled while the walk unwinds."""
 
     def __init__(self, leaf: object, why: str) -> None:
         super().__init__(why)
@@ -121,13 +121,13 @@ class _RefusedError(Exception):
 
 
 class _Encoder:
-    """One walk. `node` returns the schema of what it is given, or None for a tree of plain values."""
+    """One walk over a batch. `node` returns the schema of an item, or None for a tree of plain values."""
 
     def __init__(self, allow_pickle: bool) -> None:
         self.allow_pickle = allow_pickle
         self.buffers: list[tuple[Part, int]] = []
         self.values: list[Any] = []
-        # By id, with the object, which thereby lives as long: another one would get its id.
+        # By id, with the object, which is kept alive so that no other object gets its id.
         self.seen: dict[int, tuple[Schema, Any]] = {}
         self.num_made = 0
 
@@ -140,12 +140,12 @@ class _Encoder:
         return _HANDLERS.get(kind, _Encoder._other)(self, item, depth)
 
     def value(self, item: Any) -> Schema:
-        """A tree of plain values, whole: it changes from batch to batch without changing the schema."""
+        """Adds a whole tree of plain values, which may change from batch to batch without changing the schema."""
         self.values.append(item)
         return layout.node(Kind.VALUE, len(self.values) - 1)
 
     def refuse(self, item: Any, why: str = "") -> Schema:
-        """Pickles the leaf where that is allowed; raises otherwise."""
+        """Pickles the leaf if that is allowed; raises otherwise."""
         if not self.allow_pickle:
             raise _RefusedError(item, why)
         out = io.BytesIO()
@@ -159,12 +159,12 @@ class _Encoder:
     def children(
         self, items: Iterable[Any], depth: int, label: Callable[[int], str], *, plain: bool = False
     ) -> tuple[Schema, ...] | None:
-        """Schemas of the children; None if all are plain and `plain` says that the parent may be, too."""
+        """Returns schemas of the children; None if all are plain values and `plain` allows the parent to be one."""
         items = list(items)
         found: list[Schema | None] = []
         try:
             for item in items:
-                found.append(self.node(item, depth + 1))  # its length tells where it stopped
+                found.append(self.node(item, depth + 1))  # its length is the index of a refused item
         except _RefusedError as refused:
             refused.path.append(label(len(found)))
             raise
@@ -227,7 +227,7 @@ class _Encoder:
         return self._array(a, 0, Kind.SCALAR)
 
     def _buffer(self, a: np.ndarray[Any, Any]) -> None:
-        """`a` is in C order."""
+        """Adds the bytes of `a`, which is in C order."""
         nbytes = a.nbytes
         self.buffers.append((a.reshape(-1).view(special.BYTE).data if nbytes else b"", nbytes))
 
@@ -247,7 +247,7 @@ class _Encoder:
         return children and layout.node(Kind.DICT, keys, children)
 
     def _pairs(self, items: Mapping[Any, Any], depth: int) -> Schema:
-        """A dict with keys that are no plain values: enums, named tuples, paths."""
+        """Encodes a dict with keys other than plain values: enums, named tuples, paths."""
         keys = self._part(list(items), depth, ".keys()")
         own = self.children(items.values(), depth + 1, lambda i: f"[{list(items)[i]!r}]")
         pairs = layout.node(Kind.TUPLE, (keys, layout.node(Kind.LIST, own)))
@@ -311,14 +311,14 @@ class _Encoder:
         if cls is None:
             return self.refuse(item, objects.LOCAL)
         names = [f.name for f in dataclasses.fields(item) if hasattr(item, f.name)]
-        # Attributes beside the fields, but not what typing adds (__orig_class__).
+        # Attributes in addition to fields, except the one added by typing (__orig_class__).
         names += [n for n in getattr(item, "__dict__", ()) if n not in names and not n.startswith("__")]
         own = [getattr(item, name) for name in names]
         return layout.node(
             Kind.DATACLASS, cls, tuple(names), self.children(own, depth, lambda i: f".{names[i]}")
         )
 
-    # What is taken apart
+    # Objects taken apart
 
     def _object(self, item: Any, depth: int, why: str = "") -> Schema:
         again = self.seen.get(id(item))
@@ -332,10 +332,10 @@ class _Encoder:
             child = self.node(content, depth + 1) or self.value(content)
         except _RefusedError as refused:
             if type(content) is tuple and way != "tuple":
-                del refused.path[-1:]  # a place in the content is none in the object
+                del refused.path[-1:]  # an index of the content is not an index of the object
             raise
         if objects.CARRIERS[way].shared:
-            # Before its attributes, which may lead back to it.
+            # Before its attributes, which may refer back to it.
             self.seen[id(item)] = layout.node(Kind.AGAIN, self.num_made), item
         return self._attributes(self._made(way, cls, child), attributes, depth)
 
@@ -358,7 +358,7 @@ class _Encoder:
             raise
 
     def _other(self, item: Any, depth: int) -> Schema | None:
-        """Types that no table lists: subclasses, and what has to be refused."""
+        """Encodes types that no table lists: subclasses, and objects that have to be refused."""
         if isinstance(item, np.generic):
             return self._scalar(item)
         if isinstance(item, np.memmap):
@@ -376,12 +376,12 @@ class _Encoder:
 
 
 def is_class_of_items(cls: type) -> bool:
-    """torch.Size, and C-made tuples such as torch.return_types.max: made from one iterable."""
+    """True for torch.Size, and for tuple classes made in C such as torch.return_types.max, which take one iterable."""
     return cls is torch.Size or (issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields"))
 
 
 class _LeafPickler(pickle.Pickler):
-    """Pickles one leaf in a feeder. Classes go by name even where the feeder has them by value only."""
+    """Pickles one leaf in a feeder. Classes are pickled by name even if the feeder received them by value only."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and obj.__module__ != "builtins" and "<locals>" not in obj.__qualname__:

@@ -1,8 +1,8 @@
-"""Graphs of PyTorch Geometric: `Data`, `HeteroData`, their batches, and subclasses without an `__init__` of their own.
+"""Graphs of PyTorch Geometric: `Data`, `HeteroData`, their batches, and subclasses without their own `__init__`.
 
-A graph travels as the mappings of its stores, which hold tensors and plain values (PyG 2.8). It is filled without calls
-of setters: in the trainer no code runs that a feeder chose. The class of a batch is one that PyG makes at run time, so
-the class of its graphs is named in its place. PyG itself is looked up, and never imported.
+A graph travels as the mappings of its stores, which hold tensors and plain values (PyG 2.8). It is filled without
+calling setters, so no code chosen by a feeder runs in the trainer. PyG creates the class of a batch at run time, so the
+class of its graphs is named instead. PyG itself is looked up, never imported.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from dataloaderjob.batches.special import Carrier, StaysError
 
 _PRIVATE = frozenset({"_num_graphs", "_slice_dict", "_inc_dict", "_num_nodes"})
-"""What PyG notes beside a store's mapping: of a batch, and of a graph whose nodes have no attributes."""
+"""Attributes that PyG keeps next to a store's mapping, for a batch and for a graph whose nodes have no attributes."""
 _KEPT_BY_PYG = frozenset({"_mapping", "_parent", "_cached_attr", "_key"})
 _OF_GRAPHS = frozenset(
     {"_store", "_global_store", "_node_store_dict", "_edge_store_dict", "_tensor_attr_cls", "_edge_attr_cls"}
 )
-"""What is in the `__dict__` of a graph, whatever it holds."""
+"""Names in the `__dict__` of every graph."""
 _DEFINED = (
     "__init__",
     "__new__",
@@ -31,12 +31,12 @@ _DEFINED = (
 
 
 def is_graph(cls: type) -> bool:
-    """Whether objects of this class travel as graphs. False where PyG is not imported: nobody has one there."""
+    """True if objects of this class travel as graphs. False if PyG is not imported: then no graph can exist."""
     return _base(cls) is not None
 
 
 def graph_class(cls: type) -> type:
-    """The class that goes by its name: that of the graphs, of a batch."""
+    """Returns the class that is sent by name; for a batch, the class of its graphs."""
     pyg = sys.modules.get("torch_geometric.data")
     if pyg is not None and issubclass(cls, pyg.Batch):
         graphs = [base for base in cls.__bases__ if not issubclass(base, pyg.Batch)]
@@ -45,7 +45,7 @@ def graph_class(cls: type) -> type:
 
 
 def _base(cls: type) -> Any:
-    """`Data` or `HeteroData`, if objects of `cls` are nothing but its stores."""
+    """Returns `Data` or `HeteroData` if objects of `cls` consist only of stores."""
     pyg = sys.modules.get("torch_geometric.data")
     if pyg is None:
         return None
@@ -61,7 +61,7 @@ def _base(cls: type) -> Any:
 
 
 def _stores(graph: Any) -> list[tuple[Any, Any]]:
-    """The stores of a graph by their keys: None, a type of nodes, or one of edges."""
+    """Returns the stores of a graph with their keys: None, a node type, or an edge type."""
     own = graph.__dict__
     if "_store" in own:
         return [(None, own["_store"])]
@@ -98,7 +98,7 @@ def _make(cls: Any, content: Any) -> Any:
 
 
 def _store_of(graph: Any, key: Any) -> Any:
-    """The store of this key, made if it is not there."""
+    """Returns the store with this key, and creates it if it is missing."""
     if key is None:
         return _stores(graph)[0][1]
     if type(key) is str:

@@ -1,7 +1,7 @@
 """Objects that travel taken apart: values of the standard library, enums, subclasses of built-in types, instances.
 
-`take_apart` finds the way of an object; `CARRIERS` has all ways, by the name that the schema gives them. To add one:
-an entry of `_VALUES` for one exact type, or one of `CARRIERS` and a case in `_way`.
+`take_apart` finds the way for an object; `CARRIERS` has all ways, under their names in schemas. To add a way, add an
+entry to `_VALUES` for one exact type, or to `CARRIERS` with a case in `_way`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CONTENTS: dict[Any, Callable[[Any], Any]] = {
     frozenset: lambda item: frozenset(frozenset.__iter__(item)),
     dict: lambda item: dict(dict.items(item)),
 }
-"""The content of a subclass's object, of exactly the built-in type, whatever the subclass overrides."""
+"""Functions that return the content of a subclass's object as exactly the built-in type, despite any overrides."""
 
 
 class Apart(NamedTuple):
@@ -63,7 +63,7 @@ class Apart(NamedTuple):
 
 
 def take_apart(item: Any) -> Apart:
-    """What `item` is made of. Raises StaysError."""
+    """Takes `item` apart. Raises StaysError."""
     way = _way(item)
     carrier, cls = CARRIERS[way], None
     if carrier.fits is not None:
@@ -75,7 +75,7 @@ def take_apart(item: Any) -> Apart:
 
 
 def is_dataclass(item: object) -> bool:
-    """Whether `item` is nothing but its fields: a dataclass that is a list, too, has a content beside them."""
+    """True if `item` consists only of its fields; a dataclass that is also a list has further content."""
     return (
         dataclasses.is_dataclass(item)
         and not isinstance(item, (type, Enum, torch.Tensor, np.ndarray))
@@ -85,14 +85,14 @@ def is_dataclass(item: object) -> bool:
 
 _STANDARD_MAPPINGS = (dict, OrderedDict, Counter, UserDict, ChainMap, MappingProxyType)
 _REBUILT_FROM_ATTRIBUTES = frozenset({"transformers.tokenization_utils_base.BatchEncoding"})
-"""Mappings of libraries that have a `__getstate__` of their own, which gives nothing beyond their attributes."""
+"""Mappings of libraries with their own `__getstate__` that returns only their attributes."""
 
 
 def is_made_from_dict(cls: type) -> bool:
-    """Whether a mapping of this class is made by calling it with a dict.
+    """True if a mapping of this class is made by calling the class with a dict.
 
-    Those of the standard library that are more than a dict, such as `shelve.Shelf`, open files or unpickle what they
-    hold; a class with `__del__` owns something.
+    Mappings of the standard library that are more than a dict, such as `shelve.Shelf`, open files or unpickle their
+    content; a class with `__del__` owns resources.
     """
     return (
         issubclass(cls, Mapping)
@@ -102,9 +102,10 @@ def is_made_from_dict(cls: type) -> bool:
 
 
 def is_rebuilt_from_attributes(cls: type) -> bool:
-    """Whether attributes may be set on a mapping of this class, since it is nothing but its items and they.
+    """True if attributes may be set on a mapping of this class, because it consists only of items and attributes.
 
-    A mapping of a library that is no dict may read files that its attributes name, so that only the user's own may be.
+    A library's mapping that is not a dict may read files that its attributes name. Among those, only the user's own
+    mappings are accepted.
     """
     return (
         is_rebuilt_from(cls, dict)
@@ -115,7 +116,7 @@ def is_rebuilt_from_attributes(cls: type) -> bool:
 
 
 def made_from_dict(cls: Any, items: dict[Any, Any]) -> Any:
-    """What the class makes of a dict, as torch's default_collate makes it; None if it cannot."""
+    """Makes the mapping from a dict, as torch's default_collate does; returns None if the class cannot."""
     if not is_made_from_dict(cls):
         return None
     try:
@@ -126,7 +127,7 @@ def made_from_dict(cls: Any, items: dict[Any, Any]) -> Any:
 
 
 def class_for(way: str, name: ClassName | None) -> type | None:
-    """The class of an object to be made. Raises RemoteProtocolError where it is not of the kind that the way makes."""
+    """Returns the class of an object to be made. Raises RemoteProtocolError if the way cannot make that class."""
     carrier = CARRIERS.get(way)
     if carrier is None or (name is None) != (carrier.fits is None):
         raise RemoteProtocolError(
@@ -165,7 +166,7 @@ def _way(item: Any) -> str:
     raise StaysError("")
 
 
-# Ways without a class: the way itself says what is made
+# Ways without a class: the way itself determines the class
 
 
 def _take_zone(zone: zoneinfo.ZoneInfo) -> str:
@@ -182,7 +183,7 @@ def _take_dtype(dtype: np.dtype[Any]) -> Any:
 
 
 def _named_in_torch(kind: type) -> Carrier:
-    """torch.float32 and the like: `str` says where they are."""
+    """Carrier of torch.float32 and the like, whose `str` is their path."""
 
     def make(cls: Any, name: Any) -> Any:  # noqa: ARG001
         found = vars(torch).get(name.removeprefix("torch."))  # getattr might import
@@ -240,7 +241,7 @@ _WAYS = {kind: f"{kind.__module__}.{kind.__qualname__}" for kind in _VALUES}
 
 
 def _take_enum(member: Enum) -> Any:
-    # A flag of several bits has no name, or one that is no member's.
+    # A flag of several bits has no name, or a name that belongs to no member.
     return (None, member.value) if isinstance(member, Flag) else (member.name, None)
 
 
@@ -250,7 +251,8 @@ def _make_enum(cls: Any, content: Any) -> Any:
 
 
 def _subclass_of(base: Any) -> Carrier:
-    """Makes it as pickle does, by the built-in type's methods: neither `__init__` nor `__new__` of the user's runs."""
+    """Carrier that makes objects as pickle does, by the built-in type's methods, without the user's `__init__` or
+    `__new__`."""
     change = _CHANGES.get(base)
     new: Any = base.__new__
 
@@ -270,7 +272,7 @@ def _subclass_of(base: Any) -> Carrier:
 
 
 def _is_plain_class(cls: type) -> bool:
-    """Whether its objects are nothing but their `__dict__`. None of the standard library, whose objects own things."""
+    """True if its objects consist only of their `__dict__`. Not of the standard library: its objects own resources."""
     return (
         is_rebuilt_from(cls, object)
         and "__new__" not in _names(cls)
@@ -284,18 +286,18 @@ def _is_of_standard_library(cls: type) -> bool:
 
 
 def _names(cls: type) -> set[str]:
-    """What the class and its bases define, but for `object`."""
+    """Returns the names that the class and its bases define, except `object`."""
     return {name for base in cls.__mro__[:-1] for name in base.__dict__}
 
 
 def _is_image(cls: type) -> bool:
-    """PIL's images, whose state is their pixels. Only where PIL is imported: nobody has one elsewhere."""
+    """True for PIL's images, whose state is their pixels. False if PIL is not imported: then no image can exist."""
     module = sys.modules.get("PIL.Image")
     return module is not None and issubclass(cls, module.Image) and cls.__module__.startswith("PIL.")
 
 
 def _is_encoding(cls: type) -> bool:
-    """What a fast tokenizer of Hugging Face leaves in a BatchEncoding; its state is JSON."""
+    """True for encodings that a fast tokenizer of Hugging Face puts in a BatchEncoding; their state is JSON."""
     return cls is getattr(sys.modules.get("tokenizers"), "Encoding", None)
 
 
@@ -328,7 +330,7 @@ CARRIERS: dict[str, Carrier] = {
         take=no_content, make=lambda cls, c: object.__new__(cls), fits=_is_plain_class,  # noqa: ARG005
         attributes=True, shared=True,
     ),
-    # Dicts with keys that are no plain values; the encoder takes these apart itself.
+    # Dicts with keys other than plain values; the encoder takes these apart itself.
     "pairs": _of(no_content, lambda c: dict(zip(*c, strict=True))),
     "mapping": Carrier(
         take=no_content, make=_make_mapping, fits=is_made_from_dict, attributes=True

@@ -1,10 +1,10 @@
-"""Tensors and arrays that are no plain block of memory: subclasses, sparse, nested, quantised, masked, of objects.
+"""Tensors and arrays other than a plain block of memory: subclasses, sparse, nested, quantised, masked, of objects.
 
-They travel as the plain tensors and arrays that they are made of, and dtypes as plain values of a schema.
+They travel as the plain tensors and arrays that they consist of, and dtypes as plain values of a schema.
 
-A `Carrier` says for a kind of object how its content is got at, and how it is made again; those of other objects are in
-`objects`. A class goes by its name and is of the kind that its carrier makes, or is
-refused: a feeder is not trusted with code, so neither a pickle nor an `__init__` or `__setstate__` of the user's runs.
+A `Carrier` defines how to take the content of a kind of object and how to make the object again; carriers of other
+objects are in `objects`. A class is sent by name, and refused unless it is of the kind that its carrier makes. A feeder
+is not trusted with code, so no pickle is loaded, and the user's `__init__` and `__setstate__` do not run.
 """
 
 from __future__ import annotations
@@ -48,38 +48,38 @@ _CARRIED = {
     "float8_e8m0fnu": torch.uint8,
     "float4_e2m1fn_x2": torch.uint8,
 }
-"""dtypes that numpy lacks, and the one of their size that carries the bytes."""
+"""dtypes that numpy lacks, and a dtype of the same size that carries their bytes."""
 BYTE = np.dtype(np.uint8)
 
 
 class StaysError(Exception):
-    """An object cannot travel taken apart. The text goes behind its class: " of mode X"."""
+    """An object cannot travel taken apart. The text follows the name of its class: " of mode X"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carrier:
-    """One way to travel."""
+    """A way for one kind of object to travel."""
 
     take: Callable[[Any], Any]
-    """The content of an object: a batch tree, which may hold tensors. Raises StaysError."""
+    """Returns the content of an object: a batch tree, which may contain tensors. Raises StaysError."""
     make: Callable[[Any, Any], Any]
-    """The object, of its class (None where the way alone says it) and its content. Raises on other content."""
+    """Makes the object from its class (None if the way determines it) and its content. Raises on other content."""
     fits: Callable[[type], bool] | None = None
-    """Whether a class may be made in this way. None: no class is named."""
+    """Returns True if objects of a class may be made in this way. None: no class is named."""
     named: Callable[[type], type] | None = None
-    """The class that is named in place of the object's own."""
+    """Returns the class that is named instead of the object's own."""
     attributes: bool = False
-    """What is in `__dict__` travels, too."""
+    """True if the content of `__dict__` travels, too."""
     shared: bool = False
-    """Two places in a batch that have the same object have the same one on arrival."""
+    """True if an object that occurs twice in a batch is a single object on arrival, too."""
 
 
 def no_content(item: object) -> None:
-    """`take` for what is made of its attributes alone."""
+    """`take` for objects that consist only of their attributes."""
 
 
 def is_rebuilt_from(cls: type, base: type) -> bool:
-    """Whether `base`'s content and `__dict__` are all that there is to objects of `cls`: pickle, too, takes no more."""
+    """True if objects of `cls` consist only of `base`'s content and `__dict__`; pickle takes no more, either."""
     return (
         cls is not base
         and issubclass(cls, base)
@@ -91,9 +91,9 @@ def is_rebuilt_from(cls: type, base: type) -> bool:
 
 
 def attributes_beside(item: Any, made: Any = None) -> dict[str, Any]:
-    """What `item` has in `__dict__` and `made`, which was made of its content alone, has not.
+    """Returns the attributes of `item` that `made`, which was made from its content only, lacks.
 
-    Raises StaysError for what cannot be set again, so that nothing is lost in silence.
+    Raises StaysError for attributes that cannot be set again, so that nothing is lost silently.
     """
     own = getattr(item, "__dict__", None)
     slots = () if made is None else _slots(type(item))
@@ -101,7 +101,7 @@ def attributes_beside(item: Any, made: Any = None) -> dict[str, Any]:
         return {}
     basis = {} if made is None else getattr(made, "__dict__", {})
     found = {n: v for n, v in (own or {}).items() if n not in basis or not _same(v, basis[n])}
-    found.pop("__orig_class__", None)  # typing's, of Generic[T]
+    found.pop("__orig_class__", None)  # set by typing for Generic[T]
     for name in found:
         if type(name) is not str or name.startswith("__"):
             raise StaysError(f" with an attribute {name!r}")
@@ -121,7 +121,7 @@ def _slots(cls: type) -> list[str]:
 
 
 def _same(a: Any, b: Any, depth: int = 0) -> bool:
-    """Whether two attributes have the same in them. In doubt not: then it travels, or is refused."""
+    """True if two attributes are certainly equal. If in doubt, False: then the attribute travels, or is refused."""
     if a is b:
         return True
     if type(a) is not type(b) or depth > _MAX_COMPARED_DEPTH:
@@ -134,7 +134,7 @@ def _same(a: Any, b: Any, depth: int = 0) -> bool:
 
 
 def way_of_tensor(t: torch.Tensor) -> str:
-    """The carrier of a tensor that is no block of memory of a known dtype. Raises StaysError."""
+    """Returns the way of a tensor other than a block of memory of a known dtype. Raises StaysError."""
     if is_tensor_subclass(type(t)):
         return "tensor"
     if type(t) is not torch.Tensor and t.layout is not torch.jagged:
@@ -154,7 +154,7 @@ def way_of_tensor(t: torch.Tensor) -> str:
 
 
 def way_of_array(a: np.ndarray[Any, Any]) -> str:
-    """The carrier of an array that is no block of memory of a known dtype. Raises StaysError."""
+    """Returns the way of an array other than a block of memory of a known dtype. Raises StaysError."""
     if type(a) is np.ma.MaskedArray:
         return "masked"
     if type(a) is not np.ndarray and is_array_subclass(type(a)):
@@ -180,7 +180,7 @@ def _detached(t: torch.Tensor) -> torch.Tensor:
 
 
 def _take_tensor(t: torch.Tensor) -> tuple[Any, ...]:
-    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  a __torch_function__ of the user's sees none of it
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  bypasses the user's __torch_function__
         return _detached(t).as_subclass(torch.Tensor), t.requires_grad
 
 
@@ -250,14 +250,14 @@ def _make_quantized(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
     if len(content) == 3:
         return torch._make_per_tensor_quantized_tensor(*content)  # noqa: SLF001
     numbers, scales, zero_points, axis = content
-    if not numbers.shape[axis] == len(scales) == len(zero_points):  # torch would read behind their ends
+    if not numbers.shape[axis] == len(scales) == len(zero_points):  # torch would read beyond their ends
         raise ValueError(f"{len(scales)} scales for a tensor of shape {tuple(numbers.shape)}")
     return torch._make_per_channel_quantized_tensor(*content)  # noqa: SLF001
 
 
 def _take_array(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     plain = a.view(np.ndarray)
-    # numpy.record, the scalar type of record arrays, comes again with the class.
+    # numpy.record, the scalar type of record arrays, returns with the class.
     return plain.view(np.dtype((np.void, plain.dtype))) if plain.dtype.type is np.record else plain
 
 
@@ -284,7 +284,7 @@ def _make_objects(cls: Any, content: Any) -> np.ndarray[Any, Any]:  # noqa: ARG0
     if prod(shape) != len(items) or min(shape, default=0) < 0:
         raise ValueError(f"{len(items)} objects for an array of shape {shape}")
     made = np.empty(len(items), object)
-    for i, item in enumerate(items):  # made[:] = items would look into items that are sequences
+    for i, item in enumerate(items):  # made[:] = items would unpack items that are sequences
         made[i] = item
     return made.reshape(shape)
 
@@ -307,19 +307,19 @@ CARRIERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorType:
-    """How tensors of one dtype pass through numpy."""
+    """Conversion of tensors of one dtype to and from numpy."""
 
     name: str
     dtype: torch.dtype
     numpy: np.dtype[Any]
     carrier: torch.dtype | None
-    """dtype to view as, where numpy lacks this one."""
+    """dtype to view as, if numpy lacks this one."""
 
 
 def _tensor_types() -> dict[torch.dtype, TensorType]:
     found = {}
     for name in (*_IN_NUMPY, *_CARRIED):
-        dtype = getattr(torch, name, None)  # float4 and some float8 came with later versions of torch
+        dtype = getattr(torch, name, None)  # float4 and some float8 need later versions of torch
         if dtype is not None:
             carrier = _CARRIED.get(name)
             seen_as = torch.empty(0, dtype=carrier or dtype).numpy().dtype
@@ -332,7 +332,7 @@ _BY_NAME = {known.name: known for known in TENSOR_TYPES.values()}
 
 
 def tensor_type(name: Any, itemsize: int) -> TensorType:
-    """The type that a schema names. Raises RemoteProtocolError when this torch has none of that size."""
+    """Returns the type that a schema names. Raises RemoteProtocolError if this torch has no such type of that size."""
     known = _BY_NAME.get(name) if isinstance(name, str) else None
     if known is None or known.numpy.itemsize != itemsize:
         raise RemoteProtocolError(f"no tensor dtype {name!r} of {itemsize} bytes here: use one torch version")
@@ -343,12 +343,12 @@ def tensor_type(name: Any, itemsize: int) -> TensorType:
 def describe(dtype: np.dtype[Any]) -> Any:
     """Returns a plain value from which `array_type` makes `dtype`, or None if there is none.
 
-    None for objects, variable-width strings and dtypes of other packages: their bytes mean nothing
-    elsewhere.
+    Returns None for objects, variable-width strings and dtypes of other packages: their bytes have no meaning in
+    another process.
     """
     if _holds_references(dtype):
         return None
-    with warnings.catch_warnings(action="ignore"):  # of metadata, which no batch needs
+    with warnings.catch_warnings(action="ignore"):  # about metadata, which no batch needs
         descr = np.lib.format.dtype_to_descr(dtype)
         try:
             again = np.lib.format.descr_to_dtype(descr)
@@ -358,7 +358,7 @@ def describe(dtype: np.dtype[Any]) -> Any:
 
 
 def array_type(descr: Any, itemsize: int) -> np.dtype[Any]:
-    """The dtype that a schema describes. Raises RemoteProtocolError, also for dtypes that hold references."""
+    """Returns the dtype that a schema describes. Raises RemoteProtocolError, also for dtypes that hold references."""
     try:
         dtype = np.lib.format.descr_to_dtype(descr)
     except (TypeError, ValueError, IndexError, KeyError, SyntaxError) as exc:
@@ -369,5 +369,5 @@ def array_type(descr: Any, itemsize: int) -> np.dtype[Any]:
 
 
 def _holds_references(dtype: np.dtype[Any]) -> bool:
-    # "T" is numpy's variable-width string, whose items point elsewhere.
+    # "T" is numpy's variable-width string, whose items are pointers.
     return bool(dtype.hasobject) or dtype.kind == "T"

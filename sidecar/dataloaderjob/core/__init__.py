@@ -1,1 +1,1 @@
-"""What every process shares: errors, frames, layout, shared memory, settings, handshake. Standard library only."""
+"""Code that every process shares: errors, frames, layout, shared memory, settings, handshake. Standard library only."""

@@ -1,11 +1,11 @@
-"""A folder of blobs named by their content: how user code and data travel once, and only if changed.
+"""A folder of blobs named by their content: user code and data travel once, and only if they changed.
 
-A *bundle* is what makes batches: the pickle of (dataset, collate_fn, worker_init_fn) and its large
-buffers, each a blob, plus facts about the process that made it. Its manifest is JSON, its id the first
-16 bytes of the manifest's SHA-256. SHA-256 at 1.1 GB/s is the fastest collision-safe hash of the
-standard library measured (blake2b 0.48).
+A *bundle* makes batches: the pickle of (dataset, collate_fn, worker_init_fn) and its large buffers, each a
+blob, plus facts about the process that made it. Its manifest is JSON; its id is the first 16 bytes of the
+manifest's SHA-256. At 1.1 GB/s, SHA-256 is the fastest collision-safe hash measured in the standard library
+(blake2b 0.48).
 
-A trainer and its sidecar share one such folder; a node's feeders share one; on one machine all do.
+A trainer and its sidecar share one such folder, and so do a node's feeders. On one machine, all processes do.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from dataloaderjob.core.memory import size_text
 
 CHUNK_NBYTES = 4 * 1024 * 1024
 NODE_KEEP_S = 600.0
-"""A blob that no process of a feeders' or head's node has used for so long is removed; it can be had again."""
+"""A blob that no process of a feeder or head node has used for this time is removed; it can be fetched again."""
 PART_KEEP_S = 3600.0
-"""A part that did not grow for so long: one write of 2 GiB takes minutes on a slow disk."""
+"""A part that has not grown for this time is removed: one write of 2 GiB takes minutes on a slow disk."""
 SLOTS = "slots"
-"""The fact that a bundle's trainer needs a feeder that makes slots, and that a feeder or a sidecar can."""
+"""The fact that a bundle's trainer needs a feeder that makes slots, or that a feeder or sidecar supports them."""
 LAUNCH = "launch"
-"""The fact that names a trainer's launch, where feeders outlive it: none uses what another one loaded."""
+"""The fact that names a trainer's launch if feeders outlive it: no launch uses what another one loaded."""
 _PART = ".part-"
 SLOWEST = 1e6
-"""Bytes a second: a feeder that gets less from another one asks again."""
+"""Bytes per second: a feeder that receives less than this from another one asks again."""
 MAX_NBYTES = 1 << 48
-"""Most bytes of one blob: a stranger's manifest may say any number."""
+"""Most bytes of one blob: an untrusted manifest may claim any number."""
 MAX_MANIFEST_NBYTES = 144 * 1024
-"""Longest manifest, also as text within JSON, as a feeder hands it on in one packet: some 2,000 blobs."""
+"""Longest manifest, also as text within JSON, because a feeder forwards it in one packet: some 2,000 blobs."""
 SPARE = 16
-"""Part of a scratch that stays free: Ray's logs are there too, and sizes are taken by blocks."""
+"""Divisor for the part of a scratch that stays free: Ray's logs share it, and files occupy whole blocks."""
 _MAX_THREADS = 4
-"""Hash in parallel: each may hold a copy of a blob."""
+"""Threads that hash in parallel: each may hold a copy of a blob."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What makes batches. `blobs[0]` is the pickle, the others its out-of-band buffers, in order.
+    """The code and data that make batches. `blobs[0]` is the pickle; the others are its out-of-band buffers, in order.
 
-    `id` names it together with its session, which has builders of its own; `code` without.
+    `id` identifies it together with its session, which has its own builders; `code` identifies it without the session.
     """
 
     blobs: tuple[tuple[str, int], ...]
@@ -64,32 +64,32 @@ class Bundle:
     allow_pickle: bool = False
     """Leaves of other types may travel pickled from feeder to trainer."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Python, torch, numpy versions of the trainer."""
+    """Versions of Python, torch and numpy in the trainer."""
     loader: int = 0
-    """Number of the loader in its process, the same in all ranks that run one script."""
+    """Number of the loader in its process; the same in all ranks that run one script."""
     epoch: int = 0
-    """Number of the loader's iterator: user code begins afresh with each."""
+    """Number of the loader's iterator: user code starts afresh with each."""
     workers: int = 0
-    """The loader's `num_workers`, which get_worker_info() tells user code; 0: the number of feeders."""
+    """The loader's `num_workers`, which get_worker_info() reports to user code; 0: the number of feeders."""
     slot: int | None = None
-    """The one of `workers` slots of an IterableDataset that this session is; None: map-style, or all of them."""
+    """This session's slot among the `workers` slots of an IterableDataset; None: map-style, or all slots."""
     env: dict[str, str] = field(default_factory=dict)
-    """Variables that tell user code its rank. Only of an IterableDataset, which may read its share by them."""
+    """Variables that tell user code its rank. Only for an IterableDataset, which may select its share by them."""
     ranks: int = 0
-    """Ranks to which the batches of all slots are dealt in turn; 0: each rank has slots of its own."""
+    """Number of ranks that receive the batches of all slots in turn; 0: each rank has its own slots."""
     taken: tuple[int, ...] = ()
-    """How many batches of each slot were dealt before the epoch was gone on with."""
+    """Number of batches of each slot that were dealt before the epoch was resumed."""
     held: dict[str, int] = field(default_factory=dict)
-    """States of generators in classes of libraries, which do not travel with their objects (`making.held`)."""
+    """States of generators in library classes, which do not travel with their objects (`making.held`)."""
 
     @property
     def first(self) -> int:
-        """No rank asks for batches of this slot before it."""
+        """The first batch of this slot that any rank may ask for."""
         return self.taken[self.slot] if self.slot is not None and self.slot < len(self.taken) else 0
 
     def manifest(self) -> bytes:
         body = {f.name: getattr(self, f.name) for f in fields(self)}
-        # Absent where they are not used: a feeder of the release before computes the same id.
+        # Left out if unused, so that a feeder of the previous release computes the same id.
         for name, unused in (("slot", None), ("env", {}), ("ranks", 0), ("taken", ()), ("held", {})):
             if body[name] == unused:
                 del body[name]
@@ -101,7 +101,7 @@ class Bundle:
 
     @property
     def code(self) -> bytes:
-        """Names what is loaded, whoever uses it."""
+        """Identifies the code that is loaded, whichever session uses it."""
         loaded = [*(digest for digest, _ in self.blobs), str(self.facts.get(LAUNCH, ""))]
         return hashlib.sha256("".join(loaded).encode()).digest()[:16]
 
@@ -111,7 +111,7 @@ class Bundle:
 
     @staticmethod
     def parse(manifest: bytes | memoryview) -> Bundle:
-        """Raises RemoteProtocolError when the manifest is not one."""
+        """Parses a manifest. Raises RemoteProtocolError if it is malformed."""
         if len(manifest) > MAX_MANIFEST_NBYTES:
             raise RemoteProtocolError(
                 f"a bundle's manifest of {len(manifest)} bytes exceeds {MAX_MANIFEST_NBYTES}"
@@ -139,10 +139,10 @@ class Bundle:
 
 
 class BlobStore:
-    """A folder of blobs. Safe for several processes: a blob appears whole, by rename."""
+    """A folder of blobs. Safe for several processes: a rename makes each blob appear whole."""
 
     def __init__(self, folder: Path, scratch: Mapping[str, int] | None = None) -> None:
-        """`scratch`: bytes that there are wherever these blobs go, by the field of the manifest that says so."""
+        """`scratch`: bytes available wherever these blobs go, by the manifest field that sets them."""
         self.folder, self._scratch = folder, scratch or {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o770)
 
@@ -161,23 +161,23 @@ class BlobStore:
         return [(d, n) for d, n in bundle.blobs if not self.has(d, n)]
 
     def put(self, data: bytes | memoryview) -> tuple[str, int]:
-        """Stores `data` unless it is there; returns (digest, bytes)."""
+        """Stores `data` unless it is stored already; returns (digest, bytes)."""
         view = memoryview(data).cast("B")
         digest = hashlib.sha256(view).hexdigest()
         if self.has(digest, view.nbytes):
             with contextlib.suppress(OSError):
-                os.utime(self.path(digest))  # not to be swept before its bundle is told
+                os.utime(self.path(digest))  # not to be swept before its bundle is announced
         else:
             self.check_room(view.nbytes, self._nbytes() if self._scratch else 0)
             self.write(digest, (view,), check=False)
         return digest, view.nbytes
 
     def check_room(self, nbytes: int, kept: int = 0) -> None:
-        """Raises ScratchTooSmall where so many bytes more than the `kept` ones do not fit: a pod that writes more
-        than it may is evicted."""
+        """Raises ScratchTooSmall if `nbytes` do not fit in addition to `kept`: a pod that exceeds its limit is
+        evicted."""
         for where, limit in self._scratch.items():
             if nbytes + kept > limit - limit // SPARE:
-                beside = f" beside {size_text(kept)} that are there" if kept else ""
+                beside = f" in addition to {size_text(kept)} already stored" if kept else ""
                 raise ScratchTooSmall(
                     f"the dataset and its code need {size_text(nbytes)}{beside}, scratch has {size_text(limit)}: "
                     f"raise {where}, or have the dataset open files instead of holding arrays"
@@ -191,29 +191,29 @@ class BlobStore:
         return sizes
 
     def touch(self, bundle: Bundle) -> None:
-        """Its blobs were used now."""
+        """Marks its blobs as used now."""
         for digest, _ in bundle.blobs:
             with contextlib.suppress(OSError):
                 os.utime(self.path(digest))
 
     def put_all(self, blobs: Iterable[Callable[[], bytes | memoryview]]) -> list[tuple[str, int]]:
-        """Stores what the functions return, several at a time: hashing and writing leave Python to other threads."""
+        """Stores what the functions return, several at a time: hashing and writing release the GIL."""
         with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
             return list(pool.map(lambda make: self.put(make()), blobs))
 
     def send(self, sock: socket.socket, digest: str, nbytes: int) -> None:
-        """Sends a blob to who has asked for it: {"type": "blob"}, then its bytes. Raises OSError if it is not here."""
+        """Sends a blob to the peer that requested it: {"type": "blob"}, then its bytes. Raises OSError if it is
+        missing."""
         with self.path(digest).open("rb") as data:
-            with contextlib.suppress(OSError):  # of another user
+            with contextlib.suppress(OSError):  # owned by another user
                 os.utime(data.fileno())  # not to be swept: another may ask next
             sockets.send_message(sock, {"type": "blob", "digest": digest, "nbytes": nbytes})
-            sock.sendfile(data, count=nbytes)  # os.sendfile would fail as soon as the peer is slower
+            sock.sendfile(data, count=nbytes)  # os.sendfile would fail once the peer is slower
 
     def sweep(self, keep: set[str], older_than_s: float) -> int:
-        """Removes blobs that are not in `keep` and were not written or asked for lately, and parts whose writer has
-        ended; returns how many.
+        """Removes blobs that are not in `keep` and were not written or used lately, and parts whose writer has ended.
 
-        Who has one mapped keeps its memory.
+        Returns the number removed. A process that has a removed blob mapped keeps its memory.
         """
         removed, now = 0, time.time()
         for path in self.folder.iterdir():
@@ -228,9 +228,9 @@ class BlobStore:
         return removed
 
     def write(self, digest: str, chunks: Iterable[bytes | memoryview], *, check: bool = True) -> None:
-        """Stores the chunks under `digest`. With `check`, RemoteProtocolError if they hash to something else.
+        """Stores the chunks under `digest`. With `check`, raises RemoteProtocolError if they hash to something else.
 
-        Raises ServiceUnavailable where the folder went with the service that it belongs to; OSError.
+        Raises ServiceUnavailable if the folder was removed with the service that owns it; OSError.
         """
         try:
             self._write(digest, chunks, check=check)
@@ -238,8 +238,8 @@ class BlobStore:
             if self.folder.is_dir():
                 raise
             raise ServiceUnavailable(
-                f"the service ended while it was given data, its folder is gone ({self.folder}): iterate anew, and see "
-                "what ended it"
+                f"the service ended while it was receiving data, and its folder is gone ({self.folder}): iterate "
+                "again, and see what ended it"
             ) from exc
 
     def _write(self, digest: str, chunks: Iterable[bytes | memoryview], *, check: bool) -> None:
@@ -253,7 +253,7 @@ class BlobStore:
                     out.write(chunk)
             if found is not None and found.hexdigest() != digest:
                 raise RemoteProtocolError(
-                    f"a blob came damaged: {digest} was promised, {found.hexdigest()} came"
+                    f"a blob arrived damaged: {digest} was promised, {found.hexdigest()} arrived"
                 )
             os.chmod(name, 0o640)
             os.rename(name, target)
@@ -264,7 +264,7 @@ class BlobStore:
 
     @contextlib.contextmanager
     def lock(self, digest: str) -> Iterator[None]:
-        """Held by the one process of this node that fetches `digest`; the others wait for it."""
+        """Holds the lock of the one process on this node that fetches `digest`; the others wait for it."""
         fd = os.open(self.folder / f".lock-{digest}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -274,7 +274,7 @@ class BlobStore:
 
 
 def chunks(sock: socket.socket, nbytes: int) -> Iterator[memoryview]:
-    """The next `nbytes` of a blocking socket; each piece is overwritten by the next one."""
+    """Yields the next `nbytes` of a blocking socket; each piece is overwritten by the next one."""
     buffer = memoryview(bytearray(min(nbytes, CHUNK_NBYTES)))
     left = nbytes
     while left:

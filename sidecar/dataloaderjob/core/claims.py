@@ -1,8 +1,9 @@
-"""What a script sends to a private service that may be free: a datagram with this text and a descriptor.
+"""A script's claim to a private service that may be free: a datagram with this text and a descriptor.
 
-That is the writing end of a pipe, into which the service writes GRANTED, BUSY or FREE; one that ends without any of
-them refuses, too. Whom the service was granted to sends `echo_text` with a descriptor where user code in feeders is
-heard: not earlier, since a service that hangs would keep it. It imports nothing of ours.
+The descriptor is the write end of a pipe. The service writes GRANTED, BUSY or FREE into it; a pipe that closes without
+any of these is a refusal, too. A script that was granted the service sends `echo_text` with a descriptor for the output
+of user code in feeders. It does not do so earlier, because a service that hangs would keep the descriptor. This module
+imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -12,35 +13,35 @@ from dataclasses import asdict, dataclass
 
 GRANTED = b"y"
 BUSY = b"b"
-"""Refused: another launch uses it."""
+"""Refused: another launch uses the service."""
 FREE = b"f"
-"""Refused: nobody uses it, and the claim is for one that is in use."""
+"""Refused: nobody uses the service, and the claim is for one in use."""
 MAX_NBYTES = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A launch that wants a service for its own."""
+    """A launch's request for a service of its own."""
 
     run: str
-    """The launch: `trainer.session.private.run_key`."""
+    """Key of the launch: `trainer.session.private.run_key`."""
     pid: int
     """A process of the launch: the service is not free while it lives."""
     keep_s: float
-    """How long the service is to stay after it."""
+    """Seconds for which the service should stay after the launch ends."""
     script: str
-    """What its user calls it."""
+    """The script's name, for people."""
     ends: bool = False
-    """It wants the service to end, if that is free: too many wait."""
+    """True to make the service end if it is free: too many are waiting."""
     joins: bool = False
-    """It wants the service only if its launch uses it already."""
+    """True to claim the service only if the launch already uses it."""
 
     def pack(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def parse(cls, data: bytes) -> Claim | None:
-        """None if it is not one."""
+        """Returns None if `data` is not a claim."""
         try:
             found = json.loads(data)
             return cls(
@@ -52,5 +53,5 @@ class Claim:
 
 
 def echo_text(run: str) -> bytes:
-    """What goes with the descriptor of the launch to which the service was granted."""
+    """The text sent with the descriptor of a launch that was granted the service."""
     return f"echo {run}".encode()

@@ -1,27 +1,27 @@
-"""The control memfd that a trainer process and its receiver share. The only module that touches it.
+"""The control memfd that a trainer process and its receiver share. No other module touches it.
 
     words    WORDS u64   wake flags and metrics, see the constants
     index    ROWS x WINDOW u64   one word for each ticket in flight: what is ready
     entries  LEASES x 40 B   where a ready batch lies
     ended    LEASES bytes   1 = the trainer's lease has ended
 
-Publishing ticket k of stream s: its entry, a fence, then the one word index[s % ROWS][k % WINDOW] =
-(k + 1) << 32 | (s & 0xFFFF) << 16 | lease. The word names stream and ticket, so what an earlier stream
-left in the row is not mistaken, nor what one of 65,536 before left: a row is cleared when a stream opens.
-Words are stored and loaded whole (memoryview cast to "Q": one 8-byte copy); `struct` would go byte by byte.
-What the receiver reads here, a stranger may have written: it takes only flags and metrics from it while
-running, and checks every entry when it adopts.
+To publish ticket k of stream s, the receiver writes its entry, a fence, then the one word
+index[s % ROWS][k % WINDOW] = (k + 1) << 32 | (s & 0xFFFF) << 16 | lease. The word names stream and ticket, so
+an earlier stream's words in the row are not mistaken for it. Nor are those of a stream 65,536 earlier, because
+a row is cleared when a stream opens. Words are stored and loaded whole (memoryview cast to "Q": one 8-byte
+copy); `struct` would copy byte by byte. To the receiver, this memory is untrusted input: it takes only flags
+and metrics from it while running, and checks every entry when it adopts.
 
-Fences. Two processes share counters and flags. A flag stored and a counter loaded afterwards may be seen the
-other way round by the other side, also on x86; a wake-up is then lost.
+Fences. Two processes share counters and flags. If one side stores a flag and then loads a counter, the other
+side may see the two in reverse order, even on x86; a wake-up is then lost.
 
-`Fence` releases and re-acquires a lock that nobody else wants. CPython's lock is a POSIX semaphore, from 3.14 on a
-byte of its own: a read-modify-write with release order, then one with acquire order on the same word. On x86 each is a
-LOCK-prefixed instruction; in ARM's memory model release followed by acquire orders all before against all
-after. 0.3 µs.
+`Fence` releases and re-acquires a lock that nobody else wants. CPython's lock is a POSIX semaphore, or from 3.14 on
+a byte of its own: a read-modify-write with release order, then one with acquire order on the same word. On x86 each
+is a LOCK-prefixed instruction; in ARM's memory model, release followed by acquire orders everything before against
+everything after. A fence takes 0.3 µs.
 
-membarrier(2), by which only the side about to sleep pays, cost it 45 to 170 µs on a virtual machine (1.5 µs while
-the other CPUs are idle), more than the whole hand-off of a batch.
+With membarrier(2), only the side about to sleep pays. It cost that side 45 to 170 µs on a virtual machine (1.5 µs
+while the other CPUs are idle), more than the whole hand-off of a batch.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 ACCESSES_IN_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
-"""Whether this CPU keeps loads in order, and stores in order (Intel SDM 3A, 8.2.2): only a store and a later load
-need a fence."""
+"""True if this CPU keeps loads in order, and stores in order (Intel SDM 3A, 8.2.2): only a store and a later load need
+a fence."""
 
 
 class Fence:
-    """A full memory fence for the one thread that owns it. Not for finalizers, which may run inside it."""
+    """A full memory fence for the one thread that owns it. Finalizers must not use it: they may run inside it."""
 
     __slots__ = ("_acquire", "_release")
 
@@ -54,7 +54,7 @@ class Fence:
         self._acquire = lock.acquire
 
     def full(self) -> None:
-        """No load or store crosses this line in either direction."""
+        """Lets no load or store cross this call in either direction."""
         try:  # noqa: SIM105  contextlib.suppress takes ten times as long
             self._release()
         except RuntimeError:
@@ -63,11 +63,11 @@ class Fence:
 
 
 def fence_anywhere(allocate: Callable[[], Any] = threading.Lock) -> None:
-    """The same with a lock of its own: for any thread, and for finalizers, which may interrupt another fence, or run
-    when the interpreter has cleared this module's names."""
+    """A fence with a lock of its own: for any thread, and for finalizers, which may interrupt another fence or run
+    after the interpreter has cleared this module's names."""
     lock = allocate()
     lock.acquire()
-    if not ACCESSES_IN_ORDER:  # there one locked instruction is a fence
+    if not ACCESSES_IN_ORDER:  # otherwise one locked instruction is a fence
         lock.release()
         lock.acquire()
 
@@ -79,12 +79,12 @@ WORDS = 512
 ROWS = 64
 WINDOW = 1024
 MOST_AHEAD = WINDOW - 24
-"""Tickets of a stream that a trainer may be ahead by."""
+"""Most tickets that a trainer may be ahead in one stream."""
 LEASES = 0xFFFE
 FAILED = 0xFFFF
-"""Stands in place of a lease: the ticket failed; the error came, or comes, over the socket."""
+"""Replaces a lease: the ticket failed; the error has arrived, or will arrive, over the socket."""
 THERE = 0xFFFE
-"""Stands in place of a lease: the ticket asked whether there is such a batch, and there is."""
+"""Replaces a lease: the ticket asked whether its batch exists, and it does."""
 
 _ENTRY = struct.Struct("<QQQQQ")
 _unpack_entry: Callable[[memoryview, int], Any] = _ENTRY.unpack_from
@@ -96,11 +96,11 @@ NBYTES = -(-(_ENDED_AT + LEASES) // PAGE) * PAGE
 
 # Words, each group on cache lines of its own. T: stored by the trainer, R: by the receiver.
 W_MAGIC = 0
-W_ASLEEP = 8  # T: wake me by eventfd when W_PUBLISHED gets here; 0: awake
+W_ASLEEP = 8  # T: wake me by eventfd when W_PUBLISHED reaches this; 0: awake
 W_WANT = 16  # R: wake me by eventfd when a lease ends
-W_PUBLISHED = 17  # R: how often it has published
+W_PUBLISHED = 17  # R: number of publications
 W_FEEDERS = 18  # R: feeders connected
-W_TOLD = 19  # R: packets that it has sent over the socket
+W_TOLD = 19  # R: packets sent over the socket
 W_NEXT_CALLS = 24  # T: batches taken
 W_WAIT_NS = 25  # T: time spent waiting in next()
 W_COPIES = 26  # T: batches served as copies, because leases were at their limit
@@ -109,15 +109,15 @@ W_STREAMS = 28  # T: live iterators
 W_STEP_NS = 29  # T: time between the end of one next() and the start of the following one
 W_READY_CALLS = 30  # T: calls of next() that found their batch ready
 W_DIGEST = 31  # T: sum of the rolling digests of all loaders (`core.consumption`), modulo 2**64
-W_STAGE_NS = 32  # T: time in its device_stage
+W_STAGE_NS = 32  # T: time in the device_stage
 W_IDLE = 33  # R: 1 once no iterator has lived, and nothing of the pool has been lent, for a while
-W_REGISTERED = 34  # T: 1 once a device may read the pool's memory by itself
+W_REGISTERED = 34  # T: 1 once a device may read the pool's memory directly
 W_METRICS = 64  # R: its own of `sidecar.metrics.METRICS`, in their order
 
 _EMPTY_ROW = memoryview(bytes(8 * WINDOW)).cast("Q")
 
 Entry = tuple[int, int, int, int, int]
-"""Where a ready batch lies: stream, ticket, region, offset and size in bytes. Plain: one is read for each batch."""
+"""Location of a ready batch: stream, ticket, region, offset and size in bytes. A plain tuple: every batch reads one."""
 
 
 class Control:
@@ -132,7 +132,7 @@ class Control:
         self._index = view[_INDEX_AT:_ENTRIES_AT].cast("Q")
         self._entries = view[_ENTRIES_AT:_ENDED_AT]
         self.ended = view[_ENDED_AT : _ENDED_AT + LEASES]
-        # Counted here: what stands there may have been written by a stranger.
+        # Counted here: the shared words are untrusted input.
         self._published = self.words[W_PUBLISHED] & 0xFFFF_FFFF_FFFF
         self._told = self.words[W_TOLD] & 0xFFFF_FFFF_FFFF
         self._fence = Fence()
@@ -160,12 +160,12 @@ class Control:
     # Receiver's side
 
     def publish(self, lease: int, stream: int, ticket: int, region: int, offset: int, nbytes: int) -> bool:
-        """Makes a batch visible to the trainer. Returns whether the trainer sleeps and wants the eventfd now."""
+        """Makes a batch visible to the trainer. Returns True if the trainer sleeps and wants the eventfd now."""
         _ENTRY.pack_into(self._entries, lease * ENTRY_NBYTES, stream, ticket, region, offset, nbytes)
         return self.publish_word(lease, stream, ticket)
 
     def publish_word(self, lease: int, stream: int, ticket: int) -> bool:
-        """The second half of `publish`; alone, with `FAILED` or `THERE` for a lease."""
+        """Runs the second half of `publish`. Called alone, it takes `FAILED` or `THERE` as the lease."""
         self._fence.full()
         self._index[(stream % ROWS) * WINDOW + ticket % WINDOW] = (
             ((ticket + 1) & 0xFFFFFFFF) << 32 | (stream & 0xFFFF) << 16 | lease
@@ -179,17 +179,17 @@ class Control:
         return asleep != 0 and self._published >= asleep
 
     def unpublish(self, stream: int, ticket: int) -> None:
-        """Only for a ticket behind one that was never published: the trainer cannot be looking at it."""
+        """Clears the word of a ticket that follows an unpublished one: the trainer cannot be reading it."""
         self._index[(stream % ROWS) * WINDOW + ticket % WINDOW] = 0
         self._fence.full()
 
     def told(self) -> None:
-        """Counts a packet that was sent over the socket, on from what a receiver before this one has counted."""
+        """Counts a packet that was sent over the socket, continuing a previous receiver's count."""
         self._told += 1
         self.words[W_TOLD] = self._told
 
     def ended_leases(self, highest: int) -> Iterator[int]:
-        """Leases up to `highest` that the trainer has ended; each is told once."""
+        """Yields the leases up to `highest` that the trainer has ended, each of them once."""
         at = _ENDED_AT
         stop = _ENDED_AT + highest + 1
         while (at := self._map.find(b"\x01", at, stop)) >= 0:
@@ -198,13 +198,13 @@ class Control:
             yield lease
 
     def want(self, flag: bool) -> None:
-        """Says whether a lease's end should wake the receiver. Look at `ended_leases` again after True."""
+        """Sets whether the end of a lease wakes the receiver. Check `ended_leases` again after True."""
         self.words[W_WANT] = flag
         if flag:
             self._fence.full()
 
     def reset(self, leases: set[int]) -> None:
-        """Forgets all that is published and all ended leases but those named: the start of an adoption."""
+        """Forgets everything published, and all ended leases except `leases`: the start of an adoption."""
         self.forget()
         for lease in range(LEASES):
             if self.ended[lease] and lease not in leases:
@@ -214,12 +214,12 @@ class Control:
     # Trainer's side
 
     def clear_row(self, stream: int) -> None:
-        """Clears a row for a new stream: a word names no more than 16 bits of its stream, and rows are used again."""
+        """Clears a row for a new stream: a word has only 16 bits of its stream's number, and rows are reused."""
         at = (stream % ROWS) * WINDOW
         self._index[at : at + WINDOW] = _EMPTY_ROW
 
     def ready(self, stream: int, ticket: int) -> int | None:
-        """Returns the lease of a ready ticket (or `FAILED`, `THERE`), None while it is not ready."""
+        """Returns the lease of a ready ticket (or `FAILED`, `THERE`); None while it is not ready."""
         word: int = self._index[(stream % ROWS) * WINDOW + ticket % WINDOW]
         if word >> 16 != (((ticket + 1) & 0xFFFFFFFF) << 16 | (stream & 0xFFFF)):
             return None
@@ -228,10 +228,10 @@ class Control:
         return word & 0xFFFF
 
     def find(self, stream: int, ticket: int) -> tuple[int, Entry | None] | None:
-        """The lease of a ready ticket and where its batch lies, (`FAILED` or `THERE`, None), or None while it is not
-        ready.
+        """Returns the lease of a ready ticket and its batch's location, or (`FAILED` or `THERE`, None); None while it
+        is not ready.
 
-        `ready` and `entry` in one: what is cold costs for each function.
+        This is `ready` and `entry` in one: with cold caches, each function call is expensive.
         """
         word: int = self._index[(stream % ROWS) * WINDOW + ticket % WINDOW]
         if word >> 16 != (((ticket + 1) & 0xFFFFFFFF) << 16 | (stream & 0xFFFF)):
@@ -246,10 +246,10 @@ class Control:
         return found
 
     def sleep(self, stream: int, ticket: int, after: int = 1) -> bool:
-        """Says that the trainer is about to sleep for a ticket, until so many more are published; 0: until one is,
-        also where another thread, that sleeps already, counts from an earlier number.
+        """Announces that the trainer is about to sleep for a ticket, until `after` more are published. 0: until one is,
+        even if another thread that already sleeps counts from an earlier number.
 
-        Returns False if it is there after all.
+        Returns False if the ticket is ready after all.
         """
         words = self.words
         words[W_ASLEEP] = words[W_PUBLISHED] + after if after else 1
@@ -260,25 +260,25 @@ class Control:
         self.words[W_ASLEEP] = 0
 
     def forget(self) -> None:
-        """Hides all that is published: what a dead receiver left is never taken for a new one's."""
+        """Hides everything published: a dead receiver's words are never mistaken for a new one's."""
         self._index[:] = memoryview(bytes(self._index.nbytes)).cast("Q")
         self._fence.full()
 
     def close(self) -> None:
-        """Drops this side's views. The mapping itself goes with the last of them."""
+        """Drops this side's views. The mapping itself ends with the last of them."""
         for view in (self.words, self._index, self._entries, self.ended):
             view.release()
 
 
 _F_SEAL_FUTURE_WRITE = 0x10
-"""Linux 5.1, linux/fcntl.h: what is mapped for writing stays so, and nothing else writes any more."""
+"""Linux 5.1, linux/fcntl.h: existing writable mappings remain, and nothing else can write any more."""
 
 
 def seal(fd: int, *, is_written_here: bool = False) -> None:
     """Seals a memfd against resizing, so that a peer's mapping can never be cut away under it (SIGBUS).
-    `is_written_here`: whoever gets it may only read it."""
+    `is_written_here`: processes that receive it may only read it."""
     if is_written_here:
-        with contextlib.suppress(OSError):  # a kernel that does not know it
+        with contextlib.suppress(OSError):  # unknown to an older kernel
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 

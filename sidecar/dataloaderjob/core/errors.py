@@ -5,12 +5,12 @@
     │   ├── ScratchTooSmall  dataset and code do not fit into feeders' scratch
     │   └── UnsupportedBatch  a leaf of the batch cannot travel (also TypeError)
     ├── ServiceError          the service cannot do its work
-    │   ├── ServiceUnavailable  no sidecar there, or it refused us
+    │   ├── ServiceUnavailable  no sidecar answers, or it refused us
     │   ├── DeadlineExceeded    a wait ran past its deadline; names who is late (also TimeoutError)
     │   └── FeederLost          feeders died again and again on one batch
-    │       └── OutOfMemory     each for want of memory
+    │       └── OutOfMemory     each for lack of memory
     ├── UserCodeError         the user's code raised a type that cannot be rebuilt here
-    └── ProtocolError         what a peer sent is not the protocol
+    └── ProtocolError         a peer violated the protocol
         ├── RemoteProtocolError   the peer's fault
         └── AuthError             the peer does not hold the job's key
 
@@ -24,7 +24,7 @@ import sys
 
 
 class DataLoaderJobError(Exception):
-    """All errors that this package raises on purpose are one of these."""
+    """Base class of all errors that this package raises on purpose."""
 
 
 class InputError(DataLoaderJobError, ValueError):
@@ -32,7 +32,7 @@ class InputError(DataLoaderJobError, ValueError):
 
 
 class ScratchTooSmall(InputError):
-    """Dataset and code do not fit into feeders' scratch; the message names the field to raise."""
+    """Dataset and code do not fit into the feeders' scratch; the message names the field to raise."""
 
 
 class UnsupportedBatch(InputError, TypeError):
@@ -56,19 +56,20 @@ class FeederLost(ServiceError):
 
 
 class OutOfMemory(FeederLost):
-    """The kernel killed feeders' processes for want of memory; the message names the limit and the field to raise."""
+    """The kernel killed feeder processes for lack of memory; the message names the limit and the field to raise."""
 
 
 class UserCodeError(DataLoaderJobError, RuntimeError):
-    """The user's code raised an exception whose type cannot be rebuilt in the trainer; the message says all."""
+    """The user's code raised an exception whose type cannot be rebuilt in the trainer; the message quotes it in
+    full."""
 
 
 class ProtocolError(DataLoaderJobError):
-    """A peer sent what is not the protocol."""
+    """A peer violated the protocol."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """A remote peer sent what it may not send."""
+    """A remote peer sent something it may not send."""
 
 
 class AuthError(ProtocolError):
@@ -82,7 +83,7 @@ def first_line(error: BaseException) -> str:
 
 
 def say(text: str) -> None:
-    """Prints a line of ours among those of the user's script."""
+    """Prints a line of ours into the output of the user's script."""
     if sys.stderr is None:  # a daemon's, or closed by a shell
         return
     with contextlib.suppress(OSError, ValueError):  # it may be closed
@@ -91,6 +92,6 @@ def say(text: str) -> None:
 
 
 def named(name: str) -> type[DataLoaderJobError]:
-    """The error of this name; ServiceError where another process names one that is not here."""
+    """The error class of this name; ServiceError if another process names a class that does not exist here."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, DataLoaderJobError) else ServiceError

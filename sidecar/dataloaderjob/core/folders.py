@@ -1,8 +1,8 @@
-"""Folders that are this user's alone, where others may write beside them: made, checked, entered, emptied.
+"""Folders that belong to this user alone, in places where others may write: made, checked, entered, emptied.
 
-In a shared temporary folder anybody may be there first, with a folder or a link of the name that is wanted. So every
-component that is made here is looked at without following links, nothing is resolved, and nothing is removed but by
-name, through a descriptor, out of a folder that has our mark.
+In a shared temporary folder, anybody may be first with a folder or link of the wanted name. So every component made
+here is checked without following links, and nothing is resolved. Removal is only by name, through a descriptor, from a
+folder that has our mark.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from dataloaderjob.core.errors import DataLoaderJobError, ServiceUnavailable
 
 MARK = ".dataloaderjob"
-"""A file of every folder that may be emptied."""
+"""A file in every folder that may be emptied."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def make(path: Path, remedy: str) -> None:
-    """Makes `path`, and what is missing above it, with mode 0700, unless it is there.
+    """Makes `path` and any missing parents, with mode 0700, unless it exists.
 
-    Raises ServiceUnavailable, with `remedy`, unless it is then a real folder of this user's that nobody else may
-    change or put another in the place of; OSError.
+    Raises ServiceUnavailable, with `remedy`, unless the result is a real folder of this user that nobody else may
+    change or replace; OSError.
     """
     if os.path.exists(path.parent):
         check_above(path.parent, remedy)
@@ -47,7 +47,7 @@ def check(path: Path, remedy: str) -> None:
 
 
 def is_own(path: Path, *, hidden: bool = False) -> bool:
-    """Whether `path` is a real folder that only this user may write to, or even look into."""
+    """True if `path` is a real folder that only this user may write to, and, with `hidden`, look into."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -56,13 +56,13 @@ def is_own(path: Path, *, hidden: bool = False) -> bool:
 
 
 def mark(path: Path) -> None:
-    """Makes a folder of ours one that `remove` may remove."""
+    """Marks a folder of ours, so that `remove` may remove it."""
     fd = os.open(path / MARK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     os.close(fd)
 
 
 def remove(path: Path, names: Iterable[str]) -> None:
-    """Removes these files of a folder with our mark, and the folder if nothing else is in it."""
+    """Removes these files from a folder with our mark, and the folder if nothing else is in it."""
     with _entered(path) as fd:
         if fd is not None:
             for name in (*names, MARK):
@@ -72,7 +72,7 @@ def remove(path: Path, names: Iterable[str]) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder with our mark and all that is in it; what links in it lead to stays."""
+    """Removes a folder with our mark and everything in it, except the targets of links."""
     with _entered(path) as fd:
         if fd is not None:
             for name in os.listdir(fd):
@@ -81,7 +81,7 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_child(path: Path, name: str) -> None:
-    """Removes a folder with all that is in it from a folder with our mark."""
+    """Removes a folder and everything in it from a folder with our mark."""
     with _entered(path) as fd:
         if fd is not None:
             _remove_entry(name, fd)
@@ -89,7 +89,7 @@ def remove_child(path: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def room(path: Path, error: type[DataLoaderJobError]) -> Iterator[None]:
-    """Raises `error`, which says what to do, where an OSError means that there is no room at `path`."""
+    """Raises `error`, with a remedy, if an OSError means that there is no room at `path`."""
     try:
         yield
     except OSError as exc:
@@ -100,7 +100,7 @@ def room(path: Path, error: type[DataLoaderJobError]) -> Iterator[None]:
 
 
 def _wrong(found: os.stat_result) -> str | None:
-    """What is there instead of a folder of ours alone."""
+    """Describes a path that is not a folder of ours alone; None if it is one."""
     if stat.S_ISLNK(found.st_mode):
         return f"a symbolic link of user {found.st_uid}"
     if not stat.S_ISDIR(found.st_mode):
@@ -113,7 +113,7 @@ def _wrong(found: os.stat_result) -> str | None:
 
 
 def check_above(path: Path, remedy: str) -> None:
-    """Checks a folder that we did not make, and that may be reached by a link: nobody else may rename what is in it.
+    """Checks that nobody else may rename what is in a folder that we did not make and may have reached by a link.
 
     Raises ServiceUnavailable, with `remedy`; OSError.
     """
@@ -132,7 +132,7 @@ def check_above(path: Path, remedy: str) -> None:
 
 @contextlib.contextmanager
 def _entered(path: Path) -> Iterator[int | None]:
-    """A descriptor of a folder with our mark; None if it is not one."""
+    """Yields a descriptor of a folder with our mark, or None if it is not one."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -153,7 +153,7 @@ def _is_marked(fd: int) -> bool:
 
 
 def _remove_entry(name: str, fd: int) -> None:
-    import shutil  # it takes longer to import than all else that needs this module at a start
+    import shutil  # its import would dominate the startup of processes that need this module
 
     with contextlib.suppress(OSError):
         if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):

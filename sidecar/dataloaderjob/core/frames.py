@@ -1,4 +1,4 @@
-"""Frames between a sidecar's receiver and a feeder, and what is in the first of them, a ticket. Pure: no sockets.
+"""Frames between a sidecar's receiver and a feeder, and the ticket that the first of them carries. Pure: no sockets.
 
 A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are little endian.
 
@@ -8,35 +8,35 @@ A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are li
 | version    | u8   | PROTOCOL |
 | kind       | u8   | `Kind` |
 | flags      | u16  | `Flag` |
-| load       | u16  | feeder: tickets queued or being built, of all its sidecars |
+| load       | u16  | feeder: tickets queued or being built, for all its sidecars |
 | stream     | u32  | one live iterator of a trainer process |
 | ticket     | u64  | position of the batch in its stream, from 0 |
-| bundle     | 16 B | `Bundle.id`: the user's code and data that make the batch, and the session that it is made in |
-| nbytes     | u64  | payload bytes behind this header |
+| bundle     | 16 B | `Bundle.id`: the user's code and data that make the batch, and the batch's session |
+| nbytes     | u64  | payload bytes after this header |
 | room       | u64  | TICKET: bytes reserved, may be sent unasked. ANNOUNCE: size of the body. PROGRESS: position.
 |            |      | BODY, SHARED: bundles that the feeder has loaded so far. UNMAP: number of a buffer |
 |            | u64  | 0 |
 | check      | u32  | crc32 of the 60 bytes before |
 
-The payload of a ticket says seeds, position and keys of one batch. The trainer packs it, the receiver hands it on
-unread; a feeder, and a message about a late batch, decode it.
+The payload of a ticket has the seeds, position and keys of one batch. The trainer packs it, and the receiver forwards
+it unread. A feeder decodes it, and so does the sender of a message about a late batch.
 
     u64 base_seed, u64 first_position, u8 bare, u8 key_form, u16 draws, u32 count, then the keys
 
-`draws` counts the iterators that generators held by the dataset have served before; 0 where it holds none.
-`bare` says how torch's fetcher sees the keys: 0 a batch (list), 1 one bare key (`batch_size=None`).
-`key_form`: INTS is count int64, a list; PICKLED is one pickle of what the batch sampler gave: a list of any other
-kind of key, a tuple, an array (trainer to feeder is the direction in which pickle is allowed); ITEMS is one
-pickle of an array, whose items are the keys in the list.
+`draws` counts the iterators that generators held by the dataset have served before; 0 if it holds none.
+`bare` is the form in which torch's fetcher sees the keys: 0 a batch (list), 1 one bare key (`batch_size=None`).
+`key_form`: INTS is `count` int64, a list. PICKLED is one pickle of the batch sampler's output: a list of any other kind
+of key, a tuple, an array (pickle is allowed in the direction from trainer to feeder). ITEMS is one pickle of an array,
+whose items are the keys in the list.
 
-A batch of an IterableDataset has no keys. Its ticket (key form SLOT) names the slot, torch's worker, and its number in
-that slot, which stands in place of the first position; `count` is the samples in a batch. Then
+A batch of an IterableDataset has no keys. Its ticket (key form SLOT) names the slot, which is torch's worker, and has
+the batch's number in that slot in place of the first position; `count` is the number of samples in a batch. Then follow
 
     u32 slot, u8 (1: drop_last, 2: asks), u64 needed: the first batch of the slot that may still be asked for again
-    u64 known, u64 digest: of the batch before `known`, where it was had and is to be made again the same; else 0
+    u64 known, u64 digest: of the batch before `known`, if it was received and must be rebuilt the same; else 0
 
-and, where a slot does not begin at its start, u64 made, and the snapshot of it after so many batches, which is opaque
-to all but the user's own process.
+and, unless the slot begins at its start, u64 made and the slot's snapshot after `made` batches, which is opaque to all
+processes except the user's own.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ HEADER_NBYTES = HEADER.size
 _HEAD = struct.Struct("<HBBHHIQ16sQQ8x")
 _CHECK = struct.Struct("<I")
 MAX_CONTROL_NBYTES = 64 * 1024 * 1024
-"""Largest payload of any frame but BODY: a ticket with a million indices takes 8 MB."""
+"""Largest payload of any frame except BODY: a ticket with a million indices takes 8 MB."""
 MAX_BODY_NBYTES = 1 << 40
 NO_BUNDLE = bytes(16)
 _TICKET_HEAD = struct.Struct("<QQBBHI")
@@ -74,11 +74,11 @@ _READ = struct.Struct("<I")
 _SNAPSHOT = struct.Struct("<IQ")
 _SHARED = struct.Struct("<QQ")
 MAX_SNAPSHOT_NBYTES = 1 << 20
-"""Largest snapshot of a slot that is kept: a state has one of each."""
+"""Largest snapshot of a slot that is kept: a state has one for each slot."""
 _SLOT_END = TICKET_HEAD_NBYTES + _SLOT.size
 _NEEDED_AT, _NEEDED = TICKET_HEAD_NBYTES + 5, struct.Struct("<Q")
 TICKET_DEPTH = 2
-"""Tickets that a feeder has in hand wherever there are enough: one that it works on, one that hides the round trip."""
+"""Tickets that a feeder holds if there are enough: one that it works on, one that hides the round trip."""
 _TICKET_ENTRY = struct.Struct("<QI")
 TicketOfInts = tuple[int, int, list[int], bool]
 """The arguments of `pack_ticket_of_ints`."""
@@ -87,70 +87,70 @@ assert HEADER_NBYTES == 64  # noqa: S101  the layout above is the protocol
 
 
 class Kind(IntEnum):
-    """What a frame says. R = sent by the receiver, F = by the feeder."""
+    """The meaning of a frame. R = sent by the receiver, F = by the feeder."""
 
     TICKET = 1
     """R: make this batch. Payload: `pack_ticket`."""
     GRANT = 2
     """R: the extent for the announced body exists; send it."""
     CANCEL = 3
-    """R: forget this ticket; built or not."""
+    """R: forget this ticket, built or not."""
     ANNOUNCE = 4
     """F: the batch is built; `room` is its size. Sent when it exceeds the ticket's `room`."""
     BODY = 5
     """F: the batch itself (`layout`)."""
     FAILED = 6
-    """F: user code failed. Payload: `making.failures`. With Flag.ELSEWHERE another feeder may fare better."""
+    """F: user code failed. Payload: `making.failures`. With Flag.ELSEWHERE, another feeder may succeed."""
     PROGRESS = 7
     """F: about to make sample number `room` of this ticket. Only for tickets with Flag.PROBE."""
     NEED_BUNDLE = 8
-    """F: `bundle` is not known here."""
+    """F: `bundle` is unknown here."""
     BUNDLE = 9
     """R: payload is the bundle's manifest (JSON)."""
     NOTE = 10
     """F: payload is a line of text for the user: loading a dataset, a slow import."""
     CANCELLED = 11
-    """F: nothing is made of this cancelled ticket any more. Tells that a suspect is alive again."""
+    """F: nothing is made of this cancelled ticket any more. Shows that a suspect is alive again."""
     LOST = 12
     """F: the process that made this ticket ended. `room`: position of the sample + 1, 0 if none was being made.
     Payload: how it ended."""
     RELEASE = 13
     """R: no stream uses `bundle` any more."""
     ALIVE = 14
-    """F: this ticket is still being made: what takes so long is user code, not the feeder. `room`: batches of its slot
-    that were made again first, so far."""
+    """F: this ticket is still being made: the delay is in user code, not in the feeder. `room`: earlier batches of its
+    slot rebuilt so far."""
     SNAPSHOT = 15
-    """F: a slot as it was after so many batches, from which another feeder can go on. Payload: `pack_snapshot`."""
+    """F: the state of a slot after some batches, from which another feeder can resume. Payload: `pack_snapshot`."""
     SHARED = 16
-    """F: the batch lies in shared memory of the feeder, on the receiver's machine: what BODY says, without the bytes.
-    Payload: `pack_shared`. A buffer's descriptor comes along the first time."""
+    """F: the batch lies in the feeder's shared memory, on the receiver's machine: a BODY without the bytes.
+    Payload: `pack_shared`. A buffer's descriptor is sent along the first time."""
     TAKEN = 17
-    """R: the earliest SHARED batch that is not taken yet is copied, or not wanted."""
+    """R: the earliest SHARED batch that was not taken yet has been copied, or is not wanted."""
     UNMAP = 18
-    """F: buffer `room` is not used any more."""
+    """F: buffer `room` is no longer in use."""
 
 
 class Flag(IntEnum):
-    """Bits of a header's `flags`. No IntFlag: `&` of one takes 2 µs, and more where caches are cold."""
+    """Bits of a header's `flags`. Not an IntFlag, whose `&` takes 2 µs, and more with cold caches."""
 
     CHECKSUM = 1
-    """The receiver compares this BODY with its digest (`core.digests`); a TICKET asks for such a body."""
+    """Makes the receiver compare this BODY with its digest (`core.digests`); a TICKET asks for such a body."""
     PROBE = 2
-    """Asks in a TICKET: report PROGRESS before each sample; this ticket was out when a feeder died or hung."""
+    """Requests PROGRESS before each sample of a TICKET, because the ticket was out when a feeder died or hung."""
     ELSEWHERE = 4
-    """Says in FAILED: the bundle could not be loaded here; nothing is said of other feeders."""
+    """Marks a FAILED whose bundle could not be loaded here; other feeders may be able to load it."""
     ENDED = 8
-    """Says in FAILED that nothing failed: the ticket's slot has no such batch (payload `pack_end`), or it has, and the
-    ticket asked for no more (`pack_there`)."""
+    """Marks a FAILED in which nothing failed: the ticket's slot has no such batch (payload `pack_end`), or it has one,
+    and the ticket asked for no more (`pack_there`)."""
     RESTORABLE = 16
-    """Says in a slot's TICKET: there is a snapshot, or a digest of what was had, which are not sent to a builder that
-    has begun. One that has not ends, and is asked again with them."""
+    """Marks a slot's TICKET that has a snapshot, or a received batch's digest. They are not sent to a builder that has
+    begun. A builder that has not begun exits, and the ticket is sent again with them."""
     MEMORY = 32
-    """Says in LOST: the kernel ended the process for want of memory."""
+    """Marks a LOST whose process the kernel killed for lack of memory."""
 
 
 SINCE = ", since "
-"""What stands before the time in a NOTE that says what a feeder still works at."""
+"""Precedes the time in a NOTE about unfinished work of a feeder."""
 FROM_RECEIVER = frozenset({Kind.TICKET, Kind.GRANT, Kind.CANCEL, Kind.BUNDLE, Kind.RELEASE, Kind.TAKEN})
 FROM_FEEDER = frozenset(Kind) - FROM_RECEIVER
 
@@ -187,8 +187,8 @@ def pack_header(
 def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[Kind]) -> Header:
     """Checks and decodes the first 64 bytes of `data`.
 
-    Raises RemoteProtocolError before anything is allocated when magic, version, checksum, kind
-    or length are not what a peer of this role may send.
+    Raises RemoteProtocolError before anything is allocated if magic, version, checksum, kind
+    or length is not what a peer of this role may send.
     """
     magic, version, kind, flags, load, stream, ticket, bundle, nbytes, room, check = HEADER.unpack_from(data)
     if magic != MAGIC or zlib.crc32(memoryview(data)[: _HEAD.size]) != check:
@@ -212,7 +212,7 @@ class KeyForm(IntEnum):
 
 
 class Ticket(NamedTuple):
-    """What a feeder needs to make one batch."""
+    """Everything that a feeder needs to make one batch."""
 
     base_seed: int
     first_position: int
@@ -222,7 +222,7 @@ class Ticket(NamedTuple):
 
 
 class ReadSamples(NamedTuple):
-    """What a ticket brings in place of keys: a batch's samples, as its slot has read them.
+    """A batch's samples as its slot has read them, which a ticket carries in place of keys.
 
     The batch's place in its slot is `Ticket.first_position`.
     """
@@ -235,24 +235,24 @@ class ReadSamples(NamedTuple):
 
 
 class SlotTicket(NamedTuple):
-    """What a feeder needs to make one batch of an IterableDataset."""
+    """Everything that a feeder needs to make one batch of an IterableDataset."""
 
     base_seed: int
     number: int
     """Place of the batch in its slot, from 0."""
     slot: int
     size: int
-    """Samples in a batch; 1 where samples come bare."""
+    """Samples in a batch; 1 if samples are bare."""
     bare: bool = False
     drop_last: bool = False
     needed: int = 0
-    """Batches of the slot before this one are not asked for again."""
+    """Earlier batches of the slot are not asked for again."""
     known: tuple[int, int] | None = None
-    """(number, digest) of a batch that was had, and shall come out the same where it is made again."""
+    """(number, digest) of a received batch, which must come out the same if it is rebuilt."""
     snapshot: tuple[int, bytes] | None = None
-    """(batches made, state) where the slot may begin."""
+    """(batches made, state) from which the slot may begin."""
     asks: bool = False
-    """Whether there is such a batch is all that is wanted of it."""
+    """True if the ticket only asks whether the batch exists."""
 
 
 @lru_cache(maxsize=64)
@@ -261,7 +261,7 @@ def _ticket_struct(count: int) -> struct.Struct:
 
 
 def all_ints(keys: Sequence[Any]) -> bool:
-    """Whether these go as integers. Only `int` itself does: torch's workers see the type of a numpy integer."""
+    """True if these can travel as integers. Only `int` itself can: torch's workers see the type of a numpy integer."""
     n = len(keys)
     return type(keys[0]) is int if n == 1 else list(map(type, keys)).count(int) == n
 
@@ -274,19 +274,19 @@ def pack_ticket(
     bare: bool = False,
     pickle_keys: Callable[[Any], bytes] = pickle.dumps,
 ) -> bytes:
-    """Packs the keys of one batch; a list of ints in 8 bytes each, anything else as `pickle_keys` makes of it."""
+    """Packs the keys of one batch: a list of ints in 8 bytes each, anything else with `pickle_keys`."""
     if type(keys) is list and all_ints(keys):
         return pack_ticket_of_ints(base_seed, first_position, keys, bare)
     return _pack_pickled_ticket(base_seed, first_position, keys, bare, pickle_keys=pickle_keys)
 
 
 def pack_ticket_of_items(base_seed: int, first_position: int, keys: Any) -> bytes:
-    """Packs the list of an array's items, each of which would take a pickle of its own."""
+    """Packs an array whose items are the keys. In a list, each item would take a pickle of its own."""
     return _pack_pickled_ticket(base_seed, first_position, keys, False, KeyForm.ITEMS)
 
 
 def pack_ticket_of_ints(base_seed: int, first_position: int, keys: Sequence[int], bare: bool) -> bytes:
-    """`pack_ticket` of what is known to be ints. Pickled beyond 64 bits."""
+    """Does the same as `pack_ticket` for known ints. Pickles them beyond 64 bits."""
     n = len(keys)
     try:
         return _ticket_struct(n).pack(base_seed, first_position, bare, KeyForm.INTS, 0, n, *keys)
@@ -306,7 +306,7 @@ def _pack_pickled_ticket(
 
 
 def unpack_ticket(data: bytes | memoryview) -> Ticket:
-    """Decodes what `pack_ticket` made. Raises RemoteProtocolError on anything else."""
+    """Decodes the output of `pack_ticket`. Raises RemoteProtocolError on anything else."""
     base_seed, first, bare, key_form, draws, n = _ticket_head(data)
     if key_form == KeyForm.INTS:
         if len(data) != TICKET_HEAD_NBYTES + 8 * n:
@@ -327,12 +327,12 @@ def unpack_ticket(data: bytes | memoryview) -> Ticket:
 
 
 def with_draws(data: bytes, draws: int) -> bytes:
-    """A packed ticket that says how many iterators the generators that the dataset holds have served before."""
+    """Returns the packed ticket with the number of iterators that the dataset's generators have served before."""
     return data[:_DRAWS_AT] + _DRAWS.pack(draws & MAX_DRAWS) + data[_DRAWS_AT + _DRAWS.size :]
 
 
 def pack_read_samples(base_seed: int, number: int, read: ReadSamples, *, bare: bool) -> bytes:
-    """Packs a ticket that brings the samples of batch `number` of a slot."""
+    """Packs a ticket that carries the samples of batch `number` of a slot."""
     head = _TICKET_HEAD.pack(base_seed, number, bare, KeyForm.READ, 0, read.size)
     return b"".join((head, _READ.pack(read.slot), read.body))
 
@@ -344,25 +344,25 @@ def pack_slot_ticket(ticket: SlotTicket) -> bytes:
 
 
 def with_beginning(data: bytes, snapshot: tuple[int, bytes] | None, known: tuple[int, int] | None) -> bytes:
-    """A slot's packed ticket that says where the slot may begin, and what was had of it, where these are given."""
+    """Returns a slot's packed ticket with a snapshot to begin from, and a received batch's digest, if given."""
     if known is not None:
         data = data[: _SLOT_END - _KNOWN.size] + _KNOWN.pack(known[0] + 1, known[1]) + data[_SLOT_END:]
     return data if snapshot is None else data[:_SLOT_END] + _MADE.pack(snapshot[0]) + snapshot[1]
 
 
 def with_needed(data: bytes, needed: int) -> bytes:
-    """A slot's packed ticket by which batches before `needed` are not asked for again."""
+    """Returns a slot's packed ticket with `needed`: earlier batches are not asked for again."""
     return data[:_NEEDED_AT] + _NEEDED.pack(needed) + data[_NEEDED_AT + _NEEDED.size :]
 
 
 def slot_of(data: bytes) -> int | None:
-    """The slot of a packed ticket; None where it has keys."""
+    """The slot of a packed ticket; None if it has keys."""
     is_slots = len(data) >= _SLOT_END and data[_KEY_FORM_AT] == KeyForm.SLOT
     return int(_SLOT.unpack_from(data, TICKET_HEAD_NBYTES)[0]) if is_slots else None
 
 
 def unpack_slot_ticket(data: bytes | memoryview) -> SlotTicket | None:
-    """None for a ticket that has keys. Raises RemoteProtocolError for what is no ticket."""
+    """Decodes a slot's ticket; None for a ticket with keys. Raises RemoteProtocolError for anything else."""
     base_seed, number, bare, key_form, _, size = _ticket_head(data)
     if key_form != KeyForm.SLOT:
         return None
@@ -386,7 +386,7 @@ def pack_snapshot(slot: int, made: int, data: bytes) -> bytes:
 
 
 def unpack_snapshot(data: bytes) -> tuple[int, int, bytes]:
-    """(slot, batches made, state). Raises RemoteProtocolError for what is none."""
+    """Returns (slot, batches made, state). Raises RemoteProtocolError if `data` is not a snapshot."""
     if not 0 <= len(data) - _SNAPSHOT.size <= MAX_SNAPSHOT_NBYTES:
         raise RemoteProtocolError(f"a snapshot of {len(data)} bytes came, {MAX_SNAPSHOT_NBYTES} are allowed")
     slot, made = _SNAPSHOT.unpack_from(data)
@@ -399,29 +399,29 @@ def pack_shared(buffer: int, nbytes: int) -> bytes:
 
 
 def unpack_shared(data: bytes) -> tuple[int, int]:
-    """(number of the buffer, bytes of the body). Raises RemoteProtocolError for what is none."""
+    """Returns (number of the buffer, bytes of the body). Raises RemoteProtocolError for any other payload."""
     if len(data) != _SHARED.size:
-        raise RemoteProtocolError(f"where a batch lies takes {_SHARED.size} bytes to say, found {len(data)}")
+        raise RemoteProtocolError(f"a SHARED payload needs {_SHARED.size} bytes, found {len(data)}")
     return _SHARED.unpack(data)
 
 
 def pack_end(batches: int) -> bytes:
-    """The payload of a FAILED frame with Flag.ENDED: how many batches the slot has."""
+    """The payload of a FAILED frame with Flag.ENDED: the number of batches in the slot."""
     return json.dumps({"ended": batches}).encode()
 
 
 def says_end(payload: bytes) -> bool:
-    """Whether such a payload is `pack_end`'s."""
+    """True if such a payload is from `pack_end`."""
     return payload.startswith(b'{"ended"')
 
 
 def says_there(payload: bytes) -> bool:
-    """Whether such a payload is `pack_there`'s."""
+    """True if such a payload is from `pack_there`."""
     return payload.startswith(b'{"there"')
 
 
 def pack_there(number: int) -> bytes:
-    """The payload of a FAILED frame with Flag.ENDED, of a ticket that asks: there is such a batch."""
+    """The payload of a FAILED frame with Flag.ENDED for a ticket that asks: the batch exists."""
     return json.dumps({"there": number}).encode()
 
 
@@ -432,13 +432,13 @@ def positions_of(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def ints_of(data: bytes | memoryview) -> list[int] | None:
-    """The keys of a packed ticket whose keys are ints; None of others, which are the user's to unpickle."""
+    """The keys of a packed ticket if they are ints; None if not, because only user processes unpickle keys."""
     _, _, _, key_form, _, n = _ticket_head(data)
     return list(_ticket_struct(n).unpack_from(data)[6:]) if key_form == KeyForm.INTS else None
 
 
 def base_seed_of(data: bytes | memoryview) -> int:
-    """The seed of a packed ticket, read without unpickling its keys, which are the user's."""
+    """The seed of a packed ticket, read without unpickling the user's keys."""
     return _ticket_head(data)[0]
 
 
@@ -449,7 +449,7 @@ def _ticket_head(data: bytes | memoryview) -> tuple[int, ...]:
 
 
 def join_tickets(entries: Sequence[tuple[int, bytes]]) -> bytes:
-    """Several tickets (number, payload) as one message's payload."""
+    """Joins several tickets (number, payload) into one message's payload."""
     parts = []
     for number, data in entries:
         parts.append(_TICKET_ENTRY.pack(number, len(data)))
@@ -463,9 +463,9 @@ def _tickets_struct(tickets: int, count: int) -> struct.Struct:
 
 
 def join_tickets_of_ints(numbers: Sequence[int], entries: Sequence[TicketOfInts | bytes]) -> bytes | None:
-    """`join_tickets` of what `pack_ticket_of_ints` makes of each, in one go.
+    """Does `pack_ticket_of_ints` for each and `join_tickets`, in one go.
 
-    Returns None where these have not as many keys each, all ints.
+    Returns None unless all have the same number of keys, all ints.
     """
     fields: list[int] = []
     count = -1
@@ -495,7 +495,7 @@ def join_tickets_of_ints(numbers: Sequence[int], entries: Sequence[TicketOfInts 
 
 
 def split_tickets(data: bytes) -> list[tuple[int, bytes]]:
-    """Takes apart what `join_tickets` made. Raises RemoteProtocolError on anything else."""
+    """Splits the output of `join_tickets`. Raises RemoteProtocolError on anything else."""
     entries, at = [], 0
     while at < len(data):
         if len(data) - at < _TICKET_ENTRY.size:

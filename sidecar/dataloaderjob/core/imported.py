@@ -1,4 +1,4 @@
-"""The files from which a process has imported, and whether they are still the same. It imports nothing of ours."""
+"""The files from which a process has imported, and a check that they are still the same. Imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def record(path: Path) -> None:
-    """Writes down those of this process, each with its time of change and size. Raises OSError."""
+    """Records the files of this process, each with its modification time and size. Raises OSError."""
     files = {
         str(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))
     }
@@ -19,7 +19,7 @@ def record(path: Path) -> None:
 
 
 def is_current(path: Path) -> bool:
-    """Whether each file is what it was when `record` wrote it down; False if nothing was."""
+    """True if every file is unchanged since `record`; False if nothing was recorded."""
     try:
         found = json.loads(path.read_text())
         return all(_state(file) == state for file, state in found.items())

@@ -1,13 +1,13 @@
-"""Messages between a trainer process and its sidecar over a Unix SEQPACKET socket. Pure but for `recv_with_fds`.
+"""Messages between a trainer process and its sidecar over a Unix SEQPACKET socket. Pure except for `recv_with_fds`.
 
-One packet is a head of 24 bytes and a payload. A payload above CHUNK_NBYTES goes in several packets, all
-but the last with MORE set (a SEQPACKET message is capped by the send buffer, 208 KiB by default).
+A packet is a head of 24 bytes and a payload. A payload above CHUNK_NBYTES is split into several packets, all
+except the last with MORE set (a SEQPACKET message is capped by the send buffer, 208 KiB by default).
 
     u8 type, u8 more, u16 protocol, u32 stream, u64 ticket, u64 awaiting
 
-The first message is HELLO, with the trainer's pidfd (and, when a sidecar has died, the control memfd,
-the two eventfds and the regions' memfds that the trainer kept). WELCOME brings the control memfd and the
-two eventfds, or REFUSED the reason.
+The first message is HELLO, with the trainer's pidfd (and, if a sidecar has died, the control memfd, the two
+eventfds and the regions' memfds that the trainer kept). The reply is WELCOME with the control memfd and the
+two eventfds, or REFUSED with the reason.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ MAX_FDS = 250
 
 class Type(IntEnum):
     HELLO = 1
-    """T: JSON, who the trainer is; descriptors: pidfd, then those of an adoption."""
+    """T: JSON that identifies the trainer; descriptors: pidfd, then those of an adoption."""
     WELCOME = 2
     """S: JSON settings; descriptors: control, wake-trainer, wake-receiver (none when adopted)."""
     REFUSED = 3
     """S: JSON {"error": ...}; the connection ends."""
     OPEN = 4
-    """T: a new stream. JSON {"bundle": manifest, ...}; `awaiting`: first ticket that is wanted."""
+    """T: a new stream. JSON {"bundle": manifest, ...}; `awaiting`: the first ticket that is wanted."""
     TICKETS = 5
     """T: any number of tickets, `join_tickets`. `awaiting`: the ticket that the trainer will take next; `ticket`
-    is 1 when it sleeps until that one is ready."""
+    is 1 if it sleeps until that one is ready."""
     CLOSE = 6
     """T: the stream ends; tickets from `awaiting` on were not taken."""
     REGION = 7
@@ -55,10 +55,10 @@ class Type(IntEnum):
     NOTE = 10
     """S: a line for the user, JSON {"text": ...}."""
     STATUS = 11
-    """Needs no pool: JSON request and answer about the sidecar's state. T: who is late with `ticket`? S: JSON
+    """JSON request and answer about the sidecar's state; needs no pool. T: who is late with `ticket`? S: JSON
     {"late": ...}."""
     SNAPSHOT = 12
-    """S: a slot of a stream, from which it can be gone on with. Payload: `frames.pack_snapshot`."""
+    """S: the state of a slot of a stream, from which it can be resumed. Payload: `frames.pack_snapshot`."""
 
 
 class Packet(NamedTuple):
@@ -100,16 +100,16 @@ def parse_json(payload: bytes) -> dict[str, Any]:
 
 
 class Assembler:
-    """Puts the packets of one direction together again."""
+    """Reassembles the packets of one direction."""
 
     def __init__(self, limit_nbytes: int = MAX_MESSAGE_NBYTES) -> None:
         self._limit_nbytes = limit_nbytes
         self._parts: list[bytes] = []
         self.nbytes = 0
-        """Bytes kept of a message that is not whole."""
+        """Bytes kept of an incomplete message."""
 
     def feed(self, packet: bytes) -> Packet | None:
-        """Returns a whole message, None while more is to come."""
+        """Returns a complete message, or None while more packets are to follow."""
         part = unpack(packet)
         if not part.more and not self._parts:
             return part
@@ -125,7 +125,7 @@ class Assembler:
 
 
 def recv_with_fds(sock: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
-    """One packet and its descriptors (close-on-exec). Raises RemoteProtocolError when some were lost."""
+    """Receives one packet and its descriptors (close-on-exec). Raises RemoteProtocolError if some were lost."""
     # not socket.recv_fds: in Python 3.11 it drops its flags
     space = socket.CMSG_SPACE(MAX_FDS * 4)
     data, ancillary, msg_flags, _ = sock.recvmsg(HEAD_NBYTES + CHUNK_NBYTES, space, flags | CLOSE_ON_EXEC)

@@ -1,23 +1,23 @@
-"""The bytes of a batch: header, schema, leaf buffers, values. Pure: knows neither torch nor numpy.
+"""The bytes of a batch: header, schema, leaf buffers, values. Pure: imports neither torch nor numpy.
 
     u64 digest, u64 identity
     u16 magic, u8 version, u8 0, u32 schema bytes, u64 digest of the schema
     schema          one value of `core.values`: the tree, with a tuple for each node
     leaf buffers    in the order of the tree, depth first, each at a multiple of 64 bytes
-    values          one list of `core.values`: what is plain in the tree, to the end of the body; absent if nothing is
+    values          one list of `core.values`: the plain values of the tree, to the end of the body; absent if none
 
-The first two words are the seal of a batch (`core.digests`): the digest covers every byte behind it, the identity
-says of which ticket and keys the batch was made.
+The first two words are the seal of a batch (`core.digests`): the digest covers every byte after it, and the identity
+stands for the ticket and keys that the batch was made from.
 
-The schema says all about structure, types, shapes and places, and nothing about content. So the header behind the seal,
-with the schema's digest in it, is the same for every batch of one kind, and serves a decoder as the key of what
-it worked out before; numbers and strings that change lie behind, in the values.
+The schema describes structure, types, shapes and places completely, and content not at all. So the header after the
+seal, with the schema's digest in it, is the same for every batch of one kind. A decoder uses it as the key under which
+it keeps a parsed schema. Numbers and strings that change follow in the values.
 
 A node is a tuple that starts with its kind:
 
 | node | meaning |
 |------|---------|
-| (VALUE, i) | value number i, however large a tree of plain values it is |
+| (VALUE, i) | value number i, which may be a large tree of plain values |
 | (PICKLE, i) | value number i is a pickle |
 | (TENSOR ARRAY SCALAR, dtype, itemsize, shape, strides, flags) | a leaf buffer; see `Buffer` |
 | (LIST TUPLE SET FROZENSET, children) | |
@@ -26,10 +26,10 @@ A node is a tuple that starts with its kind:
 | (MAPPING, class, keys, children) | rebuilt as class(dict) |
 | (DEFAULTDICT, factory or None, keys, children) | |
 | (DATACLASS, class, names, children) | |
-| (MADE, way, class or None, child) | an object, which `batches.objects` makes in this way of this content |
+| (MADE, way, class or None, child) | an object that `batches.objects` makes in this way from this content |
 | (ATTRIBUTES, names, children) | the first child, with the others in its `__dict__` |
-| (SAME, i) | leaf buffer number i again: one tensor or array that has two names |
-| (AGAIN, i) | MADE number i again, in the order in which their content ends |
+| (SAME, i) | leaf buffer number i again: one tensor or array in two places |
+| (AGAIN, i) | MADE number i again, numbered in the order in which their contents end |
 
 A class is (module, qualified name).
 """
@@ -93,7 +93,7 @@ ClassName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """One leaf buffer: where it lies in the body and how to see it."""
+    """One leaf buffer: its place in the body and its interpretation."""
 
     kind: Kind
     dtype: Any
@@ -116,7 +116,7 @@ class Node:
     """Number of the value, of the leaf buffer or of the object made."""
     cls: ClassName | None = None
     way: str = ""
-    """How a MADE node is made."""
+    """The way in which a MADE node is made."""
     keys: tuple[Any, ...] = ()
     """Keys of a dict; names of a dataclass's fields, or of attributes."""
     children: tuple[Node, ...] = ()
@@ -124,7 +124,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A parsed schema: the tree and where everything lies. Offsets are relative to the body."""
+    """A parsed schema: the tree and the place of everything. Offsets are relative to the body."""
 
     root: Node
     buffers: tuple[Buffer, ...]
@@ -135,7 +135,7 @@ class Layout:
 
 
 def node(kind: Kind, *rest: Any) -> tuple[Any, ...]:
-    """A node of a schema, of the parts that the table above lists."""
+    """Makes a schema's node from the parts listed in the table above."""
     return (int(kind), *rest)
 
 
@@ -231,12 +231,12 @@ class _Parser:
 
     def _children(self, children: tuple[Any, ...], depth: int) -> tuple[Node, ...]:
         nodes = []
-        for child in _sized(children):  # a comprehension would be a frame more for each level
+        for child in _sized(children):  # a comprehension would add a frame for each level
             nodes.append(self.node(child, depth + 1))
         return tuple(nodes)
 
     def _named_twice(self, kind: Kind, index: int) -> Node:
-        """Refers only to what comes before it, so that it is there when this is put together."""
+        """Refers only to an earlier node, so that it exists when this one is assembled."""
         if _natural(index) >= (len(self.buffers) if kind is Kind.SAME else self.num_made):
             raise ValueError(f"{kind.name} refers to number {index}, which does not come before it")
         return Node(kind=self.buffers[index].kind if kind is Kind.SAME else kind, index=index)
@@ -284,7 +284,7 @@ class _Parser:
 
 
 def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the items fill one block of memory without gaps or overlaps, in any order of dimensions."""
+    """True if the items fill one block of memory without gaps or overlaps, in any order of dimensions."""
     if len(shape) != len(strides):
         return False
     expected = 1

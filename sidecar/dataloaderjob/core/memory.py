@@ -1,4 +1,4 @@
-"""The memory that this process may use, and the processes that the kernel killed for want of it, by the kernel's own
+"""The memory that this process may use, and the processes that the kernel killed for lack of it, by the kernel's own
 counts (cgroup v1 and v2).
 """
 
@@ -12,22 +12,23 @@ from typing import NamedTuple
 
 FEEDERS_FIELD = "spec.feeders.resources.limits.memory"
 SCORE, MOST_SCORE = 500, 1000
-"""Points that a process gets, of a thousand for the whole memory (proc(5), oom_score_adj), and the most there are."""
+"""Points added to a process's oom_score_adj (proc(5)), where 1000 stands for all memory, and the most allowed."""
 LOOK_S = 5.0
-"""Interval between two looks at the kernel's count of processes that it has killed for want of memory."""
+"""Interval between two readings of the kernel's count of processes killed for lack of memory."""
 RECENT_S = 15.0
-"""The kernel counts a kill when it begins: a process that has gigabytes to give back ends seconds later."""
+"""Age up to which a kill is recent. The kernel counts a kill when it begins: a process with gigabytes to free ends
+seconds later."""
 
 
 class _Version(NamedTuple):
     """The files of one version of cgroups."""
 
     controller: str
-    """Its name in /proc/self/cgroup."""
+    """The controller's name in /proc/self/cgroup."""
     root: str
     limit: str
     kills: str
-    """Lines of a name and a number, one of them `oom_kill`."""
+    """File of lines with a name and a number, one of them `oom_kill`."""
 
 
 _VERSIONS = (
@@ -38,14 +39,14 @@ _ROOT = Path("/")
 
 
 def size_text(nbytes: int) -> str:
-    """A number of bytes as people write it."""
+    """A number of bytes as text for people."""
     return f"{nbytes / (1 << 30):.3g} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.3g} MiB"
 
 
 def memory_limit(root: Path = _ROOT) -> int:
     """Bytes that this process may use: the smallest of the machine's memory and the limits of its cgroups.
 
-    A memfd beyond the cgroup's limit ends in SIGKILL, not in an error, so it is read before anything is touched.
+    A memfd beyond the cgroup's limit ends in SIGKILL, not in an error, so the limit is read before memory is touched.
     """
     limits = [limit for folder, version in _cgroups(root) if (limit := _limit(folder, version)) is not None]
     return min([machine_memory(root), *limits])
@@ -61,8 +62,8 @@ def machine_memory(root: Path = _ROOT) -> int:
 
 
 def kills(root: Path = _ROOT) -> int:
-    """Processes of this one's cgroup that the kernel has killed for want of memory; those of the whole machine where no
-    cgroup counts them, as at the root of version 2. 0 where neither is told."""
+    """Number of processes in this cgroup that the kernel has killed for lack of memory. If no cgroup counts them, as at
+    the root of version 2, the number for the whole machine; 0 if neither is known."""
     for folder, version in _cgroups(root):
         if (found := _counter(folder / version.kills)) is not None:
             return found
@@ -70,20 +71,20 @@ def kills(root: Path = _ROOT) -> int:
 
 
 def die_first(root: Path = _ROOT) -> None:
-    """Has the kernel take this process before those that started it, once memory runs out."""
+    """Makes the kernel kill this process before those that started it, if memory runs out."""
     path = root / "proc/self/oom_score_adj"
     with contextlib.suppress(OSError, ValueError):
         path.write_text(str(min(MOST_SCORE, int(path.read_text()) + SCORE)))
 
 
 def die_as(pid: int, root: Path = _ROOT) -> None:
-    """Has the kernel think as well of this process, and of its children, as of `pid`."""
+    """Gives this process, and its children, the same oom_score_adj as `pid`."""
     with contextlib.suppress(OSError):
         (root / "proc/self/oom_score_adj").write_text((root / f"proc/{pid}/oom_score_adj").read_text())
 
 
 def describe_limit(field: str, root: Path = _ROOT) -> str:
-    """How much memory there was, and what to do. `field`: of the manifest, where a pod has it; empty on one machine."""
+    """The available memory, and a remedy. `field`: the manifest field that sets a pod's limit; empty on one machine."""
     limit, machine = memory_limit(root), machine_memory(root)
     if field:
         return f"its pod may use {size_text(limit)}: {remedy(field)}"
@@ -92,19 +93,19 @@ def describe_limit(field: str, root: Path = _ROOT) -> str:
 
 
 def remedy(field: str) -> str:
-    """What to do where memory ran out. `field` as for `describe_limit`."""
+    """The remedy if memory ran out. `field`: as for `describe_limit`."""
     if field:
         return f"raise {field}, or make batches smaller"
     return "use fewer feeders or smaller batches, or free some"
 
 
 class MemoryWatch:
-    """Tells whether the kernel has killed a process for want of memory of late. Call `look` every LOOK_S."""
+    """Detects that the kernel has recently killed a process for lack of memory. Call `look` every LOOK_S."""
 
     def __init__(self, count: Callable[[], int] = kills, clock: Callable[[], float] = time.monotonic) -> None:
         self._count, self._clock = count, clock
         self._seen = [(clock(), count())]
-        """The count at each time at which it was found changed, the first one RECENT_S ago or earlier."""
+        """The count at each time when a change was seen, the first one RECENT_S ago or earlier."""
 
     def look(self) -> None:
         now, found = self._clock(), self._count()
@@ -115,15 +116,15 @@ class MemoryWatch:
 
     @property
     def killed(self) -> bool:
-        """Whether one was killed within the last RECENT_S."""
+        """True if a process was killed within the last RECENT_S."""
         self.look()
         return len(self._seen) > 1
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, _Version]]:
-    """The folders of this process's cgroups that are to be seen from here, its own first, then those around it.
+    """Yields the folders of this process's cgroups that are visible from here, its own first, then their parents.
 
-    In a container the own folder is mounted as the root, whatever path the kernel gives.
+    A container has its own folder mounted as the root, whatever path the kernel reports.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -1,26 +1,26 @@
-"""Names that processes of one machine share: files of a private service, variables. It imports nothing."""
+"""Names shared by processes of one machine: files of a private service, variables. Imports nothing."""
 
 SOCKET_NAME = "s"
-"""The sidecar's."""
+"""The sidecar's socket."""
 CONTROL_NAME = "c"
-"""A datagram to it makes the service read FEEDERS_NAME."""
+"""Socket on which a datagram makes the service read FEEDERS_NAME."""
 HOST_NAME = "f"
 """The feeder host's socket."""
 FEEDERS_NAME = "feeders"
 """The number of feeders that ranks have asked for so far."""
 PID_NAME = "pid"
-"""Pid and start time of the service; absent once it gave up."""
+"""Pid and start time of the service; absent once it has given up."""
 FAILED_NAME = "failed"
-"""Why it gave up."""
+"""The reason why it gave up."""
 LAUNCH_NAME = "launch"
-"""The launch that a service which stays after its script serves."""
+"""The launch that is served by a service that outlives its script."""
 IMPORTED_NAME = "imported"
-"""Files from which the feeders of a service that stays have imported, as `core.imported` records them."""
+"""Files that the feeders of such a service have imported from, as recorded by `core.imported`."""
 LOCK_NAME = "lock"
 LOG_NAME = "service.log"
 FILES = (
     SOCKET_NAME,
-    "~",  # the same, for a moment (`sidecar.listeners`)
+    "~",  # the sidecar's socket before it is renamed (`sidecar.listeners`)
     CONTROL_NAME,
     HOST_NAME,
     FEEDERS_NAME,
@@ -33,7 +33,7 @@ FILES = (
     LOCK_NAME,
     LOG_NAME,
 )
-"""All that may be in a private service's folder."""
+"""All files that a private service's folder may contain."""
 
 SOCKET_VARIABLE = "DATALOADERJOB_SOCKET"
 PREFETCH_VARIABLE = "DATALOADERJOB_PREFETCH"
@@ -47,14 +47,14 @@ IMPORTED_VARIABLE = "DATALOADERJOB_IMPORTED"
 IN_FEEDER_VARIABLE = "DATALOADERJOB_IN_FEEDER"
 NODE_FOLDER_VARIABLE = "DATALOADERJOB_NODE_FOLDER"
 RAY_TASKS_VARIABLE = "DATALOADERJOB_RAY_TASKS"
-"""Set on a node of Ray whose tasks user code may start."""
+"""Set on a Ray node on which user code may start tasks."""
 DISTRIBUTED_VARIABLE = "DATALOADERJOB_DISTRIBUTED"
 RECORD_VARIABLE = "DATALOADERJOB_RECORD"
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-"""Where launchers say which rank a process is; the first that is set counts."""
+"""Variables in which launchers set a process's rank; the first one that is set counts."""
 SHARES = (
     *RANK_VARIABLES, "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "GLOBAL_RANK",
     "NODE_RANK", "NNODES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
 )  # fmt: skip
-"""Variables by which datasets find their share of the data."""
+"""Variables from which datasets find their share of the data."""
 REMEDY = "set DATALOADERJOB_DIR to a folder of yours that others may not write to"

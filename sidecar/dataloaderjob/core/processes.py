@@ -1,4 +1,4 @@
-"""Parents and children: what a fork does first, the lines of a child's output, the wait before another try."""
+"""Parents and children: the first steps after a fork, a child's lines of output, the wait before another try."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ PR_SET_NAME = 15
 MAX_LINE_CHARS = 64 * 1024
 """A longer line is shown in pieces."""
 SEE_OUTPUT = "its own output says why"
-"""Ends a line that points to what another process said, which may come before it or after."""
+"""Ends a line that points to another process's output, which may come before or after it."""
 _ENDS = re.compile(r"\r\n|\n|\r")
 MAX_CRASHES = 6
-"""More of them within CRASH_WINDOW_S: it will not work the next time either."""
+"""More crashes than this within CRASH_WINDOW_S mean that the next try will fail, too."""
 CRASH_WINDOW_S = 120.0
 
 
 def die_with_parent(parent: int) -> None:
-    """No child outlives `parent`, the pid of the process that forked it: nobody could talk to it."""
+    """Ends this process when `parent` ends, the pid of the process that forked it: nobody could talk to it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def allow_all_files() -> None:
-    """Lets this process have as many descriptors as the limit can be raised to. Not where user code runs."""
+    """Raises this process's limit of descriptors to the maximum. Not for processes that run user code."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -47,7 +47,7 @@ def allow_all_files() -> None:
 
 
 def call_itself(name: str) -> None:
-    """What `ps -o comm` and `top` show for this process, 15 characters of it; else they show its parent's command."""
+    """Sets the name that `ps -o comm` and `top` show, up to 15 characters; by default it is the parent's command."""
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15])
 
 
@@ -58,17 +58,17 @@ def default_signals() -> None:
 
 
 def close_all_but(keep: set[int]) -> None:
-    """Closes every other descriptor but the standard ones: listeners, connections, other children's channels."""
+    """Closes all descriptors except `keep` and the standard ones: listeners, connections, other children's channels."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         if fd > 2 and fd not in keep:
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(fd)
 
 
 def hold_standard_descriptors() -> None:
-    """Opens what is closed of descriptors 0 to 2 on nothing, so that no socket and no memory gets one of these numbers:
-    whatever is printed would be written there."""
+    """Opens any closed descriptor from 0 to 2 on the null device, so that no socket or memory gets one of these
+    numbers: printed output would go there."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -78,8 +78,8 @@ def hold_standard_descriptors() -> None:
 
 
 def end_as(main: Callable[[], int | None]) -> NoReturn:
-    """Runs what a forked process is for and ends it, with the exit code that `main` returns, or 1 for what it raises.
-    What the parent was about to do is not for the child."""
+    """Runs a forked process's `main`, then exits with the code that it returns, or 1 if it raises. The child never
+    returns into the parent's work."""
     code = 1
     try:
         code = main() or 0
@@ -98,14 +98,14 @@ def end_as(main: Callable[[], int | None]) -> NoReturn:
 
 def lead_group(pid: int) -> None:
     """Makes a child, or with 0 this process, the leader of a group, to which its own children will belong. Parent and
-    child both call it, so that it is done whoever comes first."""
+    child both call it, so that the group exists whichever runs first."""
     with contextlib.suppress(OSError):
         os.setpgid(pid, 0)
 
 
 def end_group(pid: int) -> int:
-    """Reaps a child that led a group and has ended, and ends what it started. Returns its exit code."""
-    # Before it is reaped, so that the number is nobody else's.
+    """Reaps a child that led a group and has ended, and kills what it started. Returns its exit code."""
+    # Before the child is reaped, while no other process can have its number.
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
     try:
@@ -115,15 +115,15 @@ def end_group(pid: int) -> int:
 
 
 def alive(pidfd: int) -> bool:
-    """Whether the process has not ended."""
+    """True unless the process has ended."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return not poll.poll(0)
 
 
 def start_time(pid: int) -> str:
-    """When a live process was started, by the kernel's count: tells it from a later one with its number. Empty if
-    there is none."""
+    """Start time of a live process, by the kernel's count, which distinguishes it from a later one with its number.
+    Empty if there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -132,7 +132,7 @@ def start_time(pid: int) -> str:
 
 
 def lives(path: Path) -> bool:
-    """Whether the process lives that this file names by pid and start time."""
+    """True if the process that this file names by pid and start time is alive."""
     try:
         pid, started = path.read_text().split()
     except (FileNotFoundError, ValueError):
@@ -142,7 +142,7 @@ def lives(path: Path) -> bool:
 
 @contextlib.contextmanager
 def standard_error() -> Iterator[int | None]:
-    """A descriptor of what this process writes its errors to; None if it has closed it."""
+    """Yields a descriptor of this process's standard error; None if it is closed."""
     try:
         fd = os.dup(2)
     except OSError:
@@ -155,7 +155,7 @@ def standard_error() -> Iterator[int | None]:
 
 
 class Loop:
-    """Waits for descriptors, and calls back one after another in the thread that turns it."""
+    """Waits for descriptors, and runs their callbacks one after another in the thread that calls `turn`."""
 
     def __init__(self) -> None:
         self._select = selectors.DefaultSelector()
@@ -171,19 +171,19 @@ class Loop:
             self._select.unregister(end)
 
     def turn(self, timeout_s: float | None = None) -> None:
-        """Acts on what has happened, or waits until something happens."""
+        """Runs the callbacks of all ready descriptors; waits if none is ready."""
         for key, _ in self._select.select(timeout_s):
-            if self._select.get_map().get(key.fd) is key:  # not taken off by a callback of this turn
+            if self._select.get_map().get(key.fd) is key:  # not removed by a callback of this turn
                 key.data()
 
     def woken(self) -> None:
-        """A byte came through the pipe, such as that of a signal."""
+        """Handles a byte from the pipe, such as one written by a signal."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_r, 4096)
 
 
 class ReapingLoop(Loop):
-    """A parent that waits for descriptors and for its children. `run` until `over`."""
+    """A parent that waits for descriptors and for its children. `run` returns once `over` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,18 +196,18 @@ class ReapingLoop(Loop):
             self.turn()
 
     def woken(self) -> None:
-        """A signal came: a child may have ended."""
+        """Handles a signal: a child may have ended."""
         super().woken()
         with contextlib.suppress(ChildProcessError):
             self.reap()
 
     def reap(self) -> None:
-        """Takes in the children that have ended; ChildProcessError means that there are none."""
+        """Collects the children that have ended. Raises ChildProcessError if there are none."""
         raise NotImplementedError
 
 
 class Lines:
-    """Bytes of a pipe to lines. A carriage return ends a line: progress bars show as they move."""
+    """Splits bytes of a pipe into lines. A carriage return ends a line, so that progress bars show as they move."""
 
     def __init__(self, take: Callable[[str], None]) -> None:
         self._take = take
@@ -232,30 +232,30 @@ class Lines:
 
 
 def last_word(before: str, line: str) -> str:
-    """What a process said last, when `line` comes behind `before`: neither a blank, nor what points to the line
-    before it."""
+    """Returns the last message of a process when `line` follows `before`. Skips a blank line, and one that points to
+    the line before it."""
     line = line.strip()
     return before if not line or (before and line.endswith(SEE_OUTPUT)) else line
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """`first_s`, then twice as long each time, at most `last_s`."""
+    """Waits that begin at `first_s` and double each time, up to `last_s`."""
 
     first_s: float
     last_s: float
 
     def wait_s(self, failures: int) -> float:
-        """The wait after so many failures in a row, at least one."""
+        """The wait after `failures` failures in a row, at least one."""
         return min(self.last_s, self.first_s * 2.0 ** min(failures - 1, 30))
 
     def spread_s(self, failures: int) -> float:
-        """Half of it or more, by chance: many that lost the same peer do not all come back at once."""
+        """A random wait of half that or more: many that lost the same peer do not all return at once."""
         return self.wait_s(failures) * (0.5 + os.urandom(1)[0] / 510)
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL and so on; "signal 99" where this Python has no name for it."""
+    """SIGKILL and so on; "signal 99" if this Python has no name for it."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -266,13 +266,13 @@ _RESTART = Backoff(0.5, 8.0)
 
 
 class Crashes:
-    """Counts the crashes of one process and of those that were started in its place."""
+    """Counts the crashes of one process and of its replacements."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque()
 
     def add(self, now: float) -> int:
-        """Returns how many the window has, this one among them."""
+        """Adds a crash. Returns the number of crashes in the window, including this one."""
         self._times.append(now)
         while self._times[0] <= now - CRASH_WINDOW_S:
             self._times.popleft()
@@ -280,5 +280,5 @@ class Crashes:
 
 
 def restart_wait_s(crashes: int) -> float:
-    """One crash is no reason to wait."""
+    """The wait before a restart; none after a single crash."""
     return 0.0 if crashes == 1 else _RESTART.wait_s(crashes - 1)

@@ -1,13 +1,13 @@
-"""What a run consumed, in a folder: the format, and how it is read. The writer is `trainer.resume.recording`.
+"""The record of what a run consumed, a folder: its format and its reader. The writer is `trainer.resume.recording`.
 
     blobs/                      bundles' blobs, by their SHA-256
-    rank-R/START-PID.rows       a head, then 48 bytes for each batch that next() gave
+    rank-R/START-PID.rows       a head, then 48 bytes for each batch that next() returned
     rank-R/START-PID.tickets    the payloads of their tickets, one after the other
     rank-R/START-PID.bundles    a line of JSON for each bundle: its manifest, `in_process` if no feeder made it
 
-One process writes one piece, whose name begins with the time of its start. A piece that goes on where an earlier one
-was before its end, as a run does that is resumed from a checkpoint, stands in place of what came after that batch.
-A process that is killed in the middle of a row leaves a part of it, which is no row.
+Each process writes one piece, whose name begins with the process's start time. A run resumed from a checkpoint may
+begin before the end of an earlier piece. Its piece then replaces what the earlier one has after that batch. A process
+that is killed in the middle of a row leaves part of a row, which does not count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAGIC = b"DLJREC02"
 BLOBS = "blobs"
 RANK = "rank-"
 NO_BUNDLE = 0xFFFF
-"""Stands in a row's `bundle` where what made the batch could not be kept."""
+"""Value of a row's `bundle` if the code that made the batch could not be kept."""
 
 
 class Kind(IntEnum):
@@ -40,7 +40,7 @@ class Kind(IntEnum):
 
 
 class Row(NamedTuple):
-    """One batch. 48 bytes, in this order."""
+    """One batch: 48 bytes, in this order."""
 
     loader: int
     """Number of the loader among those that its process made."""
@@ -49,9 +49,9 @@ class Row(NamedTuple):
     """Number of the batch in its epoch."""
     digest: int
     rolling: int
-    """The epoch's digest with this batch (`core.consumption`)."""
+    """The epoch's digest including this batch (`core.consumption`)."""
     offset: int
-    """Where the ticket's payload begins."""
+    """Start of the ticket's payload."""
     nbytes: int
     bundle: int
     kind: int
@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """One batch, and the piece that has its ticket."""
+    """One batch, and the piece that holds its ticket."""
 
     piece: Piece
     row: Row
@@ -70,14 +70,14 @@ class Recorded(NamedTuple):
 
 @dataclass(slots=True)
 class Piece:
-    """What one process wrote."""
+    """The part of a record that one process wrote."""
 
     path: Path
     """The file of the rows."""
     _bundles: list[bytes] | None = None
 
     def rows(self) -> Iterator[Row]:
-        """Raises InputError for a file that is none of these."""
+        """Reads the rows. Raises InputError unless the file is a record of this version."""
         data = self.path.read_bytes()
         if len(data) < HEAD.size or HEAD.unpack_from(data)[0] != MAGIC:
             raise InputError(f"{self.path} is no record of this version of dataloaderjob")
@@ -85,7 +85,7 @@ class Piece:
         return (Row(*fields) for fields in ROW.iter_unpack(data[HEAD.size : whole]))
 
     def ticket(self, row: Row) -> bytes:
-        """The payload. Raises InputError where it is not there."""
+        """Returns the payload of the row's ticket. Raises InputError if it is missing."""
         path = self.path.with_suffix(".tickets")
         with path.open("rb") as file:
             file.seek(row.offset)
@@ -95,7 +95,8 @@ class Piece:
         return data
 
     def bundle(self, row: Row) -> tuple[Bundle, bool] | None:
-        """What made the batch, and whether in the trainer's process; None where that could not be kept."""
+        """The bundle that made the batch, and True if it did so in the trainer's process; None if it could not be
+        kept."""
         if row.bundle == NO_BUNDLE:
             return None
         path = self.path.with_suffix(".bundles")
@@ -110,14 +111,14 @@ class Piece:
 
 @dataclass(slots=True)
 class Record:
-    """All that one folder holds."""
+    """The contents of one record folder."""
 
     folder: Path
     ranks: dict[str, list[Piece]] = field(default_factory=dict)
 
     @staticmethod
     def open(folder: Path) -> Record:
-        """Raises InputError for a folder without a record."""
+        """Finds the pieces in `folder`. Raises InputError if it holds no record."""
         found = Record(folder)
         for rows in sorted(folder.glob(f"{RANK}*/*.rows"), key=_started):
             found.ranks.setdefault(rows.parent.name.removeprefix(RANK), []).append(Piece(rows))
@@ -133,9 +134,9 @@ class Record:
         return BlobStore(self.folder / BLOBS)
 
     def batches(self, rank: str) -> dict[int, list[Recorded]]:
-        """What each loader of a rank gave, in that order, as if the run had never been resumed.
+        """The batches that each loader of a rank gave, in that order, as if the run had never been resumed.
 
-        Raises InputError where a row is missing.
+        Raises InputError if a row is missing.
         """
         loaders: dict[int, list[Recorded]] = {}
         for piece in self.ranks.get(rank, ()):
@@ -157,11 +158,11 @@ def _started(path: Path) -> tuple[int, str]:
 
 
 def _check(piece: Piece, before: Row | None, row: Row) -> None:
-    """Raises InputError unless `row` follows `before`: their digests are a chain."""
+    """Raises InputError unless `row` follows `before`: the digests form a chain."""
     rolling = before.rolling if before is not None and before.epoch == row.epoch else row.epoch + 1
     if fold(rolling, row.digest) != row.rolling:
         what = f"loader {row.loader}, epoch {row.epoch}, batch {row.ticket}"
         raise InputError(
-            f"{piece.path} is incomplete: what comes before {what} is missing. Keep all files of a run that was "
-            "resumed in one folder, and let two runs have two folders"
+            f"{piece.path} is incomplete: what comes before {what} is missing. Keep all files of a resumed run in "
+            "one folder, and use separate folders for separate runs"
         )

@@ -1,8 +1,8 @@
-"""Settings of the processes that a starter hands over in a JSON file.
+"""Settings of processes, passed by their starter in a JSON file.
 
-Units are in the names; each process reads its file once, in its `__main__`. Who writes it may be of another version, as
-the operator is of a later one than a job's images: a key that is not known is ignored, with a line in the log, and one
-that is missing has its default. So keys are only ever added, with a default, and keep their meaning.
+Units are in the names; each process reads its file once, in its `__main__`. The writer may be of another version, as
+when the operator is newer than a job's images. An unknown key is ignored, with a line in the log, and a missing one has
+its default. So keys are only ever added, with a default, and keep their meaning.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from dataloaderjob.core.memory import memory_limit
 T = TypeVar("T")
 
 NODE_BLOBS = "blobs"
-"""Folder in a feeders' pod's own folder (NODE_FOLDER_VARIABLE) where its feeders keep blobs, whatever the supervisor
-says."""
+"""Folder in a feeder pod's own folder (NODE_FOLDER_VARIABLE) in which its feeders keep blobs, whatever the supervisor
+orders."""
 NODE_OUTPUT = "feeders"
-"""Socket there to which they hand their output, and by which they tell that they serve."""
+"""Socket there on which the feeders send their output, and report that they serve."""
 NODE_READY = "ready"
-"""File there, as long as the pod is ready."""
+"""File there that exists while the pod is ready."""
 TEMP_DIR = "/tmp/ray"  # noqa: S108  in a pod, /tmp is a volume of its own
 """Ray's state in a pod, and ours."""
 NODE_FOLDER = "node"
-"""Below it: what is ours and not Ray's."""
+"""Folder below it for our files, apart from Ray's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayTuning:
-    """Ray's own deadlines. GCS and raylets read them when they start: from their environment, and what the head was
-    given as its config goes before that on every node."""
+    """Ray's own deadlines. GCS and raylets read them from their environment when they start. On every node, the head's
+    config takes precedence."""
 
     worker_register_timeout_s: int = 120
-    """A worker process that has not reported by then is killed by its raylet. Ray's default of 60 s is
-    too short for slow imports on a loaded node; one that is shorter than a worker's start hangs ray.init."""
+    """A raylet kills a worker process that has not reported by then. Ray's default of 60 s is too short
+    for slow imports on a loaded node. A timeout shorter than a worker's start hangs ray.init."""
     health_check_initial_delay_s: float = 5.0
     health_check_period_s: float = 3.0
     health_check_timeout_s: float = 10.0
     health_check_failure_threshold: int = 5
-    """Checks in a row that a node may miss (once num_heartbeats_timeout)."""
+    """Checks in a row that a node may miss (formerly num_heartbeats_timeout)."""
     gcs_reconnect_timeout_s: int = 60
-    """How long raylets and workers outlive a GCS that is gone."""
+    """Time for which raylets and workers outlive their GCS."""
 
     def config(self) -> dict[str, int]:
-        """The same by Ray's names, as a head keeps it and hands it to every node that joins."""
+        """The same under Ray's names, as a head keeps it and passes it to every node that joins."""
         return {
             "worker_register_timeout_seconds": self.worker_register_timeout_s,
             "health_check_initial_delay_ms": round(self.health_check_initial_delay_s * 1000),
@@ -63,25 +63,25 @@ class RayTuning:
         }
 
     def env(self) -> dict[str, str]:
-        """The environment that puts this in force from a process's first moment, for head and nodes alike."""
+        """Variables that put this in force from the first moment of a process, on head and nodes alike."""
         return {f"RAY_{name}": str(value) for name, value in self.config().items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayTasks:
-    """What a node that has feeders leaves to Ray tasks of user code, such as those of Ray Data."""
+    """Resources that a node with feeders leaves to Ray tasks of user code, such as those of Ray Data."""
 
     cpus: int = 0
-    """0: none, and user code learns nothing of Ray."""
+    """CPUs for tasks; 0: none, and user code does not learn of Ray."""
     object_store_nbytes: int = 80 * 1024**2
-    """Ray's smallest is 75 MB. Without tasks there is nothing in it."""
+    """Ray's minimum is 75 MB. Without tasks, it stays empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
-    """What a manifest fixes for one sidecar's pools, the same on one machine and on a cluster.
+    """A manifest's settings for one sidecar's pools, the same on one machine and on a cluster.
 
-    `DataLoaderJobSpec.loader_settings` makes them from a manifest; the sidecar's settings are these and where it runs.
+    `DataLoaderJobSpec.loader_settings` makes them from a manifest; the sidecar's settings add the place where it runs.
     """
 
     processes: int = 1
@@ -97,13 +97,13 @@ class LoaderSettings:
 
     @property
     def limit_nbytes(self) -> int:
-        """Shared memory that one pool may take, everything counted."""
+        """Shared memory that one pool may take, everything included."""
         return self.shared_memory_nbytes // self.processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarSettings(LoaderSettings):
-    """One sidecar: what the manifest and the runner fix for it."""
+    """Settings of one sidecar, from the manifest and the runner."""
 
     job: str
     """Unique name of the job (namespace/name/uid on a cluster)."""
@@ -112,22 +112,22 @@ class SidecarSettings(LoaderSettings):
     key_path: str
     """File with the job's key, shared with feeders and supervisor."""
     blobs: str
-    """Folder of user code and data; trainers write it, so it is shared with them."""
+    """Folder of user code and data, shared with the trainers, which write it."""
     supervisor_host: str | None = None
-    """None: with a fixed list of feeders."""
+    """Host of the supervisor; None: the list of feeders is fixed."""
     supervisor_port: int = 0
     feeders: Sequence[tuple[str, str, str, int]] = ()
-    """Fixed feeders (name, instance, host, port), used when there is no supervisor."""
+    """Fixed feeders (name, instance, host, port), used without a supervisor."""
     scratch: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that there are for user code and data, here and where feeders are, by the field of the manifest."""
+    """Bytes available for user code and data, here and on feeders' nodes, by the manifest field that sets them."""
     private: bool = False
-    """Trainers of this user's only: on a cluster those of a group may come."""
+    """True to admit only this user's trainers; on a cluster, those of a group may connect."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     """Port of /metrics and /healthz; 0 for any, None for none."""
 
     def check(self) -> None:
-        """Raises InputError for what cannot work, before anything is created."""
+        """Raises InputError if these settings cannot work, before anything is created."""
         if len(self.socket.encode()) > ipc.MAX_PATH_NBYTES:
             raise InputError(
                 f"a Unix socket's path may have {ipc.MAX_PATH_NBYTES} bytes, {self.socket!r} has "
@@ -150,11 +150,11 @@ class SidecarSettings(LoaderSettings):
 
 
 def reads_other_releases(cls: type[T]) -> type[T]:
-    """Reads a pickle, in which Ray keeps what an actor was made with: the fields in their order.
+    """Makes a class read pickles of other releases. Ray keeps an actor's arguments as a pickle of the fields in order.
 
-    So others are only ever added behind them. A pickle of an earlier version has fewer, one of a later version more. It
-    decorates the finished class, since the `dataclass` of Python 3.11.2, Debian 12's, puts a `__setstate__` of its
-    own over one in the class's body.
+    So fields are only ever appended. A pickle of an earlier version has fewer, one of a later version more. The
+    decorator takes the finished class, because `dataclass` in Python 3.11.2, which is Debian 12's, overwrites a
+    `__setstate__` in the class's body.
     """
 
     def set_state(self: T, state: Sequence[Any]) -> None:
@@ -171,81 +171,81 @@ def reads_other_releases(cls: type[T]) -> type[T]:
 @reads_other_releases
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederSettings:
-    """One feeder process."""
+    """Settings of one feeder process."""
 
     job: str
     name: str = "feeder-0"
     session: str = ""
-    """Ray's name for the cluster that placed it, empty without Ray. One of another cluster is a guest at the
-    supervisor."""
+    """Ray's name for the cluster that placed the feeder, empty without Ray. The supervisor treats a feeder of another
+    cluster as a guest."""
     index: int = 0
-    """Number in the name; what `get_worker_info().id` tells user code."""
+    """Number in the name; user code sees it as `get_worker_info().id`."""
     num_feeders: int = 1
     """Feeders of the job when this one was placed; `get_worker_info().num_workers`."""
     key_path: str
     """File with the job's key, 32 bytes or more."""
     blob_folder: str
-    """Shared by the feeders of one node."""
+    """Folder shared by the feeders of one node."""
     supervisor_host: str | None = None
-    """None: a feeder by itself, which reports to nobody and finds all blobs in its folder."""
+    """Host of the supervisor; None: a feeder on its own, which reports to nobody and finds all blobs in its folder."""
     supervisor_port: int = 0
     bind_host: str = "127.0.0.1"
     advertise_host: str | None = None
-    """What receivers connect to; None: as bound or, bound to all addresses, the node's address."""
+    """Host that receivers connect to; None: the bound one or, if bound to all addresses, the node's address."""
     port: int = 0
     node: str = ""
-    """Where it runs, by the provider's name for the place; for messages."""
+    """The provider's name for the place where the feeder runs; for messages."""
     sweeps_blobs: bool = False
-    """The folder is this node's own: blobs that no feeder has used for long are removed."""
+    """The folder belongs to this node alone: blobs that no feeder has used for long are removed."""
     shares_memory: bool = True
-    """Receivers on this machine copy batches out of this feeder's memory; else they too get them over TCP."""
+    """Receivers on this machine copy batches out of this feeder's memory; otherwise they, too, use TCP."""
     max_ungranted: int = 2
-    """Built batches kept for one receiver that has no room for them."""
+    """Most built batches kept for one receiver that has no room for them."""
     max_idle_nbytes: int = 1 << 30
-    """Bundles that no session uses are kept loaded up to so many bytes as shipped, the last one always."""
+    """Size, as shipped, up to which bundles without a session stay loaded. The last one always stays."""
     memory_field: str = ""
-    """The field of the manifest that limits the memory of where it runs; empty where no manifest does."""
+    """The manifest field that limits the memory where the feeder runs; empty if none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorSettings:
-    """The supervisor, one for a job, beside the Ray head or the feeder host."""
+    """Settings of the supervisor, one per job, next to the Ray head or the feeder host."""
 
     job: str
     key_path: str
     blob_folder: str
-    """The supervisor's own; uploads for other nodes lie here."""
+    """The supervisor's own folder, with the uploads for other nodes."""
     provider: str = "ray"
-    """Who starts feeders: "ray" or "local" (`providers.provider`)."""
+    """The provider that starts feeders: "ray" or "local" (`providers.provider`)."""
     ray_address: str = ""
     """host:port of the GCS, for the provider "ray"."""
     host_socket: str | None = None
     """Path of the feeder host's socket, for the provider "local"."""
     num_feeders: int = 1
-    """Number at the first start; one that was set later is kept in `state_path`."""
+    """Number at the first start; a number that is set later is kept in `state_path`."""
     state_path: str
-    """File in which a supervisor that is started again finds the number of feeders."""
+    """File in which a restarted supervisor finds the number of feeders."""
     bind_host: str = "127.0.0.1"
     port: int
-    """Fixed for the life of the job: a supervisor started again is found here."""
+    """Fixed for the life of the job, so that a restarted supervisor is found."""
     feeder_supervisor_host: str = "127.0.0.1"
-    """Where feeders find this supervisor."""
+    """Host at which feeders find this supervisor."""
     feeder_blob_folder: str
     feeder_key_path: str | None = None
-    """The key where feeders run; None: at the same path as here."""
+    """Path of the key on feeders' nodes; None: the same path as here."""
     feeder_bind_host: str = "127.0.0.1"
     feeder_advertise_host: str | None = None
     feeder_resources: dict[str, float] = field(default_factory=lambda: {"feeder": 1.0})
-    """What one feeder takes of a node, in Ray's custom resources."""
+    """Custom Ray resources of a node that one feeder takes."""
     ready_timeout_s: float = 150.0
-    """A feeder that has not reported by then is made anew. Above worker_register_timeout."""
+    """A feeder that has not reported by then is replaced. Longer than worker_register_timeout_s."""
     init_timeout_s: float = 60.0
     drain_timeout_s: float = 10.0
-    """A feeder that is no longer wanted may finish what it has for so long."""
+    """Time that a feeder which is no longer wanted has to finish its work."""
     worker_register_timeout_s: int = 120
-    """What the raylets were given; for messages."""
+    """The raylets' setting; for messages."""
     memory_field: str = ""
-    """The field of the manifest that limits the memory of feeders; empty where no manifest does."""
+    """The manifest field that limits the feeders' memory; empty if none does."""
 
 
 def dump(settings: Any, path: Path) -> None:
@@ -258,7 +258,7 @@ def dump(settings: Any, path: Path) -> None:
 
 
 def load(kind: type[T], path: Path) -> T:
-    """Reads what `dump` or an operator wrote. Raises InputError naming the file and the field that is missing."""
+    """Reads settings that `dump` or an operator wrote. Raises InputError that names the file and the missing fields."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as exc:
@@ -267,15 +267,15 @@ def load(kind: type[T], path: Path) -> T:
     made = _made(kind, found, path, unknown)
     if unknown:
         sys.stderr.write(
-            f"settings for {kind.__name__} in {path}: ignored, as this version does not know them: "
+            f"settings for {kind.__name__} in {path}: ignored because this version does not know them: "
             f"{', '.join(sorted(unknown))}\n"
         )
     return made
 
 
 def _made(kind: type[T], found: Any, path: Path, unknown: list[str], inside: str = "") -> T:
-    """An object of JSON as a dataclass, and what is in it where a field is a dataclass. `unknown`: collects keys that
-    the dataclass has not; `inside`: the keys around this one."""
+    """Makes a dataclass from a JSON object, and from objects in it if a field is a dataclass. `unknown`: collects keys
+    that the dataclass lacks; `inside`: the enclosing keys."""
     if not isinstance(found, Mapping):
         raise InputError(f"settings for {kind.__name__} in {path} must be a JSON object")
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -299,7 +299,7 @@ def _made(kind: type[T], found: Any, path: Path, unknown: list[str], inside: str
 
 
 def read_key(path: str | Path) -> bytes:
-    """Raises InputError when the job's key is not there or too short to be one."""
+    """Reads the job's key. Raises InputError if it is missing or too short."""
     try:
         key = Path(path).read_bytes()
     except OSError as exc:

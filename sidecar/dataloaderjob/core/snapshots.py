@@ -1,24 +1,24 @@
-"""Snapshots of one slot of an IterableDataset: where it may begin again. Pure."""
+"""Snapshots of one slot of an IterableDataset: points from which it may begin again. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 MAX_SNAPSHOTS = 16
-"""Most that are kept of one slot: they are a feeder's word."""
+"""Most snapshots kept of one slot: a feeder may claim any number."""
 STEPS_APART = 2
-"""Ranks to which the batches of slots are dealt step together: they are never so many steps apart."""
+"""Ranks that share slots step together: they are always fewer than STEPS_APART steps apart."""
 STEPS_AHEAD, BATCHES_AHEAD = 4, 16
-"""How far a slot that ranks share is made ahead of the slowest rank: the batches of so many steps, and so many more. A
-rank asks for one step less, so that none waits for what nobody is going to make."""
+"""Lead of a shared slot over the slowest rank: the batches of STEPS_AHEAD steps, plus BATCHES_AHEAD. A rank asks for
+one step less, so that none waits for a batch that nobody is going to make."""
 Snapshot = tuple[int, bytes]
 """(batches made, state)."""
 DATA, PICKLE = b"D", b"\x80"
-"""How a state begins: it is laid out as a batch is, or pickled, which `pickle` begins so. A pickle is code."""
+"""First byte of a state: DATA if it is laid out like a batch; PICKLE begins every pickle. A pickle is code."""
 
 
 class Snapshots:
-    """Those of one slot, the oldest first."""
+    """The snapshots of one slot, the oldest first."""
 
     __slots__ = ("_of",)
 
@@ -26,19 +26,19 @@ class Snapshots:
         self._of = sorted(first)
 
     def add(self, made: int, state: bytes, passed: int) -> bool:
-        """Keeps a snapshot; of those at which no batch from `passed` on needs to begin, the last. Says whether it is a
-        new one."""
+        """Keeps a snapshot, and drops those that no batch from `passed` on needs as a beginning. Returns True if it is
+        new."""
         if any(made == known for known, _ in self._of):
             return False
         self._of.append((made, state))
         self._of.sort()
         del self._of[: max(0, sum(known <= passed for known, _ in self._of) - 1)]
-        while len(self._of) > MAX_SNAPSHOTS:  # the first is that which a new home may need
+        while len(self._of) > MAX_SNAPSHOTS:  # a new home may need the first
             del self._of[1]
         return True
 
     def at(self, number: int) -> Snapshot | None:
-        """The one at which a slot begins whose first batch is `number`; None where it begins at its start."""
+        """The snapshot at which a slot begins if its first batch is `number`; None if it begins at its start."""
         return max((one for one in self._of if one[0] <= number), default=None)
 
     def clear(self) -> None:

@@ -1,19 +1,19 @@
-"""Messages in JSON for connections outside the data path, and the handshake that every connection of a job begins with.
+"""JSON messages for connections outside the data path, and the handshake that begins every connection of a job.
 
-Each side shows the other that it holds the job's key (c = the side that connected):
+Each side proves to the other that it holds the job's key (c = the side that connected):
 
     s -> c   {"nonce": s, "protocol": newest, "oldest": oldest}      the versions that s speaks
     c -> s   {"nonce": c, "protocol": n, "role": ..., "name": ..., "job": ..., "facts": {...}, "mac": ...}
-                                             the newest version of both, which is spoken from then on
+                                             the newest version that both speak, used from then on
     s -> c   {"mac": ..., "facts": {...}}       or  {"error": "..."} and the end
 
 Each mac is HMAC-SHA256 over a label for its direction, both nonces and the fields that it vouches for, so neither side
-can be replayed or reflected. It stops peers without the key; it does not stop somebody who sits on the path (TLS does).
-`ClientHandshake` and `ServerHandshake` take bytes and return bytes: whoever has a socket, of any kind, moves them.
+can be replayed or reflected. It stops peers without the key; it does not stop an attacker on the path (TLS does).
+`ClientHandshake` and `ServerHandshake` take bytes and return bytes: the owner of a socket, of any kind, moves them.
 
-An `Acceptor` lets in those that hold the key. Each handshake has a short-lived thread. A peer without the key costs at
-most 4 KiB and five seconds, however slowly it sends; beyond MAX_GUESTS at once, of those that have had GREETS_WITHIN_S
-the oldest of the address that has most guests gives way: who only holds places cannot keep them.
+An `Acceptor` admits peers that hold the key. Each handshake has a short-lived thread. A peer without the key costs at
+most 4 KiB and five seconds, however slowly it sends. Beyond MAX_GUESTS at once, a guest that has had GREETS_WITHIN_S
+gives way: the oldest from the address with the most guests. So nobody can keep places by just holding them.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ LENGTH = struct.Struct("<I")
 DO_NOT_WAIT, CLOSE_ON_EXEC, TRUNCATED = map(
     int, (socket.MSG_DONTWAIT, socket.MSG_CMSG_CLOEXEC, socket.MSG_CTRUNC)
 )
-"""Flags of messages as plain ints, which go together in no time; those of `socket` take 2 µs for it."""
+"""Message flags as plain ints, which combine in no time; those of `socket` take 2 µs."""
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
 MAX_HELLO_NBYTES = 4096
-"""What an unauthenticated peer may make us hold."""
+"""Most bytes that an unauthenticated peer can make us hold."""
 HANDSHAKE_TIMEOUT_S = 5.0
 KEY_NBYTES = 32
 MAX_GUESTS = 64
 TELL_REFUSED_S = 60.0
-"""Interval between two lines about peers that were refused."""
+"""Interval between two log lines about refused peers."""
 NO_DESCRIPTOR_PAUSE_S = 0.05
 GREETS_WITHIN_S = 0.5
-"""Who holds the key needs milliseconds; a guest that takes longer gives way where places are lacking."""
+"""A peer with the key needs milliseconds; a guest that takes longer than this gives way if places run out."""
 Welcomed = Callable[[socket.socket, dict[str, Any]], None]
 EVERYWHERE = "::"
-"""All addresses of a machine, of IPv6 and IPv4 alike."""
+"""All addresses of a machine, IPv6 and IPv4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class Versions:
     oldest: int
     newest: int
     remedy: str
-    """What to do where a peer speaks none of them."""
+    """The remedy if a peer speaks none of them."""
 
     def common(self, challenge: dict[str, Any]) -> int:
-        """The newest version of both sides. Raises AuthError if there is none."""
+        """The newest version that both sides speak. Raises AuthError if there is none."""
         newest = challenge.get("protocol")
         oldest = challenge.get("oldest", newest)
         if type(newest) is not int or type(oldest) is not int or not oldest <= newest:
@@ -91,28 +91,27 @@ class Versions:
 DATA = Versions(
     PROTOCOL, PROTOCOL, "install the same dataloaderjob version in the trainer, sidecar and feeder images"
 )
-"""Versions of the data path: frames have one only, and a job's images are of one release."""
+"""Versions of the data path: frames have only one, and a job's images are of one release."""
 CONTROL = Versions(
     3,
     3,
-    "the images of a job may be of the operator's release or of the one before it: use others, or that operator",
+    "a job's images must be of the operator's release or the one before it: use such images, or a matching operator",
 )
 """Versions of the messages with the supervisor (`core.supervision`), which an operator of another release polls.
 
-A message or a meaning that a peer of `newest` does not know raises `newest`; `oldest` follows, one behind it, so that
-each release speaks with the one before. A key that is added to a message raises nothing: it is ignored where it is not
-known.
+A message or meaning that a peer of `newest` does not know raises `newest`. `oldest` follows, one behind, so that each
+release speaks with the one before. A key added to a message raises neither: peers ignore keys that they do not know.
 """
 
 
 def on_machine(instance: str) -> str:
-    """The address of a feeder for receivers of its own network namespace: an abstract name, which is no file and goes
-    with the process."""
+    """The address of a feeder for receivers in its network namespace: an abstract name, which is not a file and
+    disappears with the process."""
     return f"\0dataloaderjob-feeder-{instance}"
 
 
 def listen(host: str, port: int, *, backlog: int = 128) -> socket.socket:
-    """Listens at a name or number, or where `on_machine` says; EVERYWHERE means IPv4 alone where there is no IPv6.
+    """Listens at a host name or number, or at an `on_machine` address; EVERYWHERE means IPv4 alone if there is no IPv6.
     Raises OSError."""
     if host.startswith("\0"):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -137,12 +136,12 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def address_text(host: str, port: int) -> str:
-    """host:port, where a number of IPv6 stands in brackets."""
+    """host:port, with an IPv6 number in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """The host, without brackets, and the port. Raises ValueError unless it is host:port."""
+    """Returns the host, without brackets, and the port. Raises ValueError unless `text` is host:port."""
     host, _, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
     if not bare or (":" in bare and bare == host) or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -155,13 +154,13 @@ def new_key() -> bytes:
 
 
 def pack_message(message: dict[str, Any]) -> bytes:
-    """u32 length, then JSON."""
+    """Encodes a message: u32 length, then JSON."""
     data = json.dumps(message, separators=(",", ":")).encode()
     return LENGTH.pack(len(data)) + data
 
 
 def parse_message(data: bytes | bytearray | memoryview, what: str = "a message") -> dict[str, Any]:
-    """Raises RemoteProtocolError, which calls it `what`, unless it is a JSON object."""
+    """Parses a JSON object. Raises RemoteProtocolError, which calls the data `what`, if it is anything else."""
     try:
         message = json.loads(bytes(data))
     except (ValueError, RecursionError) as exc:
@@ -172,7 +171,7 @@ def parse_message(data: bytes | bytearray | memoryview, what: str = "a message")
 
 
 def take_message(data: bytearray, limit: int) -> dict[str, Any] | None:
-    """Takes the first message off what has come; None until it is whole. Raises RemoteProtocolError."""
+    """Takes the first message off the received data; None until it is complete. Raises RemoteProtocolError."""
     if len(data) < LENGTH.size:
         return None
     end = LENGTH.size + _length(data, limit)
@@ -184,7 +183,7 @@ def take_message(data: bytearray, limit: int) -> dict[str, Any] | None:
 
 
 def _length(data: bytes | bytearray, limit: int) -> int:
-    """Bytes of the message whose length is at the start of `data`."""
+    """Size in bytes of the message whose length is at the start of `data`."""
     (n,) = LENGTH.unpack_from(data)
     if n > limit:
         raise RemoteProtocolError(f"a message of {n} bytes exceeds {limit}")
@@ -192,7 +191,7 @@ def _length(data: bytes | bytearray, limit: int) -> int:
 
 
 def recv_exactly(sock: socket.socket, n: int) -> bytes:
-    """Raises ConnectionError when the peer ends before `n` bytes came."""
+    """Receives `n` bytes. Raises ConnectionError if the peer closes the connection first."""
     data = bytearray(n)
     view = memoryview(data)
     while view:
@@ -212,7 +211,7 @@ def recv_message(sock: socket.socket) -> dict[str, Any]:
 
 
 def new_challenge(versions: Versions = CONTROL) -> dict[str, Any]:
-    """First message, of the side that accepted."""
+    """The first message, from the side that accepted."""
     return {"nonce": os.urandom(16).hex(), "protocol": versions.newest, "oldest": versions.oldest}
 
 
@@ -220,7 +219,7 @@ def answer_challenge(
     key: bytes, challenge: dict[str, Any], *, role: str, name: str, job: str, facts: dict[str, Any],
     versions: Versions = CONTROL,
 ) -> dict[str, Any]:  # fmt: skip
-    """Second message, of the side that connected. Raises AuthError where no version is common."""
+    """The second message, from the side that connected. Raises AuthError if the sides have no common version."""
     chosen = versions.common(challenge)
     nonce = os.urandom(16).hex()
     fields = (challenge.get("nonce"), nonce, role, name, job, facts)
@@ -234,7 +233,7 @@ def accept_answer(
     key: bytes, challenge: dict[str, Any], reply: dict[str, Any], *, job: str, facts: dict[str, Any],
     versions: Versions = CONTROL,
 ) -> dict[str, Any]:  # fmt: skip
-    """Third message: checks the answer and vouches for us. Raises AuthError with the reason."""
+    """Checks the answer and returns the third message, which vouches for us. Raises AuthError with the reason."""
     versions.check(reply)
     fields = (challenge["nonce"], *(reply.get(k) for k in ("nonce", "role", "name", "job", "facts")))
     if not _same(_mac(key, "connector", *fields), reply.get("mac")):
@@ -265,12 +264,12 @@ def _mac(key: bytes, label: str, *fields: object) -> str:
 
 
 def _same(expected: str, found: object) -> bool:
-    """Compares in constant time; a peer may tell anything, also what is no ASCII."""
+    """Compares in constant time; a peer may send anything, including non-ASCII text."""
     return hmac.compare_digest(expected.encode(), str(found).encode("utf-8", "replace"))
 
 
 class Handshake:
-    """Either side: send what `receive` returns, until `done`."""
+    """Either side of the handshake: send what `receive` returns, until `done`."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -281,14 +280,14 @@ class Handshake:
 
     @property
     def wanted(self) -> int:
-        """Bytes that are missing of the message that comes in, for who must not read more."""
+        """Bytes that the incoming message still lacks, for callers that must not read more."""
         have = len(self._data)
         if have < LENGTH.size:
             return LENGTH.size - have
         return LENGTH.size + _length(self._data, MAX_HELLO_NBYTES) - have
 
     def receive(self, data: bytes | bytearray | memoryview) -> bytes:
-        """Returns what is to be sent. Raises AuthError, RemoteProtocolError."""
+        """Returns the bytes to send. Raises AuthError, RemoteProtocolError."""
         self._data += data
         answer = b""
         while not self.done and (message := take_message(self._data, MAX_HELLO_NBYTES)) is not None:
@@ -297,7 +296,7 @@ class Handshake:
 
     @property
     def rest(self) -> bytes:
-        """What came behind the handshake."""
+        """Bytes that arrived after the handshake."""
         return bytes(self._data)
 
 
@@ -316,7 +315,7 @@ class ClientHandshake(Handshake):
         self._challenge: dict[str, Any] | None = None
         self._reply: dict[str, Any] = {}
         self.facts: dict[str, Any] | None = None
-        """The peer's, once it is done."""
+        """The peer's facts, once the handshake is done."""
 
     def _on(self, message: dict[str, Any]) -> bytes:
         if self._challenge is not None:
@@ -337,7 +336,7 @@ class ServerHandshake(Handshake):
         self._challenge = new_challenge(versions)
         self.greeting = pack_message(self._challenge)
         self.peer: dict[str, Any] | None = None
-        """What the peer said of itself (role, name, facts, and the protocol version it chose), once it is done."""
+        """The peer's answer (role, name, facts, and the protocol version it chose), once the handshake is done."""
 
     def _on(self, message: dict[str, Any]) -> bytes:
         last = accept_answer(
@@ -351,7 +350,7 @@ def connect(
     address: tuple[str, int], key: bytes, *, role: str, name: str, job: str, versions: Versions = CONTROL,
     timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> socket.socket:  # fmt: skip
-    """A connection after its handshake, without a timeout. Raises OSError, ProtocolError."""
+    """Connects and completes the handshake; the socket has no timeout. Raises OSError, ProtocolError."""
     sock = socket.create_connection(address, timeout=timeout_s)
     try:
         greet(sock, key, role=role, name=name, job=job, versions=versions, timeout_s=timeout_s)
@@ -373,7 +372,7 @@ def greet(
     versions: Versions = CONTROL,
     timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> dict[str, Any]:
-    """The connecting side of the handshake. Returns the peer's facts; leaves no timeout on the socket."""
+    """Runs the connecting side of the handshake. Returns the peer's facts; leaves no timeout on the socket."""
     sock.settimeout(timeout_s)
     handshake = ClientHandshake(key, role=role, name=name, job=job, facts=facts, versions=versions)
     while handshake.facts is None:
@@ -385,7 +384,7 @@ def greet(
 def welcome(
     sock: socket.socket, key: bytes, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL
 ) -> dict[str, Any]:  # fmt: skip
-    """The accepting side. Returns the peer's answer (role, name, facts); refusals are told to the peer."""
+    """Runs the accepting side. Returns the peer's answer (role, name, facts); sends refusals to the peer."""
     sock.settimeout(HANDSHAKE_TIMEOUT_S)
     handshake = ServerHandshake(key, job=job, facts=facts, versions=versions)
     sock.sendall(handshake.greeting)
@@ -402,23 +401,23 @@ def welcome(
 
 
 def most_guests(wanted: int) -> int:
-    """So many, but where descriptors are few they have a fourth of them: the others are for those that are let in."""
+    """The limit on guests: `wanted`, or a fourth of the descriptors if that is less. Admitted peers have the others."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft // 4)
 
 
 class Reserve:
-    """A descriptor that is kept for when there are none left.
+    """A spare descriptor for when none are left.
 
-    A connection that cannot be accepted waits at the listening socket, and the owner's loop would be told of it without
-    a pause. With this one given up for a moment, it is accepted and closed: who came connects again.
+    A connection that cannot be accepted waits at the listening socket and would wake the owner's loop without a pause.
+    With the spare released for a moment, it is accepted and closed; the peer connects again.
     """
 
     def __init__(self) -> None:
         self._fd: int | None = _null()
 
     def turn_away(self, listening: socket.socket, error: OSError) -> bool:
-        """Closes the connection that waits. Returns False if descriptors are not what was lacking."""
+        """Closes the waiting connection. Returns False if the error is not a lack of descriptors."""
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             return False
         self.close()
@@ -426,7 +425,7 @@ class Reserve:
             listening.accept()[0].close()
         try:
             self._fd = _null()
-        except OSError:  # somebody was quicker
+        except OSError:  # another thread or process was quicker
             time.sleep(NO_DESCRIPTOR_PAUSE_S)
             return False
         return True
@@ -442,14 +441,14 @@ def _null() -> int:
 
 
 class _Guest(NamedTuple):
-    """A peer that has not shown yet that it holds the key."""
+    """A peer that has not yet proved that it holds the key."""
 
     address: str
     deadline: float
 
 
 class Acceptor:
-    """A listening socket and the handshakes under way."""
+    """A listening socket and the handshakes in progress."""
 
     def __init__(
         self, host: str, port: int, *, key: bytes, job: str, facts: dict[str, Any], welcomed: Welcomed,
@@ -457,7 +456,7 @@ class Acceptor:
     ) -> None:  # fmt: skip
         """`welcomed(socket, answer)` is called in the handshake's thread and owns the socket from then on.
 
-        Raises OSError when the address cannot be bound.
+        Raises OSError if the address cannot be bound.
         """
         self._versions = versions
         self._key, self._job, self._facts, self._welcomed = key, job, facts, welcomed
@@ -475,8 +474,8 @@ class Acceptor:
         return int(self.sock.getsockname()[1])
 
     def accept_all(self) -> None:
-        """Takes what waits at the listening socket. Never blocks, never raises for a guest's sake."""
-        for _ in range(MAX_GUESTS):  # who connects without a pause does not keep the loop here
+        """Accepts all connections that wait at the listening socket. Never blocks, never raises because of a guest."""
+        for _ in range(MAX_GUESTS):  # a peer that connects without a pause does not keep the loop here
             try:
                 guest, address = self.sock.accept()
             except OSError as exc:
@@ -492,13 +491,13 @@ class Acceptor:
                 continue
             try:
                 threading.Thread(target=self._greet, args=(guest,), name="dlj-handshake", daemon=True).start()
-            except RuntimeError:  # no further thread
+            except RuntimeError:  # no more threads
                 self._forget(guest)
                 guest.close()
 
     def _make_way(self) -> bool:
-        """Ends a guest for another, if one has had time enough. Many that hold the key may come at once, and are done
-        within milliseconds each."""
+        """Ends a guest to make room for another, if one has had enough time. Many peers with the key may arrive at
+        once, and each is done within milliseconds."""
         long_ago = time.monotonic() + HANDSHAKE_TIMEOUT_S - GREETS_WITHIN_S
         late = [(sock, guest) for sock, guest in self._guests.items() if guest.deadline < long_ago]
         if not late:
@@ -508,7 +507,7 @@ class Acceptor:
         return True
 
     def _end(self, guest: socket.socket) -> None:
-        """Its thread finds the connection closed."""
+        """Ends a guest: its thread finds the connection closed."""
         self._guests.pop(guest, None)
         with contextlib.suppress(OSError):
             guest.shutdown(socket.SHUT_RDWR)
@@ -526,7 +525,7 @@ class Acceptor:
         if self._refused and now >= self._tell_at:
             import logging  # a sidecar and a private service start without it
 
-            text = "%d connections were refused since the last such line; why the last one was: %s"
+            text = "%d connections were refused since the last such line; the reason for the last one: %s"
             logging.getLogger(__name__).info(text, self._refused, self._why_refused)
             self._refused, self._tell_at = 0, now + TELL_REFUSED_S
 
@@ -538,10 +537,10 @@ class Acceptor:
         try:
             tune(guest)
             answer = welcome(guest, self._key, job=self._job, facts=self._facts, versions=self._versions)
-        except Exception as exc:  # whatever a stranger's bytes provoke ends the stranger only
+        except Exception as exc:  # untrusted bytes end only the connection that sent them
             self._forget(guest)
             guest.close()
-            if not isinstance(exc, ConnectionError):  # a probe of the port, for one, comes every few seconds
+            if not isinstance(exc, ConnectionError):  # such as a probe of the port every few seconds
                 self._refused, self._why_refused = self._refused + 1, str(exc)
             return
         self._forget(guest)
@@ -549,11 +548,10 @@ class Acceptor:
 
 
 def tune(sock: socket.socket) -> None:
-    """Options of a bulk link over TCP: no delay, dead peers found in 15 s. Between processes of a machine none are
-    needed.
+    """Sets options for a bulk link over TCP: no delay, dead peers found in 15 s. Links within a machine need none.
 
-    Congestion control is the host's choice: its networks decide what it costs. Over the loopback of a host that has BBR
-    the receiver takes 0.24 CPU-s/GB and 70 batches of 38.5 MB a second, with cubic 0.20 and 95.
+    The host chooses the congestion control, because its cost depends on the host's networks. Over loopback on a host
+    with BBR, the receiver takes 0.24 CPU-s/GB and 70 batches of 38.5 MB a second; with cubic, 0.20 and 95.
     """
     if sock.family == socket.AF_UNIX:
         return
@@ -570,13 +568,13 @@ def tune(sock: socket.socket) -> None:
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """The user of the process that holds the other end of a connected Unix socket, as the kernel knows it."""
+    """The user of the process at the other end of a connected Unix socket, as the kernel reports it."""
     _, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
 
 
 def descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
-    """Those that came with a message, from what `recvmsg` gave beside it."""
+    """The descriptors that arrived with a message, from the ancillary data of `recvmsg`."""
     received = array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -1,4 +1,4 @@
-"""Plain Python values as bytes: msgpack, and marks for the types that it lacks. Pure; the only codec of values
+"""Plain Python values as bytes: msgpack, with marks for the types that it lacks. Pure; the only codec for values
 between processes.
 
 Plain are None, bool, int of any size, float, complex, str, bytes, bytearray and list, tuple, dict, set,
@@ -6,15 +6,15 @@ frozenset of plain values, by their exact types (a subclass is not plain).
 
 | value | in msgpack |
 |-------|------------|
-| None, bool, int of 64 bits, float, str, bytes | what msgpack has; str as UTF-8, lone surrogates kept |
+| None, bool, int of 64 bits, float, str, bytes | as in msgpack; str as UTF-8, lone surrogates kept |
 | a larger int, complex, bytearray | extensions 1 (signed), 2 (two f64), 3; little endian |
 | list | array |
 | tuple, set, frozenset, dict | array whose first item is a mark, an empty extension: 4, 5, 6, 7 |
 
 The same value has the same bytes in every process: a set's members are in the order of their encodings. In a dict's
-array key and value take turns. It is no map, since msgpack interns the keys of maps, and early releases of Python 3.12
-never free an interned string (python/cpython#113993: 27 KB for each dict of 256 names). Containers are no extensions
-with items in them, since those would be copied once for each level of nesting.
+array, keys and values alternate. A dict is not a map, because msgpack interns the keys of maps, and early releases of
+Python 3.12 never free an interned string (python/cpython#113993: 27 KB for each dict of 256 names). Containers are not
+extensions that hold their items, because those would be copied once for each level of nesting.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from msgpack.exceptions import StackError
 from dataloaderjob.core.errors import RemoteProtocolError
 
 MAX_DEPTH = 416
-"""Each level of containers is a frame of Python, and Python's own limit is 1000 of them; msgpack's is 511 at least."""
+"""Each level of containers takes a Python frame, and Python's own limit is 1000; msgpack's is at least 511."""
 SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 _HASHABLE = SCALARS - {bytearray}
 _NATIVE = SCALARS - {complex, bytearray}
@@ -39,12 +39,12 @@ _INT, _COMPLEX, _BYTEARRAY = 1, 2, 3
 _CODES: dict[type, int] = {tuple: 4, set: 5, frozenset: 6, dict: 7}
 _MARKS: dict[type, list[Any]] = {list: [], **{kind: [ExtType(code, b"")] for kind, code in _CODES.items()}}
 _READ_MARKS = {code: (kind.__name__,) for kind, code in _CODES.items()}
-"""What marks are read as: one in another place than the first, as a stranger may send, is a plain value like any."""
+"""The values that marks are read as. A mark that is not the first item, as in untrusted input, is a plain value."""
 _2F64 = struct.Struct("<2d")
 
 
 class NotPlainError(TypeError):
-    """A value that this codec does not carry. `value` is the innermost one."""
+    """A value that this codec does not support. `value` is the innermost one."""
 
     def __init__(self, value: object, why: str = "") -> None:
         self.value = value
@@ -52,7 +52,7 @@ class NotPlainError(TypeError):
 
 
 def is_key(value: object) -> bool:
-    """Whether `value` can be a dict's key here: a plain scalar, or tuples and frozensets of such."""
+    """True if `value` can be a dict's key here: a plain scalar, or tuples and frozensets of such."""
     kind = type(value)
     if kind is tuple or kind is frozenset:
         return all(map(is_key, value))  # type: ignore[call-overload]
@@ -79,7 +79,7 @@ def _put(packer: Packer, value: Any) -> Any:
 
 
 def _prepared(value: Any, depth: int) -> Any:
-    """The same with marks and extensions. It sees every container: msgpack takes a bytearray for bytes."""
+    """Adds marks and extensions to a value. It visits every container: msgpack takes a bytearray for bytes."""
     kind = type(value)
     if kind in _NATIVE:
         return value
@@ -103,14 +103,15 @@ def _large_int(value: int) -> ExtType:
     return ExtType(_INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
-# All that is left for `default`, once prepared, are integers that msgpack has no room for.
+# After preparation, `default` only sees integers that are too large for msgpack.
 _packer = partial(
     Packer, default=_large_int, strict_types=True, unicode_errors="surrogatepass", buf_size=4096
 )
 
 
 def unpack(data: bytes | memoryview) -> Any:
-    """Decodes what `pack` made. Raises RemoteProtocolError on anything else, and never makes what is not plain."""
+    """Decodes the output of `pack`. Raises RemoteProtocolError on anything else, and never makes a value that is not
+    plain."""
     try:
         return unpackb(
             data, list_hook=_container, ext_hook=_extension, unicode_errors="surrogatepass", timestamp=1
@@ -118,12 +119,12 @@ def unpack(data: bytes | memoryview) -> Any:
     except StackError as exc:
         raise RemoteProtocolError("values are nested deeper than msgpack reads them") from exc
     except (ValueError, TypeError, RecursionError, struct.error) as exc:
-        # TypeError: an unhashable key or member; ValueError: all that msgpack finds wrong.
+        # TypeError: an unhashable key or member; ValueError: any error that msgpack finds.
         raise RemoteProtocolError(f"values of {len(data)} bytes cannot be read: {exc!r}") from exc
 
 
 def unpack_many(data: bytes | memoryview, count: int) -> list[Any]:
-    """Decodes a list of `count` values; no bytes are none. Raises RemoteProtocolError."""
+    """Decodes a list of `count` values; empty data is an empty list. Raises RemoteProtocolError."""
     found = unpack(data) if len(data) else []
     if type(found) is not list or len(found) != count:
         raise RemoteProtocolError(f"a list of {count} values is needed, {len(data)} bytes hold another value")
@@ -152,7 +153,7 @@ def _dict(items: list[Any]) -> dict[Any, Any]:
     return dict(zip(turns, turns, strict=True))
 
 
-# By the identity of the mark that was read: a tuple that only equals it is somebody's value.
+# By identity of the mark that was read: a tuple that merely equals it is somebody's value.
 _BUILDERS: dict[int, Callable[[list[Any]], Any]] = {
     id(_READ_MARKS[code]): _dict if kind is dict else kind for kind, code in _CODES.items()
 }

@@ -1,7 +1,7 @@
-"""The answers of a builder that makes a slot, kept for as long as they may be asked for again; and its snapshots.
+"""The answers of a builder that makes a slot, kept while they may be requested again, and its snapshots.
 
-A slot cannot go back. What was made and did not arrive, since a place in the pool was needed or a connection broke, is
-sent again from the buffer that it lies in.
+A slot cannot go back. A batch that did not arrive, because its place in the pool was needed or a connection broke, is
+sent again from its buffer.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from dataloaderjob.making.slot_source import SlotSource
 
 EVERY_S = 1.0
 SHARE = 0.02
-"""Most of a slot's time that its snapshots take."""
+"""Largest share of a slot's time that its snapshots may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a builder says of one batch."""
+    """A builder's answer about one batch."""
 
     kind: Kind
     payload: bytes
     flags: int = 0
     buffer: int | None = None
-    """Where the body lies."""
+    """The buffer that holds the body."""
 
 
 class Answers:
-    """Those of one slot, by the batch's number in it."""
+    """The answers of one slot, by the batch's number in it."""
 
     def __init__(self, free: Callable[[int], None]) -> None:
-        """`free(buffer)`: it is of no further use."""
+        """`free(buffer)` is called when a buffer is no longer used."""
         self._free = free
         self._of: dict[int, Answer] = {}
         self._lent: Counter[int] = Counter()
-        """How often the feeder has each buffer."""
+        """buffer -> number of times that the feeder has it."""
 
     def get(self, number: int) -> Answer | None:
         return self._of.get(number)
@@ -49,17 +49,17 @@ class Answers:
         self._of[number] = answer
 
     def lend(self, answer: Answer) -> None:
-        """The answer goes to the feeder."""
+        """The answer is about to be sent to the feeder."""
         if answer.buffer is not None:
             self._lent[answer.buffer] += 1
 
     def returned(self, buffer: int) -> None:
-        """The feeder has sent a body, or given it up."""
+        """The feeder has sent the body in this buffer, or given it up."""
         self._lent[buffer] -= 1
         self._free_unless_used(buffer)
 
     def forget(self, needed: int) -> None:
-        """Batches before `needed` are not asked for again."""
+        """Batches before `needed` are not requested again."""
         for number in [number for number in self._of if number < needed]:
             buffer = self._of.pop(number).buffer
             if buffer is not None:
@@ -72,16 +72,16 @@ class Answers:
 
 
 class Snapshots:
-    """When a builder asks a slot for its state."""
+    """Decides when a builder asks its slot for a snapshot."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._due = 0.0
         self.stopped = False
-        """No further one is taken."""
+        """True once no further snapshot is taken."""
 
     def take(self, source: SlotSource) -> bytes | None:
-        """A snapshot, if one is due and there is one; once `stopped`, why not."""
+        """Returns a snapshot, if one is due and the slot has one; if this sets `stopped`, the reason, if any."""
         began = self._clock()
         if self.stopped or began < self._due:
             return None
@@ -102,7 +102,7 @@ class Snapshots:
         if len(snapshot) > MAX_SNAPSHOT_NBYTES:
             self.stopped = True
             mb = MAX_SNAPSHOT_NBYTES >> 20
-            return f"its state has {len(snapshot)} bytes, of which {mb} MiB are kept".encode()
+            return f"its state has {len(snapshot)} bytes, more than the {mb} MiB that are kept".encode()
         return snapshot
 
     def stop(self) -> None:

@@ -1,5 +1,5 @@
-"""Blobs between nodes: a feeder gets those that its node lacks from the supervisor, or from the feeder that it names,
-and hands on what its node has. `supervisor.blob_relay` is the other end.
+"""Moves blobs between nodes. A feeder fetches blobs that its node lacks from the supervisor, or from a feeder that the
+supervisor names, and serves blobs that its node has. `supervisor.blob_relay` is the other end.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dataloaderjob.core.settings import FeederSettings
 log = logging.getLogger(__name__)
 
 STALL_TIMEOUT_S = 30.0
-"""No byte of a blob for so long: the connection is given up and the blob asked for again."""
+"""A connection that brings no byte of a blob for this long is closed, and the blob is requested again."""
 
 PEER_ERRORS = (ConnectionError, TimeoutError, ProtocolError)
-"""Say something of the other feeder, or of the way to it; other errors are this node's own."""
+"""Errors of the other feeder or of the network between; all others are this node's own."""
 
 
 def connect_to_supervisor(settings: FeederSettings, key: bytes, role: str) -> socket.socket:
-    """A connection to the supervisor after the handshake. Raises OSError, ProtocolError."""
+    """Returns a connection to the supervisor, after the handshake. Raises OSError, ProtocolError."""
     if settings.supervisor_host is None:
         raise ServiceError(f"{settings.name} has no supervisor to ask")
     address = settings.supervisor_host, settings.supervisor_port
@@ -35,16 +35,16 @@ def connect_to_supervisor(settings: FeederSettings, key: bytes, role: str) -> so
 
 
 class BlobFetcher:
-    """Brings blobs to the node's folder, each once for all feeders there."""
+    """Fetches blobs into the node's folder, each once for all feeders of the node."""
 
     def __init__(
         self, settings: FeederSettings, key: bytes, store: BlobStore, address: Callable[[], tuple[str, int]]
     ):
-        """`address`: where this feeder hands on what it has got (`serve`)."""
+        """`address` returns host and port at which this feeder serves its blobs to others (`serve`)."""
         self._settings, self._key, self._store, self._address = settings, key, store, address
 
     def fetch(self, digest: str, nbytes: int, *, wanted: Callable[[], bool]) -> bool:
-        """Returns False when nobody wants it any more, or nobody has it yet. Raises OSError, ProtocolError."""
+        """Returns False if nobody wants the blob any more, or nobody has it yet. Raises OSError, ProtocolError."""
         host, port = self._address()
         request = {"type": "get", "digest": digest, "nbytes": nbytes, "host": host, "port": port}
         with self._store.lock(digest):
@@ -54,7 +54,7 @@ class BlobFetcher:
                 while not self._store.has(digest, nbytes):
                     sock.settimeout(None)
                     sockets.send_message(sock, request)
-                    # A dataset that opens many files has descriptors that select() does not take.
+                    # With many open files a descriptor may be too large for select().
                     poll = select.poll()
                     poll.register(sock, select.POLLIN)
                     while not poll.poll(1000):
@@ -65,13 +65,13 @@ class BlobFetcher:
                         self._fetch_from_peer(answer, request)
                     elif answer.get("type") != "blob":
                         return False
-                # A supervisor of the release before does not listen any more.
+                # A supervisor of the previous release no longer listens.
                 with contextlib.suppress(OSError):
                     sockets.send_message(sock, {"type": "stored"})
         return True
 
     def _receive(self, sock: socket.socket, digest: str, nbytes: int) -> dict[str, Any]:
-        """The answer to a request, whose blob is stored if it came."""
+        """Returns the answer to a request. If it brings the blob, the blob is stored first."""
         sock.settimeout(STALL_TIMEOUT_S)
         answer = sockets.recv_message(sock)
         if answer.get("type") == "blob":
@@ -80,7 +80,7 @@ class BlobFetcher:
         return answer
 
     def _fetch_from_peer(self, answer: dict[str, Any], request: dict[str, Any]) -> None:
-        """A feeder that does not have it any more, or is gone, is told to the supervisor by asking once more."""
+        """Fetches a blob from another feeder. If that fails, the caller's next request reports it to the supervisor."""
         address = supervision.text(answer, "host"), supervision.number(answer, "port", 65535)
         try:
             with sockets.connect(
@@ -90,10 +90,10 @@ class BlobFetcher:
                 sockets.send_message(sock, request)
                 self._receive(sock, request["digest"], request["nbytes"])
         except PEER_ERRORS as exc:
-            log.info("a blob did not come from the feeder at %s: %s", sockets.address_text(*address), exc)
+            log.info("no blob came from the feeder at %s: %s", sockets.address_text(*address), exc)
 
     def serve(self, sock: socket.socket) -> None:
-        """Hands a blob on to the feeder that has connected; owns the connection, which ends with it."""
+        """Sends a blob to the feeder that has connected. Owns the connection and closes it afterwards."""
         with sock:
             try:
                 sock.settimeout(STALL_TIMEOUT_S)
@@ -106,11 +106,11 @@ class BlobFetcher:
                     raise RemoteProtocolError(f"blob {digest[:8]} is not here")
                 self._store.send(sock, digest, nbytes)
             except (OSError, ProtocolError) as exc:
-                log.info("%s: a blob was not handed on: %s", self._settings.name, exc)
+                log.info("%s: a blob was not sent to another feeder: %s", self._settings.name, exc)
 
 
 def _until(deadline: float, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
     for piece in pieces:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"a blob comes with less than {SLOWEST / 1e6:g} MB/s")
+            raise TimeoutError(f"a blob arrives at less than {SLOWEST / 1e6:g} MB/s")
         yield piece

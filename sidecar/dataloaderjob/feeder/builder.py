@@ -1,9 +1,9 @@
 """A builder: the process that makes batches for one session of a bundle, in its main thread, one after another.
 
-Forked from the bundle's template (`template`), so that it has the dataset as the trainer shipped it, for as long as
-one loader's epoch lasts, or with persistent_workers its loader. It has no thread: user code may fork, set signals
-and run an event loop. A batch goes into shared memory, from which the feeder sends it; so user code may change what
-it returned.
+It is forked from the bundle's template (`template`), so it has the dataset as the trainer shipped it. It lives as long
+as one loader's epoch or, with persistent_workers, its loader. It has no thread: user code may fork, set signal handlers
+and run an event loop. Each batch is copied into shared memory, from which the feeder sends it, so user code may change
+the objects that it returned.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from dataloaderjob.making.staging import StageFetcher
 from dataloaderjob.shipping.bundles import UserCode
 
 REPLAY_S = 1.0
-"""How often it is told how far a slot that is made again has come."""
+"""Interval of reports about the progress of a slot that is made again."""
 DIFFERS = (
-    "what was made again is not what was sent before: the dataset is not deterministic given its seeds (a clock, "
-    "os.urandom, whoever is first?), so what follows does not continue it"
+    "a batch that was made again differs from the one sent before: the dataset is not deterministic given its seeds "
+    "(a clock, os.urandom, whoever is first?), so the batches that follow do not continue it"
 )
 PROBE_WAIT_S = 0.5
-"""A PROGRESS message gets so long to leave the feeder before its sample, which may end the process, is made."""
+"""Time for a PROGRESS message to leave the feeder before its sample, which may end the process, is made."""
 SPARE_BUFFERS = 3
-"""Free buffers kept: what a feeder may hold of one session, and one to build into."""
+"""Free buffers kept: those that a feeder may hold of one session, and one to build into."""
 _ROUND_NBYTES = 64 * 1024
 _LARGE_NBYTES = 64 * 1024
 PLACE = struct.Struct("<Qq")
@@ -55,7 +55,7 @@ PLACE = struct.Struct("<Qq")
 
 
 class Buffers:
-    """Shared memory for bodies. The feeder says which ones are free again."""
+    """Shared memory for bodies. The feeder reports which buffers are free again."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -64,7 +64,7 @@ class Buffers:
         self._last = 0
 
     def take(self, nbytes: int) -> tuple[int, memoryview]:
-        """A free buffer of `nbytes` or more: (number, its memory)."""
+        """Returns a free buffer of `nbytes` bytes or more: (number, its memory)."""
         for number in self._free:
             if nbytes <= len(self._maps[number]) <= 4 * nbytes + _ROUND_NBYTES:
                 self._free.remove(number)
@@ -74,7 +74,7 @@ class Buffers:
         return self._create(nbytes)
 
     def view(self, number: int) -> memoryview:
-        """What lies in a buffer that was taken."""
+        """Returns the memory of a buffer that was taken."""
         return memoryview(self._maps[number])
 
     def free(self, number: int) -> None:
@@ -103,7 +103,7 @@ class Buffers:
 
 
 class Builder:
-    """`run` until the feeder ends the session."""
+    """Makes the batches of one session: `run` returns when the feeder ends it."""
 
     def __init__(self, code: UserCode, channel: Channel, place: mmap.mmap) -> None:
         self._code, self._channel, self._place = code, channel, place
@@ -118,8 +118,8 @@ class Builder:
         self._session: Introduction | None = None
 
     def warm_up(self, nbytes: int) -> None:
-        """Does once, on nothing of the user's, what each batch needs: memory shared with the template is copied at
-        its first use, which takes 5 to 10 ms. `nbytes`: of a body, as far as one is known."""
+        """Does each batch's steps once, without user code: memory shared with the template is copied at its first
+        use, which takes 5 to 10 ms. `nbytes`: size of a body, if known."""
         try:
             seed_worker(0, 0)
             seed_batch(0, 0)
@@ -127,13 +127,13 @@ class Builder:
             number, view = self._buffers.take(max(nbytes, 1))
         except ConnectionError:
             raise
-        except Exception:  # torch as the user's modules left it; the first batch meets it, if any does
+        except Exception:  # the user's modules may have changed torch; if it matters, the first batch fails
             return
         view.release()
         self._buffers.free(number)
 
     def run(self) -> None:
-        """Raises OSError when the feeder is gone in mid-message."""
+        """Handles the feeder's messages. Raises OSError if the feeder is gone in mid-message."""
         while (message := self._receive()) is not None:
             if message.kind == Kind.BUILD:
                 if frames.slot_of(message.payload) is None:
@@ -148,7 +148,7 @@ class Builder:
                 else:
                     self._buffers.free(message.a)
             elif message.kind == Kind.INIT:
-                if message.fd is not None:  # where to print from now on
+                if message.fd is not None:  # the output from now on
                     os.dup2(message.fd, 1)
                     os.dup2(message.fd, 2)
                     os.close(message.fd)
@@ -161,7 +161,7 @@ class Builder:
     # worker_init_fn
 
     def _init(self, session: Introduction) -> bool:
-        """Begins a session. Returns False when that failed."""
+        """Begins a session. Returns False if that failed."""
         self._session = session
         self._source.allow_pickle = session.allow_pickle
         try:
@@ -171,14 +171,14 @@ class Builder:
                 self._code, index=session.index, num_workers=session.num_workers, base_seed=session.base_seed,
                 held=self._held(session),
             )  # fmt: skip
-        except BaseException as exc:  # user code may raise anything, SystemExit too
+        except BaseException as exc:  # user code may raise anything, even SystemExit
             self._channel.send(Kind.INIT_FAILED, payload=self._failure(exc, "worker_init_fn"))
             return False
         self._channel.send(Kind.UP)
         return True
 
     def _held(self, session: Introduction) -> HeldGenerators:
-        """The generators of a loader whose samples any feeder makes: a slot's draw as torch's worker's do."""
+        """The held generators, if any feeder makes the loader's samples. A slot's draw as they do in torch's worker."""
         if not session.is_slot and self._fetcher.held is NOTHING_HELD:
             self._fetcher.held = held_by(self._code, session.held)
         return self._fetcher.held
@@ -186,12 +186,12 @@ class Builder:
     @property
     def _here(self) -> Introduction:
         if self._session is None:
-            raise RuntimeError("a builder is told whom it works for before anything else")
+            raise RuntimeError("a builder needs its introduction before any other message")
         return self._session
 
     @property
     def _allow_pickle(self) -> bool:
-        """Whether a slot's batches may bring pickles: what another feeder opens may."""
+        """True if a slot's batches may contain pickles. Batches that another feeder's stage opens always may."""
         return self._is_staged or self._here.allow_pickle
 
     # Batches
@@ -205,10 +205,10 @@ class Builder:
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
 
     def _build_of_slot(self, message: Message) -> bool:
-        """Returns False where the slot is beyond that batch, and has it no more, or could begin at a snapshot: another
-        builder begins anew."""
+        """Returns False if another builder has to make the slot again: this one is past that batch and no longer has
+        it, or could have begun at a snapshot."""
         ticket = frames.unpack_slot_ticket(message.payload)
-        assert ticket is not None  # noqa: S101  it was looked at before
+        assert ticket is not None  # noqa: S101  checked before
         PLACE.pack_into(self._place, 0, message.a, NOWHERE)
         self._answers.forget(ticket.needed)
         answer = self._answers.get(ticket.number)
@@ -233,7 +233,7 @@ class Builder:
         return True
 
     def _make_for_others(self, ticket: frames.SlotTicket, message: Message) -> None:
-        """Makes the batches before this one that other ranks may ask for, and keeps them."""
+        """Makes the batches before this one that other ranks may request, and keeps them."""
         made, told_at = self._source.made or (ticket.snapshot[0] if ticket.snapshot else 0), time.monotonic()
         for number in range(max(made, ticket.needed), ticket.number):
             answer = self._answer(ticket._replace(number=number), message)
@@ -245,7 +245,7 @@ class Builder:
                 self._channel.send(Kind.REPLAYED, a=message.a, b=number + 1)
 
     def _compare(self, number: int, digest: int) -> None:
-        """Says it where a batch that a rank had before came out differently when it was made again."""
+        """Warns if a batch that a rank had before came out differently when it was made again."""
         answer = self._answers.get(number)
         if answer is None or answer.buffer is None:
             return
@@ -257,7 +257,7 @@ class Builder:
         phase, source = "", self._source
         write, probe = self._write_place(message.a), self._on_sample(message)
 
-        def on_sample(position: int) -> None:  # what is made again is not reported before it is made
+        def on_sample(position: int) -> None:  # samples that are made again are not announced
             (probe if source.made == ticket.number else write)(position)
 
         try:
@@ -276,20 +276,20 @@ class Builder:
         return Answer(kind=kind, payload=payload, buffer=BUILT.unpack(payload)[0])
 
     def _shorter(self, source: SlotSource, ticket: frames.SlotTicket) -> bytes:
-        """The failure of a slot that ended, when it was made again, before what was had of it."""
-        assert ticket.known is not None  # noqa: S101  it was looked at before
+        """Returns the failure of a slot that, made again, ended before the last batch that it had given."""
+        assert ticket.known is not None  # noqa: S101  checked before
         if source.swallowed is not None:
             return self._failure(source.swallowed, "making the slot again")
         return self._failure(
             InputError(
-                f"slot {ticket.slot} ended after {source.made} batches when it was made again, of which "
-                f"{ticket.known[0] + 1} were had before: the dataset is not deterministic given its seeds"
+                f"slot {ticket.slot} ended after {source.made} batches when it was made again, but gave "
+                f"{ticket.known[0] + 1} before: the dataset is not deterministic given its seeds"
             ),
             "",
         )
 
     def _on_replay(self, ticket: frames.SlotTicket, serial: int) -> Callable[[int, Any], None]:
-        """Tells of batches that are made again, and compares the one of which it is known what came before."""
+        """Returns a callback that reports batches made again, and compares the one whose earlier digest is known."""
         told_at = time.monotonic()
 
         def replayed(number: int, batch: Any) -> None:
@@ -306,12 +306,12 @@ class Builder:
         return replayed
 
     def _place_body(self, made: EncodedBatch, identity: int) -> tuple[Kind, bytes]:
-        """Copies a batch and seals it. Returns what to answer, and its payload."""
+        """Copies a batch into a buffer and seals it. Returns the kind and the payload of the answer."""
         try:
             number, view = self._buffers.take(made.nbytes)
         except ConnectionError:
             raise
-        except OSError as exc:  # user code has used up the descriptors, or the memory
+        except OSError as exc:  # user code has used up the descriptors or the memory
             return Kind.FAILED, self._failure(exc, "placing the batch")
         at = 0
         for part in made.buffers:
@@ -323,7 +323,7 @@ class Builder:
         return Kind.BUILT, BUILT.pack(number, at)
 
     def _make(self, message: Message) -> tuple[EncodedBatch, int] | bytes:
-        """Returns a batch with its identity, or the packed failure of whatever user code raises."""
+        """Returns a batch with its identity, or the packed failure if user code raises."""
         phase = "loading the sampler's keys"
         try:
             ticket = _unpack(message.payload)
@@ -331,7 +331,7 @@ class Builder:
                 self._code.dataset, index=self._here.index, num_workers=self._here.num_workers,
                 base_seed=ticket.base_seed,
             )  # fmt: skip
-            phase = ""  # of the user's code: the fetcher says which
+            phase = ""  # in user code: the fetcher names the phase
             batch = self._fetcher.fetch(message.b, ticket, self._on_sample(message))
             phase = "encoding the batch"
             made = encode(batch, allow_pickle=self._here.allow_pickle)
@@ -355,7 +355,7 @@ class Builder:
         return probed
 
     def _progress(self, serial: int, position: int) -> None:
-        """Has the feeder tell which sample comes next, before that sample can end all processes of the machine."""
+        """Has the feeder report the next sample before that sample can end all processes of the machine."""
         self._channel.send(Kind.PROGRESS, a=serial, b=position)
         deadline = time.monotonic() + PROBE_WAIT_S
         try:
@@ -375,8 +375,8 @@ class Builder:
 
 
 def copy(to: memoryview, part: bytes | memoryview) -> None:
-    """Copies a part of a body: a large one without the interpreter's lock, for which threads of user code, such as
-    those of Ray Data, would wait."""
+    """Copies a part of a body. A large one is copied without the GIL, so that threads of user code, such as Ray Data's,
+    do not wait."""
     if len(part) < _LARGE_NBYTES:
         to[:] = part
     else:
@@ -384,7 +384,7 @@ def copy(to: memoryview, part: bytes | memoryview) -> None:
 
 
 def _unpack(payload: bytes) -> frames.Ticket:
-    """Raises InputError for keys whose types this feeder does not have."""
+    """Unpacks a ticket. Raises InputError for keys of types that this feeder does not have."""
     try:
         return frames.unpack_ticket(payload)
     except (ImportError, AttributeError) as exc:
@@ -395,10 +395,10 @@ def _unpack(payload: bytes) -> frames.Ticket:
 
 
 def main(code: UserCode, channel: Channel, place: mmap.mmap, nbytes: int) -> NoReturn:
-    """The whole life of a builder's process. `nbytes`: of a body of this bundle, 0 if none is known."""
+    """Runs a builder's process. `nbytes`: size of a body of this bundle, 0 if unknown."""
 
     def run() -> None:
-        with contextlib.suppress(ConnectionError):  # the feeder is gone: nobody waits for anything
+        with contextlib.suppress(ConnectionError):  # the feeder is gone: nobody waits for batches
             builder = Builder(code, channel, place)
             if nbytes:
                 builder.warm_up(nbytes)

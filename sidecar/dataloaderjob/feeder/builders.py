@@ -1,6 +1,6 @@
-"""The sessions that a feeder serves, each by a builder. No user code runs in this process.
+"""The sessions that a feeder serves, each with a builder. No user code runs in this process.
 
-All methods are called by the feeder's one loop. `channel` has the table of phases.
+The feeder's loop calls all methods. `channel` has the table of phases.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from dataloaderjob.feeder.feeding_states import State, Task
 from dataloaderjob.feeder.trials import Trials
 
 LINGER_S = 0.2
-"""The end of a process takes some ms, which the next epoch's first batches would wait for."""
+"""Delay before a session's builder ends. Ending it takes some ms, and the next epoch's first batches would wait."""
 END_GRACE_S = 2.0
-"""What user code is in the middle of when its session ends may take so long."""
+"""Time that user code has to finish its current step after its session has ended."""
 HUNG_S = 5.0
-"""A builder that still makes what was cancelled so long ago is ended."""
+"""A builder that still makes a batch this long after its cancellation is killed."""
 ORPHAN_S = 10.0
-"""A session whose receivers are gone is kept so long: a receiver may come back."""
+"""Time for which a session is kept after its receivers are gone: a receiver may reconnect."""
 SLOT_ORPHAN_S = 60.0
-"""The same of a slot, which would have to be made again: a receiver that is back may have nothing to ask for yet."""
+"""The same for a slot, which would have to be made again. A reconnected receiver may not request anything yet."""
 MAX_TRIALS = 3
-"""Trials of snapshots of one slot, where some come to nothing."""
+"""Most trials of one slot's snapshots, if trials yield no batch."""
 TRIED_AFTER = 1
-"""A snapshot is tried by the batch that comes so many after the next one: what it leaves out has shown by then."""
+"""Batches between a snapshot's next batch and the one that tries it: anything that it omits has shown until then."""
 MAX_FIRST_DEATHS = 2
-"""A builder that ends so often before worker_init_fn is through fails its session."""
+"""A session fails once this number of its builders ended before worker_init_fn was through."""
 
 
 class Owner(Watching, Protocol):
-    """What the feeder's loop is told. Called within its turns."""
+    """The feeder's loop as the target of builders' events. Called within its turns."""
 
     def session_free(self) -> None: ...
     def built(self, task: Task, body: Body) -> None: ...
@@ -78,7 +78,7 @@ class Builders:
     def __init__(
         self, settings: FeederSettings, requests: socket.socket, owner: Owner, *, relayed: bool
     ) -> None:
-        """`requests`: to the zygote. `relayed`: user code writes where this process does, not where the host does."""
+        """`requests`: socket to the zygote. `relayed`: user code writes to this process's output, not the host's."""
         self._ends = Ends(settings.memory_field)
         self.templates = Templates(settings, requests, owner, self, relayed=relayed)
         self._settings, self._owner, self._relayed = settings, owner, relayed
@@ -93,7 +93,7 @@ class Builders:
         return bundle in self._sessions
 
     def free(self, task: Task) -> bool:
-        """Whether this task may be made now."""
+        """True if this task may be made now."""
         session = self._sessions.get(task.bundle)
         if session is None or session.phase is not Phase.FREE:
             return False
@@ -103,16 +103,16 @@ class Builders:
         return self.needs.may_make(bundle, _slot_ticket(task).number)
 
     def discards(self, bundle: bytes) -> bool:
-        """Whether its builder makes what was cancelled meanwhile."""
+        """True if the bundle's builder is making a batch that was cancelled meanwhile."""
         session = self._sessions.get(bundle)
         return session is not None and session.task is not None and session.task.state is State.DISCARDED
 
     def busy(self) -> Iterator[tuple[Task, int]]:
-        """Tasks that builders make, and how many batches were made again for each."""
+        """Yields each task that a builder makes, and the number of batches that were made again for it."""
         yield from ((s.task, s.replayed) for s in self._sessions.values() if s.task is not None)
 
     def open(self, bundle: Bundle, base_seed: int) -> None:
-        """Begins a session whose blobs are here; `Owner.session_free` tells when it can be used."""
+        """Begins a session whose blobs are here; `Owner.session_free` reports when it can be used."""
         template = self.templates.get(bundle)
         session = self._sessions[bundle.id] = Session(bundle, template, base_seed, time.monotonic())
         template.sessions.append(session)
@@ -120,7 +120,7 @@ class Builders:
             self._start(session)
 
     def hear(self, bundle: bytes, receiver: int, payload: bytes) -> None:
-        """A ticket of a session came."""
+        """A ticket of a session arrived."""
         session = self._sessions.get(bundle)
         if session is None or not session.bundle.ranks:
             return
@@ -143,7 +143,7 @@ class Builders:
             session.channel.post(Kind.BUILD, a=task.serial, b=task.ticket, flags=task.flags, payload=payload)
 
     def _why_not(self, session: Session, receiver: int, ticket: frames.SlotTicket) -> str:
-        """Why a rank gets nothing of a slot that it shares with others; else empty."""
+        """Returns why a rank gets nothing from a slot that it shares with others; else an empty string."""
         if ticket.base_seed != session.base_seed:
             return dealing.SEEDS
         others = (s.bundle for s in self._sessions.values() if s.phase is not Phase.ENDING)
@@ -161,7 +161,7 @@ class Builders:
             body.session.channel.post(Kind.FREE, a=body.buffer)
 
     def acknowledge(self, task: Task) -> None:
-        """What `Owner.progress` told has left."""
+        """The frame that `Owner.progress` queued is sent."""
         session = self._sessions.get(task.bundle)
         if session is not None and session.task is task and session.channel is not None:
             session.channel.post(Kind.ACK)
@@ -181,19 +181,19 @@ class Builders:
         session.phase, session.ended_at = Phase.ENDING, time.monotonic()
 
     def end_lingering(self, bundle: bytes) -> None:
-        """Ends at once a session that nobody needed and somebody needs anew: it cannot begin before that."""
+        """Ends a session at once that lingers although it is needed again: it can begin only after that."""
         session = self._sessions.get(bundle)
         if session is not None and session.phase is Phase.ENDING:
             self._end_builder(session, time.monotonic())
 
     def end_unused(self, used: Callable[[bytes], bool]) -> None:
-        """Ends the sessions that wait for a receiver to come back."""
+        """Ends the sessions that wait for a receiver to reconnect."""
         for bundle in list(self._sessions):
             if not used(bundle):
                 self.end(bundle)
 
     def tick(self, now: float, used: Callable[[bytes], bool], waiting: Callable[[bytes], list[Task]]) -> None:
-        """What time asks for. Call about twice a second. `waiting`: the first tasks of a bundle that are not made."""
+        """Does what is due. Call about twice a second. `waiting` returns the first unbuilt tasks of a bundle."""
         self._ends.look()
         self._trials.tick(now)
         for bundle, session in list(self._sessions.items()):
@@ -211,7 +211,7 @@ class Builders:
                 self._kill(session)
 
     def notes(self, now: float) -> Iterator[tuple[bytes, str]]:
-        """Lines that are due about sessions that take time to begin: (bundle, text)."""
+        """Yields (bundle, text) for each line that is due about sessions that are slow to begin."""
         for bundle, session in self._sessions.items():
             since = session.since
             if session.phase not in (Phase.LOADING, Phase.STARTING):
@@ -261,7 +261,7 @@ class Builders:
         session.number, session.channel, session.phase = number, channel, Phase.STARTING
         self._owner.watch(channel, lambda: self._listen(session, channel))
         slot, index = session.bundle.slot, self._settings.index
-        if session.bundle.facts.get(SLOTS):  # a stage is run by as many workers as read
+        if session.bundle.facts.get(SLOTS):  # a stage has the same number of workers as the reading
             index = index % max(1, session.bundle.workers) if slot is None else slot
         introduction = Introduction(
             feeder=self._settings.name, index=index,
@@ -274,7 +274,7 @@ class Builders:
         channel.post(Kind.INIT, payload=session.introduction, fd=os.dup(1) if self._relayed else None)
 
     def _listen(self, session: Session, channel: Channel) -> None:
-        """A builder's messages. That it ended is told by its template."""
+        """Handles a builder's messages. Its template reports its end."""
         if session.channel is not channel:
             return
         messages, alive = channel.read()
@@ -326,7 +326,7 @@ class Builders:
     # Trials of slots
 
     def _try_snapshot(self, session: Session, slot: SlotSession, task: Task, digest: int) -> None:
-        """Has a batch behind the first snapshot made again from there."""
+        """Has a batch after the first snapshot made again from that snapshot."""
         ticket = frames.unpack_slot_ticket(task.payload)
         if ticket is None or slot.first is None or ticket.number < slot.first[0] + TRIED_AFTER:
             return
@@ -347,7 +347,7 @@ class Builders:
             if session.channel is not None:
                 session.channel.post(Kind.NO_STATE)
             why = (
-                "could not be tried: no batch came of it"
+                "could not be tried: it yielded no batch"
                 if found is None
                 else "does not bring back what its iterator had (a shuffle buffer?)"
             )
@@ -410,7 +410,7 @@ class Builders:
             session.deadline = now + END_GRACE_S
 
     def _close(self, session: Session) -> None:
-        """The builder ends when it reads on."""
+        """Closes the channel: the builder ends when it reads next."""
         if session.channel is not None:
             self._owner.unwatch(session.channel)
             session.channel.close()
@@ -435,7 +435,7 @@ def _slot_ticket(task: Task) -> frames.SlotTicket:
 
 
 def _is_asked_again(session: Session, waiting: list[Task]) -> bool:
-    """Whether what a slot's builder makes for nobody is wanted all the same: it cannot make anything else first."""
+    """True if a slot's cancelled batch is requested again: its builder cannot make anything else first."""
     made = session.task
     return session.slot is not None and made is not None and any(t.ticket == made.ticket for t in waiting)
 

@@ -1,6 +1,6 @@
-"""Bundles that receivers named: their manifests, their blobs on the way here, and the templates that have loaded them.
+"""Bundles that receivers named: their manifests, the transfer of their blobs, and the templates that have loaded them.
 
-All methods are called by the feeder's loop; blobs come in threads of their own, which hand their end to the loop.
+The feeder's loop calls all methods. Threads fetch the blobs, one for each bundle, and report their end to the loop.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ log = logging.getLogger(__name__)
 NOTE_AFTER_S = 2.0
 NOTE_EVERY_S = 5.0
 MAX_BUNDLES = 256
-"""Manifests kept; the oldest that no ticket needs goes first."""
+"""Most manifests kept; the oldest that no ticket needs is dropped first."""
 MAX_IDLE_TEMPLATES = 8
-"""Templates that no session uses: their loaders may have been collected, of which nobody tells."""
+"""Most templates kept without a session: their loaders may have been collected, which nobody reports."""
 LOADING = "the process that loads the dataset"
 LOOK = "look for a crash in native code or too little memory there; see what this feeder printed last"
 MAX_SPARES = 2
-"""Most templates with a builder forked ahead."""
+"""Most templates that have a builder forked ahead."""
 _BACKOFF = Backoff(0.2, 5.0)
 Soon = Callable[[Callable[[], None]], None]
-"""Has the loop call a function; from any thread."""
+"""Has the loop call a function; safe from any thread."""
 
 
 @dataclass(slots=True)
 class _Wait:
-    """Blobs on their way."""
+    """Blobs that are being fetched."""
 
     nbytes: int
     since: float
@@ -58,7 +58,7 @@ class _Wait:
 
 
 class BundleStore:
-    """What is known of every bundle."""
+    """The manifests and blobs of all bundles."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class BundleStore:
         here: Callable[[bytes], None],
         lost: Callable[[list[Instruction], bytes], None],
     ) -> None:
-        """`address`: where this feeder serves. `here(bundle)`: its blobs are here. `lost(instructions, failure)`: they
-        never will be."""
+        """`address` returns host and port of this feeder. `here(bundle)` reports that its blobs are on this node,
+        `lost(instructions, failure)` that they never will be."""
         self._settings, self._machine = settings, machine
         self._store = BlobStore(Path(settings.blob_folder))
         self.blobs = BlobFetcher(settings, key, self._store, address)
@@ -86,11 +86,11 @@ class BundleStore:
         return self._bundles[bundle_id]
 
     def learn(self, bundle_id: bytes, manifest: bytes) -> None:
-        """A BUNDLE frame. Raises RemoteProtocolError when the manifest is not that bundle's."""
+        """Handles a BUNDLE frame. Raises RemoteProtocolError if the manifest is not that bundle's."""
         bundle = Bundle.parse(manifest)
         if bundle.id != bundle_id:
             raise RemoteProtocolError(
-                f"the manifest of bundle {bundle.id.hex()} came as that of {bundle_id.hex()}"
+                f"the manifest of bundle {bundle.id.hex()} was sent as the manifest of {bundle_id.hex()}"
             )
         if not self._machine.bundle_coming(bundle_id):
             return
@@ -108,12 +108,12 @@ class BundleStore:
         ).start()
 
     def forget(self, bundle_id: bytes) -> None:
-        """Nobody uses it; if somebody does again, its manifest is asked for."""
+        """Forgets a bundle that nobody uses. If a ticket needs it again, its manifest is requested again."""
         if self._machine.forget_bundle(bundle_id):
             self._bundles.pop(bundle_id, None)
 
     def keep(self, now: float) -> None:
-        """Marks blobs in use from time to time, where feeders of this node remove those that are not."""
+        """Now and then marks blobs in use and removes unused ones, if that is left to the node's feeders."""
         if self._settings.sweeps_blobs and now - self._kept_at > NODE_KEEP_S / 10:
             self._kept_at = now
             for bundle in self._bundles.values():
@@ -121,7 +121,7 @@ class BundleStore:
             self._store.sweep(set(), NODE_KEEP_S)
 
     def notes(self, now: float) -> Iterator[tuple[bytes, str]]:
-        """Lines that are due about blobs that take time to come: (bundle, text)."""
+        """Yields (bundle, text) for each line that is due about blobs that are slow to arrive."""
         for bundle_id, wait in self._waits.items():
             if is_due(now, wait.since, wait.noted_at):
                 wait.noted_at = now
@@ -135,15 +135,15 @@ class BundleStore:
         return self._machine.wanted(bundle_id) and not self.stopping
 
     def _supply(self, bundle_id: bytes, bundle: Bundle) -> None:
-        """Brings a bundle's blobs here, trying for as long as a ticket waits for them."""
+        """Fetches a bundle's blobs, retrying while a ticket waits for them."""
         fetch = functools.partial(self.blobs.fetch, wanted=lambda: self._wanted(bundle_id))
         here, failure = False, b""
         for failures in itertools.count(1):
             try:
                 here = all(fetch(digest, nbytes) for digest, nbytes in self._store.missing(bundle))
             except (OSError, ProtocolError) as exc:
-                log.warning("%s: a blob did not come, trying again: %s", self._settings.name, exc)
-            except Exception as exc:  # a thread that broke would leave its tickets waiting for ever
+                log.warning("%s: a blob could not be fetched, trying again: %s", self._settings.name, exc)
+            except Exception as exc:  # a thread that broke would leave its tickets waiting forever
                 failure = supervision.pack_failure("ServiceError", f"{self._settings.name}: {exc}")
             if here or failure or not self._wanted(bundle_id):
                 self._soon(functools.partial(self._over, bundle_id, here, failure))
@@ -159,12 +159,12 @@ class BundleStore:
 
 
 def is_due(now: float, since: float, noted_at: float) -> bool:
-    """Whether to say that something still goes on, and has since then: ever more seldom."""
+    """True if it is time to report that something has taken since `since`. Intervals grow."""
     return now - since >= NOTE_AFTER_S and now - noted_at >= max(NOTE_EVERY_S, noted_at - since)
 
 
 class TemplateOwner(Protocol):
-    """What is told of templates."""
+    """The receiver of templates' events."""
 
     def loaded(self, template: Template) -> None: ...
     def load_failed(self, template: Template, payload: bytes) -> None: ...
@@ -185,25 +185,25 @@ class Templates:
         *,
         relayed: bool,
     ) -> None:
-        """`requests`: to the zygote. `relayed`: what user code prints while it is loaded goes where ours goes."""
+        """`requests`: socket to the zygote. `relayed`: user code that is loading prints to this process's output."""
         self.loads = 0
-        """Bundles that were loaded for this feeder."""
+        """Number of bundles that were loaded for this feeder."""
         self._settings, self._requests, self._watching, self._owner = settings, requests, watching, owner
         self._output = [1] if relayed else []
         self._templates: dict[bytes, Template] = {}
         self._latest: dict[tuple[int, int], bytes] = {}
-        """The bundle that each loader of each receiver's trainer used last: (receiver, loader) -> `Bundle.code`."""
+        """(receiver, loader) -> `Bundle.code` that this loader of the receiver's trainer used last."""
 
     def get(self, bundle: Bundle) -> Template:
-        """The template of a bundle whose blobs are here; `TemplateOwner.loaded` tells when a new one can be used."""
+        """Returns the template of a bundle whose blobs are here. `TemplateOwner.loaded` reports a new one as ready."""
         return self._templates.get(bundle.code) or self._load(bundle)
 
     def has(self, template: Template) -> bool:
-        """Whether it is still in use."""
+        """True while the template is in use."""
         return self._templates.get(template.bundle.code) is template
 
     def use(self, receiver: int, bundle: Bundle) -> None:
-        """A receiver's trainer works with this bundle now: what the same loader had before is of no further use."""
+        """A receiver's trainer uses this bundle now; the same loader no longer needs its previous one."""
         before = self._latest.get((receiver, bundle.loader))
         if before != bundle.code:
             self._latest[receiver, bundle.loader] = bundle.code
@@ -211,12 +211,12 @@ class Templates:
                 self.trim()
 
     def closed(self, receiver: int) -> None:
-        """A receiver is gone; its trainer, too, or it comes back."""
+        """A receiver is gone. Its trainer is gone, too, or the receiver will reconnect."""
         self._latest = {key: code for key, code in self._latest.items() if key[0] != receiver}
         self.trim()
 
     def trim(self) -> None:
-        """Ends templates that no loader may use, and the oldest idle ones beyond their bounds."""
+        """Ends templates that no loader can use, and the oldest idle ones beyond the limits."""
         latest = set(self._latest.values())
         idle = [t for t in self._templates.values() if not t.sessions]
         for template in idle:
@@ -242,12 +242,12 @@ class Templates:
     # Builders
 
     def builder(self, template: Template) -> tuple[int, Channel]:
-        """A new builder: the one that was forked ahead, or one forked now."""
+        """Returns a new builder: the one that was forked ahead, or one forked now."""
         spare, template.spare = template.spare, None
         return spare or self._fork(template)
 
     def fork_ahead(self, template: Template, nbytes: int) -> None:
-        """Has a builder ready, so that the next session begins without a fork. `nbytes`: of a body."""
+        """Forks a builder ahead, so that the next session begins without a fork. `nbytes`: size of a body."""
         if template.spare is None and self.has(template):
             template.spare = self._fork(template, nbytes)
 
@@ -271,7 +271,7 @@ class Templates:
         return template
 
     def _listen(self, template: Template) -> None:
-        """A template's messages."""
+        """Handles a template's messages."""
         messages, alive = template.channel.read()
         template.channel.flush()
         for message in messages:

@@ -1,19 +1,19 @@
 """Messages between a feeder and the processes that run user code for it: one head, a payload, at most one descriptor.
 
-    u8 kind, u8 whether a descriptor comes along, u16 flags, u32 payload bytes, u64 a, u64 b
+    u8 kind, u8 1 if a descriptor is attached, u16 flags, u32 payload bytes, u64 a, u64 b
 
-Over a Unix stream socket between processes of one user: a message that makes no sense is a defect of ours.
+They travel over a Unix stream socket between processes of one user, so a malformed message is a defect of this package.
 
-Here are also the sessions and templates that a feeder keeps, as values; `builders` and `bundles` change them.
+The sessions and templates of a feeder are also defined here, as values; `builders` and `bundles` change them.
 
-A session is one loader's one epoch (`Bundle.id`); it has one builder at a time. Its bundle as loaded, the template,
-outlives it for the next epoch.
+A session is one epoch of one loader (`Bundle.id`) and has one builder at a time. The template, its loaded bundle,
+outlives it and serves the next epoch.
 
     LOADING   its template is not ready
     STARTING  its builder runs worker_init_fn
     FREE      its builder waits for a task
     BUSY      its builder makes a batch
-    ENDING    nobody needs it any more; its builder is about to end
+    ENDING    no receiver needs it any more; its builder is about to end
     (none)    forgotten
 """
 
@@ -48,20 +48,20 @@ NOWHERE = -1
 
 
 class Kind(IntEnum):
-    """What a message says. F: sent by the feeder, T: by a template, B: by a builder."""
+    """Kinds of messages. F: sent by the feeder, T: by a template, B: by a builder."""
 
     FORK = 1
-    """F to T: make builder `a`; the descriptor is its channel. `b`: bytes of a body, if one is known: it warms up."""
+    """F to T: fork builder `a`; the descriptor is its channel. `b`: bytes of a body, to warm up with; 0 if unknown."""
     KILL = 2
     """F to T: end builder `a` at once."""
     LOADED = 3
-    """T: the bundle is loaded; `a`: how long that took, in ns."""
+    """T: the bundle is loaded, which took `a` ns."""
     LOAD_FAILED = 4
-    """T: payload: `making.failures`. The template ends."""
+    """T: the bundle cannot be loaded; payload: `making.failures`. The template ends."""
     ENDED = 5
     """T: the process of builder `a` ended; payload: `ENDED`."""
     INIT = 6
-    """F to B: whom it works for, JSON of `Introduction`. A descriptor: where it is to print."""
+    """F to B: the session to work for; payload: JSON of `Introduction`. A descriptor, if any, is its output."""
     UP = 7
     """B: worker_init_fn has run."""
     INIT_FAILED = 8
@@ -85,9 +85,9 @@ class Kind(IntEnum):
     SNAPSHOT = 17
     """B: the slot as it is after `a` batches; payload: its state."""
     NO_STATE = 18
-    """B: what is to be said of the slot's repetition; payload: text. F to B: no snapshot is wanted."""
+    """B: a warning about making the slot again; payload: its text. F to B: no snapshot is wanted."""
     REPLAYED = 19
-    """B: of job `a`, `b` batches of the slot that come before it were made again."""
+    """B: for job `a`, `b` earlier batches of its slot have been made again."""
 
 
 class Message(NamedTuple):
@@ -100,7 +100,7 @@ class Message(NamedTuple):
 
 
 class Fields(TypedDict, total=False):
-    """What a message may have besides its kind and a descriptor."""
+    """Optional fields of a message, in addition to its kind and a descriptor."""
 
     a: int
     b: int
@@ -113,28 +113,28 @@ def _packed(kind: int, has_fd: bool, a: int = 0, b: int = 0, flags: int = 0, pay
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """The two ends of a channel."""
+    """Returns the two ends of a new channel."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
 
 
 class Watching(Protocol):
-    """A loop that calls back when something comes through a channel, or when it takes more."""
+    """A loop that calls back when a channel has something to read, or can take more."""
 
     def watch(self, end: Channel, callback: Callable[[], None]) -> None: ...
     def unwatch(self, end: Channel) -> None: ...
 
 
 class Channel:
-    """One end: blocking (`receive`, `send`) in builders, without blocking (`read`, `post`) elsewhere."""
+    """One end of a channel: blocking (`receive`, `send`) in builders, non-blocking (`read`, `post`) elsewhere."""
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.settimeout(None)  # whatever user code has set as the default
+        sock.settimeout(None)  # whatever default user code has set
         self.sock = sock
         self._in = bytearray()
         self._fds: deque[int] = deque()
         self._out = bytearray()
         self._out_fds: deque[tuple[int, int]] = deque()
-        """(bytes of `_out` before the message, descriptor) of messages that are not out yet."""
+        """(bytes of `_out` before the message, descriptor) of messages that are not sent yet."""
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -149,7 +149,7 @@ class Channel:
     # Out
 
     def send(self, kind: int, *, fd: int | None = None, **fields: Unpack[Fields]) -> None:
-        """Sends a message, blocking. Raises OSError when the other end is gone."""
+        """Sends a message, blocking. Raises OSError if the other end is gone."""
         data = _packed(kind, fd is not None, **fields)
         if fd is not None:
             sent = socket.send_fds(self.sock, [data], [fd])
@@ -158,14 +158,14 @@ class Channel:
             self.sock.sendall(data)
 
     def post(self, kind: int, *, fd: int | None = None, **fields: Unpack[Fields]) -> None:
-        """Queues a message and sends what goes without blocking. Owns `fd`."""
+        """Queues a message and sends what it can without blocking. Takes ownership of `fd`."""
         if fd is not None:
             self._out_fds.append((len(self._out), fd))
         self._out += _packed(kind, fd is not None, **fields)
         self.flush()
 
     def flush(self) -> bool:
-        """Sends on. Returns whether all is out; a broken channel counts as that, `read` meets its end."""
+        """Sends queued messages. Returns True if nothing is left, or the channel is broken: `read` meets its end."""
         try:
             while self._out:
                 self._push()
@@ -197,14 +197,14 @@ class Channel:
     # In
 
     def receive(self) -> Message | None:
-        """The next message, blocking as long as the socket does; None at the end."""
+        """Returns the next message, blocking as long as the socket does; None at the end."""
         while (message := self._next()) is None:
             if not self._fill(0):
                 return None
         return message
 
     def read(self) -> tuple[list[Message], bool]:
-        """What has come, without blocking, and whether the other end is still there."""
+        """Returns the messages that have arrived, without blocking, and False if the other end is gone."""
         alive = True
         with contextlib.suppress(BlockingIOError):
             while alive:
@@ -241,16 +241,16 @@ class Phase(Enum):
 
 
 class SharedBuffer:
-    """A builder's buffer: its memory, to be read here, and its descriptor, for receivers on this machine."""
+    """A builder's buffer: its memory, mapped for reading, and its descriptor, for receivers on this machine."""
 
     __slots__ = ("__weakref__", "fd", "map", "number")
     _numbers = itertools.count(1)
 
     def __init__(self, fd: int, nbytes: int) -> None:
-        """Owns `fd`, as long as anybody has the buffer. Raises OSError."""
+        """Owns `fd` until nobody has the buffer any more. Raises OSError."""
         self.fd = fd
         self.number = next(self._numbers)
-        """Names it to receivers."""
+        """Identifies the buffer to receivers."""
         self.map = mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
 
     def __del__(self) -> None:
@@ -268,7 +268,7 @@ class Body(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """See the table above."""
+    """A session. The module's docstring has the table of its phases."""
 
     bundle: Bundle
     template: Template
@@ -276,58 +276,58 @@ class Session:
     since: float
     phase: Phase = Phase.LOADING
     number: int = 0
-    """Number of its builder at its template."""
+    """The number of its builder at the template."""
     channel: Channel | None = None
     task: Task | None = None
     buffers: dict[int, SharedBuffer] = field(default_factory=dict)
     deadline: float = float("inf")
-    """When its builder is ended."""
+    """The time at which its builder is killed."""
     ended_at: float = 0.0
     orphan_since: float | None = None
     noted_at: float = 0.0
     introduction: bytes = b""
     slot: SlotSession | None = None
     replayed: int = 0
-    """Batches of its slot that its builder made again for the task, as far as it told."""
+    """Batches of its slot that its builder has made again for the task, by its last report."""
 
 
 @dataclass(slots=True)
 class SlotSession:
-    """What a feeder knows of the slot that a session is."""
+    """A feeder's record of the slot that a session makes."""
 
     first: tuple[int, bytes] | None = None
     """The snapshot that is on trial: (batches made, state)."""
     last: tuple[int, bytes] | None = None
-    """The last one that came meanwhile."""
+    """The latest snapshot, in the same form."""
     trials: int = 0
-    """Those that were begun."""
+    """Number of trials that were started."""
     is_tried: bool = False
-    """One runs."""
+    """True while a trial runs."""
     has_ended: bool = False
-    """It has no further batches: whoever asks for one is told so at once."""
+    """True once it has no further batches: a ticket for one is answered at once."""
     is_exact: bool | None = None
-    """Whether snapshots bring a slot back; None until a trial has said so."""
+    """True if snapshots restore the slot; None until a trial has decided."""
 
 
 @dataclass(slots=True, eq=False)
 class Template:
-    """A bundle as loaded, by a process that forks builders."""
+    """A loaded bundle, and the process that holds it and forks builders."""
 
     bundle: Bundle
     channel: Channel
     loaded: bool = False
     again: bool = False
-    """It ended once before it had loaded the bundle: another feeder's failure may have taken it along."""
+    """True for the second attempt: the first ended while loading, perhaps because another feeder failed."""
     used_at: float = 0.0
     last_number: int = 0
     sessions: list[Session] = field(default_factory=list)
     spare: tuple[int, Channel] | None = None
-    """A builder that waits for its session, so that the next epoch begins without a fork."""
+    """A builder forked ahead, so that the next epoch begins without a fork."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction:
-    """Whom a builder works for, and as whom."""
+    """A builder's instructions: the session that it works for, and its identity there."""
 
     feeder: str
     index: int
@@ -335,7 +335,7 @@ class Introduction:
     base_seed: int
     allow_pickle: bool
     is_slot: bool = False
-    """It makes one slot of an IterableDataset, of number `index`."""
+    """True if it makes slot `index` of an IterableDataset."""
     env: dict[str, str] = field(default_factory=dict)
     """`Bundle.env`."""
     ranks: int = 0

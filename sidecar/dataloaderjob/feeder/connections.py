@@ -1,9 +1,10 @@
-"""The connections of a feeder: one for each receiver, and those to its supervisor.
+"""The connections of a feeder: one for each receiver, and one to its supervisor.
 
-A receiver's connection is bytes in, bytes out, never blocks, and knows frames but not tickets. `Sender` puts onto them
-what the feeder's machine instructs, and returns the connections to flush.
+A receiver's connection reads and writes bytes, never blocks, and knows frames but not tickets. `Sender`
+queues what the feeder's machine instructs, and returns the connections to flush.
 
-That to the supervisor says where the feeder serves; each blob that this node lacks has one of its own (`blobs`).
+The connection to the supervisor reports where the feeder serves. Each blob that this node lacks is fetched over a
+connection of its own (`blobs`).
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ TELL_AFTER_S = 3.0
 DRAIN_POLL_S = 0.05
 _READ_NBYTES = 256 * 1024
 SHARED_FROM_NBYTES = 128 * 1024
-"""Smaller bodies are sent to receivers on this machine too, which is quicker than to say where they lie: 6,100 of
-100 kB a second and not 5,100, but 4,300 of 300 kB and not 4,700."""
+"""Smaller bodies are sent even to receivers on this machine, which is quicker than sharing them: 6,100 bodies of 100 kB
+a second against 5,100, but only 4,300 of 300 kB against 4,700."""
 MAX_OWED = 10_000
-"""Control frames that wait for a receiver to read them."""
+"""Most control frames that may wait for a receiver before nothing more is read from it."""
 Buffer = bytes | memoryview
 
 
 class Outgoing:
-    """One frame on its way: the buffers that are not out yet."""
+    """One frame being sent: the buffers that are not sent yet."""
 
     __slots__ = ("buffers", "done", "fd", "memory", "task")
 
@@ -66,13 +67,13 @@ class Outgoing:
         self.buffers: list[Buffer] = list(buffers)
         self.task = task
         self.memory = memory
-        """Where the body lies, of a frame that says so in place of bringing it."""
+        """The buffer that holds the body, if the frame gives the body's location instead of its bytes."""
         self.fd: int | None = None
-        """A descriptor that goes along."""
+        """A descriptor to send along."""
         self.done: Callable[[], None] | None = None
 
     def push(self, sock: socket.socket) -> None:
-        """Sends what the socket takes. Raises BlockingIOError when that is not all, OSError."""
+        """Sends what the socket takes. Raises BlockingIOError if that is not all, OSError."""
         buffers = self.buffers
         while buffers:
             sent = sock.sendmsg(buffers) if self.fd is None else socket.send_fds(sock, buffers, [self.fd])
@@ -94,52 +95,52 @@ class ReceiverConnection:
         on_start: Callable[[Task], None],
         on_sent: Callable[[Task], None],
     ) -> None:
-        """`on_start` and `on_sent` are called for bodies; of one that is shared, the second once it is taken."""
+        """`on_start` and `on_sent` are called for each body; `on_sent` of a shared body, once it is taken."""
         self.number = number
         self.is_here = sock.family == socket.AF_UNIX
-        """The receiver is on this machine, and may be given memory."""
+        """True if the receiver is on this machine, so that bodies may be shared with it."""
         self.sock = sock
         self.closed = False
         self.armed = 0
-        """Events of the socket that the loop waits for."""
+        """Events of the socket for which the loop waits."""
         self._on_start = on_start
         self._on_sent = on_sent
         self._control: deque[Outgoing] = deque()
         self._bodies: deque[Outgoing] = deque()
         self._current: Outgoing | None = None
         self._untaken: deque[Task] = deque()
-        """Those whose bodies the receiver was told of, in that order."""
+        """Tasks whose bodies were offered to the receiver as shared memory, in that order."""
         self._mapped: dict[int, weakref.ref[SharedBuffer]] = {}
-        """Buffers that the receiver has, by their number."""
+        """Buffers that the receiver has, by number."""
         self._inbuf = bytearray()
         sock.setblocking(False)
 
     # Output
 
     def queue_control(self, *buffers: Buffer) -> None:
-        """Control frames overtake bodies that have not begun."""
+        """Queues a control frame, which overtakes bodies that have not begun."""
         self._control.append(Outgoing(buffers, None))
 
     def queue_body(self, task: Task, buffers: Sequence[Buffer], memory: SharedBuffer | None = None) -> None:
-        """`memory`: where the body lies, if the frame only says so."""
+        """Queues a body. `memory`: the buffer that holds it, if the frame only gives its location."""
         self._bodies.append(Outgoing(buffers, task, memory))
 
     def withdraw(self, task: Task) -> None:
         self._bodies = deque(out for out in self._bodies if out.task is not task)
 
     def when_sent(self, call: Callable[[], None]) -> None:
-        """Calls it once the control frame that was queued last is out; never if the connection ends before."""
+        """Calls `call` once the last queued control frame is sent; never if the connection ends first."""
         if self._control:
             self._control[-1].done = call
 
     @property
     def events(self) -> int:
-        """What there is to wait for. Of a receiver that takes no answers nothing more is read."""
+        """The socket events to wait for. Nothing more is read from a receiver that takes no answers."""
         reading = select.EPOLLIN if len(self._control) < MAX_OWED else 0
         return reading | select.EPOLLRDHUP | (select.EPOLLOUT if self._current is not None else 0)
 
     def flush(self) -> bool:
-        """Sends until there is nothing or no room. Returns False when the connection is broken."""
+        """Sends until nothing is left or the socket is full. Returns False if the connection is broken."""
         try:
             while (current := self._current or self._next()) is not None:
                 current.push(self.sock)
@@ -160,7 +161,7 @@ class ReceiverConnection:
     def close(self) -> None:
         self.closed = True
         with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)  # the end, whoever else may have it
+            self.sock.shutdown(socket.SHUT_RDWR)  # ends it even if another process has the descriptor
         self.sock.close()
 
     def _next(self) -> Outgoing | None:
@@ -179,14 +180,13 @@ class ReceiverConnection:
     # Shared memory
 
     def taken(self) -> None:
-        """The receiver has the earliest of the bodies that it was told of. Raises RemoteProtocolError if there is
-        none."""
+        """The receiver has taken the earliest of its shared bodies. Raises RemoteProtocolError if there is none."""
         if not self._untaken:
-            raise RemoteProtocolError("a batch is said to be taken, and none was to be")
+            raise RemoteProtocolError("a batch is reported as taken, but none was offered")
         self._on_sent(self._untaken.popleft())
 
     def gone(self) -> list[int]:
-        """Buffers that the receiver has and that no builder uses any more; each is told once."""
+        """Returns buffers that the receiver has and that no builder uses any more, each once."""
         gone = [number for number, memory in self._mapped.items() if memory() is None]
         for number in gone:
             del self._mapped[number]
@@ -195,7 +195,7 @@ class ReceiverConnection:
     # Input
 
     def read(self) -> bool:
-        """Takes in what the socket has. Returns False at its end."""
+        """Reads what the socket has. Returns False at the end of the connection."""
         try:
             data = self.sock.recv(_READ_NBYTES)
         except BlockingIOError:
@@ -206,7 +206,7 @@ class ReceiverConnection:
         return bool(data)
 
     def frames(self) -> Iterator[tuple[Header, bytes]]:
-        """Whole frames taken in so far. Raises RemoteProtocolError."""
+        """Yields the whole frames read so far. Raises RemoteProtocolError."""
         buffer = self._inbuf
         at = 0
         try:
@@ -223,10 +223,10 @@ class ReceiverConnection:
 
 
 class Sender:
-    """The connections of a feeder, by number."""
+    """A feeder's connections to receivers, by number, and the frames to queue on them."""
 
     def __init__(self, machine: Feeding, loads: Callable[[], int]) -> None:
-        """`loads`: how often this feeder has loaded a bundle."""
+        """`loads` returns the number of bundles that this feeder has loaded."""
         self.connections: dict[int, ReceiverConnection] = {}
         self._loads = loads
         self._machine = machine
@@ -234,7 +234,8 @@ class Sender:
     def perform(
         self, instructions: Iterable[Instruction], payload: bytes = b"", *, flags: int = 0, position: int = -1
     ) -> set[ReceiverConnection]:
-        """`payload`: the packed failure of tickets that failed, or why they are lost, making sample `position`."""
+        """Queues frames. `payload`: the packed failure of failed tickets, or the reason why tickets were lost.
+        `position`: the sample that was being made."""
         touched: set[ReceiverConnection] = set()
         for made in instructions:
             task = made.task
@@ -259,7 +260,7 @@ class Sender:
     def control(
         self, kind: Kind, task: Task, *, room: int = 0, payload: bytes = b"", flags: int = 0
     ) -> set[ReceiverConnection]:
-        """Queues any frame but BODY about `task`."""
+        """Queues any frame except BODY about `task`."""
         connection = self.connections.get(task.receiver)
         if connection is None:
             return set()
@@ -279,7 +280,7 @@ class Sender:
         connection.queue_control(header)
 
     def unmap(self) -> set[ReceiverConnection]:
-        """Queues what receivers are to be told of buffers that are of no further use."""
+        """Queues a frame for each buffer that a receiver no longer needs."""
         touched: set[ReceiverConnection] = set()
         for connection in self.connections.values():
             for number in connection.gone():
@@ -299,9 +300,9 @@ class Sender:
 
 
 class Registration:
-    """Runs in a thread of its own until the process ends.
+    """Keeps the feeder registered with the supervisor, in its own thread, until the process ends.
 
-    `idle` tells whether the server has nothing left to do, as a feeder that is drained has to wait for.
+    `idle` returns True if the server has nothing left to do; a feeder that drains waits for that.
     """
 
     def __init__(
@@ -319,11 +320,11 @@ class Registration:
             "session": settings.session,
         }
         self._trouble: dict[str, Any] | None = None
-        """The last one that has not been told yet."""
+        """The latest trouble that is not reported yet."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def tell(self, cause: Cause, why: str) -> None:
-        """Has the supervisor hear what is wrong here although the feeder serves; from any thread."""
+        """Reports to the supervisor what is wrong here although the feeder serves; safe from any thread."""
         self._trouble = {"type": "trouble", "cause": cause.value, "why": why}
         os.eventfd_write(self._wake, 1)
 
@@ -342,17 +343,17 @@ class Registration:
                     self._listen(sock)
             except (OSError, ProtocolError) as exc:
                 lost = min(lost, time.monotonic())
-                # At the end of a run the supervisor goes first.
+                # At the end of a run the supervisor exits first.
                 if str(exc) != logged and time.monotonic() - lost >= TELL_AFTER_S:
                     logged = str(exc)
                     log.warning("%s has no supervisor, trying again: %s", self._settings.name, exc)
-            was_up = time.monotonic() - since > _BACKOFF.last_s  # it was a connection for a while
+            was_up = time.monotonic() - since > _BACKOFF.last_s  # the connection lasted for a while
             failures = 1 if was_up else failures + 1
             time.sleep(_BACKOFF.spread_s(failures))
 
     def _listen(self, sock: socket.socket) -> None:
         """Listens until the connection ends, which raises ConnectionError."""
-        poll = select.poll()  # of descriptors of any number
+        poll = select.poll()  # takes descriptors of any number
         for fd in (sock.fileno(), self._wake):
             poll.register(fd, select.POLLIN)
         while True:

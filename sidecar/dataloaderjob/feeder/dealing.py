@@ -1,6 +1,7 @@
-"""Slots whose batches are dealt to several ranks: one session of all of them, at the feeder that makes the slot. Pure.
+"""Slots whose batches are dealt to several ranks, which share one session at the feeder that makes the slot. Pure.
 
-Each rank asks for its own share of a slot, and whether the rest is there. What one rank has had another may still want.
+Each rank requests its own share of a slot and asks whether the rest exists. Ranks advance at different speeds, so a
+batch that one rank no longer needs may still be requested by another.
 """
 
 from __future__ import annotations
@@ -13,54 +14,54 @@ from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.core.snapshots import BATCHES_AHEAD, STEPS_AHEAD, STEPS_APART
 
 SEEDS = (
-    "ranks to which batches are dealt have to draw one base seed, and this one drew another: call torch.manual_seed "
-    "with one number in all ranks before iter(loader), or give the loader a generator= that is seeded so"
+    "all ranks that share dealt batches must draw one base seed, but this rank drew another: call torch.manual_seed "
+    "with the same number in all ranks before iter(loader), or give the loader a generator= seeded like that"
 )
 LOADERS = (
-    "ranks to which batches are dealt have to have one dataset and one loader, and this rank's are not those of "
-    "another: with tail= a dataset gives all of its data, whatever the rank (is the rank kept in it, or a set whose "
-    "order differs?), and num_workers, batch_size, drop_last, tail and a state that is loaded are the same in all ranks"
+    "all ranks that share dealt batches must have the same dataset and loader, but this rank's differ from another's: "
+    "with tail= a dataset gives all of its data, whatever the rank (does it keep the rank, or a set whose order "
+    "differs?), and num_workers, batch_size, drop_last, tail and a loaded state are the same in all ranks"
 )
 EPOCHS = (
-    "ranks to which batches are dealt have to begin epochs together, and this one is in epoch {own} of its loader "
+    "all ranks that share dealt batches must begin epochs together, but this one is in epoch {own} of its loader "
     "while another is in epoch {other}: call iter(loader) equally often in all ranks"
 )
 
 
 class Needs:
-    """Which batches of its slot the ranks of each session may still ask for."""
+    """Tracks which batches of its slot the ranks of each session may still request."""
 
     def __init__(self) -> None:
         self._of: dict[bytes, dict[int, float]] = {}
 
     def hear(self, bundle: Bundle, receiver: int, needed: int) -> None:
-        """A rank's ticket says that it needs nothing before `needed`."""
+        """A rank's ticket reports that the rank needs no batch before `needed`."""
         known = self._of.setdefault(bundle.id, {})
         before = known.get(receiver, 0)
         known[receiver] = needed if before == _NOTHING else max(before, needed)
 
     def may_make(self, bundle: Bundle, number: int) -> bool:
-        """Whether batch `number` is near enough to what the slowest rank needs: what lies between is kept."""
+        """True if batch `number` is near enough to what the slowest rank needs: batches in between are kept."""
         slowest = min(self._of.get(bundle.id, {}).values(), default=_NOTHING)
         return number < slowest + STEPS_AHEAD * bundle.ranks + BATCHES_AHEAD
 
     def of_all(self, bundle: Bundle, ticket: SlotTicket, packed: bytes) -> bytes:
-        """A rank's ticket, changed to need what all ranks do."""
+        """Returns a rank's packed ticket, changed to need what all ranks need."""
         known = [needed for needed in self._of.get(bundle.id, {}).values() if needed != _NOTHING]
         least = min(known, default=float(ticket.needed))
-        if len(self._of.get(bundle.id, {})) < bundle.ranks:  # the others are about where the first is
+        if len(self._of.get(bundle.id, {})) < bundle.ranks:  # the others are about as far as the first
             least = min(least, max(bundle.first, max(known, default=least) - STEPS_APART * bundle.ranks))
         if ticket.snapshot is not None and ticket.snapshot[0] > least:
             packed = frames.pack_slot_ticket(ticket._replace(snapshot=None))
         return frames.with_needed(packed, int(least))
 
     def released(self, bundle: bytes, receiver: int) -> None:
-        """The rank asks for nothing more of the session."""
+        """The rank requests nothing more from the session."""
         if bundle in self._of:
             self._of[bundle][receiver] = _NOTHING
 
     def closed(self, receiver: int) -> None:
-        """The rank's connection ended; it may come back by another."""
+        """The rank's connection ended; it may reconnect."""
         for known in self._of.values():
             if known.get(receiver) != _NOTHING:
                 known.pop(receiver, None)
@@ -76,7 +77,7 @@ _NOTHING = float("inf")
 def refusal(
     bundle: Bundle, receiver: int, needed: int, others: Iterable[Bundle], users: Callable[[bytes], set[int]]
 ) -> str:
-    """Why a rank gets nothing of this session, by what other ranks (`users` of a session) use now; else empty."""
+    """Returns why a rank gets nothing from this session, given what other ranks use now; else an empty string."""
     if bundle.ranks < 2:
         return ""
     here = users(bundle.id)

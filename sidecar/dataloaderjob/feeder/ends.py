@@ -1,4 +1,4 @@
-"""How the processes of user code end, and whether the kernel ended them for want of memory."""
+"""Describes how user-code processes ended, and whether the kernel killed them for lack of memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataloaderjob.core.processes import signal_name
 
 
 class End(NamedTuple):
-    """How a process ended."""
+    """The end of a process."""
 
     text: str
-    """What it did, such as "was ended by SIGKILL"."""
+    """The predicate of a sentence, such as "was ended by SIGKILL"."""
     of_memory: bool = False
 
     def failure(self, who: str, more: str) -> bytes:
-        """The FAILED payload of what can be made nowhere for this. `more`: said where memory is not the cause."""
+        """Returns the FAILED payload for work given up because of this. `more`: appended unless memory is the cause."""
         error, tail = ("OutOfMemory", "") if self.of_memory else ("ServiceError", more)
         return supervision.pack_failure(error, f"{who} {self.text}{tail}")
 
@@ -34,7 +34,7 @@ class Ends:
         self._watch.look()
 
     def of_code(self, code: int) -> End:
-        """`code`: as `subprocess` gives it."""
+        """Describes an exit code in the form that `subprocess` uses."""
         if code == -signal.SIGKILL:
             return self.unknown(f"was ended by {signal_name(-code)}")
         if code < 0:
@@ -42,7 +42,7 @@ class Ends:
         return End(f"ended with exit code {code}")
 
     def unknown(self, text: str) -> End:
-        """The end of a process whose code is not known: `text`, unless memory ran out."""
+        """Describes the end of a process whose code is unknown: `text`, unless memory ran out."""
         if not self._watch.killed:
             return End(text)
         return End(

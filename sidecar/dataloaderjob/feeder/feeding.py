@@ -1,16 +1,14 @@
-"""What a feeder does with its tickets: the protocol machine of one feeder and all its receivers. Pure.
+"""The protocol machine of one feeder and all its receivers: decides what happens to tickets. Pure.
 
-Events go in (a frame came, a batch is built, a body is sent), instructions come out; payloads are never
-looked at. Each bundle has a builder of its own, which makes one batch at a time: the shell says which are
-free. The shell is `feeder.server`. Every ticket is a `Task` whose state changes by the table in
-`feeding_states` only.
+Events go in (a frame arrived, a batch is built, a body is sent), instructions come out. The machine never inspects
+payloads. Each bundle has its own builder, which makes one batch at a time. The shell, `feeder.server`, reports which
+builders are free. Every ticket is a `Task` whose state changes only by the table in `feeding_states`.
 
 Turns go round robin over receivers, within a receiver round robin over streams, within a stream by ticket.
-A receiver with `limit` batches HELD, or as many built and unsent, gets nothing built. One exception keeps a
-receiver from waiting for ever: the ticket before all HELD ones of its stream is built nevertheless,
-because the receiver may give no room to the later ones until it has this one. With more than `most_nbytes` built for
-all receivers together, only one that has nothing built gets a batch: what is built for others may wait for a trainer
-that waits for this one.
+Nothing is built for a receiver with `limit` batches HELD, or with `limit` built and unsent. One exception prevents a
+deadlock: a ticket before all HELD ones of its stream is built anyway, because the receiver may make no room for the
+later ones until it has this one. Once `most_nbytes` are built for all receivers together, only a receiver with
+nothing built gets a batch: batches built for the others may wait for a trainer that waits for this one.
 """
 
 from __future__ import annotations
@@ -37,10 +35,10 @@ from dataloaderjob.feeder.feeding_states import (
 
 _HISTORY = 64
 MOST_NBYTES = 1 << 30
-"""Bytes of batches that may be built and not sent: with 64 receivers of two each, 38.5 MB batches were 4.9 GB."""
+"""Limit on the bytes of built and unsent batches: two batches of 38.5 MB for each of 64 receivers were 4.9 GB."""
 BUILT = frozenset({State.HELD, State.READY, State.SENDING})
 Free = Callable[[Task], bool]
-"""Whether a builder may make this task now."""
+"""Returns True if a builder may make this task now."""
 
 
 class _Receiver:
@@ -49,18 +47,18 @@ class _Receiver:
     def __init__(self, number: int) -> None:
         self.number = number
         self.tasks: dict[tuple[int, int], Task] = {}
-        """(stream, ticket) -> the task that a frame means: any state up to READY, not DISCARDED."""
+        """(stream, ticket) -> the task that a frame refers to, in any state up to READY except DISCARDED."""
         self.queues: dict[int, list[Task]] = {}
-        """stream -> QUEUED tasks by ticket; the dict's order is the order of turns."""
+        """stream -> QUEUED tasks, sorted by ticket. The streams take turns in the dict's order."""
         self.held: list[Task] = []
         self.unsent: set[Task] = set()
-        """READY and SENDING."""
+        """Tasks that are READY or SENDING."""
         self.asked: set[bytes] = set()
         self.uses: dict[bytes, int] = {}
-        """Bundles of which tickets came, until they are released, with the stream of the last one."""
+        """bundle -> stream of its latest ticket, until the receiver releases the bundle."""
 
     def candidate(self, limit: int, free: Free) -> Task | None:
-        """The task to build next, or None."""
+        """Returns the task to build next, or None."""
         if len(self.unsent) >= limit:
             return None
         for stream, queue in self.queues.items():
@@ -75,7 +73,7 @@ class _Receiver:
         insort(self.queues.setdefault(task.stream, []), task, key=lambda j: j.ticket)
 
     def dequeue(self, task: Task, *, turn: bool = False) -> None:
-        """Takes the task out; with `turn`, the stream goes to the end of the line."""
+        """Removes the task; with `turn`, its stream moves to the end of the line."""
         queue = self.queues[task.stream]
         queue.remove(task)
         if not queue:
@@ -85,13 +83,13 @@ class _Receiver:
 
 
 class Feeding:
-    """The machine. Methods are events and return instructions, in the order in which to follow them."""
+    """The machine. Its methods are events; they return instructions to be followed in order."""
 
     def __init__(self, limit: int, most_nbytes: int = MOST_NBYTES) -> None:
-        """`limit`: built batches that a receiver may hold; 2 are one being sent and one ready behind it."""
+        """Starts without receivers. `limit`: most built batches of a receiver; 2 are one being sent and one ready."""
         self._limit, self._most_nbytes = limit, most_nbytes
         self.built_nbytes = 0
-        """Bytes of batches that are built and not sent."""
+        """Bytes of built and unsent batches."""
         self._receivers: dict[int, _Receiver] = {}
         self._turns: deque[_Receiver] = deque()
         self._known: set[bytes] = set()
@@ -100,18 +98,18 @@ class Feeding:
         self._building = 0
         self._queued = 0
         self.freed: list[Any] = []
-        """Bodies that are sent or given up; the shell takes them out."""
+        """Bodies that were sent or given up; the shell collects them."""
         self._serial = 0
         self._history: deque[tuple[int, Event]] = deque(maxlen=_HISTORY)
 
     @property
     def load(self) -> int:
-        """Tickets queued or being built, of all receivers: what a receiver compares feeders by."""
+        """Number of tickets queued or being built for all receivers. Receivers compare feeders by it."""
         return self._queued + sum(map(len, self._parked.values())) + self._building
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is owed to anybody."""
+        """True if no receiver is owed anything."""
         return not self.load and not any(k.held or k.unsent for k in self._receivers.values())
 
     # Receivers
@@ -121,11 +119,11 @@ class Feeding:
         self._turns.append(made)
 
     def closed(self, receiver: int) -> None:
-        """The connection ended; safe to report twice."""
+        """The connection ended. Reporting it twice is safe."""
         gone = self._receivers.get(receiver)
         if gone is None:
             return
-        for task in dict.fromkeys((*gone.tasks.values(), *gone.unsent)):  # a READY one is in both
+        for task in dict.fromkeys((*gone.tasks.values(), *gone.unsent)):  # a READY task is in both
             self._move(task, Event.CANCEL)
         del self._receivers[receiver]
         self._turns.remove(gone)
@@ -143,7 +141,7 @@ class Feeding:
         room: int,
         payload: bytes,
     ) -> list[Instruction]:
-        """A TICKET frame. The same ticket again only raises its room."""
+        """A TICKET frame arrived. A repeated ticket only adds its flags and raises the room."""
         owner = self._receivers[receiver]
         owner.uses[bundle] = stream
         known = owner.tasks.get((stream, ticket))
@@ -165,7 +163,7 @@ class Feeding:
         return []
 
     def grant(self, receiver: int, *, stream: int, ticket: int, room: int) -> list[Instruction]:
-        """A GRANT frame. For a batch not yet built (asked again after its announcement) it is room."""
+        """A GRANT frame arrived. It only raises the room of a batch that is not built (asked again once announced)."""
         task = self.find(receiver, stream, ticket)
         if task is None:
             return []
@@ -175,28 +173,28 @@ class Feeding:
         return [Send(task)] if was is State.HELD else []
 
     def cancel(self, receiver: int, *, stream: int, ticket: int) -> list[Instruction]:
-        """A CANCEL frame: the ticket is forgotten, unless a part of its body is out."""
+        """A CANCEL frame arrived: the ticket is forgotten, unless part of its body is already sent."""
         task = self.find(receiver, stream, ticket)
         return [] if task is None else self._cancel(task)
 
     # Bundles
 
     def bundle_coming(self, bundle: bytes) -> bool:
-        """A BUNDLE frame. Returns whether the shell has to make it ready and report it; once for each bundle."""
+        """A BUNDLE frame arrived. Returns True, once per bundle, if the shell has to make it ready and report it."""
         if bundle in self._known or bundle in self._coming or not self.wanted(bundle):
             return False
         self._coming.add(bundle)
         return True
 
     def bundle_ready(self, bundle: bytes) -> None:
-        """Its blobs are on this node: parked tickets take their turns."""
+        """The bundle's blobs are on this node: its parked tickets are queued."""
         self._coming.discard(bundle)
         self._known.add(bundle)
         for task in self._parked.pop(bundle, ()):
             self._move(task, Event.BUNDLE)
 
     def bundle_lost(self, bundle: bytes) -> list[Instruction]:
-        """The bundle cannot be had: its tickets fail. Also ends the coming of a bundle that nobody wants."""
+        """The bundle cannot be obtained: its tickets fail. Also reported if nobody wants the bundle any more."""
         self._coming.discard(bundle)
         for owner in self._receivers.values():
             owner.asked.discard(bundle)
@@ -206,15 +204,15 @@ class Feeding:
         return [Fail(task) for task in lost]
 
     def known(self, bundle: bytes) -> bool:
-        """Whether its blobs are here."""
+        """True if the bundle's blobs are on this node."""
         return bundle in self._known
 
     def wanted(self, bundle: bytes) -> bool:
-        """Whether tickets wait for its blobs."""
+        """True if tickets wait for the bundle's blobs."""
         return bundle in self._parked
 
     def waiting(self, bundle: bytes) -> list[Task]:
-        """The earliest unbuilt ticket of this bundle on each receiver: whom a note about it concerns."""
+        """Returns each receiver's earliest unbuilt ticket of this bundle. A note about the bundle concerns these."""
         first: dict[int, Task] = {}
         for owner in self._receivers.values():
             for task in owner.tasks.values():
@@ -232,23 +230,23 @@ class Feeding:
         return True
 
     def release(self, receiver: int, bundle: bytes) -> None:
-        """A RELEASE frame: that receiver sends no further ticket of this bundle."""
+        """A RELEASE frame arrived: the receiver sends no further ticket of this bundle."""
         owner = self._receivers.get(receiver)
         if owner is not None:
             owner.uses.pop(bundle, None)
 
     def used(self, bundle: bytes) -> bool:
-        """Whether any receiver may still send tickets of this bundle."""
+        """True if any receiver may still send tickets of this bundle."""
         return any(bundle in owner.uses for owner in self._receivers.values())
 
     def users(self, bundle: bytes) -> list[tuple[int, int]]:
-        """(receiver, stream) of those that may still send tickets of this bundle."""
+        """Returns (receiver, stream) for each receiver that may still send tickets of this bundle."""
         return [
             (owner.number, owner.uses[bundle]) for owner in self._receivers.values() if bundle in owner.uses
         ]
 
     def bundle_failed(self, bundle: bytes) -> list[Instruction]:
-        """The bundle cannot be loaded, or its worker_init_fn failed: tickets that wait for it fail."""
+        """The bundle cannot be loaded, or its worker_init_fn failed: its queued tickets fail."""
         queued = [
             task for owner in self._receivers.values() for queue in owner.queues.values() for task in queue
             if task.bundle == bundle
@@ -260,7 +258,7 @@ class Feeding:
     # Building and sending
 
     def next_build(self, free: Free) -> Task | None:
-        """The task to build now, or None until something changes."""
+        """Returns the task to build now; None until something changes."""
         limit = 1 if self.built_nbytes >= self._most_nbytes else self._limit
         for _ in range(len(self._turns)):
             owner = self._turns[0]
@@ -272,7 +270,7 @@ class Feeding:
         return None
 
     def built(self, task: Task, nbytes: int) -> list[Instruction]:
-        """The builder has made a body of `nbytes`."""
+        """The builder made a body of `nbytes` bytes."""
         task.nbytes = nbytes
         self._move(task, Event.FITS if nbytes <= task.room else Event.EXCEEDS)
         if task.state is State.GONE:
@@ -295,14 +293,14 @@ class Feeding:
         self._move(task, Event.START)
 
     def sent(self, task: Task) -> None:
-        """The last byte of the body is out, or the receiver has copied it. Ignored if the receiver has ended."""
+        """The last byte of the body is sent, or the receiver has copied it. Ignored if the receiver has ended."""
         if task.state is not State.GONE:
             self._move(task, Event.SENT)
 
     # Within
 
     def find(self, receiver: int, stream: int, ticket: int) -> Task | None:
-        """The task that a frame means; None if there is none (any more)."""
+        """Returns the task that a frame refers to; None if it does not exist (any more)."""
         owner = self._receivers.get(receiver)
         return None if owner is None else owner.tasks.get((stream, ticket))
 
@@ -319,7 +317,7 @@ class Feeding:
         return [Withdraw(task)] if was is State.READY else []
 
     def _move(self, task: Task, event: Event) -> None:
-        """Changes the state, and the places where the task is counted."""
+        """Changes the task's state and updates the collections and counts that it is part of."""
         self._history.append((task.serial, event))
         state = TRANSITIONS.get((task.state, event))
         if state is None:

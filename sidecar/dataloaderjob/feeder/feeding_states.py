@@ -1,12 +1,12 @@
-"""States of a feeder's tickets, and what the machine tells its shell. Values and one table.
+"""States of a feeder's tickets, and the machine's instructions to its shell. Values and one table.
 
-PARKED     its bundle (the user's code and data) is not here yet
+PARKED     its bundle (the user's code and data) is not on this node yet
 QUEUED     waits for its turn
-BUILDING   a builder makes it
-DISCARDED  cancelled, or its receiver went, while it was being built
-HELD       built, larger than the room that the receiver gave: announced, waits for GRANT
-READY      built, its body waits in the connection's output
-SENDING    a part of its body is out, or the receiver was told where it lies: it is finished whatever comes
+BUILDING   a builder is making it
+DISCARDED  cancelled, or its receiver left, while it was being built
+HELD       built, but larger than the room that the receiver gave: announced, waits for GRANT
+READY      built; its body waits in the connection's output
+SENDING    part of its body is sent, or the receiver was given its location: it is completed in any case
 GONE       forgotten
 """
 
@@ -33,9 +33,9 @@ class Event(IntEnum):
     GRANT = auto()
     CANCEL = auto()
     BUNDLE = auto()
-    """The bundle is here."""
+    """The bundle is on this node."""
     BUNDLE_LOST = auto()
-    """The bundle cannot be had."""
+    """The bundle cannot be obtained."""
     BUILD = auto()
     FITS = auto()
     """Built; the body fits the room."""
@@ -46,7 +46,7 @@ class Event(IntEnum):
     LOST = auto()
     """The builder ended."""
     START = auto()
-    """The first byte of the body is about to go."""
+    """The first byte of the body is about to be sent."""
     SENT = auto()
 
 
@@ -77,11 +77,11 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.SENDING, Event.CANCEL): State.GONE,
     (State.SENDING, Event.SENT): State.GONE,
 }
-"""(SENDING, CANCEL) is the end of the receiver: a CANCEL frame no longer finds a task that is SENDING."""
+"""(SENDING, CANCEL) means that the receiver ended: a CANCEL frame no longer finds a task that is SENDING."""
 
 
 class IllegalTransition(Exception):
-    """The shell reported what cannot have happened; carries the last events."""
+    """The shell reported an event that cannot have happened. The message lists the last events."""
 
     def __init__(self, task: Task, event: Event, history: Iterable[tuple[int, Event]]) -> None:
         events = [(serial, past.name) for serial, past in history]
@@ -99,19 +99,19 @@ class Task:
     bundle: bytes
     flags: int
     room: int
-    """Bytes that may be sent unasked."""
+    """Bytes that may be sent without asking."""
     payload: bytes = field(repr=False)
     """`frames.pack_ticket`; opaque here."""
     state: State
     nbytes: int = 0
     """Size of the built body."""
     body: Any = field(default=None, repr=False)
-    """The shell's: what it keeps until the body is sent. Dropped when the task is GONE."""
+    """The shell's object, kept until the body is sent. Dropped when the task is GONE."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What the shell is to do about a task."""
+    """An action for the shell to take on a task."""
 
     task: Task
 
@@ -121,7 +121,7 @@ class NeedBundle(Instruction):
 
 
 class Announce(Instruction):
-    """Tell the receiver how large the body is."""
+    """Report the size of the body to the receiver."""
 
 
 class Send(Instruction):
@@ -129,12 +129,12 @@ class Send(Instruction):
 
 
 class Withdraw(Instruction):
-    """Take the body, of which no byte has gone, out of the connection's output."""
+    """Remove the body from the connection's output; none of it has been sent."""
 
 
 class Fail(Instruction):
-    """Tell the receiver that this ticket failed."""
+    """Report to the receiver that this ticket failed."""
 
 
 class Lost(Instruction):
-    """Tell the receiver that the process that made this ticket ended."""
+    """Report to the receiver that the process that was making this ticket ended."""

@@ -1,18 +1,19 @@
 """The host: starts a machine's feeders, and the zygote from which their bundles' templates are forked.
 
-    python -m dataloaderjob.feeder.host --settings FILE     one feeder, which Ray's actor or a test watches
+    python -m dataloaderjob.feeder.host --settings FILE     one feeder, watched by Ray's actor or a test
     python -m dataloaderjob.feeder.host --listen SOCKET     any number, for the local provider
 
-It runs no user code and has no thread, and ends when the zygote ends. With --settings it prints {"host", "port",
-"instance", "pid"} once its feeder serves (to the descriptor of --ready-fd, if given), and ends with it, or when its
-standard input, if that is a pipe, ends.
-With --listen it answers requests in the messages of `core.sockets`, each with its answer:
+It runs no user code, has no thread, and ends when the zygote ends. With --settings it prints {"host", "port",
+"instance", "pid"} once its feeder serves (to the descriptor of --ready-fd, if given). It ends with the feeder, or when
+its standard input is a pipe and closes.
+With --listen it answers these requests, in the messages of `core.sockets`:
 
     {"type": "start", "settings": {FeederSettings}}   {"type": "ok", "pid"}
-    {"type": "kill", "name"}                          {"type": "ok"}, also where there is none
+    {"type": "kill", "name"}                          {"type": "ok"}, also if there is no such feeder
     {"type": "list"}                                  {"type": "feeders", "feeders": [{"name", "pid", "code", "words"}]}
 
-`code` is null while a feeder runs, `words` its last line. What feeders print it prints as lines "[feeder-0] ...".
+`code` is null while a feeder runs; `words` is its last line of output. The host shows feeders' output as lines
+"[feeder-0] ...".
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataloaderjob.core.places import IMPORTED_VARIABLE, IN_FEEDER_VARIABLE
 
 
 def start_zygote(imported: str | None = None) -> tuple[socket.socket, int]:
-    """Returns the socket over which it hears of feeders, and its pid. `imported`: where it says what it imported."""
+    """Returns the socket that brings it feeders, and its pid. `imported`: a file for the list of its imports."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     parent = os.getpid()
     pid = os.fork()
@@ -42,7 +43,7 @@ def start_zygote(imported: str | None = None) -> tuple[socket.socket, int]:
 
 def main() -> int:
     os.environ[IN_FEEDER_VARIABLE] = "1"
-    # Before all that this process needs for itself: importing torch takes longer than all else.
+    # Before anything that this process needs itself: importing torch takes longest.
     made = start_zygote(os.environ.pop(IMPORTED_VARIABLE, None))
     from dataloaderjob.feeder import hosting
 

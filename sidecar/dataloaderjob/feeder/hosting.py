@@ -1,4 +1,4 @@
-"""What the host does: it forks feeders, hears what they print, and answers the local provider's requests."""
+"""The host's work: it forks feeders, relays their output, and answers the local provider's requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from dataloaderjob.feeder.zygote import EXIT_TOLD
 EXIT_FAILED = 1
 _READ_NBYTES = 64 * 1024
 Zygote = tuple[socket.socket, int]
-"""The socket over which it hears of feeders, and its pid."""
+"""The socket that brings the zygote feeders, and the zygote's pid."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,11 +45,11 @@ class _Feeder:
     code: int | None = None
     words: str = ""
     memory: str = ""
-    """What there was of it, where it ran out."""
+    """The amount of memory that ran out, and a remedy; else empty."""
 
 
 class Host(ReapingLoop):
-    """`run` until `over`."""
+    """The host's loop: `run` returns once `over` is set."""
 
     def __init__(self, zygote: Zygote, listener: socket.socket | None) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Host(ReapingLoop):
     # Feeders
 
     def start(self, settings: FeederSettings, *, relayed: bool, ready_fd: int | None = None) -> _Feeder:
-        """Forks a feeder. `relayed`: its output becomes lines of this process's."""
+        """Forks a feeder. `relayed`: its output is shown as lines of this process's output."""
         asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         pipe = os.pipe2(os.O_CLOEXEC) if relayed else None
         parent = os.getpid()
@@ -77,7 +77,7 @@ class Host(ReapingLoop):
             die_with_parent(parent)
             _become_feeder(settings, asking, None if pipe is None else pipe[1], ready_fd)
         asking.close()
-        with asked, contextlib.suppress(OSError):  # without the zygote this process is about to end
+        with asked, contextlib.suppress(OSError):  # if the zygote is gone, this process is about to end
             socket.send_fds(self._zygote, [settings.name.encode()], [asked.fileno()])
         made = self.feeders[settings.name] = _Feeder(settings.name, pid)
         if pipe is not None:
@@ -193,7 +193,7 @@ def _listener(path: str) -> socket.socket:
 def _host_one(zygote: Zygote, path: Path, ready_fd: int | None) -> int:
     settings = load(FeederSettings, path)
     host = Host(zygote, None)
-    if stat.S_ISFIFO(os.fstat(0).st_mode):  # whoever started us holds the other end, and writes nothing
+    if stat.S_ISFIFO(os.fstat(0).st_mode):  # the starter holds the other end, and writes nothing
         host.watch(0, host.end)
     ready = os.dup(1) if ready_fd is None else ready_fd
     feeder = host.start(settings, relayed=False, ready_fd=ready)
@@ -206,7 +206,7 @@ def _host_one(zygote: Zygote, path: Path, ready_fd: int | None) -> int:
 
 def _host_many(zygote: Zygote, path: str) -> int:
     listener = _listener(path)
-    print(json.dumps({"pid": os.getpid()}), flush=True)  # noqa: T201  what the starter reads
+    print(json.dumps({"pid": os.getpid()}), flush=True)  # noqa: T201  read by the starter
     Host(zygote, listener).run()
     return 0
 
@@ -216,9 +216,9 @@ def main(zygote: Zygote) -> int:
     parser.add_argument("--settings", type=Path, help="JSON file of FeederSettings: one feeder")
     parser.add_argument("--listen", help="Unix socket for requests: any number of feeders")
     parser.add_argument(
-        "--parent", type=int, help="pid of the process that starts this one, and takes it along"
+        "--parent", type=int, help="pid of the process that starts this one; this one ends with it"
     )
-    parser.add_argument("--ready-fd", type=int, help="where to say that the feeder serves, instead of stdout")
+    parser.add_argument("--ready-fd", type=int, help="descriptor for the ready message, instead of stdout")
     args = parser.parse_args()
     if args.parent is not None:
         die_with_parent(args.parent)

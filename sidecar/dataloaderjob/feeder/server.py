@@ -1,8 +1,8 @@
 """A feeder: receivers connect, tickets come in, batches go out. The shell of `feeder.feeding`.
 
-One loop, in the main thread, owns the machine, the connections and the channels to builders. Handshakes, blobs on
-their way and the connection to the supervisor have threads of their own, which hand what they have to the loop. No
-user code runs in this process (`builders`), so nothing that it does can hold up a frame.
+One loop, in the main thread, owns the machine, the connections and the channels to builders. Handshakes, transfers of
+blobs and the connection to the supervisor have their own threads, which hand their results to the loop. User code runs
+in other processes (`builders`), so it cannot hold up a frame.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ EXIT_FAILED = 1
 
 
 class FeederServer:
-    """Serves one feeder process. Raises InputError, OSError when it cannot start."""
+    """Serves one feeder process. Raises InputError, OSError if it cannot start."""
 
     def __init__(
         self, settings: FeederSettings, requests: socket.socket, facts: dict[str, Any], *, relayed: bool
     ) -> None:
-        """`requests`: to the zygote, for templates. `facts`: what it said of this machine. `relayed`: the host shows
-        this process's output under its name."""
+        """`requests`: socket to the zygote, for templates. `facts`: the zygote's facts about this machine. `relayed`:
+        the host shows this process's output under the feeder's name."""
         self.settings = settings
         self.instance = os.urandom(8).hex()
         self.registration: Registration | None = None
-        """Its connection to the supervisor; None without one."""
+        """The connection to the supervisor; None if there is no supervisor."""
         key = read_key(settings.key_path)
         self._machine = Feeding(settings.max_ungranted)
         self._bundles = BundleStore(
@@ -65,10 +65,10 @@ class FeederServer:
         self._sender = Sender(self._machine, lambda: self._builders.templates.loads)
         self._calls: deque[Callable[[], None]] = deque()
         self._owed: dict[bytes, list[tuple[int, Header]]] = {}
-        """CANCEL frames (connection, header) by bundle, confirmed once its builder is through with its task."""
+        """bundle -> CANCEL frames (connection, header), confirmed once its builder has finished its task."""
         self._numbers = 0
         self._trainers: set[str] = set()
-        """Processes whose receivers were linked."""
+        """Trainer processes whose receivers have connected."""
         self._alive_at = 0.0
         self._stopping = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -90,22 +90,22 @@ class FeederServer:
             try:
                 self._acceptors.append(acceptor(on_machine(self.instance), 0))
             except OSError as exc:
-                log.info("%s: receivers on this machine, too, get batches over TCP: %s", settings.name, exc)
+                log.info("%s: receivers on this machine also get batches over TCP: %s", settings.name, exc)
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port where others reach it."""
+        """Host and port at which others reach this feeder."""
         return self.settings.advertise_host or self.settings.bind_host, self._acceptor.port
 
     @property
     def idle(self) -> bool:
-        """Whether no receiver is owed anything."""
+        """True if no receiver is owed anything."""
         return self._machine.idle
 
     # The loop
 
     def run_forever(self) -> None:
-        """Serves until `stop`. Raises what broke the server."""
+        """Serves until `stop`. Raises the error that broke the server."""
         self._register(self._wake, select.EPOLLIN, lambda _: self._woken())
         for acceptor in self._acceptors:
             self._register(acceptor.sock.fileno(), select.EPOLLIN, functools.partial(_accept, acceptor))
@@ -113,7 +113,7 @@ class FeederServer:
         while not self._stopping:
             for fd, events in self._poll.poll(TICK_S):
                 callback = self._callbacks.get(fd)
-                if callback is not None:  # else it was closed by what came before it
+                if callback is not None:  # else an earlier event has closed it
                     callback(events)
             if (now := time.monotonic()) >= next_tick:
                 next_tick = now + TICK_S
@@ -127,7 +127,7 @@ class FeederServer:
             os.eventfd_write(self._wake, 1)
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Has the loop call a function; from any thread."""
+        """Has the loop call a function; safe from any thread."""
         self._calls.append(call)
         os.eventfd_write(self._wake, 1)
 
@@ -181,7 +181,7 @@ class FeederServer:
 
     def _adopt(self, sock: socket.socket, trainer: str) -> None:
         if trainer not in self._trainers:
-            # One that was started again runs the same script: its sessions have the names of the dead one's.
+            # A restarted trainer runs the same script: its sessions have the same names as those of the dead one.
             self._trainers.add(trainer)
             self._builders.end_unused(self._machine.used)
         self._numbers += 1
@@ -214,14 +214,14 @@ class FeederServer:
         if self._sender.connections.pop(connection.number, None) is None:
             return
         self._unregister(connection.sock.fileno())
-        connection.close()  # before any buffer is free: a receiver looks for the end after each copy
+        connection.close()  # before any buffer is free: a receiver checks for the end after each copy
         self._machine.closed(connection.number)
         self._builders.templates.closed(connection.number)
         self._builders.needs.closed(connection.number)
         self._settle()
 
     def _flush(self, connections: set[ReceiverConnection]) -> None:
-        """Sends what the sockets take; goes on when they take more."""
+        """Sends what the sockets take now, and the rest when they take more."""
         for connection in connections:
             if connection.closed:
                 continue
@@ -235,7 +235,7 @@ class FeederServer:
         self._settle()
 
     def _settle(self) -> None:
-        """Takes back buffers that are free again, and gives work to builders that have none."""
+        """Takes back buffers that are free again, and gives work to idle builders."""
         freed, self._machine.freed = self._machine.freed, []
         for body in freed:
             self._builders.release(body)
@@ -249,11 +249,11 @@ class FeederServer:
         self._flush(touched)
 
     def _frame(self, connection: ReceiverConnection, header: Header, payload: bytes) -> list[Instruction]:
-        """One frame of a receiver."""
+        """Handles one frame of a receiver."""
         which = {"stream": header.stream, "ticket": header.ticket}
         bundle = header.bundle
         if header.kind == Kind.TICKET:
-            base_seed_of(payload)  # refuses here what is none: later it is not this connection's turn
+            base_seed_of(payload)  # rejects a malformed ticket while its own connection is served
             made = self._machine.ticket(
                 connection.number,
                 **which,
@@ -287,7 +287,7 @@ class FeederServer:
     def _cancel(
         self, connection: ReceiverConnection, header: Header, which: dict[str, int]
     ) -> list[Instruction]:
-        """Confirmed at once, but while the builder makes what is cancelled: it may hang."""
+        """Confirms at once, unless a builder is making the batch: it may hang, so that waits for the builder."""
         task = self._machine.find(connection.number, **which)
         made = self._machine.cancel(connection.number, **which)
         if task is not None and self._builders.discards(task.bundle):
@@ -316,7 +316,7 @@ class FeederServer:
     def _bundle_lost(self, instructions: list[Instruction], failure: bytes) -> None:
         self._flush(self._sender.perform(instructions, failure))
 
-    # What builders tell
+    # Events of builders
 
     def session_free(self) -> None:
         self._settle()
@@ -365,7 +365,7 @@ class FeederServer:
         self._tell(bundle, Kind.NOTE, text.encode())
 
     def _tell(self, bundle: Bundle, kind: Kind, payload: bytes) -> None:
-        """Sends a frame to all receivers that use a session, which need not have a ticket there now."""
+        """Sends a frame to all receivers that use a session, even those without a ticket there now."""
         for number, stream in self._machine.users(bundle.id):
             if (connection := self._sender.connections.get(number)) is not None:
                 header = frames.pack_header(kind, stream=stream, bundle=bundle.id, nbytes=len(payload))
@@ -375,9 +375,9 @@ class FeederServer:
     def _through(
         self, task: Task, made: list[Instruction], payload: bytes = b"", position: int = -1, flags: int = 0
     ) -> None:
-        """A builder is through with a task."""
+        """A builder has finished a task."""
         touched = self._sender.perform(made, payload, position=position, flags=flags)
-        self._settle()  # it works on while this loop sends: a third more small batches
+        self._settle()  # the builder works while this loop sends: a third more small batches
         for number, header in self._owed.pop(task.bundle, ()):
             if (connection := self._sender.connections.get(number)) is not None:
                 self._sender.confirm_cancelled(connection, header)
@@ -386,7 +386,7 @@ class FeederServer:
 
 
 def _facts(requests: socket.socket) -> dict[str, Any]:
-    """Waits until the zygote is ready. Raises ServiceError when it is gone."""
+    """Waits until the zygote is ready, and returns its facts. Raises ServiceError if it is gone."""
     data = requests.recv(4096)
     if not data:
         raise ServiceError(f"the process that imports torch ended: {SEE_OUTPUT}")
@@ -400,13 +400,13 @@ def _accept(acceptor: Acceptor, _: int) -> None:
 def main(
     settings: FeederSettings, requests: socket.socket, ready_fd: int | None, *, relayed: bool
 ) -> NoReturn:
-    """The whole life of a feeder's process, which the host forked. `ready_fd`: where to say that it serves."""
+    """Runs a feeder's process, which the host forked. `ready_fd`: descriptor on which to report that it serves."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, force=True)
     end_as(lambda: _serve(settings, requests, ready_fd, relayed=relayed))
 
 
 def _serve(settings: FeederSettings, requests: socket.socket, ready_fd: int | None, *, relayed: bool) -> int:
-    allow_all_files()  # each buffer of a builder takes some
+    allow_all_files()  # each buffer of a builder needs some
     try:
         server = FeederServer(settings, requests, _facts(requests), relayed=relayed)
         host, port = server.address

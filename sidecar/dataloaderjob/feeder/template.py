@@ -1,7 +1,7 @@
 """A template: the process that has loaded one bundle and runs none of its samples; builders are forked from it.
 
-Forked from the host. It serves the feeders of this machine that asked for the bundle, over a channel each, and has no
-thread of its own. What user code does while it is loaded happens here, once; what it does later, in a builder.
+It is forked from the zygote. It serves the feeders of this machine that requested the bundle, over a channel each, and
+has no thread of its own. User code is loaded here, once; everything that it does later happens in a builder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dataloaderjob.shipping.bundles import UserCode, load_bundle
 
 @dataclass(slots=True, eq=False)
 class _Child:
-    """A builder that runs."""
+    """A running builder."""
 
     number: int
     pid: int
@@ -42,11 +42,11 @@ class _Child:
 
 
 class Template:
-    """`run` until no feeder is left."""
+    """The template's loop: `run` returns when no feeder is left."""
 
     def __init__(self, code: UserCode, loading_ns: int, requests: socket.socket) -> None:
-        """`requests`: the host's end, over which channels of further feeders come."""
-        # What the user's modules do about children is for builders: this process has to hear of its own.
+        """`requests`: the socket that brings the channels of further feeders."""
+        # A SIGCHLD handler of the user's modules is for builders: this process must be notified of its own children.
         self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._code, self._loading_ns, self._requests = code, loading_ns, requests
         self._select = selectors.DefaultSelector()
@@ -55,7 +55,7 @@ class Template:
         self._select.register(requests, selectors.EVENT_READ, None)
 
     def attach(self, sock: socket.socket) -> None:
-        """Another feeder that wants builders of this bundle."""
+        """Adds a feeder that wants builders of this bundle."""
         feeder = Channel(sock)
         self._feeders.add(feeder)
         self._select.register(feeder, selectors.EVENT_READ, feeder)
@@ -91,13 +91,13 @@ class Template:
             self._leave(feeder)
 
     def _fork(self, feeder: Channel, number: int, fd: int, nbytes: int) -> None:
-        """Makes builder `number`, with `fd` for a channel. `nbytes`: of a body, 0 if none is known."""
+        """Forks builder `number`, with `fd` as its channel. `nbytes`: size of a body, 0 if unknown."""
         place = mmap.mmap(-1, mmap.PAGESIZE)
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as exc:
-            sys.stderr.write(f"no process for batches can be forked: {exc}\n")
+            sys.stderr.write(f"cannot fork a process for batches: {exc}\n")
             os.close(fd)
             feeder.post(Kind.ENDED, a=number, payload=ENDED.pack(1, 0, NOWHERE))
             return
@@ -113,7 +113,7 @@ class Template:
         self._select.register(child.pidfd, selectors.EVENT_READ, child)
 
     def _close_in_child(self) -> None:
-        """The ends that are this process's alone; files that user code opened while it was loaded stay open."""
+        """Closes descriptors that only the template needs. Files that user code opened while loading stay open."""
         self._select.close()
         self._requests.close()
         for feeder in self._feeders:
@@ -132,7 +132,7 @@ class Template:
         child.place.close()
 
     def _leave(self, feeder: Channel) -> None:
-        """The feeder is gone, or wants this bundle no more."""
+        """The feeder is gone, or no longer wants this bundle."""
         self._feeders.discard(feeder)
         self._select.unregister(feeder)
         feeder.close()
@@ -154,17 +154,17 @@ def _become_builder(code: UserCode, fd: int, place: mmap.mmap, nbytes: int, on_c
 
 
 def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, first: socket.socket) -> NoReturn:
-    """The whole life of a template's process, which the host forked for `feeder`."""
+    """Runs a template's process, which the zygote forked for `feeder`."""
 
     def run() -> None:
         torch.set_num_threads(1)
         began = time.perf_counter_ns()
         try:
             code = load_bundle(bundle, BlobStore(blobs))
-        except BaseException as exc:  # user code may raise anything, SystemExit too
+        except BaseException as exc:  # user code may raise anything, even SystemExit
             _refuse(first, requests, pack_failure(exc, phase="loading", feeder=feeder))
             return
-        gc.freeze()  # a collection in a builder leaves the pages that it shares with this process alone
+        gc.freeze()  # a collection in a builder does not touch the pages that it shares with this process
         template = Template(code, time.perf_counter_ns() - began, requests)
         template.attach(first)
         template.run()
@@ -173,7 +173,7 @@ def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, firs
 
 
 def _refuse(first: socket.socket, requests: socket.socket, failure: bytes) -> None:
-    """Tells why to the feeder that asked first, and to those that asked meanwhile."""
+    """Reports the failure to the feeder that asked first, and to those that asked meanwhile."""
     channels = [Channel(first)]
     requests.setblocking(False)
     with contextlib.suppress(BlockingIOError):

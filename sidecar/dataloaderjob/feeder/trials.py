@@ -1,8 +1,8 @@
-"""Trials: a batch of a slot is made a second time, from a snapshot, by a builder of its own, and compared with what was
-sent.
+"""Trials: a separate builder makes a batch of a slot a second time, from a snapshot, to compare it with the batch that
+was sent.
 
-That a slot goes on from its snapshot as it went on before is the dataset's affair: a state may leave out what lies in a
-shuffle buffer. So the first snapshot of a slot is tried before any is handed out.
+Only the dataset can make a slot resume exactly from its snapshot: a state may omit the contents of a shuffle buffer. So
+the first snapshot of a slot is tried before any is handed out.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataloaderjob.feeder.bundles import Templates
 from dataloaderjob.feeder.channel import Channel, Kind, Session, SharedBuffer, Template, Watching
 
 LIMIT_S = 120.0
-"""Nothing is said of a batch that takes longer."""
+"""A trial that takes longer is given up without a batch."""
 Verdict = Callable[[int | None], None]
-"""Is told the digest of the batch that was made again; None where none was made."""
+"""Receives the digest of the batch that was made again; None if none was made."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,15 +36,15 @@ class _Trial:
 
 
 class Trials:
-    """Those that run at one feeder."""
+    """The trials that run at one feeder."""
 
     def __init__(self, watching: Watching, templates: Templates) -> None:
         self._watching, self._templates = watching, templates
         self._live: list[_Trial] = []
 
     def begin(self, session: Session, introduction: bytes, ticket: bytes, verdict: Verdict) -> None:
-        """Makes the batch of a packed ticket, as the session's own builder was introduced. What user code prints was
-        printed already."""
+        """Makes a packed ticket's batch in a new builder with the session's introduction. Its output is discarded,
+        because it was printed before."""
         number, channel = self._templates.builder(session.template)
         trial = _Trial(
             session.template, number, channel, verdict, session, time.monotonic() + LIMIT_S
@@ -55,7 +55,7 @@ class Trials:
         channel.post(Kind.BUILD, a=1, payload=ticket)
 
     def end(self, session: Session) -> None:
-        """The session is over, and nobody asks any more."""
+        """Ends the trials of a session that is over."""
         for trial in [trial for trial in self._live if trial.session is session]:
             self._close(trial)
 

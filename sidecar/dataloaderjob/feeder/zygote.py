@@ -1,11 +1,11 @@
 """The zygote: the process with torch imported, from which the templates of bundles are forked.
 
-A child of the host, which starts it first of all, since importing torch takes longer than all else. It runs no user
-code and has no thread. Feeders ask it over a socket each, which the host brings; when it is ready it tells them the
-versions of this machine, which they tell receivers.
+A child of the host, which starts it before anything else because importing torch takes longest. It runs no user code
+and has no thread. Each feeder sends its requests over a socket that the host passes on. Once ready, the zygote sends
+each feeder this machine's versions, which the feeder reports to receivers.
 
-feeder -> zygote   {"code", "manifest", "blobs"} with the channel to the template, and where the feeder's output goes,
-                   if that is relayed;  {"code"}: no more use for that template
+feeder -> zygote   {"code", "manifest", "blobs"} with the channel to the template and, if it is relayed, the feeder's
+                   output;  {"code"}: that template is no longer needed
 zygote -> feeder   {"facts"} once, when it is ready
 """
 
@@ -36,7 +36,7 @@ from dataloaderjob.core.processes import (
 
 _REQUEST_NBYTES = 160 * 1024
 EXIT_TOLD = 3
-"""Why is on standard error."""
+"""Exit code of a process that has written the reason to standard error."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,23 +46,23 @@ class _Feeder:
     name: str
     requests: socket.socket
     templates: set[bytes] = field(default_factory=set)
-    """Bundles that it wants templates of."""
+    """Bundles for which it wants templates."""
 
 
 @dataclass(slots=True, eq=False)
 class _Template:
-    """A template that runs."""
+    """A running template."""
 
     pid: int
     requests: socket.socket
-    """Channels of further feeders go there."""
+    """The socket that brings it the channels of further feeders."""
 
 
 class Zygote(ReapingLoop):
-    """`run` until the host is gone."""
+    """The zygote's loop: `run` returns when the host is gone."""
 
     def __init__(self, host: socket.socket, facts: dict[str, Any]) -> None:
-        """`host`: over which feeders' sockets come."""
+        """`host`: the socket that brings feeders' sockets."""
         super().__init__()
         self._facts = json.dumps({"facts": facts}).encode()
         self._host = host
@@ -71,7 +71,7 @@ class Zygote(ReapingLoop):
         self.watch(host, self._another)
 
     def _another(self) -> None:
-        """A feeder was started."""
+        """Takes the socket of a feeder that was started."""
         data, fds, _, _ = socket.recv_fds(self._host, 256, 1)
         if not data or not fds:
             self.over = True
@@ -99,13 +99,13 @@ class Zygote(ReapingLoop):
         try:
             self._provide(feeder, code, message, fds)
         except OSError as exc:  # the feeder sees that its channel ends
-            sys.stderr.write(f"no process for {feeder.name}'s dataset can be forked: {exc}\n")
+            sys.stderr.write(f"cannot fork a process for {feeder.name}'s dataset: {exc}\n")
         finally:
             for fd in fds:
                 os.close(fd)
 
     def _provide(self, feeder: _Feeder, code: bytes, message: dict[str, Any], fds: list[int]) -> None:
-        """`fds`: the channel to the template, and where the feeder's output goes, if it is relayed."""
+        """`fds`: the channel to the template and, if it is relayed, the feeder's output."""
         template = self._templates.get(code)
         if template is not None:
             try:
@@ -141,7 +141,7 @@ class Zygote(ReapingLoop):
             self._dismiss(feeder, code)
 
     def _dismiss(self, feeder: _Feeder, code: bytes) -> None:
-        """Ends a template that no feeder wants; it may hang in what user code does while it is loaded."""
+        """Kills a template that no feeder wants any more; user code may hang while it is loaded."""
         feeder.templates.discard(code)
         template = self._templates.get(code)
         if template is None or any(code in other.templates for other in self._feeders):
@@ -179,13 +179,13 @@ def _become_template(
 
 
 def main(host: socket.socket, parent: int, imported: str | None = None) -> NoReturn:
-    """The whole life of the zygote's process, which the host, `parent`, forked.
+    """Runs the zygote's process, which the host, `parent`, forked.
 
-    `imported`: a file for what it has imported, which its templates do not import anew.
+    `imported`: a file for the list of modules that it has imported, which its templates do not import again.
     """
     die_with_parent(parent)
     call_itself("dlj-zygote")
-    gc.disable()  # collections while modules are made take a tenth of the time, and find nothing
+    gc.disable()  # garbage collection takes a tenth of the time of the imports, and finds nothing
     try:
         import torch
 
@@ -196,13 +196,13 @@ def main(host: socket.socket, parent: int, imported: str | None = None) -> NoRet
         os._exit(EXIT_TOLD)
     torch.set_num_threads(1)
     zygote = Zygote(host, facts())
-    zygote.turn(0)  # feeders that wait go on while templates' modules are imported
-    from dataloaderjob.feeder import template  # noqa: F401  templates have it then
+    zygote.turn(0)  # waiting feeders proceed while templates' modules are imported
+    from dataloaderjob.feeder import template  # noqa: F401  so that templates have it
 
     if imported is not None:
-        with contextlib.suppress(OSError):  # nobody takes this service over then
+        with contextlib.suppress(OSError):  # without the file, nobody takes this service over
             record(Path(imported))
-    gc.freeze()  # collections in children leave the pages that they share alone
+    gc.freeze()  # collections in children do not touch the pages that they share
     gc.enable()
     zygote.run()
     os._exit(0)

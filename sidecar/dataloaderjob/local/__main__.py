@@ -1,7 +1,7 @@
-"""`python -m dataloaderjob.local --dir DIR --feeders N`: the private service, with its feeder host first.
+"""`python -m dataloaderjob.local --dir DIR --feeders N`: forks the feeder host, then becomes the private service.
 
-The host imports torch, which takes longer than all the rest of a start: so it is forked before this process
-imports anything that it can do without. DIR is the private folder that the first rank made (`trainer.session.private`).
+The host imports torch, which takes longer than the rest of the startup. For this reason it is forked before this
+process imports anything inessential. DIR is the private folder that the first rank created (`trainer.session.private`).
 """
 
 from __future__ import annotations

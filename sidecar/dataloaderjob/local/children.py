@@ -1,5 +1,5 @@
-"""A child process with a name: its end, told by a pidfd, and its output, line by line, in one thread's loop over
-descriptors, timers and signals.
+"""Named child processes, and a loop in one thread over descriptors, timers and signals. The loop reports a child's end,
+by its pidfd, and its output, line by line.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dataloaderjob.core.processes import Lines
 
 Callback = Callable[[], object]
 OnLine = Callable[[str, bool], None]
-"""Takes a line without its end, and whether it came on stderr."""
+"""Called with a line without its line end, and with True if it arrived on stderr."""
 
 
 class Loop(processes.Loop):
-    """One that has timers, and hands signals to a callback, too."""
+    """A loop with timers that also passes signals to a callback."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,11 +37,11 @@ class Loop(processes.Loop):
         self._on_signal: Callable[[int], None] | None = None
 
     def later(self, delay_s: float, callback: Callback) -> None:
-        """Calls `callback` once."""
+        """Calls `callback` once, after `delay_s`."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._numbers), callback))
 
     def every(self, period_s: float, callback: Callback) -> None:
-        """Calls `callback` again and again, for as long as the loop lives."""
+        """Calls `callback` every `period_s`, as long as the loop lives."""
 
         def again() -> None:
             callback()
@@ -50,14 +50,14 @@ class Loop(processes.Loop):
         self.later(period_s, again)
 
     def signals(self, numbers: tuple[signal.Signals, ...], callback: Callable[[int], None]) -> None:
-        """Hands these signals to `callback`, in the loop instead of at any moment."""
+        """Passes these signals to `callback`, within the loop instead of at an arbitrary moment."""
         self._on_signal = callback
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         for number in numbers:
             signal.signal(number, self._note)
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Serves until `until()` is true, which is asked after every turn."""
+        """Serves until `until()` is true, checked after every turn."""
         while not until():
             self.turn(max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None)
             now = time.monotonic()
@@ -65,7 +65,7 @@ class Loop(processes.Loop):
                 heapq.heappop(self._timers)[2]()
 
     def wake(self) -> None:
-        """Makes `run` turn once; from any thread."""
+        """Makes `run` turn once; safe from any thread."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_w, b"\0")
 
@@ -80,7 +80,7 @@ class Loop(processes.Loop):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What to start. It gets a session of its own, so that a terminal's Ctrl-C does not reach it twice."""
+    """A command to start. It gets its own session, so that a terminal's Ctrl-C does not reach it twice."""
 
     name: str
     args: Sequence[str]
@@ -89,16 +89,16 @@ class Command:
 
 
 class Started:
-    """A process that this one started by other means, as far as `Child` uses a Popen of it."""
+    """A child process that was started without Popen, with those parts of Popen that `Child` uses."""
 
     def __init__(self, pid: int, out: int, err: int) -> None:
-        """`out` and `err`: reading ends of the pipes of its output."""
+        """`out` and `err`: read ends of the pipes from its stdout and stderr."""
         self.pid = pid
         self.stdout, self.stderr = open(out, "rb", buffering=0), open(err, "rb", buffering=0)  # noqa: SIM115  closed by Child
         self._code: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired."""
+        """Returns the exit code. Raises subprocess.TimeoutExpired."""
         if self._code is None:
             fd = os.pidfd_open(self.pid)
             try:
@@ -110,14 +110,14 @@ class Started:
         return self._code
 
     def kill(self) -> None:
-        """Ends its process group, unless it has ended."""
+        """Kills its process group, unless the process has ended."""
         if self._code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
 
 class Child:
-    """A started command. Raises InputError, OSError when it cannot be started."""
+    """A started command. Raises InputError or OSError if it cannot be started."""
 
     def __init__(
         self,
@@ -128,16 +128,16 @@ class Child:
         on_end: Callable[[Child], None],
         started: Started | None = None,
     ) -> None:
-        """`started`: the process, where somebody has started it before."""
+        """`started`: the process, if it has been started already."""
         self.name = command.name
         self.code: int | None = None
-        """Exit code, negative for a signal, None while it lives."""
+        """Exit code, negative for a signal; None while the process lives."""
         self._loop, self._on_end = loop, on_end
         self._process = started or _start(command)
         self.pid = self._process.pid
         self._pipes: dict[int, Lines] = {}
         for pipe, is_err in ((self._process.stdout, False), (self._process.stderr, True)):
-            assert pipe is not None  # noqa: S101  both were asked for
+            assert pipe is not None  # noqa: S101  both were requested
             self._pipe(pipe.fileno(), on_line, is_err=is_err)
         self._pidfd = os.pidfd_open(self.pid)
         loop.watch(self._pidfd, self._ended)
@@ -148,7 +148,7 @@ class Child:
         self._loop.watch(fd, lambda: self._read(fd))
 
     def _read(self, fd: int) -> bool:
-        """Hands on what is there; False when there is nothing now."""
+        """Passes available output to the callback; returns False if there is none now."""
         if fd not in self._pipes:
             return False
         try:
@@ -172,7 +172,7 @@ class Child:
         self._on_end(self)
 
     def _drain(self) -> None:
-        """Its last words; a process that it left behind may hold the pipes open for longer."""
+        """Reads its last output without waiting: a process that it left behind may hold the pipes open."""
         for fd in list(self._pipes):
             while self._read(fd):
                 pass
@@ -190,7 +190,7 @@ class Child:
                 os.killpg(self.pid, number)
 
     def end(self, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL after `grace_s`, here and now. `on_end` is not called."""
+        """Sends SIGTERM, then SIGKILL after `grace_s`, and waits for the end. `on_end` is not called."""
         if self.code is not None:
             return
         self._loop.unwatch(self._pidfd)
@@ -206,14 +206,14 @@ class Child:
 
 
 def check_words(name: str, args: Sequence[str], env: Mapping[str, str]) -> None:
-    """Raises InputError for what no process can be given."""
+    """Raises InputError for arguments or variables that no process can be given."""
     for what, text in [
         *((f"argument {number}", word) for number, word in enumerate(args)),
         *((f"environment variable {key!r}", key + value) for key, value in env.items()),
     ]:
         if "\0" in text:
             raise InputError(
-                f"a process cannot be given the character NUL, found it in {what} of {name}: remove it"
+                f"a process cannot be given the character NUL, found in {what} of {name}: remove it"
             )
 
 
@@ -226,5 +226,5 @@ def _start(command: Command) -> subprocess.Popen[bytes]:
 
 
 def exit_code(code: int) -> int:
-    """The exit code as a shell gives it: 128 + n for signal n."""
+    """Returns the exit code as a shell reports it: 128 + n for signal n."""
     return 128 - code if code < 0 else code

@@ -1,8 +1,8 @@
-"""The service on this machine: what starts feeders (Ray, or the feeder host), supervisor and sidecar, started in one
-folder, watched and started again.
+"""The service on this machine: Ray or the feeder host, the supervisor and the sidecar. They are started in one folder,
+watched, and restarted.
 
 `restarts` decides, this module acts. Everything carries the run's tag, so that `close` leaves no process,
-socket, memory or folder behind; `reaper` does the same when this process itself is killed.
+socket, memory or folder behind; `reaper` does the same if this process itself is killed.
 """
 
 from __future__ import annotations
@@ -53,31 +53,31 @@ if TYPE_CHECKING:
     from dataloaderjob.local.head import Heads
 
 HOST_UP_S = 120.0
-"""It imports torch, from a cold disk perhaps."""
+"""Deadline of the host, which imports torch, possibly from a cold disk."""
 LOOK_S = 0.2
 GRACE_S = 0.5
-"""Time for Ray's processes to end, which have nothing to save."""
+"""Time for Ray's processes to end; they have nothing to save."""
 REGISTER_MARGIN_S = 30.0
 LAST_WORDS = 5
 
 Show = Callable[[str, str, bool], None]
-"""(who, line, whether it is bad news or came on stderr)"""
+"""Called with the source, a line, and True for bad news or output on stderr."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicePlan:
-    """What the service is to be."""
+    """Configuration of the service."""
 
     job: str
     num_feeders: int
     env: Mapping[str, str]
-    """Environment of the supervisor, and of a sidecar that has none of its own."""
+    """Environment of the supervisor, and of the sidecar unless `sidecar_env` is set."""
     sidecar_env: Mapping[str, str] | None = None
     feeder_env: Mapping[str, str]
-    """Environment of Ray's processes or the feeder host, and so of user code in feeders."""
+    """Environment of Ray's processes or the feeder host, and therefore of user code in feeders."""
     feeder_cwd: Path
     provider: str = RAY
-    """Who starts feeders (`providers.provider`)."""
+    """Name of the provider that starts feeders (`providers.provider`)."""
     tuning: RayTuning = field(default_factory=RayTuning)
     tasks: RayTasks = field(default_factory=RayTasks)
     loader: LoaderSettings = field(default_factory=LoaderSettings)
@@ -85,7 +85,7 @@ class ServicePlan:
 
 
 class LocalCluster:
-    """`start`, then a loop that runs, then `close`, in one thread."""
+    """Runs the service. Call `start`, run the loop, then call `close`, all in one thread."""
 
     def __init__(
         self,
@@ -99,9 +99,9 @@ class LocalCluster:
         folder: Path | None = None,
         host: Started | None = None,
     ) -> None:
-        """Makes the folder. Raises InputError for what cannot work, and nothing is left then.
+        """Creates the folder. Raises InputError for settings that cannot work, and leaves nothing behind then.
 
-        `run_id`, `folder`, `host`: of a private service, which was given a tag and has a folder and a feeder host.
+        `run_id`, `folder`, `host`: tag, folder and feeder host of a private service, which exist before it.
         """
         self.plan = plan
         self.run_id = run_id or secrets.token_hex(8)
@@ -121,7 +121,7 @@ class LocalCluster:
         self._words: dict[str, deque[str]] = {}
         self._reaper: Any = None
         self._forks = folder is not None
-        """Whether parts are forked: those of a private service, until this process has a thread."""
+        """True if parts are forked, as in a private service until this process has a second thread."""
         self._closed = False
         self._sidecar_over = False
         self._heads: Heads | None = None
@@ -149,22 +149,22 @@ class LocalCluster:
 
     @property
     def num_desired(self) -> int:
-        """The number that was asked for last."""
+        """The number of feeders requested last."""
         desired = self.snapshot.desired
         return self.plan.num_feeders if desired is None else desired
 
     def raise_to(self, feeders: int) -> None:
-        """There are to be at least so many feeders from now on."""
+        """Keeps at least `feeders` feeders from now on."""
         if feeders > self._started_with:
             self._poller.raise_to(min(feeders, MAX_FEEDERS))
 
     def forget_feeders(self) -> None:
-        """The next number of `raise_to` counts, whatever it was before."""
+        """Makes the next number given to `raise_to` apply, whatever it was before."""
         self._started_with = 0
         self._poller.forget_feeders()
 
     def tell(self, about: Mapping[str, Any]) -> None:
-        """Replaces what `start` was given in the file by which other commands find this run."""
+        """Replaces the `about` of `start` in the file that lets other commands find this run."""
         found = {
             "pid": os.getpid(), "run": self.run_id, "job": self.plan.job, "port": self._port.number,
             "socket": self.socket,
@@ -177,7 +177,7 @@ class LocalCluster:
         return {**env, places.RUN_VARIABLE: self.run_id}
 
     def start(self, about: Mapping[str, Any]) -> None:
-        """Starts all parts and returns. `about` goes into the file by which other commands find this run.
+        """Starts all parts and returns. `about` goes into the file that lets other commands find this run.
 
         Raises InputError, OSError.
         """
@@ -259,7 +259,7 @@ class LocalCluster:
 
     def _start_host(self) -> None:
         started, self._host_started = self._host_started, None
-        if started is None:  # what an earlier one left would keep it from listening
+        if started is None:  # an earlier host's socket would keep it from listening
             self._host_socket.unlink(missing_ok=True)
         command = host_command(str(self._host_socket))
         self._child(Part.HOST, command, self.plan.feeder_env, self.plan.feeder_cwd, self._on_host, started)
@@ -267,7 +267,7 @@ class LocalCluster:
     def _head_lost(self, number: int, why: str, feeders_live: bool) -> None:
         if number == self.policy.head_number:
             what = why.splitlines()[-1]
-            self._show("run", f"Ray head {number} is lost ({what}), another is started", True)
+            self._show("run", f"Ray head {number} is lost ({what}): starting another", True)
         self._do(self.policy.head_lost(number, why, time.monotonic(), feeders_live=feeders_live))
 
     # Children
@@ -305,7 +305,7 @@ class LocalCluster:
         del self._children[part]
         why = "\n".join(self._words[part.value])
         if self.policy.state(part).name == "UP":
-            self._show("run", f"the {part.value} ended with code {child.code}, it is started again", True)
+            self._show("run", f"the {part.value} ended with code {child.code}: restarting it", True)
         self._do(self.policy.ended(part, child.code or 0, why, time.monotonic()))
 
     def _stop(self, part: Part, grace_s: float = GRACE_S) -> None:
@@ -327,14 +327,15 @@ class LocalCluster:
                 self._show("", line, True)
 
     def _on_host(self, line: str, is_err: bool) -> None:
-        """Lines without a feeder's name are the host's own, or of code that feeders share: modules being imported."""
+        """Shows output of the host. Lines without a feeder's name come from the host itself, or from code that feeders
+        share, such as modules during import."""
         if is_err or not self._on_feeder(line, is_err):
             self._log(Part.HOST, line)
             if is_err or not line.startswith('{"pid"'):
                 self._show("feeders", line, is_err)
 
     def _on_feeder(self, line: str, is_err: bool) -> bool:
-        """Shows a line of user code; returns whether it is one."""
+        """Shows the line and returns True if it comes from user code in a feeder."""
         if not line.startswith(("[feeder-", "[Feeder] ")):
             return False
         who, _, text = line[1:].partition("] ")
@@ -344,17 +345,17 @@ class LocalCluster:
     def _log(self, part: Part, line: str) -> None:
         self._words[part.value].append(line)
         with contextlib.suppress(OSError), (self.home / f"{part.value}.log").open("a") as out:
-            out.write(line + "\n")  # a disk that is full does not end the run
+            out.write(line + "\n")  # a full disk does not end the run
 
     def _dump(self, name: str, settings: Any) -> None:
-        """Once, unless they change: what is started again shall not fail for a disk that is full by then."""
+        """Writes settings once, and again only if they change, so that a restart does not fail on a full disk."""
         if self._written.get(name) != settings:
             with folders.room(self.home, InputError):
                 dump(settings, self.home / f"{name}.json")
             self._written[name] = settings
 
     def _look(self) -> None:
-        """What comes with time rather than by an event."""
+        """Handles everything that depends on time or on the last status, not on an event."""
         if self._closed:
             return
         self._do(self.policy.due(time.monotonic()))
@@ -362,7 +363,7 @@ class LocalCluster:
         if supervisor is None or status.get("pid") != supervisor.pid:
             return
         self._do(self.policy.serves(Part.SUPERVISOR))
-        if not self._ray and status.get("ready"):  # it listens before it has torch, or fails to have it
+        if not self._ray and status.get("ready"):  # it listens before it has imported torch, or has failed to
             self._do(self.policy.serves(Part.HOST))
         if self.policy.old and status.get("ready") == status.get("desired"):
             self._do(self.policy.settled())
@@ -370,7 +371,7 @@ class LocalCluster:
     # The end
 
     def end_sidecar(self) -> None:
-        """Ends it and removes its socket; it is not started again. Safe to call twice."""
+        """Ends the sidecar for good and removes its socket. Safe to call twice."""
         if self._sidecar_over:
             return
         self._sidecar_over = True
@@ -380,7 +381,7 @@ class LocalCluster:
                 os.unlink(self.socket)
 
     def close(self) -> None:
-        """Ends everything, here and now. Safe to call twice."""
+        """Ends everything and waits for it. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
@@ -400,13 +401,13 @@ class LocalCluster:
 
 
 def _make_home(*, ray: bool) -> Path:
-    """A folder of our own, short enough for sockets. Raises InputError when there is none."""
+    """Creates our own folder, with a path short enough for sockets. Raises InputError if that is impossible."""
     limit = MAX_PATH_NBYTES - len("/s")
     if ray:
         from dataloaderjob.providers.ray.node import MAX_FOLDER_NBYTES
 
         limit = MAX_FOLDER_NBYTES - len("/r99")
-    for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108  a folder of its own is made in it
+    for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108  mkdtemp creates a private folder in it
         if len(os.fsencode(base)) + len(f"/{HOME_PREFIX}xxxxxxxx") <= limit:
             with contextlib.suppress(OSError, ServiceUnavailable):
                 folders.check_above(Path(base), places.REMEDY)
@@ -414,8 +415,8 @@ def _make_home(*, ray: bool) -> Path:
                 folders.mark(home)
                 return home
     raise InputError(
-        f"a folder is needed that can be written, in which others cannot rename what is ours, and whose path is short "
-        "enough for sockets, neither "
+        f"a writable folder is needed, with a path short enough for sockets, where others cannot rename our files; "
+        "neither "
         f"{tempfile.gettempdir()} nor /tmp is one: set TMPDIR to a path of at most "
         f"{limit - len(f'/{HOME_PREFIX}xxxxxxxx')} bytes"
     )

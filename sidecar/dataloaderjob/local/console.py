@@ -1,5 +1,5 @@
-"""What people see of a run: the lines of its processes, each with its prefix, a table below them on a terminal or a
-line of progress elsewhere, a summary at the end, and the answer of `dataloaderjob status`.
+"""Output of a run: prefixed lines of its processes, and a summary at the end. A terminal shows a table below the lines;
+other outputs get progress lines. The output of `dataloaderjob status` is made here, too.
 
 `rich` is imported when a table is drawn, and nowhere else in the package.
 """
@@ -24,29 +24,29 @@ from dataloaderjob.core.supervision import Rates
 from dataloaderjob.local.status import History, LiveRun
 
 HELD_S = 0.1
-"""Lines that come within so short a time are written together, so that a flood of them does not draw the table anew
-for each: that writes one to two thousand characters."""
+"""Lines that arrive within this time are written together. A flood of lines would otherwise redraw the table for each,
+and each redraw writes one to two thousand characters."""
 HELD_CHARS = 1 << 16
 WATCH_LIVE_S = 1.0
 WATCH_LINES_S = 10.0
 OUTPUT_LINES = 6
-"""Lines of a terminal that are left to what is printed above the table."""
+"""Lines of a terminal reserved for output above the table."""
 MIN_LINES = 6
-"""Less has no room for a row of each kind: then only the title is shown."""
+"""Minimum height of a table: with fewer lines there is no room for a row of each kind, and only the title is shown."""
 NONE = "-"
 STYLES = {"ready": "green", "placing": "yellow", "draining": "yellow", "backoff": "red", "lost": "red"}
 """The colour of a feeder in this state."""
 _MOVES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links
-    r"|\x1b\[[0-?]*[ -/]*[@-ln-~]"  # all control sequences but colours
+    r"|\x1b\[[0-?]*[ -/]*[@-ln-~]"  # all control sequences except colours
     r"|\x1b(?!\[)[ -/]*.?|[\x00-\x08\x0b-\x1a\x7f]"
 )
 
 
 class Console:
-    """Lines as they come, and on a terminal a table of the run below them. Nothing of the terminal's settings is
-    changed, so that it is as before however this process ends. (rich.live hides the cursor, and draws the table anew
-    for each line above it: 3 to 6 ms.)"""
+    """Writes lines as they arrive and, on a terminal, a table of the run below them. The terminal's settings are never
+    changed, so nothing has to be restored when this process ends. (rich.live hides the cursor, and redraws the table
+    for each line above it, which takes 3 to 6 ms.)"""
 
     def __init__(
         self,
@@ -58,41 +58,41 @@ class Console:
     ) -> None:
         self._out, self._err = out or sys.stdout, err or sys.stderr
         self.live = self._out.isatty() and self._err.isatty() and can_draw(env)
-        """Whether there is a table. Then both are the terminal, and all is written to one of them: in order."""
+        """True if there is a table. Both streams are the terminal then; only one is used, to keep lines in order."""
         self._clock = clock
         self._below = ""
-        """The table as it stands on the terminal; the cursor is in the line after it."""
+        """The table as shown on the terminal; the cursor is on the line after it."""
         self._held = ""
-        """Lines that are not written yet."""
+        """Lines not written yet."""
         self._wrote_at = -HELD_S
 
     def line(self, who: str, text: str, is_err: bool) -> None:
-        """`[who] text`, without `who` the text alone."""
+        """Writes `[who] text`, or the text alone if `who` is empty."""
         stream = self._err if is_err else self._out
         self._write(stream, f"[{who}] {text}" if who else text)
 
     def say(self, text: str) -> None:
-        """A line of the run itself, on stderr."""
+        """Writes a line of the run itself, on stderr."""
         self._write(self._err, f"dataloaderjob: {text}")
 
     def show(self, *tables: Table) -> None:
-        """Draws these tables in place of those before."""
+        """Replaces the tables on the terminal by these."""
         width, height = shutil.get_terminal_size()
         height = (height - 1 - OUTPUT_LINES) // max(1, len(tables))
         self._draw("".join(draw_table(one, width=max(1, width - 1), height=height) for one in tables))
 
     def flush(self) -> None:
-        """Writes the lines that are held back."""
+        """Writes held lines."""
         if self._held:
             self._draw(self._below)
 
     def clear(self) -> None:
-        """Takes the table away."""
+        """Erases the table."""
         if self._below or self._held:
             self._draw("")
 
     def leave(self) -> None:
-        """Has the table stand where it is, and what comes next below it."""
+        """Leaves the table on the terminal; further output goes below it."""
         self.flush()
         self._below = ""
 
@@ -120,7 +120,7 @@ def _put(stream: TextIO, text: str) -> None:
         except UnicodeEncodeError:  # a terminal or file of another encoding
             stream.write(text.encode(stream.encoding, "replace").decode(stream.encoding))
         stream.flush()
-    except ValueError:  # it is closed
+    except ValueError:  # the stream is closed
         return
     except OSError as exc:
         if exc.errno not in (errno.EPIPE, errno.EIO):  # the reader, or the terminal, is gone; the run goes on
@@ -150,7 +150,7 @@ class RankRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """What is shown of one run."""
+    """Contents of one run's table."""
 
     title: str
     feeders: Sequence[FeederRow] = ()
@@ -163,8 +163,8 @@ class Table:
 
 
 def table_of(job: str, history: History, *, desired: int | None = None, notes: Sequence[str] = ()) -> Table:
-    """What is shown of a run. `desired`: feeders that are wanted, where the supervisor has not told it yet; `notes`:
-    shown before the supervisor's.
+    """Makes the table of a run. `desired`: number of wanted feeders until the supervisor reports it. `notes`: shown
+    before those of the supervisor.
     """
     last, rates = history.last, history.rates()
     batches, gb, stall = _cells(rates)
@@ -186,7 +186,7 @@ def table_of(job: str, history: History, *, desired: int | None = None, notes: S
 
 
 def feeder_rows(supervisor: Mapping[str, Any]) -> tuple[FeederRow, ...]:
-    """One for each feeder of a supervisor's status."""
+    """Makes a row for each feeder in a supervisor's status."""
     return tuple(
         FeederRow(str(f["name"]), str(f["state"]), span(float(f["seconds"])), _one_line(f.get("why") or ""))
         for f in supervisor.get("feeders", ())
@@ -194,7 +194,7 @@ def feeder_rows(supervisor: Mapping[str, Any]) -> tuple[FeederRow, ...]:
 
 
 def rank_rows(history: History) -> tuple[RankRow, ...]:
-    """One for each receiver of the sidecar's last status."""
+    """Makes a row for each receiver in the sidecar's last status."""
     found = sorted(history.last.receivers, key=lambda r: (len(str(r["rank"])), str(r["rank"])))
     return tuple(
         RankRow(
@@ -209,7 +209,7 @@ def rank_rows(history: History) -> tuple[RankRow, ...]:
 
 
 def note_line(notes: Iterable[str], failures: Iterable[Mapping[str, Any]] = ()) -> str:
-    """One line: the newest failure before all notes, and how many more there are."""
+    """Makes one line of notes: the newest failure, else the first note, and the number of others."""
     texts = [
         ": ".join(filter(None, (f"rank {f['rank']}", f.get("feeder", ""), f.get("reason", ""), f.get("text", ""))))
         for f in reversed(list(failures))
@@ -234,7 +234,7 @@ def percent(share: float | None, digits: int = 0) -> str:
 
 
 def fit_table(table: Table, height: int) -> Table:
-    """The same in at most `height` lines. Feeders that are not ready are the last to go."""
+    """Returns the table in at most `height` lines. Ready feeders are left out first."""
     if table.num_lines <= height:
         return table
     if height < MIN_LINES:
@@ -254,7 +254,7 @@ def fit_table(table: Table, height: int) -> Table:
 
 
 def can_draw(env: Mapping[str, str]) -> bool:
-    """Whether a terminal of this TERM can be drawn on, and there is something to draw with."""
+    """True if a terminal with this TERM supports drawing, and `rich` is installed."""
     return (
         env.get("TERM", "dumb") not in ("", "dumb", "unknown")
         and importlib.util.find_spec("rich") is not None
@@ -262,7 +262,7 @@ def can_draw(env: Mapping[str, str]) -> bool:
 
 
 def draw_table(table: Table, *, width: int, height: int) -> str:
-    """Whole lines, none wider than `width`. Colour is as TERM, COLORTERM and NO_COLOR say."""
+    """Returns whole lines, none wider than `width`. Colours follow TERM, COLORTERM and NO_COLOR."""
     from rich.console import Console as Screen
     from rich.rule import Rule
     from rich.table import Table as Grid
@@ -274,7 +274,7 @@ def draw_table(table: Table, *, width: int, height: int) -> str:
     screen.print(Rule(Text(shown.title, style="bold", overflow="ellipsis"), align="left", style="dim"))
 
     def grid(rows: Sequence[tuple[str, ...]], heads: Sequence[str], wide: int | None, right: int) -> None:
-        """`wide`: the column that takes what room there is; columns from `right` on are numbers."""
+        """`wide`: column that fills the remaining width; columns from `right` on are numbers."""
         made = Grid(
             box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=wide is not None
         )
@@ -298,7 +298,7 @@ def draw_table(table: Table, *, width: int, height: int) -> str:
 
 
 def progress_line(history: History, desired: int) -> str:
-    """`12.3 batches/s, 0.470 GB/s, stall 3.1 %, pools 45 % full, feeders 2/3`, and what a device_stage takes."""
+    """`12.3 batches/s, 0.470 GB/s, stall 3.1 %, pools 45 % full, feeders 2/3`, and the time of a device_stage."""
     last, rates = history.last, history.rates() or Rates()
     batches, gb, stall = _cells(rates)
     pools = _fullness(last.receivers)
@@ -307,7 +307,7 @@ def progress_line(history: History, desired: int) -> str:
 
 
 def summary(total: Mapping[str, int], seconds: float, restarts: int) -> str:
-    """One line at the end."""
+    """Makes the line printed at the end of a run."""
     rates = supervision.between({"": {}}, {"": total}, seconds)
     parts = [
         f"{total['next_calls']} batches", f"{total['nbytes'] / 1e9:.3f} GB", f"{seconds:.1f} s",
@@ -329,7 +329,7 @@ def summary(total: Mapping[str, int], seconds: float, restarts: int) -> str:
 
 
 def status_lines(run: LiveRun, history: History) -> Iterator[str]:
-    """One for the run, one for each feeder and each pool."""
+    """Yields a line for the run, and one for each feeder and each pool."""
     found, total = history.last, history.last.sidecar.get("totals", {})
     feeders = f"{found.ready}/{'?' if found.desired is None else found.desired}"
     yield (
@@ -354,7 +354,7 @@ def status_lines(run: LiveRun, history: History) -> Iterator[str]:
 
 
 def _now(rates: Rates | None) -> str:
-    """`, now 12.3 batches/s, 0.470 GB/s, stall 3.1 %`; empty where nothing was measured."""
+    """`, now 12.3 batches/s, 0.470 GB/s, stall 3.1 %`; empty if nothing was measured."""
     if rates is None:
         return ""
     batches, gb, stall = _cells(rates)
@@ -362,7 +362,7 @@ def _now(rates: Rates | None) -> str:
 
 
 def watch(runs: Callable[[], Sequence[LiveRun]], console: Console) -> None:
-    """Shows these runs again and again until there is none: as tables, or as lines where there is no terminal."""
+    """Shows these runs repeatedly until none is left: as tables on a terminal, else as lines."""
     histories: dict[Path, History] = {}
     try:
         while found := runs():
@@ -380,12 +380,12 @@ def watch(runs: Callable[[], Sequence[LiveRun]], console: Console) -> None:
 
 
 def _stage(found: Rates | None) -> str:
-    """`, device stage 3.1 ms` of each batch, if there is one."""
+    """`, device stage 3.1 ms` for each batch; empty without a device_stage."""
     return "" if found is None or found.stage_s is None else f", device stage {found.stage_s * 1e3:.1f} ms"
 
 
 def _cells(found: Rates | None) -> tuple[str, str, str]:
-    """Batches/s, GB/s and stall."""
+    """Formats batches/s, GB/s and stall."""
     if found is None:
         return NONE, NONE, NONE
     return f"{found.batches_per_s:.1f}", f"{found.nbytes_per_s / 1e9:.3f}", percent(found.stall, 1)
@@ -397,5 +397,5 @@ def _fullness(receivers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Replaces what would move the cursor, line ends too, by a space."""
+    """Replaces characters that move the cursor, including line ends, by a space."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -1,7 +1,7 @@
-"""How the private service starts its processes: it forks them, so that they share what it has imported.
+"""Forks the processes of the private service, so that they share the modules that it has imported.
 
-An interpreter for each would take a second core's time from the import of torch, on which the first batch waits. The
-feeder host is forked before anything else, so nothing is imported here that this can do without.
+An interpreter for each would take a second core's time from the import of torch, and the first batch waits for that
+import. The feeder host is forked before anything else, so this module imports nothing inessential.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from dataloaderjob.core.places import (
 
 HOST_MODULE = "dataloaderjob.feeder.host"
 PYTHON = (sys.executable, "-P", "-m")
-"""A command of ours begins with it; the module's name and its arguments follow."""
+"""Start of each of our commands; the module's name and its arguments follow."""
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
-"""Variables of the rank that started the service: feeders serve all ranks."""
+"""Variables of the rank that started the service; they are removed, because feeders serve all ranks."""
 Forked = tuple[int, int, int]
-"""Pid of a child, and the reading ends of its output and errors."""
+"""Pid of a child, and the read ends of the pipes from its stdout and stderr."""
 
 
 def environments(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Environments for sidecar and supervisor, and for feeders, which import what the trainer can import."""
+    """Returns the environment of sidecar and supervisor, and that for feeders, which can import the trainer's
+    modules."""
     own = {
         k: v
         for k, v in env.items()
@@ -49,7 +50,7 @@ def host_command(path: str) -> list[str]:
 
 
 def fork_host(folder: str) -> Forked:
-    """Starts the feeder host of the private service that has this folder."""
+    """Starts the feeder host of the private service in this folder."""
     env = {**environments(os.environ)[1], RUN_VARIABLE: os.environ[RUN_VARIABLE]}
     if os.environ.get(KEEP_VARIABLE):
         env[IMPORTED_VARIABLE] = f"{folder}/{IMPORTED_NAME}"
@@ -57,9 +58,9 @@ def fork_host(folder: str) -> Forked:
 
 
 def fork(name: str, command: Sequence[str], env: Mapping[str, str], cwd: str | Path) -> Forked:
-    """Starts a command of ours, PYTHON and so on, as its own interpreter would run it, in a session of its own.
+    """Runs one of our commands, which start with PYTHON, as an interpreter of its own would, in a new session.
 
-    Only for a process that has no thread and was started with PYTHONHASHSEED as its children are to have it.
+    The calling process must have no other thread, and must have been started with its children's PYTHONHASHSEED.
     """
     (out, out_writer), (err, err_writer) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()

@@ -1,7 +1,8 @@
-"""Ray heads of a run on this machine: each in a folder of its own, with a token of its own, at any free port.
+"""Ray heads of a run on this machine. Each has its own folder and its own token, and listens on any free port.
 
-There is the one in use, and one that was replaced and whose feeders still serve. `restarts` decides which are there;
-this module starts, watches and ends them. `providers.ray.node` has what it shares with the pods of a cluster.
+A run has the head in use and, after a replacement, the previous head while its feeders still serve. `restarts` decides
+which heads exist; this module starts, watches and ends them. Code shared with a cluster's pods is in
+`providers.ray.node`.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class RayHead(RayNode):
         env: Mapping[str, str] = os.environ,
         cwd: Path | None = None,
     ) -> None:
-        """`folder` is made; its owner removes it after `stop`. `num_feeders`: there is room for so many. `cwd` is where
-        feeders run, and user code in them; None: `folder`.
+        """`folder` is created by `start`; its owner removes it after `stop`. `num_feeders`: number of feeders that fit.
+        `cwd`: working directory of feeders, and of the user code in them; None: `folder`.
 
-        Raises InputError when the folder's path is too long for Ray's Unix sockets.
+        Raises InputError if the folder's path is too long for Ray's Unix sockets.
         """
         super().__init__(
             folder, token_path=folder.absolute() / "token", vital=VITAL, tuning=tuning,
@@ -54,7 +55,7 @@ class RayHead(RayNode):
 
     @property
     def log_path(self) -> Path:
-        """What `ray start` printed."""
+        """Path of the output of `ray start`."""
         return self.folder / "head.log"
 
     def start(self) -> None:
@@ -68,7 +69,7 @@ class RayHead(RayNode):
         self.launch(options, env=without_ray(self._env), cwd=self._cwd, log_path=self.log_path)
 
     def poll_up(self) -> str | None:
-        """The address once drivers can connect. Raises ServiceError when the start failed."""
+        """Returns the address once drivers can connect, None before. Raises ServiceError if the start failed."""
         if self.start_code() not in (None, 0):
             raise ServiceError(f"Ray's head ended while it started:\n{self._last_lines()}")
         with contextlib.suppress(OSError, ValueError):
@@ -81,7 +82,7 @@ class RayHead(RayNode):
     def address(self) -> str:
         """host:port of the GCS. Raises OSError before the head is up.
 
-        It is known 2 s earlier, but a driver that connects before the raylet has registered looks again
+        The address is known 2 s earlier, but a driver that connects before the raylet has registered retries
         only every few seconds.
         """
         return self.address_path.read_text().strip()
@@ -107,8 +108,8 @@ class Heads:
         serves: Callable[[], None],
         lost: Callable[[int, str, bool], None],
     ) -> None:
-        """`home`: a folder of ours in which each head has one. `lost`: a head, by its number, cannot be used any more,
-        or not at all; why, and whether its feeders live."""
+        """`home`: our folder, with a subfolder for each head. `lost`: called when a head cannot be used, with its
+        number, the reason, and whether its feeders live."""
         self._home, self._loop = home, loop
         self._env, self._cwd, self._tuning, self._tasks = env, cwd, tuning, tasks
         self._serves, self._lost = serves, lost
@@ -156,7 +157,7 @@ class Heads:
         self._loop.watch(pidfd, ended)
 
     def stop(self, number: int, grace_s: float) -> None:
-        """Ends all processes of that head, and removes its folder. One that is not there is fine."""
+        """Ends all processes of that head, and removes its folder. Does nothing if the head does not exist."""
         head = self._heads.pop(number, None)
         for pidfd in self._watched.pop(number, ()):
             self._loop.unwatch(pidfd)

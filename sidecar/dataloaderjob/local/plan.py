@@ -1,10 +1,10 @@
-"""What one machine does with a manifest: the plan that is made of it, and the run's life as a table. Nothing is started
-here: `run` carries both out.
+"""The plan of a manifest's run on one machine, and the run's life cycle as a table of transitions. Nothing is started
+here: `run` executes both.
 
 PREPARING  the service is being started; no trainer yet
 TRAINING   trainers run
-FAILING    one trainer failed; the others may end by themselves, and say why, for a while
-ENDING     trainers were told to end
+FAILING    one trainer failed; the others have some time to end by themselves and report why
+ENDING     trainers were sent a signal to end
 KILLING    trainers were killed
 OVER       no trainer lives
 """
@@ -30,7 +30,7 @@ from dataloaderjob.local.cluster import ServicePlan
 from dataloaderjob.providers.provider import RAY
 
 FAILING_GRACE_S = 5.0
-"""A DDP peer of a failed rank finds out and fails by itself within a second or two."""
+"""A DDP peer of a failed rank notices and fails by itself within a second or two."""
 ENDING_GRACE_S = 10.0
 EXIT_OK = 0
 EXIT_BROKEN = 1
@@ -40,7 +40,7 @@ LAUNCH_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK",
     "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
-"""What a launcher around this command may have set: wrong for the ranks of this run."""
+"""Variables that a launcher around this command may have set; they are wrong for the ranks of this run."""
 _IGNORED_JOB = ("ttlSecondsAfterFinished", "managedBy")
 _IGNORED_POD = ("volumes", "initContainers", "securityContext", "imagePullSecrets")
 _IGNORED_CONTAINER = ("image", "resources", "volumeMounts", "envFrom", "ports", "securityContext")
@@ -50,7 +50,7 @@ _REFERENCE = re.compile(r"\$(?:\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerPlan:
-    """One replica's command, but for its environment's run-time part."""
+    """One replica's command and environment, without the variables that are known only at run time."""
 
     command: tuple[str, ...]
     env: Mapping[str, str]
@@ -58,28 +58,28 @@ class TrainerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """All that `run` needs of a manifest."""
+    """Everything that `run` needs from a manifest."""
 
     name: str
     suspend: bool
     folder: Path
-    """Where trainers and feeders run."""
+    """Working directory of trainers and feeders."""
     trainers: tuple[TrainerPlan, ...]
     service: ServicePlan
     min_feeders: int
     scale: tuple[int, int]
-    """Least replicas of feeders, and feeders in each."""
+    """Minimum number of feeder replicas, and feeders in each."""
     startup_s: float
     active_s: float | None
     ray_version: str | None
     ignored: tuple[str, ...] = field(default=())
-    """Paths of the manifest's fields that mean nothing here."""
+    """Paths of manifest fields without effect on one machine."""
 
 
 def plan(
     job: DataLoaderJob, *, folder: Path, env: Mapping[str, str], master_port: int, provider: str = RAY
 ) -> RunPlan:
-    """`folder`: the manifest's. `env`: this process's, which trainers and feeders inherit.
+    """`folder`: the manifest's folder. `env`: this process's environment, which trainers and feeders inherit.
 
     Raises InputError for what a cluster could run and one machine cannot.
     """
@@ -87,7 +87,7 @@ def plan(
     container = spec.trainers.job.container
     if not container.command:
         raise InputError(
-            f"job {job.name} has no command: one machine runs no image, whose entrypoint it could be; write "
+            f"job {job.name} has no command, and one machine runs no image with an entrypoint: set "
             'spec.trainers.job.template.spec.containers[0].command, such as ["python", "train.py"]'
         )
     cwd = folder / (container.working_dir or "")
@@ -110,7 +110,8 @@ def plan(
 
 
 def inherited_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment but for what another run, launcher or Ray put there; this interpreter's programs come first."""
+    """The environment without variables of another run, a launcher or Ray; the PATH starts with this interpreter's
+    folder."""
     kept = {
         name: value
         for name, value in env.items()
@@ -122,7 +123,7 @@ def inherited_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def add_env(base: Mapping[str, str], variables: tuple[EnvVar, ...]) -> dict[str, str]:
-    """A container's variables over `base`; `$(OTHER)` as Kubernetes expands it, in order."""
+    """Adds a container's variables to `base`, in order; `$(OTHER)` is expanded as Kubernetes does."""
     env = dict(base)
     for variable in variables:
         if variable.value_from is None:
@@ -131,7 +132,7 @@ def add_env(base: Mapping[str, str], variables: tuple[EnvVar, ...]) -> dict[str,
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """`$(NAME)` to its value, `$$` to `$`; a name that is not there stays as it is."""
+    """Replaces `$(NAME)` by its value and `$$` by `$`; a reference to an unknown name stays as it is."""
     return _REFERENCE.sub(lambda m: "$" if m[1] is None else env.get(m[1], m[0]), text)
 
 
@@ -164,7 +165,7 @@ def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str], provid
 
 
 def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
-    """Fields that the manifest gives and one machine has no use for, by path."""
+    """Yields paths of the fields that the manifest sets and one machine ignores."""
     spec = job.spec
     if job.metadata.namespace is not None:
         yield "metadata.namespace"
@@ -188,7 +189,7 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
 
 
 def _pod(pod: PodSpec, path: str, used: str | None) -> Iterator[str]:
-    """`used`: the name of the container that runs here; None: the first."""
+    """`used`: name of the container that runs here; None: the first container."""
     for i, container in enumerate(pod.containers):
         here = f"{path}.containers[{i}]"
         if container.name != used if used else i > 0:
@@ -204,7 +205,7 @@ def _pod(pod: PodSpec, path: str, used: str | None) -> Iterator[str]:
 
 
 def _from_elsewhere(variables: tuple[EnvVar, ...], path: str) -> Iterator[str]:
-    """Variables whose values only a cluster has."""
+    """Yields variables whose values only a cluster has."""
     for i, variable in enumerate(variables):
         if variable.value_from is not None:
             yield f"{path}.env[{i}].valueFrom ({variable.name})"
@@ -230,7 +231,7 @@ class Event(Enum):
     SERVED = auto()
     """The sidecar listens."""
     FAILED = auto()
-    """A trainer ended with an error, others live."""
+    """A trainer ended with an error; others live."""
     STOP = auto()
     """A signal, a deadline, or the service broke."""
     GRACE = auto()
@@ -252,35 +253,35 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.ENDING, Event.ALL_ENDED): State.OVER,
     (State.KILLING, Event.ALL_ENDED): State.OVER,
 }
-"""A pair that is not here changes nothing."""
+"""A pair that is not listed changes nothing."""
 GRACE_S = {State.FAILING: FAILING_GRACE_S, State.ENDING: ENDING_GRACE_S}
-"""How long a state may last; the others for ever."""
+"""Longest duration of a state; the other states have no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a run was stopped from outside its trainers."""
+    """Reason to stop a run from outside its trainers."""
 
     code: int
     why: str
     number: int = signal.SIGTERM
-    """What trainers are sent."""
+    """Signal that trainers are sent."""
 
 
 def stopped_by(number: int) -> Stop:
     name = signal.Signals(number).name
-    return Stop(128 + number, f"{name} came: ending trainers and service", number)
+    return Stop(128 + number, f"received {name}: ending trainers and service", number)
 
 
 class Lifecycle:
-    """Where a run is. The first reason to end fixes the exit code. Events return the state that they lead to, if to
-    another one."""
+    """State of a run. The first reason to end fixes the exit code. Methods for events return the state that they lead
+    to, or None if it stays the same."""
 
     def __init__(self, num_trainers: int) -> None:
         self.state = State.PREPARING
         self.stop: Stop | None = None
         self._codes: dict[int, int] = {}
-        """Exit codes by the trainers' number, in the order of their ends, as a shell gives them."""
+        """Exit codes as a shell reports them, by the trainers' number, in the order in which trainers ended."""
         self._num_trainers = num_trainers
 
     @property
@@ -291,7 +292,7 @@ class Lifecycle:
 
     @property
     def first_failure(self) -> tuple[int, int] | None:
-        """Number and exit code of the trainer that failed first."""
+        """Number and exit code of the first trainer to fail."""
         return next(((number, code) for number, code in self._codes.items() if code), None)
 
     def move(self, event: Event) -> State | None:
@@ -300,13 +301,13 @@ class Lifecycle:
         return state
 
     def halt(self, stop: Stop) -> State | None:
-        """A signal, a deadline, or a broken service; a second one is less patient."""
+        """Handles a signal, a deadline, or a broken service; a second one kills the trainers."""
         if self.stop is None and self.first_failure is None and self.state is not State.OVER:
             self.stop = stop
         return self.move(Event.STOP)
 
     def ended(self, number: int, code: int) -> State | None:
-        """A trainer ended."""
+        """Handles the end of a trainer."""
         self._codes[number] = code
         if len(self._codes) == self._num_trainers:
             return self.move(Event.ALL_ENDED)

@@ -1,17 +1,18 @@
-"""Ports of this machine that stay free until who they are for listens there."""
+"""Ports of this machine, reserved until their intended user listens on them."""
 
 from __future__ import annotations
 
 import socket
 
 RAYS_AGENT = 52365
-"""Each Ray's agent for the dashboard listens there, if nobody does yet."""
+"""The dashboard agent of each Ray listens on this port, unless another process does already."""
 
 
 class ReservedPort:
-    """A port of 127.0.0.1 that the system gives to nobody else until `close`.
+    """A port of 127.0.0.1 that the system assigns to no other process until `close`.
 
-    Whoever knows it can listen there meanwhile, again and again, if SO_REUSEADDR is set, as servers do.
+    A process that knows the number can listen on it meanwhile, any number of times, if it sets SO_REUSEADDR, as
+    servers do.
     """
 
     def __init__(self) -> None:
@@ -29,5 +30,5 @@ def _bound() -> socket.socket:
     sock.bind(("127.0.0.1", 0))
     if sock.getsockname()[1] != RAYS_AGENT:
         return sock
-    with sock:  # held meanwhile, so that it is not given once more
+    with sock:  # held meanwhile, so that the same port is not assigned again
         return _bound()

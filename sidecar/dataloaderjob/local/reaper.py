@@ -1,13 +1,13 @@
-"""The end of all processes of a run, and the process that sees to it when the run's own is killed:
+"""Ends all processes of a run, from a separate process if the run's own is killed:
 `python -m dataloaderjob.local.reaper PID RUN_ID HOME [FOLDER]`.
 
-It waits for that process alone, in a session of its own, then ends everything that carries the run's tag and removes
-the run's folder, and that of a private service unless another one has it by then. A run that ends by itself ends its
-reaper, too.
+The reaper waits for that process only, in its own session. Then it ends everything that carries the run's tag and
+removes the run's folder. It also removes a private service's folder, unless another service owns it by then. A run that
+ends by itself also ends its reaper.
 
-The tag is an environment variable that every process of a run inherits. Processes outlive their parents and leave their
-sessions (torchrun's workers, Ray's agents), the environment they were started with stays readable in /proc. Only
-processes of this user are looked at. The reaper starts beside the import of torch, and imports no more than it needs.
+The tag is an environment variable that every process of a run inherits. Processes may outlive their parents and leave
+their sessions (torchrun's workers, Ray's agents), but their initial environment stays readable in /proc. Only processes
+of this user are considered. The reaper starts in parallel with the import of torch, and imports only what it needs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dataloaderjob.core import folders, places
 
 GRACE_S = 1.0
 EXEC_S = 0.03
-"""A process has no environment for a moment within execve: what was found empty is read again after this."""
+"""Pause before another look when no process was found: a process in execve has no environment for a moment."""
 
 
 def command(run_id: str, home: Path, folder: Path | None = None) -> list[str]:
-    """The reaper of this process. `folder`: of the private service that this process is."""
+    """Returns the command of this process's reaper. `folder`: the folder of this process if it is a private service."""
     words = [str(os.getpid()), run_id, str(home), *([] if folder is None else [str(folder)])]
     return [sys.executable, "-P", "-m", "dataloaderjob.local.reaper", *words]
 
@@ -39,7 +39,7 @@ def command(run_id: str, home: Path, folder: Path | None = None) -> list[str]:
 def start(
     run_id: str, home: Path, env: Mapping[str, str], folder: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Starts the reaper of this process, `command`."""
+    """Starts this process's reaper, as `command` describes it."""
     return subprocess.Popen(
         command(run_id, home, folder), env=dict(env), cwd="/", start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -59,19 +59,19 @@ def main() -> None:
 
 
 def give_up(folder: Path, pid: int) -> None:
-    """Removes the files of a private service, unless another than `pid` has the folder."""
+    """Removes the files of a private service, unless a service other than `pid` owns the folder."""
     with locked(folder):
         if not is_anothers(folder, pid):
             folders.remove(folder, places.FILES)
 
 
 def is_anothers(folder: Path, pid: int) -> bool:
-    """Whether another service than `pid` has this folder: somebody removed it, and a rank made it anew."""
+    """True if a service other than `pid` owns this folder: it was removed, and a rank created it again."""
     return service_of(folder) not in (None, pid)
 
 
 def service_of(folder: Path) -> int | None:
-    """Pid of the service that has this folder; None when none has."""
+    """Pid of the service that owns this folder; None if there is none."""
     try:
         return int((folder / places.PID_NAME).read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -80,10 +80,10 @@ def service_of(folder: Path) -> int | None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The lock under which ranks start services (`trainer.session.private`)."""
+    """Holds the lock under which ranks start services (`trainer.session.private`)."""
     try:
         fd = os.open(folder / places.LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:  # somebody removed the folder
+    except OSError:  # the folder was removed
         yield
         return
     try:
@@ -94,18 +94,18 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def tagged(run_id: str, *, but: Iterable[int] = ()) -> list[int]:
-    """Pids of the live processes that carry the tag of this run, without this one and those in `but`."""
+    """Pids of the live processes with the tag of this run, except this process and those in `but`."""
     left_out = {os.getpid(), *but}
     pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
     return [pid for pid in pids if pid not in left_out and _has(pid, run_id)]
 
 
 def sweep(run_id: str, *, grace_s: float, but: Iterable[int] = ()) -> int:
-    """Ends what is left of a run: SIGTERM, after `grace_s` SIGKILL. Returns how many there were."""
+    """Ends the remaining processes of a run: SIGTERM, then SIGKILL after `grace_s`. Returns their number."""
     but = tuple(but)
     found: set[int] = set()
     number, wait_s = signal.SIGTERM, grace_s
-    for _ in range(20):  # what is being ended may still start others
+    for _ in range(20):  # processes that are being ended may still start others
         pidfds = dict(_open(run_id, but))
         if not pidfds:
             time.sleep(EXEC_S)
@@ -131,7 +131,7 @@ def _open(run_id: str, but: tuple[int, ...]) -> Iterable[tuple[int, int]]:
             continue
         if _has(pid, run_id):
             yield pid, fd
-        else:  # another process has the number by now
+        else:  # another process has this pid by now
             os.close(fd)
 
 
@@ -143,7 +143,7 @@ def _wait(pidfds: Iterable[int], timeout_s: float) -> None:
 
 
 def _has(pid: int, run_id: str) -> bool:
-    """Whether a process carries the tag: not a zombie, one that is gone, or one of another user."""
+    """True if a process carries the tag; False for a zombie, an ended process, or one of another user."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

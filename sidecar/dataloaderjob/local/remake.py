@@ -1,6 +1,7 @@
-"""Makes batches of a record again, in a child process for each bundle, and tells their digests.
+"""Makes batches of a record again, in a child process for each bundle, and returns their digests.
 
-A process becomes what a bundle's trainer was, so it can load one only. What user code prints goes to standard error.
+A process takes on the state of a bundle's trainer, so it can load only one bundle. Output of user code goes to standard
+error.
 """
 
 from __future__ import annotations
@@ -25,29 +26,31 @@ if TYPE_CHECKING:
 
 _CANNOT = "recorded batches cannot be made again here"
 _loaded: list[Remaker] = []
-"""What makes the batches of a child, in that child."""
+"""The child's remaker, in the child only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A batch that was made again."""
+    """Result of making a batch again."""
 
     digest: int
     error: str = ""
-    """What making it raised."""
+    """The error that making it raised."""
     body: bytes | None = None
-    """Its bytes, where they were asked for and can travel."""
+    """Its bytes, if requested and if the batch can be encoded."""
 
 
 def remake(record: Record, batches: Iterable[Recorded], *, bodies: bool = False) -> Iterator[Result]:
-    """Makes batches of one bundle again, one after the other. `bodies`: with their bytes.
+    """Makes batches of one bundle again, one after the other. `bodies`: include their bytes.
 
-    Raises InputError where the bundle cannot be loaded.
+    Raises InputError if the bundle cannot be loaded.
     """
     wanted = list(batches)
     found = wanted[0].piece.bundle(wanted[0].row)
     if found is None:
-        raise InputError("what made these batches was not kept: the trainer could not pickle it")
+        raise InputError(
+            "the record has no code and data for these batches, because the trainer could not pickle them"
+        )
     bundle, in_process = found
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, _become_child, (os.getpid(),)) as child:
@@ -88,7 +91,7 @@ def _make(number: int, payload: bytes, with_body: bool) -> Result:
 
 @contextlib.contextmanager
 def _user_code() -> Iterator[None]:
-    """Makes one class of exceptions of those of user code, whose classes only the child may have."""
+    """Turns exceptions of user code into InputError, because only the child may have their classes."""
     try:
         yield
     except (Exception, SystemExit) as exc:

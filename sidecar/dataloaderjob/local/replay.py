@@ -18,10 +18,10 @@ from dataloaderjob.making.remaking import Remade, Remaker
 
 
 class Replay:
-    """One batch. `make` once; then `lines` tells of it."""
+    """One recorded batch. Call `make` once; after that, `lines` describes the result."""
 
     def __init__(self, folder: Path, *, rank: str, loader: int, epoch: int, batch: int) -> None:
-        """Raises InputError where the record has no such batch."""
+        """Raises InputError if the record has no such batch."""
         self.record = Record.open(folder.absolute())
         self.found = _find(self.record, rank, loader, epoch, batch)
         self.remade: Remade | None = None
@@ -29,15 +29,17 @@ class Replay:
 
     @property
     def equal(self) -> bool:
-        """Whether it is what was consumed."""
+        """True if the batch equals what was consumed."""
         return self.remade is not None and self.remade.digest == self.found.row.digest
 
     def make(self, *, debug: bool) -> None:
-        """Loads the recorded code and data, and makes the batch. Raises InputError where they cannot be loaded."""
+        """Loads the recorded code and data, and makes the batch. Raises InputError if they cannot be loaded."""
         piece, row = self.found
         bundle = piece.bundle(row)
         if bundle is None or not row.nbytes:
-            raise InputError("what made this batch was not kept: the trainer could not pickle it")
+            raise InputError(
+                "the record has no code and data for this batch, because the trainer could not pickle them"
+            )
         payload = piece.ticket(row)
         remaker = Remaker(bundle[0], self.record.store, in_process=bundle[1])
         stepped = stepping(remaker.code.dataset, pdb.Pdb()) if debug else None
@@ -53,13 +55,13 @@ class Replay:
             self._body = None
 
     def save(self, path: Path) -> None:
-        """Writes the batch with torch.save. Raises InputError where there is none."""
+        """Writes the batch with torch.save. Raises InputError if there is none."""
         if self.remade is None or self.remade.error is not None:
             raise InputError(f"nothing is written to {path}: making the batch raised an error")
         torch.save(self.remade.batch, path)
 
     def lines(self) -> Iterator[str]:
-        """What was made, and whether it is what was consumed."""
+        """Yields lines that describe the batch and compare it with what was consumed."""
         assert self.remade is not None  # noqa: S101  made before
         row, ticket = self.found.row, self.remade.ticket
         payload = self.found.piece.ticket(row)
@@ -81,7 +83,7 @@ class Replay:
 
 
 def stepping(dataset: Any, debugger: pdb.Pdb) -> Any:
-    """A dataset whose samples are made by `dataset` under the debugger, which stops at their first line."""
+    """Returns a dataset that makes the samples of `dataset` under the debugger, which stops at their first line."""
 
     class Stepping:
         def __getitem__(self, key: Any) -> Any:

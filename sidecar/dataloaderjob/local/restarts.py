@@ -1,14 +1,13 @@
-"""What to do when a part of the service dies. Pure: no processes, no clock.
+"""Restart policy of the service's parts. Pure: no processes, no clock.
 
-Parts are the sidecar, the supervisor and what starts feeders: a Ray head, or the feeder host. The sidecar, the
-supervisor and the host are started again, each by itself: the supervisor waits for a host.
-A head without its GCS or raylet is replaced by a whole new one beside it, and the supervisor is started
-again against that; the old one is kept while its feeders live, until those of the new one are registered,
-so that somebody serves all the time.
+The parts are the sidecar, the supervisor and the part that starts feeders: a Ray head, or the feeder host. The sidecar,
+the supervisor and the host are restarted independently: the supervisor waits for a host.
+A head without its GCS or raylet is replaced by a new one, and the supervisor is restarted against the new head. The old
+head is kept while its feeders live, until those of the new head are registered, so that feeders serve all the time.
 
-    ABSENT    not started, or waits to be started again
-    STARTING  started, cannot be used yet
-    UP        can be used
+    ABSENT    not started, or waiting for a restart
+    STARTING  started, not usable yet
+    UP        usable
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, r
 from dataloaderjob.core.supervision import EXITS_RAY
 
 MAX_FIRST_CRASHES = 2
-"""MAX_CRASHES for a part that has never served. The sidecar, which needs nobody, has one try."""
+"""MAX_CRASHES for a part that has never served. The sidecar depends on no other part and has one try."""
 KEEP_OLD_S = 120.0
-"""An old head is ended after so long, settled or not."""
+"""Time after which an old head is ended, settled or not."""
 MAX_RAY_EXITS = 2
-"""Exits in a row with a head that seems to live: then the head is replaced."""
+"""Supervisor exits in a row, blamed on Ray, after which a head that seems to live is replaced."""
 
 
 class State(Enum):
@@ -52,12 +51,12 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.STARTING, Event.ENDED): State.ABSENT,
     (State.UP, Event.ENDED): State.ABSENT,
 }
-"""A pair that is not here changes nothing: the event came late."""
+"""A pair that is not listed changes nothing: the event arrived late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start this part, the head or against the head `number`."""
+    """Start this part; `number` is the head to start, or the head that the supervisor uses."""
 
     part: Part
     number: int
@@ -88,10 +87,10 @@ class _Watched:
     part: Part
     state: State = State.ABSENT
     start_at: float = float("inf")
-    """When to start it again."""
+    """Time of its restart."""
     crashes: Crashes = field(default_factory=Crashes)
     served: bool = False
-    """Ever."""
+    """True if it has ever been UP."""
 
     def move(self, event: Event) -> bool:
         state = TRANSITIONS.get((self.state, event))
@@ -103,15 +102,15 @@ class _Watched:
 
 
 class RestartPolicy:
-    """Events in, instructions out. The caller carries instructions out in order."""
+    """Takes events and returns instructions. The caller executes instructions in order."""
 
     def __init__(self, *, ray: bool = True) -> None:
-        """`ray`: feeders are started by a Ray head."""
+        """`ray`: a Ray head starts feeders."""
         self.ray = ray
         self.head_number = 0
-        """Number of the head that is wanted now; 1 is the first."""
+        """Number of the head in use; the first is 1."""
         self.old: dict[int, float] = {}
-        """Heads that were replaced and still serve, and since when."""
+        """Replaced heads that still serve, with the time of their replacement."""
         self.restarts = 0
         starter = Part.HEAD if ray else Part.HOST
         self._parts = {part: _Watched(part) for part in (starter, Part.SIDECAR, Part.SUPERVISOR)}
@@ -121,14 +120,14 @@ class RestartPolicy:
         return self._parts[part].state
 
     def start(self) -> list[Instruction]:
-        """All at the same time, what takes longest first; but a supervisor only once a Ray head serves."""
+        """Starts all parts at the same time, the slowest first; with Ray, the supervisor waits for the head."""
         if not self.ray:
             return [self._start(part) for part in self._parts]
         self.head_number = 1
         return [self._start(Part.SIDECAR), self._start(Part.HEAD)]
 
     def serves(self, part: Part) -> list[Instruction]:
-        """The part can be used."""
+        """Handles that the part is usable now."""
         if not self._parts[part].move(Event.SERVES):
             return []
         if part is Part.SUPERVISOR:
@@ -136,7 +135,7 @@ class RestartPolicy:
         return [self._start(Part.SUPERVISOR)] if part is Part.HEAD else []
 
     def ended(self, part: Part, code: int, why: str, now: float) -> list[Instruction]:
-        """Sidecar, supervisor or host ended. `why`: its last words."""
+        """Handles the end of the sidecar, supervisor or host. `why`: its last output."""
         if self.ray and part is Part.SUPERVISOR and code in EXITS_RAY and self.state(Part.HEAD) is State.UP:
             self._ray_exits += 1
             if self._ray_exits >= MAX_RAY_EXITS:
@@ -146,7 +145,7 @@ class RestartPolicy:
         return self._died(self._parts[part], why, now)
 
     def head_lost(self, number: int, why: str, now: float, *, feeders_live: bool) -> list[Instruction]:
-        """GCS or raylet of that head ended, or it could not be started."""
+        """Handles the end of that head's GCS or raylet, or a failed start."""
         if number != self.head_number:
             if number in self.old and not feeders_live:
                 del self.old[number]
@@ -167,13 +166,13 @@ class RestartPolicy:
         return instructions + self._died(head, why, now)
 
     def settled(self) -> list[Instruction]:
-        """The wanted feeders of the head in use are registered: nobody needs the old ones."""
+        """Ends the old heads, because the wanted feeders of the head in use are registered."""
         ended: list[Instruction] = [StopHead(number) for number in self.old]
         self.old.clear()
         return ended
 
     def due(self, now: float) -> list[Instruction]:
-        """What the time asks for."""
+        """Returns the restarts and ends that are due."""
         instructions: list[Instruction] = []
         for part in self._parts.values():
             if now >= part.start_at:
@@ -190,7 +189,7 @@ class RestartPolicy:
         return Start(part, self.head_number)
 
     def _died(self, part: _Watched, why: str, now: float) -> list[Instruction]:
-        """Once is no reason to wait; a part that dies again and again is given up."""
+        """Restarts the part, at once after a first crash; gives up if it crashes too often."""
         if not part.move(Event.ENDED):
             return []
         crashes = part.crashes.add(now)

@@ -1,6 +1,6 @@
-"""`dataloaderjob run job.yaml`: the service, then the trainers' command once per replica, then nothing left.
+"""`dataloaderjob run job.yaml`: starts the service, runs the trainers' command once per replica, then cleans up.
 
-`plan` decides and `cluster` serves; here are the processes of the trainers, deadlines, signals, and what is shown.
+`plan` decides and `cluster` serves. This module has the trainers' processes, deadlines, signals, and the output.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from dataloaderjob.providers.provider import RAY
 PROGRESS_LIVE_S = 1.0
 PROGRESS_LINE_S = 10.0
 OUTPUT_GRACE_S = 1.5
-"""What user code in feeders printed last comes through Ray's log monitor, which looks twice a second."""
+"""The last output of user code in feeders passes through Ray's log monitor, which polls twice a second."""
 OUTPUT_QUIET_S = 0.7
 HOST_QUIET_S = 0.1
-"""The feeder host hands on at once what its feeders print."""
+"""The feeder host forwards its feeders' output at once."""
 
 
 def run(
@@ -53,8 +53,8 @@ def run(
     provider: str = RAY,
     record: Path | None = None,
 ) -> int:
-    """Returns the exit code. Raises InputError before anything is started. `record`: where trainers write what they
-    take."""
+    """Returns the exit code. Raises InputError before anything is started. `record`: folder where trainers record what
+    they consume."""
     master_port = ReservedPort()
     planned = plan(
         job,
@@ -68,7 +68,7 @@ def run(
         planned = recorded(planned, record)
     console = Console()
     if planned.ignored:
-        console.say(f"one machine has no use for, and ignores: {', '.join(planned.ignored)}")
+        console.say(f"ignored on one machine: {', '.join(planned.ignored)}")
     if planned.suspend:
         console.say(f"{planned.name} is suspended (spec.suspend: true): nothing is started")
         return 0
@@ -77,18 +77,18 @@ def run(
 
 
 def recorded(planned: RunPlan, folder: Path) -> RunPlan:
-    """The same run, whose trainers write down what they take. Raises InputError where they cannot."""
+    """Returns the same run with trainers that record what they consume. Raises InputError if they cannot."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise InputError(f"--record needs a folder that can be written to, {folder} is none: {exc}") from exc
+        raise InputError(f"--record needs a writable folder, {folder} is not one: {exc}") from exc
     variable = {RECORD_VARIABLE: str(folder.resolve())}
     trainers = tuple(replace(trainer, env={**trainer.env, **variable}) for trainer in planned.trainers)
     return replace(planned, trainers=trainers)
 
 
 def check(planned: RunPlan) -> None:
-    """Raises InputError for what can be known to fail."""
+    """Raises InputError for whatever is certain to fail."""
     if not planned.folder.is_dir():
         raise InputError(
             f"the trainer's workingDir must be a folder, found none at {planned.folder}: create it, or "
@@ -101,7 +101,7 @@ def check(planned: RunPlan) -> None:
     found = shutil.which(str(planned.folder / program) if "/" in program else program, path=path)
     if found is None:
         raise InputError(
-            f"the trainer's program {program!r} is needed, and found neither in {planned.folder} nor on "
+            f"the trainer's program {program!r} was found neither in {planned.folder} nor on "
             "PATH: install it, or change spec.trainers.job.template.spec.containers[0].command"
         )
     for number, trainer in enumerate(planned.trainers):
@@ -129,12 +129,12 @@ class Run:
     """One run, in one thread."""
 
     def __init__(self, planned: RunPlan, manifest: Path, console: Console, master_port: ReservedPort) -> None:
-        """`master_port`: where the plan's trainers meet."""
+        """`master_port`: port of the plan's trainers for their rendezvous."""
         self._plan, self._manifest, self._console = planned, manifest, console
         self._master_port = master_port
         self._ray = planned.service.provider == RAY
         self._loop = Loop()
-        # Before anything is made that would be left behind.
+        # Before anything is created that would be left behind.
         self._loop.signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
         self._lifecycle = Lifecycle(len(planned.trainers))
         self._cluster = LocalCluster(planned.service, self._loop, show=self._show, broken=self._broken)
@@ -195,7 +195,7 @@ class Run:
             self._halt(Stop(EXIT_LATE, f"{late}: {missing}"))
 
     def _awaited(self) -> list[str]:
-        """What the run waits for before the job is served."""
+        """Lists the parts that the run still waits for before the job is served."""
         snapshot = self._cluster.snapshot
         missing = []
         if not self._cluster.sidecar_listens:
@@ -243,7 +243,7 @@ class Run:
             self._enter(self._lifecycle.move(Event.GRACE))
 
     def _start_trainers(self) -> None:
-        self._master_port.close()  # not all that listen there set SO_REUSEADDR
+        self._master_port.close()  # not every process that listens on it sets SO_REUSEADDR
         for number, trainer in enumerate(self._plan.trainers):
             name = f"trainer-{number}"
             env = self._cluster.tag({**trainer.env, SOCKET_VARIABLE: self._cluster.socket})
@@ -255,7 +255,7 @@ class Run:
                 )
             )  # fmt: skip
 
-    # What is shown
+    # Output
 
     def _show(self, who: str, text: str, is_err: bool) -> None:
         if who.startswith("feeder"):
@@ -276,7 +276,7 @@ class Run:
             self._console.say(f"{text} ({notes[0]})" if notes else text)
 
     def _flush(self) -> None:
-        """Waits for the last words of user code in feeders, if it speaks."""
+        """Waits for the last output of user code in feeders, if it has printed anything."""
         if self._feeder_spoke_at is None:
             return
         began = time.monotonic()

@@ -1,9 +1,9 @@
-"""The private service of one launch: what `local.__main__` runs once the feeder host is on its way.
+"""The private service of one launch, run by `local.__main__` after the feeder host is forked.
 
-Started by the first rank (`trainer.session.private`), detached, for all local ranks. The sidecar's socket is DIR/s;
-DIR/failed says why it could not serve. It ends after its last client and removes DIR; or it stays a while for the next
-script of the same environment (`trainer.session.keeping`), which claims it. A trainer's installation is enough for
-it: it imports neither ray nor what reads manifests.
+The first rank starts it (`trainer.session.private`), detached, for all local ranks. The sidecar's socket is DIR/s;
+DIR/failed gives the reason if the service could not serve. It ends after its last client and removes DIR, or stays for
+a while until the next script of the same environment claims it (`trainer.session.keeping`). It imports neither ray nor
+the modules that read manifests, so a trainer's installation is sufficient.
 """
 
 from __future__ import annotations
@@ -34,32 +34,33 @@ from dataloaderjob.local.status import sidecar_status
 from dataloaderjob.providers.provider import LOCAL
 
 LINGER_S = 3.0
-"""The service stays so long after its starter and the last pool are gone: the next rank may come."""
+"""Time for which the service stays after its starter and the last pool, because another rank may follow."""
 UNUSED_S = 120.0
-"""A service that never had a client stays so long; who started it may have much to do before its first iter()."""
+"""Time for which a service without any client stays; its starter may take a while until its first iter()."""
 SHARED_NBYTES_PER_RANK = 2 * 1024**3
 LOOK_S = 0.5
 MAX_LOG_NBYTES = 16 * 1024 * 1024
-"""User code prints as much as it likes."""
+"""Limit of the log, because user code may print without limit."""
 EXIT_FAILED = 1
 
 
 @dataclass(slots=True)
 class IdleShutdown:
-    """Fed with what is seen, from time to time."""
+    """Decides when an unused service ends; `see` is called periodically."""
 
     started: float
     keep_s: float = 0.0
-    """How long the service is to stay after its last script."""
+    """Seconds for which the service stays after its last script."""
     _last_pool: float | None = None
-    """When a pool was seen last."""
+    """Time when a pool was last seen."""
     _starter_gone: float | None = None
 
     def see(self, *, receivers: int | None, starter_alive: bool, now: float) -> bool:
-        """Whether the service should end. `receivers`: None while the sidecar does not say.
+        """Returns True if the service should end. `receivers`: None while the sidecar does not report.
 
-        Once it has had clients it stays as long as its starter, who may make another loader at any time, and LINGER_S
-        or `keep_s` after the last of all. Without a client it ends so long after its starter, or after UNUSED_S.
+        Once it has had clients, the service stays while its starter lives, because the starter may create another
+        loader at any time. It ends LINGER_S or `keep_s`, whichever is longer, after starter and last pool are gone. If
+        it has never had a client, it also ends UNUSED_S after its start.
         """
         if not starter_alive and self._starter_gone is None:
             self._starter_gone = now
@@ -73,12 +74,12 @@ class IdleShutdown:
         return self._last_pool is None and now - self.started >= UNUSED_S
 
     def free_since(self) -> float | None:
-        """The moment since which nobody has a use for it, if there is no pool; None while its starter lives."""
+        """Time since which nobody uses the service, provided that there is no pool; None while its starter lives."""
         return None if self._starter_gone is None else max(self._starter_gone, self._last_pool or 0.0)
 
 
 class Echo:
-    """Lines to somebody else's standard error. One that is not read is not waited for."""
+    """Writes lines to another process's standard error, without waiting for a reader."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
@@ -101,11 +102,11 @@ class Echo:
 
 
 class Service:
-    """The cluster for as long as somebody uses it."""
+    """Runs the cluster as long as it is in use."""
 
     def __init__(self, folder: Path, claim: Claim, plan: ServicePlan, echo: Echo, host: Started) -> None:
-        """`claim`: whom it was started for. `host`: the feeder host, which has been started. Raises InputError for what
-        cannot work."""
+        """`claim`: the launch that started the service. `host`: the feeder host, already started. Raises InputError for
+        settings that cannot work."""
         self._folder, self._claim = folder, claim
         self._echo = echo
         self._is_unheard = False
@@ -141,8 +142,8 @@ class Service:
         return EXIT_FAILED
 
     def _heard(self) -> None:
-        """A script claims this service, or a rank wants more feeders."""
-        with contextlib.suppress(OSError):  # nothing is left to read, or an answer was to leave
+        """Handles messages: a script claims this service, or a rank wants more feeders."""
+        with contextlib.suppress(OSError):  # nothing is left to read, or the answer ended the service
             while True:
                 data, fds, _, _ = socket.recv_fds(self._control, MAX_NBYTES, 1, socket.MSG_CMSG_CLOEXEC)
                 if fds and data == echo_text(self._claim.run):
@@ -152,7 +153,8 @@ class Service:
         self._more_feeders()
 
     def _answer(self, claim: Claim | None, reply: int) -> None:
-        """Becomes the service of this launch, or ends, if it is nobody's. Takes the descriptor."""
+        """Answers a claim: becomes the service of this launch or, if requested, ends unless in use. Closes the
+        descriptor."""
         try:
             if claim is None or self._over or not self._has_folder():
                 return
@@ -163,7 +165,7 @@ class Service:
             if is_free and claim.joins:
                 os.write(reply, FREE)
                 return
-            os.write(reply, GRANTED)  # one that has given up waiting does not get the service
+            os.write(reply, GRANTED)  # fails if the claimant has given up waiting
             if claim.ends:
                 self._leave(unless_used=True)
             elif is_free or not self._is_starter_alive():
@@ -174,7 +176,7 @@ class Service:
             os.close(reply)
 
     def _be_heard(self, fd: int) -> None:
-        """User code in feeders is heard there, if the launch was granted the service with its last claim."""
+        """Sends output of user code in feeders to `fd`, if the launch was granted the service with its last claim."""
         if self._is_unheard:
             self._is_unheard = False
             self._echo = Echo(fd)
@@ -182,11 +184,11 @@ class Service:
             os.close(fd)
 
     def _is_free(self) -> bool:
-        """Asked anew: what the last poll said may be a second old."""
+        """Asks the sidecar again, because the last poll may be a second old."""
         return not self._is_starter_alive() and sidecar_status(self._cluster.socket).get("receivers") == []
 
     def _serve(self, claim: Claim, *, anew: bool) -> None:
-        """Becomes the launch's service. `anew`: nobody uses it, and it gets as many feeders as the launch asks for."""
+        """Becomes the launch's service. If nobody uses it, the launch decides the number of feeders."""
         if anew:
             (self._folder / places.FEEDERS_NAME).unlink(missing_ok=True)
             self._cluster.forget_feeders()
@@ -201,12 +203,12 @@ class Service:
         self._tell()
 
     def _tell(self, **more: float) -> None:
-        """Tells `dataloaderjob status` whom this serves."""
-        with contextlib.suppress(InputError, OSError):  # a disk that is full shall not end the service
+        """Updates the file that `dataloaderjob status` reads."""
+        with contextlib.suppress(InputError, OSError):  # a full disk must not end the service
             self._cluster.tell({"folder": str(self._folder), "script": self._claim.script, **more})
 
     def _more_feeders(self) -> None:
-        """There are never fewer of them than the launch asked for."""
+        """Raises the number of feeders to the one that the launch requests."""
         with contextlib.suppress(OSError, ValueError):
             self._cluster.raise_to(int((self._folder / places.FEEDERS_NAME).read_text()))
 
@@ -218,8 +220,8 @@ class Service:
         return self._starter is not None and alive(self._starter)
 
     def _starter_ended(self) -> None:
-        """What it wrote to may wait for our end of it: a pipe to `tee`, say."""
-        assert self._starter is not None  # noqa: S101  it is what was watched
+        """Closes the starter's standard error, because its reader may wait for our end, for example a pipe to `tee`."""
+        assert self._starter is not None  # noqa: S101  the watched descriptor
         self._loop.unwatch(self._starter)
         self._echo.close()
 
@@ -233,8 +235,8 @@ class Service:
             return
         self._logged += len(line) + 1
         if self._logged > MAX_LOG_NBYTES:
-            line = f"this log ends here: it holds {MAX_LOG_NBYTES >> 20} MiB, and lies in memory perhaps"
-        with contextlib.suppress(OSError):  # a disk that is full shall not end the service
+            line = f"this log ends here: it holds {MAX_LOG_NBYTES >> 20} MiB, possibly in memory"
+        with contextlib.suppress(OSError):  # a full disk must not end the service
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
 
@@ -249,16 +251,16 @@ class Service:
             self._tell_idle(self._claim.keep_s - (now - since))
 
     def _tell_idle(self, left_s: float) -> None:
-        """Says once, for `dataloaderjob status`, that this waits for the next script."""
+        """Reports once to `dataloaderjob status` that the service waits for the next script."""
         if not self._told_idle:
             self._told_idle = True
             self._tell(kept_until=time.time() + left_s)
 
     def _receivers(self) -> int | None:
-        """Trainer processes that use the service; None while nobody says.
+        """Number of trainer processes that use the service; None while unknown.
 
-        Where somebody removed the folder (a cleaner of temporary files), the sidecar can no longer be asked, or it is
-        another service's that answers there. The supervisor still hears from ours.
+        If the folder was removed (by a cleaner of temporary files), our sidecar cannot be reached there, or another
+        service's sidecar answers. The supervisor still receives reports from ours.
         """
         snapshot = self._cluster.snapshot
         if self._has_folder():
@@ -271,9 +273,9 @@ class Service:
         return service_of(self._folder) == os.getpid()
 
     def _leave(self, *, unless_used: bool = False) -> None:
-        """Gives the folder up. From then on a rank that looks finds no service and starts another there.
+        """Gives up the folder. From then on, a rank finds no service there and starts another.
 
-        Under the lock, so that no rank is between finding this service and attaching to it.
+        Holds the lock, so that no rank is between finding this service and attaching to it.
         """
         with locked(self._folder):
             if unless_used and self._has_folder():
@@ -287,12 +289,12 @@ class Service:
         self._over = True
 
     def _close_control(self) -> None:
-        """Who claims this service from now on does not wait for an answer."""
+        """Closes the control socket, so that later claims do not wait for an answer."""
         self._loop.unwatch(self._control.fileno())
         self._control.close()
 
     def _broken(self, why: str) -> None:
-        """The folder stays, with the reason in it, for ranks that wait or lose their sidecar now."""
+        """Ends the service. The folder stays, with the reason, for ranks that wait or lose their sidecar now."""
         self._why = why
         self._close_control()
         if not is_anothers(self._folder, os.getpid()):
@@ -300,7 +302,7 @@ class Service:
         self._over = True
 
     def _keep_reason(self) -> None:
-        """Keeps it until its starter ends, unless another service has been started in the folder by then."""
+        """Keeps the reason until the starter ends, then removes it unless another service has taken the folder."""
         self._echo.close()
         if self._starter is not None:
             select.select([self._starter], [], [])
@@ -308,7 +310,7 @@ class Service:
 
 
 def fail(folder: Path, why: str) -> None:
-    """Tells the ranks that wait, and those that lose their sidecar now, why. The next one may start another service."""
+    """Leaves the reason for ranks that wait or lose their sidecar now. A later rank may start another service."""
     part = folder / ".failed"
     with contextlib.suppress(OSError):
         part.write_text(why + "\n")
@@ -317,7 +319,7 @@ def fail(folder: Path, why: str) -> None:
 
 
 def plan(folder: Path, num_feeders: int, env: Mapping[str, str]) -> ServicePlan:
-    """A service as the manifest's defaults describe it, for all ranks that the launcher announces."""
+    """Plans a service with the manifest's defaults, for all ranks that the launcher announces."""
     own, feeders = environments(env)
     ranks = max(1, int(env.get("LOCAL_WORLD_SIZE", "1")))
     return ServicePlan(
@@ -329,14 +331,14 @@ def plan(folder: Path, num_feeders: int, env: Mapping[str, str]) -> ServicePlan:
 
 
 def main(host: Forked) -> int:
-    """`host`: pid of the feeder host, and the reading ends of its output and errors."""
+    """`host`: pid of the feeder host, and the read ends of the pipes from its stdout and stderr."""
     parser = argparse.ArgumentParser(description="serves the trainer processes of one launch on this machine")
     parser.add_argument("--dir", type=Path, required=True, help="folder of the socket")
     parser.add_argument("--feeders", type=int, required=True, help="number of feeders")
-    parser.add_argument("--script", default="", help="name of the script, for people")
-    parser.add_argument("--launch", default="", help="name of the launch, for those that claim this service")
+    parser.add_argument("--script", default="", help="name of the script, for display")
+    parser.add_argument("--launch", default="", help="name of the launch, for claims of this service")
     parser.add_argument("--keep", type=float, default=0.0, help="seconds to stay after the last script")
-    parser.add_argument("--echo", type=int, help="descriptor where user code in feeders is heard")
+    parser.add_argument("--echo", type=int, help="descriptor for the output of user code in feeders")
     args = parser.parse_args()
     started = Started(*host)
     try:

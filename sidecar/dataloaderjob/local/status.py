@@ -1,5 +1,5 @@
-"""Finds the runs of this machine by a file in their folders, asks their sidecar and supervisor for their status, once
-or again and again in a thread, and computes sums and rates from the answers.
+"""Finds the runs on this machine by a file in their folders, and asks their sidecar and supervisor for their status,
+either once or repeatedly in a thread. Computes sums and rates from the answers.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ RUN_FILE = "run.json"
 HOME_PREFIX = "dlj-run-"
 TIMEOUT_S = 3.0
 QUICK_S = 0.2
-"""Pause between two questions while feeders are awaited."""
+"""Pause between two polls while feeders are awaited."""
 SLOW_S = 1.0
 RATES_S = 1.0
-"""Time over which the rates of `dataloaderjob status` are measured."""
+"""Interval over which `dataloaderjob status` measures rates."""
 WINDOW_S = 5.0
-"""Rates are those of so many seconds: over one second a few large batches jump up and down."""
+"""Interval for rates, in seconds: over one second, the rate of a few large batches jumps up and down."""
 Trainer = tuple[str, int]
-"""Rank and pid: a trainer that has started again counts from nothing again."""
+"""Rank and pid, because the counters of a restarted trainer start at zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What both said last. Empty where one does not answer."""
+    """The last status of sidecar and supervisor; empty for one that does not answer."""
 
     at: float = 0.0
     """time.monotonic()."""
@@ -61,15 +61,15 @@ class Snapshot:
 
     @property
     def receivers(self) -> list[dict[str, Any]]:
-        """One entry for each trainer process and its pool."""
+        """Entries, one for each trainer process and its pool."""
         return list(self.sidecar.get("receivers", ()))
 
 
 class History:
-    """The snapshots of one run as they come: what it has counted in all, and its rates over the last seconds.
+    """Totals of one run, and its rates over the last seconds, computed from a series of snapshots.
 
-    A sidecar that has started again counts from nothing, and soon takes its trainers over: what they count themselves
-    goes on from where it was, what their receivers count begins anew. So it is added up trainer by trainer.
+    A restarted sidecar starts counting at zero, and soon takes its trainers over. The trainers' own counters continue,
+    while those of their receivers start at zero. For this reason totals are added up trainer by trainer.
     """
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
@@ -78,22 +78,22 @@ class History:
         self._counted: dict[Trainer | None, Counter[str]] = {None: Counter()}
         """Counters of each trainer and, under None, of the whole run."""
         self._kept: deque[tuple[float, dict[Trainer | None, Counter[str]]]] = deque()
-        """The same at each time of the window."""
+        """The same for each time in the window."""
         self._read: dict[Trainer, Counter[str]] = {}
         """The last reading of each trainer."""
         self._sidecar: int | None = None
         self._live: dict[Trainer, int] = {}
         """The sidecar's receivers, by pid."""
         self._ended: Counter[str] = Counter()
-        """What its receivers that have ended had counted."""
+        """Counters of the sidecar's receivers that have ended."""
 
     @property
     def total(self) -> Counter[str]:
-        """What the whole run has counted."""
+        """Counters of the whole run."""
         return self._counted[None]
 
     def add(self, snapshot: Snapshot) -> None:
-        """Takes a snapshot, or the same one again."""
+        """Adds a snapshot; one that was added already is ignored."""
         if snapshot.at <= self.last.at:
             return
         self.last = snapshot
@@ -105,7 +105,7 @@ class History:
             self._kept.popleft()
 
     def rates(self, receiver: Mapping[str, Any] | None = None) -> Rates | None:
-        """The rates of the run, or of an entry of the last snapshot's receivers; None without two readings of it."""
+        """Rates of the run, or of a receiver in the last snapshot; None if there are fewer than two readings."""
         key = None if receiver is None else _trainer(receiver)
         readings = [(at, counted[key]) for at, counted in self._kept if key in counted]
         if len(readings) < 2:
@@ -120,7 +120,9 @@ class History:
         live = {_trainer(receiver): int(receiver["receiver"]) for receiver in snapshot.receivers}
         total, ended = self.total.copy(), _counters(status["totals"])
         for trainer, pid in self._live.items():
-            if live.get(trainer) != pid:  # it is among those that have ended, and was counted while it lived
+            if (
+                live.get(trainer) != pid
+            ):  # its counters are now among those of ended receivers, and were counted live
                 total.subtract(self._read[trainer])
         for receiver in snapshot.receivers:
             trainer, now = _trainer(receiver), _counters(receiver)
@@ -136,7 +138,7 @@ class History:
 
 
 class Poller:
-    """`snapshot` is replaced whole; `changed` is called in the thread."""
+    """Polls in a thread. `snapshot` is replaced as a whole; `changed` is called in the thread."""
 
     def __init__(self, path: str, *, port: int, key: bytes, job: str, changed: Callable[[], None]) -> None:
         self.snapshot = Snapshot()
@@ -145,7 +147,7 @@ class Poller:
         self._control: socket.socket | None = None
         self._stop = threading.Event()
         self._pause = threading.Event()
-        """Set to ask at once."""
+        """Set to poll at once."""
         self._wanted = self._asked = 0
         self._exactly = False
         self._thread = threading.Thread(target=self._run, name="dlj-poll", daemon=True)
@@ -154,17 +156,17 @@ class Poller:
         self._thread.start()
 
     def stop(self) -> None:
-        """The thread ends within TIMEOUT_S; nobody waits for it."""
+        """Stops the thread, which ends within TIMEOUT_S; nobody waits for it."""
         self._stop.set()
         self._pause.set()
 
     def raise_to(self, feeders: int) -> None:
-        """Has the supervisor keep at least so many feeders, as soon as it answers."""
+        """Has the supervisor keep at least `feeders` feeders, as soon as it answers."""
         self._wanted = max(self._wanted, feeders)
         self._pause.set()
 
     def forget_feeders(self) -> None:
-        """The next number that `raise_to` is given counts, also if it is smaller."""
+        """Makes the next number given to `raise_to` apply even if it is smaller."""
         self._wanted = self._asked = 0
         self._exactly = True
 
@@ -186,7 +188,7 @@ class Poller:
                 self._control = self._connect()
             status = self._ask(self._control, {"type": "status"})
             wanted = self._wanted
-            if wanted > self._asked:  # once: a later `scale` of the user's is the newer word
+            if wanted > self._asked:  # once: a later `scale` by the user takes precedence
                 exactly, desired = self._exactly, int(status.get("desired", 0))
                 if wanted > desired or (exactly and wanted != desired):
                     self._ask(self._control, {"type": "scale", "feeders": wanted})
@@ -215,7 +217,7 @@ class Poller:
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """A run, or a private service, that answers."""
+    """A live run or private service."""
 
     home: Path
     about: dict[str, Any]
@@ -226,26 +228,26 @@ class LiveRun:
 
     @property
     def name(self) -> str:
-        """What its user calls it: the manifest's name, or the script that a private service serves."""
+        """Name for the user: the manifest's name, or the script that a private service serves."""
         return str(self.about.get("script") or self.job)
 
     @property
     def is_private(self) -> bool:
-        """It serves a script without a manifest."""
+        """True for the service of a script without a manifest."""
         return "manifest" not in self.about
 
     @property
     def kept_until(self) -> float | None:
-        """When it ends unless another script claims it, Unix seconds; None while it serves one."""
+        """Unix time at which the service ends unless another script claims it; None while it serves a script."""
         return self.about.get("kept_until")
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The supervisor's answer. Raises OSError, ProtocolError, ServiceError."""
+        """Returns the supervisor's answer. Raises OSError, ProtocolError, ServiceError."""
         key = read_key(self.home / "key")
         return supervision.ask("127.0.0.1", int(self.about["port"]), key, job=self.job, message=message)
 
     def snapshot(self) -> Snapshot:
-        """What sidecar and supervisor report now; that one of them does not answer is a note."""
+        """Asks sidecar and supervisor for their status; a supervisor that does not answer becomes a note."""
         sidecar = sidecar_status(str(self.about["socket"]))
         try:
             supervisor = self.ask({"type": "status"})
@@ -255,16 +257,16 @@ class LiveRun:
 
 
 def live_runs(folder: str | None = None) -> list[LiveRun]:
-    """This user's runs that live on this machine; with `folder`, the one that has it, if it lives."""
+    """Returns this user's live runs on this machine; with `folder`, only the run in that folder, if it lives."""
     homes = [] if folder is None else [Path(folder)]
     if folder is None:
-        for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108  where runs have their folders
+        for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108  runs have their folders here
             homes += sorted(path.parent for path in Path(base).glob(f"{HOME_PREFIX}*/{RUN_FILE}"))
     return [run for home in homes if (run := _live_run(home)) is not None]
 
 
 def histories(runs: Sequence[LiveRun]) -> list[History]:
-    """What these runs report, with their rates over RATES_S where they have trainers."""
+    """Returns the status of these runs, with rates over RATES_S if any of them has trainers."""
     found = [History() for _ in runs]
     for pause_s in (0.0, RATES_S):
         if pause_s and not any(history.last.receivers for history in found):
@@ -276,23 +278,25 @@ def histories(runs: Sequence[LiveRun]) -> list[History]:
 
 
 def find_run(folder: str | None) -> LiveRun:
-    """The run of this folder, or the only one there is; one of a manifest beside scripts that have none. Raises
-    InputError with those that can be chosen."""
+    """Returns the run in this folder, or else the only run; a single run of a manifest is preferred to scripts without
+    one. Raises InputError naming the candidates."""
     live = [run for run in live_runs(folder) if folder is not None or run.kept_until is None]
     if len(of_manifests := [run for run in live if not run.is_private]) == 1:
         return of_manifests[0]
     if len(live) == 1:
         return live[0]
     if folder is not None:
-        raise InputError(f"a live run is needed in {folder}, none was found: see `dataloaderjob status`")
+        raise InputError(f"no live run was found in {folder}: see `dataloaderjob status`")
     if not live:
-        raise InputError("no run of yours lives on this machine: start one with `dataloaderjob run job.yaml`")
+        raise InputError(
+            "no run of yours is live on this machine: start one with `dataloaderjob run job.yaml`"
+        )
     which = ", ".join(f"{run.home} ({run.name})" for run in live)
-    raise InputError(f"one run is needed, found {len(live)}: choose by --dir one of {which}")
+    raise InputError(f"found {len(live)} runs: choose one with --dir, out of {which}")
 
 
 def sidecar_status(path: str) -> dict[str, Any]:
-    """What the sidecar at this socket says of itself; empty if none answers."""
+    """Returns the status of the sidecar at this socket; empty if none answers."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
             sock.settimeout(TIMEOUT_S)

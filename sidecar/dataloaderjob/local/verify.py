@@ -1,4 +1,4 @@
-"""`dataloaderjob verify`: compares two records, or one with what its dataset makes, and names the first difference."""
+"""`dataloaderjob verify`: compares two records, or one with its dataset, and names the first difference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Difference:
     place: tuple[int, int]
     """Epoch and batch."""
     one: Recorded | None
-    """None: that run has no such batch."""
+    """None: the first run has no such batch."""
     other: Recorded | None
 
     @property
@@ -37,11 +37,11 @@ class Difference:
 
 
 def compare(one: Path, other: Path, *, epoch: int | None = None) -> tuple[bool, list[str]]:
-    """Whether two runs consumed the same, and lines for people. Raises InputError."""
+    """Returns True if two runs consumed the same, and lines for the user. Raises InputError."""
     a, b = Record.open(one), Record.open(other)
     if a.ranks.keys() != b.ranks.keys():
         raise InputError(
-            f"runs of the same ranks can be compared: {one} has {', '.join(sorted(a.ranks))}, "
+            f"only runs with the same ranks can be compared: {one} has {', '.join(sorted(a.ranks))}, "
             f"{other} has {', '.join(sorted(b.ranks))}"
         )
     count = 0
@@ -64,17 +64,17 @@ def compare(one: Path, other: Path, *, epoch: int | None = None) -> tuple[bool, 
 def first_difference(
     rank: str, loader: int, left: list[Recorded], right: list[Recorded]
 ) -> Difference | None:
-    """Compares what one loader gave in two runs, in order."""
+    """Compares the batches that one loader returned in two runs, in order."""
     for at in range(max(len(left), len(right))):
         one = left[at] if at < len(left) else None
         other = right[at] if at < len(right) else None
         if one is not None and other is not None and one.row.place != other.row.place:
-            # One of them ended its epoch before: what is missing is named.
+            # One of them ended its epoch earlier: name the missing batch.
             one, other = (one, None) if one.row.place < other.row.place else (None, other)
         elif one is not None and other is not None and one.row.digest == other.row.digest:
             continue
         there = one or other
-        assert there is not None  # noqa: S101  one of the lists is as long
+        assert there is not None  # noqa: S101  one of the lists has this index
         return Difference(rank=rank, loader=loader, place=there.row.place, one=one, other=other)
     return None
 
@@ -87,12 +87,12 @@ def _explain(found: Difference, a: Record, b: Record) -> list[str]:
     one, other = found.one, found.other
     if one is None or other is None:
         has, lacks = (a, b) if other is None else (b, a)
-        return [f"{has.folder} has this batch, {lacks.folder} has it not"]
+        return [f"{has.folder} has this batch, {lacks.folder} does not"]
     failed = [record.folder for batch, record in ((one, a), (other, b)) if batch.row.kind == Kind.FAILED]
     if len(failed) == 2:
-        return ["next() raised errors of two types"]
+        return ["next() raised errors of different types"]
     if failed:
-        return [f"next() raised an error in {failed[0]}, and gave a batch in the other"]
+        return [f"next() raised an error in {failed[0]}, and returned a batch in the other"]
     left, right = one.piece.ticket(one.row), other.piece.ticket(other.row)
     if left[frames.TICKET_HEAD_NBYTES :] != right[frames.TICKET_HEAD_NBYTES :]:
         said = _other_keys(left, right)
@@ -100,12 +100,12 @@ def _explain(found: Difference, a: Record, b: Record) -> list[str]:
             return [said]
     lines = ["the keys are the same, and the content differs"]
     if frames.base_seed_of(left) != frames.base_seed_of(right):
-        lines.append("the seeds differ: torch.manual_seed, or the loader's generator, was not the same")
+        lines.append("the seeds differ: check torch.manual_seed and the loader's generator")
     return lines + _compare_content(a, one, b, other)
 
 
 def _other_keys(left: bytes, right: bytes) -> str:
-    """Names the first key that differs; nothing where none does, whatever the bytes of their pickles."""
+    """Names the first key that differs; empty if all keys are equal, even if their pickles differ."""
     try:
         mine, theirs = (list(frames.unpack_ticket(payload).keys) for payload in (left, right))
     except Exception:  # classes of the user's that this process does not have
@@ -126,7 +126,7 @@ def _same(x: Any, y: Any) -> bool:
 
 
 def _compare_content(a: Record, one: Recorded, b: Record, other: Recorded) -> list[str]:
-    """Makes both again: says which leaf differs, and which of them is still what was consumed."""
+    """Makes both batches again. Names the leaf that differs, and any batch that is no longer what was consumed."""
     from dataloaderjob.batches.differences import first_difference as difference_of
 
     lines, bodies = [], []
@@ -134,11 +134,11 @@ def _compare_content(a: Record, one: Recorded, b: Record, other: Recorded) -> li
         try:
             (result,) = remake(record, [batch], bodies=True)
         except InputError as exc:
-            return [f"the leaf is not known: {exc}"]
+            return [f"the leaf is unknown: {exc}"]
         if result.error:
-            lines.append(f"made again from {record.folder} it raises {result.error}")
+            lines.append(f"made again from {record.folder}, it raises {result.error}")
         elif result.digest != batch.row.digest:
-            lines.append(f"made again from {record.folder} it is not what was consumed")
+            lines.append(f"made again from {record.folder}, it differs from what was consumed")
         if result.body is not None:
             bodies.append(result.body)
     if len(bodies) == 2:
@@ -146,7 +146,9 @@ def _compare_content(a: Record, one: Recorded, b: Record, other: Recorded) -> li
             said = difference_of(*bodies)
         except RemoteProtocolError as exc:
             said = str(exc)
-        lines.append(said or "made again, both are equal: it depends on more than code, data, keys and seed")
+        lines.append(
+            said or "made again, both are equal: the batch depends on more than code, data, keys and seed"
+        )
     return lines
 
 
@@ -159,7 +161,8 @@ def _cut(value: Any) -> str:
 
 
 def check(folder: Path, *, epoch: int | None = None, sample: int | None = None) -> tuple[bool, list[str]]:
-    """Makes batches of a run again: whether they are what was consumed, and lines for people. Raises InputError."""
+    """Makes batches of a run again. Returns True if they equal what was consumed, and lines for the user. Raises
+    InputError."""
     record = Record.open(folder)
     wanted = [
         (rank, batch)
@@ -174,7 +177,7 @@ def check(folder: Path, *, epoch: int | None = None, sample: int | None = None) 
         raise InputError(f"{folder} has no batch{_of_none(record, epoch)} to make again")
     if not known:
         raise InputError(
-            f"{folder} has no batch to make again: {len(wanted)} were found, none with what made it"
+            f"{folder} has no batch to make again: none of {len(wanted)} was recorded with its code and data"
         )
     lines, first = [], None
     for batches in _by_bundle(known):
@@ -191,11 +194,11 @@ def check(folder: Path, *, epoch: int | None = None, sample: int | None = None) 
 
 
 def _by_bundle(batches: list[tuple[str, Recorded]]) -> list[list[tuple[str, Recorded]]]:
-    """Batches that one process can make, in the order of their places."""
+    """Groups batches that one process can make, each group in the order of epochs and batches."""
     groups: dict[Any, list[tuple[str, Recorded]]] = {}
     for rank, batch in batches:
         found = batch.piece.bundle(batch.row)
-        assert found is not None  # noqa: S101  left out before
+        assert found is not None  # noqa: S101  filtered by the caller
         bundle, in_process = found
         groups.setdefault((bundle.code, bundle.workers, bundle.allow_pickle, in_process), []).append(
             (rank, batch)
@@ -209,7 +212,8 @@ def _by_bundle(batches: list[tuple[str, Recorded]]) -> list[list[tuple[str, Reco
 def _first_wrong(
     record: Record, batches: list[tuple[str, Recorded]], *, before: tuple[int, int] | None
 ) -> tuple[tuple[int, int], str] | None:
-    """The place of the first batch that is not what was consumed, and what to say; only of those `before` a place."""
+    """Returns the place of the first batch that differs from what was consumed, and a message. `before`: only batches
+    before this place are made."""
     wanted = [(rank, b) for rank, b in batches if before is None or b.row.place < before]
     if not wanted:
         return None
@@ -225,7 +229,7 @@ def _first_wrong(
             why = f"a batch was consumed, and the recorded code and data raise {result.error}"
         else:
             why = (
-                "what was consumed is not what the recorded code and data make: "
+                "the recorded code and data make another batch than was consumed: "
                 f"digest {row.digest:016x}, made again {result.digest:016x}"
             )
         return row.place, f"{where}: {why}"
@@ -233,7 +237,7 @@ def _first_wrong(
 
 
 def _of_none(record: Record, epoch: int | None) -> str:
-    """Names an epoch of which there is no batch, and those of which there are."""
+    """Names an epoch without batches, and the epochs that have some."""
     if epoch is None:
         return ""
     there = {
@@ -243,7 +247,7 @@ def _of_none(record: Record, epoch: int | None) -> str:
         for batch in batches
     }
     found = ", ".join(map(str, sorted(there))) or "none"
-    return f" of epoch {epoch} (they are counted from 0; there are: {found})"
+    return f" of epoch {epoch} (epochs are counted from 0; recorded: {found})"
 
 
 def _ranks(record: Record) -> str:

@@ -1,1 +1,1 @@
-"""Samples and batches from a ticket: seeds, generators, slots, stages, failures."""
+"""Makes samples and batches from a ticket: seeds, generators, slots, stages, failures."""

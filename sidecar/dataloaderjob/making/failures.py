@@ -1,6 +1,6 @@
-"""A failure of user code as bytes, from the feeder to the trainer, where it is raised again.
+"""Failures of user code as bytes, sent from the feeder to the trainer, which raises them again.
 
-JSON; the exception's arguments and attributes travel in it only as plain values, never pickled.
+The format is JSON. The exception's arguments and attributes travel only as plain values, never pickled.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _MAX_TEXT_NBYTES = 16 * 1024
 _MAX_VALUES_NBYTES = 16 * 1024
 
 _HINT = (
-    "If the script sets an option of a library, patches one or registers something with it as it starts: a feeder may "
-    "not have run those lines. Have them run in worker_init_fn, or at the top of the dataset's module, too."
+    "If the script sets an option of a library, patches it or registers something with it at startup, a feeder may not "
+    "have run those lines. Run them in worker_init_fn, or at the top of the dataset's module, too."
 )
 
 
 def pack_failure(exc: BaseException, *, phase: str = "", feeder: str = "") -> bytes:
-    """Describes an exception for another process; a SampleError by its cause and the sample, if it was one.
+    """Describes an exception for another process; a SampleError by its cause and, if known, the sample.
 
-    `phase` names the function of the user that ran, where no SampleError does.
+    `phase` names the user's function that ran, unless a SampleError names it.
     """
     position, key = None, None
     if isinstance(exc, SampleError):
@@ -60,9 +60,9 @@ def pack_failure(exc: BaseException, *, phase: str = "", feeder: str = "") -> by
 def unpack_failure(data: bytes | memoryview) -> BaseException:
     """Rebuilds the exception, to be raised.
 
-    Where this process finds its type and can build it, it is the original exception, and a note says where it was
-    raised and has the feeder's traceback. Else it is a UserCodeError, whose text says all. Raises RemoteProtocolError
-    when `data` is no failure.
+    If this process finds the type and can build it, the result is the original exception, with a note about its origin
+    and the feeder's traceback. Otherwise it is a UserCodeError with all of that in its text. Raises RemoteProtocolError
+    if `data` is not a failure.
     """
     record = _parse(data)
     cls = _exception_class(*record.name)
@@ -78,7 +78,7 @@ def unpack_failure(data: bytes | memoryview) -> BaseException:
 
 
 def _args_and_attributes(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What pickle would make it of: an OSError's name of a file is neither in args nor in __dict__."""
+    """Returns the parts that pickle would use, because an OSError's file name is neither in args nor in __dict__."""
     args, own = exc.args, exc.__dict__
     with contextlib.suppress(Exception):  # user code
         reduced: Any = exc.__reduce__()
@@ -88,7 +88,7 @@ def _args_and_attributes(exc: BaseException) -> tuple[tuple[Any, ...], dict[str,
 
 
 def _text(exc: BaseException) -> str:
-    """What str() makes of it, cut."""
+    """str() of the exception, shortened."""
     try:
         text = str(exc)
     except Exception:  # user code
@@ -104,7 +104,7 @@ def _repr(key: Any) -> str:
 
 
 def _cut(text: str, nbytes: int) -> str:
-    """Keeps beginning and end; JSON may not hold lone surrogates, so they are escaped."""
+    """Keeps beginning and end. Lone surrogates are escaped, because JSON may not contain them."""
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= nbytes:
         return data.decode()
@@ -124,7 +124,7 @@ def _plain(value: Any) -> str | None:
 
 
 def _traceback(exc: BaseException) -> str:
-    """Formatted, without our own frames before the user's; nothing for errors that we raise to explain."""
+    """Formats the traceback without our own frames before the user's; empty for this package's own errors."""
     if isinstance(exc, DataLoaderJobError):
         return ""
     try:
@@ -135,14 +135,14 @@ def _traceback(exc: BaseException) -> str:
 
 
 def _may_lack_set_up(exc: BaseException) -> bool:
-    """Whether code fails so whose library was set up in the script: `np.float`, a truncated image."""
+    """True if missing setup of a library in the script could explain the error: `np.float`, a truncated image."""
     if isinstance(exc, DataLoaderJobError):
         return False
     if isinstance(exc, AttributeError):
         # numpy's __getattr__ raises its own.
         return isinstance(exc.obj, ModuleType) or _text(exc).startswith("module '")
     if isinstance(exc, OSError):
-        return exc.errno is None  # of a library, not of the system: PIL's and h5py's
+        return exc.errno is None  # raised by a library such as PIL or h5py, not by the system
     if isinstance(exc, LookupError):
         return not isinstance(exc, KeyError | IndexError)  # a codec, or a handler of its errors
     if isinstance(exc, NameError):
@@ -163,18 +163,18 @@ def _users_part(tb: TracebackType | None) -> TracebackType | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
-    """What a failure says."""
+    """Contents of a failure."""
 
     name: ClassName
     text: str
     details: str
-    """Where it was raised, and the traceback."""
+    """Origin of the exception, and the traceback."""
     args: tuple[Any, ...] | None
-    """None: not all of them are plain values."""
+    """None: not all arguments are plain values."""
     attributes: dict[str, Any]
-    """Those that are plain values."""
+    """Attributes that are plain values."""
     complete: bool
-    """There are no others."""
+    """True if there are no other attributes."""
 
 
 def _parse(data: bytes | memoryview) -> _Record:
@@ -210,18 +210,18 @@ def _unplain(data: str | None) -> Any:
 def _exception_class(module: str, qualname: str) -> type[Exception] | None:
     try:
         cls = user_code.find_class(module, qualname)
-    except Exception:  # not there, or a module of the user that fails while it is imported
+    except Exception:  # missing, or a user module whose import fails
         return None
-    # Not BaseException: a SystemExit or KeyboardInterrupt of a feeder is not this process's.
+    # Not BaseException: a SystemExit or KeyboardInterrupt in a feeder must not end this process.
     return cls if issubclass(cls, Exception) else None
 
 
 def _rebuild(cls: type[Exception], record: _Record) -> Exception | None:
-    """An exception of `cls` with its note, or None."""
+    """Returns an exception of `cls` with its note, or None."""
     ways: list[Callable[[], Exception]] = []
     if record.args is not None:
         ways.append(partial(cls, *record.args))  # as unpickling does it
-        if record.complete:  # __init__, which may take other arguments than args, need not run
+        if record.complete:  # __init__ may expect arguments other than args, and need not run
             ways.append(partial(cls.__new__, cls, *record.args))
     ways.append(partial(cls, record.text))
     for way in ways:

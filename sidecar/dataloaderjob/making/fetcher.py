@@ -2,17 +2,18 @@
 
 The same class runs in feeders and, for `num_workers=0`, in the trainer.
 
-Seeds of samples and batches are derived from the iterator's base seed. One depends on (base seed, purpose, position,
-key) and on nothing that differs between processes, so a batch is the same whichever process makes it. The hash is
-BLAKE2b over little-endian words: 0.7 µs, where splitmix64 in plain Python takes 1.2 µs.
+Seeds of samples and batches are derived from the iterator's base seed. A seed depends on (base seed, purpose, position,
+key) and on nothing that differs between processes, so a batch is the same in every process. The hash is BLAKE2b over
+little-endian words, which takes 0.7 µs; splitmix64 in plain Python takes 1.2 µs.
 
-Where `get_worker_info()` answers, torch's default_collate stacks tensors into a new shared-memory file per batch, for
-torch's own way to the trainer, and into the dtype of the first sample, where it otherwise promotes. A feeder has no
-use for the one, and the other would make its batches differ from those of `num_workers=0`: it is kept from both.
+If `get_worker_info()` is not None, torch's default_collate stacks tensors into a new shared-memory file for each batch,
+which torch's own transport needs. It also stacks them into the dtype of the first sample, while it otherwise promotes.
+A feeder needs no such file, and the dtype would make its batches differ from those of `num_workers=0`, so this module
+prevents both.
 
-A sampler's keys that are no integers are pickled for each batch, while the script's classes travel once, in the
-bundle. So a class of `__main__` goes by name and with its definition: where the bundle brought the class, that one is
-used, so that `isinstance` and `==` hold there; else the definition is loaded, once.
+Keys of a sampler that are not integers are pickled for each batch, while the script's classes travel once, in the
+bundle. A class of `__main__` is pickled by name and with its definition. If the bundle has the class, that class is
+used, so that `isinstance` and `==` hold there; otherwise the definition is loaded, once.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ from dataloaderjob.shipping.pickling import UserCodePickler, rest_of, with_main
 
 SAMPLE = "__getitem__"
 SAMPLES = "__getitems__"
-"""Phases of a fetch, by the user's function that runs."""
+"""Phases of a fetch, named by the user's function that runs."""
 OnSample = Callable[[int], None]
 _MASK = (1 << 64) - 1
 OF_SAMPLE, OF_BATCH = 1, 2
-"""Purposes: the seed of sample 3 and the seed of batch 3 must differ."""
+"""Purposes of seeds: the seed of sample 3 and the seed of batch 3 must differ."""
 _sample_words = struct.Struct("<4Q").pack
-# Not torch.manual_seed, which also visits the accelerators: 150 to 180 µs, this 1.2.
+# Not torch.manual_seed, which also seeds the accelerators: it takes 150 to 180 µs, this 1.2.
 _seed_torch = torch.default_generator.manual_seed
 _seed_numpy = np.random.seed
 _seed_random = random.seed
@@ -64,7 +65,7 @@ _definitions: dict[int, tuple[Any, bytes]] = {}
 
 @cache
 def stack_in_private_memory() -> None:
-    """Once for the process: replaces torch's entry for tensors by one that looks away from the worker."""
+    """Replaces torch's collate function for tensors by one that hides the worker info. Runs once for each process."""
     original = default_collate_fn_map[torch.Tensor]
 
     def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
@@ -78,27 +79,27 @@ def stack_in_private_memory() -> None:
 
 
 class SampleError(Exception):
-    """User code raised. Internal: it says where; the cause (`__cause__`) is what the user gets to see."""
+    """User code raised an exception. Internal: holds the phase and the sample; users get the cause (`__cause__`)."""
 
     def __init__(self, phase: str, cause: BaseException, *, position: int | None = None, key: Any = None):
         super().__init__(f"{phase} raised {type(cause).__name__}")
         self.phase = phase
         """SAMPLE, SAMPLES or COLLATE."""
         self.cause = cause
-        """What is raised to the user, in this process or from a feeder. StopIteration, too: it ends the loop over the
-        loader, as with torch's workers and without."""
+        """The exception that the user gets, in this process or from a feeder. A StopIteration is passed on, too, and
+        ends the loop over the loader, as in torch with and without workers."""
         self.position = position
-        """The sample's place in its batch, for SAMPLE."""
+        """The sample's position in its batch, for SAMPLE."""
         self.key = key
         """The sampler's key of that sample."""
 
 
 BY_KEY = "SEEDS_BY_KEY"
-"""Attribute of a class of datasets: generators that it holds draw by a sample's key alone, whatever its place."""
+"""Attribute of a dataset's class: seeds of its held generators depend on a sample's key only, not on its position."""
 
 
 class Fetcher:
-    """Dataset and collate_fn of one loader."""
+    """Makes batches with the dataset and the collate_fn of one loader."""
 
     def __init__(
         self,
@@ -106,9 +107,9 @@ class Fetcher:
         collate_fn: Callable[[Any], Any] | None,
         held: HeldGenerators = NOTHING_HELD,
     ) -> None:
-        """collate_fn None: torch's own, `default_collate` for batches, `default_convert` for bare keys.
+        """collate_fn: None for torch's own, `default_collate` for batches and `default_convert` for bare keys.
 
-        held: generators of theirs, which are seeded as those of the process are."""
+        held: generators that dataset and collate_fn hold, seeded like those of the process."""
         self.held = held
         self._by_key = bool(getattr(type(dataset), BY_KEY, False))
         self._dataset = dataset
@@ -118,8 +119,8 @@ class Fetcher:
     def fetch(self, ticket_no: int, ticket: Ticket, on_sample: OnSample | None = None) -> Any:
         """Returns the batch of one ticket. Seeds the process's generators before each piece of user code.
 
-        `on_sample` is told the number of each sample in the batch before it is made.
-        Raises SampleError from the exception when user code raises one.
+        `on_sample` is called with the number of each sample in the batch before it is made.
+        Raises SampleError from the exception if user code raises one.
         """
         if get_worker_info() is not None:
             stack_in_private_memory()
@@ -160,8 +161,8 @@ class Fetcher:
 
 
 def is_of_user(exc: BaseException) -> bool:
-    """Whether it fails the batch: SystemExit, too, which must not end a feeder. In the trainer a KeyboardInterrupt is
-    somebody's; a feeder's process gets none, so there it is user code that has raised it."""
+    """True if the exception fails the batch. So does SystemExit, which must not end a feeder. In the trainer,
+    KeyboardInterrupt comes from the user's Ctrl-C; a feeder's process gets none, so only user code raises it there."""
     return isinstance(exc, Exception | SystemExit) or get_worker_info() is not None
 
 
@@ -174,11 +175,11 @@ def _call(phase: str, function: Callable[[Any], Any], argument: Any) -> Any:
         raise SampleError(phase, exc) from exc
 
 
-# Seeds of `random`, numpy's legacy generator and torch's default one, from which user code draws
+# Seeds of the generators that user code draws from: `random`, numpy's legacy generator and torch's default generator
 
 
 def derive_seed(base_seed: int, *parts: int) -> int:
-    """Returns a seed in [0, 2**64) that depends on every part and on their order.
+    """Returns a seed in [0, 2**64) that depends on every part and on the order of parts.
 
     Parts are taken modulo 2**64, so negative numbers are fine.
     """
@@ -187,24 +188,24 @@ def derive_seed(base_seed: int, *parts: int) -> int:
 
 
 def sample_seed(base_seed: int, position: int, key: Any) -> int:
-    """The seed of one sample. `position` counts samples from the start of the iterator."""
+    """Returns the seed of one sample. `position` counts samples from the start of the iterator."""
     number = key if type(key) is int else key_number(key)
-    # derive_seed(base_seed, OF_SAMPLE, position, number), written out for the sake of 0.8 µs per sample.
+    # derive_seed(base_seed, OF_SAMPLE, position, number), inlined to save 0.8 µs per sample.
     words = _sample_words(base_seed & _MASK, OF_SAMPLE, position & _MASK, number & _MASK)
     return int.from_bytes(blake2b(words, digest_size=8).digest(), "little")
 
 
 def batch_seed(base_seed: int, ticket_no: int) -> int:
-    """The seed of collate_fn, and of `__getitems__`, for one ticket."""
+    """Returns the seed of collate_fn, and of `__getitems__`, for one ticket."""
     return derive_seed(base_seed, OF_BATCH, ticket_no)
 
 
 def key_number(key: Any) -> int:
-    """A number for a sampler's key of any kind, the same in every process.
+    """Returns a number for a sampler's key of any kind, the same in every process.
 
-    Integers (numpy's, and tensors of one integer) count as their value; plain values by their
-    encoding. Of any other object only the type counts: a pickle or a repr of it may differ between
-    processes, and the position already tells two samples apart.
+    Integers (numpy's, and tensors of one integer) count by their value, plain values by their encoding. Any other
+    object counts by its type only, because its pickle or repr may differ between processes, and the position already
+    distinguishes two samples.
     """
     try:
         return operator.index(key)
@@ -218,25 +219,25 @@ def key_number(key: Any) -> int:
 
 
 def identity_of(ticket_no: int, ticket: Ticket) -> int:
-    """Names the batch of a ticket by its place and its keys, as `key_number` has them, the same in every process."""
+    """Identifies the batch of a ticket by its place and its keys (see `key_number`), the same in every process."""
     keys = ticket.keys
-    if type(keys) is ReadSamples:  # as if the slot had made it alone
+    if type(keys) is ReadSamples:  # as if the slot had made the batch by itself
         return digests.identity(ticket.first_position, 0, ticket.bare, [keys.slot, keys.size])
     numbers = keys if type(keys) is list and all_ints(keys) else list(map(key_number, keys))
     return digests.identity(ticket_no, ticket.first_position, ticket.bare, numbers)
 
 
 def identity_in_slot(ticket: SlotTicket) -> int:
-    """Names a batch of an IterableDataset by its slot, and by its place there."""
+    """Identifies a batch of an IterableDataset by its slot, and by its number in the slot."""
     return digests.identity(ticket.number, 0, ticket.bare, [ticket.slot, ticket.size])
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds all three from a seed below 2**64; 8 µs.
+    """Seeds all three from a seed below 2**64; takes 8 µs.
 
-    numpy takes the upper half and torch (which uses no more than 32 bits) the lower: both are Mersenne
-    twisters seeded alike, and would give the same stream from the same half. What `torch.initial_seed()` then
-    tells fits an int64, as with torch, so that a sample may return it.
+    numpy gets the upper half and torch (which uses no more than 32 bits) the lower half. Both are Mersenne Twisters
+    with the same seeding, and would produce the same stream from the same half. `torch.initial_seed()` fits an int64
+    afterwards, as with torch, so that a sample may return it.
     """
     _seed_random(seed)
     _seed_numpy(seed >> 32)
@@ -245,7 +246,7 @@ def seed_generators(seed: int) -> None:
 
 
 def seed_worker(seed: int, number: int) -> None:
-    """Seeds as torch seeds worker `number` for worker_init_fn: by `seed + number`, its `get_worker_info().seed`."""
+    """Seeds as torch seeds worker `number` for worker_init_fn: with `seed + number`, its `get_worker_info().seed`."""
     _seed_random(seed + number)
     _seed_torch((seed + number) & _INT64)
     _seed_numpy(_generate_state(seed, number))  # type: ignore[no-untyped-call]
@@ -264,9 +265,9 @@ def seed_batch(base_seed: int, ticket_no: int) -> None:
 
 @contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Leaves the caller's three generators as they were, and runs torch with one thread meanwhile.
+    """Restores the caller's three generators at the end, and runs torch with one thread meanwhile.
 
-    One thread, because sums differ with the number of threads. About 100 µs.
+    One thread, because sums differ with the number of threads. Takes about 100 µs.
     """
     threads = torch.get_num_threads()
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
@@ -291,7 +292,7 @@ class _Pickler(pickle.Pickler):
 
 
 def pickle_keys(keys: list[Any]) -> bytes:
-    """Raises what pickle raises for keys that cannot travel."""
+    """Pickles a sampler's keys. Raises what pickle raises for keys that cannot travel."""
     out = io.BytesIO()
     _Pickler(out, protocol=5).dump(keys)
     return out.getvalue()
@@ -310,7 +311,7 @@ def _definition(obj: Any) -> bytes:
 
 
 def _attribute_of_main(path: str, definition: bytes) -> Any:
-    """Called where keys are unpickled."""
+    """Returns the object at `path` in `__main__`. Called when keys are unpickled."""
     found = names.look_up("__main__", path)
     if found is not None:
         return found

@@ -1,12 +1,12 @@
-"""Generators of random numbers that a dataset and what makes its batches hold: in an attribute, a closure, a global.
+"""Random number generators that a dataset and its collate_fn hold: in an attribute, a closure, a global.
 
-A transform with `np.random.RandomState(0)` would draw from a copy in each process that makes samples. Here each sample
-has seeds of its own, as those of the process's three generators (`fetcher`). They follow from the generator as the
-trainer had it at iter(), from how many iterators it has had before (`Ticket.draws`), and from the sample's place and
-key; not from the epoch's base seed, so that a generator that the user has seeded draws the same in each run. Whoever
-makes the sample has them.
+A transform with `np.random.RandomState(0)` would draw from a copy in each process that makes samples. Here such a
+generator is seeded for each sample, like the process's three generators (`fetcher`). The seed depends on the state of
+the trainer's generator at iter(), on the number of earlier iterators (`Ticket.draws`), and on the sample's position and
+key. It does not depend on the epoch's base seed, so a generator that the user has seeded draws the same in each run. It
+is the same in every process that makes the sample.
 
-What `worker_init_fn` has seeded or replaced follows from the epoch's base seed, of which the user took it.
+Generators that `worker_init_fn` has seeded or replaced depend on the epoch's base seed, which it seeds them from.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from dataloaderjob.shipping import modules, user_code
 from dataloaderjob.shipping.reducers import OF_PROCESS
 
 Held: TypeAlias = np.random.RandomState | np.random.BitGenerator | random.Random | torch.Generator
-"""One that is found. A `np.random.Generator` is known by its BitGenerator, which two may share."""
+"""Types of generators that are found. A `np.random.Generator` goes by its BitGenerator, which two may share."""
 MOST_OBJECTS = 100_000
-"""Objects that are looked at. Transforms lie near the dataset, and are found first."""
+"""Maximum number of objects that are searched. Transforms are close to the dataset, and are found first."""
 MOST_ITEMS = 1_000
-"""Items of one container that are looked at: longer ones are data."""
+"""Maximum number of items that are searched in a container: longer containers are data."""
 _MASK, _INT64 = (1 << 64) - 1, (1 << 63) - 1
 _MIX = 0x9E3779B97F4A7C15
 _BLOCK = 624
-"""Numbers that a Mersenne twister makes at a time."""
+"""Numbers that a Mersenne Twister generates at a time."""
 _MARK = 1 << 41
 _FLAT: Any = (
     str, bytes, bytearray, int, float, complex, bool, type(None), type(Ellipsis), range, slice, torch.Tensor,
@@ -47,16 +47,17 @@ _ITEMS: tuple[Any, ...] = (dict, list, tuple, set, frozenset, deque)
 
 
 def find(*roots: Any) -> list[tuple[Held, str]]:
-    """The generators that these reach, each once, in an order that depends on them alone.
+    """Returns the generators reachable from these, each once, in an order that depends on the objects only.
 
-    The text is empty but for one of a library's class, which does not travel with its objects: where it is.
+    The text is empty except for a generator of a library's class, which does not travel with its objects: then it is
+    the generator's path.
     """
     pending: deque[Any] = deque(roots)
     seen: dict[int, Any] = {}
     found: list[tuple[Held, str]] = []
     while pending and len(seen) < MOST_OBJECTS:
         item = pending.popleft()
-        kind = type(item)  # not isinstance, which asks proxies of other objects what they are
+        kind = type(item)  # not isinstance, which proxies answer for the objects behind them
         if issubclass(kind, _FLAT) or id(item) in seen or id(item) in OF_PROCESS:
             continue
         seen[id(item)] = item
@@ -73,13 +74,13 @@ def find(*roots: Any) -> list[tuple[Held, str]]:
                     found += [(one, where) for where, one in new]
                 else:
                     pending.extend(_parts(item, kind))
-            except Exception:  # noqa: S112  a dict that another thread changes, an object that is half made
+            except Exception:  # noqa: S112  a dict that another thread changes, an object under construction
                 continue
     return found
 
 
 def _of_class(cls: type) -> list[tuple[str, Held]]:
-    """Where they are, and the generators of a library's class, each once."""
+    """Returns the paths and the generators of a library's class, each generator once."""
     found: dict[int, tuple[str, Held]] = {}
     for name, value in sorted(vars(cls).items()):
         one = value.bit_generator if issubclass(type(value), np.random.Generator) else value
@@ -89,7 +90,7 @@ def _of_class(cls: type) -> list[tuple[str, Held]]:
 
 
 def _parts(item: Any, kind: type) -> Iterable[Any]:
-    """What an object is made of, as far as pickling would take it along. None of its own code runs."""
+    """Returns the parts of an object that pickling would include. None of the object's own code runs."""
     if kind is types.FunctionType:
         return _of_function(item)
     if issubclass(kind, types.MethodType | types.BuiltinMethodType):
@@ -113,7 +114,7 @@ def _parts(item: Any, kind: type) -> Iterable[Any]:
 
 
 def _items(item: Any, kind: type) -> list[Any]:
-    """The first items of a container, by its built-in type's own methods."""
+    """Returns the first items of a container, by the methods of its built-in type."""
     if kind is types.MappingProxyType:
         return [part for pair in islice(item.items(), MOST_ITEMS) for part in pair]
     for base in _ITEMS:
@@ -150,7 +151,7 @@ def _of_function(function: types.FunctionType) -> list[Any]:
 
 
 def _of_modules(code: types.CodeType, reached: Iterable[Any]) -> list[Any]:
-    """What code takes of user modules that it reaches, as in `import tools; tools.rng`."""
+    """Returns values of user modules that code uses as attributes, as in `import tools; tools.rng`."""
     found = [vars(m) for m in reached if isinstance(m, types.ModuleType) and modules.is_users(vars(m))]
     names = set(code.co_names)
     for const in code.co_consts:
@@ -160,7 +161,7 @@ def _of_modules(code: types.CodeType, reached: Iterable[Any]) -> list[Any]:
 
 
 def state_of(one: Held) -> int:
-    """A number for a generator's state, the same in every process; below 2**64."""
+    """Returns a number below 2**64 for a generator's state, the same in every process."""
     if isinstance(one, torch.Generator):
         data = one.get_state().numpy().tobytes()
     elif isinstance(one, random.Random):
@@ -175,7 +176,7 @@ def _plain(value: Any) -> Any:
 
 
 def _seeding(one: Held) -> Callable[[int], Any]:
-    """What seeds a generator from a number below 2**64."""
+    """Returns a function that seeds a generator from a number below 2**64."""
     if isinstance(one, torch.Generator):
         return lambda seed: one.manual_seed(seed & _INT64)
     if isinstance(one, random.Random):
@@ -208,17 +209,17 @@ def _seeding(one: Held) -> Callable[[int], Any]:
 
 
 class HeldGenerators:
-    """Those of one loader, in a process that makes its batches."""
+    """The generators of one loader, in a process that makes its batches."""
 
     __slots__ = ("_known", "_roots", "_seeds")
 
     def __init__(self, *roots: Any, of_classes: Mapping[str, int] | None = None) -> None:
-        """Takes their states as those that the trainer has. of_classes: its own of classes of libraries."""
+        """Assumes that their states equal the trainer's. of_classes: the trainer's states for classes of libraries."""
         self._roots = roots
         self._known: dict[int, tuple[Held, int]] = {}
-        """Each generator and the state that it had, by its id."""
+        """Each generator and its last known state, by its id."""
         self._seeds: list[tuple[Callable[[int], Any], int | None, int]] = []
-        """What seeds each, its origin, and its number; no origin: worker_init_fn has seeded it."""
+        """Seeding function, origin and number of each; without an origin if worker_init_fn has seeded it."""
         told = of_classes or {}
         for number, one, where, state in self._readable():
             self._known[id(one)] = one, state
@@ -228,40 +229,40 @@ class HeldGenerators:
         return bool(self._seeds)
 
     def _readable(self) -> Iterator[tuple[int, Held, str, int]]:
-        """(number, generator, where it is, state) of those that have a state."""
+        """Yields (number, generator, path, state) of the generators that have a state."""
         for number, (one, where) in enumerate(find(*self._roots)):
             try:
                 state = state_of(one)
-            except Exception:  # noqa: S112  a class of the user's, such as one of the system's source
+            except Exception:  # noqa: S112  a user's class without a state, such as one that reads the system's source
                 continue
             yield number, one, where, state
 
     def mark(self) -> None:
-        """Has a generator show whether worker_init_fn, which runs next, seeds it, also with the number that it had."""
+        """Marks the generators so that `look_again` can detect seeding by worker_init_fn, even with the same seed."""
         for one, _ in list(self._known.values()):
             _mark(one)
             self._known[id(one)] = one, state_of(one)
 
     def look_again(self) -> None:
-        """Has what worker_init_fn seeded or put in place follow from the epoch's base seed; called after it."""
+        """Makes generators that worker_init_fn seeded or created depend on the epoch's base seed. Called after it."""
         origins = {key: origin for key, (_, origin, _) in zip(self._known, self._seeds, strict=True)}
         known, self._known, self._seeds = self._known, {}, []
         for number, one, _, state in self._readable():
             untouched = id(one) in known and known[id(one)][1] == state
             if untouched and isinstance(one, torch.Generator):
-                _mark(one)  # once more, which takes it away
+                _mark(one)  # a second time, which removes the mark
                 state = state_of(one)
             self._known[id(one)] = one, state
             self._seeds.append((_seeding(one), origins[id(one)] if untouched else None, number))
 
     def seed(self, seed: int, base_seed: int) -> None:
-        """Seeds them for a piece of user code whose own seed this is, of an epoch with that base seed."""
+        """Seeds them for a call of user code with the seed `seed`, in an epoch with that base seed."""
         for put, origin, number in self._seeds:
             put(_mixed(seed, _mixed(base_seed, number) if origin is None else origin))
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Leaves them as they were."""
+        """Restores their states at the end."""
         states = [(one, _read(one)) for one, _ in self._known.values()]
         try:
             yield
@@ -274,12 +275,12 @@ NOTHING_HELD = HeldGenerators()
 
 
 def states_of_classes(*roots: Any) -> dict[str, int]:
-    """The states of generators that do not travel with these, for `HeldGenerators` elsewhere."""
+    """Returns the states of generators that do not travel with these, for `HeldGenerators` in another process."""
     return {where: state_of(one) for one, where in find(*roots) if where}
 
 
 def _mixed(seed: int, origin: int) -> int:
-    """A seed of both, by the finish of SplitMix64."""
+    """Mixes both into a seed, by the finalizer of SplitMix64."""
     x = (seed ^ origin * _MIX) & _MASK
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
@@ -287,8 +288,8 @@ def _mixed(seed: int, origin: int) -> int:
 
 
 def _mark(one: Held) -> None:
-    """Writes the state of a Mersenne twister that was just seeded in another way, from which the same numbers follow:
-    its next block is made already, and nothing of that is given. torch's keeps its seed, too, where there is room."""
+    """Rewrites the state of a freshly seeded Mersenne Twister in another form that yields the same numbers: its next
+    block has been generated, and none of it consumed. For torch's, flips a bit of the stored initial seed."""
     if isinstance(one, random.Random):
         version, words, gauss = random.Random.getstate(one)
         if words[-1] == _BLOCK:
@@ -296,7 +297,7 @@ def _mark(one: Held) -> None:
             random.Random.setstate(one, (version, (*random.Random.getstate(one)[1][:-1], 0), gauss))
     elif isinstance(one, torch.Generator):
         state = one.get_state()
-        # What initial_seed() tells, which no number follows from.
+        # The result of initial_seed(), on which no drawn number depends.
         state[:8].view(torch.int64).bitwise_xor_(_MARK)
         one.set_state(state)
     else:

@@ -1,4 +1,4 @@
-"""What two libraries need for samples to be the same wherever they are made. Neither is imported here."""
+"""Adjusts two libraries so that samples are the same in every process. Neither library is imported here."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ _UNNAMED = "_dataloaderjob_unnamed"
 
 
 def seed(number: int) -> None:
-    """Seeds the generators that only their library can reach, before a sample."""
+    """Seeds the generators that only their library can reach. Called before each sample."""
     if (cv2 := sys.modules.get("cv2")) is not None:
         seed_opencv(cv2, number)
     leave_out_identities()
 
 
 def seed_opencv(cv2: Any, number: int) -> None:
-    """OpenCV's generator, of the calling thread. Nobody can read it, so it is not put back."""
+    """Seeds OpenCV's generator of the calling thread. Its state cannot be read, so it is not restored."""
     put = getattr(cv2, "setRNGSeed", None)  # absent while the module is imported
     if put is not None:
         put(number & 0x7FFFFFFF)
 
 
 def leave_out_identities() -> None:
-    """Has MONAI's transforms note no `id(self)` in what they return (1.6).
+    """Keeps MONAI's transforms from recording `id(self)` in their results (MONAI 1.6).
 
-    The number is another one in each process and each run, and `inverse` compares it with that of the trainer's
-    transform: with TraceKeys.NONE in its place MONAI goes by the order of the transforms alone.
+    The id differs in each process and each run, and `inverse` compares it with the id of the trainer's transform. With
+    TraceKeys.NONE instead, MONAI relies on the order of the transforms only.
     """
     inverse = sys.modules.get("monai.transforms.inverse")
     traceable: Any = getattr(inverse, "TraceableTransform", None)

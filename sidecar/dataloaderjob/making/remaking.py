@@ -1,6 +1,6 @@
-"""Makes recorded batches again, in this process: from the bundle that made them, as a feeder or the trainer did.
+"""Makes recorded batches again, in this process, from the bundle that made them, as a feeder or the trainer did.
 
-A process loads one bundle (`load_bundle`), and becomes what that trainer was.
+A process loads one bundle (`load_bundle`), and takes on the state of that bundle's trainer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataloaderjob.shipping.bundles import UserCode, load_bundle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remade:
-    """A batch as it was made again, or the error that making it raised."""
+    """A batch that was made again, or the error that making it raised."""
 
     ticket: Ticket
     digest: int
@@ -37,7 +37,7 @@ class Remaker:
 
     def __init__(self, bundle: Bundle, store: BlobStore, *, in_process: bool) -> None:
         """`in_process`: the trainer's own process made the batches, not a feeder. Raises what `load_bundle` raises."""
-        os.environ[IN_FEEDER_VARIABLE] = "1"  # a loader within the dataset is no trainer's
+        os.environ[IN_FEEDER_VARIABLE] = "1"  # a loader within the dataset must not act as a trainer's
         torch.set_num_threads(1)
         self.code: UserCode = load_bundle(bundle, store)
         os.environ[IN_FEEDER_VARIABLE] = "1"
@@ -48,7 +48,7 @@ class Remaker:
         self._begun = False
 
     def make(self, number: int, payload: bytes, dataset: Any = None) -> Remade:
-        """Makes batch `number` of its epoch again. `dataset` stands in for the bundle's, where one is given."""
+        """Makes batch `number` of its epoch again. `dataset`: a substitute for the bundle's dataset."""
         ticket = unpack_ticket(payload)
         if not self._in_process:
             self._as_worker(ticket.base_seed)
@@ -63,7 +63,7 @@ class Remaker:
         return Remade(ticket=ticket, digest=digest, batch=batch)
 
     def body(self, remade: Remade) -> bytes:
-        """The bytes of a batch on its way to a trainer. Raises UnsupportedBatch."""
+        """Returns the bytes of a batch as sent to a trainer. Raises UnsupportedBatch."""
         return b"".join(encode(remade.batch, allow_pickle=self.bundle.allow_pickle).buffers)
 
     def _as_worker(self, base_seed: int) -> None:

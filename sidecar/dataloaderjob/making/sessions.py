@@ -1,6 +1,6 @@
-"""What a process that makes batches is to user code: torch's worker of one loader. Neighbour: `fetcher`.
+"""Makes a process look like torch's worker of one loader to user code. Neighbour: `fetcher`.
 
-Builders are that in a feeder, and `remaking` is it again afterwards.
+Builders use it in a feeder, and `remaking` uses it later to make batches again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _MASK63 = (1 << 63) - 1
 def begin_session(
     code: UserCode, *, index: int, num_workers: int, base_seed: int, held: HeldGenerators = NOTHING_HELD
 ) -> None:
-    """Begins as torch's worker does: seeds, then worker_init_fn. Raises what that raises.
+    """Begins as torch's worker does: seeds, then worker_init_fn. Raises what worker_init_fn raises.
 
-    held: what `held_by` found in the code before anything was drawn.
+    held: the result of `held_by`, called before anything was drawn.
     """
     introduce(code.dataset, index=index, num_workers=num_workers, base_seed=base_seed)
     seed_worker(base_seed & _MASK63, index)
@@ -33,12 +33,12 @@ def begin_session(
 
 
 def held_by(code: UserCode, of_classes: Mapping[str, int]) -> HeldGenerators:
-    """Generators in code that was just loaded. of_classes: see `HeldGenerators`."""
+    """Returns the generators in code that was just loaded. of_classes: see `HeldGenerators`."""
     return HeldGenerators(code.dataset, code.collate_fn, of_classes=of_classes)
 
 
 def introduce(dataset: Any, *, index: int, num_workers: int, base_seed: int) -> None:
-    """Makes torch's get_worker_info() answer, with the seed of the iterator that is served now."""
+    """Makes torch's get_worker_info() answer, with the seed of the iterator being served."""
     worker = _utils.worker
     seed = (base_seed & _MASK63) + index
     info = worker._worker_info  # noqa: SLF001  torch offers no other way to be a worker

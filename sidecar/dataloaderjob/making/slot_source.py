@@ -1,7 +1,7 @@
-"""One slot of an IterableDataset: what torch's worker of its number makes, batch after batch. Neighbour: `fetcher`.
+"""One slot of an IterableDataset: makes the batches of torch's worker with the same number. Neighbour: `fetcher`.
 
-Seeds are torch's: `begin_session` sets them once, and what user code draws goes on from there. So a batch depends on
-all before it in its slot, and on nothing else: a slot that begins anew elsewhere makes the same ones again.
+Seeds are torch's: `begin_session` sets them once, and user code draws from there on. A batch depends only on the
+batches before it in its slot, so a slot that starts again on another feeder makes the same batches.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from dataloaderjob.making.fetcher import SampleError, is_of_user, stack_in_priva
 from dataloaderjob.making.staged import COLLATE
 
 ITER, NEXT = "__iter__", "__next__"
-"""Phases of a slot, by the user's function that runs."""
+"""Phases of a slot, named by the user's function that runs."""
 OnSample = Callable[[int], None]
 
 
 class SlotEnded(Exception):
-    """Internal: the slot has no such batch."""
+    """Internal: the slot has no batch of this number."""
 
 
 class SlotSource:
@@ -40,23 +40,23 @@ class SlotSource:
     def __init__(
         self, dataset: Any, collate_fn: Callable[[Any], Any] | None, *, allow_pickle: bool = False
     ) -> None:
-        """`allow_pickle`: snapshots may be pickles, which run code where they are loaded."""
+        """`allow_pickle`: snapshots may be pickles, which run code when they are loaded."""
         self._dataset, self._collate_fn = dataset, collate_fn
         self.allow_pickle = allow_pickle
         self._iterator: Iterator[Any] | None = None
         self._has_ended = False
         self.made = 0
-        """Batches made so far, those among them that failed."""
+        """Batches made so far, including failed ones."""
         self.swallowed: BaseException | None = None
         """The last error of a batch that was made again."""
 
     # Snapshots
 
     def snapshot(self) -> bytes | None:
-        """The slot after what was made, for `restore`: the iterator's state, or the dataset's, and the generators'.
+        """Returns the slot's state for `restore`: the state of the iterator or the dataset, and of the generators.
 
-        None where neither has `state_dict` and `load_state_dict`, and once the slot has ended. Raises what user code
-        and pickle raise, and UnsupportedBatch for a state that travels as a pickle alone.
+        None if neither has `state_dict` and `load_state_dict`, or once the slot has ended. Raises what user code
+        and pickle raise, and UnsupportedBatch for a state that only pickle can carry.
         """
         holder: Any = self._iterator if _has_state(self._iterator) else self._dataset
         if self._has_ended or self._iterator is None or not _has_state(holder):
@@ -68,8 +68,8 @@ class SlotSource:
         return DATA + b"".join(encode(state, allow_pickle=False).buffers)
 
     def restore(self, snapshot: bytes) -> None:
-        """Goes on where `snapshot` was called, in a slot that has made nothing. Raises what user code raises, and
-        RemoteProtocolError for what `snapshot` does not give."""
+        """Resumes from a snapshot, in a slot that has made nothing yet. Raises what user code raises, and
+        RemoteProtocolError for bytes that `snapshot` never returns."""
         of_iterator, state, generators, made = self._loaded(snapshot)
         if not of_iterator:
             self._dataset.load_state_dict(state)
@@ -85,7 +85,7 @@ class SlotSource:
         if snapshot.startswith(DATA):
             body = np.frombuffer(
                 snapshot, np.uint8, offset=len(DATA)
-            ).copy()  # aligned, and its owner's to change
+            ).copy()  # aligned, and writable by its owner
             return Decoder(allow_pickle=False).decode(body)
         if not self.allow_pickle:
             raise RemoteProtocolError("the state of a slot is a pickle, which needs allow_pickle=True")
@@ -99,22 +99,23 @@ class SlotSource:
         on_sample: OnSample | None = None,
         on_replay: Callable[[int, Any], None] | None = None,
     ) -> Any:
-        """Returns the batch of a ticket; those before it that were not made yet are made first, for what follows.
+        """Returns the batch of a ticket. Batches before it that were not made yet are made first, because it depends
+        on them.
 
-        `on_sample` is told the number of each sample in its batch before it is made; `on_replay` the number of each
-        batch that was made first, and the batch. Raises SlotEnded, and SampleError from the exception when user code
-        raises one; `made` counts it then.
+        `on_sample` is called with the number of each sample in its batch before it is made. `on_replay` is called with
+        the number of each batch that was made first, and the batch. Raises SlotEnded, and SampleError from the
+        exception if user code raises one; `made` counts such a batch.
         """
         stack_in_private_memory()
         if on_sample is not None:
-            on_sample(0)  # what iter() or a state does to the process counts, too
+            on_sample(0)  # effects of iter() or a state on the process count, too
         if ticket.snapshot is not None and not self.made and ticket.snapshot[0] <= ticket.number:
             self.restore(ticket.snapshot[1])
         while self.made < ticket.number:
             try:
                 batch = self._next(ticket, on_sample)
             except SampleError as exc:
-                self.swallowed = exc.cause  # it came at that batch's turn before, or is new
+                self.swallowed = exc.cause  # it was reported when that batch was first made, or is new
                 continue
             if on_replay is not None:
                 on_replay(self.made - 1, batch)
@@ -124,7 +125,7 @@ class SlotSource:
         try:
             batch = self._fetch(ticket, on_sample)
         except SampleError as exc:
-            if isinstance(exc.cause, StopIteration):  # of collate_fn: torch's worker ends, too
+            if isinstance(exc.cause, StopIteration):  # from collate_fn: torch's worker ends, too
                 self._has_ended = True
                 raise SlotEnded from exc
             self.made += 1
@@ -160,7 +161,7 @@ class SlotSource:
             raise SampleError(COLLATE, exc) from exc
 
     def _begun(self) -> Iterator[Any]:
-        """Raises SampleError from what `iter(dataset)` raises, after which the slot has ended."""
+        """Returns the iterator. Raises SampleError from what `iter(dataset)` raises; the slot has ended then."""
         if self._iterator is None:
             try:
                 self._iterator = iter(self._dataset)
@@ -182,10 +183,10 @@ def _has_state(holder: Any) -> bool:
 
 
 def be_of_rank(env: Mapping[str, str]) -> None:
-    """Makes the process answer for its trainer's rank where a dataset asks for its share of the data.
+    """Makes the process report its trainer's rank to a dataset that computes its share of the data.
 
-    A worker that torch forks has its trainer's process group, whose rank and size it can read. Here a group stands for
-    it that has both, and nothing else: what would talk to other ranks raises.
+    A worker that torch forks has its trainer's process group, whose rank and size it can read. Here a substitute group
+    has both and nothing else: operations that communicate with other ranks raise.
     """
     for name in SHARES:
         os.environ.pop(name, None)

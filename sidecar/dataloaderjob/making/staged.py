@@ -1,4 +1,4 @@
-"""A stage and the collate_fn behind it, as one collate_fn. Imports nothing: the trainer's first import has it."""
+"""A stage and the collate_fn after it, as one collate_fn. Imports nothing: the trainer's first import loads it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ STAGE, COLLATE = "stage", "collate_fn"
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The collate_fn of a loader with a stage: the stage of each sample, then the user's own collate_fn.
+    """The collate_fn of a loader with a stage: runs the stage for each sample, then the user's own collate_fn.
 
-    Whoever calls it runs the stage: torch where no feeder makes the batches, a framework that rebuilds the loader.
-    A StopIteration of the user's becomes a RuntimeError, as in a generator: no slot can end by it.
+    Torch calls it if no feeder makes the batches, and so does a framework that rebuilds the loader.
+    A StopIteration of the user's code becomes a RuntimeError, as in a generator, so that it cannot end a slot.
     """
 
     stage: Callable[[Any], Any]
     collate_fn: Callable[[Any], Any]
     is_bare: bool = False
-    """There are no batches: samples come one by one."""
+    """True without batches: samples arrive one by one."""
 
     def __call__(self, read: Any, before: Callable[[int], None] | None = None) -> Any:
-        """Calls `before` with each sample's place before its stage, and with -1 before collate_fn."""
+        """Calls `before` with each sample's position before its stage, and with -1 before collate_fn."""
         made, what = [], STAGE
         try:
             for position, sample in enumerate([read] if self.is_bare else read):
@@ -39,5 +39,5 @@ class Staged:
 
 
 def unchanged(samples: Any) -> Any:
-    """A collate_fn: that of slots whose samples have a stage, and of samples that are looked at."""
+    """The collate_fn of slots whose samples have a stage, and of samples that are only inspected."""
     return samples

@@ -1,9 +1,9 @@
-"""The part of an IterableDataset's work that any feeder can do, once a slot has read the samples. Neighbour: `fetcher`.
+"""The part of an IterableDataset's work that any feeder can do once a slot has read the samples. Neighbour: `fetcher`.
 
-A slot can only be read in order, at one place. What is done to each sample alone, such as to decode it, needs none of
-that: with `stage=` the slot gives its samples as they were read, and whoever is free makes the batch of them.
+A slot can only be read in order, by one feeder. Work on single samples, such as decoding, has no such limit: with
+`stage=` the slot delivers its samples as they were read, and any free feeder makes the batch from them.
 
-The seeds of a stage follow from the batch's place in its slot, and the sample's in its batch.
+The seeds of a stage depend on the batch's position in its slot and on the sample's position in its batch.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators
 from dataloaderjob.making.staged import COLLATE, STAGE, Staged
 
 _OF_STAGE = 3
-"""Purpose of a seed; 1 and 2 are `fetcher`'s."""
+"""Purpose of a seed; `fetcher` uses 1 and 2."""
 
 
 class StageFetcher:
-    """Makes batches of samples that were read."""
+    """Makes batches from samples that a slot has read."""
 
     def __init__(self, staged: Staged, held: HeldGenerators = NOTHING_HELD) -> None:
         self._staged = staged
@@ -37,11 +37,11 @@ class StageFetcher:
         self._decoder = Decoder(allow_pickle=True)
 
     def fetch(self, ticket_no: int, ticket: Ticket, on_sample: OnSample | None = None) -> Any:  # noqa: ARG002
-        """Does what `Fetcher.fetch` does; the number of the ticket says nothing of what the batch is."""
+        """Does the same as `Fetcher.fetch`; the batch does not depend on the ticket's number."""
         stack_in_private_memory()
         read = ticket.keys
-        assert isinstance(read, ReadSamples)  # noqa: S101  what a staged loader asks for
-        # A copy, which user code may change, as it may change what a dataset gives.
+        assert isinstance(read, ReadSamples)  # noqa: S101  the keys of a staged loader's tickets
+        # A copy, because user code may modify samples, as it may with a dataset's.
         samples = self._decoder.decode(np.array(np.frombuffer(read.body, np.uint8)))
         place = _OF_STAGE, read.slot, ticket.first_position
         at = -1

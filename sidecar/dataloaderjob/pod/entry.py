@@ -1,10 +1,10 @@
-"""What both main processes do around their work: settings, signals, exit code, and the end of all they started.
+"""The common part of both main processes: settings, signals, exit code, and the end of everything they started.
 
-The main process waits for signals, the ends of processes, and time; when to start the supervisor again, and when that
-is of no use, is decided here (pure).
+A main process waits for signals, the ends of processes, and time. `Restarts` decides when to start the supervisor
+again, and when that is useless (pure).
 
-Their settings are what the operator writes into the job's ConfigMap. The fields without defaults are those of the
-operator's `objects/settings.py`; each process reads its file once, with `core.settings.load`.
+The operator writes the settings into the job's ConfigMap. The fields without defaults are those of the operator's
+`objects/settings.py`. Each process reads its file once, with `core.settings.load`.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ S = TypeVar("S")
 _RAYS = ("session_*", "ray_current_cluster")
 POLL_S = 0.05
 MAX_RAY_EXITS = 3
-"""Exits in a row with a Ray that seems to live."""
+"""Consecutive exits with a Ray that seems to live, after which the pod gives up."""
 TERMINATION_LOG = Path("/dev/termination-log")
-"""File whose text the kubelet reports as a container's last words. Without it those are the last lines of its output,
-which Ray's processes write to as they end."""
+"""File whose text the kubelet reports as a container's last message. Without it the kubelet takes the last lines of the
+output, to which Ray's processes write as they end."""
 EXIT_FAILED = 1
 ADDRESS_VARIABLE = "POD_IP"
-"""The address of the pod; without it, one machine alone is meant."""
+"""The address of the pod. Without it, everything is on one machine."""
 PLAIN = "--log-color=false"
 ANY_PORTS = ("--min-worker-port=0", "--max-worker-port=0")
-"""Workers listen at any free port. Ray's own range, 10002 to 19999, may have the head's port in it, and where
-raylets share an address they meet there."""
+"""Workers listen at any free port. Ray's own range, 10002 to 19999, may contain the head's port, and raylets that share
+an address would collide in it."""
 
 
 class Stopped(Exception):
-    """SIGTERM or SIGINT came: to be unwound, and then the end."""
+    """SIGTERM or SIGINT arrived: the process unwinds and ends."""
 
 
 class Watch:
-    """Signals as an event of the main thread's waits. One for a process."""
+    """Turns signals into events of the main thread's waits. One per process."""
 
     def __init__(self) -> None:
         self._reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -65,9 +65,9 @@ class Watch:
             signal.signal(number, lambda *_: None)
 
     def wait(self, timeout_s: float | None, fds: Iterable[int] = ()) -> set[int]:
-        """Those of `fds` that are readable, which a pidfd is once its process ended.
+        """Returns the `fds` that are readable, as a pidfd is once its process has ended.
 
-        Raises Stopped as soon as, and whenever after, a signal came.
+        Raises Stopped as soon as a signal has arrived, and on every call after that.
         """
         ready = set(select.select([self._reader, *fds], [], [], timeout_s)[0])
         if self._reader in ready:
@@ -81,7 +81,7 @@ def ray_node(
     resources: Mapping[str, float] | None = None,
     tasks: RayTasks = NO_TASKS,
 ) -> RayNode:
-    """This pod's part of the job's Ray, to be launched. Raises InputError for what cannot work."""
+    """Returns this pod's part of the job's Ray, to be launched. Raises InputError for settings that cannot work."""
     read_token(settings.token_path)
     return RayNode(
         Path(settings.temp_dir), token_path=Path(settings.token_path), vital=vital, tuning=settings.tuning,
@@ -91,7 +91,7 @@ def ray_node(
 
 
 def check_ray(wanted: str | None) -> None:
-    """Raises InputError unless this image has the Ray that the manifest asks for; of 2.56 any 2.56.x will do."""
+    """Raises InputError unless this image has the Ray version that the manifest requests; 2.56 allows any 2.56.x."""
     installed = importlib.metadata.version("ray")
     if wanted is not None and not f"{installed}.".startswith(f"{wanted}."):
         raise InputError(
@@ -101,16 +101,16 @@ def check_ray(wanted: str | None) -> None:
 
 
 def node_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """A container's environment for Ray's processes. Of what it says to Ray, flags of its configuration are handed on,
-    such as RAY_memory_usage_threshold: the rest is ours to say."""
+    """Returns a container's environment for Ray's processes. Of Ray's variables, only flags of its configuration are
+    passed on, such as RAY_memory_usage_threshold: this package sets the others."""
     flags = {name for name in environment if name.startswith("RAY_") and name[4:5].islower()}
     if others := sorted({name for name in environment if name.startswith("RAY_")} - flags):
-        log.warning("not handed on to Ray, since dataloaderjob sets it up: %s", ", ".join(others))
+        log.warning("not passed on to Ray, because dataloaderjob sets it up: %s", ", ".join(others))
     return {**without_ray(environment), **{name: environment[name] for name in flags}}
 
 
 def fresh_folder(temp_dir: Path) -> Path:
-    """Our own folder below `temp_dir`, empty. What an earlier container left in the volume is removed."""
+    """Makes our own, empty folder below `temp_dir`. Removes leftovers of an earlier container from the volume."""
     for path in (*(p for pattern in _RAYS for p in temp_dir.glob(pattern)), temp_dir / NODE_FOLDER):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -125,10 +125,10 @@ def fresh_folder(temp_dir: Path) -> Path:
 def await_started(
     node: RayNode, watch: Watch, timeout_s: float, what: str, *, check: Callable[[], None] = lambda: None
 ) -> dict[str, int]:
-    """Waits until `ray start` succeeded; returns the pidfds of what the node cannot live without.
+    """Waits until `ray start` has succeeded. Returns the pidfds of the node's vital processes.
 
-    Raises ServiceError when it failed or is late, Stopped, and what `check` raises meanwhile. What Ray printed is
-    above, in this process's output.
+    Raises ServiceError if it failed or is late, Stopped, and whatever `check` raises meanwhile. Ray's lines are above
+    in this process's output.
     """
     deadline = time.monotonic() + timeout_s
     while (code := node.start_code()) is None:
@@ -141,20 +141,20 @@ def await_started(
             f"{what} could not be started, `ray start` ended with code {code}: its lines above say why"
         )
     if not node.alive():
-        raise ServiceError(f"{what} ended at once, of its processes there are {sorted(node.pids().values())}")
+        raise ServiceError(f"{what} ended at once; processes left: {sorted(node.pids().values())}")
     return node.vital_pidfds()
 
 
 class Restarts:
-    """Restarts of the supervisor."""
+    """Decides about restarts of the supervisor."""
 
     def __init__(self) -> None:
         self._crashes = Crashes()
         self._ray_exits = 0
 
     def ended(self, code: int, now: float) -> float:
-        """It ended; returns the seconds until it is started again. Once is no reason to wait, whatever the code: nobody
-        else starts it. Raises ServiceError when to start it again is of no use."""
+        """The supervisor ended. Returns the seconds until it is started again: none the first time, whatever the code,
+        because nobody else starts it. Raises ServiceError if another start is useless."""
         crashes = self._crashes.add(now)
         self._ray_exits = self._ray_exits + 1 if code in EXITS_RAY else 0
         if self._ray_exits >= MAX_RAY_EXITS:
@@ -170,14 +170,14 @@ class Part(Protocol):
     """A pod's work, in the main thread: `run`, then `close`."""
 
     def run(self) -> None:
-        """Serves for as long as it can. Raises ServiceError when it cannot go on, OSError, Stopped."""
+        """Serves as long as it can. Raises ServiceError if it cannot continue, OSError, Stopped."""
 
     def close(self) -> None:
         """Ends everything that was started here."""
 
 
 def serve(kind: type[S], make: Callable[[S, Watch], Part], *, name: str) -> int:
-    """The exit code: 0 after SIGTERM, else EXIT_FAILED, which has the kubelet start the container anew."""
+    """Runs a pod's main process. Returns 0 after SIGTERM, else EXIT_FAILED: the kubelet then restarts the container."""
     parser = argparse.ArgumentParser(description=f"the main process of a pod: {name}")
     parser.add_argument("--settings", type=Path, required=True, help=f"JSON file of {kind.__name__}")
     path = parser.parse_args().settings
@@ -205,9 +205,9 @@ def _serve(kind: type[S], make: Callable[[S, Watch], Part], path: Path) -> int:
 
 
 def ended(node: RayNode, names: Iterable[str]) -> ServiceError:
-    """The error of a node some of whose vital processes have ended, with how they did."""
+    """Returns the error for a node whose vital processes `names` have ended; it describes each end."""
     told = " and ".join(f"{name} {reaping.how_ended(node.pid_of(name))}" for name in names)
-    return ServiceError(f"{told}: this container cannot go on, a fresh one can")
+    return ServiceError(f"{told}: this container cannot continue, a fresh one can")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,27 +217,27 @@ class HeadSettings:
     job: str
     """Unique name of the job (namespace/name/uid)."""
     key_path: str
-    """File with the job's key, at the same path in the feeders' pods unless `feeder_key_path` says where."""
+    """File with the job's key, at the same path in the feeders' pods unless `feeder_key_path` is set."""
     token_path: str
     """File with the token of the job's Ray."""
     host: str
-    """The name of a Service, by which feeders find this pod."""
+    """The name of the Service through which feeders find this pod."""
     gcs_port: int
     supervisor_port: int
     num_feeders: int
-    """The number to start with, where there is no `count_path`."""
+    """The initial number, if there is no `count_path`."""
     count_path: str | None = None
-    """File with the number of feeders as it is now. The rest of the settings stays as it was when the pod was made."""
+    """File with the current number of feeders. The other settings stay as they were when the pod was made."""
     tuning: RayTuning = field(default_factory=RayTuning)
     ray_version: str | None = None
-    """What the image has to have; None: any."""
+    """The version of Ray that the image must have; None: any."""
     feeder_key_path: str | None = None
     temp_dir: str = TEMP_DIR
-    """Ray's state and ours; at most 40 bytes, for the sake of Unix sockets. What an earlier container left
-    there is removed."""
+    """Folder of Ray's state and ours; at most 40 bytes, because of Unix sockets. Leftovers of an earlier container are
+    removed."""
     up_timeout_s: float = 120.0
     grace_s: float = 2.0
-    """Time for Ray's processes at the end: the raylet says good-bye, no other has anything to save."""
+    """Time for Ray's processes at the end: the raylet deregisters, no other has anything to save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +254,7 @@ class FeederPodSettings:
     temp_dir: str = TEMP_DIR
     """The same path as the head's."""
     head_timeout_s: float = 600.0
-    """The head's image may still be on its way to its node."""
+    """Longest wait for the head, whose image may still be on its way to its node."""
     progress_every_s: float = 10.0
     join_timeout_s: float = 120.0
     patience_s: float = 10.0
@@ -264,7 +264,7 @@ class FeederPodSettings:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Raises InputError unless it is host:port."""
+    """Splits host:port. Raises InputError for anything else."""
     try:
         return parse_address(address)
     except ValueError as exc:
@@ -272,7 +272,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def read_token(path: str) -> str:
-    """Raises InputError when the token of the job's Ray is not there: Ray itself would say less."""
+    """Returns the token of the job's Ray. Raises InputError if it is missing: Ray's own error would be vaguer."""
     try:
         token = Path(path).read_text().strip()
     except (OSError, ValueError) as exc:

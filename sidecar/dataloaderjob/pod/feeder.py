@@ -1,14 +1,14 @@
-"""A pod of feeders: one raylet that joins the job's Ray, with room for so many feeders.
+"""A pod of feeders: one raylet that joins the job's Ray, with room for `processes` feeders.
 
     python -m dataloaderjob.pod.feeder --settings FILE.json
 
 The supervisor, in the head's pod, places the feeders. Without its raylet this process ends, and the kubelet starts a
-fresh container. Whether the pod is ready, a file says (`pod.readiness`).
+fresh container. A file reports whether the pod is ready (`pod.readiness`).
 
-What feeders print is shown here, as lines `[feeder-3] ...`. They hand over the reading ends of their pipes, and of one
-that has a byte once the feeder serves and ends with it
-(`providers.ray.actor`). One thread always reads them, another writes: when nobody reads this process's output, the
-newest lines are left out and counted, and user code does not wait.
+This process shows feeders' output as lines `[feeder-3] ...`. Feeders hand over the read ends of their output pipes, and
+of a pipe that gets a byte once the feeder serves and closes when it ends (`providers.ray.actor`). One thread always
+reads them, another writes. If nobody reads this process's output, the newest lines are left out and counted, and user
+code does not wait.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ RETRY_S = 0.5
 LOOK_S = 2.0
 READY_EVERY_S = 0.5
 GONE_AFTER = 3
-"""Refusals in a row: a GCS that is busy may miss one."""
+"""Consecutive refusals after which a GCS counts as gone: a busy one may miss one connection."""
 MAX_NBYTES = 8 * 1024 * 1024
 READ_NBYTES = 1 << 16
 MAX_NAME_NBYTES = 64
 PIPES = 3
-"""A feeder hands over three: its output, its errors, its life."""
+"""Number of pipes that a feeder hands over: its output, its errors, its life."""
 CLOSE_TIMEOUT_S = 1.0
 EXIT_BROKEN = 71
 _RAYS = (":actor_name:", ":job_id:", ":task_name:")
-"""What Ray puts among the lines of workers for its own reader of their files."""
+"""Beginnings of lines that Ray adds to workers' output for its own reader of their files."""
 
 
 class FeederPod:
     """The work of a pod of feeders: a `Part`."""
 
     def __init__(self, settings: FeederPodSettings, watch: Watch) -> None:
-        """Clears the folder. Raises InputError for what cannot work."""
+        """Clears the folder. Raises InputError for settings that cannot work."""
         self._settings, self._watch = settings, watch
         self._node = ray_node(settings, VITAL, {"feeder": float(settings.processes)}, settings.tasks)
         self._head = split_address(settings.head)
@@ -97,9 +97,9 @@ class FeederPod:
         raise entry.ended(self._node, VITAL)
 
     def _await_head(self) -> str:
-        """The address of the head's GCS, host by number, once it accepts.
+        """Waits until the head's GCS accepts. Returns its address, with the host as a number.
 
-        By number, because a new head's pod is another cluster under the same name: a raylet that followed the
+        A number is used because a new head's pod is another cluster under the same name: a raylet that followed the
         name would ask that one for what it does not know. This way it misses its GCS, and ends.
         """
         settings, (host, port) = self._settings, self._head
@@ -129,14 +129,14 @@ class FeederPod:
 
 
 class StillThere:
-    """Whether the GCS that is being joined still accepts: Ray itself would ask a dead one for minutes, and another head
-    may long be there under the name."""
+    """Checks that the GCS that is being joined still accepts. Ray itself would ask a dead one for minutes, although
+    another head may already run under the name."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address, self._due, self._misses = address, 0.0, 0
 
     def __call__(self) -> None:
-        """Looks now and then. Raises ServiceError once it did not accept several times in a row."""
+        """Checks now and then. Raises ServiceError after several consecutive refusals."""
         if time.monotonic() < self._due:
             return
         try:
@@ -148,16 +148,16 @@ class StillThere:
                 address = sockets.address_text(*self._address)
                 raise ServiceError(
                     f"the head's GCS at {address} is gone while this node joins it: {exc}; "
-                    "a fresh container finds the one that is there now"
+                    "a fresh container finds the current one"
                 ) from exc
         self._due = time.monotonic() + LOOK_S
 
 
 class Output:
-    """Takes output over from feeders until `close`."""
+    """Takes over output from feeders until `close`."""
 
     def __init__(self, path: Path, feeders: Feeders) -> None:
-        """Binds the socket `path`. Tells `feeders` of each one. Raises OSError."""
+        """Binds the socket `path`. Reports each feeder to `feeders`. Raises OSError."""
         self._feeders = feeders
         self._backlog = Backlog()
         self._poll = selectors.DefaultSelector()
@@ -176,7 +176,8 @@ class Output:
             thread.start()
 
     def close(self) -> None:
-        """Shows what is there, once the feeders have ended; what nobody reads is given up after a second."""
+        """Shows the remaining output, once the feeders have ended. Output that nobody reads is given up after a
+        second."""
         self._closing = True
         os.write(self._wake_w, b"\0")
         for thread in self._threads:
@@ -189,7 +190,7 @@ class Output:
             for key, _ in self._poll.select():
                 key.data()
         more = True
-        while more:  # the last words of those that have ended
+        while more:  # the last output of those that have ended
             ready = [key for key, _ in self._poll.select(0) if key.fd != self._wake_r]
             more = sum(bool(key.data()) for key in ready) > 0
         for key in list(self._poll.get_map().values()):
@@ -198,7 +199,7 @@ class Output:
         self._backlog.end()
 
     def _welcome(self) -> bool:
-        """One feeder's name and pipes. Returns whether there was one."""
+        """Takes one feeder's name and pipes. Returns False if there was none."""
         try:
             name, fds, _, _ = socket.recv_fds(self._door, MAX_NAME_NBYTES, PIPES)
         except BlockingIOError:
@@ -234,7 +235,7 @@ class Output:
 
 
 class Backlog:
-    """`put` never waits; `take` is for one writer."""
+    """A queue of lines: `put` never waits; `take` is for one writer."""
 
     def __init__(self, max_nbytes: int = MAX_NBYTES) -> None:
         self._max_nbytes = max_nbytes
@@ -245,7 +246,7 @@ class Backlog:
         self._changed = threading.Condition()
 
     def put(self, fd: int, line: bytes) -> None:
-        """`fd`: where it shall be written."""
+        """Queues a line to be written to `fd`. Leaves it out, and counts it, if the queue is full."""
         with self._changed:
             if self._nbytes + len(line) > self._max_nbytes:
                 self._lost += 1
@@ -269,7 +270,7 @@ class Backlog:
             self._lost = 0
 
     def take(self) -> list[tuple[int, bytes]] | None:
-        """All lines there are, as soon as there are some; None at the end."""
+        """Waits for lines and returns all of them; None at the end."""
         with self._changed:
             while not self._lines and not self._ended:
                 self._changed.wait()
@@ -282,8 +283,8 @@ class Backlog:
 
 
 class _Pipe:
-    """One of a feeder's three, which is read until its end. Called when it is readable; returns whether there was
-    something."""
+    """One of a feeder's three pipes, read until its end. It is called when it is readable, and returns True if there
+    was something to read."""
 
     def __init__(
         self, fd: int, poll: selectors.BaseSelector, takes: Callable[[bytes], None], ends: Callable[[], None]
@@ -311,7 +312,7 @@ class _Pipe:
 
 
 def _write(fd: int, line: bytes) -> None:
-    """One that cannot be written, for its reader is gone, is nobody's loss."""
+    """Writes a line. One that cannot be written because its reader is gone is no loss."""
     view = memoryview(line)
     try:
         while view:
@@ -321,7 +322,7 @@ def _write(fd: int, line: bytes) -> None:
 
 
 def _guarded(body: Callable[[], None]) -> None:
-    """Pipes that nobody reads any more would stop user code: better a fresh container."""
+    """Ends the process if `body` fails: pipes that nobody reads any more would block user code."""
     try:
         body()
     except BaseException:

@@ -2,8 +2,8 @@
 
     python -m dataloaderjob.pod.head --settings FILE.json
 
-The supervisor is started again here. Without GCS or raylet this process ends, and the kubelet starts a fresh
-container: feeders' pods find the new GCS at the same name. Children print where this process prints.
+This process restarts the supervisor. Without GCS or raylet it ends, and the kubelet starts a fresh container: feeders'
+pods find the new GCS under the same name. Children share this process's output.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SUPERVISOR_GRACE_S = 2.0
 
 
 def feeders_wanted(settings: HeadSettings) -> int:
-    """The number of feeders as the operator wants it now. Raises InputError."""
+    """Returns the number of feeders that the operator wants now. Raises InputError."""
     if settings.count_path is None:
         return settings.num_feeders
     try:
@@ -53,8 +53,8 @@ def feeders_wanted(settings: HeadSettings) -> int:
 
 
 def supervisor_settings(settings: HeadSettings, address: str) -> SupervisorSettings:
-    """`address`: of the GCS. All the supervisor writes goes with the container: the number of feeders beside
-    the settings is the operator's newest."""
+    """Returns the supervisor's settings. `address`: the GCS's. Everything that the supervisor writes is lost with the
+    container: the number of feeders next to the settings is the operator's newest."""
     folder = Path(settings.temp_dir) / NODE_FOLDER
     return SupervisorSettings(
         job=settings.job,
@@ -63,7 +63,7 @@ def supervisor_settings(settings: HeadSettings, address: str) -> SupervisorSetti
         ray_address=address,
         num_feeders=feeders_wanted(settings),
         state_path=str(folder / "feeders.json"),
-        bind_host=EVERYWHERE,  # feeders and sidecars are in other pods; both sides show the job's key
+        bind_host=EVERYWHERE,  # feeders and sidecars are in other pods; both sides authenticate with the job's key
         port=settings.supervisor_port,
         feeder_supervisor_host=settings.host,
         feeder_blob_folder=str(folder / NODE_BLOBS),
@@ -80,7 +80,7 @@ class Head:
     """The work of the head's pod: a `Part`."""
 
     def __init__(self, settings: HeadSettings, watch: Watch) -> None:
-        """Clears the folder. Raises InputError for what cannot work."""
+        """Clears the folder. Raises InputError for settings that cannot work."""
         self._settings, self._watch = settings, watch
         read_key(settings.key_path)
         check_ray(settings.ray_version)
@@ -104,7 +104,7 @@ class Head:
             self._wait(delay_s, vital)
 
     def _supervise(self, vital: dict[str, int]) -> int:
-        """The exit code of one supervisor."""
+        """Runs the supervisor once. Returns its exit code."""
         module = "dataloaderjob.supervisor.main"
         self._supervisor = subprocess.Popen(
             [sys.executable, "-P", "-m", module, "--settings", self._folder / "supervisor.json"],
@@ -119,7 +119,7 @@ class Head:
         return self._supervisor.wait()
 
     def _wait(self, timeout_s: float | None, vital: dict[str, int], *others: int) -> None:
-        """Raises ServiceError when a vital process ended, Stopped."""
+        """Waits for other processes, or `timeout_s`. Raises ServiceError if a vital process ended, Stopped."""
         ready = self._watch.wait(timeout_s, [*vital.values(), *others])
         gone = [name for name, pidfd in vital.items() if pidfd in ready]
         if gone:

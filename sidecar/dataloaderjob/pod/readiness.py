@@ -1,7 +1,7 @@
-"""Whether a pod of feeders is ready: a file says so to the kubelet, and by it a rolling update goes on, or does not.
+"""Readiness of a pod of feeders: a file reports it to the kubelet, and rolling updates depend on it.
 
-Ready means that the feeders on this pod serve. While an update rolls, they are still on other pods, and none comes
-here: then a feeder by itself, which serves nobody, shows that this image can feed. `next_step` decides (pure).
+Ready means that the feeders on this pod serve. During an update they are still on other pods, and none is placed here.
+Then a separate feeder, which serves nobody, shows that this image can feed. `next_step` decides (pure).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Step(Enum):
     WAIT = auto()
     """The pod is not ready; feeders may still come."""
     TRY = auto()
-    """It is not ready, and a trial has to show whether it could be."""
+    """The pod is not ready, and a trial has to show whether it could be."""
     READY = auto()
 
 
 def next_step(
     *, placed: int, serving: int, empty_since: float, shown: bool, patience_s: float, now: float
 ) -> Step:
-    """Decides for a pod that has joined Ray. `placed`: feeders that have begun here, of which so many serve.
-    `empty_since`: since when there is none. `shown`: a feeder has served here, or a trial has."""
+    """Decides for a pod that has joined Ray. `placed`: feeders that have begun here. `serving`: those that serve.
+    `empty_since`: time since when there is none. `shown`: a feeder, or a trial, has served here."""
     if placed:
         return Step.READY if serving == placed else Step.WAIT
     if now - empty_since < patience_s:
@@ -53,7 +53,7 @@ def next_step(
 
 
 class Feeders:
-    """The feeders on this pod, as they tell it. The thread that reads their pipes writes, another one reads."""
+    """The feeders on this pod, by their own reports. The thread that reads their pipes writes, another one reads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class Feeders:
         self._empty_since = time.monotonic()
 
     def begins(self) -> int:
-        """One has begun; returns its number here."""
+        """A feeder has begun. Returns its number here."""
         with self._lock:
             self._numbers += 1
             self._serving[self._numbers] = False
@@ -74,25 +74,25 @@ class Feeders:
             self._serving[number] = True
 
     def ends(self, number: int) -> None:
-        """It has ended, however that was."""
+        """The feeder has ended, for whatever reason."""
         with self._lock:
             self._failed |= not self._serving.pop(number)
             self._empty_since = time.monotonic()
 
     def counts(self) -> tuple[int, int, float]:
-        """How many there are, how many of them serve, since when there is none if so."""
+        """Returns the number of feeders, the number that serve, and the time since when there is none, if so."""
         with self._lock:
             return len(self._serving), sum(self._serving.values()), self._empty_since
 
     def take_failed(self) -> bool:
-        """Checks whether one has ended without having served, since this was asked last."""
+        """Returns True if a feeder has ended without having served since the last call."""
         with self._lock:
             failed, self._failed = self._failed, False
             return failed
 
 
 class Readiness:
-    """Keeps the file. One thread calls it: now and then `look`, at the end `close`."""
+    """Keeps the file up to date. One thread calls it: now and then `look`, at the end `close`."""
 
     def __init__(
         self,
@@ -114,8 +114,8 @@ class Readiness:
         self._joined_at = time.monotonic()
 
     def look(self) -> None:
-        """Brings the file to what is so now. Raises ServiceError when the trial shows that this image cannot feed:
-        the kubelet tries again in a fresh container, more and more slowly, and tells what this one said last."""
+        """Updates the file. Raises ServiceError if the trial shows that this image cannot feed. The kubelet then tries
+        again in a fresh container, with growing pauses, and reports this one's last message."""
         placed, serving, empty_since = self._feeders.counts()
         failed = self._feeders.take_failed()
         self._shown = (self._shown and not failed) or serving > 0
@@ -136,7 +136,7 @@ class Readiness:
             if passed is None:
                 return
             self._shown = passed
-        self._trial = None  # the feeders themselves show it
+        self._trial = None  # otherwise the feeders themselves show it
         trial.close()
 
     def _write(self, ready: bool) -> None:
@@ -149,7 +149,7 @@ class Readiness:
         log.info("this pod is ready" if ready else "this pod is not ready any more")
 
     def close(self) -> None:
-        """Not ready any more."""
+        """Removes the file and ends the trial: the pod is not ready any more."""
         self._path.unlink(missing_ok=True)
         if self._trial is not None:
             self._trial.close()
@@ -157,11 +157,11 @@ class Readiness:
 
 
 class Trial:
-    """A feeder by itself, as the pod's own are started, until it serves: torch and all that it needs is imported then.
-    It knows no supervisor and no key of the job, and listens on this machine only."""
+    """A separate feeder, started like the pod's own, that runs until it serves: torch and all that it needs is imported
+    then. It knows neither the supervisor nor the job's key, and listens on this machine only."""
 
     def __init__(self, timeout_s: float) -> None:
-        """Raises OSError."""
+        """Starts the feeder. Raises OSError."""
         self._deadline, self._timeout_s = time.monotonic() + timeout_s, timeout_s
         self._folder = tempfile.TemporaryDirectory(prefix="dlj-trial-")
         folder = Path(self._folder.name)
@@ -177,8 +177,8 @@ class Trial:
         os.set_blocking(self._ready, False)
 
     def passed(self) -> bool | None:
-        """True once it serves, None while it may still. Raises ServiceError with its last words if it ended or is
-        late."""
+        """Returns True once it serves, None while it still may. Raises ServiceError with its last line if it ended or
+        is late."""
         with contextlib.suppress(BlockingIOError):
             if os.read(self._ready, 4096):
                 return True
@@ -195,7 +195,7 @@ class Trial:
         raise ServiceError(f"this image cannot feed: {why}")
 
     def close(self) -> None:
-        """Ends it, with all that it started."""
+        """Ends it and everything that it started."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
-"""PID 1 of a pod: it hands signals on and reaps what is left to it; the real main process is its child.
+"""PID 1 of a pod: it forwards signals and reaps orphans; the real main process is its child.
 
-Ray's processes lose their parents all the time, and reaping them in the process that has children of its own would take
-the exit codes of those away. How each of them ended the main process hears through a pipe.
+Ray's processes lose their parents all the time. Reaping them in the main process would take away the exit codes of its
+own children. PID 1 therefore reaps them, and reports each end to the main process through a pipe.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataloaderjob.core.processes import end_as, signal_name
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 TOLD_S = 1.0
-"""PID 1 tells of an end within milliseconds, where it does at all."""
+"""Longest wait for PID 1's report of an end, which comes within milliseconds if at all."""
 _END = struct.Struct("<ii")
-"""Pid, and exit code as `subprocess` gives it."""
+"""Pid and exit code, the latter in the form that `subprocess` uses."""
 
 
 class Ends:
-    """How processes ended that PID 1 has reaped."""
+    """The exit codes of processes that PID 1 has reaped."""
 
     def __init__(self) -> None:
         self._reader: int | None = None
@@ -34,24 +34,24 @@ class Ends:
         self._reader = reader
 
     def code(self, pid: int) -> int | None:
-        """The exit code of a process that has just ended; None where nobody tells."""
+        """Returns the exit code of a process that has just ended; None if it is not reported."""
         deadline = time.monotonic() + TOLD_S
         while pid not in self._codes and self._reader is not None:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not select.select([self._reader], [], [], left_s)[0]:
                 break
-            with contextlib.suppress(BlockingIOError):  # PID 1 has taken them, of a full pipe
+            with contextlib.suppress(BlockingIOError):  # the pipe was full, and PID 1 has emptied it
                 for one, code in _END.iter_unpack(os.read(self._reader, 512 * _END.size)):
                     self._codes[one] = code
         return self._codes.get(pid)
 
 
 ENDS = Ends()
-"""What this process hears."""
+"""The ends reported to this process."""
 
 
 def how_ended(pid: int | None) -> str:
-    """How a process that this one did not start ended, as far as that is known."""
+    """Describes the end of a process that this one did not start, as far as it is known."""
     code = None if pid is None else ENDS.code(pid)
     if code is None:
         return "ended"
@@ -59,8 +59,8 @@ def how_ended(pid: int | None) -> str:
 
 
 def reap(main: Callable[[], int]) -> int:
-    """Runs `main` in a child and reaps everything that ends meanwhile; returns as that child ends. Call it before any
-    thread."""
+    """Runs `main` in a child and reaps everything that ends meanwhile. Returns the child's exit code. Call it before
+    any thread is started."""
     awaited = {*SIGNALS, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -82,7 +82,7 @@ def reap(main: Callable[[], int]) -> int:
 
 
 def _reap_all(main: int, reader: int, writer: int) -> int | None:
-    """Takes every zombie, and tells through the pipe; the exit code of `main` if that is one of them."""
+    """Reaps every zombie and reports it through the pipe. Returns the exit code of `main` if that is one of them."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -95,7 +95,7 @@ def _reap_all(main: int, reader: int, writer: int) -> int | None:
 
 
 def _tell(reader: int, writer: int, end: bytes) -> None:
-    """Where nobody has read for long, the oldest go."""
+    """Writes to the pipe. If it is full because nobody has read for long, the oldest ends are dropped."""
     with contextlib.suppress(OSError):
         try:
             os.write(writer, end)

@@ -1,7 +1,7 @@
 """Feeders as plain processes of this machine: a client of the feeder host's socket (`feeder.host`).
 
-The host may end and come back at any time, without its feeders; so may the supervisor, without harm to them.
-Only the supervisor's main thread comes here.
+The host may end and come back at any time, without its feeders. The supervisor may do so, too, without harm to them.
+Only the supervisor's main thread calls this module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIRST_LOOK_S = 0.005
 LAST_LOOK_S = 0.1
 ANSWER_TIMEOUT_S = 30.0
 GONE_TIMEOUT_S = 5.0
-"""Longest wait when a feeder is ended or asked after: a host that is gone took its feeders along."""
+"""Longest wait when a feeder is killed or feeders are listed: a host that is gone took its feeders along."""
 
 
 class LocalProvider:
@@ -41,11 +41,11 @@ class LocalProvider:
         self._settings, self._path = settings, settings.host_socket
         self._sock: socket.socket | None = None
         self.session = ""
-        """Feeders of this machine are nobody's guests."""
+        """Empty, because feeders of this machine are never guests."""
         self.in_force: dict[str, Any] = {}
 
     def connect(self) -> None:
-        """Waits for the host, which imports torch first. Raises ServiceError when it does not come."""
+        """Waits for the host, which imports torch first. Raises ServiceError if it does not come."""
         deadline = time.monotonic() + self._settings.init_timeout_s
         self._ask({"type": "list"}, deadline)
 
@@ -65,12 +65,12 @@ class LocalProvider:
         except ServiceError as exc:
             log.warning("%s could not be killed: %s", name_of(index), exc)
 
-    def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:  # noqa: ARG002  room is no question here
+    def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:  # noqa: ARG002  room is no limit
         feeders = {str(feeder["name"]): feeder for feeder in self._list()}
         return [_why(index, feeders.get(name_of(index))) for index in indices]
 
     def out_of_memory(self) -> Mapping[str, str]:
-        """None: it kills nothing, and what the kernel does `late` tells."""
+        """Returns nothing: this provider kills no feeder for that, and `late` reports those that the kernel kills."""
         return {}
 
     def _list(self) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ class LocalProvider:
         return [feeder for feeder in feeders if isinstance(feeder, dict) and {"name", "code"} <= set(feeder)]
 
     def _ask(self, message: dict[str, Any], deadline: float | None = None) -> dict[str, Any]:
-        """One request. A host that went away is waited for until `deadline`. Raises ServiceError."""
+        """Sends one request. Waits until `deadline` for a host that went away. Raises ServiceError."""
         if deadline is None:
             deadline = time.monotonic() + ANSWER_TIMEOUT_S
         look_s = FIRST_LOOK_S
@@ -99,7 +99,7 @@ class LocalProvider:
         return answer
 
     def _ask_once(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """Raises OSError, ProtocolError."""
+        """Sends one request and returns the answer. Raises OSError, ProtocolError."""
         if self._sock is None:
             self._sock = _dial(self._path)
         self._sock.settimeout(max(0.01, deadline - time.monotonic()))
@@ -113,7 +113,7 @@ class LocalProvider:
 
 
 def _dial(path: str) -> socket.socket:
-    """Raises OSError, and ProtocolError for another user's host: it would be given the job's key."""
+    """Connects. Raises OSError, and ProtocolError for another user's host, which would receive the job's key."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.connect(path)
@@ -127,7 +127,7 @@ def _dial(path: str) -> socket.socket:
 
 def _why(index: int, feeder: dict[str, Any] | None) -> Why:
     if feeder is None:
-        return Why(index, Cause.LOST, "the feeder host was started anew, without it", dead=True)
+        return Why(index, Cause.LOST, "the feeder host was restarted, without it", dead=True)
     code = feeder["code"]
     if code is None:
         return Why(index, Cause.STARTS, "its process runs, and has not reported yet")

@@ -1,7 +1,7 @@
-"""What the supervisor asks of whoever starts feeders, whichever it is.
+"""The supervisor's interface to whatever starts feeders.
 
-A feeder that runs reports to the supervisor by itself; a provider is asked for what no feeder can say: to start
-one, to end one, and why one does not come.
+A running feeder reports to the supervisor by itself. A provider does what no feeder can: start one, end one, and
+explain why one does not come.
 """
 
 from __future__ import annotations
@@ -24,52 +24,52 @@ class Why(NamedTuple):
     cause: Cause
     text: str
     dead: bool = False
-    """It does not come unless it is placed again."""
+    """True if it does not come unless it is placed again."""
     host: str = ""
-    """Address of the node where it is to be; empty if that is not known."""
+    """Address of the node that is to run it; empty if that is not known."""
 
 
 class Provider(Protocol):
-    """Called by the supervisor's main thread alone."""
+    """A way to run feeders. Only the supervisor's main thread calls it."""
 
     explain_after_s: float
-    """So long a feeder may be awaited before `late` is asked for it."""
+    """Time for which a feeder may be awaited before `late` is called for it."""
 
     @property
     def session(self) -> str:
-        """Name of what feeders run in, once connected: a feeder of another session is a guest."""
+        """Name of the session in which feeders run, once connected: a feeder of another session is a guest."""
 
     @property
     def in_force(self) -> dict[str, Any]:
         """Version and settings of Ray, once connected; empty without Ray."""
 
     def connect(self) -> None:
-        """Raises ServiceError when nobody can be asked for feeders."""
+        """Connects to whatever starts feeders. Raises ServiceError if that fails."""
 
     def found(self) -> list[int]:
-        """Numbers of the feeders that an earlier supervisor placed."""
+        """Returns the numbers of the feeders that an earlier supervisor placed."""
 
     def place(self, index: int, num_feeders: int) -> None:
-        """Asks for a feeder. Raises ServiceError when it is refused."""
+        """Asks for a feeder. Raises ServiceError if it is refused."""
 
     def kill(self, index: int) -> None:
-        """Ends a feeder for good. One that is not there, or not yet, is fine."""
+        """Ends a feeder for good. Does nothing if it does not exist, or does not exist yet."""
 
     def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:
-        """Why these feeders, in order, have not come. `taken`: places of all others that are there.
+        """Returns why these feeders, in order, have not come. `taken`: number of places that all others take.
 
-        Raises ServiceError when that cannot be asked now.
+        Raises ServiceError if that cannot be found out now.
         """
 
     def out_of_memory(self) -> Mapping[str, str]:
-        """Nodes, by their addresses, where this provider killed feeders for want of memory of late, and what to say of
-        it. Raises ServiceError when that cannot be asked now."""
+        """Returns addresses of nodes where this provider recently killed feeders for lack of memory, each with a text
+        for users. Raises ServiceError if that cannot be found out now."""
 
 
 def feeder_settings(
     settings: SupervisorSettings, index: int, num_feeders: int, session: str
 ) -> FeederSettings:
-    """What feeder `index` is told; all of it but where it runs."""
+    """Returns the settings of feeder `index`, except where it runs."""
     return FeederSettings(
         job=settings.job, name=name_of(index), session=session, index=index, num_feeders=num_feeders,
         key_path=settings.feeder_key_path or settings.key_path, blob_folder=settings.feeder_blob_folder,

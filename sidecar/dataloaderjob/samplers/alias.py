@@ -1,9 +1,9 @@
 """Draws by weights in constant time: Walker's alias method, with a table that is made without a loop.
 
-Each of n columns has room for 1/n of the probability: a sample's own, and where that is less, the rest from one sample
-that has more, its alias. Samples that have more give to those that have less one after the other, in order; where the
-last one that a sample gives to takes too much of it, it is filled up by the next. So who gives to whom follows from two
-running sums, of what is lacking and of what is too much.
+Each of n columns holds 1/n of the probability. It is filled by its own sample and, if that has less than 1/n, by one
+sample with more than 1/n, its alias. Samples with more fill up samples with less one after another, in order. If the
+last of these takes too much from the sample that fills it, the next sample with more fills up the latter. The
+assignment follows from two running sums, one of the deficits and one of the excesses.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ F64 = npt.NDArray[np.float64]
 
 
 class AliasTable:
-    """16 bytes for each weight."""
+    """A table of 16 bytes for each weight."""
 
     __slots__ = ("aliases", "own")
 
     def __init__(self, weights: F64) -> None:
         """Weights are finite, 0 or more, and not all 0."""
-        # The last of the running sums: sum() adds in an order that depends on the processor.
+        # The last running sum, not sum(), which adds in an order that depends on the processor.
         share = weights / np.cumsum(weights)[-1] * weights.size
         self.own = np.minimum(share, 1.0)
-        """How much of its column is a sample's own."""
+        """Share of each column that belongs to its own sample."""
         self.aliases: I64 = np.arange(weights.size)
         rich, poor = np.flatnonzero(share >= 1.0), np.flatnonzero(share < 1.0)
         if not poor.size or not rich.size:
@@ -40,7 +40,7 @@ class AliasTable:
         self.aliases[rich[:-1]] = rich[1:]
 
     def draw(self, uniform: F64) -> I64:
-        """A sample for each number in [0, 1)."""
+        """Returns a sample for each number in [0, 1)."""
         size = self.own.size
         scaled = uniform * size
         columns = np.minimum(scaled.astype(np.int64), size - 1)

@@ -1,4 +1,4 @@
-"""Batches of one size whose work is the same on all ranks: lengths decide who gets what of a global batch."""
+"""Batches of one size with equal work on all ranks: lengths decide which rank gets which samples of a global batch."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from dataloaderjob.samplers.elastic import ElasticSampler, Place, Tail, fit
 from dataloaderjob.samplers.permutation import I64, Permutation
 
 WEIGHED = 32
-"""Rows of a global batch that are dealt by sums, 7 µs each. The rest goes back and forth: of 8,192 samples of lengths
-that vary as those of texts the heaviest of 64 ranks is 0.02 % above the mean, 0.01 % with all rows weighed, and 0.27 %
-with none."""
+"""Rows of a global batch that are dealt by sums, 7 µs each. The remaining rows are dealt in alternating directions. For
+8,192 samples with the lengths of texts, the heaviest of 64 ranks is 0.02 % above the mean; it would be 0.01 % with all
+rows weighed, and 0.27 % with none."""
 
 
 class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
-    """A `batch_sampler` that deals each global batch to the ranks such that their sums of lengths are close.
+    """A `batch_sampler` that deals each global batch to the ranks so that their sums of lengths are close.
 
-    The global batches are the same for every world size that divides their size; only who gets which samples differs.
-    Without `look_ahead` they are those of a plain shuffle, so balance costs no randomness.
+    The global batches are the same for every world size that divides their size; only the assignment to ranks differs.
+    Without `look_ahead` they are the batches of a plain shuffle, so balancing costs no randomness.
 
     Args:
-        lengths: one for each sample, or its cost, where that grows otherwise.
-        global_batch_size: samples of a step on all ranks together; each gets as many.
-        look_ahead: global batches whose samples are sorted by length together, so that those of one batch are similar
-            and need little padding. Their order is shuffled again.
-        num_replicas, rank, shuffle, seed, drop_last, tail: as those of `ElasticDistributedSampler`; the tail is that
-            of the last global batch.
+        lengths: the length of each sample, or its cost if that is not proportional to the length.
+        global_batch_size: samples of a step on all ranks together; each rank gets an equal share.
+        look_ahead: number of global batches whose samples are sorted by length together, so that the samples of a
+            batch are similar and need little padding. The order of these batches is shuffled again.
+        num_replicas, rank, shuffle, seed, drop_last, tail: as for `ElasticDistributedSampler`; `tail` applies to the
+            last global batch.
 
     Raises:
-        InputError: lengths that are none, or a global batch that the ranks cannot share.
+        InputError: `lengths` are invalid, or the ranks cannot share a global batch equally.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
                 for batch in self._batches(indices[at : at + chunk], place.epoch, (first + at) // chunk)
             ]
             done = max(place.position - first, 0) // self.global_batch_size
-            # One by one: a rank's part is worked out when it is asked for.
+            # One by one: a rank's part is computed only when it is requested.
             yield from ([self._part(batch)] for batch in batches[done:])
 
     def _batches(self, indices: I64, epoch: int, chunk: int) -> list[I64]:
-        """The global batches of a chunk."""
+        """Returns the global batches of a chunk."""
         if self.look_ahead == 1:
             return [indices]
         batches = of.longest_first(indices, self._lengths).reshape(-1, self.global_batch_size)
@@ -105,7 +105,8 @@ class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
         return list(batches)
 
     def _part(self, batch: I64) -> list[int]:
-        """This rank's samples: of each W in falling order of length one, of the longest ones by what each rank has."""
+        """Returns this rank's samples: one of each W samples in falling order of length. For the longest, the rank's
+        sum so far decides."""
         ranks, rank = self.num_replicas, self.rank
         rows = of.longest_first(batch, self._lengths).reshape(-1, ranks)
         sums = np.zeros(ranks, dtype=np.int64)

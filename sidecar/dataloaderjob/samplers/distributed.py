@@ -1,4 +1,4 @@
-"""Samplers of single samples: each rank takes every W-th position of the global order, which is any function."""
+"""Samplers of single samples: each rank takes every W-th position of the global order, which can be any function."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from dataloaderjob.samplers.elastic import ElasticSampler, Place, Tail, fit
 from dataloaderjob.samplers.permutation import I64, Permutation
 
 BLOCK = 4096
-"""Indices that are made together: 40 ns each, of which 18 are calls of numpy. 1024 take 98 ns each, 16,384 take 50,
-since their arrays leave the cache."""
+"""Number of indices made together: 40 ns each, including 18 ns for calls of numpy. With 1024, each takes 98 ns; with
+16,384, each takes 50 ns, because the arrays do not fit the cache."""
 Order = Callable[[I64], I64]
-"""A function of positions, each below the number of samples, to the dataset's indices."""
+"""A function from positions, each below the number of samples, to the dataset's indices."""
 
 
 class ElasticDistributedSampler(ElasticSampler[int]):
-    """`DistributedSampler` without a list of indices, and with a state that any number of ranks can go on with.
+    """`DistributedSampler` without a list of indices, and with a state from which any number of ranks can resume.
 
-    The order of an epoch is one permutation, named by (seed, epoch, number of samples). Rank r of W takes positions r,
-    r + W, r + 2W and so on, as torch's sampler does. So batches of B samples on W ranks are together the next W * B
-    positions: any world size with the same product W * B, or W * B * k with k batches for a step, has the same global
-    batches. After a checkpoint another world size goes on where all ranks had come to, and no sample is lost or comes
-    twice.
+    The order of an epoch is one permutation, identified by (seed, epoch, number of samples). Rank r of W takes
+    positions r, r + W, r + 2W and so on, as torch's sampler does. Batches of B samples on W ranks together are then the
+    next W * B positions. Every world size with the same product W * B, or W * B * k for k batches in a step, has the
+    same global batches. After a checkpoint, another world size resumes where all ranks had stopped. No sample is lost
+    or repeated.
 
     Args:
-        dataset, num_replicas, rank, shuffle, seed, drop_last: as those of `DistributedSampler`.
-        tail: "drop", "pad" or "error" for samples at the end that do not fill all ranks; None: by `drop_last`. All
-            ranks have the same number of samples with each of them, also after a checkpoint of another world size.
-        global_batch_size: has the tail fill global batches of that size rather than ranks, so that the last one is
-            the same for every world size that divides it.
+        dataset, num_replicas, rank, shuffle, seed, drop_last: as for `DistributedSampler`.
+        tail: "drop", "pad" or "error" for samples at the end that do not fill all ranks; None: set by `drop_last`. All
+            ranks have the same number of samples with each of these, even after a checkpoint of another world size.
+        global_batch_size: if given, the tail fills global batches of this size instead of ranks, so that the last one
+            is the same for every world size that divides it.
 
     Raises:
-        ValueError: `rank`, as torch raises it, and without process group a missing `num_replicas` or `rank`.
-        InputError: `tail`, or a global batch that the ranks cannot share.
+        ValueError: `rank` is invalid, as in torch, or `num_replicas` or `rank` is missing without a process group.
+        InputError: `tail` is invalid, or the ranks cannot share a global batch equally.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class ElasticDistributedSampler(ElasticSampler[int]):
         self.num_samples = self.total_size // self.num_replicas
 
     def order(self, epoch: int) -> Order:
-        """The global order of an epoch. A subclass may give another."""
+        """Returns the global order of an epoch. Subclasses may override it."""
         return Permutation(self._samples, self.seed, epoch) if self.shuffle else lambda positions: positions
 
     def indices(self, start: int, stop: int) -> I64:
-        """The global order of the epoch that is set, from position `start` to `stop`: int64, shape (stop - start,)."""
+        """Returns the current epoch's global order from position `start` to `stop`: int64, shape (stop - start,)."""
         return self._look_up(self.order(self.epoch), np.arange(start, stop))
 
     def identity(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class ElasticDistributedSampler(ElasticSampler[int]):
             yield self._look_up(order, self._own(turns, place.epoch)).tolist()
 
     def _own(self, turns: I64, epoch: int) -> I64:  # noqa: ARG002  for subclasses
-        """This rank's positions: one of the `num_replicas` from each of `turns` on."""
+        """Returns this rank's positions: one out of the `num_replicas` that start at each of `turns`."""
         return turns + self.rank
 
     def _look_up(self, order: Order, positions: I64) -> I64:
@@ -91,7 +91,7 @@ class ElasticDistributedSampler(ElasticSampler[int]):
         return order(positions)
 
     def _end(self, start: int) -> int:
-        """Where the epoch ends, if all ranks go on from `start`."""
+        """Returns the end position of the epoch if all ranks start at `start`."""
         total = self._samples
         if self.global_batch_size is not None:
             total = fit(total, self.global_batch_size, self.tail, what="samples over global batches")
@@ -100,9 +100,9 @@ class ElasticDistributedSampler(ElasticSampler[int]):
 
 
 def check_shares(global_batch_size: int, ranks: int) -> None:
-    """Raises InputError where the ranks cannot have equal parts of a global batch."""
+    """Raises InputError if the ranks cannot have equal parts of a global batch."""
     if global_batch_size < 1 or global_batch_size % ranks:
         raise InputError(
-            f"a global batch must be one sample or more for each of {ranks} ranks, and as many for all, found "
+            f"a global batch must have the same number of samples, at least one, for each of {ranks} ranks, found "
             f"{global_batch_size}: choose a multiple of {ranks}"
         )

@@ -1,11 +1,12 @@
-"""What all samplers here share: one global order for an epoch, a part of it for each rank, a state without a rank.
+"""Base of all samplers here: one global order for an epoch, a part of it for each rank, a state without a rank.
 
 All ranks together consume an epoch from its beginning: after k items on each of W ranks they are at position
-k * `stride`. A state has the epoch and that position, so any rank's is right for all, and for another number of ranks.
+k * `stride`. A state holds the epoch and that position, so the state of any rank is valid for all, and for another
+number of ranks.
 
-A sampler runs ahead of what was trained on, and loaders ask twice for an iterator and use one. So an iterator begins
-with its first item, not before: then it takes the epoch that is set and the position that was loaded. It has a state
-of its own, which torch's StatefulDataLoader keeps with each batch.
+A sampler runs ahead of the training, and loaders request two iterators and use one. For this reason an iterator starts
+with its first item, not before: only then does it take the current epoch and the loaded position. It has its own state,
+which torch's StatefulDataLoader keeps with each batch.
 """
 
 from __future__ import annotations
@@ -23,33 +24,33 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 Tail = Literal["drop", "pad", "error"]
-"""What becomes of items at the end of an epoch that do not fill all ranks: they are left out, filled up with the first
-ones of the epoch, or refused by InputError."""
+"""Treatment of items at the end of an epoch that do not fill all ranks: drop them, pad them with the first items of the
+epoch, or raise InputError."""
 VERSION = 1
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 
 
 class Place(NamedTuple):
-    """Where all ranks stand together."""
+    """The common position of all ranks."""
 
     epoch: int
     position: int
 
 
 class Cursor(Generic[_T]):
-    """How far one iteration of a sampler is."""
+    """Progress of one iteration of a sampler."""
 
     def __init__(self, sampler: ElasticSampler[_T]) -> None:
         self._sampler = sampler
         self._begun: Place | None = None
         self._loaded: Place | None = None
         self._given = 0
-        """Items up to the end of the block at hand."""
+        """Number of items up to the end of the current block."""
         self._block: Iterator[_T] = iter(())
 
     def place(self) -> Place:
-        """Where the item comes from that is next."""
+        """Returns the place of the next item."""
         begun = self._loaded or self._begun
         if begun is None:
             return self._sampler.beginning()
@@ -57,13 +58,13 @@ class Cursor(Generic[_T]):
         return Place(begun.epoch, begun.position + done * self._sampler.stride)
 
     def load(self, place: Place) -> None:
-        """Goes on from there with the next item."""
+        """Continues from `place` with the next item."""
         self._begun, self._loaded = None, place
-        for _ in self._block:  # none of it is to come
+        for _ in self._block:  # discard the rest of it
             pass
 
     def blocks(self) -> Iterator[Iterator[_T]]:
-        """Runs with the first item, and whenever a block is used up."""
+        """Yields blocks of items; runs for the first item, and whenever a block is exhausted."""
         while True:
             begun = self._loaded or self._sampler.beginning()
             self._begun, self._loaded, self._given = begun, None, 0
@@ -79,30 +80,30 @@ class Cursor(Generic[_T]):
 
 
 class Items(itertools.chain[_T]):
-    """The iterator of a sampler: C gives the items of a block, 20 ns each, where a `__next__` in Python takes 100."""
+    """The iterator of a sampler: yields a block's items in C, 20 ns each; a `__next__` in Python would take 100 ns."""
 
     sampler: ElasticSampler[_T]
     cursor: Cursor[_T]
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last item that was given."""
+        """Returns the state after the last item returned."""
         return self.sampler.state_at(self.cursor.place())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there with the next item. Raises InputError for a state of another order."""
+        """Continues from the state with the next item. Raises InputError for a state of another order."""
         if state:
             self.cursor.load(self.sampler.accept_state(state))
             self.sampler.begin(self.cursor)
 
 
 class ElasticSampler(DistributedSampler[_T_co]):
-    """Base of the samplers: positions, tails and state. A subclass says what stands where, by `blocks`.
+    """Base of the samplers: positions, tails and state. A subclass defines the items in `blocks`.
 
     It is a `DistributedSampler`, so frameworks that look for one leave it in place.
     """
 
     stride: int
-    """Positions that all ranks together pass while each gives one item."""
+    """Positions that all ranks together advance while each returns one item."""
 
     def __init__(
         self,
@@ -127,22 +128,22 @@ class ElasticSampler(DistributedSampler[_T_co]):
         self.stride = self.num_replicas
         self._loaded: Place | None = None
         self._current: Cursor[Any] | None = None
-        """The iteration whose state is the sampler's."""
+        """The iteration whose state is the sampler's state."""
 
     def blocks(self, place: Place) -> Iterator[list[_T_co]]:
-        """This rank's items from a place to the end of its epoch, list after list."""
+        """Yields this rank's items from a place to the end of its epoch, in lists."""
         raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
-        """What has to be equal for a position to mean the same: plain values that JSON carries."""
+        """Returns everything that determines the meaning of a position, as plain values for JSON."""
         return {"seed": self.seed, "shuffle": self.shuffle}
 
     def details(self, place: Place) -> dict[str, Any]:  # noqa: ARG002  for subclasses
-        """What else a state has that was taken at this place."""
+        """Returns further items for a state at this place."""
         return {}
 
     def read_details(self, place: Place, state: Mapping[str, Any]) -> None:
-        """Takes that back. Raises InputError, KeyError, TypeError or ValueError where it cannot be."""
+        """Restores the items of `details`. Raises InputError, KeyError, TypeError or ValueError if that fails."""
 
     def __iter__(self) -> Iterator[_T_co]:
         cursor: Cursor[_T_co] = Cursor(self)
@@ -151,35 +152,35 @@ class ElasticSampler(DistributedSampler[_T_co]):
         return items
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch that the next iteration is. A position in another one is given up."""
+        """Sets the epoch of the next iteration. A position in another epoch is dropped."""
         if self.place().epoch != epoch:
             self.restart()
         self.epoch = epoch
 
     def place(self) -> Place:
-        """Where all ranks stand, if each has taken as many items as this one."""
+        """Returns the place of all ranks, assuming that each has taken the same number of items as this one."""
         if self._loaded is None and self._current is not None:
             return self._current.place()
         return self.beginning()
 
     def beginning(self) -> Place:
-        """Where the next iteration begins."""
+        """Returns the start of the next iteration."""
         return self._loaded or Place(self.epoch, 0)
 
     def restart(self) -> None:
-        """Gives a position up: the next iteration is a whole epoch."""
+        """Drops a loaded or current position: the next iteration is a whole epoch."""
         self._loaded = self._current = None
 
     def begin(self, cursor: Cursor[Any]) -> None:
-        """An iteration takes over: what was loaded is used up, and the state is that iteration's."""
+        """Notes that an iteration starts: it uses up the loaded position, and its state becomes the sampler's."""
         self._loaded, self._current = None, cursor
 
     def state_dict(self) -> dict[str, Any]:
-        """A fresh dict of plain values: the epoch, the position that all ranks have reached, what orders the epoch."""
+        """Returns a new dict of plain values: the epoch, the position of all ranks, and the parameters of the order."""
         return self.state_at(self.place())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration go on from there; those after it are whole epochs. An empty dict loads nothing.
+        """Makes the next iteration resume from `state`; later ones are whole epochs. An empty dict loads nothing.
 
         Raises InputError for a state of another order.
         """
@@ -187,19 +188,19 @@ class ElasticSampler(DistributedSampler[_T_co]):
             self._loaded, self._current = self.accept_state(state), None
 
     def state_at(self, place: Place) -> dict[str, Any]:
-        """The state for a place."""
+        """Returns the state for a place."""
         kind = type(self).__name__
         found = {"version": VERSION, "sampler": kind, "epoch": int(place.epoch), "position": place.position}
         return found | self.identity() | self.details(place)
 
     def accept_state(self, state: Mapping[str, Any]) -> Place:
-        """The place of a state, whose epoch becomes this sampler's. Keys that are not known are ignored."""
+        """Returns the place of a state, and sets this sampler's epoch from it. Unknown keys are ignored."""
         expected = {"version": VERSION, "sampler": type(self).__name__, **self.identity()}
         missing = [name for name in ("epoch", "position", *expected) if name not in state]
         if missing:
             raise InputError(
-                f"a state of {type(self).__name__} has {', '.join(missing)}, found {', '.join(state)}: load what "
-                "state_dict() of such a sampler returned"
+                f"a state of {type(self).__name__} has {', '.join(missing)}, found {', '.join(state)}: load the result "
+                "of state_dict() of such a sampler"
             )
         other = {name: value for name, value in expected.items() if state[name] != value}
         if other:
@@ -207,7 +208,7 @@ class ElasticSampler(DistributedSampler[_T_co]):
                 f"{name} is {value!r} here and {state[name]!r} in the state" for name, value in other.items()
             )
             raise InputError(
-                f"this state is of another order of samples, in which its position has no meaning ({differences}): "
+                f"this state belongs to another order of samples, so its position has no meaning here ({differences}): "
                 "make the sampler with the same arguments and data, or begin a new epoch"
             )
         try:
@@ -216,22 +217,22 @@ class ElasticSampler(DistributedSampler[_T_co]):
         except InputError:
             raise
         except (KeyError, TypeError, ValueError) as exc:
-            raise InputError(f"{dict(state)} is no state of {type(self).__name__}: {exc!r}") from exc
+            raise InputError(f"{dict(state)} is not a state of {type(self).__name__}: {exc!r}") from exc
         if place.position < 0:
             raise InputError(f"a position is 0 or more, found {place.position} in the state")
-        # torch's StatefulDataLoader loads the state of an epoch that has ended after set_epoch named the next one.
+        # torch's StatefulDataLoader loads the state of an ended epoch after set_epoch has set the next one.
         self.epoch = max(self.epoch, place.epoch)
         return place
 
 
 def fit(count: int, unit: int, tail: Tail, *, what: str) -> int:
-    """`count` as a multiple of `unit`, by the rule for the tail. `what` names both in the error."""
+    """Returns `count` as a multiple of `unit`, by the rule for the tail. `what` names both in the error."""
     over = count % unit
     if not over:
         return count
     if tail == "error":
         raise InputError(
-            f"{what} must divide without a rest (tail='error'), found {count} and {unit}: choose other sizes, or "
+            f"{what} must divide without remainder (tail='error'), found {count} and {unit}: choose other sizes, or "
             "tail='drop' or 'pad'"
         )
     return count - over if tail == "drop" else count - over + unit

@@ -1,4 +1,4 @@
-"""What samplers of batches know of their samples: a length for each, or whatever its work is proportional to."""
+"""Lengths of samples, for samplers of batches: the length of each sample, or any number proportional to its work."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dataloaderjob.samplers.permutation import I64, Permutation
 
 Lengths = Sequence[int] | npt.NDArray[Any] | torch.Tensor
 OF_BATCHES = 3
-"""A stream of keys beside that of the permutation of samples."""
+"""A stream of keys apart from the one for the permutation of samples."""
 
 
 def check_lengths(lengths: Lengths) -> I64:
-    """Lengths as an array. Raises InputError for what is no row of counts."""
+    """Returns lengths as an array. Raises InputError unless they are a row of counts."""
     values = np.asarray(lengths)
     whole = values.size == 0 or np.issubdtype(values.dtype, np.integer)
     if values.ndim != 1 or not whole or (values < 0).any():
@@ -31,16 +31,16 @@ def check_lengths(lengths: Lengths) -> I64:
 
 
 def digest(lengths: I64) -> str:
-    """A name for all lengths, by which a state of other data is told."""
+    """Returns a digest of all lengths, to detect a state that belongs to other data."""
     return hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()[:16]
 
 
 def longest_first(indices: I64, lengths: I64) -> I64:
-    """The same indices, those of the longest samples first; equal ones stay in their order."""
+    """Returns the indices sorted by length, longest first; samples of equal length keep their order."""
     return indices[np.argsort(-lengths[indices], kind="stable")]
 
 
 def shuffled(count: int, seed: int, epoch: int, chunk: int) -> list[int]:
-    """An order for the batches of a chunk, which were made longest first."""
+    """Returns a random order for the batches of a chunk, which were made longest first."""
     found: list[int] = Permutation(count, seed, epoch, chunk, OF_BATCHES)(np.arange(count)).tolist()
     return found

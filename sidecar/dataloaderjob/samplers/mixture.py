@@ -1,4 +1,4 @@
-"""Several datasets by weights, each in an order of its own: what stands where follows from the position alone."""
+"""Mixes several datasets by weights, each in its own order. The sample at a position depends on the position only."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ if TYPE_CHECKING:
 
 Weights = Sequence[float] | Mapping[int, Sequence[float]] | Callable[[int], Sequence[float]]
 _permutation = functools.lru_cache(maxsize=64)(Permutation)
-"""Kept from block to block: to make their keys anew would take a tenth of the time."""
+"""Kept from block to block, because making their keys again would take a tenth of the time."""
 _OF_TURNS = 2
-"""A stream of keys beside that of the permutations."""
+"""A stream of keys apart from the one for permutations."""
 
 
 class ElasticMixtureSampler(ElasticDistributedSampler):
     """Samples of several datasets in proportion to weights, for a loader over their `ConcatDataset`.
 
-    Every beginning of an epoch has each dataset's share of samples, give or take two (half a sample where there are two
-    datasets). A dataset that comes to its end begins another pass, in another order. Ranks take turns at random, so no
+    Every prefix of an epoch has each dataset's share of samples to within two samples (half a sample for two
+    datasets). A dataset that is exhausted starts another pass, in another order. Ranks take turns at random, so no
     rank gets more of a dataset than others.
 
     Args:
         datasets: a `ConcatDataset`, or its parts in their order.
-        weights: one for each dataset; or for a curriculum {epoch: weights from that epoch on}, or a function of the
-            epoch, which is called once for each. A state has those of its epoch; a function's are taken from there.
-        num_samples: samples of an epoch on all ranks together; None: as many as all datasets have.
-        continuous: each dataset goes on in an epoch where it stopped in the last, so that nothing of it is seen less
-            often than the rest; else each epoch begins all datasets anew.
-        num_replicas, rank, shuffle, seed, drop_last, tail, global_batch_size: as those of `ElasticDistributedSampler`.
+        weights: one for each dataset. For a curriculum: {epoch: weights from that epoch on}, or a function of the
+            epoch, which is called once for each epoch. A state holds the weights of its epoch, and a function is not
+            called again for it.
+        num_samples: number of samples in an epoch, on all ranks together; None: the length of all datasets.
+        continuous: if true, each dataset resumes in an epoch after the last sample of the previous one, so that none of
+            its samples is seen less often than others; if false, each epoch starts all datasets from the beginning.
+        num_replicas, rank, shuffle, seed, drop_last, tail, global_batch_size: as for `ElasticDistributedSampler`.
 
     Raises:
-        InputError: weights that do not fit the datasets, or a weight for one without samples.
+        InputError: the weights do not fit the datasets, or a dataset without samples has a weight.
     """
 
     def __init__(
@@ -73,13 +74,13 @@ class ElasticMixtureSampler(ElasticDistributedSampler):
         self.continuous = continuous
         self._offsets = [sum(self._lengths[:part]) for part in range(len(self._lengths))]
         self._known: dict[int, tuple[float, ...]] = {}
-        """Weights of epochs."""
+        """Weights by epoch."""
         self._drawn = 0, [0] * len(self._lengths)
-        """An epoch, and how many samples of each dataset came before it."""
+        """An epoch, and the number of samples of each dataset drawn before it."""
         self.weights_of(0)
 
     def weights_of(self, epoch: int) -> tuple[float, ...]:
-        """The weights of an epoch, one for each dataset."""
+        """Returns the weights of an epoch, one for each dataset."""
         if epoch not in self._known:
             self._known[epoch] = self._checked(self._given(epoch), epoch)
         return self._known[epoch]
@@ -107,7 +108,7 @@ class ElasticMixtureSampler(ElasticDistributedSampler):
         if not callable(self.weights) and weights != self.weights_of(place.epoch):
             raise InputError(
                 f"the weights of epoch {place.epoch} are {list(self.weights_of(place.epoch))} here and "
-                f"{list(weights)} in the state, so its position has no meaning: give the weights of before, or begin a "
+                f"{list(weights)} in the state, so its position has no meaning: use the earlier weights, or begin a "
                 "new epoch"
             )
         self._known[place.epoch] = weights
@@ -115,13 +116,13 @@ class ElasticMixtureSampler(ElasticDistributedSampler):
             self._drawn = place.epoch, drawn
 
     def _own(self, turns: I64, epoch: int) -> I64:
-        # The datasets' turns are regular: without this, of two ranks and two datasets each rank would get one.
+        # The datasets' turns are regular: without this, each of two ranks would get only one of two datasets.
         key = make_keys(1, self.seed, epoch, _OF_TURNS)[0]
         first = hash_below(turns.astype(np.uint64), key, np.uint64(self.num_replicas)).view(np.int64)
         return turns + (first + self.rank) % self.num_replicas
 
     def _of_part(self, part: int, numbers: I64, epoch: int) -> I64:
-        """Indices of the dataset's samples `numbers`, counted through all its passes."""
+        """Returns the indices of the dataset's samples `numbers`, counted over all its passes."""
         length = self._lengths[part]
         passes = numbers // length
         found = numbers - passes * length

@@ -1,8 +1,8 @@
-"""Which of several parts a position belongs to, such that each part has its share of every prefix.
+"""Assigns positions to parts so that each part has its share of every prefix.
 
-A position belongs to the left of two parts if the rounded count of those, position times share, rises with it; that
-count is also its number within the part. More than two are split again, by a tree of Huffman's, whose paths get short
-fast enough that no part is ever more than two positions from its share, however many parts there are.
+With two parts, a position belongs to the left part if the rounded count, position times share, increases there; that
+count is also its number within the part. More than two parts are split recursively by a Huffman tree. Its paths are
+short enough that no part is ever more than two positions from its share, for any number of parts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from dataloaderjob.samplers.permutation import I64
 
 _BITS = 31
-"""A share has so many bits: products of it and half a position fit 63."""
+"""Bits of a share: its product with half of a position, up to 32 bits, fits 63 bits."""
 _ONE = 1 << _BITS
 _HALF = _ONE >> 1
 
@@ -25,19 +25,19 @@ _HALF = _ONE >> 1
 @dataclass(frozen=True, slots=True)
 class _Split:
     share: int
-    """The left one's, in 2**-31."""
+    """The left side's share, in units of 2**-31."""
     left: _Split | int
     right: _Split | int
-    """A further split, or the number of a part."""
+    """Another split, or the number of a part."""
 
 
 class Shares:
-    """A schedule of parts by their weights; those of weight 0 have no position."""
+    """A schedule of parts by their weights; parts of weight 0 have no position."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         """Weights are finite, 0 or more, and not all 0."""
         self._parts = len(weights)
-        order = itertools.count()  # ties are broken by age, so that the tree is the same everywhere
+        order = itertools.count()  # ties are broken by age, so that the tree is the same in every process
         heap: list[tuple[float, int, _Split | int]] = [
             (float(weight), next(order), part) for part, weight in enumerate(weights) if weight > 0
         ]
@@ -49,11 +49,11 @@ class Shares:
         self._root = heap[0][2]
 
     def split(self, positions: I64) -> Iterator[tuple[int, I64, I64]]:
-        """The parts that have any of the positions, each with which ones, and their numbers within the part."""
+        """Yields each part that has some of the positions, with their indices and their numbers within the part."""
         return _walk(self._root, np.arange(positions.size), positions)
 
     def counts(self, stop: int) -> list[int]:
-        """How many positions below `stop` each part has."""
+        """Returns the number of positions below `stop` in each part."""
         found = [0] * self._parts
         left: list[tuple[_Split | int, int]] = [(self._root, stop)]
         while left:
@@ -83,6 +83,6 @@ def _portion(count: int, share: int) -> int:
 
 
 def _portions(counts: I64, share: int) -> I64:
-    """The same for an array: by halves, since a product of 63 bits and 31 fits none of its integers."""
+    """The same for an array, computed in halves, because no integer of numpy holds a product of 63 and 31 bits."""
     upper, lower = counts >> _BITS, counts & (_ONE - 1)
     return upper * share + ((lower * share + _HALF) >> _BITS)

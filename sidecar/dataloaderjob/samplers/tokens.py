@@ -1,4 +1,4 @@
-"""Batches by their tokens: as many samples as a budget holds, of similar length, and as many batches on all ranks."""
+"""Batches of a token budget: samples of similar length in each, and the same number of batches on all ranks."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from dataloaderjob.samplers.permutation import I64, Permutation
 
 
 class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
-    """A `batch_sampler` of batches of different sizes that hold at most `max_tokens`.
+    """A `batch_sampler` that makes batches of variable size with at most `max_tokens` tokens.
 
-    The order of an epoch is cut into chunks of `look_ahead` samples. A chunk is sorted by length, packed into batches
-    longest first, and the batches are shuffled. This sequence of batches does not depend on the ranks, of which each
-    takes every W-th: so a step has W batches of about the same tokens, all ranks have the same number of steps, and
-    another world size goes on behind the batches that are consumed. Its steps have the same batches where W times
-    the batches that a rank takes for a step is the same.
+    The order of an epoch is cut into chunks of `look_ahead` samples. A chunk is sorted by length and packed into
+    batches, longest first, and the batches are shuffled. This sequence of batches does not depend on the ranks. Each
+    rank of W takes every W-th batch, so a step has W batches with about the same number of tokens, and all ranks have
+    the same number of steps. Another world size resumes after the consumed batches. Its steps have the same batches if
+    W times the batches of a rank in a step is the same.
 
-    How many batches an epoch has depends on its order: `len()` packs the whole epoch that is set, once, 0.15 s for
-    a million samples. The `position` of a state counts batches.
+    The number of batches in an epoch depends on the order. `len()` packs the whole current epoch, once, which takes
+    0.15 s for a million samples. The `position` of a state counts batches.
 
     Args:
-        lengths: tokens of each sample.
-        max_tokens: of one batch on one rank.
-        padded: a batch costs its longest sample times its samples; else, where samples are packed without padding,
-            the sum of its lengths.
-        max_batch_size: samples of a batch at most; None: as many as the budget holds.
-        look_ahead: samples that are sorted together. More save padding, fewer are closer to a plain shuffle.
-        num_replicas, rank, shuffle, seed, drop_last, tail: as those of `ElasticDistributedSampler`; the tail is that
-            of the last batches of the epoch.
+        lengths: number of tokens in each sample.
+        max_tokens: limit for one batch on one rank.
+        padded: if true, a batch costs its longest sample times its number of samples; if false, for samples packed
+            without padding, the sum of its lengths.
+        max_batch_size: maximum number of samples in a batch; None: limited by `max_tokens` only.
+        look_ahead: number of samples sorted together. More save padding, fewer are closer to a plain shuffle.
+        num_replicas, rank, shuffle, seed, drop_last, tail: as for `ElasticDistributedSampler`; `tail` applies to the
+            last batches of the epoch.
 
     Raises:
-        InputError: lengths that are none, or a sample longer than `max_tokens`.
+        InputError: `lengths` are invalid, or a sample is longer than `max_tokens`.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         self._chunks = -(-self._lengths.size // look_ahead)
         self._digest = of.digest(self._lengths)
         self._starts: tuple[int, list[tuple[int, int]]] = 0, [(0, 0)]
-        """An epoch, and of its chunks as far as they are known the first batch and the number, so that a state can be
-        taken up without packing all chunks before."""
+        """An epoch, and the first batch and the number of each of its known chunks, so that a state can be resumed
+        without packing all chunks before it."""
         self._counted: tuple[int, int] | None = None
-        """An epoch and its batches."""
+        """An epoch and its number of batches."""
 
     def __len__(self) -> int:
         ranks = self.num_replicas
@@ -114,7 +114,7 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         start, chunk = self._chunk_of(place)
         if self._starts[0] != place.epoch:
             self._starts = place.epoch, [(start, chunk)]
-        waiting: list[list[int]] = []  # batches that do not make a step yet
+        waiting: list[list[int]] = []  # batches that do not fill a step yet
         skip = place.position - start
         for number in range(chunk, self._chunks):
             made = self._batches(place.epoch, number)
@@ -130,7 +130,7 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
             yield [waiting[self.rank]]
 
     def _chunk_of(self, place: Place) -> tuple[int, int]:
-        """The first batch and the number of the last known chunk that does not begin behind a place."""
+        """Returns the first batch and the number of the last known chunk that does not begin after a place."""
         epoch, starts = self._starts
         if epoch != place.epoch or starts[0][0] > place.position:
             return 0, 0
@@ -148,7 +148,7 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         return self._counted[1]
 
     def _chunk(self, epoch: int, number: int) -> I64:
-        """The samples of a chunk, longest first."""
+        """Returns the samples of a chunk, longest first."""
         stop = min((number + 1) * self.look_ahead, self._lengths.size)
         indices = np.arange(number * self.look_ahead, stop)
         if self.shuffle:
@@ -164,7 +164,7 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         return made
 
     def _cuts(self, indices: I64) -> list[int]:
-        """Where batches begin among samples of falling length, and where the last one ends."""
+        """Returns the starts of batches among samples of falling length, and the end of the last batch."""
         lengths = self._lengths[indices]
         sums = np.cumsum(lengths)
         cuts = [0]

@@ -1,4 +1,4 @@
-"""Draws with replacement by weights, each by itself, so that any rank makes its own and no list is kept."""
+"""Independent draws with replacement by weights, so that each rank makes its own draws and no list is kept."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     import torch
 
 _OF_DRAWS = 1
-"""A stream of keys beside that of the permutations."""
+"""A stream of keys apart from the one for permutations."""
 
 
 class ElasticWeightedSampler(ElasticDistributedSampler):
-    """`WeightedRandomSampler` for ranks, with replacement: any number of ranks can go on with its state.
+    """`WeightedRandomSampler` for ranks, with replacement. Any number of ranks can resume from its state.
 
-    What is drawn at a position depends on (seed, epoch, position) only. A table of 16 bytes for each weight is kept.
+    The draw at a position depends on (seed, epoch, position) only. A table of 16 bytes for each weight is kept.
 
     Args:
-        weights: 0 or more for each sample; they need not sum up to 1.
-        num_samples: draws of an epoch on all ranks together.
-        num_replicas, rank, seed, drop_last, tail, global_batch_size: as those of `ElasticDistributedSampler`.
+        weights: a number of 0 or more for each sample; the sum need not be 1.
+        num_samples: number of draws in an epoch, on all ranks together.
+        num_replicas, rank, seed, drop_last, tail, global_batch_size: as for `ElasticDistributedSampler`.
 
     Raises:
-        InputError: weights that are negative, infinite or all 0.
+        InputError: weights are negative, infinite or all 0.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ElasticWeightedSampler(ElasticDistributedSampler):
 
 
 def check_weights(weights: Any) -> npt.NDArray[np.float64]:
-    """Weights as an array. Raises InputError where nothing can be drawn by them."""
+    """Returns weights as an array. Raises InputError if no draw is possible with them."""
     values = np.asarray(weights, dtype=np.float64)
     if values.ndim != 1 or not np.isfinite(values.sum()) or (values < 0).any() or not (values > 0).any():
         shown = (

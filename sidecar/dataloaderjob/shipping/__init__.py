@@ -1,1 +1,1 @@
-"""User code and its state as blobs: what travels, under which name, and what cannot."""
+"""Ships user code and its state as blobs: objects, their names, and objects that cannot travel."""

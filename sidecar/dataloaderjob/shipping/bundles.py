@@ -1,8 +1,8 @@
-"""User code and data on their way to feeders: dataset, collate_fn and worker_init_fn as a bundle of blobs.
+"""Ships user code and data to feeders: dataset, collate_fn and worker_init_fn as a bundle of blobs.
 
-`blobs[0]` is u64 length, a table, then the pickle (`module_state` tells its parts); `blobs[1]` the source of
-the user's modules; the other blobs are the pickle's buffers, small ones several to a blob. A feeder maps
-those privately: a node holds them once in memory, and each feeder may write to its own view of them. It imports
+`blobs[0]` is u64 length, a table, then the pickle (for its parts see `module_state`); `blobs[1]` is the source of
+the user's modules. The other blobs are the pickle's buffers; small buffers share a blob. A feeder maps these blobs
+privately: a node holds them once in memory, and each feeder may write to its own view of them. It imports
 the user's modules under their own names from the shipped source, then gives them their state.
 """
 
@@ -42,26 +42,26 @@ from dataloaderjob.shipping.reducers import bytes_of
 from dataloaderjob.shipping.snapshot import Snapshot, Snapshots
 
 BLOB_NBYTES = 64 * 1024 * 1024
-"""Buffers are put together up to this size, for a dataset of 10,000 arrays is not to be 10,000 files."""
+"""Size up to which buffers are joined, so that a dataset of 10,000 arrays does not become 10,000 files."""
 ALIGNMENT = 64
 ANNOUNCED_NBYTES = 1_000_000_000
-"""A copy of so many bytes takes seconds, of which people want to know before."""
+"""Size from which a copy is announced, because it takes seconds."""
 SLOW_S = 1.0
 SLOW_IMPORT_S = 1.0
-"""An import that the dataset did not ask for and that took longer is told."""
+"""Duration from which an import that the dataset does not need is reported."""
 FIRST_BUFFER = 2
-"""The blob behind the pickle and the sources."""
+"""Index of the first blob after the pickle and the sources."""
 _LENGTH = struct.Struct("<Q")
 Place = tuple[int, int, int]
 """(blob, offset, bytes) of a buffer."""
 _snapshots = Snapshots()
 _one_at_a_time = threading.RLock()
-"""Threads that make iterators at the same time share what is known of earlier snapshots."""
+"""Protects the knowledge of earlier snapshots, which threads that make iterators at the same time share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserCode:
-    """What a bundle holds, loaded."""
+    """Loaded content of a bundle."""
 
     dataset: Any
     collate_fn: Callable[[Any], Any] | None
@@ -77,9 +77,9 @@ def make_bundle(
     allow_pickle: bool,
     slow: Callable[[float], None] | None = None,
 ) -> Bundle:
-    """Pickles what makes batches into `store`, as it is now; the bundle's id changes with its content.
+    """Pickles the current state of the dataset and its functions into `store`; the bundle's id depends on the content.
 
-    `slow` is called with the seconds that it took, if they are many and the next call will take as many.
+    `slow` is called with the duration in seconds if that exceeds SLOW_S and the next call will be as slow.
     Raises InputError naming the attribute that cannot be pickled.
     """
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
@@ -123,7 +123,7 @@ def _stored(snapshot: Snapshot, store: BlobStore) -> tuple[tuple[str, int], ...]
 
 
 def _groups(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Neighbours together, up to BLOB_NBYTES; a larger one by itself."""
+    """Yields groups of adjacent buffers, up to BLOB_NBYTES each; a larger buffer is a group by itself."""
     group: list[memoryview] = []
     nbytes = 0
     for buffer in buffers:
@@ -150,11 +150,11 @@ def _joined(group: list[memoryview]) -> bytes | memoryview:
 
 
 def load_bundle(bundle: Bundle, store: BlobStore) -> UserCode:
-    """Loads what `make_bundle` stored into this process, which becomes what the trainer was; every blob has to
-    be in `store`. Call once, in a process that has loaded nothing of the user's.
+    """Loads a bundle of `make_bundle` into this process, which takes on the trainer's state. Every blob has to be in
+    `store`. Call once, in a process that has not loaded any user code.
 
-    Arrays and tensors of 64 KiB and more are views of the blobs: writable, private once written to.
-    Raises InputError when a module of the user's code is missing here, naming it.
+    Arrays and tensors of 64 KiB and more are views of the blobs: writable, and private once written to.
+    Raises InputError naming the module if a module of the user's code is missing here.
     """
     if len(bundle.blobs) < FIRST_BUFFER:
         raise RemoteProtocolError(f"a bundle needs {FIRST_BUFFER} blobs at least, found {len(bundle.blobs)}")
@@ -201,7 +201,7 @@ def _parse_sources(data: bytes) -> tuple[Mapping[str, Any], dict[str, Source]]:
 
 
 def _map(path: Path, nbytes: int) -> memoryview:
-    """The file, mapped privately. torch's mapping, unlike mmap's, keeps no descriptor open."""
+    """Maps the file privately. Unlike mmap's, torch's mapping keeps no descriptor open."""
     storage: Any = torch.UntypedStorage.from_file(str(path), False, nbytes)
     return bytes_of(storage).data
 
@@ -216,14 +216,14 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
     """Finds the shipped modules before those of this machine, and gives each its state."""
 
     def __init__(self, sources: Mapping[str, Source], others: Mapping[str, bytes]) -> None:
-        """`others` is the state of modules that get it when they are imported."""
+        """`others`: state of modules that receive it when they are imported."""
         self.failed: dict[str, InputError] = {}
-        """What to raise if a module whose import failed is needed."""
+        """Errors of failed imports by module, raised if the module is needed."""
         self._sources = sources
         self._others = dict(others)
         self._fresh = Fresh()
         self._imported: list[str] | None = []
-        """Modules that wait for their state until everything is imported; None from then on."""
+        """Modules that wait for their state until everything is imported; None afterwards."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
@@ -244,10 +244,11 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
         return spec
 
     def load(self, stream: IO[bytes], buffers: Iterable[Any], imports: Iterable[tuple[str, bool]]) -> Any:
-        """Imports the modules (name, whether the dataset needs it), gives them their state, and returns the roots.
+        """Imports the modules, gives them their state, and returns the roots. `imports`: (name, True if the dataset
+        needs it).
 
-        All are imported before any gets its state: what an import adds to another module's tables is in that
-        module's state already.
+        All modules are imported before any gets its state, because that state already includes entries that an import
+        adds to another module's tables.
         """
         found = Found(self._others.pop("__main__", b""), self._fresh)
         for name, needed in imports:
@@ -288,7 +289,7 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
         try:
             module_state.apply_alone(name, packed, self._fresh)
         except Exception as exc:  # user code; the module stays as its import made it
-            say(f"the state of the module {name} is not that of the trainer: {exc}")
+            say(f"the state of the module {name} could not be restored from the trainer: {exc}")
 
 
 def _import_for_effect(name: str) -> None:
@@ -299,18 +300,18 @@ def _import_for_effect(name: str) -> None:
         raise
     except BaseException as exc:  # user code, which may end with sys.exit()
         say(
-            f"the import of {name}, which the script imports, too, fails in feeders: {type(exc).__name__}: {exc}"
+            f"the import of {name}, which the script also imports, fails in feeders: {type(exc).__name__}: {exc}"
         )
     elapsed_s = time.perf_counter() - began
     if elapsed_s > SLOW_IMPORT_S:
         say(
-            f"importing {name} took {elapsed_s:.1f} s in a feeder: if samples do not need what it does to other "
+            f"importing {name} took {elapsed_s:.1f} s in a feeder: if samples do not need its effects on other "
             'modules, import it under `if __name__ == "__main__":`'
         )
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Reads the module's own source from the bundle, other files of a package from disk."""
+    """Loads the module's own source from the bundle, and other files of a package from disk."""
 
     def __init__(self, source: Source, on_import: Callable[[str], None]) -> None:
         super().__init__(source.name, source.file or "")
@@ -330,7 +331,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def _remember_lines(file: str, text: bytes) -> None:
-    """Makes tracebacks and `inspect` show the shipped lines, whatever the file here holds."""
+    """Makes tracebacks and `inspect` show the shipped lines, even if the file here differs."""
     try:
         lines = importlib.util.decode_source(text).splitlines(keepends=True)
     except (SyntaxError, UnicodeDecodeError):
@@ -339,7 +340,7 @@ def _remember_lines(file: str, text: bytes) -> None:
 
 
 def _make_main(main: Mapping[str, Any]) -> None:
-    """Puts a fresh `__main__` into sys.modules: the script's name and file, and nothing in it."""
+    """Puts a fresh `__main__` into sys.modules, with the script's name and file and no other content."""
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=sys.modules["builtins"], __package__=main["package"])
     if main["file"] is not None:
@@ -362,14 +363,14 @@ def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:
     if isinstance(exc, ImportError) or _lacks_in_module(exc):
         return InputError(
             f"the dataset cannot be loaded in a feeder: {exc}. Feeders seem to have another version of that "
-            "module: install the trainer's"
+            "module: install the trainer's version"
         )
     if isinstance(exc, AttributeError):
         return InputError(
-            f"the dataset cannot be loaded in a feeder: {exc}. A method of it, as __hash__, __eq__ or __setstate__, is "
-            "called while it is unpickled and before the object's attributes are there. Objects that lead back to "
-            "themselves through keys of a dictionary or members of a set cannot be copied so: keep a list there, or "
-            "ids for keys, or make it in worker_init_fn"
+            f"the dataset cannot be loaded in a feeder: {exc}. One of its methods, such as __hash__, __eq__ or "
+            "__setstate__, is called during unpickling, before the object's attributes are set. Objects that refer to "
+            "themselves through keys of a dictionary or members of a set cannot be copied: use a list there, or ids "
+            "for keys, or make them in worker_init_fn"
         )
     if isinstance(exc, FileNotFoundError):
         return InputError(
@@ -380,7 +381,7 @@ def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:
 
 
 def _lacks_in_module(exc: Exception) -> bool:
-    """Whether an attribute of a module, or of a class, is missing; pickle and modules' __getattr__ raise their own."""
+    """True if an attribute of a module or of a class is missing, also if pickle or a module's __getattr__ raised it."""
     return isinstance(exc, AttributeError) and (
         isinstance(exc.obj, types.ModuleType | type)
         or str(exc).startswith(("Can't get attribute", "module '"))
@@ -396,7 +397,7 @@ def _import_error(name: str, shipped: Mapping[str, Source], exc: BaseException) 
         error = InputError(
             f"the dataset needs the module {name!r}{where}, whose import fails in a feeder: "
             f"{type(exc).__name__}: {exc}. It is imported there from the trainer's source, in a process that "
-            f"has not run the script: make its top level work without what the script did before"
+            f"has not run the script: make its top level work without anything that the script did before"
         )
     error.__cause__ = exc
     return error

@@ -1,10 +1,10 @@
-"""What a script defines and its dataset does not name: found by feeders when they ask `__main__` for it.
+"""Definitions of a script that its dataset does not refer to. Feeders load them when code looks them up in `__main__`.
 
-`pickle.load` of a class of the script, `globals()[name]`, `typing.get_type_hints` and a module's `__main__.OPT` name
-things that no look at the dataset's code finds. Each travels in a pickle of its own, which refers to the others by
-name, and is loaded when it is asked for. What does not pickle, or is large, is left out. Of data there are only
-constants of the source and what modules ask `__main__` for: most globals of a script change from epoch to epoch and
-from rank to rank, and each change would make another bundle.
+`pickle.load` of a class of the script, `globals()[name]`, `typing.get_type_hints` and a module's `__main__.OPT` use
+names that no analysis of the dataset's code finds. Each definition travels in a separate pickle, which refers to the
+others by name, and is loaded on demand. Objects that do not pickle, or are large, are left out. Data is included only
+if it is a constant of the source or if modules look it up in `__main__`. Most globals of a script change from epoch to
+epoch and from rank to rank, and each change would make another bundle.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from dataloaderjob.shipping.modules import MAINS, Source
 from dataloaderjob.shipping.pickling import DYNAMIC, Bounded, Reached, UserCodePickler, UserCodeUnpickler
 
 MAX_NBYTES = 1024 * 1024
-"""Most bytes of a definition with what it holds."""
+"""Maximum size of a definition and its content."""
 _MAIN = "main"
 _IMPORTS_MAIN = re.compile(rb"import\s+__main__|from\s+__main__|import_module\(\s*['\"]__main__")
 _ATOMS = frozenset({str, int, float, bool, bytes, type(None)})
 Entry = tuple[bytes, list[str]]
-"""Pickle, and the globals that are looked up when it is used."""
+"""Pickle of a definition, and the globals that it looks up when it is used."""
 
 
 class _Pickler(UserCodePickler):
-    """Refers to other globals of `__main__` by name."""
+    """A pickler that refers to other globals of `__main__` by name."""
 
     def __init__(self, root: Any, by_name: Mapping[int, str], known: names.Names, modules: Any) -> None:
         self.out = Bounded(MAX_NBYTES)
@@ -55,7 +55,7 @@ class _Pickler(UserCodePickler):
 
 
 class Definitions:
-    """Pickles them, and knows those that cannot have changed."""
+    """Pickles definitions, and reuses pickles of those that cannot have changed."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[tuple[Any, ...], Entry | None]] = {}
@@ -68,7 +68,7 @@ class Definitions:
         sources: Iterable[Source],
         text: bytes | None,
     ) -> bytes:
-        """Returns what `Found` reads; `reached` travels with the dataset."""
+        """Returns definitions packed for `Found`; `reached` already travels with the dataset."""
         own = vars(sys.modules["__main__"])
         asked = {
             name for source in sources for name in _attributes_of_main(source.text)
@@ -112,7 +112,7 @@ class Definitions:
 
 
 def _is_defined(name: str, value: Any) -> bool:
-    """Whether it is a function or a class that the script defines under this name."""
+    """True for a function or a class that the script defines under this name."""
     return (
         isinstance(value, names.CODE)
         and getattr(value, "__module__", None) in MAINS
@@ -127,7 +127,7 @@ def _is_constant(name: str, value: Any, constants: Mapping[str, Any]) -> bool:
 
 
 def _key(value: Any, modules: Collection[str]) -> tuple[Any, ...]:
-    """Identities of what its pickle is made from, if they tell it; else empty."""
+    """Returns objects whose identities determine the pickle of `value`; empty if there are no such objects."""
     module = getattr(value, "__module__", None)
     if isinstance(value, types.ModuleType):
         return (value,)
@@ -162,7 +162,7 @@ def _written(
 
 @functools.lru_cache(maxsize=1)
 def _literals(text: bytes) -> dict[str, Any]:
-    """Globals that the source sets once, to a literal."""
+    """Returns globals that the source sets once, to a literal."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -179,13 +179,13 @@ def _literals(text: bytes) -> dict[str, Any]:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if stored[name] == 1:
                 with contextlib.suppress(ValueError, TypeError, MemoryError):
                     found[name] = ast.literal_eval(value)
-    # An empty table is to be filled.
+    # An empty table will be filled later.
     return {name: value for name, value in found.items() if value not in ([], {})}
 
 
 @functools.cache
 def _attributes_of_main(text: bytes) -> frozenset[str]:
-    """What a module's source asks `__main__` for."""
+    """Returns the names that a module's source looks up in `__main__`."""
     if not _IMPORTS_MAIN.search(text):
         return frozenset()
     try:
@@ -223,7 +223,7 @@ class _Unpickler(UserCodeUnpickler):
 
 
 class Found:
-    """Loads a definition when `__main__` is asked for it."""
+    """Loads a definition when it is looked up in `__main__`."""
 
     def __init__(self, packed: bytes, fresh: names.Fresh) -> None:
         eager, entries = values.unpack(packed) if packed else ([], [])
@@ -237,7 +237,7 @@ class Found:
             self._own["__getattr__"], self._own["__dir__"] = self.find, self._dir
 
     def find(self, name: str) -> Any:
-        """Raises AttributeError."""
+        """Returns the global `name`. Raises AttributeError."""
         with self._lock:
             if name in self._own:
                 return self._own[name]
@@ -249,7 +249,7 @@ class Found:
             self._loading.add(name)
             try:
                 value = _Unpickler(data, self._fresh, self).load()
-            except Exception as exc:  # user code, or a library that is not there
+            except Exception as exc:  # user code, or a missing library
                 raise AttributeError(f"{name} of the script cannot be loaded: {exc}", name=name) from exc
             finally:
                 self._loading.discard(name)
@@ -258,7 +258,7 @@ class Found:
             return self._own[name]
 
     def load_eagerly(self) -> None:
-        """What is looked up in the globals themselves, where nothing can be loaded on demand."""
+        """Loads definitions that code looks up in the globals dict itself, which cannot load on demand."""
         with self._lock:
             self._load_all(self._eager)
 

@@ -1,9 +1,9 @@
-"""State of user modules: what is pickled beside the dataset, in which order, and how it is put back.
+"""State of user modules: the parts that are pickled with the dataset, their order, and how they are restored.
 
-One pickle has these parts, in dumps of their own that share one memo, so that what two of them share
-stays shared: code of the modules that the dataset reaches (functions and classes put into them), the data
-of each, code and data of `__main__`, then the dataset with its functions. A module that the dataset does not
-reach has a pickle by itself, which is applied if user code imports it after all.
+One pickle has these parts, in separate dumps that share one memo, so that objects shared by two parts stay shared:
+code of the modules that the dataset reaches (functions and classes put into them), the data of each, code and data of
+`__main__`, then the dataset with its functions. A module that the dataset does not reach has its own pickle, which is
+applied if user code imports the module after all.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from dataloaderjob.shipping.pickling import Reached, UserCodeUnpickler, rest_of
 from dataloaderjob.shipping.unpicklable import ENTRY, Excluded
 
 Dump = tuple[str, Any]
-"""(module whose state it is, object to pickle)."""
+"""(module that the state belongs to, object to pickle)."""
 
 
 class Code(NamedTuple):
     """Functions, classes and modules that a module holds and does not define."""
 
     references: bytes
-    """Packed (path, module, path in that)."""
+    """Packed (path, module, path in that module)."""
     by_value: list[Item]
     modules: tuple[str, ...]
-    """Those that are referred to."""
+    """Modules that are referred to."""
 
 
 CODE, MAIN, ROOTS = "<code>", "__main__", "<roots>"
 
 
 class References:
-    """Code that modules import from elsewhere, as names; looked up anew when a module holds other code."""
+    """Code that modules import from other modules, by name; looked up again if a module's code has changed."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[list[Item], Code]] = {}
@@ -74,7 +74,7 @@ def _referred(items: list[Item]) -> Code:
 
 
 def _place(value: Any) -> tuple[str, str] | None:
-    """Returns (module, path in it) of what an import finds; None for `__main__`'s."""
+    """Returns (module, path in it) of an object that an import finds; None otherwise, and for `__main__`."""
     if isinstance(value, types.ModuleType):
         name = value.__name__
         return (name, "") if sys.modules.get(name) is value and name not in MAINS else None
@@ -87,7 +87,7 @@ def _place(value: Any) -> tuple[str, str] | None:
 
 
 class State:
-    """What modules hold now, as far as it is to travel."""
+    """Current content of modules, as far as it has to travel."""
 
     def __init__(self, known: Names, excluded: Excluded, references: References) -> None:
         self.known = known
@@ -95,7 +95,7 @@ class State:
         self._references = references
 
     def dumps(self, reached: Reached, patches: list[Any]) -> Iterator[Dump]:
-        """Yields what has to be pickled before the dataset."""
+        """Yields the parts that have to be pickled before the dataset."""
         modules = sorted(name for name in reached.modules if name in self.known.split)
         main = self._main(reached)
         code = [(name, self.code(name)) for name in modules]
@@ -110,7 +110,7 @@ class State:
         yield "__main__", [(name, value) for name, value in main.items() if not is_code[name]]
 
     def alone(self, module: str, reached: Reached) -> Iterator[Dump]:
-        """Yields the state of a module that the dataset does not reach; `reached` is filled meanwhile."""
+        """Yields the state of a module that the dataset does not reach; `reached` is filled by the consumer."""
         code = self.code(module)
         yield module, (code.references, code.by_value, self.data(module))
         done = set[str]()
@@ -133,7 +133,7 @@ class State:
         return found._replace(by_value=self._allowed(module, found.by_value))
 
     def data(self, module: str) -> tuple[list[tuple[Any, Any]], list[Item]]:
-        """Returns (contents of the objects that are updated in place, values to assign)."""
+        """Returns (content of the objects that are updated in place, values to assign)."""
         items = self._allowed(module, self.known.split[module][1])
         contents = []
         kept = []
@@ -153,7 +153,7 @@ class State:
         if not out:
             return content
         if hasattr(type(value), "__setstate__"):
-            raise TypeError("its own __setstate__ may need what is left out")
+            raise TypeError("its own __setstate__ may need the entries that are left out")
         return unpicklable.without(content, lambda entry: id(entry) in out)
 
     def _allowed(self, module: str, items: list[Item]) -> list[Item]:
@@ -164,7 +164,7 @@ class State:
 
 
 def parts(module: str, state: State) -> Iterator[tuple[str, Any, Any]]:
-    """Yields (path, object, what of it is pickled) of each part of a module's state."""
+    """Yields (path, object, the form of it that is pickled) for each part of a module's state."""
     for path, value in state.code(module).by_value:
         yield path, value, value
     contents, items = state.data(module)
@@ -177,7 +177,7 @@ def parts(module: str, state: State) -> Iterator[tuple[str, Any, Any]]:
 
 
 def apply_code(loaded: Any, skip: Collection[str]) -> list[str]:
-    """Returns the modules whose data follows, in this order."""
+    """Restores code and patches. Returns the modules whose data follows, in this order."""
     modules, code, main, patches = loaded
     for module, references, by_value in code:
         if module not in skip:
@@ -229,10 +229,10 @@ def assign_all(module: str, items: list[Item]) -> None:
 
 
 def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
-    """Returns (library's module, name, the user's function) of what the script replaced in libraries, by a function of
-    its own or a `functools.partial` of the very one.
+    """Returns (library's module, name, the user's function) for functions of libraries that the script replaced, by its
+    own function or by a `functools.partial` of the original.
 
-    Looks at every global of every loaded module: 10 to 30 ms, so callers do it once.
+    Examines every global of every loaded module, which takes 10 to 30 ms, so callers do it once.
     """
     users = {id(vars(module)) for module in user_modules.find().values()}
     main = sys.modules["__main__"]
@@ -253,7 +253,7 @@ def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
 
 
 def _is_replaced(own: dict[str, Any], name: str, value: functools.partial[Any]) -> bool:
-    """Whether a script, and not the library itself, put it in the place of the function that it calls."""
+    """True if a script, not the library itself, replaced a function by this partial of it."""
     if getattr(value.func, "__name__", None) != name:
         return False
     lines = linecache.getlines(own["__file__"])
@@ -262,8 +262,8 @@ def _is_replaced(own: dict[str, Any], name: str, value: functools.partial[Any]) 
 
 def _patchable(name: str, own: dict[str, Any]) -> bool:
     top = name.partition(".")[0]
-    # Not the standard library: feeders use it, too, and a json.loads of the script's own would break them. And scripts
-    # silence print() on ranks but the first: that would make a bundle for each rank.
+    # Not the standard library: feeders use it, too, and the script's own json.loads would break them. Scripts also
+    # silence print() on all ranks except the first, which would make different bundles on different ranks.
     return (
         top not in sys.stdlib_module_names
         and top not in ("dataloaderjob", "__mp_main__")
@@ -272,9 +272,8 @@ def _patchable(name: str, own: dict[str, Any]) -> bool:
 
 
 def entries(modules: Mapping[str, types.ModuleType]) -> list[tuple[str, Any, Any]]:
-    """Returns entries of torch's default_collate_fn_map that are not torch's, PIL's formats of others, names that were
-    added to numpy or collections, as old code needs them (`np.float = float`), and second names of modules, as old
-    pickles need them."""
+    """Returns entries that others added to torch's default_collate_fn_map and to PIL's formats, names added to numpy or
+    collections for old code (`np.float = float`), and second names of modules for old pickles."""
     from torch.utils.data._utils import collate
 
     found: list[tuple[str, Any, Any]] = [
@@ -313,7 +312,7 @@ def _names_at_import(name: str) -> frozenset[str]:
 
 _COLLATE, _PIL_OPEN, _ALIAS = "<collate>", "<PIL>", "<alias>"
 _WITH_ADDED_NAMES = ("collections", "numpy")
-"""Modules whose `__all__` has all their names."""
+"""Modules whose `__all__` lists all their names."""
 
 
 def apply_patch(where: str, name: Any, value: Any) -> None:

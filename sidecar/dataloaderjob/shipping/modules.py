@@ -1,20 +1,21 @@
-"""User modules in the trainer: which they are, their source, and which function is whose.
+"""Finds the user modules in the trainer, their source, and the modules that functions belong to.
 
-A user module is one outside the standard library, installed distributions and this package that has
-Python source, or is a namespace package. An editable install lies outside and counts as the user's.
-functools.wraps gives a wrapper the name of what it wraps, so a function's code tells where it is from.
+A user module has Python source, or is a namespace package, and lies outside the standard library, installed
+distributions and this package. An editable install counts as the user's.
+functools.wraps gives a wrapper the name of the wrapped function, so a function's code shows its origin.
 
-A script imports some of them for what their import does: it registers a codec, or patches a library. Nothing of the
-dataset refers to such a module, so nothing that is pickled tells of it, and yet samples rely on it.
-A feeder imports it if the script would import it again in a worker of the start method "spawn", that is,
-at its top level, outside `if __name__ == "__main__":`, by itself or through other user modules; and if its top level
-does more than define names: calls a function, changes what it imported, or decorates with what registers.
-So a model's file, which only defines classes and imports what is large, is left alone.
+A script imports some modules for the effect of their import, which registers a codec or patches a library. Nothing in
+the dataset refers to such a module, so no pickle refers to it, and yet samples rely on it. A feeder imports a module
+under two conditions. First, the script would import it again in a worker of the start method "spawn": at its top level,
+outside `if __name__ == "__main__":`, directly or through other user modules. Second, the module's top level does more
+than define names: it calls a function, changes an imported object, or uses a decorator that registers something.
+A model's file, which only defines classes and imports large libraries, is not imported.
 
-Left out are modules whose import is not over in the trainer: one of them may be where the loader is iterated; and
-those that delete files or start programs, tracked runs or process groups, or import one that does.
-What prints, warns, logs or changes sys does not count: it travels otherwise, or nobody misses it in a feeder.
-An import that fails there is told and left: what needs the module later imports it again, and gets the error.
+Left out are modules whose import has not finished in the trainer, because one of them may be iterating the loader. Also
+left out are modules that delete files or start programs, tracked runs or process groups, or import such a module.
+Output, warnings, logging and changes of sys do not count as effects: they travel separately, or feeders do not need
+them. An import that fails in a feeder is reported and ignored: code that needs the module later imports it again, and
+gets the error.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ _OUTSIDE = _folders("stdlib", "platstdlib", "purelib", "platlib")
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file belongs to the standard library or to an installed distribution."""
+    """True if a file belongs to the standard library or to an installed distribution."""
     return file.startswith(_OUTSIDE) or any(f"{os.sep}{part}{os.sep}" in file for part in _INSTALLED)
 
 
@@ -79,13 +80,13 @@ def is_ours(name: str) -> bool:
 
 
 class UserModules:
-    """The user modules of this process, looked for anew when the list of loaded modules has changed."""
+    """The user modules of this process, searched again when the list of loaded modules has changed."""
 
     def __init__(self) -> None:
         self._loaded: list[str] = []
         self._found: dict[str, ModuleType] = {}
         self._sources: dict[str, tuple[Any, Source | None]] = {}
-        """Source by module's name, with the spec it was read for. Read once: an editor may be at work meanwhile."""
+        """Source by module's name, with its spec. Read once, because the file may be edited meanwhile."""
 
     def find(self) -> dict[str, ModuleType]:
         """Returns the user modules by name, in the order of their first import."""
@@ -103,7 +104,7 @@ class UserModules:
         return [source for source in found if source is not None]
 
     def _source(self, name: str, module: Any) -> Source | None:
-        # Not getattr: modules that load lazily would load.
+        # Not getattr, which would load lazy modules.
         own = getattr(module, "__dict__", None)
         if not isinstance(own, dict) or name in MAINS or own.get("__name__") != name:
             return None
@@ -131,7 +132,7 @@ def _read(name: str, own: dict[str, Any]) -> Source | None:
 
 
 def source_text(file: str, loader: Any) -> bytes | None:
-    """The source in `file`, which may be within an archive that `loader` reads."""
+    """Returns the source in `file`, which may be within an archive that `loader` reads."""
     if not file.endswith((".py", ".pyw")) and loader is not None:
         return None
     try:
@@ -146,7 +147,7 @@ def source_text(file: str, loader: Any) -> bytes | None:
 
 
 def main_source() -> dict[str, Any]:
-    """What a fresh `__main__` needs to look like this process's."""
+    """Returns everything that a fresh `__main__` needs to look like this process's."""
     own = getattr(sys.modules.get("__main__"), "__dict__", {})
     file = own.get("__file__")
     file = os.path.abspath(file) if isinstance(file, str) else None
@@ -163,7 +164,7 @@ MOCK = "A mock stays in its process: patch with new= and a function"
 
 
 def is_mock(part: Any) -> bool:
-    """Whether it is one of unittest.mock's, or a function that stands for one (`autospec`)."""
+    """True for an object of unittest.mock, or a function that stands for a mock (`autospec`)."""
     mock = sys.modules.get("unittest.mock")
     if mock is None:
         return False
@@ -174,21 +175,22 @@ def is_mock(part: Any) -> bool:
 
 
 def is_defined_at(function: Any, module: str, path: str) -> bool:
-    """Whether a fresh import of `module` makes this very function at `path`, judged by its code. All but functions
-    of users count as made so: a library's wrapper is made by the library, or by the import of what it wraps."""
+    """True if a fresh import of `module` makes this very function at `path`, judged by its code. Everything except
+    user functions counts as True: a library's wrapper is made by the library, or by the import of the wrapped function.
+    """
     if type(function) is not types.FunctionType:
         return True
     if is_mock(function):
         return False
     code, own = function.__code__, function.__globals__
     if own is getattr(sys.modules.get(module), "__dict__", None):
-        is_generated = code.co_filename.startswith("<")  # as a dataclass's, it has a name of its own
+        is_generated = code.co_filename.startswith("<")  # a dataclass's method, whose code has another name
         return code.co_qualname == path or is_generated or not is_users(own)
     return not is_users(own)
 
 
 def is_users(own: dict[str, Any]) -> bool:
-    """Whether these are the globals of the script or of a user module."""
+    """True if these are the globals of the script or of a user module."""
     name = own.get("__name__")
     if not isinstance(name, str) or getattr(sys.modules.get(name), "__dict__", None) is not own:
         return False
@@ -199,16 +201,16 @@ def is_users(own: dict[str, Any]) -> bool:
 
 
 class _Look(NamedTuple):
-    """What the top level of a module does."""
+    """Effects of a module's top level."""
 
     has_effect: bool
     is_once: bool
-    """It starts or deletes something, which is not to be done again."""
+    """True if it starts or deletes something, which must not happen again."""
     imported: tuple[str, ...]
 
 
 def modules_with_effects(main: Mapping[str, Any], sources: Sequence[Source]) -> set[str]:
-    """Returns the names of such modules among the user modules of this process, which have these sources."""
+    """Returns the names of the user modules of this process, with these sources, that are imported for an effect."""
     shipped = {source.name: source for source in sources}
     package = main["package"] or ""
     pending = [*_look(main["text"], package).imported, package]
@@ -221,7 +223,7 @@ def modules_with_effects(main: Mapping[str, Any], sources: Sequence[Source]) -> 
 
 
 def _all_looks(names: Sequence[str], shipped: Mapping[str, Source]) -> dict[str, _Look]:
-    """Looks at modules and at all that they import."""
+    """Analyses modules and everything that they import."""
     pending, found = list(names), dict[str, _Look]()
     while pending:
         name = pending.pop()
@@ -234,7 +236,7 @@ def _all_looks(names: Sequence[str], shipped: Mapping[str, Source]) -> dict[str,
 
 
 def is_over(module: ModuleType) -> bool:
-    """Whether the import of a module is."""
+    """True if the import of a module has finished."""
     return not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
@@ -252,7 +254,7 @@ def _look(text: bytes, package: str) -> _Look:
 
 
 def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that an import of the module may run."""
+    """Yields the statements that an import of the module may run."""
     for statement in body:
         if isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test):
             yield from _top_level(statement.orelse)
@@ -287,7 +289,7 @@ def _with_packages(name: str) -> Iterator[str]:
 
 
 def _binds(statement: ast.stmt) -> Iterator[tuple[str, str]]:
-    """Yields (name, full name) of what an import statement defines."""
+    """Yields (name, full name) for each name that an import statement defines."""
     if isinstance(statement, ast.Import):
         for alias in statement.names:
             top = alias.name.partition(".")[0]
@@ -298,7 +300,7 @@ def _binds(statement: ast.stmt) -> Iterator[tuple[str, str]]:
 
 
 def _is_once(statement: ast.stmt, foreign: Mapping[str, str]) -> bool:
-    """Whether a simple statement calls what is in `_ONCE`."""
+    """True if a simple statement calls a function that matches `_ONCE`."""
     if not isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign):
         return False
     for node in ast.walk(statement):
@@ -324,7 +326,7 @@ def _has_effect(statement: ast.stmt, foreign: set[str]) -> bool:
 
 
 def _root(node: ast.expr) -> str:
-    """The name at the start of `name.attribute[item](...)`."""
+    """Returns the name at the start of `name.attribute[item](...)`."""
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""

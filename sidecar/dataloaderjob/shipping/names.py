@@ -1,8 +1,8 @@
-"""Objects of user modules by name, and what they hold.
+"""Objects of user modules by name, and their content.
 
-What is a global of a module, or an attribute of its class, is referred to by that name, so that a feeder updates the
+A global of a module, or an attribute of its class, is referred to by that name, so that a feeder updates the
 very object that its own import of the module made. A module's own functions keep default arguments, attributes, and
-the one object in a settings' cache.
+the one object in the cache of a settings function.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from dataloaderjob.shipping.modules import MAINS, MOCK, is_defined_at, is_users
 
 LRU: Any = type(functools.lru_cache(len))
 Name = tuple[str, str, str, type | None]
-"""Module, dotted path, name of the type that the object must have there, and the type where it can be found."""
+"""Module, dotted path, name of the type that the object must have there, and the type itself if it can be found."""
 Item = tuple[str, Any]
 """(dotted path, object)."""
 CODE = (types.FunctionType, type, ModuleType, types.BuiltinFunctionType, LRU)
-"""What a fresh import makes by itself, unless it was replaced."""
+"""Types of objects that a fresh import makes by itself, unless they were replaced."""
 _BY_VALUE = (
     int, float, complex, str, bytes, tuple, frozenset, enum.Enum, BaseException, np.ndarray, np.generic, torch.Tensor,
     torch.UntypedStorage, torch.dtype, torch.device, logging.Logger, re.Pattern, random.Random, pathlib.PurePath,
@@ -51,12 +51,12 @@ _MAX_NESTING = 4
 _CACHED = "<cached>"
 """Stands for the only result of a function without arguments under functools.lru_cache."""
 _REGISTRY = "<registry>"
-"""Stands for what was registered with a function under functools.singledispatch."""
+"""Stands for the functions registered with a function under functools.singledispatch."""
 _DEFAULTS = "__defaults__"
 
 
 class Kept(enum.Enum):
-    """Stands for what stays as the import made it."""
+    """Stands for an object that stays as the import made it."""
 
     KEPT = "kept"
 
@@ -65,7 +65,7 @@ KEPT = Kept.KEPT
 
 
 def _globals_of(module: ModuleType) -> Iterator[Item]:
-    """What a user module holds that its import did not bring: not its dunders, not its submodules."""
+    """Yields the globals of a user module, except its dunders and its submodules."""
     for name, value in list(vars(module).items()):
         is_submodule = isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{name}"
         if not is_submodule and not (name.startswith("__") and name.endswith("__")):
@@ -90,7 +90,7 @@ def _split(module: ModuleType) -> tuple[list[Item], list[Item]]:
 
 
 def is_own(value: Any, module: str, path: str) -> bool:
-    """Whether this is what the module's source defines at `path`."""
+    """True if the module's source defines this object at `path`."""
     named = getattr(value, "__module__", None) == module and getattr(value, "__qualname__", None) == path
     return named and is_defined_at(value, module, path)
 
@@ -130,11 +130,11 @@ def _is_own_method(function: Any, module: str, path: str) -> bool:
     return getattr(function, "__qualname__", path) == path and is_defined_at(function, module, path)
 
 
-# What a module's own functions keep
+# Objects that a module's own functions keep
 
 
 def _kept_by(path: str, function: Any) -> Iterator[Item]:
-    """Yields (path, object) of what `function`, a module's own, keeps."""
+    """Yields (path, object) of the objects that `function`, one of the module's own, keeps."""
     if type(function) is LRU:
         yield from _cached(path, function)
         return
@@ -168,7 +168,7 @@ def _has_kept(values: tuple[Any, ...]) -> bool:
 
 
 def _travels(value: Any) -> bool:
-    """Whether a default argument travels: a library's object may be a mark, known by its identity."""
+    """True if a default argument travels. A library's object does not: it may be a sentinel, compared by identity."""
     return _is_plain(value) or is_users(getattr(sys.modules.get(type(value).__module__), "__dict__", {}))
 
 
@@ -185,12 +185,12 @@ def _takes_nothing(code: types.CodeType) -> bool:
     return not (code.co_argcount or code.co_kwonlyargcount or takes_any)
 
 
-# Contents, updated in place
+# Content, updated in place
 
 
 def kind(value: Any) -> str:
-    """How an object can be updated in place: "exact" (built-in containers), "instance"; "value" if it cannot,
-    and "opaque" where only an attempt to pickle it tells whether it can travel."""
+    """Returns the way to update an object in place: "exact" (built-in containers) or "instance"; "value" if there is
+    none, and "opaque" if only an attempt to pickle the object shows whether it can travel."""
     cls = type(value)
     if cls in _EXACT:
         return "exact"
@@ -206,8 +206,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def delegates(cls: Any) -> bool:
-    """Whether objects of a class ask another for what they lack. Unpickling one asks for __setstate__ before the
-    other is there, which such a `__getattr__` answers by calling itself for ever."""
+    """True if objects of a class delegate missing attributes to another object. Unpickling one looks up __setstate__
+    before the other object exists, and such a `__getattr__` then recurses without end."""
     is_own = isinstance(getattr(cls, "__getattr__", None), types.FunctionType)
     return is_own and not hasattr(cls, "__setstate__") and not _reduces(cls)
 
@@ -223,7 +223,8 @@ def _reduces(cls: Any) -> bool:
 
 
 def content(value: Any) -> tuple[Any, ...]:
-    """What `update` needs to make a fresh object equal to this one. Raises what a __getstate__ raises."""
+    """Returns the content that `update` needs to make a fresh object equal to this one. Raises what a __getstate__
+    raises."""
     if kind(value) == "exact":
         if isinstance(value, dict):
             factory = value.default_factory if isinstance(value, defaultdict) else None
@@ -279,7 +280,7 @@ def _refill_dict(fresh: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
 
 
 def _filled(pairs: Any, old: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    """The pairs of a dictionary, in which the fresh object's own stand for what was left out."""
+    """Yields the pairs of a dictionary, with the fresh object's own values for those that were left out."""
     for key, value in pairs:
         if value is not KEPT:
             yield key, value
@@ -288,7 +289,7 @@ def _filled(pairs: Any, old: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def set_state(fresh: Any, state: Any) -> None:
-    # Not of the object: a __getattr__ of the user may need what is not there yet.
+    # Not hasattr on the object: a user's __getattr__ may need attributes that do not exist yet.
     if hasattr(type(fresh), "__setstate__"):
         fresh.__setstate__(state)
         return
@@ -313,7 +314,7 @@ class Names:
         """id -> (the object, kept alive; its name)."""
         self.split: dict[str, tuple[list[Item], list[Item]]] = {}
         self.wrappers: dict[int, tuple[Any, bool]] = {}
-        """id -> (wrapper that has another's name, whether it can travel by value)."""
+        """id -> (wrapper that has another function's name, True if it can travel by value)."""
         for module_name, module in modules.items():
             self.split[module_name] = _split(module)
             for path, value in self.split[module_name][1]:
@@ -322,7 +323,7 @@ class Names:
 
     def _add(self, module: str, path: str, value: Any) -> None:
         known = self.table.get(id(value))
-        # The module that defines an object's class most probably made the object.
+        # The module that defines an object's class most likely made the object.
         if known is None or (type(value).__module__ == module != known[1][0]):
             cls = type(value)
             found = look_up(cls.__module__, cls.__qualname__) is cls or cls.__module__ in MAINS
@@ -337,7 +338,7 @@ class Fresh:
         self._claimed: dict[int, Any] = {}
 
     def find(self, module: str, path: str, type_name: str, cls: Any) -> Any:
-        """Returns the object of this name; one made anew where the import made none of this type."""
+        """Returns the object of this name, or a new one if the import made none of this type."""
         if (module, path) not in self._found:
             self._found[module, path] = self._claim(module, path, type_name, cls)
         return self._found[module, path]
@@ -367,7 +368,7 @@ def _type_name(cls: type) -> str:
 
 
 def look_up(module: str, path: str) -> Any:
-    """Returns the object of this name, None where there is none."""
+    """Returns the object of this name, None if there is none."""
     found: Any = sys.modules.get(module)
     for part in path.split("."):
         found = getattr(found, part, None)
@@ -375,19 +376,19 @@ def look_up(module: str, path: str) -> Any:
 
 
 def assign(module: str, path: str, value: Any) -> None:
-    """Sets a global of a module, or an attribute of its class, unless it is there already."""
+    """Sets a global of a module, or an attribute of its class, unless it has this value already."""
     owner_path, _, last = path.rpartition(".")
     owner = look_up(module, owner_path) if owner_path else sys.modules.get(module)
     if owner is None or vars(owner).get(last) is value:
         return
-    # A metaclass may allow no change; the import's value stays then.
+    # A metaclass may forbid the change; the import's value stays then.
     with contextlib.suppress(AttributeError, TypeError):
         if not _assign_kept(owner, last, value):
             setattr(owner, last, value)
 
 
 def _assign_kept(function: Any, name: str, value: Any) -> bool:
-    """Gives a function of a fresh import one thing that the trainer's keeps. Returns whether it was one of these."""
+    """Gives a freshly imported function an object that the trainer's function keeps. Returns False for other names."""
     if name == _DEFAULTS:
         fresh = function.__defaults__ or ()
         if not _has_kept(value) or len(fresh) == len(value):
@@ -408,7 +409,7 @@ def _given(result: Any = None) -> Any:
 
 
 def _prime(cached: Any, result: Any) -> None:
-    """Makes `result` what an lru_cache holds: nothing but a call of its function fills it."""
+    """Puts `result` into an lru_cache by a call of its function, because there is no other way."""
     function = getattr(cached, "__wrapped__", None)
     if type(cached) is not LRU or type(function) is not types.FunctionType or function.__closure__:
         return

@@ -1,5 +1,5 @@
 """Pickles the user's code and data for feeders: `__main__` by value, other modules' code by reference,
-what a user module names by that name, arrays out of band. The same script gives the same bytes everywhere.
+objects of user modules by their names, arrays out of band. The same script gives the same bytes in every process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataloaderjob.shipping.modules import MAINS, is_defined_at, is_mock
 MIN_BUFFER_NBYTES = 64 * 1024
 """Smaller buffers stay within the pickle."""
 SHALLOW = 64
-"""A container with so many members or more is searched for needed code in its first member only."""
+"""Size from which a container is searched for needed code in its first member only."""
 TRIES = 20
 """Attempts at a container that other threads add to."""
 _cloudpickle: Any = cloudpickle.cloudpickle
@@ -33,21 +33,21 @@ _PLAIN_TYPES = {type(None), type(Ellipsis), type(NotImplemented), *_cloudpickle.
 _SETS = frozenset({set, frozenset})
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes, tuple})
 _BY_NAME = frozenset({"globals", "eval", "exec", "vars"})
-"""Functions that find a global whose name no code tells."""
+"""Functions that can access a global whose name does not occur in the code."""
 DYNAMIC = "*"
 _NAMED, _SET, _LARGE = "name", "set", "large"
 
 
 @dataclass(slots=True)
 class Reached:
-    """What a pickle refers to in modules."""
+    """Modules and globals that a pickle refers to."""
 
     modules: dict[str, None] = field(default_factory=dict)
     """User modules."""
     main: dict[str, None] = field(default_factory=dict)
     """Globals of `__main__`."""
     hints: dict[str, None] = field(default_factory=dict)
-    """Globals of `__main__` that may be asked for by name; DYNAMIC for any."""
+    """Globals of `__main__` that may be looked up by name; DYNAMIC for any."""
 
     def within(self, other: Reached) -> bool:
         return (
@@ -63,7 +63,7 @@ class Reached:
 
 
 class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle, protocol 5. Storages of CPU tensors leave as buffers; what is shared stays shared."""
+    """cloudpickle with protocol 5. Storages of CPU tensors become buffers; shared objects stay shared."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         shallow: bool = False,
         wrappers: dict[int, tuple[Any, bool]] | None = None,
     ) -> None:
-        """`digest`, where given, stands for containers of plain values; a pickle made so cannot be loaded.
+        """`digest`: replaces containers of plain values by its result; such a pickle cannot be loaded.
         Without `take_buffer` all buffers stay within the pickle."""
 
         def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -89,7 +89,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             take_buffer(buffer.raw())
             return False
 
-        # cloudpickle's is a ChainMap, whose look-up costs as much as pickling a small object.
+        # cloudpickle's table is a ChainMap, and a look-up in it costs as much as pickling a small object.
         self.dispatch_table = {
             **copyreg.dispatch_table,
             **_cloudpickle.Pickler._dispatch_table,  # noqa: SLF001
@@ -104,14 +104,14 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         """Addresses of storages and arrays in memory that forked processes share."""
         self._shared_memory: reducers.SharedAddresses | None = None
         self.arrays = 0
-        """Arrays and scalars of numpy that were met."""
+        """Number of numpy arrays and scalars found."""
         self._known = known
         self._wrappers = wrappers if wrappers is not None else {} if known is None else known.wrappers
         self._user_modules = user_modules
         self._storages: dict[int, reducers.SharedStorage] = {}
         self._globals: dict[str, user_code.Globals] = {}
         self._ordinary: set[type] = set()
-        """Types whose objects have nothing that is looked at here."""
+        """Types whose objects need no special treatment."""
         self._main = vars(sys.modules["__main__"])
         self._ids: dict[int, tuple[Any, Any]] = {}
         self._shallow = shallow
@@ -178,8 +178,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         return None
 
     def close(self) -> None:
-        """Breaks the circle that keeps what was pickled in memory until the next garbage collection."""
-        # Not clear_memo: a collection while it frees objects, in this thread or another, follows pointers to those.
+        """Breaks the reference cycle that would keep pickled objects in memory until the next garbage collection."""
+        # Not clear_memo: a collection while it frees objects, in this or another thread, follows pointers to them.
         self.persistent_id = lambda obj: None  # noqa: ARG005
         self._ids.clear()
 
@@ -219,7 +219,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         if cls.__module__ == "unittest.mock" and isinstance(obj, tuple):
             raise TypeError(
                 "the calls that a mock has noted cannot be copied"
-            )  # they recurse where they are loaded
+            )  # they recurse when they are loaded
         if names.delegates(cls):
             # Its own reduced form, with a function that gives it its state.
             return *(*obj.__reduce_ex__(4), None, None, None)[:5], names.set_state
@@ -228,7 +228,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         return NotImplemented
 
     def _shared(self, storage: torch.UntypedStorage) -> reducers.SharedStorage:
-        # Tensors wrap their storage anew each time, so pickle's memo would not see that two share one.
+        # Tensors return a new wrapper of their storage each time, so pickle's memo would not see shared storages.
         key = storage._cdata  # noqa: SLF001
         if key not in self._storages:
             self._storages[key] = reducers.SharedStorage(storage)
@@ -253,7 +253,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         return importlib.import_module, (name,)
 
     def _by_reference(self, obj: Any) -> bool:
-        """Whether an import finds it; notes what it needs."""
+        """Returns True if an import finds the object; notes the modules and globals that it needs."""
         module, path = getattr(obj, "__module__", None), obj.__qualname__
         if module is None:
             module = _cloudpickle._whichmodule(obj, path)  # noqa: SLF001
@@ -270,12 +270,12 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         return is_defined_at(obj, module, path) or not self._travels(obj)
 
     def _travels(self, wrapper: types.FunctionType) -> bool:
-        """Whether a function that has another's name can go by value. One around a lock stays as the import
-        makes it, if it is the import that made it."""
+        """True if a function that has another function's name can travel by value. A wrapper around a lock cannot, and
+        stays as the import makes it, if the import made it."""
         if wrapper.__globals__ is self._main:
             return True
         if id(wrapper) not in self._wrappers:
-            self._wrappers[id(wrapper)] = wrapper, True  # it may hold itself
+            self._wrappers[id(wrapper)] = wrapper, True  # it may refer to itself
             state = user_code.function_state(wrapper, wrapper.__globals__)
             exc = why_not(state, self._known, self._user_modules, alone=True, wrappers=self._wrappers)
             self._wrappers[id(wrapper)] = wrapper, exc is None
@@ -309,11 +309,11 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         elif not isinstance(module, str) or getattr(sys.modules.get(module), "__dict__", None) is not own:
             return self._dynamic_function_reduce(
                 function
-            )  # of a namespace that is no module's: cloudpickle's way
+            )  # its namespace belongs to no module: reduced as cloudpickle does
         else:
             self._note_globals(module)
         shared = self._globals.setdefault(module, user_code.Globals(module))
-        # The cells are filled later: what they hold may lead back to the function.
+        # The cells are filled later, because their content may refer back to the function.
         cells = (
             None if function.__closure__ is None else tuple(types.CellType() for _ in function.__closure__)
         )
@@ -333,11 +333,11 @@ class Nowhere(io.RawIOBase):
 
 
 class TooLargeError(Exception):
-    """A pickle is larger than what is worth sending unasked."""
+    """A pickle is too large to be sent without being requested."""
 
 
 class Bounded(io.BytesIO):
-    """Raises TooLargeError at what would be more than so many bytes."""
+    """A buffer that raises TooLargeError instead of exceeding `most_nbytes` bytes."""
 
     def __init__(self, most_nbytes: int) -> None:
         super().__init__()
@@ -357,7 +357,7 @@ def why_not(
     alone: bool = False,
     wrappers: dict[int, tuple[Any, bool]] | None = None,
 ) -> BaseException | None:
-    """Returns what pickling `obj` raises, together with the globals of `__main__` it needs unless `alone`."""
+    """Returns the exception that pickling `obj` raises, with the globals of `__main__` that it needs unless `alone`."""
     out: Any = Nowhere()
     pickler = UserCodePickler(
         out, memoryview.release, known=known, user_modules=user_modules, wrappers=wrappers
@@ -373,9 +373,10 @@ def why_not(
 
 
 def _without_frames(exc: BaseException) -> BaseException:
-    """The exception, and those that led to it, without tracebacks.
+    """Returns the exception, without tracebacks of its own and of the exceptions that led to it.
 
-    Whoever keeps it in a variable would be among its frames: a circle that holds all callers, a loader's iterator, say.
+    A caller that keeps the exception in a variable would be among its frames. That reference cycle would keep all
+    callers alive, for example a loader's iterator.
     """
     one: BaseException | None = exc
     while one is not None and one.__traceback__ is not None:
@@ -385,12 +386,12 @@ def _without_frames(exc: BaseException) -> BaseException:
 
 
 def changed_meanwhile(exc: BaseException) -> bool:
-    """Whether another thread added to a container while it was pickled: another time it pickles."""
+    """True if another thread added to a container while it was pickled, so that another attempt may succeed."""
     return isinstance(exc, RuntimeError) and "during iteration" in str(exc)
 
 
 def picklable(obj: Any, known: names.Names | None, user_modules: Collection[str]) -> bool:
-    """Whether `obj` pickles by itself."""
+    """True if `obj` pickles by itself."""
     for _ in range(TRIES):
         exc = why_not(obj, known, user_modules, alone=True)
         if exc is None or not changed_meanwhile(exc):
@@ -399,7 +400,7 @@ def picklable(obj: Any, known: names.Names | None, user_modules: Collection[str]
 
 
 def with_main(obj: Any, reached: Reached, *, with_names: bool = False) -> Iterator[Any]:
-    """Yields `obj`, then each global of `__main__` that pickling it, and these, has reached; or (name, global)."""
+    """Yields `obj`, then each global of `__main__` that pickling them has reached so far; or (name, global)."""
     yield obj
     main, done = vars(sys.modules["__main__"]), set[str]()
     while new := [name for name in reached.main if name not in done]:
@@ -410,7 +411,7 @@ def with_main(obj: Any, reached: Reached, *, with_names: bool = False) -> Iterat
 
 
 def rest_of(unpickler: Any) -> Iterator[Any]:
-    """Yields what further dumps hold."""
+    """Yields the objects of all further dumps."""
     with contextlib.suppress(EOFError):
         while True:
             yield unpickler.load()
@@ -426,7 +427,7 @@ class UserCodeUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         if pid[0] == _NAMED:
-            with contextlib.suppress(Exception):  # of a module whose import fails, new objects do
+            with contextlib.suppress(Exception):  # if a module's import fails, new objects replace its own
                 importlib.import_module(pid[1])
             return self._fresh.find(*pid[1:])
         _, number, frozen, members = pid

@@ -1,8 +1,8 @@
-"""What user code finds in its process besides modules: working directory, environment, settings of libraries.
+"""Process state that user code depends on, apart from modules: working directory, environment, library settings.
 
-It is taken in the trainer, and applied in a feeder before anything of the user's is loaded. Scripts set libraries at
-their top, and no object of the dataset holds that. A setting of a library that is not loaded anyhow travels only if it
-differs from the library's own, for a feeder would import the library to set it.
+It is taken in the trainer, and applied in a feeder before any user code is loaded. Scripts configure libraries at their
+top, and no object of the dataset holds these settings. A setting of a library that may not be loaded travels only if it
+differs from the library's default, because a feeder would have to import the library to set it.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from dataloaderjob.core.places import KEEP_VARIABLE, SOCKET_VARIABLE
 
 _PIXELS = 1024 * 1024 * 1024 // 4 // 3
 _IMPORTED_FOR_EFFECT = ("hdf5plugin", "pillow_avif", "pillow_heif", "pillow_jxl")
-"""Libraries that register themselves with another when they are imported."""
+"""Libraries that register themselves with another library when they are imported."""
 _DIALECT = (
     "delimiter", "doublequote", "escapechar", "lineterminator", "quotechar", "quoting", "skipinitialspace", "strict",
 )  # fmt: skip
-_TORCH_PRINTS: Any = torch._tensor_str.PRINT_OPTS  # noqa: SLF001  torch shows it nowhere else
+_TORCH_PRINTS: Any = torch._tensor_str.PRINT_OPTS  # noqa: SLF001  torch has no public access to it
 _NEVER = re.compile(
     r"(?:\w+_)?RANK$|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE|ROLE_WORLD_SIZE|MASTER_(?:ADDR|PORT)|TORCHELASTIC_\w+|TORCH_NCCL_\w+|NCCL_\w+|"
     r"(?:OMPI|PMI|PMIX|SLURM|RAY|DATALOADERJOB|KUBERNETES|PYTHON|LD|CUDA|NVIDIA|JOB_COMPLETION|MALLOC)_\w+|"
     r"(?:HIP|ROCR|ZE)_\w+|PYTHON\w+|\w+_SERVICE_(?:HOST|PORT)\w*|\w+_PORT_\d+_\w+|\w+_PORT|"
     r"HOSTNAME|POD_\w+|_|PWD|OLDPWD|SHLVL|PYTEST_CURRENT_TEST|INVOCATION_ID|JOURNAL_STREAM"
 )
-"""Variables of a rank, or of one process: all ranks are to have one bundle."""
+"""Variables of a rank or of a single process. They never travel, because all ranks must have the same bundle."""
 _OWN = re.compile(
     r"HOME|USER|LOGNAME|SHELL|TERM\w*|TMPDIR|XDG_\w+|SSH_\w+|DISPLAY|COLUMNS|LINES|LS_COLORS|\w+_NUM_THREADS|COVERAGE_\w+"
 )
-"""Variables that a feeder has of its own, unless the script changed them."""
+"""Variables for which a feeder keeps its own value, unless the script changed them."""
 _RANK_ARGUMENT = re.compile(r"--local[-_]rank=\d+")
 
 
@@ -86,18 +86,18 @@ def _decimal() -> dict[str, Any]:
 
 
 def _unverified() -> bool:
-    """Whether the script switched the check of certificates off, as it does to download from an old server."""
+    """True if the script disabled the verification of certificates, as for downloads from an old server."""
     ssl = sys.modules.get("ssl")
     return ssl is not None and ssl._create_default_https_context is ssl._create_unverified_context  # noqa: SLF001
 
 
 def _mime_types() -> dict[str, str]:
-    """All types, for the machine's own are in the table, too; none where the table was never used."""
+    """Returns all types, because the table mixes them with those of the machine; none if the table was never used."""
     return dict(sorted(mimetypes.types_map.items())) if mimetypes.inited else {}
 
 
 def _dialects() -> dict[str, dict[str, Any]]:
-    """What the script registered."""
+    """Returns the dialects that the script registered."""
     own = sorted(set(csv.list_dialects()) - {"excel", "excel-tab", "unix"})
     return {
         name: {attribute: getattr(csv.get_dialect(name), attribute) for attribute in _DIALECT} for name in own
@@ -105,7 +105,7 @@ def _dialects() -> dict[str, dict[str, Any]]:
 
 
 def _flushes_denormals() -> bool:
-    """Whether the script called torch.set_flush_denormal, which has no counterpart."""
+    """True if the script called torch.set_flush_denormal, for which torch has no getter."""
     return float(torch.tensor(1e-38) * torch.tensor(0.1)) == 0.0
 
 
@@ -121,7 +121,7 @@ def _apply_libraries(state: dict[str, Any]) -> None:
         try:
             __import__(name)
         except ImportError:
-            continue  # what needs it will say so
+            continue  # code that needs it will fail with an error
     _apply_pil(state["pil"])
     context = decimal.getcontext()
     context.prec, context.rounding = state["decimal"]["prec"], state["decimal"]["rounding"]
@@ -169,14 +169,14 @@ def _variables_at_start() -> dict[str, str]:
 
 
 class ProcessState:
-    """Takes the state of this process; packs it anew only when it has changed."""
+    """Takes the state of this process; packs it again only if it has changed."""
 
     def __init__(self) -> None:
         self._at_start = _variables_at_start()
         self._last: tuple[Any, bytes] | None = None
         self._variables: tuple[Any, dict[str, str]] | None = None
         self._seen = {name for name in self._at_start if not _NEVER.fullmatch(name)}
-        """Variables that a feeder may have from this process."""
+        """Variables that a feeder may have received from this process."""
 
     def packed(self) -> bytes:
         state = self._take()
@@ -211,7 +211,7 @@ class ProcessState:
         return self._variables[1]
 
     def _chosen(self) -> dict[str, str]:
-        # Feeders that stay have the variables of another script; those of a job or a run do not stay.
+        # Feeders that outlive their script have the variables of another script; feeders of a job or a run do not.
         kept = os.environ.get(KEEP_VARIABLE, "0") not in ("", "0") and not os.environ.get(SOCKET_VARIABLE)
 
         def travels(name: str, value: str) -> bool:
@@ -224,7 +224,7 @@ class ProcessState:
 
 
 def _umask() -> int | None:
-    """Read where no other thread sees it changed."""
+    """Reads the umask without changing it, which other threads would notice."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:
             return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), None)
@@ -233,7 +233,7 @@ def _umask() -> int | None:
 
 
 def _zone() -> tuple[Any, ...]:
-    """The time zone that is in force: `time.tzset` may have been called since TZ was set, or not."""
+    """Returns the effective time zone: `time.tzset` may or may not have been called since TZ was set."""
     return time.tzname, time.timezone, time.altzone
 
 
@@ -247,7 +247,7 @@ def _cwd() -> str | None:
 def _logging() -> dict[str, Any]:
     root = logging.getLogger()
     stream = [h for h in root.handlers if type(h) is logging.StreamHandler]
-    # A formatter of the user's class has its own life; the text of the standard one travels.
+    # A formatter of a user's class is left out; only the format of a standard formatter travels.
     form: Any = stream[0].formatter if stream else None
     levels = {
         name: logger.level
@@ -264,7 +264,7 @@ def _logging() -> dict[str, Any]:
 
 
 def _filters() -> list[tuple[Any, ...]]:
-    """Filters for the built-in categories: a library adds those for its own when it is imported."""
+    """Returns filters for the built-in categories; a library adds filters for its own when it is imported."""
     found: list[tuple[Any, ...]] = []
     entries: list[Any] = list(warnings.filters)
     for action, message, category, module, line in entries:
@@ -298,7 +298,7 @@ def _torch() -> dict[str, Any]:
 
 
 def apply(packed: bytes) -> None:
-    """Makes this process like the trainer. What this machine does not have (a folder, a locale) stays as it is."""
+    """Makes this process like the trainer, except for a folder or a locale that this machine lacks."""
     state = pickle.loads(packed)  # noqa: S301  authenticated
     if state["cwd"] is not None and os.path.isdir(state["cwd"]):
         os.chdir(state["cwd"])
@@ -321,7 +321,7 @@ def apply(packed: bytes) -> None:
 
 
 def _allow_files(wanted: int) -> None:
-    """Lets this process open as many files as the trainer, as far as it may."""
+    """Raises this process's limit of open files to the trainer's, as far as permitted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     endless = resource.RLIM_INFINITY
     wanted = wanted if hard == endless else hard if wanted == endless else min(wanted, hard)
@@ -342,7 +342,7 @@ def _apply_environ(theirs: dict[str, str], removed: list[str]) -> None:
 
 
 def _merged(theirs: list[str], ours: list[str]) -> list[str]:
-    """The trainer's entries that exist here, in its order, then what only this machine has."""
+    """Returns the trainer's entries that exist here, in its order, then the other entries of this machine."""
     found = [path for path in theirs if not path or os.path.exists(path)]
     return found + [path for path in ours if path not in found]
 
@@ -382,5 +382,5 @@ def _apply_torch(state: dict[str, Any]) -> None:
     torch.set_autocast_enabled("cpu", enabled)
     torch.set_autocast_dtype("cpu", getattr(torch, dtype))
     here = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    if (state["deterministic"], state["warn_only"]) != here:  # it imports the compiler: 2 s
+    if (state["deterministic"], state["warn_only"]) != here:  # the call imports the compiler, which takes 2 s
         torch.use_deterministic_algorithms(state["deterministic"], warn_only=state["warn_only"])

@@ -1,6 +1,6 @@
-"""How single objects travel that neither pickle nor cloudpickle carries, or that it carries wrongly.
+"""Reduces single objects that neither pickle nor cloudpickle handles, or that they handle incorrectly.
 
-Which memory this process shares with others, or has changed, the kernel tells (proc(5)).
+The kernel reports the memory that this process shares with others, or has changed (proc(5)).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from dataloaderjob.shipping.names import LRU, look_up
 
 _C_DATA: Any = ctypes.c_int.__mro__[-2]
 MAX_OWNER_NBYTES = 1024 * 1024
-"""A view of more does not bring all of it along."""
+"""A view brings along its owner up to this size, or up to twice the view's size."""
 SHARED_MEMORY = (
-    "memory and locks of multiprocessing are shared with forked processes only, and feeders are not: set what "
-    "changes between epochs as a plain attribute of the dataset before iter(), keep counters in the training "
-    "process (a sampler's), or use num_workers=0"
+    "memory and locks of multiprocessing are shared with forked processes only, and feeders are not forked: set a "
+    "value that changes between epochs as a plain attribute of the dataset before iter(), keep counters in the "
+    "training process (for example in a sampler), or use num_workers=0"
 )
 _MAPS, _SMAPS = Path("/proc/self/maps"), Path("/proc/self/smaps")
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \S+ *(.*)")
 _DIRTY = re.compile(r"Private_Dirty: +([0-9]+) kB")
-_SHARED_NAMES = ("/dev/shm/", "/dev/zero", "/memfd:", "/SYSV")  # noqa: S108  nothing is made there
+_SHARED_NAMES = ("/dev/shm/", "/dev/zero", "/memfd:", "/SYSV")  # noqa: S108  nothing is created there
 _OURS = "/memfd:dlj-"
 
 
@@ -52,7 +52,7 @@ _PROCESSES: dict[str, Any] = {
     "torch": torch.default_generator,
 }  # fmt: skip
 OF_PROCESS = {id(one): name for name, one in _PROCESSES.items()}
-"""The generators of the process, by id: a copy would not be the one that seeds are put into."""
+"""The generators of the process, by id: a copy would not be seeded."""
 KINDS_OF_PROCESS = frozenset(map(type, _PROCESSES.values()))
 
 
@@ -61,7 +61,7 @@ def _of_process(name: str) -> Any:
 
 
 def reduce_special(obj: Any) -> tuple[Any, ...] | str | None:
-    """The reduced form of an object that needs one of ours; None for all others."""
+    """Returns the reduced form of an object that needs a special one; None for all others."""
     cls = type(obj)
     if id(obj) in OF_PROCESS:
         return _of_process, (OF_PROCESS[id(obj)],)
@@ -81,7 +81,7 @@ def reduce_special(obj: Any) -> tuple[Any, ...] | str | None:
     if is_shared_memory(obj):
         raise pickle.PicklingError(SHARED_MEMORY)
     if obj is _MISSING:
-        return "MISSING"  # of dataclasses: one object, known by its identity
+        return "MISSING"  # a singleton of dataclasses, compared by identity
     return None
 
 
@@ -91,7 +91,7 @@ _TYPE_PARTS: dict[Any, tuple[str, ...]] = {
     typing.ParamSpec: ("__name__",),
     typing.TypeVarTuple: ("__name__",),
 }
-"""What these are made from; the bound of a ParamSpec means nothing yet."""
+"""Attributes that each type is made from; the bound of a ParamSpec has no meaning yet."""
 
 
 def _make_type(cls: Any, args: tuple[Any, ...], module: str) -> Any:
@@ -119,7 +119,7 @@ def is_single_dispatch(function: types.FunctionType) -> bool:
 
 
 def reduce_single_dispatch(function: Any) -> tuple[Any, ...]:
-    """`functools.singledispatch`: its closure holds weak references, which do not pickle."""
+    """Reduces `functools.singledispatch`, whose closure holds weak references, which do not pickle."""
     others = [(cls, made) for cls, made in function.registry.items() if cls is not object]
     return _single_dispatch, (function.registry[object], others, function.__name__, function.__qualname__)
 
@@ -134,7 +134,7 @@ def _single_dispatch(base: Any, others: list[tuple[type, Any]], name: str, qualn
 
 def _reduce_type_variable(obj: typing.TypeVar) -> tuple[Any, ...]:
     made, args = cloudpickle.cloudpickle._typevar_reduce(obj)  # noqa: SLF001
-    # cloudpickle's tracker id is random, and one class too many for two bundles.
+    # cloudpickle's tracker id is random, so it would make bundles differ.
     return (made, (*args[:-1], None)) if made is cloudpickle.cloudpickle._make_typevar else (made, args)  # noqa: SLF001
 
 
@@ -149,9 +149,9 @@ def _load_scripted(data: bytes) -> Any:
 
 
 def is_shared_memory(obj: Any) -> bool:
-    """Whether this is an object of multiprocessing that only forked processes share."""
+    """True for an object of multiprocessing that only forked processes share."""
     if isinstance(obj, _C_DATA):
-        obj = getattr(obj, "__dict__", {}).get("_wrapper")  # what RawArray and RawValue lie in
+        obj = getattr(obj, "__dict__", {}).get("_wrapper")  # the memory of RawArray and RawValue
     if not type(obj).__module__.startswith("multiprocessing."):
         return False
     from multiprocessing import heap, managers, queues, sharedctypes, synchronize
@@ -168,7 +168,7 @@ def is_shared_memory(obj: Any) -> bool:
 
 
 class SharedStorage:
-    """Stands for one storage, however many wrappers it has."""
+    """Stands for one storage, for any number of wrappers."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.storage = storage
@@ -183,7 +183,7 @@ def reduce_storage(storage: torch.UntypedStorage) -> tuple[Any, ...]:
 
 
 def bytes_of(storage: torch.UntypedStorage) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A view of a storage that keeps it alive. Returns: shape (bytes of the storage,)."""
+    """Returns a view of a storage that keeps it alive, of shape (bytes of the storage,)."""
     view: np.ndarray[Any, np.dtype[np.uint8]] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     return view
 
@@ -203,11 +203,11 @@ def itself(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...] | None:
-    """A memmap travels as its file's name: the file may be far larger than what anybody wants to send."""
+    """Reduces a memmap to its file's name, because the file may be too large to send."""
     name, mapping = array.filename, getattr(array, "_mmap", None)
     if name is None or mapping is None or not array.flags.c_contiguous or array.dtype.hasobject:
         return None
-    # A slice keeps its parent's offset, so the place in the file comes from the addresses.
+    # A slice keeps its parent's offset, so the position in the file is computed from the addresses.
     mapped = np.frombuffer(mapping, dtype=np.uint8).__array_interface__["data"][0]
     into = array.__array_interface__["data"][0] - mapped
     start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
@@ -215,14 +215,14 @@ def reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...] | None:
         return None
     stat = os.stat(name)
     mode = "c" if array.mode == "c" else "r+" if array.flags.writeable else "r"
-    # Size and time of change make another pickle, and so another bundle, of a file that has changed.
+    # With size and modification time, a changed file gives another pickle, and therefore another bundle.
     changed = (stat.st_size, stat.st_mtime_ns)
     return _memmap, (str(name), array.dtype, mode, start + into, array.shape, changed)
 
 
 def reduce_view(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | None:
-    """A view travels with the array whose memory it is, where that is not much more, so that what is written to one
-    is seen in the other."""
+    """Reduces a view together with the array that owns its memory, unless that is much larger, so that writes to one
+    are visible in the other."""
     owner = array.base
     if (
         type(owner) is not np.ndarray
@@ -253,7 +253,7 @@ def _memmap(
 
 
 def reduce_array(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | None:
-    """An array of a subclass with attributes, which numpy's own reduced form leaves out; None for others."""
+    """Reduces an array of a subclass with attributes, which numpy's own reduced form omits; None for others."""
     cls: Any = type(array)
     own = getattr(array, "__dict__", None)
     if not own or any(getattr(cls, name) is not getattr(np.ndarray, name) for name in _REDUCING):
@@ -276,7 +276,7 @@ def _set_array(array: Any, given: tuple[Any, dict[str, Any]]) -> None:
 
 
 class SharedAddresses:
-    """Addresses that forked processes share: of multiprocessing, of `mmap.mmap(-1, ...)`. As of now; about 1 ms."""
+    """Addresses that forked processes share: of multiprocessing, of `mmap.mmap(-1, ...)`. Read once, in about 1 ms."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -293,12 +293,12 @@ class SharedAddresses:
 
 
 def _is_memory(name: str) -> bool:
-    """Not a file, which feeders map by its name, nor a batch of ours."""
+    """True unless it is a file, which feeders map by its name, or one of our batches."""
     return (name.startswith(_SHARED_NAMES) or "/pymp-" in name) and not name.startswith(_OURS)
 
 
 def _is_dirty(address: int, nbytes: int) -> bool:
-    """Whether a private mapping of a file was written to in this range."""
+    """True if a private mapping of a file was written to in this range."""
     within = False
     for line in _SMAPS.read_text(errors="replace").splitlines():
         if (found := _LINE.match(line)) is not None:
@@ -314,7 +314,7 @@ _SORTABLE = frozenset({str, bytes, int, float, bool})
 
 
 def ordered(members: set[Any] | frozenset[Any]) -> list[Any] | None:
-    """The members in an order that is the same in every process; None where only their hashes give one."""
+    """Returns the members in an order that is the same in every process; None if only their hashes define an order."""
     types_of = set(map(type, members))
     if len(types_of) == 1 and types_of <= _SORTABLE:
         return sorted(members)
@@ -343,7 +343,7 @@ def _order(member: Any) -> tuple[str, str] | None:
 
 
 def reduce_text_file(file: io.TextIOWrapper) -> Any:
-    """No file can be copied but standard output and error: cloudpickle's copy, a StringIO, has other offsets."""
+    """Reduces standard output and error, and refuses other files: cloudpickle's copy, a StringIO, has other offsets."""
     for name in ("stdout", "stderr"):
         if file is getattr(sys, name):
             return getattr, (sys, name)
@@ -351,13 +351,13 @@ def reduce_text_file(file: io.TextIOWrapper) -> Any:
 
 
 _FILENAME = 10
-"""Place of the file's name among the arguments of `types.CodeType`, in all versions since Python 3.10."""
+"""Index of the file's name in the arguments of `types.CodeType`, in all versions since Python 3.10."""
 
 
 def reduce_code(code: types.CodeType) -> Any:
-    """cloudpickle's, with the name of the file, which tracebacks, debuggers and `inspect.getsource` need.
+    """Reduces code as cloudpickle does, but with the file's name, for tracebacks, debuggers and `inspect.getsource`.
 
-    cloudpickle writes `<dynamic-code>` there since 3.1.3.
+    Since 3.1.3, cloudpickle replaces the name by `<dynamic-code>`.
     """
     made, args = cloudpickle.cloudpickle._code_reduce(code)  # noqa: SLF001
     return made, (*args[:_FILENAME], code.co_filename, *args[_FILENAME + 1 :])

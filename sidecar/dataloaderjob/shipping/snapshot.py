@@ -1,9 +1,9 @@
 """The trainer's side of a bundle: the user's code and data and the state of its modules, pickled together.
 
-Fingerprints tell whether large data is what it was, several times faster than a pickle. One is compared with an earlier
-one of the same process only, so it need not withstand an adversary: buffers are summed with random odd weights for
-each 64-bit word, modulo 2**64, which any change of one word alters, and a change of several with a chance of about
-2**-64 not.
+Fingerprints detect changes of large data several times faster than a pickle. They are only compared within one process,
+so they need not withstand an adversary. Buffers are summed with random odd weights for each 64-bit word, modulo 2**64.
+A change of one word always alters the sum; a change of several words leaves it unchanged with a probability of about
+2**-64.
 """
 
 from __future__ import annotations
@@ -39,39 +39,39 @@ from dataloaderjob.shipping.unpicklable import Excluded
 from dataloaderjob.shipping.writer import Roots, Writer
 
 SLOW_S = 0.2
-"""What takes longer to pickle is looked at for changes before it is pickled again."""
+"""Pickling time from which data is checked for changes before it is pickled again."""
 _REMEMBERED = 8
 _CHUNK_NBYTES = 1 << 20
-"""Fits the second-level cache, for each word is read twice."""
+"""Fits the second-level cache, because each word is read twice."""
 _LARGE = 4096
-"""Members of a container that is marshalled instead of pickled."""
+"""Number of members from which a container is marshalled instead of pickled."""
 _THREADS = min(4, os.cpu_count() or 1)
 Blobs = tuple[tuple[str, int], ...]
 Fingerprint = tuple[bytes, int]
-"""The sum, and the number of arrays that were met."""
+"""The sum, and the number of arrays found."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """All that a bundle's blobs hold."""
+    """Content of a bundle's blobs."""
 
     pickled: memoryview
     buffers: list[memoryview]
     process: bytes
     sources: bytes
     imports: list[tuple[str, bool]]
-    """User modules to import, in the trainer's order, and whether the dataset needs them."""
+    """User modules to import, in the trainer's order, with True if the dataset needs them."""
     others: dict[str, bytes]
-    """State of each other user module."""
+    """State of each of the other user modules."""
     arrays: int
 
 
 @dataclass(slots=True)
 class _Kind:
-    """What is known of datasets of one kind."""
+    """Knowledge about datasets of one kind."""
 
     reached: OrderedDict[int, Reached] = field(default_factory=OrderedDict)
-    """What the pickle reached last time, by the dataset's id: a guess, and so are ids of datasets that are gone."""
+    """Modules and globals that the pickle reached last time, by the dataset's id: a guess, because ids are reused."""
     slow: bool = False
 
     def note(self, dataset: Any, modules: dict[str, None], reached: Reached) -> None:
@@ -82,7 +82,7 @@ class _Kind:
 
 
 class Snapshots:
-    """Takes snapshots of this process, and knows what did not change since the last."""
+    """Takes snapshots of this process, and detects parts that have not changed since the last."""
 
     def __init__(self) -> None:
         self._modules = UserModules()
@@ -91,22 +91,22 @@ class Snapshots:
         self._references = module_state.References()
         self._definitions = Definitions()
         self._alone: dict[str, tuple[Any, bytes]] = {}
-        """State of modules that the dataset did not reach, with what it was made from."""
+        """State of modules that the dataset did not reach, with a key for the content that it was made from."""
         self._kinds: WeakKeyDictionary[type, dict[Any, _Kind]] = WeakKeyDictionary()
         """Kinds by the dataset's type, then by the names of all roots' types."""
         self._patches: list[Any] | None = None
         self._sources: tuple[Any, bytes] | None = None
         self._effects: tuple[bytes, set[str]] | None = None
-        """Modules that the script imports for what their import does, with the sources that tell."""
+        """Modules that the script imports for the effect of their import, with the sources that they were found in."""
         self._fingerprints: OrderedDict[Any, Blobs] = OrderedDict()
         self._current: Fingerprint | None = None
-        """Taken for the snapshot that is being made."""
+        """Fingerprint for the snapshot that is being made."""
         self._warned = False
         self._warned_of: set[str] = set()
-        """What of modules was said to be left out."""
+        """Names of modules' objects whose omission was reported."""
 
     def take(self, roots: Roots) -> Snapshot:
-        """Raises InputError naming the part of `roots` that cannot be pickled."""
+        """Takes a snapshot. Raises InputError naming the part of `roots` that cannot be pickled."""
         writer = self._writer(roots)
         out, buffers = io.BytesIO(), list[memoryview]()
         pickler = writer.write(out, buffers, roots)
@@ -128,9 +128,9 @@ class Snapshots:
         return snapshot
 
     def unchanged(self, roots: Roots, store: BlobStore) -> Blobs | None:
-        """Returns the blobs of an earlier snapshot in `store` that a new one would equal; None if there is none,
-        or if a new one is as quickly made."""
-        self._current = None  # it may be that of other roots, which were found unchanged
+        """Returns the blobs in `store` of an earlier snapshot that equals the current state; None if there is none,
+        or if a new snapshot is made just as quickly."""
+        self._current = None  # it may belong to other roots that were found unchanged
         if not self._kind(roots).slow:
             return None
         fingerprint = self._current = self._fingerprint(roots)
@@ -139,16 +139,16 @@ class Snapshots:
             return None
         for digest, _ in blobs:
             with contextlib.suppress(OSError):
-                os.utime(store.path(digest))  # not to be swept before the bundle is announced
+                os.utime(store.path(digest))  # must not be removed before the bundle is announced
         return blobs
 
     def remember(self, roots: Roots, snapshot: Snapshot, blobs: Blobs, elapsed_s: float) -> bool:
-        """Keeps a fingerprint of what took long to pickle and to hash. Returns whether there is one."""
+        """Keeps a fingerprint if pickling and hashing took long. Returns True if it has kept one."""
         fingerprint, self._current = self._current, None
         if elapsed_s < SLOW_S:
             return False
         fingerprint = fingerprint or self._fingerprint(roots)
-        # marshal takes an array for bytes: none may be within what it stands for.
+        # marshal treats an array as bytes, so there must be none in marshalled containers.
         if fingerprint is None or fingerprint[1] != snapshot.arrays:
             return False
         self._kind(roots).slow = True
@@ -158,7 +158,7 @@ class Snapshots:
         return True
 
     def _fingerprint(self, roots: Roots) -> Fingerprint | None:
-        """Returns (fingerprint, arrays met); None for what cannot be pickled, which then gets its message."""
+        """Returns (fingerprint, number of arrays); None for unpicklable roots, which `take` then reports."""
         out, buffers, digest = io.BytesIO(), list[memoryview](), _Digest()
         try:
             writer = self._writer(roots)
@@ -178,7 +178,7 @@ class Snapshots:
         return b"".join((*map(checksum, parts), checksums(buffers))), arrays
 
     def _others(self, writer: Writer) -> dict[str, bytes]:
-        """What the dataset does not reach: state of modules, and definitions of the script."""
+        """Returns everything that the dataset does not reach: state of modules, and definitions of the script."""
         sources, text = self._modules.sources(), main_source()["text"]
         packed = self._definitions.packed(writer.reached, writer.known, writer.modules, sources, text)
         return {**writer.others(), **({MAIN: packed} if packed else {})}
@@ -216,7 +216,7 @@ class Snapshots:
 
 
 def _names(root: Any) -> tuple[Any, ...]:
-    # A dataset may have any attribute that it is asked for.
+    # Not getattr with a default: a dataset may answer for any attribute.
     named = root if isinstance(root, type | FunctionType | MethodType) else type(root)
     return type(root).__qualname__, named.__module__, named.__qualname__
 
@@ -225,8 +225,8 @@ def _warn_of_shared(roots: Roots, addresses: list[int], modules: Mapping[str, Mo
     what, where = unpicklable.find_storage(roots, set(addresses), modules)
     warnings.warn(
         f"{where} is {what} in shared memory. Feeders get a copy of it as it is when the iterator is made: "
-        "what is written to it later is not seen there, and what is written there is not seen here. Set "
-        "what changes between epochs before iter(), or use num_workers=0",
+        "later writes to it are not visible there, and writes there are not visible here. Set values that change "
+        "between epochs before iter(), or use num_workers=0",
         stacklevel=2,
     )
 
@@ -240,7 +240,7 @@ def _weights() -> np.ndarray[Any, np.dtype[np.uint64]]:
 
 
 def checksum(buffer: Any) -> bytes:
-    """A sum of the buffer's bytes, in 16 bytes."""
+    """Returns a checksum of the buffer, of 16 bytes."""
     data = np.frombuffer(buffer, np.uint8)
     words = data[: data.nbytes // 8 * 8].view(np.uint64)
     weights = _weights()
@@ -255,7 +255,7 @@ def checksum(buffer: Any) -> bytes:
 
 
 def checksums(buffers: Sequence[Any]) -> bytes:
-    """Sums up all buffers together; large ones side by side (numpy works without the GIL)."""
+    """Returns checksums of all buffers; large ones are processed in parallel, because numpy releases the GIL."""
     if sum(buffer.nbytes for buffer in buffers) < 16 * _CHUNK_NBYTES or _THREADS == 1:
         return b"".join(map(checksum, buffers))
     pieces = [
@@ -272,18 +272,18 @@ def _as_bytes(buffer: memoryview) -> memoryview:
 
 
 class _Digest:
-    """Stands for large lists, dicts, tuples and sets of plain values in a fingerprint.
+    """Replaces large lists, dicts, tuples and sets of plain values in a fingerprint.
 
-    marshal writes any buffer as bytes, so it does not tell an array from another of the same bytes:
-    who compares has to know that no arrays are in it.
+    marshal writes any buffer as bytes, so it does not distinguish arrays with the same bytes: a caller that compares
+    fingerprints has to make sure that these containers have no arrays.
     """
 
     def __init__(self) -> None:
         self.failed = False
-        """Something else was in one: there is no fingerprint."""
+        """True if a container had something else, so that there is no fingerprint."""
 
     def __call__(self, container: Any) -> bytes | None:
-        """Returns None for a small one, which is pickled."""
+        """Returns the checksum of a container; None for a small one, which is pickled."""
         if len(container) < _LARGE:
             return None
         try:

@@ -1,6 +1,6 @@
-"""What of the user's objects cannot be pickled: named for a message, or left out of a module's state.
+"""Finds the user's objects that cannot be pickled, to name them in a message or leave them out of a module's state.
 
-What is left out, as narrowly as can be told, stays as the import makes it.
+As little as possible is left out. Objects that are left out stay as the import makes them.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from dataloaderjob.shipping.reducers import is_shared_memory
 from dataloaderjob.shipping.user_code import full_name
 
 _SEARCH_S = 5.0
-"""A list of a million samples is searched no longer than this; the message then names the list."""
+"""Time limit of a search, for example in a list of a million samples; beyond it, the message names the list."""
 Part = tuple[str, Any]
 """(path, object)."""
 _MAX_DEPTH = 100
 _MAX_PATH = 240
 _OWN = frozenset({"__dict__", "__weakref__", "__builtins__"})
-"""Attributes of a class or a module that lead back to it, or that no pickle holds."""
+"""Attributes of a class or a module that refer back to it, or that no pickle contains."""
 ENTRY = "[]"
-"""Ends the path of what is left out of an object that travels otherwise."""
+"""Suffix of the path of an entry that is left out of an object which otherwise travels."""
 Excluded = set[tuple[str, str, int]]
-"""(module, path, id): what was found not to pickle."""
+"""(module, path, id) of objects that do not pickle."""
 _MOST = 64
-"""An object with more entries that cannot be copied is left out whole."""
+"""Limit of entries that are left out singly; an object with more of them is left out as a whole."""
 _MADE_ANEW = frozenset({
     "_asyncio", "_contextvars", "_queue", "_thread", "_weakref", "asyncio", "concurrent", "contextvars", "logging",
     "queue", "threading", "weakref",
 })  # fmt: skip
-"""Packages of objects that nobody expects in another process."""
+"""Packages whose objects no one expects in another process, so that they are left out without a warning."""
 
 
 def describe(roots: Mapping[str, Any], known: Names | None = None, user_modules: Collection[str] = ()) -> str:
-    """Returns `path: type (why). Remedy` of the innermost thing that does not pickle, as in
+    """Returns `path: type (why). Remedy` for the innermost object that does not pickle, as in
     `dataset.lock: _thread.lock (TypeError: cannot pickle '_thread.lock' object). Make it in worker_init_fn ...`."""
     search = _Search(functools.partial(why_not, known=known, user_modules=user_modules))
-    # Looking at attributes provokes what libraries say of deprecated ones; a script may have made that an error.
+    # Access to attributes may trigger deprecation warnings of libraries, which a script may have turned into errors.
     with warnings.catch_warnings(action="ignore"):
         found = search.innermost(roots.items())
     if found is None:
@@ -65,7 +65,7 @@ _Failing = tuple[str, Any, BaseException]
 
 
 class _Search:
-    """Looks for what does not pickle, and why, for _SEARCH_S at most."""
+    """Searches for the object that does not pickle, and the reason, for at most _SEARCH_S."""
 
     def __init__(self, why: Callable[[Any], BaseException | None]) -> None:
         self._why = why
@@ -73,8 +73,8 @@ class _Search:
         self._seen: set[int] = set()
 
     def innermost(self, parts: Iterable[Part], depth: int = 0) -> _Failing | None:
-        """The innermost of the first part that fails; of functions and classes, which fail also for what others refer
-        to, one that has a reason within it goes first."""
+        """Returns the innermost object of the first part that fails. Functions and classes also fail for objects that
+        others refer to, so the first one with a reason within itself is preferred."""
         vague = None
         for found in self._failing(parts):
             path, part, _ = found
@@ -102,7 +102,7 @@ _STAYS = "num_workers=0 has the batches made in this process"
 
 
 def _is_test_case(part: Any) -> bool:
-    """Whether it holds a whole run of tests."""
+    """True for a TestCase, which holds a whole run of tests."""
     unittest = sys.modules.get("unittest")
     return unittest is not None and isinstance(part, unittest.TestCase)
 
@@ -111,9 +111,9 @@ def _remedy(leaf: Any) -> str:
     if is_mock(leaf):
         return f"{MOCK}; {_STAYS}"
     if _is_test_case(leaf):
-        return f"A method of a TestCase takes along all that the run of tests holds: use a function; {_STAYS}"
+        return f"A method of a TestCase takes along all that the test run holds: use a function; {_STAYS}"
     if isinstance(leaf, _BaseDataLoaderIter):
-        return f"A dataset that loads by a loader of its own, as torchio's Queue does, stays where that is: {_STAYS}"
+        return f"A dataset with its own loader, such as torchio's Queue, cannot leave the loader's process: {_STAYS}"
     return _MAKE
 
 
@@ -138,7 +138,7 @@ def _first_failing(
 
 
 def _parts(path: str, whole: Any) -> Iterator[Part]:
-    """What an object's pickle consists of, nearest first."""
+    """Yields the parts of an object's pickle, nearest first."""
     if isinstance(whole, types.FunctionType):
         yield from _function_parts(path, whole)
     elif isinstance(whole, types.MethodType):
@@ -165,7 +165,7 @@ def _function_parts(path: str, function: types.FunctionType) -> Iterator[Part]:
         try:
             yield f"{path}: its variable {name}", cell.cell_contents
         except ValueError:
-            continue  # empty yet
+            continue  # still empty
     for name in _names(function.__code__):
         if name in function.__globals__:
             yield f"{path}: the global {name}", function.__globals__[name]
@@ -184,7 +184,7 @@ def _names(code: types.CodeType) -> list[str]:
 def _object_parts(path: str, whole: Any) -> Iterator[Part]:
     try:
         state = whole.__getstate__()
-    except Exception:  # user code; that it fails is what is reported then
+    except Exception:  # user code; its failure is reported instead
         return
     slots: Any = {}
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
@@ -198,7 +198,7 @@ def _object_parts(path: str, whole: Any) -> Iterator[Part]:
 def find_storage(
     roots: Mapping[str, Any], addresses: Collection[int], user_modules: Collection[str] = ()
 ) -> tuple[str, str]:
-    """Returns what, and the path, of the first tensor or array whose memory is at one of `addresses`."""
+    """Returns the kind and the path of the first tensor or array whose memory is at one of `addresses`."""
     deadline = time.monotonic() + _SEARCH_S
     pending = deque(roots.items())
     seen: set[int] = set()
@@ -220,7 +220,7 @@ def find_storage(
 
 
 def _is_users(part: Any, user_modules: Collection[str]) -> bool:
-    """Whether it is worth looking into: not a module of a library, nor its functions."""
+    """True if the object has to be searched; False for a library's modules and functions."""
     if isinstance(part, types.ModuleType):
         name: Any = part.__name__
     elif isinstance(part, types.FunctionType):
@@ -230,13 +230,13 @@ def _is_users(part: Any, user_modules: Collection[str]) -> bool:
     return name in MAINS or name in user_modules
 
 
-# What is left out of a module's state
+# Parts left out of a module's state
 
 
 def failing_parts(
     path: str, value: Any, pickled: Any, can_copy: Callable[[Any], bool]
 ) -> list[tuple[str, Any]]:
-    """Returns (path, object) of what does not pickle in a part of a module's state: some entries, or all of it."""
+    """Returns (path, object) of everything that does not pickle in a part of a module's state: entries, or the part."""
     if can_copy(pickled):
         return []
     if pickled is value:
@@ -280,8 +280,8 @@ def _failing(entries: list[Any], can_copy: Callable[[Any], bool]) -> list[Any]:
 
 
 def without(content: tuple[Any, ...], is_out: Callable[[Any], bool]) -> tuple[Any, ...]:
-    """Returns a content in which KEPT stands for what is left out. Raises TypeError where an object's own
-    __setstate__ would meet it."""
+    """Returns the content with KEPT in place of entries that are left out. Raises TypeError for content of another
+    form."""
 
     def kept(value: Any) -> Any:
         return KEPT if is_out(value) else value
@@ -308,7 +308,7 @@ def without(content: tuple[Any, ...], is_out: Callable[[Any], bool]) -> tuple[An
 
 
 def warn(module: str, path: str, value: Any, warned: set[str]) -> None:
-    """Says, once for each name, that feeders have not the trainer's."""
+    """Warns once for each name that feeders do not have the trainer's object."""
     name = f"{module}.{path.removesuffix(ENTRY)}"
     if name in warned or type(value).__module__.partition(".")[0] in _MADE_ANEW:
         return
@@ -319,7 +319,7 @@ def warn(module: str, path: str, value: Any, warned: set[str]) -> None:
         else f"{name}, a {full_name(type(value))},"
     )
     warnings.warn(
-        f"{what} cannot be copied, so feeders have there what the import of {module} makes. If the dataset needs "
+        f"{what} cannot be copied, so feeders use the one that the import of {module} makes. If the dataset needs "
         "it, make it at the top of that module or in worker_init_fn",
         stacklevel=2,
     )

@@ -1,14 +1,13 @@
-"""Classes and functions of user code: found again by name, or sent by value.
+"""Classes and functions of user code: looked up by name, or sent by value.
 
-A feeder may hold the user's classes by value (cloudpickle), under the module names that they have in the
-trainer. The trainer looks in the modules that it has loaded (`__main__` is among them), then among the classes that
-it sent by value. It imports no package because a feeder names it; only a module of a package that it has imported
-already.
+A feeder may have the user's classes by value (cloudpickle), under the module names that they have in the
+trainer. The trainer searches the modules that it has loaded, including `__main__`, then the classes that it sent by
+value. A feeder cannot make it import a package, only a module of a package that is already imported.
 
-Classes and functions of the script, and those made within functions, travel by value. Such a class is made empty, then
-gets its attributes, so that what they hold may refer to it. Making it runs nothing of the user's: what a metaclass and
-`__init_subclass__` did in the trainer is in the state that travels. They would find a `__main__` without its globals,
-and register each class a second time.
+Classes and functions of the script, and those made within functions, travel by value. Such a class is created empty and
+then gets its attributes, which may refer to it. Creating it runs no user code: the effects of a metaclass and of
+`__init_subclass__` in the trainer are in the state that travels. Run again, they would find a `__main__` without its
+globals, and register each class a second time.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ from dataloaderjob.shipping.modules import MAINS, is_installed
 
 _cloudpickle: Any = cloudpickle.cloudpickle
 _ELSEWHERE: dict[type, ClassName] = {types.MappingProxyType: ("types", "MappingProxyType")}
-"""Classes that are not where they say."""
+"""Classes that are not found under their own names, with the names to use."""
 _sent: WeakValueDictionary[ClassName, type] = WeakValueDictionary()
-"""Named tuples that went to feeders by value: one made in a function or a class has the name of a module's."""
+"""Named tuples sent to feeders by value; one made in a function or a class is named as if it were a module's."""
 _ambiguous: set[ClassName] = set()
-"""Names that several of them had, with other fields."""
+"""Names of several named tuples with different fields."""
 _BY_METACLASS = ("__prepare__", "__new__", "__init__", "__setattr__")
 _made: WeakSet[type] = WeakSet()
-"""The classes of this process that came by value."""
+"""The classes of this process that arrived by value."""
 _ENUM_OWN = frozenset({
     "_generate_next_value_", "_member_names_", "_member_map_", "_member_type_", "_value2member_map_",
 })  # fmt: skip
-"""What making an enum makes."""
+"""Attributes that the creation of an enum sets."""
 _MEMBER_OWN = frozenset({"_value_", "_name_", "_sort_order_", "_inverted_", "__objclass__"})
-"""The same of a member; `_inverted_` is made when it is first asked for."""
+"""The same for a member; `_inverted_` is set on first use."""
 _DATA: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
@@ -65,11 +64,11 @@ _codes: dict[int, tuple[types.CodeType, tuple[str, ...]]] = {}
 
 
 _IS_MADE_AT_RUN_TIME = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: the others are parts of the interpreter, or of a library in C."""
+"""Py_TPFLAGS_HEAPTYPE: types without it are part of the interpreter, or of a library in C."""
 
 
 def note_sent(cls: Any) -> None:
-    """Notes a class that feeders get by value."""
+    """Notes a class that feeders receive by value."""
     if not hasattr(cls, "_fields"):
         return
     name = cls.__module__, cls.__qualname__
@@ -79,7 +78,7 @@ def note_sent(cls: Any) -> None:
 
 
 def class_name(cls: type) -> ClassName | None:
-    """Returns (module, qualified name), or None for a class made inside a function: nobody finds it."""
+    """Returns (module, qualified name), or None for a class made inside a function, which has no path."""
     if cls in _ELSEWHERE:
         return _ELSEWHERE[cls]
     if "<locals>" in cls.__qualname__:
@@ -88,12 +87,12 @@ def class_name(cls: type) -> ClassName | None:
 
 
 def full_name(cls: type) -> str:
-    """The name as messages have it: `PIL.Image.Image`, but `dict`."""
+    """Returns the name for messages: `PIL.Image.Image`, but `dict`."""
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def find_class(module: str, qualname: str) -> type:
-    """Finds a class. Raises UnsupportedBatch saying how to make it findable."""
+    """Finds a class. Raises UnsupportedBatch with advice on how to make it findable."""
     try:
         found: Any = _found(module, qualname)
     except (ImportError, AttributeError, ValueError) as exc:
@@ -103,14 +102,14 @@ def find_class(module: str, qualname: str) -> type:
         ) from exc
     if not isinstance(found, type):
         raise UnsupportedBatch(
-            f"the batch holds a {module}.{qualname}, which is no class in this process but a "
-            f"{type(found).__name__}: give the class a name of its own"
+            f"the batch holds a {module}.{qualname}, which is not a class in this process but a "
+            f"{type(found).__name__}: give the class a unique name"
         )
     return found
 
 
 def _found(module: str, qualname: str) -> Any:
-    """Raises ImportError, AttributeError, ValueError."""
+    """Returns the object of this name. Raises ImportError, AttributeError, ValueError."""
     try:
         found: Any = sys.modules.get(module) or _import(module)
         for name in qualname.split("."):
@@ -124,11 +123,11 @@ def _found(module: str, qualname: str) -> Any:
 
 
 def other_name(cls: type) -> tuple[str, str] | None:
-    """Module and name of a class that says it is of the standard library, and is not what has that name there: the type
-    of a lock says that it is `_thread.lock` and is `_thread.LockType`, that of a dict's keys is in `_collections_abc`
-    alone, and those of extension modules made with PyO3 say that they are of `builtins`.
+    """Returns the actual module and name of a class that claims a name in the standard library. For example, the type
+    of a lock claims to be `_thread.lock` and is `_thread.LockType`. The type of a dict's keys is only in
+    `_collections_abc`. Types of extension modules made with PyO3 claim to be in `builtins`.
 
-    Raises PicklingError for a type of the interpreter that no module has: it cannot be made again.
+    Raises PicklingError for a type of the interpreter that is in no module, because it cannot be made again.
     """
     if cls.__module__.partition(".")[0] not in sys.stdlib_module_names:
         return None
@@ -149,7 +148,7 @@ def _is_extension(module: Any) -> bool:
 
 
 def attribute(module: str, name: str) -> Any:
-    """Unpickles what `other_name` names."""
+    """Unpickles the class that `other_name` named."""
     return getattr(importlib.import_module(module), name)
 
 
@@ -164,7 +163,7 @@ def _import(module: str) -> types.ModuleType:
 
 
 def reduce_class(cls: Any) -> tuple[Any, ...]:
-    """cloudpickle's, without the tracker id, by which it would take a class of another bundle for this one."""
+    """Reduces a class as cloudpickle does, without the tracker id, which could match another bundle's class."""
     args: Any
     note_sent(cls)
     if issubclass(cls, enum.Enum):
@@ -177,13 +176,13 @@ def reduce_class(cls: Any) -> tuple[Any, ...]:
 
 
 def _data(member: Any) -> Any:
-    """What a member holds by its type, as in `class Letter(str, Enum)`: not always its value."""
+    """Returns the data of a member's data type, as in `class Letter(str, Enum)`; it may differ from the value."""
     take = _DATA.get(type(member)._member_type_)
     return None if take is None else take(member)
 
 
 def _enum_state(cls: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Returns (attributes of the class, those of each member that has some of its own)."""
+    """Returns (attributes of the class, attributes of each member that has its own)."""
     own, _ = _cloudpickle._class_getstate(cls)  # noqa: SLF001
     members = {
         name: {"".join(key): value for key, value in vars(member).items() if key not in _MEMBER_OWN}
@@ -195,7 +194,7 @@ def _enum_state(cls: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 
 def _make_class(metaclass: type, name: str, bases: tuple[type, ...], *rest: Any) -> type:
-    classes = types.resolve_bases(bases)  # Generic[T] is none
+    classes = types.resolve_bases(bases)  # Generic[T] is not a class
     with _quiet([metaclass, *map(type, classes)], classes):
         return _note(_cloudpickle._make_skeleton_class(metaclass, name, bases, *rest))  # noqa: SLF001
 
@@ -215,14 +214,14 @@ def _make_enum(
         for key, given in (making | members).items():
             own[key] = given
         made: Any = metaclass.__new__(metaclass, name, bases, own)
-    for helper in ("__init__", "__new_member__"):  # the user's come with the state
+    for helper in ("__init__", "__new_member__"):  # the user's arrive with the state
         if helper in vars(made):
             type.__delattr__(made, helper)
     return _note(made)
 
 
 def _make_member(cls: Any, *given: Any) -> Any:
-    # Of an enum of tuples both come as one.
+    # For an enum of tuples, both arrive as one tuple.
     data, value = given if len(given) == 2 else given[0]
     base = cls._member_type_
     if base in _DATA:
@@ -236,7 +235,7 @@ def _make_member(cls: Any, *given: Any) -> Any:
 
 
 def _init_member(member: Any, *given: Any) -> None:
-    """A member's attributes come with the state."""
+    """Does nothing, because a member's attributes arrive with the state."""
 
 
 def _set_enum_state(cls: Any, state: tuple[dict[str, Any], dict[str, dict[str, Any]]]) -> Any:
@@ -260,7 +259,7 @@ def _note(cls: type) -> type:
 
 @contextlib.contextmanager
 def _quiet(metaclasses: Iterable[type], bases: Iterable[type]) -> Iterator[None]:
-    """Takes the hooks of the user's classes away; those of libraries run, for what they register is in no state."""
+    """Removes the hooks of user classes temporarily. Hooks of libraries run, because no state has their effects."""
     hooks = [(cls, name) for cls in _with_bases(metaclasses) for name in _BY_METACLASS]
     hooks += [(cls, "__init_subclass__") for cls in _with_bases(bases)]
     taken = [(cls, name, vars(cls)[name]) for cls, name in hooks if name in vars(cls)]
@@ -280,7 +279,7 @@ def _with_bases(classes: Iterable[type]) -> list[type]:
 
 
 def is_users(cls: type) -> bool:
-    """Whether a class is of a module of the user's, not of an installed one."""
+    """True if a class belongs to a user module, not to an installed one."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return cls.__module__ in MAINS or cls in _made or (isinstance(file, str) and not is_installed(file))
 
@@ -289,14 +288,14 @@ def is_users(cls: type) -> bool:
 
 
 class Globals:
-    """Stands for the globals of a module, which functions by value share with it."""
+    """Stands for the globals of a module, which functions sent by value share with it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 def globals_used(code: types.CodeType) -> tuple[str, ...]:
-    """The globals that a code object uses, and those of the functions in it."""
+    """Returns the globals used by a code object, and by the functions within it."""
     known = _codes.get(id(code))
     if known is None:
         found = dict.fromkeys(_cloudpickle._walk_global_ops(code))  # noqa: SLF001
@@ -308,13 +307,13 @@ def globals_used(code: types.CodeType) -> tuple[str, ...]:
 
 
 def names_in_annotations(cls: type) -> dict[str, None]:
-    """Names used by a class whose annotations are text, as `from __future__ import annotations` makes them."""
+    """Returns the names in a class's annotations that are text, as with `from __future__ import annotations`."""
     texts = [text for text in vars(cls).get("__annotations__", {}).values() if type(text) is str]
     return dict.fromkeys(name for text in texts for name in _IDENTIFIER.findall(text))
 
 
 def _submodules(function: types.FunctionType, own: Mapping[str, Any]) -> list[str]:
-    """Modules that a function reaches as attributes of others, as in `import os; os.path`, and so on downwards."""
+    """Returns modules that a function reaches as attributes of others, as in `import os; os.path`, at any depth."""
     found: list[str] = []
     used = function.__code__.co_names
     known = [
@@ -330,7 +329,7 @@ def _submodules(function: types.FunctionType, own: Mapping[str, Any]) -> list[st
 
 
 def function_state(function: types.FunctionType, own: Mapping[str, Any]) -> tuple[Any, ...]:
-    # New strings: interned or not, equal names would be written differently in two processes.
+    # New strings, because equal names may be interned or not, and would then be pickled differently in two processes.
     state = {name: value for name in _FUNCTION_STATE if (value := getattr(function, name))}
     extra = {"".join(name): value for name, value in vars(function).items()}
     return state, extra, function.__closure__, _submodules(function, own)

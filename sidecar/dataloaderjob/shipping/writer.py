@@ -1,4 +1,4 @@
-"""Writes one pickle of the user's code and data, and finds out what of it cannot travel."""
+"""Writes one pickle of the user's code and data, and finds the objects that cannot travel."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from dataloaderjob.shipping.pickling import (
 from dataloaderjob.shipping.unpicklable import ENTRY, Excluded
 
 MAX_OTHER_NBYTES = 16 * 1024 * 1024
-"""State of a module that the dataset does not reach: more than this is left out, with a warning."""
+"""Limit for the state of a module that the dataset does not reach; a larger state is left out, with a warning."""
 Roots = Mapping[str, Any]
 
 
 class _Same:
-    """Equal to another only if both hold one object."""
+    """Equal to another only if both hold the same object."""
 
     __slots__ = ("held",)
     __hash__ = None  # type: ignore[assignment]
@@ -71,7 +71,7 @@ class Writer:
         self._warned_of = warned
 
     def forget_mended(self) -> None:
-        """Looks again at what did not pickle the last time."""
+        """Checks again the objects that did not pickle the last time."""
         before = list(self._excluded)
         self._excluded.clear()
         self._excluded.update(entry for entry in before if entry[0] == MAIN)
@@ -88,8 +88,8 @@ class Writer:
         roots: Roots,
         digest: Callable[[Any], bytes | None] | None = None,
     ) -> UserCodePickler:
-        """Writes until all that the pickle refers to is in it. What is reached is guessed beforehand by a look at
-        the code, since state has to come before what uses it."""
+        """Writes until the pickle contains everything that it refers to. The reached modules are estimated beforehand
+        from the code, because state has to precede the objects that use it."""
         if not self._discovered:
             self._discover(roots)
         while True:
@@ -110,7 +110,7 @@ class Writer:
             pickler = self._pickler(Nowhere(), memoryview.release, shallow=True)
             if not self._dump(pickler, roots):
                 continue
-            for sample in pickler.samples:  # grows meanwhile
+            for sample in pickler.samples:  # grows during the loop
                 with contextlib.suppress(Exception):
                     pickler.dump(sample)
             known = pickler.reached.within(self.reached) and len(self.reached.modules) == count
@@ -125,7 +125,7 @@ class Writer:
         return UserCodePickler(out, take_buffer, known=self.known, user_modules=self.modules, **options)
 
     def _dump(self, pickler: UserCodePickler, roots: Roots) -> bool:
-        """Dumps everything. Returns whether it did; if not, what did not pickle will be left out next time."""
+        """Dumps everything. Returns False if that failed; objects that did not pickle are left out the next time."""
         where = ROOTS
         try:
             for module, part in self._state.dumps(self.reached, self.patches):
@@ -145,13 +145,14 @@ class Writer:
             ) from exc
         return True
 
-    # What does not pickle
+    # Objects that do not pickle
 
     def _can_copy(self, part: Any) -> bool:
         return picklable(part, self.known, self.modules)
 
     def _exclude(self, where: str, roots: Roots) -> bool:
-        """Leaves out what of a module's state does not pickle: there, it stays as the import makes it."""
+        """Leaves out the parts of a module's state that do not pickle; in feeders they stay as the import makes them.
+        Returns False if nothing was left out."""
         before = len(self._excluded), len(self.patches)
         if where == CODE:
             self.patches = [patch for patch in self.patches if self._can_copy(patch)]
@@ -173,7 +174,7 @@ class Writer:
                 unpicklable.warn(module, where, part, self._warned_of)
 
     def _exclude_main(self, roots: Roots) -> None:
-        """Leaves out globals of the script that only a module's state refers to; the dataset's own must pickle."""
+        """Leaves out globals of the script that only a module's state refers to; those of the dataset must pickle."""
         if why_not(tuple(roots.values()), self.known, self.modules) is not None:
             return
         own = vars(sys.modules[MAIN])
@@ -184,7 +185,7 @@ class Writer:
     # Modules that the dataset does not reach
 
     def others(self) -> dict[str, bytes]:
-        """Returns the state of each, where there is any."""
+        """Returns the state of each such module that has any."""
         found = {name: self._alone(name) for name in sorted(self.modules) if name not in self.reached.modules}
         return {name: packed for name, packed in found.items() if packed}
 
@@ -198,7 +199,7 @@ class Writer:
         return known[1]
 
     def _key_alone(self, module: str) -> Any:
-        """Equal to that of an earlier state only if the module holds the same; None where this is not known.
+        """Returns a key that equals an earlier one only if the module's content is the same; None if that is unknown.
         A plain pickle takes a fifth of the time of ours."""
         code, data = self.known.split[module]
         try:
@@ -206,8 +207,8 @@ class Writer:
         except Exception:  # user code
             return None
         if len(packed) > MIN_BUFFER_NBYTES:
-            return None  # not to be kept
-        # The code itself is in the key, so that it lives and no other can have its id.
+            return None  # too large to keep
+        # The code itself is in the key, to keep it alive so that no other object gets its id.
         return (
             [path for path, _ in code + data],
             [_Same(value) for _, value in code],
@@ -246,7 +247,7 @@ class Writer:
                 warnings.warn(
                     f"{module}.{path} holds more than {MAX_OTHER_NBYTES >> 20} MiB and the dataset does not refer to "
                     "that module, so feeders do not get it: a dataset that imports the module while it runs finds "
-                    "there what the import makes",
+                    "the object that the import makes",
                     stacklevel=2,
                 )
             except Exception:

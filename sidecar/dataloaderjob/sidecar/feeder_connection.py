@@ -1,12 +1,12 @@
 """One connection to a feeder: connect, handshake, frames out, frames and bodies in. Bodies go straight to the pool.
 
-The socket blocks, and every call but one says MSG_DONTWAIT. The one is the body: MSG_WAITALL with a
-receive timeout of 20 ms, the cheapest way to receive that was measured (0.20 CPU-s/GB; non-blocking
-with SO_RCVLOWAT 0.22 to 0.26). It is for feeders that send as fast as that: a body of which less than half comes within
-the 20 ms, or all of it slowly, holds all other connections up for little, so the next ones of this connection are taken
-as they arrive, twice as many after each, until most of one has come in time.
+The socket blocks, and every call except one uses MSG_DONTWAIT. The exception receives bodies: MSG_WAITALL with a
+receive timeout of 20 ms, the cheapest way to receive that was measured (0.20 CPU-s/GB; non-blocking with SO_RCVLOWAT
+0.22 to 0.26). It suits feeders that send fast enough. If less than half of a body arrives within the 20 ms, or all of
+it slowly, waiting for it has held up all other connections for little. The next bodies of this connection are then
+taken as they arrive. Their number doubles with each late body, until most of an awaited one arrives in time.
 
-To a feeder on this machine the connection is a Unix socket, and bodies are copied out of its memory (`shared_bodies`).
+To a feeder on this machine the connection is a Unix socket, and bodies are copied from its memory (`shared_bodies`).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ WAITALL_ABOVE_NBYTES = 8 * 1024
 BODY_WAIT_S = 0.02
 INSTANT_S = 0.001
 QUICK = 250e6
-"""Bytes a second of a feeder whose bodies are waited for. Slower ones, of whose bodies a part is there each time since
-others were waited for, would keep each other waiting: 16 senders of 20 MB/s came to 0.65 of that."""
+"""Bytes per second of a feeder whose bodies are waited for. Slower feeders would keep each other waiting, because part
+of their bodies arrives while others are waited for: 16 senders of 20 MB/s reached 0.65 of that."""
 LOW_WATER_NBYTES = 256 * 1024
 MAX_UNAWAITED = 512
-"""Bodies of a slow feeder between two that are waited for: with 16 senders of 10 bodies/s that is 1 % of the time."""
+"""Most bodies of a slow feeder between two awaited ones: with 16 senders of 10 bodies/s that is 1 % of the time."""
 MAX_NOT_GREETED = 3
-"""Handshakes on this machine that come to nothing before one over TCP is tried."""
+"""Failed handshakes on this machine before one over TCP is tried."""
 BACKOFF = Backoff(0.1, 5.0)
 LinkError = (OSError, ProtocolError)
-"""What ends a connection and nothing else."""
+"""Errors that end a connection and nothing else."""
 
 
 class Phase(Enum):
@@ -53,7 +53,7 @@ class Phase(Enum):
 
 
 class Sink(Protocol):
-    """What a connection tells its receiver."""
+    """The receiver of a connection's events."""
 
     def connection_up(self, connection: FeederConnection, facts: dict[str, Any]) -> None: ...
     def connection_frame(self, connection: FeederConnection, header: Header, payload: bytes) -> None: ...
@@ -68,7 +68,7 @@ class FeederConnection:
     def __init__(
         self, endpoint: Endpoint, sink: Sink, *, key: bytes, job: str, name: str, trainer: str = ""
     ) -> None:
-        """`trainer` names the trainer's process: feeders begin afresh for another."""
+        """`trainer` names the trainer process: feeders begin afresh for another one."""
         self.endpoint = endpoint
         self.phase = Phase.DOWN
         self.sock: socket.socket | None = None
@@ -78,11 +78,11 @@ class FeederConnection:
         self._sink = sink
         self._key, self._job, self._name, self._trainer = key, job, name, trainer
         self._shared: SharedBodies | None = None
-        """What there is besides, where the feeder is on this machine."""
+        """The feeder's shared memory, if the feeder is on this machine."""
         self.over_tcp = False
-        """Memory cannot be shared with this feeder, though it is on this machine."""
+        """True if memory cannot be shared with this feeder although it is on this machine."""
         self._not_greeted = 0
-        """How often in a row a connection on this machine ended before it was up."""
+        """Number of consecutive connections on this machine that ended before they were up."""
         self._out = bytearray()
         self._handshake: sockets.ClientHandshake
         self._scratch = memoryview(bytearray(SCRATCH_NBYTES))
@@ -93,18 +93,18 @@ class FeederConnection:
         self._left = 0
         self._filled = 0
         self._slow = False
-        """The rest of the body that comes in is taken as it arrives."""
+        """True if the rest of the current body is taken as it arrives."""
         self._low_water = False
-        """SO_RCVLOWAT is set for it."""
+        """True if SO_RCVLOWAT is set for it."""
         self._unawaited = 0
-        """Bodies that are not waited for yet."""
+        """Number of coming bodies that are not waited for."""
         self._late = 0
-        """How often in a row less than half of a body that was waited for came in time."""
+        """Number of consecutive awaited bodies that were late."""
 
     # Connecting
 
     def connect(self, now: float) -> None:
-        """Begins to connect; `on_ready` goes on. Raises nothing: a failure is seen there too."""
+        """Begins to connect; `on_ready` continues. Raises OSError, TypeError or ValueError for a useless address."""
         here = None if self.over_tcp else shared_bodies.connect(self.endpoint.instance)
         family = sockets.family_of(self.endpoint.host)
         sock = here or socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -120,7 +120,7 @@ class FeederConnection:
                 sock.connect((self.endpoint.host, self.endpoint.port))
 
     def give_up(self, now: float) -> None:
-        """Closes what there is and sets the time of the next try."""
+        """Closes the connection and sets the time of the next attempt."""
         if self._shared is not None:
             self._not_greeted = 0 if self.phase is Phase.UP else self._not_greeted + 1
             self.over_tcp = self._shared.is_refused or self._not_greeted >= MAX_NOT_GREETED
@@ -147,19 +147,19 @@ class FeederConnection:
 
     @property
     def partial(self) -> bool:
-        """Whether epoll tells of the rest of a body only once there is much of it."""
+        """True if epoll reports the rest of a body only once much of it has arrived."""
         return self._low_water
 
     @property
     def interest(self) -> int:
-        """epoll's mask for what this connection waits for."""
+        """The epoll mask for the events that this connection waits for."""
         waiting = self.phase is Phase.CONNECTING or self._out
         return select.EPOLLIN | (select.EPOLLOUT if waiting else 0)
 
     # Events
 
     def on_ready(self, mask: int) -> None:
-        """Raises OSError or ProtocolError when the connection is to be given up."""
+        """Handles socket events. Raises OSError or ProtocolError if the connection must be given up."""
         assert self.sock is not None  # noqa: S101  only open connections are polled
         if self.phase is Phase.CONNECTING:
             if error := self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -174,9 +174,9 @@ class FeederConnection:
                 self._greet()
 
     def send(self, header: bytes, payload: bytes) -> None:
-        """Queues a frame; `flush` sends what was queued in one call."""
+        """Queues a frame; `flush` sends all queued frames in one call."""
         if self.phase is not Phase.UP:
-            return  # the connection broke since; all that was asked here is asked again
+            return  # the connection broke meanwhile; everything requested here is requested again
         self._out += header
         self._out += payload
 
@@ -217,7 +217,7 @@ class FeederConnection:
     # Frames
 
     def discard(self) -> None:
-        """The body that is coming in has lost its place."""
+        """The body that is being received has lost its place."""
         if self._header is not None and self._header.kind == Kind.BODY:
             self._target = None
 
@@ -240,11 +240,11 @@ class FeederConnection:
                 raise ConnectionError("it closed the connection")
             self._have += n
         self._parse()
-        if self._left and self._filled:  # most of it came with its header
+        if self._left and self._filled:  # a part of it came with its header
             self._receive_payload(sock)
 
     def _parse(self) -> None:
-        """Takes the frames that lie in the scratch buffer; the start of a payload is copied from there."""
+        """Takes the frames in the scratch buffer; the start of a payload is copied from there."""
         at = 0
         while self._have - at >= HEADER_NBYTES:
             header = frames.unpack_header(self._scratch[at : at + HEADER_NBYTES], FROM_FEEDER)
@@ -258,7 +258,7 @@ class FeederConnection:
         self._have = rest
 
     def _begin_payload(self, header: Header, start: memoryview) -> int:
-        """Places what is here of the payload; returns how many bytes that was."""
+        """Places the part of the payload that has arrived; returns its number of bytes."""
         self._header, self._left, self._filled = header, header.nbytes, 0
         self._slow = self._unawaited > 0
         if header.kind == Kind.BODY:
@@ -276,7 +276,7 @@ class FeederConnection:
         return n
 
     def _receive_payload(self, sock: socket.socket) -> bool:
-        """Receives more of the payload. True when it is whole."""
+        """Receives more of the payload. Returns True once it is complete."""
         target = self._target
         wait = self._left > WAITALL_ABOVE_NBYTES and not self._slow and target is not None
         flags = socket.MSG_WAITALL if wait else socket.MSG_DONTWAIT
@@ -310,8 +310,8 @@ class FeederConnection:
         return True
 
     def _waited(self, waited_s: float, *, in_time: bool) -> None:
-        """Whether most of the body that was waited for came in time, and quickly, says whether the next ones are waited
-        for. One that was there already says nothing: it came while another connection was waited for."""
+        """Decides after an awaited body how many of the next ones are not waited for. A body that needed no wait
+        proves nothing: it came while another connection was waited for."""
         if waited_s < INSTANT_S:
             return
         self._late = 0 if in_time else self._late + 1
@@ -333,7 +333,7 @@ class FeederConnection:
             self._sink.connection_frame(self, header, bytes(control or b""))
 
     def _copy(self, header: Header, where: bytes) -> None:
-        """A body in the feeder's memory."""
+        """Copies a body from the feeder's memory."""
         if self._shared is None:
             raise RemoteProtocolError("a batch in shared memory came from a feeder on another machine")
         number, nbytes = frames.unpack_shared(where)
@@ -349,7 +349,7 @@ class FeederConnection:
             self._end_body(body, target)
 
     def _end_body(self, header: Header, body: memoryview) -> None:
-        """Raises RemoteProtocolError for one that is damaged."""
+        """Reports a complete body. Raises RemoteProtocolError if it is damaged."""
         if header.flags & Flag.CHECKSUM and not digests.intact(body[: header.nbytes]):
             raise RemoteProtocolError(
                 f"batch {header.ticket} came damaged from {self.endpoint.name}: its bytes do not fit their digest"

@@ -1,7 +1,7 @@
-"""The sidecar's listening sockets, served by the parent's loop. No client of them can hold it up.
+"""The sidecar's listening sockets, served by the parent's loop. Their clients cannot hold it up.
 
-/metrics, /healthz and /status go over HTTP/1.0, one short answer a connection. On the Unix socket are trainers that
-have not said yet what they want.
+/metrics, /healthz and /status are served over HTTP/1.0, one short answer per connection. The Unix socket is for
+trainers, which stay here until their first message is complete.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from dataloaderjob.core.errors import DataLoaderJobError, InputError, RemoteProt
 MAX_REQUEST_NBYTES = 8192
 MAX_CLIENTS = 64
 CLIENT_TIMEOUT_S = 2.0
-"""Time to ask, and again to read the answer."""
+"""Time to send the request, and again to read the answer."""
 Handler = Callable[[str], tuple[int, str, str]]
-"""Path to (status, content type, body)."""
+"""Answers a path with (status, content type, body)."""
 REASONS = {200: "OK", 404: "Not Found", 400: "Bad Request", 503: "Service Unavailable"}
 HELLO_TIMEOUT_S = 5.0
 MAX_HELLO_NBYTES = 8 * 1024 * 1024
-"""An adoption that names all leases that there can be takes 3 MB."""
+"""An adoption with the most possible leases takes 3 MB."""
 MAX_HELLOS_NBYTES = 32 * 1024 * 1024
-"""Bytes of the beginnings of hellos, of all guests together: more than those of a node's trainers have."""
+"""Most bytes of incomplete hellos, of all guests together: more than a node's trainers ever send."""
 MAX_GUESTS = 256
 
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """A connection to the HTTP port: first its request comes in, then the answer goes out."""
+    """A connection to the HTTP port: first the request comes in, then the answer goes out."""
 
     sock: socket.socket
     deadline: float
@@ -50,14 +50,14 @@ class Client:
 
 @dataclass(slots=True, eq=False)
 class Guest:
-    """A trainer's connection until its first message is whole."""
+    """A trainer's connection until its first message is complete."""
 
     sock: socket.socket
     deadline: float
     incoming: ipc.Assembler = field(default_factory=lambda: ipc.Assembler(MAX_HELLO_NBYTES))
     fds: list[int] = field(default_factory=list)
     stranger: int | None = None
-    """Another user, who is not heard."""
+    """The uid of another user, who is refused."""
 
     def close(self) -> None:
         self.sock.close()
@@ -66,14 +66,14 @@ class Guest:
             os.close(fd)
 
     def answer(self, packets: list[bytes], fds: list[int] | None = None) -> None:
-        """Sends what the socket's buffer takes at once, which is far more than any answer."""
+        """Sends at once: the socket's buffer takes far more than any answer."""
         socket.send_fds(self.sock, [packets[0]], fds or [])
         for packet in packets[1:]:
             self.sock.send(packet)
 
 
 OnMessage = Callable[[Guest, ipc.Packet], None]
-"""Owns the guest from then on; raises to have it told the reason and closed."""
+"""Takes ownership of the guest. If it raises, the guest is sent the reason and closed."""
 Peer = TypeVar("Peer", Client, Guest)
 
 
@@ -101,7 +101,7 @@ class Listener(ABC, Generic[Peer]):
             peer.close()
 
     def close_in_child(self) -> None:
-        """Closes all after a fork: the child must not keep the socket, nor let peers wait for an answer."""
+        """Closes everything after a fork: the child must not keep the socket, nor leave peers waiting for an answer."""
         self._sock.close()
         self._reserve.close()
         for peer in self._peers:
@@ -113,7 +113,7 @@ class Listener(ABC, Generic[Peer]):
         except OSError as exc:
             self._reserve.turn_away(self._sock, exc)
             return
-        if len(self._peers) >= self._most:  # who only holds places cannot keep them
+        if len(self._peers) >= self._most:  # clients that only occupy places cannot keep them
             oldest = next(iter(self._peers))
             self._forget(oldest)
             oldest.close()
@@ -133,16 +133,16 @@ class Listener(ABC, Generic[Peer]):
 
 
 class HttpServer(Listener[Client]):
-    """GET of a path that the handler knows."""
+    """An HTTP server that answers GET for the handler's paths."""
 
     def __init__(self, host: str, port: int, handler: Handler, select: selectors.BaseSelector) -> None:
-        """Raises InputError when it cannot listen there."""
+        """Listens at once. Raises InputError if it cannot listen there."""
         try:
             sock = sockets.listen(host, port)
         except OSError as exc:
             address = sockets.address_text(host, port)
             raise InputError(
-                f"metrics are to be served at {address}, which cannot be had ({exc.strerror}): choose another port"
+                f"cannot serve metrics at {address} ({exc.strerror}): choose another port"
             ) from exc
         self.port: int = sock.getsockname()[1]
         self._handler = handler
@@ -184,12 +184,12 @@ class HttpServer(Listener[Client]):
 
 
 class TrainerListener(Listener[Guest]):
-    """The Unix socket, and trainers until they have said what they want."""
+    """The Unix socket, and trainers until their first message is complete."""
 
     def __init__(
         self, path: str, select: selectors.BaseSelector, on_message: OnMessage, *, private: bool = False
     ) -> None:
-        """`private`: processes of this user alone are heard. Raises InputError when nothing can listen at `path`."""
+        """`private`: only processes of this user are served. Raises InputError if it cannot listen at `path`."""
         self._private, self._on_message, self._path = private, on_message, path
         super().__init__(listen(path), select, MAX_GUESTS)
         self._inode = os.stat(path).st_ino
@@ -208,7 +208,7 @@ class TrainerListener(Listener[Guest]):
                 raise RemoteProtocolError(f"more than {ipc.MAX_FDS} descriptors came with one message")
             if not data:
                 raise ConnectionError("the trainer closed the connection")
-            # A stranger is answered only now: a socket that is closed with words unread loses our answer.
+            # Another user is answered only now: a socket that is closed with unread data loses our answer.
             if peer.stranger is not None:
                 raise RemoteProtocolError(
                     f"this sidecar serves user {os.getuid()} alone, found user {peer.stranger}"
@@ -217,21 +217,21 @@ class TrainerListener(Listener[Guest]):
             if packet is None:
                 if sum(guest.incoming.nbytes for guest in self._peers) > MAX_HELLOS_NBYTES:
                     raise RemoteProtocolError(
-                        f"the beginnings of all messages are more than {MAX_HELLOS_NBYTES} bytes; say hello again"
+                        f"incomplete messages have more than {MAX_HELLOS_NBYTES} bytes in all: attach again"
                     )
                 return
             self._forget(peer)
             self._on_message(peer, packet)
         except BlockingIOError:
             return
-        except Exception as exc:  # a stranger's message must not end the sidecar, whatever it holds
+        except Exception as exc:  # untrusted input must never end the sidecar
             self._forget(peer)
             with contextlib.suppress(OSError):
                 peer.answer(ipc.pack_json(ipc.Type.REFUSED, {"error": _reason(exc)}))
             peer.close()
 
     def close(self) -> None:
-        """Removes the socket, unless another sidecar's lies there by now."""
+        """Removes the socket, unless another sidecar has replaced it."""
         with contextlib.suppress(FileNotFoundError):
             if os.stat(self._path).st_ino == self._inode:
                 os.unlink(self._path)
@@ -245,9 +245,9 @@ def _reason(exc: Exception) -> str:
 
 
 def listen(path: str) -> socket.socket:
-    """A listening socket at `path`, in place of one that a dead sidecar left. Raises InputError.
+    """Returns a listening socket at `path`, replacing one that a dead sidecar left. Raises InputError.
 
-    It has that name only once it listens: whoever sees it can connect.
+    The socket gets its name only once it listens, so whoever sees it can connect.
     """
     folder, name = os.path.split(path)
     unseen = os.path.join(folder, ("_" if name.startswith("~") else "~") + name[1:])
@@ -257,9 +257,7 @@ def listen(path: str) -> socket.socket:
         for place in (path, unseen):
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISSOCK(os.lstat(place).st_mode):
-                    raise InputError(
-                        f"a socket is to be made at {place}, where something else lies: choose another path"
-                    )
+                    raise InputError(f"{place} exists and is not a socket: choose another path")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(unseen)
         sock.bind(unseen)

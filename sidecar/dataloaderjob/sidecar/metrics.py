@@ -1,7 +1,7 @@
-"""Metrics of one receiver: one row for each, with its name in Prometheus and how it is read.
+"""Metrics of one receiver: a row for each, with its name in Prometheus and a function that reads it.
 
-The receiver stores its own in words of the control memfd ten times a second; the parent reads them, and the
-trainer's, from its own mapping. So a scrape never touches the data path.
+The receiver stores its metrics in words of the control memfd ten times a second. The parent reads them, and those of
+the trainer, from its own mapping, so a scrape never touches the data path.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Metric:
     key: str
     """Its name in the sidecar's status."""
     name: str
-    """Its name in Prometheus, behind PREFIX."""
+    """Its name in Prometheus, after PREFIX."""
     kind: Kind
     help: str
     read: Callable[[Dispatcher], int] | int
-    """Reads it from the receiver's machine; or the word that the trainer stores."""
+    """Reads it from the receiver's machine; or the index of the word in which the trainer stores it."""
     mask: int = -1
-    """Bits that Prometheus gets."""
+    """Bits served to Prometheus."""
 
 
 def _ready(machine: Dispatcher) -> int:
@@ -44,25 +44,28 @@ def _ready(machine: Dispatcher) -> int:
 
 _C, _G = Kind.COUNTER, Kind.GAUGE
 _48_BITS = (1 << 48) - 1
-"""Prometheus keeps floats, which are exact up to 53 bits; eight bytes in a label would be a new series each time."""
+"""Prometheus keeps floats, which are exact up to 53 bits. Eight bytes in a label would start a series each time."""
 METRICS = (
     Metric("batches", "batches_total", _C, "Batches received.", lambda m: m.counters.batches),
-    Metric("nbytes", "bytes_total", _C, "Bytes of the batches received.", lambda m: m.counters.nbytes),
-    Metric("attempts", "attempts_total", _C, "Tickets sent to feeders, with retries.", lambda m: m.counters.attempts),
+    Metric("nbytes", "bytes_total", _C, "Bytes of batches received.", lambda m: m.counters.nbytes),
+    Metric(
+        "attempts", "attempts_total", _C, "Tickets sent to feeders, including retries.",
+        lambda m: m.counters.attempts,
+    ),
     Metric(
         "retries", "retries_total", _C, "Tickets sent to another feeder because the first one died or fell silent.",
         lambda m: m.counters.retries,
     ),
     Metric(
-        "hedges", "hedges_total", _C, "Tickets sent to a second feeder because the first one is slow.",
+        "hedges", "hedges_total", _C, "Tickets sent to a second feeder because the first one was slow.",
         lambda m: m.counters.hedges,
     ),
     Metric(
-        "late_copies", "late_copies_total", _C, "Batches that came after another copy of them.",
+        "late_copies", "late_copies_total", _C, "Batches that arrived after another copy of the same batch.",
         lambda m: m.counters.late_copies,
     ),
     Metric(
-        "failures", "failures_total", _C, "Tickets that failed for good: the trainer got an error.",
+        "failures", "failures_total", _C, "Tickets that failed permanently, so the trainer got an error.",
         lambda m: m.counters.failures,
     ),
     Metric(
@@ -70,31 +73,31 @@ METRICS = (
         lambda m: m.counters.feeders_lost,
     ),
     Metric(
-        "drops", "drops_total", _C, "Ready batches dropped to make room for one that the trainer waits for.",
+        "drops", "drops_total", _C, "Ready batches dropped to make room for one that the trainer waited for.",
         lambda m: m.placer.drops,
     ),
-    Metric("feeders_up", "feeders", _G, "Feeders connected.", lambda m: sum(x.up for x in m.feeders.values())),
+    Metric("feeders_up", "feeders", _G, "Connected feeders.", lambda m: sum(x.up for x in m.feeders.values())),
     Metric(
-        "feeders_suspect", "feeders_suspect", _G, "Feeders connected that have work to do and are silent.",
+        "feeders_suspect", "feeders_suspect", _G, "Connected feeders that have work to do but are silent.",
         lambda m: sum(x.up and x.suspect_since is not None for x in m.feeders.values()),
     ),
-    Metric("ready", "ready_batches", _G, "Batches that are ready and not yet taken.", _ready),
+    Metric("ready", "ready_batches", _G, "Batches that are ready but not yet taken.", _ready),
     Metric(
-        "lent", "held_batches", _G, "Batches that are ready or that the trainer holds.", lambda m: len(m.placer.lent)
+        "lent", "held_batches", _G, "Batches that are ready or held by the trainer.", lambda m: len(m.placer.lent)
     ),
     Metric(
-        "used_nbytes", "pool_used_bytes", _G, "Shared memory of the pool that is in use.",
+        "used_nbytes", "pool_used_bytes", _G, "Shared memory of the pool in use.",
         lambda m: m.placer.space.used_nbytes,
     ),
     Metric(
         "pool_nbytes", "pool_bytes", _G, "Shared memory of the pool.", lambda m: m.placer.space.pool_nbytes
     ),
     Metric(
-        "total_nbytes", "shared_memory_bytes", _G, "Shared memory of the pool, and of batches too large for it.",
+        "total_nbytes", "shared_memory_bytes", _G, "Shared memory of the pool and of batches too large for it.",
         lambda m: m.placer.space.total_nbytes,
     ),
     Metric(
-        "bundle_loads", "bundle_loads", _G, "Times that the connected feeders loaded user code, for all ranks.",
+        "bundle_loads", "bundle_loads", _G, "Times the connected feeders have loaded user code, for all ranks.",
         lambda m: sum(x.bundle_loads for x in m.feeders.values() if x.up),
     ),
     Metric("next_calls", "next_calls_total", _C, "Batches taken by the trainer.", control.W_NEXT_CALLS),
@@ -102,25 +105,25 @@ METRICS = (
         "ready_calls", "ready_calls_total", _C, "Batches that were ready when the trainer asked for them.",
         control.W_READY_CALLS,
     ),
-    Metric("wait_ns", "wait_seconds_total", _C, "Time that the trainer waited in next().", control.W_WAIT_NS),
+    Metric("wait_ns", "wait_seconds_total", _C, "Time the trainer waited in next().", control.W_WAIT_NS),
     Metric(
-        "step_ns", "step_seconds_total", _C, "Time that the trainer spent between calls of next().",
+        "step_ns", "step_seconds_total", _C, "Time the trainer spent between calls to next().",
         control.W_STEP_NS,
     ),
     Metric(
-        "stage_ns", "device_stage_seconds_total", _C, "Time that the trainer's process spent in its device_stage.",
+        "stage_ns", "device_stage_seconds_total", _C, "Time the trainer's process spent in its device_stage.",
         control.W_STAGE_NS,
     ),
     Metric(
         "copies", "copies_total", _C,
-        "Batches copied for the trainer because it holds as many as it may, or a device reads the pool by itself.",
+        "Batches copied because the trainer holds its full share of the pool, or a device reads the pool itself.",
         control.W_COPIES,
     ),
-    Metric("leased_nbytes", "leased_bytes", _G, "Shared memory that the trainer holds.", control.W_LEASED_NBYTES),
-    Metric("streams", "iterators", _G, "Iterators that live.", control.W_STREAMS),
+    Metric("leased_nbytes", "leased_bytes", _G, "Shared memory held by the trainer.", control.W_LEASED_NBYTES),
+    Metric("streams", "iterators", _G, "Live iterators.", control.W_STREAMS),
     Metric(
         "digest", "consumed_digest", _G,
-        "Digest of all batches that the trainer took, its lower 48 bits: equal for equal batches in the same order.",
+        "Lower 48 bits of the digest of all batches taken by the trainer; equal for equal batches in the same order.",
         control.W_DIGEST, _48_BITS,
     ),
 )  # fmt: skip
@@ -129,7 +132,7 @@ COUNTERS = frozenset(metric.key for metric in METRICS if metric.kind is Kind.COU
 TRAINERS_COUNTERS = frozenset(
     metric.key for metric in METRICS if metric.kind is Kind.COUNTER and isinstance(metric.read, int)
 )
-"""Those that the trainer counts itself: they go on when its receiver is another."""
+"""Counters that the trainer keeps itself: they continue when its receiver is replaced."""
 _READERS = [(metric.key, metric.read) for metric in METRICS if not isinstance(metric.read, int)]
 _WORDS = {key: at for at, (key, _) in enumerate(_READERS, control.W_METRICS)} | {
     metric.key: metric.read for metric in METRICS if isinstance(metric.read, int)
@@ -137,19 +140,19 @@ _WORDS = {key: at for at, (key, _) in enumerate(_READERS, control.W_METRICS)} | 
 
 
 def store(words: Control, machine: Dispatcher) -> None:
-    """Writes the receiver's."""
+    """Stores the receiver's metrics."""
     for at, (_, value) in enumerate(_READERS, control.W_METRICS):
         words.words[at] = value(machine)
     words.words[control.W_FEEDERS] = words.words[_WORDS["feeders_up"]]
 
 
 def read(words: Control) -> dict[str, int]:
-    """The values of one receiver at this moment, by key."""
+    """Returns the current values of one receiver, by key."""
     return {key: words.words[_WORDS[key]] for key in KEYS}
 
 
 def prometheus(receivers: list[tuple[str, dict[str, int]]], job: str) -> str:
-    """The text format; times in seconds, sizes in bytes. `receivers`: the rank and the values of each."""
+    """Returns Prometheus' text format: times in seconds, sizes in bytes. `receivers`: rank and values of each."""
     lines, whose = [], _labels(job)
     for metric in METRICS:
         name = PREFIX + metric.name
@@ -162,11 +165,11 @@ def prometheus(receivers: list[tuple[str, dict[str, int]]], job: str) -> str:
 
 
 def _labels(job: str) -> str:
-    """A job on a cluster is namespace/name/uid, one without a cluster a name alone. `job` is a label of Prometheus'."""
+    """Returns a job's labels. On a cluster a job is namespace/name/uid, else a name. `job` is Prometheus' own label."""
     namespace, _, name = job.rpartition("/")[0].rpartition("/") if job.count("/") == 2 else ("", "", job)
     return f'dataloaderjob_namespace="{_escaped(namespace)}",dataloaderjob_name="{_escaped(name)}"'
 
 
 def _escaped(value: str) -> str:
-    """The value of a label; what a trainer calls itself may have any character."""
+    """Escapes the value of a label: a name that a trainer gives itself may have any character."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

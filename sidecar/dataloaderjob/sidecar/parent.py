@@ -1,5 +1,5 @@
-"""The sidecar's parent: attaches trainers, forks a receiver for each, follows the supervisor, answers
-metrics and health. It has no thread (it forks) and no part in the data path.
+"""The sidecar's parent: attaches trainers, forks a receiver for each, follows the supervisor, serves metrics and
+health. It has no thread, because it forks, and no part in the data path.
 """
 
 from __future__ import annotations
@@ -41,32 +41,32 @@ from dataloaderjob.sidecar.supervisor_client import BundleGc, Failures, Supervis
 TICK_S = 0.5
 METRICS_EVERY_S = 1.0
 SWEEP_EVERY_S = 30.0
-"""A private service that waits for the next script gives up what the last ones have sent so often."""
+"""Interval at which a private service that waits for the next script removes what earlier scripts have sent."""
 EXTRA_PROCESSES = 8
-"""Processes of a launch that told nobody how many they are: together they get as much memory as the first."""
+"""Most extra processes of a launch that did not state their number. Together they get the memory of the first."""
 MAX_ENDED = 64
-"""Trainer processes without a receiver whose counts are kept."""
+"""Most trainer processes without a receiver whose counts are kept."""
 _RANK = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
 @dataclass(slots=True, eq=False)
 class ReceiverProcess:
-    """A receiver that runs, as the parent sees it."""
+    """A running receiver, as the parent sees it."""
 
     rank: str
     trainer_pid: int
     process: str
-    """What the trainer calls itself: its pid may be another's in another container."""
+    """The trainer's own name for itself: in another container its pid may be another process's."""
     pidfd: int
     pid: int
     channel: socket.socket
     control: Control
     untold: bool = False
-    """Its channel was full: the list of feeders is to be sent again."""
+    """True if its channel was full, so that the list of feeders must be sent again."""
 
 
 class Sidecar:
-    """`run` until SIGTERM."""
+    """The parent's loop: `run` returns after SIGTERM or SIGINT."""
 
     def __init__(self, settings: SidecarSettings) -> None:
         settings.check()
@@ -78,7 +78,7 @@ class Sidecar:
         """Receivers by pid."""
         self._gone = dict.fromkeys(metrics.KEYS, 0)
         self._added: dict[str, dict[str, int]] = {}
-        """What receivers that ended had counted, by their trainers' processes, which may come back."""
+        """Counts of receivers that ended, by trainer process, which may attach again."""
         self._failures = Failures()
         self._stop = False
         self._select = selectors.DefaultSelector()
@@ -96,7 +96,7 @@ class Sidecar:
         self._select.register(self._wake_r, selectors.EVENT_READ, self._on_signal)
         self._metrics_at = 0.0
         self._sweep_at = 0.0
-        # Last: a socket that can be seen has a sidecar behind it.
+        # Last: a visible socket has a sidecar behind it.
         self._listener = TrainerListener(
             settings.socket, self._select, self._on_guest, private=settings.private
         )
@@ -119,7 +119,7 @@ class Sidecar:
         self.close()
 
     def _pause_s(self, now: float) -> float:
-        """Time until the next tick; sooner where the supervisor is to be tried."""
+        """Returns the time until the next tick, or until the next attempt to reach the supervisor if that is sooner."""
         if self._supervisor is None or self._supervisor.fileno is not None:
             return TICK_S
         return min(TICK_S, max(0.0, self._supervisor.retry_at - now))
@@ -198,7 +198,7 @@ class Sidecar:
                 how = f"ended with status {code}" if code > 0 else f"was ended by {signal_name(-code)}"
                 log(f"the receiver of rank {receiver.rank} {how}")
             while self._on_receiver(receiver):
-                pass  # its last words
+                pass  # its last messages
             self._bundle_gc.gone(receiver.pid)
             self._failures.update(receiver.rank, receiver.pid, receiver.control.words[W_NEXT_CALLS])
             self._add_up(receiver.process, metrics.read(receiver.control))
@@ -219,7 +219,7 @@ class Sidecar:
         guest.close()
 
     def _attach(self, guest: Guest, packet: ipc.Packet) -> None:
-        """Raises RemoteProtocolError, among others, for a HELLO that cannot be granted."""
+        """Attaches a trainer. Raises RemoteProtocolError, among others, for a HELLO that cannot be granted."""
         if packet.protocol != PROTOCOL:
             raise RemoteProtocolError(
                 f"this sidecar speaks protocol version {PROTOCOL}, the trainer {packet.protocol}: install the same "
@@ -287,15 +287,15 @@ class Sidecar:
             self._reap()
 
     def _may_give_way(self, receiver: ReceiverProcess) -> bool:
-        """Whether its trainer has no loader in use: a client of a script's own service stays attached without one, and
-        attaches anew when it needs to."""
+        """True if its trainer has no loader in use. A client of a private service stays attached without one, and
+        attaches again when it needs to."""
         return self.settings.private and bool(receiver.control.words[W_IDLE])
 
     def _running(self) -> int:
         return sum(alive(receiver.pidfd) for receiver in self.receivers.values())
 
     def _share(self) -> LoaderSettings:
-        """The settings of one more receiver: its share of the node's shared memory. Raises RemoteProtocolError."""
+        """Returns one more receiver's settings: its share of the node's shared memory. Raises RemoteProtocolError."""
         settings = self.settings
         if self._running() >= settings.processes:
             for receiver in [r for r in self.receivers.values() if self._may_give_way(r)]:
@@ -316,7 +316,7 @@ class Sidecar:
         return dataclasses.replace(settings, processes=1, shared_memory_nbytes=share, pool_nbytes=None)
 
     def _add_up(self, process: str, ended: dict[str, int]) -> None:
-        """Adds what a receiver that ended had counted, and the trainer `process` until then."""
+        """Adds the counts of a receiver that ended, and those of its trainer `process` until then."""
         for name in metrics.COUNTERS:
             self._gone[name] += ended[name]
         self._added[process] = ended
@@ -324,8 +324,8 @@ class Sidecar:
             del self._added[next(iter(self._added))]
 
     def _count_once(self, process: str, living: dict[str, int]) -> None:
-        """What a trainer counted in memory that outlived its receiver was added up when that one ended; what it had
-        counted under a sidecar before this one is not this one's."""
+        """Keeps a trainer's counts, whose memory outlives its receiver, from counting twice: they were added when the
+        receiver ended, or belong to an earlier sidecar."""
         before = self._added.pop(process, living)
         for name in metrics.TRAINERS_COUNTERS:
             self._gone[name] -= before[name]
@@ -338,7 +338,7 @@ class Sidecar:
         parent: int,
         settings: LoaderSettings,
     ) -> NoReturn:
-        """The forked receiver."""
+        """Runs the forked receiver."""
         rank = str(hello["rank"])
 
         def run() -> None:
@@ -361,7 +361,7 @@ class Sidecar:
         end_as(run)
 
     def _close_in_child(self) -> None:
-        """What the parent has open is nothing to a receiver: ports would stay taken, peers would see no end."""
+        """Closes what the parent has open: otherwise ports would stay taken, and peers would see no end."""
         self._select.close()
         self._listener.close_in_child()
         if self.http is not None:
@@ -392,7 +392,7 @@ class Sidecar:
         return len(self.settings.feeders)
 
     def _send_feeders(self, channel: socket.socket) -> bool:
-        """Returns whether the channel took the list; one that does not gets a newer one later."""
+        """Sends the list of feeders. Returns False if the channel is full: it gets a newer list later."""
         client = self._supervisor
         if client is None:
             listed: dict[str, Any] = {"feeders": self.settings.feeders, "desired": self._desired()}
@@ -412,7 +412,7 @@ class Sidecar:
         return True
 
     def _on_receiver(self, receiver: ReceiverProcess) -> bool:
-        """Returns whether there was a message."""
+        """Handles one message of a receiver. Returns False if there was none."""
         try:
             data = receiver.channel.recv(1 << 20)
         except OSError:
@@ -423,7 +423,7 @@ class Sidecar:
             return False
         try:
             self._receive(receiver, json.loads(data))
-        except Exception as exc:  # it says what its trainer told it
+        except Exception as exc:  # the message may contain untrusted input from its trainer
             log(f"the receiver of rank {receiver.rank} is ended: {first_line(exc)}")
             if receiver.pid in self.receivers:
                 os.kill(receiver.pid, signal.SIGKILL)
@@ -453,7 +453,7 @@ class Sidecar:
         return {name: sum((values[name] for values in live), gone) for name, gone in self._gone.items()}
 
     def status(self) -> dict[str, Any]:
-        """What `dataloaderjob run` shows and /status returns."""
+        """Returns the status that `dataloaderjob run` shows and /status serves."""
         return {
             "job": self.settings.job, "pid": os.getpid(), "protocol": PROTOCOL, "desired": self._desired(),
             "supervisor": self._supervisor is not None and self._supervisor.fileno is not None,

@@ -1,7 +1,7 @@
 """The receiver: one process for each pool, forked by the parent when a trainer process attaches.
 
-One loop: the trainer's socket, the connections to feeders, the parent's channel, the trainer's pidfd. It feeds
-the dispatcher with events and carries out its instructions. Nothing of a batch passes through Python.
+One loop serves the trainer's socket, the connections to feeders, the parent's channel and the trainer's pidfd. It feeds
+the dispatcher with events and carries out its instructions. No byte of a batch becomes a Python object.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from dataloaderjob.sidecar.regions import Region
 
 PACKETS_AT_ONCE = 64
 GIVES_WAY_S = 1.0
-"""A trainer that has no iterator for so long may lose its place to another one (`W_IDLE`)."""
+"""A trainer without an iterator for this long may lose its place to another one (`W_IDLE`)."""
 IDLE_S = 30.0
-"""The memory of a pool that nobody reads from is freed after so long."""
+"""Time after which the memory of a pool that nobody reads from is freed."""
 
 
 class TrainerGone(Exception):
@@ -56,7 +56,7 @@ class TrainerGone(Exception):
 
 
 class Receiver:
-    """Shell of one pool."""
+    """The shell of one pool."""
 
     def __init__(
         self,
@@ -75,7 +75,8 @@ class Receiver:
         rank: int = 0,
         gives_back: bool = False,
     ) -> None:
-        """`process` names the trainer's; each `rank` begins with other feeders. `gives_back`: an idle pool's memory."""
+        """`process`: the trainer process's name. Each `rank` begins with other feeders. `gives_back`: frees the memory
+        of an idle pool."""
         self._gives_back = gives_back
         self.control = Control(control_fd)
         self.machine = Dispatcher(settings, rank=rank)
@@ -88,14 +89,14 @@ class Receiver:
         self._masks: dict[int, int] = {}
         self._to_trainer: deque[tuple[bytes, int | None]] = deque()
         self._snapshots: dict[tuple[int, int], bytes] = {}
-        """The newest of each stream's slots that is not on its way to the trainer."""
+        """(stream, slot) -> its newest snapshot that is not on its way to the trainer."""
         self._to_parent: deque[bytes] = deque()
         self._incoming = ipc.Assembler()
         self._used_at = time.monotonic()
-        """When an iterator last lived, or its trainer had a batch of the pool."""
+        """Last time at which an iterator lived or the trainer had a batch of the pool."""
         self._is_given_back = False
         self._failure: tuple[int, int] | None = None
-        """(stream, ticket) of the failure that the parent was told of, until a batch after it is taken."""
+        """(stream, ticket) of the failure reported to the parent, until a later batch is taken."""
         self._dirty: set[FeederConnection] = set()
         self._poll = select.epoll()
         trainer.setblocking(False)
@@ -104,7 +105,7 @@ class Receiver:
             self._poll.register(fd, select.EPOLLIN)
 
     def adopt(self, adoption: dict[str, Any], fds: list[int]) -> None:
-        """Takes over pools that outlived an earlier sidecar. What the trainer says is checked first."""
+        """Takes over pools that outlived an earlier sidecar, checking everything that the trainer claims."""
         placer = self.machine.placer
         for adopted, fd in zip(adoption["regions"], fds, strict=True):
             number, nbytes, single = int(adopted["region"]), int(adopted["nbytes"]), bool(adopted["single"])
@@ -180,7 +181,7 @@ class Receiver:
                 )
             elif connection.sock is None and now >= connection.retry_at:
                 self._open(connection, now)
-            elif connection.partial:  # its sender may be slower than what epoll waits for
+            elif connection.partial:  # its sender may be too slow for epoll's low-water mark
                 self._connection_event(now, connection, select.EPOLLIN)
         self._send_to_parent()
         overseer.tick(self.machine, now)
@@ -188,9 +189,9 @@ class Receiver:
         self._give_back(now)
 
     def _give_back(self, now: float) -> None:
-        """Frees the pool's memory once nothing has been read from it, or kept of it, for IDLE_S.
+        """Frees the pool's memory once nothing has been read from it or held in it for IDLE_S.
 
-        Pages that a device has registered stay: it would go on reading the old ones.
+        Pages that a device has registered stay: the device would keep reading the old ones.
         """
         words = self.control.words
         if self.machine.streams or self.machine.placer.space.used_nbytes:
@@ -268,7 +269,7 @@ class Receiver:
         self._watch(self._trainer.fileno(), select.EPOLLIN)
 
     def _send_trainer(self, packets: list[bytes], fd: int | None = None) -> None:
-        # a descriptor of its own: the region may be dropped before the trainer reads
+        # a duplicate: the region may be dropped before the trainer reads
         self._to_trainer += [(p, None if fd is None else os.dup(fd)) for p in packets]
         self._send_to_trainer()
 
@@ -281,7 +282,7 @@ class Receiver:
             except BlockingIOError:
                 return
             if not data:
-                raise TrainerGone  # the parent has gone, and with it the sidecar
+                raise TrainerGone  # the parent is gone, and with it the sidecar
             message = json.loads(data)
             self.machine.desired_feeders = message.get("desired")
             self.machine.supervisor_notes = [str(n) for n in message.get("notes", [])]
@@ -293,7 +294,7 @@ class Receiver:
         self._send_to_parent()
 
     def _send_to_parent(self) -> None:
-        """What the channel does not take now goes with a later tick."""
+        """Sends queued messages. Those that the channel does not take now are sent at a later tick."""
         try:
             while self._to_parent:
                 self._parent.send(self._to_parent[0])
@@ -334,7 +335,7 @@ class Receiver:
     def _open(self, connection: FeederConnection, now: float) -> None:
         try:
             connection.connect(now)
-        except (OSError, TypeError, ValueError) as exc:  # what a feeder calls its host may be no name at all
+        except (OSError, TypeError, ValueError) as exc:  # the host that a feeder names may be invalid
             connection.give_up(now)
             self.machine.feeder_down(now, connection.endpoint.instance, f"{connection.endpoint.name}: {exc}")
             return
@@ -351,7 +352,7 @@ class Receiver:
         self.machine.feeder_down(now, connection.endpoint.instance, reason)
         if connection.over_tcp and not was_over_tcp:
             self.machine.report(
-                Note(f"{reason}. Its memory cannot be shared, batches come over TCP from now on")
+                Note(f"{reason}. Its memory cannot be shared; batches come over TCP from now on")
             )
 
     def _forget_fd(self, connection: FeederConnection) -> None:
@@ -369,7 +370,7 @@ class Receiver:
     # Instructions
 
     def _settle(self, now: float) -> None:
-        """Carries out all instructions and sends all frames; a connection that breaks meanwhile makes new ones."""
+        """Carries out all instructions and sends all frames. A connection that breaks meanwhile adds instructions."""
         while True:
             for item in self.machine.take():
                 self._do(now, item)
@@ -392,7 +393,7 @@ class Receiver:
                 self._send_trainer(ipc.pack(ipc.Type.FAILED, payload, stream=stream, ticket=ticket))
                 self.control.publish_word(FAILED, stream, ticket)
                 os.eventfd_write(self._wake_trainer, 1)
-                if self._failure is None and not is_end:  # the trainer, too, raises the first of several
+                if self._failure is None and not is_end:  # the trainer also raises the first of several
                     self._failure = stream, ticket
                     self._send_parent({"type": "failure", **supervision.describe_failure(payload)})
             case SayThere(stream, ticket):
@@ -420,7 +421,7 @@ class Receiver:
                 self._send_parent({"type": "released", "bundle": bundle.hex()})
             case Snapshot(stream, slot, payload):
                 self._snapshots[stream, slot] = (
-                    payload  # the trainer may not read for long: the newest is enough
+                    payload  # the trainer may not read for a while: the newest is enough
                 )
                 self._send_to_trainer()
             case Note(text):
@@ -439,7 +440,7 @@ class Receiver:
             del self._connections[instance]
 
     def _flush(self) -> None:
-        """Sends what this round has queued: one call for each connection."""
+        """Sends what this round has queued, with one call for each connection."""
         for connection in list(self._dirty):
             if connection.sock is None:
                 continue

@@ -1,7 +1,7 @@
-"""Memory of the pool: memfds, their mappings, and touching their pages before a trainer does.
+"""The pool's memory: memfds, their mappings, and touching their pages before a trainer does.
 
-Pages of a memfd are charged to whoever touches them first, and a cold page costs three to five times a
-warm one to receive into (0.65 to 1.08 CPU-s/GB against 0.2), so the sidecar populates them in the background.
+A memfd's pages are charged to the process that touches them first. Receiving into a cold page costs three to five times
+as much CPU as into a warm one (0.65 to 1.08 CPU-s/GB against 0.2), so the sidecar populates pages in the background.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Region:
         return self.populated < self.nbytes
 
     def populate_some(self) -> None:
-        """Touches the next 16 MB (8 ms); receiving goes on between the steps."""
+        """Touches the next 16 MB (8 ms); receiving continues between the steps."""
         step = min(POPULATE_STEP_NBYTES, self.nbytes - self.populated)
         try:
             self.map.madvise(MADV_POPULATE_WRITE, self.populated, step)
@@ -46,19 +46,19 @@ class Region:
         self.populated += step
 
     def give_back(self) -> None:
-        """Frees the pages, in which nobody has anything; they are touched anew when there is something to receive."""
+        """Frees the pages, which nobody uses. They are touched again when there is something to receive."""
         with contextlib.suppress(OSError):
             self.map.madvise(MADV_REMOVE)
             self.populated = 0
 
     def close(self) -> None:
-        """Lets go of the memory here; views that are still being filled keep it until they end."""
+        """Releases the memory here; views that are still being filled keep it until they end."""
         self.view.release()
         os.close(self.fd)
 
 
 def create(number: int, nbytes: int, *, single: bool) -> Region:
-    """A new sealed memfd of `nbytes`, mapped."""
+    """Creates a sealed memfd of `nbytes` bytes and maps it."""
     fd = os.memfd_create(f"dlj-region-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, nbytes)
     seal(fd)
@@ -66,7 +66,7 @@ def create(number: int, nbytes: int, *, single: bool) -> Region:
 
 
 def adopt(number: int, nbytes: int, *, single: bool, fd: int) -> Region:
-    """Maps a memfd that a trainer gave back. Raises RemoteProtocolError if it is not ours or was cut."""
+    """Maps a memfd that a trainer gave back. Raises RemoteProtocolError if it is not ours or was truncated."""
     if not sealed(fd) or os.fstat(fd).st_size != nbytes:
         raise RemoteProtocolError(
             f"region {number} that the trainer gave back is not a sealed memfd of {nbytes} bytes"

@@ -1,7 +1,7 @@
-"""Memory of a feeder on this machine, out of which its batches are copied: one copy, and no socket between.
+"""Shared memory of a feeder on this machine, from which its batches are copied: one copy, and no socket in between.
 
-A feeder writes into a buffer again once the receiver has said that it has what lay there, or when the connection has
-ended: its end is looked for after each copy, and what was copied then counts for nothing.
+A feeder writes into a buffer again once the receiver has confirmed its copy, or once the connection has ended. The
+receiver therefore checks after each copy that the connection still stands, and otherwise discards the copy.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dataloaderjob.core.errors import RemoteProtocolError
 
 _MOST_AT_ONCE = 16
 _BLOCK_NBYTES = 512
-"""What `stat` counts in."""
+"""The unit of `st_blocks`."""
 _FDS_NBYTES = socket.CMSG_SPACE(_MOST_AT_ONCE * 4)
 MOST_BUFFERS = 1024
-"""Most that one feeder may bring, each of which takes a descriptor here. A builder has three or four, and of a slot
-that ranks share as many as they may still ask for."""
+"""Most buffers of one feeder; each takes a descriptor here. A builder has three or four and, for a slot that ranks
+share, one for each batch that they may still request."""
 
 
 def connect(instance: str) -> socket.socket | None:
-    """A connection to a feeder of this network namespace, without its handshake; None where there is none.
+    """Returns a connection to a feeder of this network namespace, before the handshake; None if there is no feeder.
 
-    Raises OSError where there is one, and it cannot be had now.
+    Raises OSError if there is one that cannot be reached now.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
@@ -36,32 +36,32 @@ def connect(instance: str) -> socket.socket | None:
     except BlockingIOError:
         sock.close()
         raise
-    except (OSError, ValueError):  # a supervisor may call it what is no name at all
+    except (OSError, ValueError):  # the name that a supervisor gives it may be invalid
         sock.close()
         return None
     return sock
 
 
 class SharedBodies:
-    """The buffers that one connection has brought."""
+    """The buffers received over one connection."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._fds: deque[int] = deque()
         self._buffers: dict[int, mmap.mmap] = {}
         self.is_refused = False
-        """A buffer could not be mapped."""
+        """True if a buffer could not be mapped."""
         self._poll = select.poll()
         self._poll.register(sock, select.POLLRDHUP)
 
     def receive_into(self, target: memoryview) -> int:
-        """`recv_into`, with the descriptors that come along. Raises BlockingIOError, and RemoteProtocolError for
-        descriptors that no message speaks of."""
+        """Works like `recv_into`, and keeps the descriptors that come along. Raises BlockingIOError, and
+        RemoteProtocolError for descriptors that no message mentions."""
         n, ancillary, flags, _ = self._sock.recvmsg_into(
             [target], _FDS_NBYTES, sockets.DO_NOT_WAIT | sockets.CLOSE_ON_EXEC
         )
         self._fds.extend(sockets.descriptors(ancillary))
-        if flags & sockets.TRUNCATED:  # the next one would be taken for it
+        if flags & sockets.TRUNCATED:  # the next one would be mistaken for it
             self.is_refused = True
             raise RemoteProtocolError("a descriptor was lost: this process may have no more of them")
         if len(self._fds) > _MOST_AT_ONCE:
@@ -69,7 +69,7 @@ class SharedBodies:
         return n
 
     def body(self, number: int, nbytes: int) -> memoryview:
-        """The first `nbytes` of a buffer; the first time, its descriptor has come with the message.
+        """Returns the first `nbytes` bytes of a buffer. The first time, its descriptor has come with the message.
 
         Raises RemoteProtocolError, OSError.
         """
@@ -77,7 +77,9 @@ class SharedBodies:
         if found is None:
             found = self._buffers[number] = self._map(number, nbytes)
         if nbytes > len(found):
-            raise RemoteProtocolError(f"a batch of {nbytes} bytes is said to lie in a buffer of {len(found)}")
+            raise RemoteProtocolError(
+                f"a batch of {nbytes} bytes is claimed to be in a buffer of {len(found)}"
+            )
         return memoryview(found)[:nbytes]
 
     def _map(self, number: int, nbytes: int) -> mmap.mmap:
@@ -85,16 +87,16 @@ class SharedBodies:
         if not self._fds:
             raise RemoteProtocolError(f"buffer {number} came without its descriptor")
         if len(self._buffers) >= MOST_BUFFERS:
-            raise RemoteProtocolError(f"more than {MOST_BUFFERS} buffers came, none of which was given up")
+            raise RemoteProtocolError(f"more than {MOST_BUFFERS} buffers came, and none was given up")
         fd = self._fds.popleft()
         try:
-            if not sealed(fd):  # what is cut off under a mapping ends the process that reads it
+            if not sealed(fd):  # truncating mapped memory ends the process that reads it
                 raise RemoteProtocolError(f"buffer {number} is not memory that is sealed against resizing")
             about = os.fstat(fd)
             if not 0 < nbytes <= min(about.st_size, about.st_blocks * _BLOCK_NBYTES):
                 raise RemoteProtocolError(
-                    f"a batch of {nbytes} bytes is said to lie in a buffer of {about.st_size}, of which "
-                    f"{about.st_blocks * _BLOCK_NBYTES} are there"
+                    f"a batch of {nbytes} bytes is claimed to be in a buffer of {about.st_size} bytes, "
+                    f"{about.st_blocks * _BLOCK_NBYTES} of them allocated"
                 )
             mapped = mmap.mmap(fd, about.st_size, prot=mmap.PROT_READ)
         finally:
@@ -108,8 +110,8 @@ class SharedBodies:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the feeder has closed the connection, also where more is to be read. What was copied before was read
-        before."""
+        """True if the feeder has closed the connection, even if more is to be read. A fence keeps earlier copies ahead
+        of this check."""
         fence_anywhere()
         return bool(self._poll.poll(0))
 

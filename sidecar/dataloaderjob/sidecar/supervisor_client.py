@@ -1,8 +1,8 @@
-"""The sidecar's connection to the supervisor, and what it knows of the failures and bundles of its trainers.
+"""The sidecar's connection to the supervisor, and its records of its trainers' failures and bundles.
 
 The connection brings the list of feeders, takes metrics and failures, and never blocks. If the supervisor is gone, the
-sidecar goes on with the feeders that it knows and tries again with back-off. A trainer's failure is reported until a
-batch has been taken after it. User code and data are uploaded on demand, and removed when no trainer uses them.
+sidecar continues with the feeders that it knows and tries again with back-off. A trainer's failure is reported until a
+later batch has been taken. User code and data are uploaded on demand, and removed when no trainer uses them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dataloaderjob.sidecar.dispatch.streams import Endpoint
 
 BACKOFF = Backoff(0.05, 3.0)
 CONNECT_TIMEOUT_S = 0.5
-"""All that a supervisor that hangs may hold up attaching and health."""
+"""Longest time for which a hanging supervisor may delay attaching and health checks."""
 UPLOAD_TIMEOUT_S = 60.0
 KEEP_UNUSED_S = 120.0
-"""A trainer writes its blobs before it tells their bundle, and may have to attach again meanwhile."""
+"""A trainer writes its blobs before it reports their bundle, and may have to attach again in between."""
 MAX_LOADERS = 16
-"""Loaders of one trainer whose last bundles are kept: who uses another again stores it again."""
+"""Loaders of one trainer whose last bundles are kept. A loader beyond them stores its bundle again when it is used."""
 
 
 class SupervisorClient:
-    """Connects, greets and exchanges messages. `fileno` is None while there is no connection."""
+    """Connects, does the handshake and exchanges messages. `fileno` is None while there is no connection."""
 
     def __init__(
         self, address: tuple[str, int], *, key: bytes, job: str, name: str, store: BlobStore
@@ -41,16 +41,16 @@ class SupervisorClient:
         self.desired: int | None = None
         self.notes: list[str] = []
         self.out_of_memory: list[str] = []
-        """Names of feeders whose memory ran out of late."""
+        """Names of feeders that ran out of memory recently."""
         self.known = False
-        """A list of feeders has come at least once."""
+        """True once a list of feeders has arrived."""
         self._key, self._job, self._name = key, job, name
         self._store = store
         self._sock: socket.socket | None = None
         self._in = bytearray()
         self._out = bytearray()
         self.retry_at = 0.0
-        """Not before is the supervisor tried again."""
+        """Earliest time of the next attempt to connect."""
         self._failures = 0
         self._have: dict[str, int] = {}
 
@@ -59,7 +59,7 @@ class SupervisorClient:
         return None if self._sock is None else self._sock.fileno()
 
     def try_connect(self, now: float) -> bool:
-        """Connects if it is time to. The supervisor is outside the data path, so a short wait is allowed."""
+        """Connects if it is time to try. The supervisor is outside the data path, so a short wait is allowed."""
         if self._sock is not None or now < self.retry_at:
             return False
         try:
@@ -85,7 +85,7 @@ class SupervisorClient:
         self._sock, self.retry_at = None, now + BACKOFF.spread_s(max(1, self._failures))
 
     def send(self, message: dict[str, Any]) -> None:
-        """Queues a message; metrics that nobody reads are dropped rather than piled up."""
+        """Queues a message. Metrics that nobody reads are dropped rather than accumulated."""
         if len(self._out) < 1 << 20:
             self._queue(message)
 
@@ -97,18 +97,18 @@ class SupervisorClient:
     def flush(self) -> None:
         if self._sock is None or not self._out:
             return
-        with contextlib.suppress(OSError):  # a broken connection is seen when it is read
+        with contextlib.suppress(OSError):  # a broken connection is noticed when it is read
             sent = self._sock.send(self._out)
             del self._out[:sent]
 
     def have(self, digest: str, nbytes: int) -> None:
-        """Tells the supervisor, and every later one, that this sidecar can upload a blob."""
+        """Reports to the supervisor, and to every later one, that this sidecar can upload a blob."""
         if digest not in self._have:
             self._have[digest] = nbytes
             self._queue({"type": "have", "digest": digest, "nbytes": nbytes})
 
     def on_readable(self, now: float) -> bool:
-        """Reads what came. True when the list of feeders changed."""
+        """Reads what has arrived. Returns True if the list of feeders changed."""
         assert self._sock is not None  # noqa: S101  polled only while there is a connection
         try:
             data = self._sock.recv(1 << 16)
@@ -144,7 +144,7 @@ class SupervisorClient:
         return False
 
     def _upload(self, digest: str) -> None:
-        """Sends a blob over a connection of its own from a child process, so that this one goes on."""
+        """Sends a blob from a child process over its own connection, so that this process can continue."""
         nbytes = self._have.get(digest)
         if nbytes is None or not self._store.has(digest, nbytes):
             return
@@ -167,7 +167,7 @@ class SupervisorClient:
 def upload(
     address: tuple[str, int], key: bytes, store: BlobStore, digest: str, nbytes: int, *, name: str, job: str
 ) -> None:
-    """Sends a blob to the supervisor, and waits until it has it. Raises OSError, ProtocolError."""
+    """Sends a blob to the supervisor, and waits until it has arrived. Raises OSError, ProtocolError."""
     with sockets.connect(address, key, role="blob", name=name, job=job, timeout_s=UPLOAD_TIMEOUT_S) as sock:
         sock.settimeout(UPLOAD_TIMEOUT_S)
         store.send(sock, digest, nbytes)
@@ -176,23 +176,23 @@ def upload(
 
 
 class Failures:
-    """The last failure of each rank, also of one whose trainer it has ended."""
+    """The last failure of each rank, including one that has ended its trainer."""
 
     def __init__(self) -> None:
         self._by_rank: dict[str, tuple[int, dict[str, str]]] = {}
 
     def current(self) -> list[dict[str, str]]:
-        """Those that stand."""
+        """Returns the failures that still stand."""
         return [failure for _, failure in self._by_rank.values()]
 
     def add(self, rank: str, pid: int, message: Mapping[str, Any]) -> None:
-        """A message of the receiver `pid`: of a failure, or, without a text, that it has passed."""
+        """Takes a message of the receiver `pid`: a failure or, without a text, the news that it has passed."""
         self._by_rank.pop(rank, None)
         if "text" in message:
             self._by_rank[rank] = pid, {"rank": rank, **{name: str(message[name]) for name in FIELDS}}
 
     def update(self, rank: str, pid: int, taken: int) -> None:
-        """The trainer of the receiver `pid` has taken so many batches: one ends the failure of an earlier trainer."""
+        """The trainer of the receiver `pid` has taken `taken` batches. The first ends an earlier trainer's failure."""
         if taken and rank in self._by_rank and self._by_rank[rank][0] != pid:
             del self._by_rank[rank]
 
@@ -200,7 +200,7 @@ class Failures:
 class BundleGc:
     """Keeps the bundles of live streams, and the last one of each loader, whose next epoch may need it again.
 
-    So the disk holds what is in use, and a dataset that changes at each epoch leaves nothing behind.
+    The disk thus holds what is in use, and a dataset that changes at each epoch leaves nothing behind.
     """
 
     def __init__(self, store: BlobStore) -> None:
@@ -209,7 +209,7 @@ class BundleGc:
         """(receiver's pid, `Bundle.id`) -> bundle."""
         self._last: dict[tuple[int, int], Bundle] = {}
         """(receiver's pid, number of the loader) -> bundle."""
-        # A sidecar before this one may have known who uses them: trainers have time to attach again.
+        # An earlier sidecar may have known who uses them: trainers get time to attach again.
         self._touch(path.name for path in store.folder.iterdir())
 
     def use(self, receiver: int, bundle: Bundle) -> None:
@@ -223,7 +223,7 @@ class BundleGc:
             self.sweep()
 
     def sweep(self) -> None:
-        """Removes what nobody uses, or has used lately."""
+        """Removes blobs that nobody uses or has used recently."""
         self._store.sweep(self._kept(), KEEP_UNUSED_S)
 
     def released(self, receiver: int, bundle_id: bytes) -> None:
@@ -232,7 +232,7 @@ class BundleGc:
         self._let_go([] if bundle is None else [bundle])
 
     def gone(self, receiver: int) -> None:
-        """The receiver ended; its trainer, too, or it attaches again."""
+        """The receiver ended. Its trainer ended, too, or will attach again."""
         self._let_go([self._live.pop(key) for key in list(self._live) if key[0] == receiver])
         self._let_go([self._last.pop(key) for key in list(self._last) if key[0] == receiver])
 

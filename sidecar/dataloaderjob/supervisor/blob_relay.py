@@ -1,8 +1,9 @@
-"""Blobs on their way from a trainer's node to the feeders' nodes.
+"""Moves blobs from a trainer's node to the feeders' nodes.
 
-A blob is asked of a sidecar only when a feeder lacks it: where feeders and trainer share a folder, none ever comes
-here. Who has got one hands it on, to MAX_SERVED others at a time: 64 nodes have it after 4 such turns, where the head
-alone would send it 64 times. The relay says who gets it from whom. The server calls it in the threads of connections.
+A blob is requested from a sidecar only when a feeder lacks it. If feeders and trainer share a folder, none ever comes
+here. A feeder that has a blob serves it to MAX_SERVED others at a time: 64 nodes have it after 4 such turns, while the
+head alone would send it 64 times. The relay decides who gets it from whom. The server calls it in the threads of
+connections.
 """
 
 from __future__ import annotations
@@ -18,52 +19,52 @@ from dataloaderjob.core import sockets
 from dataloaderjob.core.blobs import NODE_KEEP_S, SLOWEST, BlobStore, chunks
 
 ASK_AGAIN_S = 10.0
-"""A sidecar that was asked for a blob, and of which nothing comes for so long, is given up; another one is asked."""
+"""A sidecar that sends nothing of a requested blob for this long is given up; another one is asked."""
 WAIT_S = 60.0
-"""A feeder that waits for so long, while no part of the blob comes, is told "gone" and asks again while it has tickets
-for that blob."""
+"""A feeder that waits this long, while no part of the blob arrives, gets the answer "gone". It asks again while it has
+tickets for that blob."""
 IDLE_TIMEOUT_S = 60.0
 MAX_SERVED = 2
-"""One would be the quickest in a network of equals; with two a slow one holds up half of a source only."""
+"""One would be quickest in a network of equal nodes; with two, a slow feeder holds up only half of a source."""
 MAX_FAILED = 2
-"""A feeder to which so many others did not hand a blob on gets it from the head."""
+"""A feeder gets a blob from the head once this number of other feeders failed to serve it."""
 PLACE_WAIT_S = 10.0
 Want = Callable[[str], None]
 """Sends {"type": "want"} to one sidecar. Raises OSError."""
 Address = tuple[str, int]
 HERE = None
-"""Stands for this process among those that have a blob."""
+"""Stands for this process among the sources of a blob."""
 Source = Address | None
 Sources = dict[Source, int]
-"""How many each of those that have a blob serves now."""
+"""source of a blob -> number of feeders that it serves now."""
 
 
 @dataclass(slots=True)
 class _Upload:
-    """A blob on its way from a sidecar."""
+    """A blob that a sidecar uploads."""
 
     holder: int
     asked_at: float
-    """When it was asked for, or a part of it came last."""
+    """The time at which it was requested, or a part of it last arrived."""
     moved_at: float
-    """When a part of it came last, of this upload or an earlier one."""
+    """The time at which a part of it last arrived, in this upload or an earlier one."""
 
 
 class BlobRelay:
-    """Who has which blob, and who waits for one."""
+    """Tracks who has which blob, and who waits for one."""
 
     def __init__(self, folder: Path) -> None:
         self._store = BlobStore(folder)
         self._changed = threading.Condition()
         self._holders: dict[str, dict[int, Want]] = {}
         self._uploads: dict[str, _Upload] = {}
-        """Blobs that were asked for and are not here: all feeders that miss one wait for the same upload."""
+        """Blobs that were requested and are not here: all feeders that lack one wait for the same upload."""
         self._sources: dict[str, Sources] = {}
-        """Sources of each blob; of one that has gone from here until the next upload."""
+        """Sources of each blob. Those of a blob that was removed from here are kept until the next upload."""
 
     def has(self, holder: int, digest: str, want: Want) -> None:
         """A sidecar can upload this blob."""
-        self._store.path(digest)  # refuses what is no digest
+        self._store.path(digest)  # rejects an invalid digest
         with self._changed:
             self._holders.setdefault(digest, {})[holder] = want
             self._changed.notify_all()
@@ -77,7 +78,7 @@ class BlobRelay:
                     del self._holders[digest]
 
     def receive(self, sock: socket.socket, digest: str, nbytes: int) -> None:
-        """Takes in an upload. Raises OSError, RemoteProtocolError when it is not what was promised."""
+        """Receives an upload. Raises OSError, and RemoteProtocolError if it is not what was promised."""
         if self._store.has(digest, nbytes):
             for _ in chunks(sock, nbytes):
                 pass
@@ -90,8 +91,8 @@ class BlobRelay:
             self._changed.notify_all()
 
     def serve(self, sock: socket.socket, digest: str, nbytes: int, address: Address | None) -> None:
-        """Sees to it that a feeder gets a blob, asking sidecars for it if it is not here. `address`: where that feeder
-        hands it on; None for one that does not, and gets it from here. Raises OSError, RemoteProtocolError."""
+        """Makes sure that a feeder gets a blob, asking sidecars for it if it is not here. `address`: where that feeder
+        will serve it to others; None if it does not, and gets it from here. Raises OSError, RemoteProtocolError."""
         if not self._wait(digest, nbytes):
             sockets.send_message(sock, {"type": "gone"})
             return
@@ -111,7 +112,7 @@ class BlobRelay:
             self._changed.notify_all()
 
     def left(self, address: Address) -> None:
-        """A feeder is gone, and hands nothing on any more."""
+        """A feeder is gone, and serves no blobs any more."""
         with self._changed:
             for sources in self._sources.values():
                 sources.pop(address, None)
@@ -119,7 +120,7 @@ class BlobRelay:
     def _served(
         self, sock: socket.socket, digest: str, nbytes: int, source: Source, sources: Sources
     ) -> bool:
-        """Names a source, and waits for what the feeder says of it: that it has the blob, or could not get it there."""
+        """Names a source and waits for the feeder's answer. Returns False if it could not get the blob there."""
         stored = False
         try:
             if source is HERE:
@@ -129,7 +130,7 @@ class BlobRelay:
                 sock.settimeout(IDLE_TIMEOUT_S + nbytes / SLOWEST)
                 sockets.send_message(sock, {"type": "peer", "host": source[0], "port": source[1]})
             stored = sockets.recv_message(sock).get("type") == "stored"
-        except ConnectionError:  # the one that asked is gone: that says nothing of the source
+        except ConnectionError:  # the feeder that asked is gone, which is not the source's fault
             stored = True
             raise
         finally:
@@ -142,8 +143,8 @@ class BlobRelay:
         return stored
 
     def _take_place(self, sources: Sources, *, here: bool) -> Source:
-        """The least busy source, waited for; of several the head comes last, whose link all need. After a while it is
-        the head, whatever that has to do: others may be slow for reasons of their own."""
+        """Waits for the least busy source and takes a place at it. Among equals the head comes last, because all need
+        its link. After a while it is the head, however busy: others may be slow for their own reasons."""
         until = time.monotonic() + PLACE_WAIT_S
         with self._changed:
             while True:
@@ -180,19 +181,19 @@ class BlobRelay:
         return True
 
     def _whom_to_ask(self, digest: str, now: float) -> Want | None:
-        """A sidecar that is to upload a blob; None while one does, or has just been asked."""
+        """Returns the sidecar to ask for a blob; None if there is none, or while one uploads it or was just asked."""
         upload, holders = self._uploads.get(digest), self._holders.get(digest, {})
         if upload is not None and upload.holder in holders and now - upload.asked_at < ASK_AGAIN_S:
             return None
         found = next(iter(holders), None)
         if found is None:
             return None
-        want = holders[found] = holders.pop(found)  # who was asked last is the last to be asked again
+        want = holders[found] = holders.pop(found)  # the one asked last goes to the end of the line
         self._uploads[digest] = _Upload(found, now, 0.0 if upload is None else upload.moved_at)
         return want
 
     def _moving(self, digest: str, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
-        """Notes that parts come."""
+        """Passes the pieces on, and records when they arrive."""
         for piece in pieces:
             if (upload := self._uploads.get(digest)) is not None:
                 upload.asked_at = upload.moved_at = time.monotonic()

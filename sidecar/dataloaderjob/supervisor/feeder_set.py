@@ -1,17 +1,17 @@
-"""Which feeders there should be, and what to do about each one. Pure: no provider, no sockets, no clock.
+"""Decides which feeders there should be, and what to do about each one. Pure: no provider, no sockets, no clock.
 
-A wanted feeder is a member of the set, by its number. Events move members by TRANSITIONS; `step` says what is to be
-done by now.
+A wanted feeder is a member of the set, by its number. Events move members by TRANSITIONS; `step` returns the actions
+that are due.
 
-    PLACING   asked of the provider, has not reported yet
+    PLACING   requested from the provider, has not reported yet
     READY     has reported; receivers know it
-    LOST      its connection ended; it is started again, or it connects again
+    LOST      its connection ended; it is started again, or it reconnects
     DRAINING  no longer wanted; receivers no longer know it, it finishes what it has
     BACKOFF   was killed or could not be placed; is placed again later
-    (none)    not wanted, not there
+    (none)    not wanted, does not exist
 
-A feeder of another Ray cluster, whose head was lost, is a guest: it is no member, and receivers know it
-until the one of its number is READY.
+A feeder of another Ray cluster, whose head was lost, is a guest: it is not a member, and receivers know it until the
+member of its number is READY.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from dataloaderjob.core.supervision import LASTING, Cause, index_of, name_of
 
 BACKOFF = Backoff(1.0, 30.0)
 TROUBLE_S = 60.0
-"""What was wrong with a feeder is told for so long after it happened last: one that is killed again and again serves in
-between."""
+"""Time for which a feeder's trouble is reported after its last occurrence: a feeder that is killed again and again
+serves in between."""
 DRAIN_GRACE_S = 0.5
-"""A feeder with nothing to do may be asked by a receiver that has not read the new list yet."""
+"""An idle feeder may still get a ticket from a receiver that has not read the new list yet."""
 
 
 class State(Enum):
@@ -47,9 +47,9 @@ class Event(Enum):
     FAIL = auto()
     """The provider refused to place it, or gave it up."""
     REPLACE = auto()
-    """A receiver says that it hangs."""
+    """A receiver reports that it hangs."""
     LATE = auto()
-    """The state's deadline is over."""
+    """The state's deadline has passed."""
     UNWANT = auto()
     WANT = auto()
 
@@ -74,7 +74,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.BACKOFF, Event.LATE): State.PLACING,
     (State.BACKOFF, Event.UNWANT): State.NONE,
 }
-"""A pair that is not here changes nothing: the event came late."""
+"""A pair that is not listed changes nothing: the event came late."""
 
 
 class Endpoint(NamedTuple):
@@ -90,7 +90,7 @@ class Endpoint(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """What is wrong with a feeder, whether or not it serves just now."""
+    """A feeder's trouble, whether or not the feeder serves right now."""
 
     cause: Cause
     why: str
@@ -106,12 +106,12 @@ class Member:
     since: float
     deadline: float
     failures: int = 0
-    """Placements in a row that gave no feeder."""
+    """Consecutive placements that gave no feeder."""
     why: str = ""
     cause: Cause | None = None
-    """The cause in one word, of which `why` is the text."""
+    """The cause in one word; `why` is its text."""
     host: str = ""
-    """Address of the node where it was to be, for messages."""
+    """Address of the node that was to run it, for messages."""
     endpoint: Endpoint | None = None
     trouble: Trouble | None = None
 
@@ -121,7 +121,7 @@ class Member:
 
     @property
     def told(self) -> tuple[Cause | None, str]:
-        """What to say of it: its trouble, unless it is for another cause that it does not come."""
+        """The cause and text to report: those of its trouble, unless it is missing for another cause."""
         if self.trouble is not None and self.cause in _EXPLAINED:
             return self.trouble.cause, self.trouble.why
         return self.cause, self.why
@@ -144,27 +144,27 @@ class Drain:
 
 Instruction = Place | Kill | Drain
 _EXPLAINED = frozenset({None, Cause.STARTS, Cause.FAILS, Cause.LOST, Cause.OUT_OF_MEMORY})
-"""Causes of which a trouble may be the better one."""
+"""Causes that a trouble may explain better."""
 
 
 class FeederSet:
-    """All members. Every method that changes something says so by `version`."""
+    """All members. Every method that changes something raises `version`."""
 
     def __init__(self, desired: int, *, ready_timeout_s: float, drain_timeout_s: float) -> None:
         self.desired = desired
         self.members: dict[int, Member] = {}
         self.version = 0
         self.session: str | None = None
-        """Session of the Ray cluster in use; None: not known yet, all that report a session are guests."""
+        """Session of the Ray cluster in use; None while unknown: all feeders that report a session are guests."""
         self._guests: dict[str, Endpoint] = {}
         """Guests by instance."""
         self._strays: set[int] = set()
-        """Feeders that reported and are no members: left from before, they must go."""
+        """Feeders that reported and are not members: left from before, they must be killed."""
         self._ready_timeout_s = ready_timeout_s
         self._drain_timeout_s = drain_timeout_s
 
     def listed(self) -> list[Endpoint]:
-        """The feeders that receivers should know, by number."""
+        """Returns the feeders that receivers should know, by number."""
         placed = {
             index: member.endpoint
             for index, member in self.members.items()
@@ -177,7 +177,7 @@ class FeederSet:
         return [placed[index] for index in sorted(placed)]
 
     def notes(self) -> list[str]:
-        """What keeps feeders from being ready, a line each."""
+        """Returns the reasons why feeders are not ready, a line each."""
         return [
             f"{s.name}: {s.told[1]}"
             for _, s in sorted(self.members.items())
@@ -185,38 +185,38 @@ class FeederSet:
         ]
 
     def out_of_memory(self) -> list[str]:
-        """Names of the feeders whose processes were killed for want of memory of late."""
+        """Returns the names of feeders whose processes were recently killed for lack of memory."""
         return [s.name for _, s in sorted(self.members.items()) if s.told[0] is Cause.OUT_OF_MEMORY]
 
     @property
     def next_deadline(self) -> float:
-        """When `step` has something to do at the latest, if nothing happens before."""
+        """The time at which `step` next has something to do, if no event comes first."""
         return min((_next_deadline(member) for member in self.members.values()), default=float("inf"))
 
     # Events
 
     def opened(self, session: str, now: float) -> None:
-        """The provider answers: feeders of this session that reported before are no guests."""
+        """The provider has connected: feeders of this session that reported before are not guests."""
         self.session = session
         for endpoint in [e for e in self._guests.values() if e.session == session]:
             del self._guests[endpoint.instance]
             self.report(endpoint, now)
 
     def scale(self, desired: int) -> None:
-        """`step` does the rest."""
+        """Sets the number of wanted feeders; `step` does the rest."""
         if desired != self.desired:
             self.desired = desired
             self.version += 1
 
     def adopt(self, index: int, now: float) -> None:
-        """An actor of this name was found; it has the usual time to report."""
+        """A feeder of this number was found; it has the usual time to report."""
         if index not in self.members:
             self.members[index] = Member(index, State.PLACING, now, now + self._ready_timeout_s)
 
     def report(self, endpoint: Endpoint, now: float) -> bool:
-        """A feeder reported. Returns whether it is a member; one that is not must go.
+        """A feeder reported. Returns True if it is a member or a guest; any other must end.
 
-        One that reports before it was looked for was placed by an earlier supervisor: it is adopted.
+        A feeder that reports before it was looked for was placed by an earlier supervisor: it is adopted.
         """
         if endpoint.session and endpoint.session != self.session:
             self._guests[endpoint.instance] = endpoint
@@ -252,7 +252,7 @@ class FeederSet:
             member.deadline = min(member.deadline, max(now, member.since + DRAIN_GRACE_S))
 
     def replace(self, name: str, instance: str, why: str, now: float) -> list[Instruction]:
-        """A receiver's word that this process hangs: it is killed and made anew."""
+        """A receiver reports that this process hangs: it is killed and replaced."""
         self._dismiss(instance)
         member = self._member(name, instance)
         if member is None or (member.state, Event.REPLACE) not in TRANSITIONS:
@@ -267,7 +267,7 @@ class FeederSet:
             self._move(member, Event.FAIL, now, why=why, cause=cause)
 
     def explain(self, index: int, why: str, cause: Cause = Cause.STARTS) -> None:
-        """Says more about a member that is not ready yet; that it starts is no news of one that failed before."""
+        """Explains why a member is not ready yet. That it starts is no news about one that failed before."""
         member = self.members.get(index)
         if member is None or member.why == why or member.state not in (State.PLACING, State.LOST):
             return
@@ -277,8 +277,8 @@ class FeederSet:
         self.version += 1
 
     def trouble(self, index: int, cause: Cause, why: str, now: float) -> None:
-        """Something is wrong with a member. The first text stays while it happens again and again: the samples at which
-        it does may all differ."""
+        """Something is wrong with a member. The first text stays while it happens again and again: each time it may be
+        at another sample."""
         member = self.members.get(index)
         if member is None:
             return
@@ -290,7 +290,7 @@ class FeederSet:
         self.version += 1
 
     def step(self, now: float) -> list[Instruction]:
-        """What the number of feeders and the time ask for now."""
+        """Returns the actions that the number of feeders and the time require now."""
         instructions: list[Instruction] = [Kill(i) for i in self._strays if i not in self.members]
         self._strays.clear()
         for index in range(self.desired):
@@ -329,7 +329,7 @@ class FeederSet:
         why, cause = member.why, member.cause
         if member.state in (State.PLACING, State.LOST) and cause not in LASTING:
             cause = cause or Cause.STARTS
-            why = f"had not reported {now - member.since:.0f} s after it was placed, is made anew" + (
+            why = f"had not reported {now - member.since:.0f} s after it was placed; it is started again" + (
                 f" ({why})" if why else ""
             )
         self._move(member, Event.LATE, now, why=why, cause=cause)

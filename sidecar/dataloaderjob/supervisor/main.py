@@ -2,10 +2,10 @@
 
     python -m dataloaderjob.supervisor.main --settings FILE.json
 
-`feeder_set` decides, a provider (`providers.provider`) acts, `server` has the connections, `Reports` what sidecars
-report. Only the main thread calls the provider. Started again, the supervisor adopts the feeders that it finds. It ends
-with EXIT_RAY_LATE or EXIT_RAY_LOST when Ray does not come or goes, and whoever started it starts it again; the feeders
-go on.
+`feeder_set` decides, a provider (`providers.provider`) acts, `server` has the connections, `Reports` the sidecars'
+reports. Only the main thread calls the provider. A restarted supervisor adopts the feeders that it finds. It exits with
+EXIT_RAY_LATE if Ray does not come up, with EXIT_RAY_LOST if Ray is lost. Its parent then starts it again; the feeders
+continue.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 WITNESS_S = 60.0
-"""Seconds for which a receiver's word counts that it cannot connect to a feeder; it says so every 20 s."""
+"""Time for which a receiver's report that it cannot connect to a feeder counts; it is repeated every 20 s."""
 ASK_AGAIN_S = 2.5
 LEFT_S = 10.0
-"""Ray says some seconds later why it killed a process."""
+"""Time after a feeder's end in which the cause is still asked for: Ray reports it some seconds late."""
 EXIT_FAILED = 1
 MAX_FAILURES = 16
 MAX_FAILURE_TEXT = 600
 
 
 class Reports:
-    """What sidecars said last: their metrics, and failures that no batch has followed yet. Pure.
+    """The last reports of sidecars: their metrics, and failures that no batch has followed yet. Pure.
 
-    A trainer that fails takes its sidecar along, and the next attempt knows nothing of it: so a failure stays here
-    when its sidecar goes, until some trainer takes a batch.
+    A trainer that fails ends its sidecar, too, and the next attempt knows nothing of it. A failure therefore stays here
+    when its sidecar is gone, until some trainer takes a batch.
     """
 
     def __init__(self) -> None:
@@ -61,12 +61,12 @@ class Reports:
         """Failures of sidecars that are gone."""
 
     def failures(self) -> list[dict[str, str]]:
-        """The newest last."""
+        """Returns the failures, the newest last."""
         live = [failure for name in sorted(self._failing) for failure in self._failing[name]]
         return [*self._left, *live][-MAX_FAILURES:]
 
     def add(self, sidecar: str, message: Mapping[str, Any]) -> None:
-        """A message of metrics. What is in it that is no metric and no failure is kept as it is."""
+        """Takes a message of metrics. Its fields other than metrics and failures are kept as they are."""
         self._left = [failure for failure in self._left if failure["sidecar"] != sidecar]  # it is back
         self.sidecars[sidecar] = {k: v for k, v in message.items() if k not in ("type", "failures")}
         found = message.get("failures")
@@ -76,13 +76,13 @@ class Reports:
             return
         self._failing.pop(sidecar, None)
         taken = _batches_taken(message)
-        before = self._taken.setdefault(sidecar, taken)  # one that is new here has taken nothing since
+        before = self._taken.setdefault(sidecar, taken)  # a new sidecar has taken nothing since
         self._taken[sidecar] = taken
         if taken > before:
             self._left.clear()
 
     def gone(self, sidecar: str) -> None:
-        """Its last connection ended."""
+        """The sidecar's last connection ended."""
         self.sidecars.pop(sidecar, None)
         self._taken.pop(sidecar, None)
         self._left = [*self._left, *self._failing.pop(sidecar, [])][-MAX_FAILURES:]
@@ -95,14 +95,14 @@ def _failure_of(sidecar: str, found: Any) -> dict[str, str]:
 
 
 def _batches_taken(message: Mapping[str, Any]) -> int:
-    """Batches that the trainers of this sidecar have taken."""
+    """Returns the number of batches that the trainers of this sidecar have taken."""
     metrics = message.get("metrics")
     taken = metrics.get("next_calls") if isinstance(metrics, Mapping) else 0
     return taken if type(taken) is int else 0
 
 
 class Supervisor:
-    """State of one job's feeders, and the loop that acts on it."""
+    """The state of one job's feeders, and the loop that acts on it."""
 
     def __init__(self, settings: SupervisorSettings) -> None:
         """Binds the job's port. Raises InputError, OSError."""
@@ -117,12 +117,12 @@ class Supervisor:
         )
         self._urgent: list[Instruction] = []
         self._drained: list[str] = []
-        """Instances that are to hear that they are no longer listed."""
+        """Instances to notify that they are no longer listed."""
         self._reports = Reports()
         self._witnesses: dict[str, dict[Witness, float]] = {}
-        """Receivers that could not connect to a feeder, and when that was, by its instance."""
+        """instance of a feeder -> receivers that could not connect to it, each with the time."""
         self._left: dict[int, float] = {}
-        """When the connection of each feeder ended last."""
+        """feeder -> time at which its connection last ended."""
         self._asked_for_memory_at = 0.0
         self._stopping = False
         self._started = time.monotonic()
@@ -142,7 +142,7 @@ class Supervisor:
         """Returns the exit code: 0 after a stop request."""
         threading.Thread(target=self._publisher, name="dlj-publish", daemon=True).start()
         self._provider.connect()
-        _leave_on_signals()  # again, for ray.init sets handlers of its own
+        _leave_on_signals()  # again, because ray.init sets its own handlers
         found = self._provider.found()
         with self._lock:
             self._feeders.opened(self._provider.session, time.monotonic())
@@ -168,13 +168,13 @@ class Supervisor:
     def _publisher(self) -> None:
         try:
             self._publish_forever()
-        except Exception:  # sidecars would hear of nothing any more
-            log.exception("the list of feeders cannot be told")
+        except Exception:  # sidecars would get no news any more
+            log.exception("the list of feeders cannot be published")
             _exit(EXIT_FAILED)
 
     def _publish_forever(self) -> None:
-        """Tells sidecars of changes, of several at a time where they come fast: with 256 feeders a list has 23 KB.
-        Feeders that go hear of it after the sidecars."""
+        """Publishes changes to sidecars, several at a time if they come fast: with 256 feeders a list has 23 KB.
+        Feeders that drain are notified after the sidecars."""
         published = -1
         while True:
             with self._changed:
@@ -186,7 +186,7 @@ class Supervisor:
                 self._server.drain(instance)
 
     def _pause_s(self, now: float) -> float:
-        """Time until the next thing that no event tells of."""
+        """Returns the time until the next action that no event announces."""
         due = [member.since + self._provider.explain_after_s for member in self._awaited()]
         soon = min([d for d in due if d > now] + [self._feeders.next_deadline])
         return min(TICK_S, max(0.01, soon - now))
@@ -208,7 +208,7 @@ class Supervisor:
                 self._drained.append(instruction.endpoint.instance)
 
     def _explain(self) -> None:
-        """Says why feeders that are long in coming do not come; those that ended for good are placed anew."""
+        """Explains why feeders are late; feeders that ended for good are placed again."""
         now = time.monotonic()
         with self._lock:
             explain_after_s = self._provider.explain_after_s
@@ -233,7 +233,7 @@ class Supervisor:
                     self._feeders.explain(why.feeder, why.text, why.cause)
 
     def _ask_for_memory(self) -> None:
-        """Asks whether memory is why feeders are gone, or were a moment ago."""
+        """Asks the provider whether memory is why feeders are gone, or were a moment ago."""
         now = time.monotonic()
         with self._lock:
             gone = {index for index, at in self._left.items() if now - at < LEFT_S}
@@ -258,7 +258,7 @@ class Supervisor:
         for index in left:
             self._provider.kill(index)
 
-    # What the server's threads tell
+    # Events of the server's threads
 
     def feeder_ready(self, endpoint: Endpoint) -> bool:
         with self._changed:
@@ -296,8 +296,8 @@ class Supervisor:
             self._changed.notify_all()
 
     def replace(self, name: str, instance: str, reason: str, witness: Witness | None = None) -> None:
-        """A receiver's word that a feeder hangs. With a `witness` it does not come to a connection: that is believed
-        when most receivers say so, since a feeder that tells us it is there may be cut off from one of them only."""
+        """A receiver reports that a feeder hangs. With a `witness` it cannot connect to the feeder. That is believed if
+        most receivers report it: a feeder that is connected here may be cut off from only one of them."""
         with self._changed:
             if witness is not None and not self._most_agree(instance, witness):
                 log.info("%s (%s) is %s, says %s", name, instance, reason, "/".join(witness))
@@ -389,7 +389,7 @@ class Supervisor:
 
 
 def provider_of(settings: SupervisorSettings) -> Provider:
-    """Whoever starts this job's feeders. Only here, and only where it is wanted, is ray imported. Raises InputError."""
+    """Returns this job's provider. ray is imported only here, and only if it is wanted. Raises InputError."""
     if settings.provider == RAY:
         from dataloaderjob.providers.ray.placement import RayProvider
 
@@ -402,13 +402,13 @@ def provider_of(settings: SupervisorSettings) -> Provider:
 
 
 def _read_desired(path: Path, default: int) -> int:
-    """The number of feeders that was last asked for, by this supervisor or one before it."""
+    """Returns the number of feeders last requested from this supervisor or an earlier one."""
     try:
         return int(json.loads(path.read_text())["feeders"])
     except FileNotFoundError:
         return default
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        log.warning("the number of feeders cannot be read from %s, %d it is: %s", path, default, exc)
+        log.warning("the number of feeders cannot be read from %s, %d is used: %s", path, default, exc)
         return default
 
 
@@ -435,7 +435,7 @@ def main() -> int:
 
 
 def _exit(code: int) -> None:
-    """Ends without Ray's own farewell, which waits for a head that may be gone."""
+    """Exits without Ray's own shutdown, which waits for a head that may be gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
@@ -443,7 +443,7 @@ def _exit(code: int) -> None:
 
 
 def _leave_on_signals() -> None:
-    """SIGTERM and Ctrl-C end this process only: its feeders, detached, are for the next supervisor."""
+    """Makes SIGTERM and Ctrl-C end this process only: its feeders are detached and left to the next supervisor."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: _exit(0))
 

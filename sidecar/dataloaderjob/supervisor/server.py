@@ -1,6 +1,6 @@
-"""The supervisor's port: a thread for each connection, whose role says what it is for (`core.supervision`).
+"""The supervisor's port: a thread for each connection, whose purpose is its role (`core.supervision`).
 
-Nothing here calls the provider: feeders and sidecars are told and heard while Ray is slow or gone.
+Nothing here calls the provider, so feeders and sidecars are served even while Ray is slow or gone.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from dataloaderjob.supervisor.feeder_set import Endpoint
 log = logging.getLogger(__name__)
 MAX_WHY = 600
 SEND_TIMEOUT_S = 5
-"""A peer that takes in nothing for so long is dropped; it connects again when it lives."""
+"""A peer that reads nothing for this long is dropped; if it lives, it reconnects."""
 
 
 Witness = tuple[str, str]
-"""Sidecar and rank of a receiver that cannot connect to a feeder."""
+"""The sidecar and rank of a receiver that cannot connect to a feeder."""
 
 
 class SupervisorState(Protocol):
-    """What the connections tell the supervisor and ask of it. Called from many threads."""
+    """The supervisor as its connections use it. Called from many threads."""
 
     def feeder_ready(self, endpoint: Endpoint) -> bool: ...
     def feeder_left(self, name: str, instance: str) -> None: ...
@@ -57,7 +57,7 @@ class _Peer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
 
     def send(self, make: Callable[[], dict[str, Any]]) -> None:
-        """Sends what `make` returns; made under the lock, so that the newest goes last. Raises OSError."""
+        """Sends what `make` returns. It is called under the lock, so that the newest is sent last. Raises OSError."""
         with self._lock:
             sockets.send_message(self.sock, make())
 
@@ -68,7 +68,7 @@ class SupervisorServer:
     def __init__(
         self, host: str, port: int, *, key: bytes, job: str, blob_folder: Path, state: SupervisorState
     ) -> None:
-        """Binds the port. Raises OSError when it is taken."""
+        """Binds the port. Raises OSError if it is taken."""
         self._state = state
         self._relay = BlobRelay(blob_folder)
         self._lock = threading.Lock()
@@ -89,7 +89,7 @@ class SupervisorServer:
         return self._acceptor.port
 
     def publish(self) -> None:
-        """Tells every sidecar the list of feeders as it is now."""
+        """Sends the current list of feeders to every sidecar."""
         with self._lock:
             peers = list(self._sidecars.values())
         for peer in peers:
@@ -100,7 +100,7 @@ class SupervisorServer:
                     peer.sock.shutdown(socket.SHUT_RDWR)
 
     def drain(self, instance: str) -> None:
-        """Asks a feeder to say when nothing is owed to anybody."""
+        """Asks a feeder to report once it owes nothing to anybody."""
         with self._lock:
             peer = self._feeders.get(instance)
         if peer is not None:
@@ -114,7 +114,7 @@ class SupervisorServer:
             self._acceptor.expire()
 
     def _welcomed(self, sock: socket.socket, answer: dict[str, Any]) -> None:
-        """Serves in the handshake's thread, which is the connection's from here on."""
+        """Serves the connection in the handshake's thread, which belongs to it from now on."""
         peer = _Peer(next(self._numbers), sock, str(answer.get("name")))
         serve = self._roles.get(str(answer.get("role")))
         try:
@@ -152,7 +152,7 @@ class SupervisorServer:
             self._relay.has(peer.number, digest, lambda d: peer.send(lambda: {"type": "want", "digest": d}))
         elif kind == "replace":
             name, instance = supervision.text(message, "name"), supervision.text(message, "instance")
-            # A sidecar of the release before says nothing of connections: it meant feeders that hang as well.
+            # A sidecar of the previous release does not send `connected`: it also reported feeders that hang.
             witness = None if message.get("connected", True) else (peer.name, str(message.get("receiver")))
             self._state.replace(name, instance, supervision.text(message, "reason"), witness)
         else:
@@ -194,7 +194,7 @@ class SupervisorServer:
 
     def _trouble(self, peer: _Peer, message: dict[str, Any]) -> None:
         cause = supervision.text(message, "cause")
-        if cause in set(Cause):  # a feeder of a later release may know more of them
+        if cause in set(Cause):  # a feeder of a later release may know more causes
             self._state.feeder_trouble(peer.name, Cause(cause), supervision.text(message, "why")[:MAX_WHY])
 
     def _blob(self, peer: _Peer) -> None:
@@ -217,7 +217,7 @@ class SupervisorServer:
 
 
 def _address(message: dict[str, Any]) -> tuple[str, int] | None:
-    """Where a feeder hands on the blob that it asks for; None for a feeder of the release before, which does not."""
+    """Returns where a feeder will serve the blob that it requests; None for the previous release, which does not."""
     if "host" not in message:
         return None
     return supervision.text(message, "host"), supervision.number(message, "port", 65535)

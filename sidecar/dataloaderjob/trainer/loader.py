@@ -1,4 +1,4 @@
-"""`dataloaderjob.DataLoader`: torch's DataLoader, with its work done by feeders elsewhere."""
+"""`dataloaderjob.DataLoader`: torch's DataLoader, with feeders doing the work."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:  # at run time they are imported while the private service sta
 
 Devices: TypeAlias = "tuple[int, threading.Lock, dict[torch.device, Device]]"
 LEAST_PREFETCH = 16
-"""Batches ahead where neither the loader nor the job says so, however few the feeders."""
+"""Least number of batches ahead if neither `prefetch_factor` nor the job sets the number, however few the feeders."""
 PER_WORKER = 2
 """torch's default `prefetch_factor`."""
 MAX_PREFETCH = MOST_AHEAD
 _HERE = "num_workers was left out, so batches are made in this process"
 _TORCHS = "torch's worker processes make the batches"
 _NO_STATE = (
-    "an IterableDataset cannot be resumed where feeders do not make it (num_workers=0, or it cannot be sent to them): "
+    "an IterableDataset cannot be resumed unless feeders make it (num_workers=0, or it cannot be sent to them): "
     "the next epoch begins at its first sample"
 )
 _TORCHS_CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
@@ -51,44 +51,47 @@ _T_co = TypeVar("_T_co", covariant=True)
 _numbers = itertools.count()
 _made = itertools.count()
 PROBE_S = 2.0
-"""Time for a sample that is made for a state. A state may be what is saved before the process is ended."""
+"""Time limit for a sample that a state needs. The state may be the last thing saved before the process is ended."""
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
-    """The arguments of `torch.utils.data.DataLoader`, and one more.
+    """torch's DataLoader, with batches made by feeders instead of worker processes.
+
+    It accepts all arguments of `torch.utils.data.DataLoader`. Listed here are those that differ or are new.
 
     Args:
-        num_workers: None (default): the service, or this process for a dataset that cannot be sent to it.
-            n > 0: the service, with n feeders at least where it is private to this machine. 0: in this process.
-            An IterableDataset is made as torch's n workers would make it, one where it is None, by any number of
-            feeders.
-        prefetch_factor: batches ahead for each of `num_workers`; None: 2 where `num_workers` is given,
-            else the job's prefetch, else 2 for each feeder of the job and 16 at least.
-        allow_pickle: lets leaves of a batch that are neither tensors, arrays nor plain values travel
-            pickled from feeders to this process. Off by default: feeders are then not trusted with code.
-        multiprocessing_context: checked, and ignored where feeders make the batches.
+        num_workers: None (default): feeders make the batches, or this process if the dataset cannot be sent to them.
+            n > 0: feeders make the batches; a service that is private to this machine has at least n of them.
+            0: this process makes the batches. An IterableDataset yields what n workers of torch would yield (one
+            worker for None), whatever the number of feeders.
+        prefetch_factor: number of batches ahead for each of `num_workers`. None: 2 if `num_workers` is given, else
+            the job's prefetch, else 2 for each feeder of the job and at least 16.
+        allow_pickle: allows leaves of a batch that are neither tensors, arrays nor plain values to travel pickled
+            from feeders to this process. Off by default, because a pickle can run a feeder's code here.
+        multiprocessing_context: validated, but ignored if feeders make the batches.
         in_order: accepted; batches are always in order.
-        dataset_id: what the dataset is called in `state_dict()`. Without it a state knows a dataset by its type, its
-            length and three samples, which are made for that.
-        tail: of an IterableDataset that is the same in all ranks: its batches, in the order in which one process would
-            have them, are dealt to the ranks in turn, so that all have equally many. It says what becomes of the last
-            ones if they are fewer than the ranks: "drop", "pad" (some are given twice) or "error".
-        stage: of an IterableDataset: what is done to each of its samples before `collate_fn`, such as to decode it. The
-            dataset is read where its slots are, and any feeder makes the batches of what was read.
-        parts: of a map-style dataset with torch's own collate_fn: batches are made in so many parts, by as many
-            feeders, and put together in this process. It is for batches that one feeder makes too slowly.
-        device: where tensors of a batch are to be, such as "cuda": they are copied there on a stream of the loader's,
-            ahead of the trainer. "cpu": they stay, and only `device_stage` runs. Arrays stay in this process. Tests
-            run it with a simulated device; no GPU was there.
-        device_stage: what is done to each batch in this process, on that stream: fn(batch, generator) to batch. The
-            generator is one of the device, with a seed of the epoch's and the batch's own.
-        prefetch_device: batches that lie on the device, or are on their way, before the trainer asks for them. Without
-            `device` it means nothing.
-        snapshot_every_n_steps: accepted for torchdata's sake; each state is exact.
+        dataset_id: name of the dataset in `state_dict()`. Without it, a state identifies the dataset by its type, its
+            length and three samples, which are made for that purpose.
+        tail: deals the batches of an IterableDataset to the ranks in turn, in the order of a single process, so that
+            all ranks get the same number. The dataset must be the same in all ranks. The value decides about the last
+            batches if they are fewer than the ranks: "drop" leaves them out, "pad" gives some of them twice, and
+            "error" raises InputError.
+        stage: function applied to each sample of an IterableDataset before `collate_fn`, such as a decoder. The
+            dataset is read in its slots, and any feeder makes batches of what was read.
+        parts: number of parts in which each batch is made, by several feeders; this process puts them together. For
+            batches that one feeder makes too slowly, of a map-style dataset with torch's own `collate_fn`.
+        device: device on which the tensors of a batch arrive, such as "cuda". The loader copies them there ahead of
+            the trainer, on a stream of its own. "cpu": they stay, and only `device_stage` runs. Arrays stay in this
+            process. Tested with a simulated device only, not on a GPU.
+        device_stage: function applied to each batch in this process, on that stream: fn(batch, generator) returns
+            the batch. The generator is one of the device, seeded by the epoch and the batch.
+        prefetch_device: number of batches that are on the device, or on their way, before the trainer asks for them.
+            Has no effect without `device`.
+        snapshot_every_n_steps: accepted for compatibility with torchdata; each state is exact.
 
     Raises:
-        ValueError, TypeError: bad arguments, as torch raises them.
-        InputError: at `iter()`, what cannot be sent to feeders though `num_workers` asks for them.
+        ValueError, TypeError: invalid arguments, as in torch.
+        InputError: at `iter()`, if something cannot be sent to feeders although `num_workers` asks for them.
     """
 
     def __init__(
@@ -122,7 +125,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         workers = LeftOut(service.default_feeders()) if num_workers is None else num_workers
-        if isinstance(collate_fn, Staged):  # of a loader that is made of another one's attributes
+        if isinstance(collate_fn, Staged):  # the loader is rebuilt from another one's attributes
             stage, collate_fn = collate_fn.stage, collate_fn.collate_fn
         self.stage = stage
         if isinstance(multiprocessing_context, FeedersContext):
@@ -133,31 +136,31 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             persistent_workers=persistent_workers, pin_memory_device=pin_memory_device, in_order=in_order,
         )  # fmt: skip
         if isinstance(workers, LeftOut) or stage is not None:
-            self.prefetch_factor = prefetch_factor  # torch puts 2 for None
+            self.prefetch_factor = prefetch_factor  # torch replaces None by 2
         self.allow_pickle = allow_pickle
         self.consumption = Consumption(next(_made))
-        """What was taken so far; its iterators keep it."""
+        """Digest of everything taken so far, updated by the iterators."""
         self._client: Client | None = None
         self._number: int | None = None
-        """Number of this loader among those of the process that were iterated."""
+        """Number of this loader among those that the process has iterated."""
         self._epochs = 0
         self.dataset_id = dataset_id
         self.tail = tail
         self.parts = parts
         self.device, self.device_stage, self.prefetch_device = device, device_stage, prefetch_device
         self._sent_to = device, device_stage, prefetch_device
-        """The same, whatever a class of the user's has under those names."""
+        """The same values, safe from a user's subclass with attributes of those names."""
         arguments.check(self)
         if stage is not None:
             self.collate_fn = Staged(stage, self.collate_fn, is_bare=batch_size is None)
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._epoch: Epoch | None = None
-        """The last one that was begun."""
+        """The epoch that was begun last."""
         self._resume: Resume | None = None
-        """What was loaded, until the next `iter()`."""
+        """The loaded state, until the next `iter()`."""
         self._probes: list[str | None] | None = None
         self._devices: Devices | None = None
-        """The process, what is held while `device_stage` runs, and devices that batches went to."""
+        """Process id, lock held while `device_stage` runs, and devices that batches were sent to."""
         self._stays_here = False
         if multiprocessing_context is not None and not self._is_stream:
             service.say_once("multiprocessing_context is ignored: feeders are processes of the service")
@@ -166,8 +169,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def multiprocessing_context(self) -> contexts.BaseContext | None:
-        """What keeps feeders in a rebuild as torch's own loader. The user's where this process makes the batches, and
-        for an IterableDataset."""
+        """Context that keeps feeders in use if a library rebuilds this loader as torch's own. The user's context if
+        this process makes the batches, and for an IterableDataset."""
         if self.num_workers > 0 and not self._is_stream:
             sent_to = self.__dict__.get("_sent_to") or (None,)  # torch's constructor asks before it is set
             own = {} if sent_to[0] is None else dict(zip(DEVICE_OPTIONS, sent_to, strict=True))
@@ -180,22 +183,23 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def pickle_allowed(self) -> bool:
-        """Whether batches may bring pickles: this side alone decides, by the argument or its environment."""
+        """True if batches may contain pickles. This process alone decides, by `allow_pickle` or its environment."""
         return self.allow_pickle or service.is_pickle_allowed()
 
     @property
     def digest(self) -> str:
-        """Names all that this loader gave so far: keys, order and bytes, epoch after epoch; 16 hex digits."""
+        """Digest of everything this loader has given so far: keys, order and bytes, epoch after epoch; 16 hex
+        digits."""
         return f"{self.consumption.total:016x}"
 
     @property
     def _feeders(self) -> int:
-        """How many the loader wants: any number of them can run a stage."""
+        """Number of feeders that the loader wants. Any number of them can run a stage."""
         workers = int(self.num_workers)
         return max(workers, self.parts or 0, service.default_feeders() if self.stage is not None else 0)
 
     def _window(self) -> int:
-        """Index lists that the sampler is ahead. Fixed by the arguments and the job, by nothing else."""
+        """Returns how many index lists the sampler is ahead. Only the arguments and the job determine it."""
         factor = self.prefetch_factor
         if factor is not None:
             window = factor * self._feeders
@@ -213,7 +217,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return window
 
     def way(self, *, pins: bool, pin_device: str | None) -> Way:
-        """Where batches go. Raises InputError for a device that is not there."""
+        """Returns the destination of the batches. Raises InputError if the device does not exist."""
         from dataloaderjob.trainer.device.devices import device_of
 
         named, stage, ahead = self._sent_to
@@ -227,41 +231,41 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._sent_to[1] is not None
 
     def _devices_here(self) -> Devices:
-        if self._devices is None or self._devices[0] != os.getpid():  # a forked child's may be taken for ever
+        if self._devices is None or self._devices[0] != os.getpid():  # a forked child may find it locked
             self._devices = os.getpid(), threading.Lock(), {}
         return self._devices
 
     def check_worker_number_rationality(self) -> None:
-        """Warns as torch does, where the feeders will be processes of this machine."""
+        """Warns as torch does, if the feeders will be processes of this machine."""
         if not isinstance(self.num_workers, LeftOut) and service.is_private():
             super().check_worker_number_rationality()
 
     def __iter__(self) -> _BaseDataLoaderIter:
         iterator = self._iterator
         if getattr(iterator, "dead", False) or isinstance(iterator, _SingleProcessDataLoaderIter):
-            # persistent_workers, and forked since, or the sidecar did not come back, or a stream of this process
+            # persistent_workers, but the process forked or the sidecar did not come back; or a stream made here
             self._iterator = None
         try:
             return super().__iter__()
         except InputError as exc:
-            # The message says all, and the frames below are ours.
+            # The message is complete, and the frames below are internal.
             raise exc.with_traceback(None) from exc.__cause__
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if self._is_stream and (self._stays_here or self._is_made_here()):
             if self.tail is not None:
                 raise InputError(
-                    "tail= is for feeders, and this process is one, or makes the batches: leave it out"
+                    "tail= needs feeders, but this process is one or makes the batches itself: leave it out"
                 )
             return self._stream_here()
         self._begin_service()
         resume, previous = self._resume, self._epoch
         collects = gc.isenabled()
-        gc.disable()  # one collection of torch's modules takes 80 ms of CPU, beside the feeders' import of them
+        gc.disable()  # a collection over torch's modules takes 80 ms of CPU while the feeders import them
         try:
             return self._begin_iterator()
         except BaseException:
-            # What was loaded is there for the next try.
+            # The next attempt finds what was loaded.
             if self._epoch is not None and self._epoch is not previous:
                 self._epoch.settle()
             self._resume, self._epoch = resume, previous
@@ -295,7 +299,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         except InputError as exc:
             wrong_setting = isinstance(exc, ScratchTooSmall) and not service.is_private()
             if wrong_setting or self.tail or not (left_out or (self._is_stream and service.is_private())):
-                raise  # a job whose feeders idle would look well
+                raise  # else a job would look healthy while its feeders idle
             self._stays_here = True
             service.say_once(f"{_HERE if left_out else _TORCHS}: {exc}")
             if self._is_stream:
@@ -330,7 +334,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return batches // slot_places.world() if self.tail == "drop" else -(-batches // slot_places.world())
 
     def _is_made_here(self) -> bool:
-        """Whether this process makes the batches, as far as is known."""
+        """Returns True if this process makes the batches, as far as is known."""
         left_out = isinstance(self.num_workers, LeftOut)
         return self.num_workers == 0 or (
             left_out and (self._stays_here or bool(os.environ.get(IN_FEEDER_VARIABLE)))
@@ -350,13 +354,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def _is_torchs(self) -> bool:
-        """Whether torch makes the batches, of a stream that no feeder makes."""
+        """True if torch makes the batches, of an IterableDataset that no feeder makes."""
         return self._is_stream and (self._stays_here or self.num_workers == 0)
 
     def _give_up_epoch(
         self, epoch: Epoch, source: torch.Generator, drawn_from: torch.Tensor
     ) -> _BaseDataLoaderIter:
-        """torch makes the stream after all: nothing was drawn for an iterator of ours, and there is no state."""
+        """Falls back to torch's iterator of the stream. The generator is put back, and there is no state."""
         if epoch.first_batches:
             service.say_once(_NO_STATE)
         source.set_state(drawn_from)
@@ -365,7 +369,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._stream_here()
 
     def _stream_here(self) -> _BaseDataLoaderIter:
-        """An iterator of torch's over an IterableDataset."""
+        """Returns one of torch's iterators over an IterableDataset."""
         from dataloaderjob.trainer.interop.torchs import ByWorkers, InThisProcess
 
         here = copy.copy(self)
@@ -379,7 +383,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return ByWorkers(here)
 
     def begin_session(self) -> tuple[int, int]:
-        """Numbers of this loader and of its next iterator, the same in all ranks that run one script."""
+        """Returns the numbers of this loader and of its next iterator, equal in all ranks that run one script."""
         self._epochs += 1
         return self._number_of_this(), self._epochs - 1
 
@@ -389,7 +393,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._number
 
     def _begin_service(self) -> None:
-        """Starts the private service, if this loader is about to need one, before anything else."""
+        """Starts the private service before anything else, if this loader is about to need one."""
         if self.num_workers > 0 and self._client is None and not self._stays_here:
             service.begin(self._feeders)
 
@@ -404,10 +408,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is, counted by the batches that `next()` has returned. Keys: `trainer/resume/state.py`.
+        """Returns the position of the loader, counted by the batches that `next()` has returned.
 
-        A new dict each time, which JSON can hold unless a sampler's own state is none. In an epoch, also after
-        `break`: that epoch, from the next batch on. Before or after one: the next epoch.
+        Each call returns a new dict. JSON can hold it unless a sampler has a state of its own that JSON cannot hold.
+        During an epoch, also after `break`, it is the position in that epoch, from the next batch on. Before or after
+        an epoch, it is the start of the next epoch. `trainer/resume/state.py` lists the keys.
         """
         epoch = self._epoch
         if epoch is not None and self._resume is None:
@@ -426,11 +431,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return progress.fresh(self, facts)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Has the next `iter()` go on where `state_dict()` was called, in this loader or one like it.
+        """Makes the next `iter()` resume where `state_dict()` was called, on this loader or on one like it.
 
-        {} means nothing to load, which is said; {"batches": n} skips n batches of the next epoch.
-        Raises InputError, a ValueError, naming the difference, if the state is another loader's; what a sample tells
-        is found out at `iter()`.
+        An empty dict loads nothing and prints a note; {"batches": n} skips n batches of the next epoch. Raises
+        InputError, a ValueError, that names the difference if the state belongs to another loader. Samples are compared
+        only at `iter()`.
         """
         from dataloaderjob.trainer.resume import sampling
         from dataloaderjob.trainer.resume import state as states
@@ -451,12 +456,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._resume = resume
 
     def skip(self, batches: int) -> None:
-        """Has the next `iter()` begin after so many batches of its epoch. None of them is made, but for those of an
-        IterableDataset."""
+        """Makes the next `iter()` begin after the first `batches` batches of its epoch. They are not made, except those
+        of an IterableDataset."""
         self.load_state_dict({"batches": batches})
 
     def begin_epoch(self, *, again: bool = False) -> Epoch:
-        """The epoch of the next iterator, or of the same one (`again`)."""
+        """Returns the epoch of the next iterator or, with `again`, the next epoch of the same iterator."""
         from dataloaderjob.trainer.resume import state as states
         from dataloaderjob.trainer.resume.progress import Epoch
 
@@ -466,9 +471,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._epoch
 
     def probes(self) -> list[str | None] | None:
-        """Digests of three samples, by which a state knows the dataset; made at the first call that can make them.
+        """Returns digests of three samples that identify the dataset in a state. The first call that can make them
+        does.
 
-        None: the dataset has an id, or the service is not at hand.
+        Returns None if the dataset has an id or is an IterableDataset, or if the service is not available.
         """
         if self.dataset_id is not None or self._is_stream:
             return None
@@ -481,7 +487,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._probes
 
     def _check_resume(self) -> None:
-        """Compares samples with those of a state that was loaded. Raises InputError."""
+        """Compares samples with those of a loaded state. Raises InputError."""
         from dataloaderjob.trainer.resume import state as states
 
         saved = {} if self._resume is None else (self._resume.state.get("loader") or {})
@@ -491,7 +497,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             states.compare_probes(probes, own, states.probe_keys(saved.get("length")))
 
     def _probing(self, keys: list[int]) -> DataLoader[Any]:
-        """A loader of the same samples, one by one, made where this one's are made."""
+        """Returns a loader of the same samples, one by one, made where this loader's batches are made."""
 
         probing: DataLoader[Any] = type(self).__new__(type(self))
         vars(probing).update(vars(self))

@@ -1,1 +1,1 @@
-"""`dataloaderjob map`: a function over a dataset, its results as Parquet files."""
+"""`dataloaderjob map`: applies a function to a dataset and writes the results as Parquet files."""

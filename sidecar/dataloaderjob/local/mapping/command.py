@@ -1,6 +1,6 @@
-"""`dataloaderjob map`: has feeders apply a function to a dataset, and writes what they return.
+"""`dataloaderjob map`: has feeders apply a function to a dataset, and writes the results.
 
-This process only writes. Batches come in order whatever fails, so files are completed one after the other.
+This process only writes. Batches arrive in order even after failures, so files are completed one after the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROGRESS_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What was asked for."""
+    """Arguments of the command."""
 
     script: Path
     dataset: str
@@ -40,15 +40,15 @@ class Arguments:
     batch_size: int
     rows_per_file: int
     feeders: int | None
-    """None: as many as a loader has by default; 0: this process does the work."""
+    """None: a loader's default number; 0: this process does the work."""
 
 
 def run(arguments: Arguments) -> str:
-    """Returns a line on what there is in the end.
+    """Returns a line that sums up the results.
 
-    Raises InputError for what cannot work, UserCodeError for what the user's code raises, KeyboardInterrupt.
+    Raises InputError if the arguments cannot work, UserCodeError for exceptions of the user's code, KeyboardInterrupt.
     """
-    output = arguments.output.absolute()  # before the script, which may go elsewhere
+    output = arguments.output.absolute()  # before the script, which may change the working directory
     _check_numbers(arguments)
     script = Script(arguments.script)
     dataset = script.dataset(arguments.dataset)
@@ -62,13 +62,13 @@ def run(arguments: Arguments) -> str:
     digest = hashlib.sha256(script.text).hexdigest()
     with Folder.open(output, work, digest) as folder:
         if folder.begun_with and len(folder.left) < work.num_parts:
-            say(f"{work.num_parts - len(folder.left)} of {work.num_parts} files are there already")
+            say(f"{work.num_parts - len(folder.left)} of {work.num_parts} files exist already")
             if folder.begun_with != digest and folder.left:
-                say(f"{script.name} is not what it was then: those files stay as they are")
+                say(f"{script.name} has changed since the first run: existing files are kept as they are")
         try:
             _fill(folder, inputs(dataset), apply, arguments.feeders)
         except BaseException:
-            say(f"{folder.num_there()} of {work.num_parts} files are complete; the same command goes on")
+            say(f"{folder.num_there()} of {work.num_parts} files are complete; repeat the command to resume")
             raise
         folder.finish()
     return f"{arguments.output}: {work.rows} rows in {work.num_parts} files"
@@ -85,7 +85,7 @@ def _check_numbers(arguments: Arguments) -> None:
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise InputError(
             f"one process writes the results, found WORLD_SIZE={os.environ['WORLD_SIZE']}: run map in one process; "
-            "more feeders make it faster"
+            "to make it faster, use more feeders"
         )
 
 
@@ -105,7 +105,7 @@ class _Batches:
 
 
 def _fill(folder: Folder, dataset: Inputs, apply: Apply, feeders: int | None) -> None:
-    """Makes the files that are left."""
+    """Writes the missing files."""
     if not folder.left:
         return
     work = folder.work
@@ -135,13 +135,13 @@ def _begin(loader: DataLoader[Any]) -> Iterator[Any]:
         if "collate_fn._function" not in str(exc):
             raise
         raise InputError(
-            f"{exc}. collate_fn._function is your function: name a class in its place, whose instances are made in the "
-            "feeders' processes and need no copy"
+            f"{exc}. collate_fn._function is your function: name a class instead, because its instances are created in "
+            "the feeders' processes and need no copy"
         ) from exc
 
 
 def _next(messages: Iterator[Any], rows: range) -> pa.RecordBatch:
-    """The batch of these rows. Raises UserCodeError for what the user's code raised in a feeder."""
+    """Returns the batch of these rows. Raises UserCodeError for an exception of the user's code in a feeder."""
     try:
         message = next(messages)
     except StopIteration:
@@ -157,24 +157,24 @@ def _next(messages: Iterator[Any], rows: range) -> pa.RecordBatch:
     batch = from_message(message)
     if batch.num_rows != len(rows) or batch.column(0)[0].as_py() != rows.start:
         raise ServiceError(
-            f"the loader gave other rows than {shown(rows)}, which should not happen: report it"
+            f"the loader returned rows other than {shown(rows)}, which should not happen: report it"
         )
     return batch
 
 
 def _without_our_words(text: str) -> str:
-    """The collate_fn that raised is this package's, around the user's function."""
+    """Leaves out that collate_fn raised: it is this package's wrapper around the user's function."""
     return text.replace("\nraised by collate_fn in ", "\nraised in ")
 
 
 class Progress:
-    """A line on standard error every few seconds."""
+    """Prints a line on standard error every few seconds."""
 
     def __init__(self, *, total: int, before: int) -> None:
-        """Starts with the rows of files that were there."""
+        """Counts rows; `before` is the number in files that existed already."""
         self._total, self._done = total, before
         self._first: tuple[int, float] | None = None
-        """Rows that were done when the first batch had come, and when: what starts does not count for the rate."""
+        """Rows done when the first batch had arrived, and that time; the rate leaves the startup out."""
         self._said_at = 0.0
 
     def add(self, rows: int) -> None:
@@ -188,6 +188,6 @@ class Progress:
 
 
 def progress_line(total: int, done: int, made: int, elapsed_s: float) -> str:
-    """`640 of 1000 rows (64 %), 210 rows/s, 2 s left`; `made`: rows of these `elapsed_s`."""
+    """`640 of 1000 rows (64 %), 210 rows/s, 2 s left`; `made`: rows made within `elapsed_s`."""
     rate = made / elapsed_s
     return f"{done} of {total} rows ({percent(done / total)}), {rate:.1f} rows/s, {span((total - done) / rate)} left"

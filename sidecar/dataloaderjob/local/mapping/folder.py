@@ -1,6 +1,7 @@
-"""The folder of results. A file that has its name is complete: it is written under another, and renamed.
+"""The folder of results. A file is written under a temporary name and renamed, so a `part-*` file is always complete.
 
-_map.json says whose results they are, _SUCCESS that all of them are there. Readers of Parquet look at neither.
+_map.json describes the work whose results these are; _SUCCESS marks that all files exist. Readers of Parquet ignore
+both.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ _UNFINISHED = ".unfinished-"
 
 
 class Folder:
-    """One, while this process alone writes to it."""
+    """A folder of results to which only this process writes."""
 
     def __init__(self, path: Path, work: Work) -> None:
         self._path = path
         self.work = work
         self.left = tuple(work.left(set(os.listdir(path))))
-        """Files that were not there."""
+        """Files that did not exist yet."""
         self.begun_with = ""
-        """Digest of the script with which it was begun; empty where this process begins it."""
+        """Digest of the script that wrote the first results; empty if this process starts the work."""
         self._there: tuple[str, pa.Schema] | None = None
-        """A file that was there, and its schema."""
+        """Name and schema of a file that existed already."""
         self._first: tuple[str, pa.Schema] | None = None
-        """Rows of the first batch that was checked, and its schema."""
+        """Rows and schema of the first batch that was checked."""
 
     @classmethod
     @contextmanager
     def open(cls, path: Path, work: Work, script_digest: str) -> Iterator[Folder]:
-        """Makes it if it is not there. Raises InputError where it has anything but results of this work."""
+        """Creates the folder if needed. Raises InputError if it has anything except results of this work."""
         path.mkdir(parents=True, exist_ok=True)
         _check_not_anothers_link(path)
         _check_is_ours(path)
@@ -79,15 +80,15 @@ class Folder:
             raise InputError(f"{record.name} cannot be read: name another folder") from None
         if different := differences(self.work, found):
             raise InputError(
-                f"{self._path} has results of other work: {'; '.join(different)}. Go on with the arguments and the "
-                "dataset that it was begun with, or name another folder"
+                f"{self._path} has results of other work: {'; '.join(different)}. Use the arguments and the dataset of "
+                "the first run, or name another folder"
             )
         self.begun_with = str(found.get("script_sha256", ""))
         name = min(name for name in os.listdir(self._path) if name.startswith("part-"))
         self._there = name, pq.read_schema(self._path / name)
 
     def check(self, batch: pa.RecordBatch, rows: range) -> None:
-        """Raises InputError for columns other than those of the batches before, or of the files that were there."""
+        """Raises InputError if the columns differ from those of earlier batches, or of files that existed already."""
         where, found, first = shown(rows), batch.schema, self._first
         if first is None:
             self._first, first = (where, found), self._there
@@ -99,7 +100,7 @@ class Folder:
             )
 
     def write(self, part: Part, batches: Sequence[pa.RecordBatch]) -> None:
-        """Has the file appear as a whole, and stay through a crash of the machine."""
+        """Writes the file atomically, so that it survives a crash of the machine."""
         unfinished = self._path / f"{_UNFINISHED}{part.name}"
         with open(unfinished, "wb", opener=_new) as file:
             pq.write_table(pa.Table.from_batches(batches), file)
@@ -109,16 +110,16 @@ class Folder:
         self._sync()
 
     def num_there(self) -> int:
-        """Counted anew: an interrupt may come between a file and a note of it."""
+        """Number of complete files, counted in the folder, because an interrupt may arrive right after a rename."""
         return self.work.num_parts - len(self.work.left(set(os.listdir(self._path))))
 
     def finish(self) -> None:
-        """Marks it: all files are there."""
+        """Marks the folder as complete."""
         with open(self._path / DONE, "a", opener=_not_a_link):
             self._sync()
 
     def _sync(self) -> None:
-        """Has the names in the folder stay through a crash of the machine."""
+        """Makes the names in the folder survive a crash of the machine."""
         fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
@@ -127,7 +128,7 @@ class Folder:
 
 
 def _not_a_link(path: str, flags: int) -> int:
-    """Opens a file. Raises InputError for anything else: whoever else writes to the folder may have put it there."""
+    """Opens a regular file. Raises InputError for anything else, because another user may have planted it."""
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as exc:
@@ -139,11 +140,11 @@ def _not_a_link(path: str, flags: int) -> int:
             return fd
         os.close(fd)
         found = "something else"
-    raise InputError(f"{path} is needed as a file, found {found}: name a folder that only you write to")
+    raise InputError(f"{path} must be a regular file, found {found}: name a folder that only you write to")
 
 
 def _new(path: str, flags: int) -> int:
-    """Opens a file in the place of whatever has its name."""
+    """Opens a new file, and removes whatever had its name."""
     with suppress(FileNotFoundError):
         os.unlink(path)
     return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o666)
@@ -153,7 +154,7 @@ def _check_not_anothers_link(path: Path) -> None:
     found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.getuid()):
         raise InputError(
-            f"{path} is a link of user {found.st_uid}, who chooses where results go: name a folder of your own"
+            f"{path} is a link of user {found.st_uid}, who could redirect the results: name a folder of your own"
         )
 
 
@@ -161,13 +162,13 @@ def _check_is_ours(path: Path) -> None:
     strange = sorted(name for name in os.listdir(path) if not name.startswith((".", "_")))
     if strange and not (path / RECORD).exists():
         raise InputError(
-            f"results need a folder of their own, and {path} has {strange[0]!r} in it and no {RECORD}: name a folder "
-            "that is empty or not there yet"
+            f"results need a folder of their own, but {path} contains {strange[0]!r} and no {RECORD}: name a folder "
+            "that is empty or does not exist yet"
         )
 
 
 def _as_read(schema: pa.Schema) -> pa.Schema:
-    """What is read where this was written: Parquet does not keep all types, such as timestamps in seconds."""
+    """Returns the schema as read back from Parquet, which does not keep all types, such as timestamps in seconds."""
     sink = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), sink)
     return pq.read_schema(pa.BufferReader(sink.getvalue()))

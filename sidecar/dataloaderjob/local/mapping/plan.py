@@ -1,7 +1,7 @@
-"""Which files results go to, and which of them are left to make. Pure: `folder` knows what is there.
+"""Plan of the result files, and of the files still missing. Pure: `folder` looks at the file system.
 
-A file has consecutive rows of whole batches, so all that is in it follows from the work alone, not from when or by how
-many runs it was made.
+A file has consecutive rows of whole batches. Its content therefore follows from the work alone, whatever the number of
+runs that it takes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a folder has the results of."""
+    """The work whose results are in a folder."""
 
     script: str
-    """Its name, without folders."""
+    """Name of the script, without folders."""
     dataset: str
     function: str
     collate_fn: str | None
@@ -24,7 +24,7 @@ class Work:
     """Length of the dataset."""
     batch_size: int
     rows_per_file: int
-    """Whole batches."""
+    """A multiple of `batch_size`."""
 
     @property
     def num_parts(self) -> int:
@@ -37,7 +37,7 @@ class Work:
         )
 
     def left(self, names: Collection[str]) -> list[Part]:
-        """Those whose files are not among `names`."""
+        """Parts whose files are not among `names`."""
         return [part for part in map(self.part, range(self.num_parts)) if part.name not in names]
 
     def as_record(self) -> dict[str, Any]:
@@ -59,13 +59,13 @@ class Part:
         return f"part-{self.number:0{digits}}-of-{self.of:0{digits}}.parquet"
 
     def batches(self, batch_size: int) -> Iterator[range]:
-        """The rows of each batch."""
+        """Yields the rows of each batch."""
         for start in range(self.start, self.stop, batch_size):
             yield range(start, min(start + batch_size, self.stop))
 
 
 def whole_batches(rows: int, batch_size: int) -> int:
-    """`rows`, raised to whole batches."""
+    """`rows`, rounded up to whole batches."""
     return -(-rows // batch_size) * batch_size
 
 
@@ -75,11 +75,11 @@ _WORDS = {
     "batch_size": "--batch-size",
     "rows_per_file": "--rows-per-file",
 }
-"""What the command calls a field; the others have their own names there."""
+"""Words for fields in messages; other fields go by their own names."""
 
 
 def differences(needed: Work, found: Mapping[str, Any]) -> list[str]:
-    """What a folder's record says otherwise."""
+    """Describes the fields that differ between a folder's record and the requested work."""
     return [
         f"{_WORDS.get(field.name, field.name)} is {found.get(field.name)} there and {getattr(needed, field.name)} here"
         for field in fields(needed)

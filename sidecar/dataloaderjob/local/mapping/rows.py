@@ -1,8 +1,8 @@
-"""What runs in feeders: inputs with their index, and a function whose results become columns.
+"""The part of the map command that runs in feeders: inputs with their index, and results turned into columns.
 
-Results travel as one Arrow message for each batch, so that feeders, not the process that writes, make columns of them.
-Generators are seeded by the index of an input, and not by its place among those that are left: a run that is gone on
-with draws what one without a break draws.
+Results travel as one Arrow message for each batch, so that feeders, not the writing process, convert them to columns.
+Generators are seeded by the index of an input, not by its place among the remaining inputs. A resumed run therefore
+draws the same numbers as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from dataloaderjob.making.fetcher import batch_seed, seed_batch, seed_generators
 from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators
 
 INDEX = "index"
-"""The column that is not the function's."""
+"""The column that map adds to those of the function."""
 RESULT = "result"
-"""The column of a function that returns one array, tensor or list."""
+"""The column for a function that returns one array, tensor or list."""
 _SEED = 0
 REMEDY = (
-    "return arrays or tensors of one shape and type, a list with one array a row where lengths differ, or a "
+    "return arrays or tensors of one shape and type, a list with one array a row if lengths differ, or a "
     "pyarrow.RecordBatch"
 )
 
 
 class Inputs(Dataset[tuple[int, Any]]):
-    """(index, sample) for each index of a dataset."""
+    """Dataset of (index, sample) for each index of the user's dataset."""
 
     SEEDS_BY_KEY = True
-    """What is gone on with makes a sample at another place (`fetcher.BY_KEY`)."""
+    """A resumed run makes a sample at another position (`fetcher.BY_KEY`)."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -49,7 +49,7 @@ class Inputs(Dataset[tuple[int, Any]]):
 
 
 class BatchedInputs(Inputs):
-    """The same of a dataset that makes the samples of a batch together."""
+    """The same for a dataset with `__getitems__`, which makes the samples of a batch together."""
 
     def __getitems__(self, indices: list[int]) -> list[tuple[int, Any]]:
         seed_batch(_SEED, indices[0])
@@ -65,15 +65,15 @@ def inputs(dataset: Any) -> Inputs:
 
 
 class Apply:
-    """The loader's collate_fn: (index, sample) pairs to the function's results, as an Arrow message."""
+    """The loader's collate_fn: turns (index, sample) pairs into the function's results, as an Arrow message."""
 
     def __init__(self, function: Callable[[Any], Any], collate_fn: Callable[[Any], Any] | None) -> None:
-        """`function`: a class is made once in each process, when its first batch comes."""
+        """`function`: a class is instantiated once in each process, for its first batch."""
         self._function = function
         self._collate_fn = collate_fn
         self._made: Callable[[Any], Any] | None = None
         self._held = NOTHING_HELD
-        """Generators of what was made of a class here; those of a function are the fetcher's affair."""
+        """Generators held by an instance created here; the fetcher seeds those of a function."""
 
     def __call__(self, pairs: list[tuple[int, Any]]) -> np.ndarray[Any, Any]:
         rows = range(pairs[0][0], pairs[-1][0] + 1)
@@ -98,14 +98,14 @@ class Apply:
         except Exception as exc:  # lengths that differ, types that it does not know
             raise InputError(
                 f"torch's default_collate cannot make a batch of the samples of {shown(rows)}: {exc}. Name a function "
-                "of the script that does, with --collate-fn"
+                "of the script that can, with --collate-fn"
             ) from exc
 
 
 def make(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """An instance, where it is a class; a module of torch in its mode for inference."""
+    """Returns the function, or an instance if it is a class; a torch.nn.Module is put in evaluation mode."""
     if isinstance(function, type):
-        seed_generators(_SEED)  # weights that are drawn are the same in all feeders
+        seed_generators(_SEED)  # random initial weights are the same in all feeders
         function = function()
     return function.eval() if isinstance(function, torch.nn.Module) else function
 
@@ -118,7 +118,7 @@ def to_message(batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
 
 
 def from_message(message: np.ndarray[Any, Any]) -> pa.RecordBatch:
-    """Shares no memory with the message."""
+    """Unpacks a message; the result shares no memory with it."""
     with pa.ipc.open_stream(pa.py_buffer(message.tobytes())) as stream:
         return stream.read_next_batch()
 
@@ -127,13 +127,16 @@ def from_message(message: np.ndarray[Any, Any]) -> pa.RecordBatch:
 
 
 def record_batch(result: Any, rows: range) -> pa.RecordBatch:
-    """What a function returned for these rows, behind their indices. Raises InputError for what is no column."""
-    if hasattr(result, "columns") and hasattr(result, "__arrow_c_stream__"):  # a DataFrame, of pandas say
+    """Returns a record batch of the rows' indices and the function's result. Raises InputError if the result cannot
+    become columns."""
+    if hasattr(result, "columns") and hasattr(
+        result, "__arrow_c_stream__"
+    ):  # a DataFrame, for example of pandas
         result = pa.table(result)
     if isinstance(result, pa.Table | pa.RecordBatch):
         columns = dict(zip(result.schema.names, result.columns, strict=True))
         if len(columns) < len(result.schema.names):
-            raise InputError(f"columns of the result for {shown(rows)} have one name: {result.schema.names}")
+            raise InputError(f"columns of the result for {shown(rows)} share a name: {result.schema.names}")
     elif isinstance(result, Mapping):
         columns = dict(result)
     elif hasattr(result, "_asdict"):  # a namedtuple
@@ -148,8 +151,8 @@ def record_batch(result: Any, rows: range) -> pa.RecordBatch:
         raise InputError(f"the function returned no column for {shown(rows)}: {REMEDY}")
     if INDEX in columns:
         raise InputError(
-            f"the function returned a column {INDEX!r} for {shown(rows)}, which is the name of a row's place in the "
-            "dataset: name it otherwise"
+            f"the function returned a column {INDEX!r} for {shown(rows)}, but that column holds a row's index in the "
+            "dataset: rename yours"
         )
     arrays = [pa.array(np.arange(rows.start, rows.stop, dtype=np.int64))]
     arrays += [_column(name, value, rows) for name, value in columns.items()]
@@ -174,7 +177,8 @@ def _column(name: Any, value: Any, rows: range) -> pa.Array:
 
 
 def as_arrow(value: Any) -> pa.Array:
-    """One element for each row. Raises what pyarrow, or the value's own library, raises for what is no column."""
+    """Returns an array with one element for each row. Raises what pyarrow, or the value's own library, raises if the
+    value cannot become a column."""
     if isinstance(value, pa.ChunkedArray):
         return value.combine_chunks()
     if isinstance(value, pa.Array):
@@ -185,7 +189,7 @@ def as_arrow(value: Any) -> pa.Array:
         return _nested(_numpy(value))
     if isinstance(value, np.ndarray):
         return _nested(value)
-    if hasattr(value, "__arrow_c_array__") or hasattr(value, "__array__"):  # a Series, say
+    if hasattr(value, "__arrow_c_array__") or hasattr(value, "__array__"):  # for example a Series
         return pa.array(value)
     raise TypeError(f"it is of type {type(value).__name__}, which has no rows")
 
@@ -196,9 +200,9 @@ def _numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def _nested(array: np.ndarray[Any, Any]) -> pa.Array:
-    """Rows of fixed shape as lists of fixed size within each other."""
+    """Converts rows of fixed shape to nested lists of fixed size."""
     if not array.ndim:
-        raise TypeError("it has no dimension, where the first is that of rows")
+        raise TypeError("it has no dimension, but the first dimension must be the rows")
     if not array.size and array.ndim > 1:
         raise ValueError(f"its shape is {array.shape}: a row has no element")
     flat = array.tolist() if array.dtype == object else np.ascontiguousarray(array).reshape(-1)
@@ -209,7 +213,7 @@ def _nested(array: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def _element(value: Any) -> Any:
-    """What Arrow takes within a list: arrays of one dimension, and lists of them."""
+    """Converts a value to what Arrow accepts within a list: arrays of one dimension, and lists of them."""
     if isinstance(value, torch.Tensor):
         value = _numpy(value)
     if not isinstance(value, np.ndarray):

@@ -1,6 +1,6 @@
-"""Loads the user's script, and takes the dataset and the functions out of it.
+"""Loads the user's script, and finds the dataset and the functions in it.
 
-It becomes `__main__` as multiprocessing's spawned workers have it: under the name `__mp_main__`, so that what is below
+As in multiprocessing's spawned workers, the script becomes `__main__` under the name `__mp_main__`, so that code below
 `if __name__ == "__main__":` does not run.
 """
 
@@ -26,14 +26,14 @@ class Script:
     """A loaded script."""
 
     def __init__(self, path: Path) -> None:
-        """Raises InputError where there is no such file, UserCodeError for what the script raises."""
+        """Raises InputError if the file does not exist, UserCodeError if the script raises an exception."""
         if not path.is_file():
-            raise InputError(f"a Python script is needed, and there is no file {path}")
+            raise InputError(f"a Python script is needed, but there is no file {path}")
         self.name = path.name
         self.text = path.read_bytes()
         sys.path[0:0] = [str(path.absolute().parent)]
         sys.argv[:] = [str(path)]
-        # What is random in it, such as the weights of a model, shall be the same when the work is gone on with.
+        # Random values in the script, such as the weights of a model, must be the same when the work is resumed.
         seed_generators(0)
         main = types.ModuleType(_NAME)
         main.__file__ = str(path.absolute())
@@ -42,12 +42,12 @@ class Script:
         called(path.name, self._execute)
 
     def _execute(self) -> None:
-        # It does not inherit this module's `from __future__`.
+        # The script must not inherit this module's `from __future__`.
         code = compile(self.text, self._globals["__file__"], "exec", dont_inherit=True)
         exec(code, self._globals)  # noqa: S102  the user's own script
 
     def get(self, name: str) -> Any:
-        """Raises InputError where the script has no such name."""
+        """Returns the object with this name. Raises InputError if the script has no such name."""
         try:
             return self._globals[name]
         except KeyError:
@@ -55,7 +55,7 @@ class Script:
             raise InputError(f"{self.name} has no {name!r}, only {', '.join(names) or 'nothing'}") from None
 
     def function(self, name: str) -> Callable[[Any], Any]:
-        """A function, a module of torch, or a class whose instances can be called."""
+        """Returns a function, a torch.nn.Module, or a class whose instances can be called."""
         found = self.get(name)
         called_on = found.__mro__ if isinstance(found, type) else ()
         if not callable(found) or (called_on and not any("__call__" in vars(cls) for cls in called_on)):
@@ -73,13 +73,13 @@ class Script:
         return found  # type: ignore[no-any-return]
 
     def dataset(self, name: str) -> Any:
-        """A dataset with a length, or what makes one when it is called."""
+        """Returns a dataset with a length. If `name` is a class or a function, calls it to create the dataset."""
         found = self.get(name)
         if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
             found = called(f"{name} in {self.name}", found)
         if isinstance(found, IterableDataset):
             raise InputError(
-                f"{name} in {self.name} is an IterableDataset, whose samples have no index to write beside a result: "
+                f"{name} in {self.name} is an IterableDataset, whose samples have no index to write with a result: "
                 "map needs a dataset with __getitem__ and __len__"
             )
         if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
@@ -91,7 +91,7 @@ class Script:
 
 
 def called(who: str, function: Callable[[], _T]) -> _T:
-    """Calls code of the user's. Raises UserCodeError, with the traceback, for whatever that raises."""
+    """Calls the user's code. Raises UserCodeError, with the traceback, for any exception that it raises."""
     try:
         return function()
     except (Exception, SystemExit) as exc:

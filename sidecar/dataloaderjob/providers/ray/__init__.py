@@ -1,1 +1,1 @@
-"""Feeders as actors of a Ray cluster. Nothing else imports ray; `node` alone does without it, too."""
+"""Feeders as actors of a Ray cluster. No other provider imports ray, and in this package `node` does not."""

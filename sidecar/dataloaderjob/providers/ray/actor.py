@@ -1,19 +1,19 @@
-"""The Ray actor of a feeder: it starts the feeder's host as a child, and ends as that ends. Run by Ray's workers.
+"""The Ray actor of a feeder: it starts the feeder's host as a child, and ends when that ends. Run by Ray's workers.
 
-User code is not in this process, nor is torch: Ray's threads and connections stay out of what forks. The child ends
-with its standard input, so with this process, however that ends. A feeder that Ray starts again by itself serves
-again without anybody calling it.
+This process has neither user code nor torch, so Ray's threads and connections stay out of processes that fork. The
+child ends when its standard input closes, and thus with this process, however that ends. A feeder that Ray restarts by
+itself serves again without anybody calling it.
 
 In a pod, the feeder hands its output to the pod's main process. People read `kubectl logs` of the pod, while Ray
-keeps what workers print in files that only grow. The reading ends of three pipes go to a datagram socket of the pod's
-(`pod.feeder`). The writing ends of two become file descriptors 1 and 2, so that output of native code and of child
-processes goes there, too; that of the third is this process's alone, and tells the pod that the feeder serves, and by
-its end that it is gone. Pipes and not sockets, because user code may open /dev/stdout. The pod's process always reads
-on, whether or not anybody reads what it prints, so user code does not wait.
+keeps workers' output in files that only grow. The read ends of three pipes are sent to a datagram socket of the pod
+(`pod.feeder`). The write ends of two become file descriptors 1 and 2, so output of native code and of child processes
+arrives there, too. The write end of the third belongs to this process alone. It reports to the pod that the feeder
+serves and, by closing, that the feeder is gone. They are pipes, not sockets, because user code may open /dev/stdout.
+The pod's process always keeps reading, even if nobody reads what it prints, so user code does not wait.
 
-On one machine, Ray brings workers' output to the driver that started them, which shows it as lines `[feeder-0] ...`;
-a supervisor that adopted its feeders is another driver, so the filter by driver is taken off (as Ray Serve does) and
-lines are chosen by name.
+On one machine, Ray brings workers' output to the driver that started them, which shows it as lines `[feeder-0] ...`.
+A supervisor that adopted its feeders is another driver. The filter by driver is therefore removed (Ray Serve does the
+same) and lines are selected by name.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
 LAST_WORDS_S = 2.0
-"""A process of user code may hold the pipe open for longer than the host lived."""
+"""Wait for the host's last output: a process of user code may hold the pipe open after the host's end."""
 EXIT_BROKEN = 70
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound
 _HANDLER = "dataloaderjob"
 
 
 def at_home(settings: FeederSettings, folder: Path) -> FeederSettings:
-    """The settings with the blobs in this node's folder: the supervisor does not know it."""
+    """Returns the settings with the blobs in this node's folder, which the supervisor does not know."""
     return dataclasses.replace(settings, blob_folder=str(folder / NODE_BLOBS), sweeps_blobs=True)
 
 
 def tell_ended(settings: FeederSettings, why: str) -> None:
-    """Has the supervisor hear that a feeder's process was killed for want of memory.
+    """Reports to the supervisor that a feeder's process was killed for lack of memory.
 
-    Raises InputError if the key cannot be read, OSError and ProtocolError if the supervisor cannot be told.
+    Raises InputError if the key cannot be read, OSError and ProtocolError if the report fails.
     """
     if settings.supervisor_host is None:
         return
@@ -75,8 +75,8 @@ def tell_ended(settings: FeederSettings, why: str) -> None:
 
 
 def hand_over(name: str, folder: Path) -> int | None:
-    """Leaves what this process prints from now on to the pod to show. Returns the descriptor to write to once the
-    feeder serves; None where nobody takes it: then all stays as it was."""
+    """Lets the pod show what this process prints from now on. Returns the descriptor to write to once the feeder
+    serves; None if nobody takes the output, which then stays as it was."""
     ends = [os.pipe() for _ in range(3)]
     life = None
     try:
@@ -91,7 +91,7 @@ def hand_over(name: str, folder: Path) -> int | None:
         life = os.dup(ends[2][1])
     except OSError as exc:
         log.warning(
-            "%s: its output stays in Ray's files, for the pod's process does not take it: %s", name, exc
+            "%s: its output stays in Ray's files because the pod's process does not take it: %s", name, exc
         )
     finally:
         for fd in (fd for pair in ends for fd in pair):
@@ -103,13 +103,13 @@ class Feeder:
     """One feeder of a job."""
 
     def __init__(self, settings: FeederSettings) -> None:
-        """Raises ServiceError with the host's last words when it does not serve; Ray tells the supervisor."""
-        self._name = settings.name  # first: Ray asks for the name of one that fails below, too
+        """Raises ServiceError with the host's last line if it does not serve; Ray reports that to the supervisor."""
+        self._name = settings.name  # first: Ray asks for the name even if the rest of this fails
         life = None
         if folder := os.environ.get(NODE_FOLDER_VARIABLE):
             settings = at_home(settings, Path(folder))
             life = hand_over(settings.name, Path(folder))
-        # Ray has the kernel take its workers first: then a feeder's host would go before what grows in it.
+        # Ray has the kernel kill its workers first: a feeder's host would then die before the process that grows.
         die_as(os.getppid())
         self._settings = settings
         logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
@@ -130,7 +130,7 @@ class Feeder:
         return self._name
 
     def _end_with_host(self) -> None:
-        """A process without a host is of no use: Ray starts another."""
+        """Ends this process with its host: without one it is useless, and Ray starts another."""
         try:
             code = self._host.wait()
             if self._host.memory:
@@ -144,14 +144,14 @@ class Host:
     """A host that serves one feeder, as a child of this process."""
 
     def __init__(self, settings: FeederSettings, env: Mapping[str, str]) -> None:
-        """Returns once the feeder serves. Raises ServiceError with its last words if it ends before, OSError.
+        """Returns once the feeder serves. Raises ServiceError with its last line if it ends first, OSError.
 
-        Without a deadline of its own: the supervisor has one, and kills the actor.
+        There is no deadline here: the supervisor has one, and kills the actor.
         """
         self._words = ""
         """The last line on its standard error."""
         self.memory = ""
-        """What there was of it, where the host was killed for want of it."""
+        """The amount of memory and a remedy, if the host was killed for lack of it; else empty."""
         self._field, self._watch = settings.memory_field, MemoryWatch()
         with tempfile.TemporaryDirectory(prefix="dlj-feeder-") as folder:
             self._process, reader = start_host(settings, Path(folder), stderr=subprocess.PIPE, env=env)
@@ -167,19 +167,19 @@ class Host:
             raise ServiceError(f"{settings.name}: {ended_text(code, self._words, self.memory)}") from exc
 
     def wait(self) -> int:
-        """The exit code, once its last words are shown."""
+        """Returns the exit code once the host has ended and its last output is shown."""
         while (code := self._process.poll()) is None:
             self._watch.look()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(LOOK_S)
-        if code and self._watch.killed:  # the host also ends where what it needs was killed
+        if code and self._watch.killed:  # the host also ends if a process that it needs was killed
             self.memory = describe_limit(self._field)
         self._copier.join(LAST_WORDS_S)
         return code
 
     def _copy_errors(self) -> None:
-        """Hands on what comes on the child's standard error, and remembers the end of it."""
-        assert self._process.stderr is not None  # noqa: S101  it was asked for
+        """Copies the child's standard error to this process's, and remembers its last line."""
+        assert self._process.stderr is not None  # noqa: S101  it is a pipe
         fd, lines, shown = self._process.stderr.fileno(), Lines(self._remember), True
         while data := os.read(fd, 1 << 16):
             lines.feed(data)
@@ -189,7 +189,7 @@ class Host:
                     view = view[os.write(2, view) :]
                 except BlockingIOError:
                     select.select([], [2], [])
-                except OSError:  # nobody takes it any more; the child shall not wait for that
+                except OSError:  # nobody reads it any more; the child must not wait
                     shown = False
         lines.feed(b"", final=True)
 
@@ -208,7 +208,7 @@ def show() -> None:
 
 def _print(data: dict[str, Any]) -> None:
     name = str(data.get("actor_name") or "")
-    if index_of(name) is None and name != "Feeder":  # before it is constructed it is called by its class
+    if index_of(name) is None and name != "Feeder":  # before it is constructed its name is that of its class
         return
     out = sys.stderr if data.get("is_err") else sys.stdout
     for line in data.get("lines", ()):

@@ -1,10 +1,10 @@
-"""Ray's processes on one node: started, watched and ended as one thing. Shared by `local` and `pod`.
+"""Ray's processes on one node: started, watched and ended as a unit. Shared by `local` and `pod`.
 
-`ray start` runs in a session of its own, with no CPUs unless user code may start tasks (feeders are placed by a
-resource named "feeder", and Ray starts no workers ahead of need), no dashboard or client server, a small object store
-and token authentication. Without `--block`, which would kill the raylet and with it all feeders as soon as the GCS
-dies. Ray's processes outlive a SIGTERM, so every process of the session is recorded by a pidfd, and what is
-left after the grace is killed by it. Ray itself is not imported.
+`ray start` runs in a session of its own, with no dashboard or client server, a small object store and token
+authentication. It gets no CPUs unless user code may start tasks: feeders are placed by a resource named "feeder", and
+Ray starts no workers ahead of need. It runs without `--block`, which would kill the raylet, and with it all feeders, as
+soon as the GCS dies. Ray's processes outlive a SIGTERM, so every process of the session is recorded by a pidfd, which
+is used to kill those left after the grace period. Ray itself is not imported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_FOLDER_NBYTES = 40
 NO_TASKS = RayTasks()
 NOTHING: Mapping[str, str] = MappingProxyType({})
 HOST_MODULE = "dataloaderjob.feeder.host"
-"""What a node runs for a feeder: this package may not import it."""
+"""The module that a node runs for a feeder: this package may not import it."""
 _START = (
     "import ray.scripts.scripts as scripts; "
     "from ray._private.node import Node; "
@@ -72,7 +72,7 @@ class RayNode:
     ) -> None:
         """`folder` has all state. `vital`: names of the processes without which the node is dead.
 
-        Raises InputError, with `remedy`, when the folder's path is too long for Ray's Unix sockets.
+        Raises InputError, with `remedy`, if the folder's path is too long for Ray's Unix sockets.
         """
         self.folder = folder.absolute()
         if len(os.fsencode(self.folder)) > MAX_FOLDER_NBYTES:
@@ -90,11 +90,11 @@ class RayNode:
 
     @property
     def address_path(self) -> Path:
-        """`ray start` writes the address of the GCS there as the last thing it does."""
+        """File to which `ray start` writes the address of the GCS as its last step."""
         return self.folder / "ray_current_cluster"
 
     def env(self) -> dict[str, str]:
-        """Environment for every process that talks to this Ray: authentication, tuning."""
+        """Returns the environment for every process that talks to this Ray: authentication, tuning."""
         return {
             **self.tuning.env(),
             "RAY_AUTH_MODE": "token",
@@ -103,13 +103,13 @@ class RayNode:
         }
 
     def defaults(self) -> dict[str, str]:
-        """What Ray is told of unless the environment says otherwise: to leave want of memory to the kernel where it has
-        no tasks. Ray's monitor would end a feeder, with all that runs there, before the kernel ended the one process of
-        user code that grows, of which the feeder can tell."""
+        """Returns variables that the environment may override. If Ray has no tasks, it leaves lack of memory to the
+        kernel: Ray's monitor would end a feeder, with all that runs there, before the kernel ended the one process of
+        user code that grows, whose end the feeder can report."""
         return {} if self._tasks.cpus else {"RAY_memory_monitor_refresh_ms": "0"}
 
     def marks(self) -> dict[str, str]:
-        """What the node's processes, and so actors of feeders, are told of it."""
+        """Returns variables about the node for its processes, and thus for feeders' actors."""
         return {RAY_TASKS_VARIABLE: "1"} if self._tasks.cpus else {}
 
     def launch(
@@ -117,12 +117,12 @@ class RayNode:
     ) -> None:
         """Starts the processes; returns before they are up. Raises OSError.
 
-        `env` is what user code in feeders has, besides what Ray is told; `cwd` is where it runs.
-        What `ray start` prints goes to `log_path`; None: where this process's own output goes.
+        `env` is the environment of user code in feeders, to which Ray's own variables are added; `cwd` is where it
+        runs. The output of `ray start` goes to `log_path`; None: to this process's own output.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.address_path.unlink(missing_ok=True)
-        # What the head's GCS is given here is in force on all nodes, and it can be asked for it.
+        # The config of the head's GCS is in force on all nodes, and the GCS can be asked for it.
         config = [f"--system-config={json.dumps(self.tuning.config())}"] if "--head" in options else []
         command = [
             sys.executable, "-P", "-c", _START, "start", *options, *config,
@@ -139,26 +139,26 @@ class RayNode:
         self._record()
 
     def start_code(self) -> int | None:
-        """How `ray start` ended; None while it runs. Raises RuntimeError before `launch`."""
+        """Returns the exit code of `ray start`; None while it runs. Raises RuntimeError before `launch`."""
         if self._starter is None:
             raise RuntimeError("launch comes first")
         return self._starter.poll()
 
     def pids(self) -> dict[int, str]:
-        """Processes of this node, recorded now or before, that live: pid to name."""
+        """Returns the live processes of this node, recorded now or before: pid to name."""
         self._record()
         return {p.pid: p.name for p in self._processes.values() if alive(p.pidfd)}
 
     def pid_of(self, name: str) -> int | None:
-        """Pid of the process of this name, whether or not it lives; None if there was none."""
+        """Returns the pid of the process of this name, whether or not it lives; None if there was none."""
         return next((p.pid for p in self._processes.values() if p.name == name), None)
 
     def alive(self) -> bool:
-        """Whether all vital processes live."""
+        """Returns True if all vital processes live."""
         return self._vital <= set(self.pids().values())
 
     def vital_pidfds(self) -> dict[str, int]:
-        """Pidfds of the vital processes, once they run; valid until `stop`."""
+        """Returns the pidfds of the vital processes, once they run; valid until `stop`."""
         self._record()
         return {p.name: p.pidfd for p in self._processes.values() if p.name in self._vital}
 
@@ -192,7 +192,7 @@ class RayNode:
             time.sleep(0.02)
 
     def _record(self) -> None:
-        """Records the processes of the session, also those whose parents are gone."""
+        """Records the processes of the session, including those whose parents are gone."""
         if self._starter is None:
             return
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
@@ -213,13 +213,13 @@ class RayNode:
 
 
 def without_ray(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what it says to Ray: that is ours to say."""
+    """Returns an environment without Ray's variables: this package sets those."""
     return {name: value for name, value in env.items() if not name.startswith("RAY_")}
 
 
 def ray_of_tasks(env: Mapping[str, str], address: str) -> dict[str, str]:
-    """What user code needs to be a driver of the Ray at `address`, of a node's environment; nothing where it may not be
-    one."""
+    """Returns the variables that user code needs to be a driver of the Ray at `address`, from a node's environment;
+    none if it may not be one."""
     if RAY_TASKS_VARIABLE not in env:
         return {}
     own = {name: env[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH") if name in env}
@@ -235,8 +235,8 @@ def start_host(
     own_session: bool = False,
     env: Mapping[str, str] = NOTHING,
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts the host of one feeder, with its settings in `folder`. Returns it, and a descriptor that has a line once
-    it serves. User code in it is not Ray's, and sees nothing of its token, unless `env` has it. Raises OSError."""
+    """Starts the host of one feeder, with its settings in `folder`. Returns it, and a descriptor that yields a line
+    once it serves. Its user code is not Ray's, and does not see Ray's token unless `env` has it. Raises OSError."""
     path = folder / "settings.json"
     dump(settings, path)
     reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -252,7 +252,7 @@ def start_host(
 
 
 def _session_and_name(pid: int) -> tuple[int, str] | None:
-    """Session and name of a process that is no zombie, None if there is none."""
+    """Returns session and name of a process; None if it does not exist or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""All calls of the supervisor to Ray: connect, place, kill, find feeders. Only its main thread comes here.
+"""All calls of the supervisor to Ray: connect, place, kill, find feeders. Only its main thread calls this module.
 
-The module also explains why a feeder is late, from what Ray's GCS says of its actor (pure). A worker
-process that has not registered with its raylet in time is ended and started anew, six times; then the actor is dead
-(Ray 2.60). One whose constructor raises is dead at once.
+The module also explains why a feeder is late, from the record of its actor in Ray's GCS (pure). Ray kills and restarts
+a worker process that has not registered with its raylet in time, six times; then the actor is dead (Ray 2.60). An actor
+whose constructor raises is dead at once.
 """
 
 from __future__ import annotations
@@ -36,55 +36,55 @@ from dataloaderjob.providers.ray.actor import Feeder
 log = logging.getLogger(__name__)
 
 GCS_GONE_S = 5.0
-"""Calls to Ray hang when its GCS is gone; after so long without it this process ends."""
+"""Calls to Ray hang when its GCS is gone. After this long without it, this process ends."""
 REGISTER_MARGIN_S = 1.0
-"""The raylet looks at its own clock, and starts the process a moment after it has the actor."""
+"""The raylet uses its own clock, and starts the process a moment after it has received the actor."""
 JOIN_S = 10.0
-"""So long a node may take to join Ray: want of room is told as the cause only then."""
+"""Time that a node may take to join Ray. Lack of room is reported as the cause only after it."""
 MEMORY_KILL_S = 30.0
-"""So long Ray's memory monitor is the cause for which a feeder is gone."""
+"""Time for which a kill by Ray's memory monitor is taken as the cause of a feeder's loss."""
 DEAD = "DEAD"
 _OUT_OF_MEMORY = common_pb2.WorkerExitType.Value("NODE_OUT_OF_MEMORY")  # type: ignore[attr-defined]
 _STARTUP_FAILED = "worker startup"
-"""What Ray's GCS says of a process that never registered."""
+"""Part of the GCS's record of a process that never registered."""
 
 
 class Life(NamedTuple):
-    """An actor as the GCS has it."""
+    """The GCS's record of an actor."""
 
     state: str
-    """Ray's own name for it, such as PENDING_CREATION."""
+    """Ray's own name for its state, such as PENDING_CREATION."""
     registered: bool
-    """A worker process has registered for it."""
+    """True if a worker process has registered for it."""
     restarts: int = 0
     death: str = ""
-    """Why it is dead, its last line; empty while it is not."""
+    """The last line of the reason why it is dead; empty while it is not."""
     host: str = ""
-    """Address of the node that Ray gave it; empty before."""
+    """Address of the node that Ray has chosen for it; empty before."""
 
 
 class Room(NamedTuple):
-    """What the nodes have room for."""
+    """The room that the nodes have."""
 
     places: int
-    """Number of feeders that there is room for, those that are there among them."""
+    """Number of feeders for which there is room, including those placed already."""
     lacking: str
-    """What one more would need; empty if nothing is lacking now."""
+    """Resources that are missing for one more; empty if nothing is lacking now."""
 
 
 class Explainer:
-    """Remembers since when an actor has had room without a process, or no room."""
+    """Explains why feeders are late. It remembers since when an actor has had room but no process, or no room."""
 
     def __init__(self, register_timeout_s: float) -> None:
         self._register_timeout_s = register_timeout_s
         self._starting: dict[int, float] = {}
         self._crowded: dict[int, float] = {}
-        """The time since when there is no room for it."""
+        """feeder -> time since when there is no room for it."""
 
     def explain(
         self, late: Iterable[int], lives: Mapping[int, Life], room: Room, *, taken: int, now: float
     ) -> Iterator[Why]:
-        """`late`: feeders that have not reported, in order. `taken`: places of all others that are there."""
+        """Yields why feeders are late. `late`: those without a report, in order. `taken`: places of all others."""
         for why in self._explain(sorted(late), lives, room, taken=taken, now=now):
             life = lives.get(why.feeder)
             yield why if life is None else why._replace(host=life.host)
@@ -144,7 +144,7 @@ class Explainer:
             f"no worker process of it registered with Ray within worker_register_timeout, "
             f"{self._register_timeout_s:g} s; each one is ended and another started: raise "
             "spec.ray.managed.tuning.workerRegisterTimeoutSeconds. If they crash at their start instead, Ray's log on "
-            "their node, raylet.out, says so"
+            "their node, raylet.out, shows it"
         )
 
 
@@ -160,15 +160,15 @@ class RayProvider:
         self.session = ""
         """Ray's name for the cluster, once connected."""
         self.in_force: dict[str, Any] = {}
-        """Ray's version and config, as its GCS says, once connected."""
+        """Ray's version and config, according to its GCS, once connected."""
         self._explainer = Explainer(settings.worker_register_timeout_s)
         self._actors: dict[int, str] = {}
-        """Ids of those that were looked for, as hexadecimal digits."""
+        """feeder -> hexadecimal id of its actor, for feeders that were placed or looked up."""
 
     def connect(self) -> None:
-        """ray.init, which has no deadline of its own, under a watchdog that ends this process.
+        """Calls ray.init, which has no deadline of its own, under a watchdog that ends this process.
 
-        Raises ServiceError when Ray refuses.
+        Raises ServiceError if Ray refuses.
         """
         settings = self._settings
         with _deadline(settings.init_timeout_s, self._late_text()):
@@ -194,8 +194,8 @@ class RayProvider:
         settings = self._settings
         return (
             f"ray.init to {settings.ray_address} did not return within {settings.init_timeout_s:.0f} s. "
-            f"Ray's worker_register_timeout is {settings.worker_register_timeout_s} s: where a worker "
-            "process takes longer than that to start, Ray kills and starts it for ever. Raise "
+            f"Ray's worker_register_timeout is {settings.worker_register_timeout_s} s: if a worker "
+            "process takes longer than that to start, Ray kills and restarts it forever. Raise "
             "spec.ray.managed.tuning.workerRegisterTimeoutSeconds, or see the logs of gcs_server and raylet if the "
             "head itself does not answer"
         )
@@ -205,7 +205,7 @@ class RayProvider:
         return sorted(index for name in names if (index := index_of(name)) is not None)
 
     def place(self, index: int, num_feeders: int) -> None:
-        """Asks Ray for a feeder; it reports by itself when it is up. Raises ServiceError when Ray refuses."""
+        """Asks Ray for a feeder, which reports by itself when it is up. Raises ServiceError if Ray refuses."""
         options = {
             "name": name_of(index),
             "namespace": self._namespace,
@@ -236,7 +236,7 @@ class RayProvider:
         )
 
     def out_of_memory(self) -> Mapping[str, str]:
-        """What Ray's GCS says of workers that its memory monitor killed: of actors it does not."""
+        """Reads from the GCS which workers Ray's memory monitor killed; the GCS does not record that for actors."""
         try:
             table = ray_state.state._connect_and_get_accessor().get_worker_table()  # noqa: SLF001  the only way to it
         except Exception as exc:
@@ -252,7 +252,7 @@ class RayProvider:
         }
 
     def _room(self) -> Room:
-        """Asks for how many feeders there is room, and what Ray lacks for one more. Raises ServiceError."""
+        """Asks Ray how many feeders it has room for, and what it lacks for one more. Raises ServiceError."""
         needed = self._settings.feeder_resources
         try:
             total = ray.cluster_resources()  # type: ignore[no-untyped-call]
@@ -268,7 +268,7 @@ class RayProvider:
         return Room(places, "; ".join(lacking))
 
     def _lives(self, indices: Iterable[int]) -> dict[int, Life]:
-        """States of these feeders as Ray's GCS has them. Raises ServiceError."""
+        """Returns the GCS's records of these feeders' actors. Raises ServiceError."""
         try:
             return {index: life for index in indices if (life := self._life(index)) is not None}
         except Exception as exc:
@@ -293,14 +293,16 @@ class RayProvider:
 
 
 def monitor_text(detail: str, field: str) -> str:
-    """What to say of a worker that Ray's memory monitor killed, from Ray's words of it (2.60)."""
+    """Returns a message about a worker that Ray's memory monitor killed, made from Ray's own (2.60)."""
     found = re.search(r"was ([\d.]+ ?[KMGT]?B) used / ([\d.]+ ?[KMGT]?B) limit", detail)
     used = f", with {found[1]} of {found[2]} in use" if found else ""
-    return f"Ray's memory monitor killed its process, for its node ran out of memory{used}: {remedy(field)}"
+    return (
+        f"Ray's memory monitor killed its process because its node ran out of memory{used}: {remedy(field)}"
+    )
 
 
 def _last_line(cause: Any) -> str:
-    """The last line of what the GCS knows of an actor's death, in the words of whichever part of Ray told it."""
+    """Returns the last line of the GCS's record of an actor's death, whichever part of Ray reported it."""
     kind = cause.WhichOneof("context")
     info = getattr(cause, kind) if kind else None
     text = getattr(info, "formatted_exception_string", "") or getattr(info, "error_message", "")
@@ -311,9 +313,9 @@ def _last_line(cause: Any) -> str:
 
 
 def _end_when_gone(address: str, raylet: int | None) -> None:
-    """Ends this process with EXIT_RAY_LOST once its raylet ended, or nothing listens for the GCS any more.
+    """Ends this process with EXIT_RAY_LOST once its raylet has ended, or nothing listens for the GCS any more.
 
-    `raylet` is its pidfd. Ray itself leaves a driver without them, in calls that do not return.
+    `raylet` is the raylet's pidfd. Ray itself leaves a driver that has lost them in calls that do not return.
     """
     gcs = parse_address(address)
     seen = time.monotonic()
@@ -327,7 +329,7 @@ def _end_when_gone(address: str, raylet: int | None) -> None:
 
 
 def _raylet_pidfd() -> int | None:
-    """The raylet that this driver is connected to; None where it has another pid namespace."""
+    """Returns a pidfd of the raylet that this driver is connected to; None if it is in another pid namespace."""
     node: Any = ray_worker._global_node  # noqa: SLF001  no public way to one's own raylet
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(node.raylet_socket_name)

@@ -1,7 +1,7 @@
-"""Which feeder makes which ticket of a pool, and where its batch goes: the steps that all events share. Pure.
+"""Assigns a pool's tickets to feeders and its batches to places: the steps that all events share. Pure.
 
-The events are in `dispatcher`, the deadlines in `overseer`; the policies are in `choose` (which feeder) and `placing`
-(where a batch lies).
+The events are in `dispatcher`, the deadlines in `overseer`. The policies are in `choose` (feeders) and `placing`
+(places of batches).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from dataloaderjob.sidecar.dispatch.streams import (
 )
 
 MAX_STRIKES = 3
-"""A ticket that was being made when this many feeders died is the cause of their death."""
+"""Number of feeders that died while making a ticket, after which the ticket is taken for the cause."""
 
 
 def _of_slot(ticket: Ticket, slot: Slot) -> tuple[bytes, int]:
-    """A slot's ticket as its home gets it, and flags: where it begins is told to one that has not begun."""
+    """Returns a slot's ticket as its home gets it, and flags. A home that has not begun also gets the beginning."""
     snapshot, known = slot.snapshot(ticket.number_in_slot), slot.known(ticket.number_in_slot)
     live = (other for other in ticket.stream.tickets.values() if other.state in (State.QUEUED, State.ASKED))
     if slot.begun or any(other.slot is slot and other.number < ticket.number for other in live):
@@ -51,7 +51,7 @@ class Assignments:
     """The state of one pool: its streams, its feeders, its space."""
 
     def __init__(self, settings: LoaderSettings, *, rank: int = 0) -> None:
-        """`rank`: of the trainer process; each begins with other feeders."""
+        """`rank`: the trainer process's; each rank begins with other feeders."""
         self.settings = settings
         self.rank = rank
         self.streams: dict[int, Stream] = {}
@@ -60,31 +60,31 @@ class Assignments:
         self.announced: dict[Attempt, None] = {}
         """Attempts that wait for space."""
         self.suspects: set[str] = set()
-        """Instances that are late, and get no further tickets."""
+        """Instances of feeders that are late and get no further tickets."""
         self.counters = Counters()
         self.feeders_lost_at: float | None = None
         self.unconnected_noted_at = float("-inf")
         self.desired_feeders: int | None = None
         self.supervisor_notes: list[str] = []
         self._noted: dict[str, float] = {}
-        """When a feeder last told that it still works at this."""
+        """note -> time at which a feeder last reported this ongoing work."""
         self.out_of_memory: frozenset[str] = frozenset()
-        """Names of feeders of which the supervisor says that memory ran out there of late."""
+        """Names of feeders that ran out of memory recently, according to the supervisor."""
         self.starved = False
-        """An announced body waits for space: the shell should hear of ended leases at once."""
+        """True if an announced body waits for space: the shell should report ended leases at once."""
         self._versions = Versions()
         self._out: list[Instruction] = []
         self.placer = Placer(settings.limit_nbytes, settings.pool_nbytes, self._out)
 
     def take(self) -> list[Instruction]:
-        """What is to be done, in order. Call after every event."""
+        """Returns the instructions to carry out, in order. Call after every event."""
         out = self._out[:]
         self._out.clear()
         return out
 
     @property
     def busy(self) -> bool:
-        """Whether `take` would return anything."""
+        """True if `take` would return anything."""
         return bool(self._out)
 
     def report(self, instruction: Instruction) -> None:
@@ -105,7 +105,7 @@ class Assignments:
                     self.fail_service(ticket, "ServiceUnavailable", refusal)
                     break
                 if ticket.unconfirmed and ticket.strikes + ticket.unconfirmed >= MAX_STRIKES:
-                    continue  # it may be what ends them
+                    continue  # it may be what ends the processes
                 slot = ticket.slot
                 feeder = self.ranks.choose(ticket.stream) if slot is None else self._home(now, ticket, slot)
                 if feeder is not None:
@@ -116,7 +116,7 @@ class Assignments:
                     return
 
     def _home(self, now: float, ticket: Ticket, slot: Slot) -> FeederState | None:
-        """The feeder that makes this slot, None while it is not there. Moves the slot where it will not be again."""
+        """Returns the feeder that makes this slot; None to wait. Moves the slot if its home does not return."""
 
         def able_to(feeder: FeederState) -> bool:
             return ticket.stream.bundle not in feeder.refused and slot.bundle not in feeder.not_loaded
@@ -140,12 +140,12 @@ class Assignments:
         return able[chosen]
 
     def _homes(self) -> list[str]:
-        """The homes of all slots; of one that is about to move, the next."""
+        """Returns the homes of all slots; for one that is about to move, the next home."""
         slots = (slot for stream in self.streams.values() for slot in stream.slots.of.values())
         return [slot.next_home or slot.home for slot in slots if slot.home]
 
     def _able(self, able_to: Callable[[FeederState], bool]) -> dict[str, FeederState]:
-        """Feeders that can take a slot now."""
+        """Returns the feeders that can take a slot now, by instance."""
         return {
             i: f for i, f in self.feeders.items()
             if f.up and not f.draining and f.suspect_since is None and able_to(f)
@@ -154,7 +154,7 @@ class Assignments:
     def _is_about_to_move(
         self, now: float, ticket: Ticket, slot: Slot, able_to: Callable[[FeederState], bool]
     ) -> bool:
-        """Whether a feeder has come that makes fewer slots, and shall make this one."""
+        """True if a feeder that makes fewer slots shall make this one."""
         slots = ticket.stream.slots
         if slot.next_home is None and now - slots.balanced_at >= BALANCE_EVERY_S:
             slot.next_home = better_home(slot, ticket.number_in_slot, self._able(able_to), self._homes())
@@ -166,15 +166,15 @@ class Assignments:
         return slot.next_home is not None
 
     def _move(self, ticket: Ticket, slot: Slot, home: FeederState | None, chosen: FeederState) -> None:
-        """Gives a slot a home, from the batch of this ticket on."""
+        """Gives a slot a home, starting with the batch of this ticket."""
         slot.begun = False
         beginning = slot.snapshot(ticket.number_in_slot)
         again = ticket.number_in_slot - (beginning[0] if beginning else 0)
         if again:
             self._out.append(
                 Note(
-                    f"slot {slot.number} goes on at {chosen.endpoint.name}, which makes {again} batches of it again "
-                    "first, unsent"
+                    f"slot {slot.number} continues at {chosen.endpoint.name}, which first makes {again} batches of it "
+                    "again, unsent"
                 )
             )
         owes = home is not None and any(attempt.ticket.slot is slot for attempt in home.attempts.values())
@@ -184,7 +184,7 @@ class Assignments:
         slot.home = chosen.endpoint.instance
 
     def _trust_suspects(self) -> bool:
-        """Asks silent feeders again where nobody else is left. Says whether that changed anything."""
+        """Asks silent feeders again if nobody else is left. Returns True if that changed anything."""
         if not self.suspects:
             return False
         up = [feeder for feeder in self.feeders.values() if feeder.up and not feeder.draining]
@@ -195,7 +195,7 @@ class Assignments:
         return True
 
     def suspect(self, feeder: FeederState, now: float, *, is_silent: bool = False) -> None:
-        """The feeder is late: it gets no further tickets until it answers, but for its slots' unless it is silent."""
+        """The feeder is late: until it answers, it gets only tickets of its slots, or none if it is silent."""
         feeder.suspect_since, feeder.is_silent = now, is_silent
         self.suspects.add(feeder.endpoint.instance)
         self.ranks.place(feeder)
@@ -206,7 +206,7 @@ class Assignments:
         self.ranks.place(feeder)
 
     def ask(self, now: float, ticket: Ticket, feeder: FeederState) -> None:
-        """Asks one feeder for a copy of `ticket`, with room for it where the pool has some."""
+        """Asks one feeder for a copy of `ticket`, with room for it if the pool has some."""
         stream = ticket.stream
         attempt = Attempt(ticket, feeder, now)
         if stream.size_hint and not ticket.asks:
@@ -231,12 +231,12 @@ class Assignments:
             feeder, Kind.TICKET, payload, stream=stream.id, ticket=ticket.number, bundle=bundle,
             room=attempt.extent.nbytes if attempt.extent else 0, flags=flags,
         )  # fmt: skip
-        if bundle not in feeder.bundles:  # it would ask for it: a round trip
+        if bundle not in feeder.bundles:  # else the feeder would ask for it: a round trip
             feeder.bundles.add(bundle)
             self.send_bundle(feeder, bundle)
 
     def drop_attempt(self, attempt: Attempt, *, cancel: bool, requeue: bool = True) -> None:
-        """Forgets one feeder's copy; with no other copy in the making the ticket is queued again."""
+        """Forgets one feeder's copy; if no other copy is in the making, the ticket is queued again."""
         ticket, feeder = attempt.ticket, attempt.feeder
         ticket.attempts.remove(attempt)
         if feeder.attempts.pop((ticket.stream.id, ticket.number), None) is not None:
@@ -268,11 +268,11 @@ class Assignments:
             self._out.append(Close(instance, "no longer listed", False))
 
     def grant(self, now: float) -> None:
-        """Gives places to announced bodies in ticket order, and always to what the trainer waits for."""
+        """Gives places to announced bodies in ticket order, and always to the one that the trainer waits for."""
         self.starved = False
         for attempt in sorted(self.announced, key=turn):
             if attempt not in self.announced:
-                continue  # dropped to make room for one before it
+                continue  # dropped to make room for an earlier one
             extent = self.placer.space.alloc(attempt.nbytes)
             if extent is None and attempt.ticket.number == attempt.ticket.stream.awaited:
                 extent = self.placer.room_for_awaited(
@@ -296,12 +296,12 @@ class Assignments:
         self.drop_attempt(attempt, cancel=True)
 
     def fail(self, ticket: Ticket, payload: bytes, *, is_end: bool = False) -> None:
-        """The ticket failed for good; the trainer raises when its turn comes. `is_end`: its slot has no such batch."""
+        """The ticket failed; the trainer raises when its turn comes. `is_end`: its slot has no such batch."""
         self.counters.failures += not is_end
         self._conclude(ticket, Fail(ticket.stream.id, ticket.number, payload, is_end))
 
     def say_there(self, ticket: Ticket) -> None:
-        """The ticket asked whether there is such a batch, and there is."""
+        """The ticket asked whether its batch exists, and it does."""
         self._conclude(ticket, SayThere(ticket.stream.id, ticket.number))
 
     def _conclude(self, ticket: Ticket, answer: Fail | SayThere) -> None:
@@ -315,7 +315,7 @@ class Assignments:
         self.fail(ticket, supervision.pack_failure(error, message))
 
     def release(self, stream: Stream) -> None:
-        """Tells that a closed stream does not use its bundles any more: feeders, and the parent."""
+        """Reports to feeders and to the parent that a closed stream no longer uses its bundles."""
         used = {bundle for other in self.streams.values() for bundle in other.manifests()}
         if stream.bundle not in used:
             self._out.append(Released(stream.bundle))

@@ -1,8 +1,8 @@
-"""Which feeder makes a batch. Another policy is another `choose`.
+"""Chooses the feeder that makes a batch. Another policy is another `choose`.
 
-Whether a feeder's versions fit a trainer's code is decided once for each pair: batches are equal bytes only where
-Python, torch, numpy and the CPU's vector units agree; the trainer's facts travel in the bundle, a feeder states its
-own in the handshake (`dataloaderjob.shipping.facts`).
+A feeder's versions are compared with those of a trainer's code once for each pair. Batches are equal bytes only if
+Python, torch, numpy and the CPU's vector units agree. The trainer's facts travel in the bundle; a feeder states its own
+in the handshake (`dataloaderjob.shipping.facts`).
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from dataloaderjob.sidecar.dispatch.streams import FeederState, Stream
 DEPTH_QUICK = 6
 QUICK_S = 0.005
 MISFIT_GRACE_S = 10.0
-"""While other feeders are listed and not connected yet, tickets wait so long for one that fits."""
+"""Time that tickets wait for a feeder that fits, while listed feeders are not connected yet."""
 COMPARED = 4
-"""Feeders whose load is compared: with the best of a few the load is nearly as even as with the best of all."""
+"""Number of feeders whose load is compared: the best of a few makes the load nearly as even as the best of all."""
 GOLDEN = 0.6180339887498949
-"""Multiples of the golden ratio, without their whole parts, lie evenly for any number of them."""
+"""The fractional parts of any number of multiples of the golden ratio are evenly spread."""
 LABELS = {"python": "Python", "torch": "torch", "numpy": "numpy"}
-"""Facts that must agree, with their names in messages. Any others are not compared."""
+"""Facts that must agree, with their names in messages. Other facts are not compared."""
 _INSTALL = "make the feeder image from the trainer's image plus dataloaderjob[feeder]"
 
 
 def depth(stream: Stream) -> int:
-    """Tickets out at one feeder: two hide the round trip; batches made in a few ms need more.
+    """Returns the number of tickets out at one feeder: two hide the round trip; batches made in a few ms need more.
 
-    Not more than needed: what lies at a slow feeder holds up all that comes after it.
+    It is no higher than needed: a ticket at a slow feeder holds up everything after it.
     """
     typical = stream.pace.typical
     return DEPTH_QUICK if typical is not None and typical < QUICK_S else TICKET_DEPTH
 
 
 def fits(feeder: FeederState, stream: Stream) -> bool:
-    """Checks whether nothing is known that keeps this feeder from making the stream's batches."""
+    """True unless something is known to keep this feeder from making the stream's batches."""
     return stream.bundle not in feeder.refused and stream.bundle not in feeder.not_loaded
 
 
 class Ranks:
-    """Feeders that take tickets, by how many they have: the least busy is found whatever the number of feeders.
+    """Feeders that take tickets, by their number of tickets. The least busy is found fast at any number of feeders.
 
-    Of feeders that have as many, the one that has had as many for the longest comes first. A feeder takes tickets until
-    it has `depth` of them, then again when it is down to half, so that several go in one system call.
+    Among feeders with equal numbers, the one whose number has stood longest comes first. A feeder takes tickets until
+    it has `depth` of them, then again once it is down to half, so that several are sent in one system call.
     """
 
     def __init__(self) -> None:
-        # A dict from whose front entries go is slow to find the first of the others.
+        # A plain dict whose front entries were removed is slow to find its first one.
         self._levels = [OrderedDict[str, FeederState]() for _ in range(max(DEPTH_QUICK, TICKET_DEPTH))]
 
     def place(self, feeder: FeederState) -> None:
-        """Files a feeder anew, after anything about it has changed."""
+        """Updates a feeder's place after anything about it has changed."""
         instance = feeder.endpoint.instance
         if feeder.level is not None:
             del self._levels[feeder.level][instance]
@@ -65,9 +65,9 @@ class Ranks:
             self._levels[out][instance] = feeder
 
     def choose(self, stream: Stream) -> FeederState | None:
-        """The least busy feeder that may take one more ticket of `stream`, None if all are full.
+        """Returns the least busy feeder that may take one more ticket of `stream`, None if all are full.
 
-        Busy is what we have out there first, then, of a few, what the feeder last said that all its sidecars have.
+        Feeders are compared by our tickets there, then, among a few, by their last report of all sidecars' tickets.
         """
         for level in self._levels[: depth(stream)]:
             if level and (found := self._least_loaded(level, stream)) is not None:
@@ -75,7 +75,7 @@ class Ranks:
         return None
 
     def idle(self, stream: Stream, *, without: Iterable[FeederState]) -> FeederState | None:
-        """A feeder with nothing to do for us but slots, for a hedge."""
+        """Returns a feeder that has nothing to do for us except slots, for a hedge."""
         skip = list(without)
         return next((f for f in self._levels[0].values() if fits(f, stream) and f not in skip), None)
 
@@ -92,14 +92,14 @@ class Ranks:
 
 
 def first_place(rank: int, feeders: int) -> int:
-    """Where in the list of feeders a trainer process begins: processes spread over them, however many there are."""
+    """Returns a trainer process's first place in the list of feeders. Any number of processes spread evenly."""
     return int(rank * GOLDEN % 1.0 * feeders)
 
 
 def mismatch(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None:
-    """Returns what differs and what to do, or None when every stated fact of the trainer agrees."""
+    """Returns the difference and a remedy, or None if every stated fact of the trainer agrees."""
     if trainer.get(SLOTS) and not feeder.get(SLOTS):
-        return "its release makes no batches of an IterableDataset: make its image of the trainer's release"
+        return "its release cannot make batches of an IterableDataset: build its image from the trainer's release"
     differing = [name for name in LABELS if name in trainer and trainer[name] != feeder.get(name)]
     if not differing:
         return None
@@ -111,27 +111,27 @@ def mismatch(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | Non
 
 
 def caution(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None:
-    """A difference that is told but does not keep a feeder from working: its CPU's vector units.
+    """Returns a difference in the CPU's vector units, which is reported but does not keep a feeder from working.
 
-    GPU nodes and CPU nodes often differ so. Most datasets do not notice; sums in floating point may.
+    GPU nodes and CPU nodes often differ in them. Most datasets do not notice; sums in floating point may.
     """
     if "cpu" not in trainer or trainer["cpu"] == feeder.get("cpu"):
         return None
     return (
         f"CPU capability {feeder.get('cpu', 'unknown')} here, {trainer['cpu']} in the trainer: floating-point sums "
-        "may differ in the last bit; set ATEN_CPU_CAPABILITY=default in both where bytes must not"
+        "may differ in the last bit; set ATEN_CPU_CAPABILITY=default in both if bytes must not"
     )
 
 
 class Versions:
-    """What was found so far."""
+    """The results of comparisons so far."""
 
     def __init__(self) -> None:
         self._any_refused = False
         self._cautions: set[str] = set()
 
     def compare(self, stream: Stream, feeder: FeederState) -> str | None:
-        """Marks what does not fit in `feeder.refused`. Returns what people should hear, once for each difference."""
+        """Records a misfit in `feeder.refused`. Returns a caution for people, once for each difference."""
         if reason := mismatch(stream.facts, feeder.facts):
             feeder.refused[stream.bundle] = f"{feeder.endpoint.name}: {reason}"
             self._any_refused = True
@@ -141,8 +141,8 @@ class Versions:
         return None
 
     def refusal(self, stream: Stream, feeders: Iterable[FeederState], now: float) -> str | None:
-        """Why no feeder can serve this stream; None while one can, none is connected, or one may still come up: in a
-        rolling update the first that is there may be of another image."""
+        """Returns why no feeder can serve this stream; None while one can, none is connected, or one may still connect.
+        In a rolling update the first one connected may be of another image."""
         if not self._any_refused:
             return None
         listed = [feeder for feeder in feeders if not feeder.draining]

@@ -1,8 +1,8 @@
 """The receiver's protocol machine: tickets in, feeders asked, bodies placed, batches published. Pure.
 
-Events come in by method calls with the time; what is to be done goes out as instructions. No socket,
-no clock, no payload of a batch. The shell is `sidecar.receiver`. What an event comes to is done in
-`assignments`; `overseer` acts when a feeder is late.
+Events come in as method calls with the time; instructions go out. There is no socket here, no clock and no payload of a
+batch. The shell is `sidecar.receiver`. `assignments` has the steps that events share; `overseer` acts when a feeder is
+late.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from dataloaderjob.sidecar.dispatch.streams import (
 )
 
 MAX_LOADS = 3
-"""So many feeders that cannot load a bundle fail its tickets; one may only lack a mount that comes later."""
+"""A bundle's tickets fail once this number of feeders cannot load it; one may only lack a mount that comes later."""
 LOAD_AGAIN = Backoff(30.0, 600.0)
-"""Pauses after which a feeder is asked again that could not load a bundle: it may have lacked a mount."""
+"""Pauses before a feeder that could not load a bundle is asked again: it may have lacked a mount."""
 NOTES_APART_S = 4.0
-"""Feeders that begin together would each say the same."""
+"""Least time between equal notes: feeders that begin together would all send the same one."""
 MAX_NOTED = 64
 
 
 class Dispatcher(Assignments):
-    """The machine: an event in, then `take` its instructions."""
+    """The machine: report an event, then `take` its instructions."""
 
     # Events from the trainer
 
@@ -71,9 +71,9 @@ class Dispatcher(Assignments):
         *,
         waiting: bool = False,
     ) -> None:
-        """(number, payload) of new tickets. `waiting`: the trainer sleeps until `awaited` is ready.
+        """New tickets arrived, as (number, payload). `waiting`: the trainer sleeps until `awaited` is ready.
 
-        Raises RemoteProtocolError for a ticket of no stream or one told twice.
+        Raises RemoteProtocolError for a ticket of an unknown stream and for a repeated one.
         """
         stream = self.streams.get(stream_id)
         for number, payload in entries:
@@ -92,7 +92,7 @@ class Dispatcher(Assignments):
         self.dispatch(now)
 
     def _place_in_slot(self, now: float, ticket: Ticket) -> None:
-        """Raises RemoteProtocolError where its bundle has no such slot."""
+        """Assigns a ticket to its slot. Raises RemoteProtocolError if its bundle has no such slot."""
         asked = frames.unpack_slot_ticket(ticket.payload)
         if asked is not None:
             ticket.slot = ticket.stream.slots.get(now, asked.slot, ticket.stream.manifest)
@@ -100,7 +100,7 @@ class Dispatcher(Assignments):
             ticket.slot.needed = asked.needed
             if (
                 asked.snapshot is not None
-            ):  # of the state that the epoch goes on from, or of a receiver before this
+            ):  # from the state that the epoch resumes from, or from an earlier receiver
                 ticket.slot.floor = max(ticket.slot.floor, asked.snapshot[0] if ticket.slot.ranks else 0)
                 ticket.slot.remember(*asked.snapshot)
             if asked.known is not None:
@@ -108,7 +108,7 @@ class Dispatcher(Assignments):
 
     def advance(self, stream: Stream, awaited: int) -> None:
         """The trainer has taken all tickets below `awaited`."""
-        while stream.awaited < awaited and stream.tickets:  # it is a stranger's word: no loop without end
+        while stream.awaited < awaited and stream.tickets:  # untrusted input: no endless loop
             stream.tickets.pop(stream.awaited, None)
             stream.awaited += 1
 
@@ -135,14 +135,14 @@ class Dispatcher(Assignments):
             self.dispatch(now)
 
     def moved(self, now: float, instance: str) -> None:
-        """A part of a body came in."""
+        """Part of a body arrived."""
         if (feeder := self.feeders.get(instance)) is not None:
             feeder.moved_at = now
 
     # Events from the supervisor and the connections
 
     def set_feeders(self, now: float, endpoints: list[Endpoint]) -> None:
-        """The list of feeders as it should be. A feeder that is no longer listed finishes what it has."""
+        """A new list of wanted feeders arrived. A feeder that is no longer listed finishes what it has."""
         first = first_place(self.rank, len(endpoints))
         listed = {e.instance: e for e in (*endpoints[first:], *endpoints[:first])}
         for instance, endpoint in listed.items():
@@ -174,7 +174,7 @@ class Dispatcher(Assignments):
         self.dispatch(now)
 
     def feeder_down(self, now: float, instance: str, reason: str) -> None:
-        """The connection ended, or did not come up. All that was asked there is asked again elsewhere."""
+        """The connection ended or could not be opened. Everything requested there is requested again elsewhere."""
         feeder = self.feeders.get(instance)
         if feeder is None:
             return
@@ -197,7 +197,7 @@ class Dispatcher(Assignments):
         self.dispatch(now)
 
     def frame(self, now: float, instance: str, header: Header, payload: bytes) -> None:
-        """Any frame of a feeder but BODY. Raises RemoteProtocolError: the shell closes the connection."""
+        """A feeder sent a frame other than BODY. Raises RemoteProtocolError: the shell closes the connection."""
         feeder = self.feeders.get(instance)
         if feeder is None:
             return
@@ -212,7 +212,7 @@ class Dispatcher(Assignments):
             self._note(now, feeder, payload.decode(errors="replace"))
             return
         attempt = feeder.attempts.get((header.stream, header.ticket))
-        if attempt is None:  # cancelled, or asked elsewhere since
+        if attempt is None:  # cancelled, or requested elsewhere since
             if header.kind == Kind.ANNOUNCE:
                 self.cancel(feeder, header.stream, header.ticket)
             return
@@ -232,7 +232,7 @@ class Dispatcher(Assignments):
         self.dispatch(now)
 
     def _note(self, now: float, feeder: FeederState, text: str) -> None:
-        """Hands on what a feeder tells; where all say that they still work at the same, one of them."""
+        """Forwards a feeder's note. If several feeders report that they are still at the same work, forwards one."""
         what, since, _ = text.rpartition(SINCE)
         if since:
             if now - self._noted.get(what, float("-inf")) < NOTES_APART_S:
@@ -243,11 +243,11 @@ class Dispatcher(Assignments):
         self._out.append(Note(f"{feeder.endpoint.name}: {text}"))
 
     def _failed(self, now: float, attempt: Attempt, payload: bytes, *, is_end: bool) -> None:
-        """No batch will come of this ticket. `is_end`: nothing failed, its slot has none, or it asked for no more."""
+        """The ticket yields no batch. `is_end`: nothing failed; its slot has none, or it only asked if there is one."""
         ticket = attempt.ticket
         is_there = is_end and frames.says_there(payload)
         if is_there and not ticket.asks:
-            raise RemoteProtocolError(f"batch {ticket.number} was asked for, not whether there is one")
+            raise RemoteProtocolError(f"ticket {ticket.number} asks for its batch, not whether it exists")
         self._answered(now, attempt)
         self._begins(attempt.feeder, ticket, True)
         self.drop_attempt(attempt, cancel=False, requeue=False)
@@ -257,9 +257,9 @@ class Dispatcher(Assignments):
             self.fail(ticket, payload, is_end=is_end)
 
     def begin_body(self, now: float, instance: str, header: Header) -> Extent | None:
-        """A body's header came. Returns where it goes, None to read it and throw it away.
+        """A body's header arrived. Returns the extent for the body, or None to read and discard it.
 
-        Raises RemoteProtocolError when the body is larger than what was granted for it.
+        Raises RemoteProtocolError if the body is larger than its grant.
         """
         feeder = self.feeders.get(instance)
         if feeder is None:
@@ -272,9 +272,9 @@ class Dispatcher(Assignments):
         if header.nbytes > attempt.extent.nbytes:
             if attempt.state is not AttemptState.ASKED:
                 raise RemoteProtocolError(
-                    f"a body of {header.nbytes} bytes came where {attempt.extent.nbytes} were granted"
+                    f"a body of {header.nbytes} bytes arrived, but {attempt.extent.nbytes} were granted"
                 )
-            # An earlier copy, cancelled too late, of what was asked again here with less room.
+            # An earlier copy, cancelled too late, of a ticket that was sent here again with less room.
             self.counters.late_copies += 1
             if self.placer.fits(header.nbytes):
                 self.saw_size(attempt.ticket.stream, header.nbytes)
@@ -288,7 +288,7 @@ class Dispatcher(Assignments):
         return attempt.extent
 
     def end_body(self, now: float, instance: str, header: Header, digest: int = 0) -> None:
-        """The body is whole in its extent; `digest`: what it is sealed with. The first copy of a ticket wins."""
+        """The body is complete in its extent, sealed with `digest`. The first copy of a ticket wins."""
         feeder = self.feeders.get(instance)
         attempt = None if feeder is None else feeder.attempts.get((header.stream, header.ticket))
         if feeder is None or attempt is None or attempt.extent is None:
@@ -317,7 +317,7 @@ class Dispatcher(Assignments):
         self.dispatch(now)
 
     def _snapshot(self, feeder: FeederState, stream_id: int, payload: bytes) -> None:
-        """A slot as its home has it: kept here for the next home, and told to the trainer for its state."""
+        """Keeps a snapshot that a slot's home sent for the next home, and passes it to the trainer for its state."""
         number, made, state = frames.unpack_snapshot(payload)
         stream = self.streams.get(stream_id)
         slot = None if stream is None else stream.slots.of.get(number)
@@ -327,7 +327,7 @@ class Dispatcher(Assignments):
     # Details
 
     def _lose(self, attempt: Attempt) -> None:
-        """What made this ticket is gone: another makes it, and tells which sample it makes."""
+        """The process that made this ticket is gone: another makes it, and reports which sample it makes."""
         ticket = attempt.ticket
         self._begins(attempt.feeder, ticket, False)
         if attempt.position is not None:
@@ -337,7 +337,7 @@ class Dispatcher(Assignments):
         self.counters.retries += 1
 
     def _begins(self, feeder: FeederState, ticket: Ticket, begun: bool) -> None:
-        """The home of a ticket's slot has sent something of it, or has lost what it had of it."""
+        """Records that the home of a ticket's slot has sent something of it, or has lost what it had of it."""
         if ticket.slot is not None and ticket.slot.home == feeder.endpoint.instance:
             ticket.slot.begun = begun
 
@@ -346,23 +346,23 @@ class Dispatcher(Assignments):
         ticket.strikes += 1
         ticket.ends.append((feeder, how, of_memory))
         if ticket.slot is not None and ticket.strikes > 1:
-            ticket.slot.snapshots.clear()  # it may be what ends the process
+            ticket.slot.snapshots.clear()  # a snapshot may be what ends the process
         if ticket.strikes >= MAX_STRIKES and ticket.state in (State.QUEUED, State.ASKED):
             self._fail_deadly(ticket)
 
     def confirm_strikes(self, feeder: FeederState) -> None:
-        """The feeder's process has ended: that its connection broke counts against what it was making."""
+        """The feeder's process has ended: its broken connection counts against the tickets that it was making."""
         struck, feeder.struck = feeder.struck, []
         for ticket in struck:
             ticket.unconfirmed -= 1
             live = self.streams.get(ticket.stream.id) is ticket.stream
             if live and ticket.stream.tickets.get(ticket.number) is ticket:
-                # That memory ran out there the supervisor hears later, if it does.
+                # If memory ran out there, the supervisor learns of it later, if at all.
                 self._strike(ticket, feeder.endpoint.name, feeder.why_down, None)
 
     def _want_of_memory(self, ticket: Ticket) -> str:
-        """How memory ran out while this ticket was made; empty unless that is why its processes ended, as far as is
-        known."""
+        """Describes how memory ran out while this ticket was made; empty unless that is the known cause of the ends of
+        its processes."""
         found = ""
         for name, how, of_memory in ticket.ends:
             if of_memory is False:
@@ -374,7 +374,7 @@ class Dispatcher(Assignments):
         return found
 
     def _lost(self, now: float, attempt: Attempt, position: int, how: str, *, of_memory: bool) -> None:
-        """The feeder's process that made this ticket ended; the feeder goes on."""
+        """The feeder's process that made this ticket ended; the feeder itself continues."""
         self._answered(now, attempt)
         if position >= 0:
             attempt.position = position
@@ -383,7 +383,7 @@ class Dispatcher(Assignments):
             self._strike(attempt.ticket, attempt.feeder.endpoint.name, how, of_memory)
 
     def _not_loaded(self, now: float, attempt: Attempt, payload: bytes) -> None:
-        """User code could not be loaded there: other feeders are asked, a few, before the ticket fails."""
+        """User code could not be loaded there: a few other feeders are asked before the ticket fails."""
         feeder, ticket = attempt.feeder, attempt.ticket
         feeder.answered_at = now
         bundle = ticket.bundle
@@ -418,14 +418,14 @@ class Dispatcher(Assignments):
     def _received(self, now: float, feeder: FeederState, header: Header) -> None:
         feeder.received_at, feeder.load = now, header.load
         feeder.replace_asked_at = None
-        # While user code there takes long, the feeder says so: it is not lost, and gets nothing more to do.
+        # While user code takes long, the feeder reports that it lives: it is not lost, but gets no more work.
         answers = header.kind != Kind.ALIVE and not (header.kind == Kind.CANCELLED and feeder.attempts)
         if feeder.suspect_since is not None and answers:
             self.trust(feeder)
 
     def _answered(self, now: float, attempt: Attempt) -> None:
-        """The feeder finished making this batch: what it took is the time since it could begin. What it then waits
-        for, space, is no slowness of the feeder's."""
+        """The feeder finished making this batch. Its time counts from when it could begin. A later wait for space is
+        not the feeder's slowness."""
         if not attempt.answered:
             attempt.answered = True
             attempt.ticket.stream.pace.add(now - max(attempt.asked_at, attempt.feeder.answered_at))

@@ -1,9 +1,9 @@
 """Slots: the sequences of an IterableDataset, each made in order by one feeder, its *home*. Pure.
 
-Any feeder can make any batch of a map-style stream; a batch of a slot follows from those before it, which a new home
-makes again, unsent, when the slot moves. So a slot stays where it is for as long as its home serves, and a batch that
-comes late is not asked for elsewhere. What an earlier home still sends is as good as what the next one makes. A slot
-moves to a feeder that has come and makes two slots fewer, where few batches are to be made again for that.
+Any feeder can make any batch of a map-style stream. A slot's batch follows from those before it, so a new home has to
+make those again, unsent, when the slot moves. A slot therefore stays while its home serves, and a late batch is not
+requested elsewhere. Batches from the previous home remain valid. A slot moves to a new feeder that makes at least two
+slots fewer, if few batches have to be made again for that.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.snapshots import STEPS_APART, Snapshots
 
 MAX_SLOTS = 1024
-"""Most slots of one stream: a slot's number is a stranger's word."""
+"""Most slots of one stream: a slot's number is untrusted input."""
 RETURN_S = 2.0
-"""A home whose connection broke has so long to come back: making a slot again may take longer than that."""
+"""Time for a home to reconnect after its connection broke: making a slot again may take longer."""
 BALANCE_EVERY_S = 1.0
 MOST_AGAIN = 64
-"""A slot moves to a feeder that makes fewer only where so many batches are made again at most."""
+"""Most batches to make again when a slot moves to a feeder that makes fewer slots."""
 GATHER_S = 3.0
-"""First homes are chosen once as many feeders serve as there are slots, or are listed, or after this."""
+"""First homes are chosen once there is a feeder for each slot, or all listed feeders serve, or after this time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,64 +34,64 @@ class Slot:
 
     number: int
     bundle: bytes
-    """Names its session at a feeder."""
+    """The id of its session at a feeder."""
     manifest: bytes
     home: str | None = None
     """The instance of the feeder that makes it."""
     next_home: str | None = None
-    """The instance of the feeder to which it moves once its home owes nothing of it."""
+    """The instance of the feeder to which it moves once its home owes no batch of it."""
     queue: list[int] = field(default_factory=list)
-    """A heap of its tickets that are to be asked for."""
+    """A heap of the numbers of its queued tickets."""
     needed: int = 0
-    """Batches before it are not asked for again."""
+    """Batches before this number are not requested again."""
     begun: bool = False
-    """Its home has sent something of it: it needs no snapshot to begin at."""
+    """True once its home has sent something of it, and needs no snapshot to begin at."""
     ranks: int = 0
-    """Those that its batches are dealt to; 0: it is one rank's."""
+    """Number of ranks to which its batches are dealt; 0 if it belongs to one rank."""
     floor: int = 0
-    """No rank asks for batches before it, by the trainer's word."""
+    """No rank requests batches before this number, according to the trainer."""
     snapshots: Snapshots = field(default_factory=Snapshots)
     digests: dict[int, int] = field(default_factory=dict)
-    """Those of the last batches that came, by number."""
+    """Digests of the last batches that arrived, by number."""
 
     @property
     def passed(self) -> int:
-        """No rank asks for batches before it."""
+        """No rank requests batches before this number."""
         return max(self.floor, self.needed - STEPS_APART * self.ranks)
 
     def remember(self, made: int, state: bytes) -> bool:
-        """Keeps a snapshot. Says whether it is a new one."""
+        """Keeps a snapshot. Returns True if it is a new one."""
         return self.snapshots.add(made, state, self.passed)
 
     def received(self, number: int, digest: int) -> None:
-        """A batch came."""
+        """A batch arrived."""
         self.digests[number] = digest
         for old in [old for old in self.digests if old < self.needed - 1]:
             del self.digests[old]
 
     def snapshot(self, number: int) -> tuple[int, bytes] | None:
-        """The snapshot at which a new home begins whose first batch is `number`; None where it begins at the start."""
+        """Returns the snapshot from which a new home makes `number` as its first batch; None to begin at the start."""
         return self.snapshots.at(self.passed if self.ranks else number)
 
     def known(self, number: int) -> tuple[int, int] | None:
-        """(number, digest) of the last batch before `number` that came."""
+        """Returns (number, digest) of the last batch before `number` that arrived."""
         return max((one for one in self.digests.items() if one[0] < number), default=None)
 
 
 @dataclass(slots=True)
 class Slots:
-    """Those of one stream, made as its tickets name them."""
+    """The slots of one stream, created as its tickets name them."""
 
     opened_at: float | None = None
-    """When the first was named."""
+    """The time at which the first slot was named."""
     ranks: int = 0
-    """Those that their batches are dealt to; 0: they are one rank's."""
+    """Number of ranks to which their batches are dealt; 0 if they belong to one rank."""
     balanced_at: float = 0.0
-    """When it was looked last whether one is better made elsewhere."""
+    """The time of the last check for a slot that is better made elsewhere."""
     of: dict[int, Slot] = field(default_factory=dict)
 
     def get(self, now: float, number: int, manifest: bytes) -> Slot:
-        """Raises RemoteProtocolError where the stream's bundle has no such slot."""
+        """Returns a slot, created if needed. Raises RemoteProtocolError if the stream's bundle has no such slot."""
         found = self.of.get(number)
         if found is not None:
             return found
@@ -108,7 +108,7 @@ class Slots:
 
 
 class Feeder(Protocol):
-    """What is asked of a feeder."""
+    """The attributes of a feeder that are used here."""
 
     up: bool
     down_since: float
@@ -118,7 +118,7 @@ class Feeder(Protocol):
 
 
 def stays(home: Feeder | None, now: float, *, fits: bool) -> bool:
-    """Whether a slot waits for its home, or is asked for there. One that is only late with other work keeps it."""
+    """True if a slot keeps its home, or waits for it. A home that is only late with other work keeps its slots."""
     if home is None or home.draining or home.is_silent or not fits:
         return False
     return home.up or now - home.down_since <= RETURN_S
@@ -127,11 +127,11 @@ def stays(home: Feeder | None, now: float, *, fits: bool) -> bool:
 def choose_home(
     slots: Slots, able: Mapping[str, Feeder], listed: int, homes: Iterable[str], now: float
 ) -> str | None:
-    """The instance of the feeder that makes a slot from now on; None while it is better to wait.
+    """Returns the instance of the feeder that makes a slot from now on; None while it is better to wait.
 
-    `able`: feeders that can take it. `homes`: those of all slots of the pool; who has the fewest takes one more.
-    Slots stay where they are, so the first ones wait until the feeders that they can use have had time to connect.
-    Where batches are dealt to ranks, the receivers of all of them shall choose the same: by what they all know.
+    `able`: feeders that can take it. `homes`: the homes of all slots of the pool; the one with the fewest takes one
+    more. Slots stay where they are, so the first ones wait until their feeders have had time to connect. If batches are
+    dealt to ranks, the receivers of all ranks must choose the same feeder, by what they all know.
     """
     if not able:
         return None
@@ -147,7 +147,7 @@ def choose_home(
 
 
 def better_home(slot: Slot, number: int, able: Mapping[str, Feeder], homes: Iterable[str]) -> str | None:
-    """The instance of a feeder that makes two slots fewer than this one's home, and would soon go on with `number`.
+    """Returns a feeder's instance that makes two slots fewer than this slot's home and would soon reach `number`.
 
     Slots that are dealt to ranks stay: their receivers would have to move them together.
     """

@@ -1,7 +1,7 @@
-"""Acts on lateness, at every tick: suspects silent feeders, hedges, gives up, tells who is late. Pure.
+"""Acts on lateness, at every tick: suspects silent feeders, hedges, gives up, names who is late. Pure.
 
-User code may take any time, so lateness is judged against what batches of the same stream took lately; liveness
-pings would be silent whenever user code holds the interpreter lock.
+User code may take any time, so lateness is judged against the recent times of the same stream's batches. Liveness pings
+would be silent whenever user code holds the GIL.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from dataloaderjob.sidecar.dispatch.streams import (
 TICK_S = 0.1
 NOTE_EVERY_S = 30.0
 OVERDUE_FLOOR_S = 1.5
-"""No feeder is suspected sooner: with the tick and one batch made anew this keeps a wait below 3 s."""
+"""No feeder is suspected sooner. Together with the tick and one batch made again, this keeps a wait below 3 s."""
 OVERDUE_FACTOR = 4.0
 HEDGE_FLOOR_S = 0.25
 HEDGE_FACTOR = 3.0
 HEDGE_SHARE = 0.05
-"""No more than this share of tickets is asked of a second feeder only because the first is slow."""
+"""Largest share of tickets that are sent to a second feeder only because the first is slow."""
 SLOT_SILENT_S = 12.0
-"""A feeder that makes a batch of a slot tells every 5 s that it lives; silent for so long, it is suspect."""
+"""A feeder that makes a batch of a slot reports every 5 s that it lives. Silent for this long, it is suspect."""
 TRANSFER_FLOOR_S = 1.5
-"""A granted body of which nothing came for so long is given up and asked again. Not a rate: many feeders
-share one network, and a slow one is not a dead one."""
+"""A granted body that brings nothing for this long is given up and requested again. The limit is not a rate: many
+feeders share one network, and a slow one is not a dead one."""
 STRIKE_AFTER_S = 10.0
-"""A feeder whose connection broke and did not come back for so long has ended, even if nobody says so."""
+"""A feeder that has not reconnected for this long has ended, even if nobody reports it."""
 LAST_WORDS_S = 4.0
-"""So long after a feeder's process has ended the supervisor may be told that it was for want of memory."""
+"""Time after the end of a feeder's process for the supervisor to learn that memory ran out."""
 UNCONNECTED_NOTE_S = 5.0
-"""So long after the first ticket, or the last connection, people hear why no feeder is connected."""
+"""Time after the first ticket, or the last connection, until a note explains why no feeder is connected."""
 REPLACE_AFTER_S = 20.0
 REPLACE_FACTOR = 10.0
 MAX_REASKS = 2
@@ -47,7 +47,7 @@ MAX_REASKS = 2
 
 
 def tick(machine: Dispatcher, now: float) -> None:
-    """Looks at every connection and every awaited ticket once."""
+    """Checks every connection and every awaited ticket once."""
     _check_feeders(machine, now)
     _note_unconnected(machine, now)
     for stream in list(machine.streams.values()):
@@ -93,7 +93,7 @@ def _check_feeders(machine: Dispatcher, now: float) -> None:
 
 
 def _head(feeder: FeederState) -> Attempt | None:
-    """The ask that this feeder should be making: within a stream it takes the lowest ticket first."""
+    """Returns the attempt that this feeder should be making: within a stream it takes the lowest ticket first."""
     asked = [a for a in feeder.attempts.values() if a.state is AttemptState.ASKED]
     return min(asked, key=turn, default=None)
 
@@ -103,13 +103,14 @@ def _waiting(now: float, attempt: Attempt) -> float:
 
 
 def _lateness(now: float, feeder: FeederState) -> float:
-    """Time that a feeder has been silent about the batch that it should be making; above 1 it is suspect.
+    """Returns a feeder's silence about the batch that it should be making, as a share of the limit; above 1 it is
+    suspect.
 
-    0 while nothing is known: the first batch may load a dataset for minutes.
+    The share is 0 while nothing is known: the first batch may load a dataset for minutes.
     """
     head = _head(feeder)
     if head is not None and head.ticket.slot is not None:
-        # Whoever makes it instead makes all before it first; a feeder that lives says so while user code takes long.
+        # Another feeder would make all earlier batches first. A live feeder reports in while user code takes long.
         return _silence(now, feeder) / SLOT_SILENT_S
     if head is None or (typical := head.ticket.stream.pace.typical) is None:
         return 0.0
@@ -117,9 +118,9 @@ def _lateness(now: float, feeder: FeederState) -> float:
 
 
 def _silence(now: float, feeder: FeederState) -> float:
-    """Time for which a feeder has said nothing that makes a slot's batch; 0 for others.
+    """Returns the time for which a feeder that makes a slot's batch has been silent; 0 for others.
 
-    One that waits for space of ours, or sends, has nothing to say.
+    A feeder that waits for space of ours, or sends, has nothing to report.
     """
     attempts = feeder.attempts.values()
     asked = [a.asked_at for a in attempts if a.ticket.slot is not None]
@@ -129,7 +130,7 @@ def _silence(now: float, feeder: FeederState) -> float:
 
 
 def _healthy(now: float, feeder: FeederState) -> bool:
-    """Whether this feeder shows that the others' lateness is their own."""
+    """True if this feeder is in time, which shows that the others' lateness is their own."""
     trusted = feeder.up and not feeder.draining and feeder.suspect_since is None
     return trusted and _lateness(now, feeder) < 0.5
 
@@ -140,7 +141,7 @@ def _transfer_late(now: float, attempt: Attempt) -> bool:
 
 
 def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: list[FeederState]) -> None:
-    """Gives nothing more to a silent feeder, and what it has to others, while another one is well."""
+    """Suspects a silent feeder if another one is healthy: it gets no more tickets, and others get its tickets."""
     if not any(_healthy(now, other) for other in up if other is not feeder):
         return
     head = _head(feeder)
@@ -151,14 +152,14 @@ def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: lis
 
 
 def _take_back(machine: Dispatcher, feeder: FeederState, head: Attempt | None) -> None:
-    """Gives to others what a suspect feeder was asked for: slots only from one that is silent."""
+    """Gives a suspect feeder's tickets to others; tickets of slots only if the feeder is silent."""
     for attempt in list(feeder.attempts.values()):
         ticket = attempt.ticket
         if attempt.state is not AttemptState.ASKED or (ticket.slot is not None and not feeder.is_silent):
             continue
         if attempt is head:
             if ticket.retries >= MAX_REASKS and ticket.slot is None:
-                continue  # slow or hanging by itself: it waits for its deadline here
+                continue  # the ticket itself is slow or hangs: it waits for its deadline here
             ticket.retries += 1
             ticket.probe = True
         machine.counters.retries += 1
@@ -179,7 +180,7 @@ def _check_awaited(machine: Dispatcher, now: float, ticket: Ticket) -> None:
     _unblock(machine, ticket)
     waited = now - _waiting_since(machine, ticket)
     deadline_s = machine.settings.batch_deadline_s
-    if waited > deadline_s:  # feeders that still make it are told to stop, and end the process that does not
+    if waited > deadline_s:  # feeders that still make it must stop, and end a process that does not
         message = (
             f"batch {ticket.number} was not ready after {waited:.0f} s (the deadline is "
             f"{deadline_s:.0f} s, spec.loader.batchTimeoutSeconds): {_who(machine, ticket)}"
@@ -195,7 +196,8 @@ def _check_awaited(machine: Dispatcher, now: float, ticket: Ticket) -> None:
 
 
 def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
-    """The time since the trainer sleeps for it; and since it was asked or, with no feeder, since the last one went."""
+    """Returns the start of a ticket's wait: the latest of the trainer's sleep, the slot's progress, and the request or,
+    without one, the loss of the last feeder."""
     if not ticket.attempts:
         since = max(ticket.queued_at, machine.feeders_lost_at or 0.0)
     elif ticket.retries or (ticket.strikes and ticket.slot is not None):
@@ -228,10 +230,10 @@ def _maybe_hedge(machine: Dispatcher, now: float, ticket: Ticket) -> None:
 
 
 def _unblock(machine: Dispatcher, ticket: Ticket) -> None:
-    """Makes way for an awaited ticket that came to its feeder behind later ones which wait for space.
+    """Makes way for an awaited ticket that reached its feeder after later ones, which wait for space.
 
-    A feeder builds nothing more for us while it holds two batches without a place, so an awaited ticket
-    that was asked again would wait for their space, and they for the trainer, which waits for it.
+    A feeder builds nothing more for us while it holds two batches without a place. An awaited ticket that was requested
+    again would wait for their space, and they for the trainer, which waits for it.
     """
     if any(a.state is not AttemptState.ASKED for a in ticket.attempts):
         return
@@ -246,7 +248,7 @@ def _unblock(machine: Dispatcher, ticket: Ticket) -> None:
 
 
 def who_is_late(machine: Dispatcher, stream: int, number: int) -> str:
-    """Names feeder, phase and index of a ticket; empty where there is none."""
+    """Names feeder, phase and index of a ticket; empty if there is no such ticket."""
     found = machine.streams.get(stream)
     ticket = None if found is None else found.tickets.get(number)
     return "" if ticket is None else _who(machine, ticket)
@@ -267,7 +269,7 @@ def _who(machine: Dispatcher, ticket: Ticket) -> str:
 
 
 def _unconnected(machine: Dispatcher) -> str:
-    """Says why no feeder is connected: in the supervisor's words, and in those of connections that did not come up."""
+    """Explains why no feeder is connected: quotes the supervisor and the connections that could not be opened."""
     why = sorted({feeder.why_down for feeder in machine.feeders.values() if feeder.why_down})[:3]
     reasons = [*machine.supervisor_notes[:3], *why]
     notes = f" ({'; '.join(reasons)})" if reasons else ""
@@ -276,7 +278,7 @@ def _unconnected(machine: Dispatcher) -> str:
 
 
 def _note_unconnected(machine: Dispatcher, now: float) -> None:
-    """Tells why links do not come up, while tickets wait for one."""
+    """Reports why connections cannot be opened, while tickets wait for one."""
     feeders = machine.feeders.values()
     if any(feeder.up for feeder in feeders) or not any(feeder.why_down for feeder in feeders):
         return

@@ -1,10 +1,10 @@
 """Places for batches: creating regions, making room for the awaited ticket, leases. Pure.
 
-The awaited ticket of every stream always gets a place: a free extent; else the place of a ready batch
-that its trainer cannot have reached; else a memfd of its own.
+The awaited ticket of every stream always gets a place: a free extent, else the place of a ready batch that its trainer
+cannot have reached, else a memfd of its own.
 
-A region is one memfd, cut into extents. A *pool* region is cut into extents of any size; a *single* region holds one
-batch that had no place otherwise and goes with it. The receiver creates and maps regions; this module only counts.
+A region is one memfd. A *pool* region is cut into extents of any size. A *single* region holds one batch that had no
+other place, and is dropped with it. The receiver creates and maps regions; this module only counts.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from dataloaderjob.sidecar.dispatch.streams import (
 )
 
 RESERVE = 4
-"""Batches of room beyond the window: those that the trainer works on, or keeps for a step or two."""
+"""Batches of room beyond the window, for those that the trainer works on or keeps for a step or two."""
 LEAST_WINDOW = 16
-"""A smaller window gets the room of this one: with one or two workers' windows a trainer that keeps the batches of
-a few steps would get copies."""
+"""A smaller window gets the room of this one. With the windows of one or two workers, a trainer that keeps the batches
+of a few steps would get copies."""
 
 
 def turn(attempt: Attempt) -> int:
-    """Batches before this one in its trainer's order."""
+    """Returns the number of batches before this one in its trainer's order."""
     return attempt.ticket.number - attempt.ticket.stream.awaited
 
 
 def round_up(nbytes: int) -> int:
-    """Extents are whole pages, so that no page holds two batches."""
+    """Rounds up to whole pages, so that no page holds two batches."""
     return max(PAGE, -(-nbytes // PAGE) * PAGE)
 
 
@@ -78,7 +78,7 @@ class Arena:
         return offset
 
     def take(self, offset: int, nbytes: int) -> bool:
-        """Claims an extent at a known place (adoption). False if it is not free or out of bounds."""
+        """Claims an extent at a known place (adoption). Returns False if it is not free or out of bounds."""
         need = round_up(nbytes)
         for at, (start, size) in enumerate(self._free):
             if offset % PAGE == 0 and start <= offset and offset + need <= start + size:
@@ -92,7 +92,7 @@ class Arena:
         return False
 
     def trim(self, offset: int, nbytes: int) -> int:
-        """Gives back what lies behind `nbytes` of a used extent; returns the size kept."""
+        """Frees the part of a used extent beyond `nbytes`. Returns the size kept."""
         keep = round_up(nbytes)
         size = self.used[offset]
         if keep < size:
@@ -101,7 +101,7 @@ class Arena:
         return min(keep, size)
 
     def free(self, offset: int) -> None:
-        """Raises KeyError if nothing is used at `offset`."""
+        """Frees the extent at `offset`. Raises KeyError if none is used there."""
         self._give(offset, self.used.pop(offset))
 
     def _give(self, offset: int, size: int) -> None:
@@ -137,19 +137,19 @@ class Space:
         return sum(a.used_nbytes for a in self.arenas.values())
 
     def add(self, nbytes: int, *, single: bool = False) -> int:
-        """Enters a new region of `nbytes`; returns its number. The caller creates the memory."""
+        """Adds a new region of `nbytes` bytes and returns its number. The caller creates the memory."""
         self.adopt(self.last_region + 1, nbytes, single=single)
         return self.last_region
 
     def adopt(self, region: int, nbytes: int, *, single: bool) -> None:
-        """Enters a region that a trainer gave back after this sidecar's predecessor died."""
+        """Adds a region that a trainer gave back after this sidecar's predecessor died."""
         self.last_region = max(self.last_region, region)
         self.arenas[region] = Arena(nbytes)
         if single:
             self.singles.add(region)
 
     def alloc(self, nbytes: int) -> Extent | None:
-        """An extent in any pool region, or None."""
+        """Returns an extent in any pool region, or None."""
         for region, arena in self.arenas.items():
             if region not in self.singles and (offset := arena.alloc(nbytes)) is not None:
                 return Extent(region, offset, arena.used[offset])
@@ -161,7 +161,7 @@ class Space:
         return Extent(extent.region, extent.offset, self.arenas[extent.region].trim(extent.offset, nbytes))
 
     def free(self, extent: Extent) -> int | None:
-        """Frees an extent. Returns the region when it is to be given back to the system: a single."""
+        """Frees an extent. Returns the region if it is a single one, which is to be given back to the system."""
         arena = self.arenas[extent.region]
         arena.free(extent.offset)
         if extent.region in self.singles:
@@ -172,7 +172,7 @@ class Space:
 
 
 def mb(nbytes: int) -> str:
-    """Bytes for people."""
+    """Formats bytes for people."""
     return f"{nbytes / 1e6:.1f} MB" if nbytes >= 100_000 else f"{nbytes} bytes"
 
 
@@ -185,7 +185,7 @@ class Placer:
         self.drops = 0
         self.largest = 0
         self.lent: dict[int, tuple[Stream | None, int, Extent]] = {}
-        """lease -> (stream, ticket number, extent); the stream is None for what was adopted."""
+        """lease -> (stream, ticket number, extent); the stream is None for adopted leases."""
         self.highest_lease = -1
         self._free_leases: list[int] = []
         self._out = out
@@ -218,10 +218,10 @@ class Placer:
 
     @property
     def lease_limit(self) -> int:
-        """Bytes that the trainer may hold: what remains must place two of the largest batches.
+        """Bytes that the trainer may hold: the rest must have room for two of the largest batches.
 
-        Two of them it may hold where the memory has three, since a loop has the one before while it takes the next. The
-        one on its way gets a memfd of its own then.
+        If the memory has room for three, the trainer may still hold two, because a loop keeps one batch while it takes
+        the next. The one on its way then gets a memfd of its own.
         """
         pool, one = self.space.pool_nbytes, round_up(self.largest)
         return max(pool - 2 * one, pool // 2, min(2 * one, self.space.limit_nbytes - one))
@@ -238,9 +238,9 @@ class Placer:
         placed: Callable[[], list[Attempt]],
         drop: Callable[[Attempt], None],
     ) -> Extent:
-        """The place of a ready batch that nobody can have reached, of one on its way, else a memfd of its own.
+        """Returns the place of a ready batch that nobody can have reached, of one on its way, or else a new memfd.
 
-        No free extent is large enough. `placed`: attempts that have a place, of which `drop` takes one away.
+        No free extent is large enough. `placed` returns attempts that have a place; `drop` takes it from one of them.
         """
         for ready in self._droppable(streams):
             self._drop(ready)
@@ -254,7 +254,7 @@ class Placer:
         return self._single(nbytes)
 
     def _single(self, nbytes: int) -> Extent:
-        """A memfd for one batch, the last resort: it may exceed the limit by that one batch."""
+        """Returns a memfd for one batch, the last resort: it may exceed the limit by that one batch."""
         region = self.space.add(round_up(nbytes), single=True)
         self._out.append(CreateRegion(region, round_up(nbytes), True, self.lease_limit))
         offset = self.space.arenas[region].alloc(nbytes)
@@ -262,7 +262,7 @@ class Placer:
         return Extent(region, 0, round_up(nbytes))
 
     def _droppable(self, streams: Iterable[Stream]) -> list[Ticket]:
-        """Ready tickets behind one that is not published, farthest from their turn first."""
+        """Returns ready tickets after one that is not published, farthest from their turn first."""
         found = []
         for stream in streams:
             wall = stream.first_unpublished()
@@ -292,7 +292,7 @@ class Placer:
         return lease
 
     def end_lease(self, lease: int) -> bool:
-        """Frees what lies under `lease`. False if nothing does: the peer made it up."""
+        """Ends a lease and frees its extent. Returns False if there is no such lease: the peer made it up."""
         entry = self.lent.pop(lease, None)
         if entry is None:
             return False
@@ -301,7 +301,7 @@ class Placer:
         return True
 
     def adopt(self, lease: int, extent: Extent) -> bool:
-        """Enters a lease that outlived this sidecar's predecessor. False if its extent cannot be true."""
+        """Adds a lease that outlived this sidecar's predecessor. Returns False if its extent is impossible."""
         arena = self.space.arenas.get(extent.region)
         if arena is None or lease in self.lent or not 0 <= lease < LEASES:
             return False

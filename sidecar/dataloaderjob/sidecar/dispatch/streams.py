@@ -1,8 +1,8 @@
-"""Values of the dispatcher: streams, tickets, attempts, feeders, which step of a ticket may follow which, instructions.
+"""Values of the dispatcher: streams, tickets and their transitions, attempts, feeders, instructions.
 
 A *ticket* is one batch of one stream. An *attempt* is one feeder's copy of it in the making; a hedged ticket
-has two. A feeder's state lasts as long as the connection to it is wanted. *Instructions* are what the dispatcher
-tells its shell, `sidecar.receiver`, to do.
+has two. A feeder's state lasts as long as the connection to it is wanted. *Instructions* are the dispatcher's orders
+to its shell, `sidecar.receiver`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Extent:
 
 
 class Endpoint(NamedTuple):
-    """One running feeder process. `instance` is new at each start, so a port used again is not mistaken."""
+    """One running feeder process. `instance` is new at each start, so a reused port causes no mistake."""
 
     name: str
     instance: str
@@ -38,7 +38,7 @@ class Endpoint(NamedTuple):
 
 @dataclass(slots=True)
 class Pace:
-    """How long batches of one stream take from being a feeder's next one to their answer, in seconds."""
+    """Times that one stream's batches take, in seconds, from being a feeder's next one to the answer."""
 
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     _typical: float | None = None
@@ -56,7 +56,8 @@ class Pace:
 
     @property
     def typical(self) -> float | None:
-        """The 90th percentile of the last 64 batches, or what the last four took if more; None before the first."""
+        """The 90th percentile of the last 64 batches, or the upper median of the last four if greater; None before the
+        first."""
         if self._typical is None and self.recent:
             ordered = sorted(self.recent)
             latest = sorted(list(self.recent)[-4:])
@@ -66,7 +67,7 @@ class Pace:
 
 
 class State(Enum):
-    """State of a ticket."""
+    """The state of a ticket."""
 
     QUEUED = "queued"
     ASKED = "asked"
@@ -85,7 +86,7 @@ class Event(Enum):
 TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.QUEUED, Event.ASK): State.ASKED,
     (State.ASKED, Event.ASK): State.ASKED,  # a hedge
-    (State.ASKED, Event.LOSE): State.QUEUED,  # its last ask is gone
+    (State.ASKED, Event.LOSE): State.QUEUED,  # its last attempt is gone
     (State.ASKED, Event.FILL): State.READY,
     (State.READY, Event.DROP): State.QUEUED,  # its place was needed by an awaited ticket
     (State.QUEUED, Event.FAIL): State.FAILED,
@@ -94,7 +95,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 
 class AttemptState(Enum):
-    """State of one feeder's copy."""
+    """The state of one feeder's copy."""
 
     ASKED = "building"
     ANNOUNCED = "waiting for space"
@@ -103,7 +104,7 @@ class AttemptState(Enum):
 
 
 class IllegalTransition(AssertionError):
-    """A step that the table does not have: a defect of ours, told with the ticket's history."""
+    """A step that the table does not have: a defect of this package. The message has the ticket's history."""
 
 
 @dataclass(slots=True, eq=False)
@@ -120,28 +121,28 @@ class Ticket:
     retries: int = 0
     strikes: int = 0
     ends: list[tuple[str, str, bool | None]] = field(default_factory=list)
-    """The feeder of each strike, how its process ended, and whether for want of memory; None: nobody has said yet."""
+    """Each strike's feeder, the end of its process, and True if memory ran out; None while that is unknown."""
     unconfirmed: int = 0
-    """Strikes of feeders whose connection broke: nobody knows yet whether their processes have ended."""
+    """Strikes of feeders whose connection broke: it is not known yet whether their processes have ended."""
     probe: bool = False
     position: int | None = None
-    """Sample that the last dead feeder was making."""
+    """The sample that the last dead feeder was making."""
     noted_at: float = 0.0
     lease: int | None = None
     slot: Slot | None = None
-    """The sequence that a batch of an IterableDataset belongs to."""
+    """The sequence to which a batch of an IterableDataset belongs."""
     number_in_slot: int = 0
     asks: bool = False
-    """Only whether its batch is there: no body comes."""
+    """True if it only asks whether its batch exists: no body comes."""
     history: list[Event] = field(default_factory=list)
 
     @property
     def bundle(self) -> bytes:
-        """Names the session that makes it."""
+        """The id of the session that makes it."""
         return self.stream.bundle if self.slot is None else self.slot.bundle
 
     def move(self, event: Event) -> None:
-        """Raises IllegalTransition if the table has no such step."""
+        """Takes a step of the table. Raises IllegalTransition if it has no such step."""
         after = TRANSITIONS.get((self.state, event))
         if after is None:
             steps = ", ".join(e.value for e in self.history[-8:])
@@ -165,13 +166,13 @@ class Attempt:
     nbytes: int = 0
     granted_at: float = 0.0
     answered: bool = False
-    """It is made, and may wait for space."""
+    """True once it is made; it may still wait for space."""
     position: int | None = None
     """Sample being made, if the feeder reports it (PROBE)."""
     replayed: int = 0
-    """Batches of its slot that were made again first, as far as the feeder has told."""
+    """Batches of its slot that were made again first, by the feeder's last report."""
     progressed_at: float = 0.0
-    """When it told more of them."""
+    """The time at which it last reported more of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -182,38 +183,38 @@ class FeederState:
     down_since: float
     up: bool = False
     filling: bool = True
-    """Takes tickets until it has `choose.depth` of them, then again when it is down to half."""
+    """True while it takes tickets: until it has `choose.depth` of them, then again once it is down to half."""
     level: int | None = None
-    """Its place in `choose.Ranks`; None where it takes no tickets."""
+    """Its place in `choose.Ranks`; None if it takes no tickets."""
     draining: bool = False
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     chosen: int = 0
-    """Attempts for which it was chosen: not those of slots, which have one home and builders of their own there."""
+    """Attempts for which it was chosen. Slots are not counted: they have one home, with builders of their own."""
     load: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     received_at: float = 0.0
     answered_at: float = 0.0
     moved_at: float = 0.0
-    """When a part of a body last came in."""
+    """The time at which part of a body last arrived."""
     suspect_since: float | None = None
     is_silent: bool = False
-    """Suspect, since it says no more that it lives while it makes a slot: others make its slots."""
+    """True if it is suspect because it stopped reporting that it lives while making a slot: others make its slots."""
     replace_asked_at: float | None = None
-    """When the supervisor was last asked to replace it; None while there is no reason to."""
+    """The time of the last request to the supervisor to replace it; None while there is no reason to."""
     refused: dict[bytes, str] = field(default_factory=dict)
-    """Bundles that this feeder cannot serve, and why."""
+    """Bundles that this feeder cannot serve, each with the reason."""
     not_loaded: dict[bytes, float] = field(default_factory=dict)
-    """Bundles that could not be loaded there, and the moments until which they are not asked for again."""
+    """Bundles that could not be loaded there, each with the time until which no ticket of it is sent there."""
     load_failures: dict[bytes, int] = field(default_factory=dict)
-    """How often in a row a bundle could not be loaded there."""
+    """bundle -> number of consecutive failures to load it there."""
     bundles: set[bytes] = field(default_factory=set)
-    """Bundles of which tickets were sent there."""
+    """Bundles whose tickets were sent there."""
     why_down: str = ""
-    """What ended the connection last, or kept it from coming up."""
+    """The reason why the connection last ended or could not be opened."""
     struck: list[Ticket] = field(default_factory=list)
-    """Tickets of which it was making a sample when the connection broke."""
+    """Tickets for which it was making a sample when the connection broke."""
     bundle_loads: int = 0
-    """How often that feeder has loaded a bundle, as it said last."""
+    """Number of bundles that the feeder has loaded, by its last report."""
 
 
 @dataclass(slots=True, eq=False)
@@ -226,9 +227,9 @@ class Stream:
     facts: dict[str, Any]
     window: int
     awaited: int = 0
-    """First ticket that the trainer has not taken, as far as it told."""
+    """First ticket that the trainer has not taken, by its last report."""
     waiting_since: float | None = None
-    """When the trainer said that it sleeps until `awaited` is ready; None while it works, or is paused."""
+    """The time at which the trainer went to sleep until `awaited` is ready; None while it works or is paused."""
     refused_since: float | None = None
     """The time since which all connected feeders refuse its code."""
     tickets: dict[int, Ticket] = field(default_factory=dict)
@@ -238,13 +239,13 @@ class Stream:
     size_hint: int = 0
     """Largest of the last batches, in bytes; 0 before the first."""
     slots: Slots = field(default_factory=Slots)
-    """Those that tickets have named; none of a map-style dataset."""
+    """Slots that tickets have named; a map-style dataset has none."""
 
     def enqueue(self, ticket: Ticket) -> None:
         heappush(self._queue if ticket.slot is None else ticket.slot.queue, ticket.number)
 
     def heads(self) -> list[Ticket]:
-        """The lowest queued ticket, or that of each slot."""
+        """Returns the lowest queued ticket, or the lowest of each slot."""
         if not self.slots.of:
             ticket = self._peek(self._queue)
             return [] if ticket is None else [ticket]
@@ -260,7 +261,7 @@ class Stream:
         return None
 
     def manifests(self) -> dict[bytes, bytes]:
-        """Manifests of all sessions that make its batches, by the id of the bundle."""
+        """Returns the manifests of all sessions that make its batches, by the id of the bundle."""
         return {self.bundle: self.manifest, **{slot.bundle: slot.manifest for slot in self.slots.of.values()}}
 
     def saw_size(self, nbytes: int) -> None:
@@ -272,7 +273,7 @@ class Stream:
             self.size_hint = max(self._sizes)
 
     def first_unpublished(self) -> int:
-        """The ticket that the trainer cannot have passed."""
+        """Returns the number of the first ticket without a result, which the trainer cannot have passed."""
         number = self.awaited
         while (ticket := self.tickets.get(number)) is not None and ticket.state in (
             State.READY,
@@ -282,23 +283,23 @@ class Stream:
         return number
 
     def wanted(self) -> Ticket | None:
-        """The ticket that the trainer sleeps for."""
+        """Returns the ticket for which the trainer sleeps, if any."""
         return None if self.waiting_since is None else self.tickets.get(self.awaited)
 
 
 class Connect(NamedTuple):
-    """Open a connection to this feeder, and again with back-off when that fails, until Close."""
+    """Open a connection to this feeder, retrying with back-off, until Close."""
 
     endpoint: Endpoint
 
 
 class Close(NamedTuple):
-    """Shut the connection to this instance. The shell answers with `feeder_down` only for those that were up."""
+    """Close the connection to this instance. The shell does not report that with `feeder_down`."""
 
     instance: str
     reason: str
     again: bool
-    """Connect anew afterwards: the feeder is still listed."""
+    """True to reconnect afterwards: the feeder is still listed."""
 
 
 class Send(NamedTuple):
@@ -310,7 +311,7 @@ class Send(NamedTuple):
 
 
 class Discard(NamedTuple):
-    """The body being received on this connection has lost its place: read the rest and throw it away."""
+    """The body being received on this connection has lost its place: read and discard the rest."""
 
     instance: str
 
@@ -339,24 +340,24 @@ class Released(NamedTuple):
 
 
 class Fail(NamedTuple):
-    """Tell the trainer that a ticket failed, then publish its word as FAILED."""
+    """Report a ticket's failure to the trainer, then publish its word as FAILED."""
 
     stream: int
     ticket: int
     payload: bytes
     is_end: bool = False
-    """Its slot has no such batch: nothing went wrong."""
+    """True if its slot has no such batch: nothing went wrong."""
 
 
 class SayThere(NamedTuple):
-    """Publish that a ticket which asks for no more has its batch."""
+    """Publish that the batch exists, for a ticket that only asks for that."""
 
     stream: int
     ticket: int
 
 
 class CreateRegion(NamedTuple):
-    """Create a memfd, keep it mapped, hand it to the trainer. Earlier in the list than its first use."""
+    """Create a memfd, keep it mapped, hand it to the trainer. It precedes its first use in the list."""
 
     region: int
     nbytes: int
@@ -391,7 +392,7 @@ class Replace(NamedTuple):
     endpoint: Endpoint
     reason: str
     connected: bool
-    """It hangs with work to do; else no connection to it comes up, which may be this receiver's own trouble."""
+    """True if it hangs with work to do; else it cannot be connected to, which may be this receiver's own trouble."""
 
 
 Instruction = (

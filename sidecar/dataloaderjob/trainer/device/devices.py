@@ -1,7 +1,8 @@
-"""What a transfer needs of a device, and torch's.
+"""The interface that a transfer needs of a device, and its implementation with torch.
 
-Tests have a simulated one in the place of torch's: what calls CUDA here has not been run. `make test-gpu`
-would show it."""
+Tests use a simulated device instead of torch's: the CUDA calls here have not been run. `make test-gpu` would show
+whether they work.
+"""
 
 from __future__ import annotations
 
@@ -23,46 +24,47 @@ PORTABLE = 1
 
 
 class Device(Protocol):
-    """A device with a stream for copies. The trainer calls `follow`, `wait` and `keep`, one thread all the rest."""
+    """A device with a stream for copies. The trainer calls `follow`, `wait` and `keep`; one thread calls everything
+    else."""
 
     def follow(self) -> None:
-        """Has the stream wait for what the trainer's was asked for until now."""
+        """Makes the stream wait for everything that the trainer's stream was asked for until now."""
 
     def begin(self) -> None:
-        """Makes it the thread's device."""
+        """Makes it the current device of the thread."""
 
     def register(self, address: int, nbytes: int, mapping: Mapping) -> bool:
-        """Has the driver know a region's memory until it is unmapped, so that it is copied without a detour. Returns
-        whether it does; if not, it takes no other region either."""
+        """Registers a region's memory with the driver until it is unmapped, so that it is copied without a detour.
+        Returns True if the driver takes it; if not, it takes no other region either."""
 
     def stream(self) -> contextlib.AbstractContextManager[None]:
-        """Work within it is the stream's."""
+        """Returns a context; work within it belongs to the stream."""
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Asks for a copy. What is read has to stay until an event of the stream that is recorded later."""
+        """Asks for a copy. The source has to stay until an event that is recorded on the stream later."""
 
     def record(self) -> Any:
-        """An event of the stream, behind all that was asked for."""
+        """Returns an event of the stream, after everything that was asked for."""
 
     def query(self, event: Any) -> bool:
-        """Whether it has come."""
+        """Returns True if the event has completed."""
 
     def synchronize(self, event: Any) -> None:
-        """Waits until it has come."""
+        """Waits until the event has completed."""
 
     def wait(self, event: Any) -> None:
-        """Has the trainer's stream wait for it."""
+        """Makes the trainer's stream wait for the event."""
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Its memory is not given away before the trainer's stream is done with it."""
+        """Keeps the tensor's memory from being given away before the trainer's stream is done with it."""
 
     def generator(self, seed: int) -> torch.Generator:
-        """A new one."""
+        """Returns a new generator of the device."""
 
 
 class Accelerator:
-    """Uses torch's interface for accelerators, whatever they are. Memory is registered with CUDA's driver only: others
-    copy by way of torch's pinned memory."""
+    """Uses torch's interface for accelerators of any kind. Memory is registered only with CUDA's driver. Others copy by
+    way of torch's pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -96,7 +98,7 @@ class Accelerator:
         try:
             yield
         finally:
-            torch.accelerator.set_stream(before)  # which makes its device the current one
+            torch.accelerator.set_stream(before)  # also makes its device the current one
             torch.accelerator.set_device_index(index)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -136,7 +138,8 @@ class Accelerator:
 
 
 def _clear_error(device: torch.device) -> None:
-    """A call of the driver that failed leaves its error to this thread's next kernel, which torch says has failed."""
+    """Clears the error of a failed driver call: it stays for this thread's next kernel, and torch would report that as
+    failed."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)
 
@@ -147,7 +150,7 @@ def _unregister(
     is_at_exit: Callable[[], bool] = sys.is_finalizing,
     getpid: Callable[[], int] = os.getpid,
 ) -> None:
-    if not is_at_exit() and getpid() == pid:  # a forked child has no CUDA; at the end the driver sees to it
+    if not is_at_exit() and getpid() == pid:  # a forked child has no CUDA; at exit the driver does it
         _cuda().cudaHostUnregister(address)
 
 
@@ -156,10 +159,10 @@ def _cuda() -> Any:
 
 
 def device_of(named: Any, known: dict[torch.device, Device]) -> Device | None:
-    """The device of a loader's `device=`, None for "cpu". Raises InputError for one that is not there.
+    """Returns the device of a loader's `device=`; None for "cpu". Raises InputError if it does not exist.
 
-    `known`: the loader's, which is added to. A stream of its own for each epoch would have memory of its own, too:
-    torch gives away again only to the same stream what is free.
+    `known` has the devices of the loader; a new one is added. A stream for each epoch would need memory for each epoch:
+    torch reuses free memory only for the same stream.
     """
     try:
         device = torch.device(named)
@@ -178,7 +181,7 @@ def device_of(named: Any, known: dict[torch.device, Device]) -> Device | None:
         )
     if device.index is not None and device.index >= (count := torch.accelerator.device_count()):
         raise InputError(f"device={named!r} is not there: torch sees {count}, numbered from 0")
-    device = torch.empty(0, device=device).device  # which has its index
+    device = torch.empty(0, device=device).device  # now with its index
     if device not in known:
         known[device] = Accelerator(device)
     return known[device]

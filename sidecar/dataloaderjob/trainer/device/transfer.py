@@ -1,7 +1,8 @@
-"""How batches get from the pool to where the trainer wants them.
+"""Sends batches from the pool to where the trainer wants them.
 
-A thread sends, the trainer accepts. What a copy reads is held until the copy's event has come: a device reads memory
-long after the call that asked for it, and the pool gives a place to another batch as soon as nobody holds it.
+A thread sends, and the trainer accepts. The source of a copy is held until the copy's event has completed: a device
+reads memory long after the call that asked for the copy, and the pool gives a place to another batch as soon as nobody
+holds it.
 """
 
 from __future__ import annotations
@@ -23,49 +24,49 @@ from dataloaderjob.trainer.device.trees import like, mapped, plain_of, with_tens
 from dataloaderjob.trainer.session.pool import Bytes, Region
 
 AHEAD = 2
-"""Batches that were sent, or are being sent, before the trainer asks for them."""
+"""Number of batches that were sent, or are being sent, before the trainer asks for them."""
 LOOK_S = 0.002
-"""Interval between two looks at copies that are on their way, while no batch is asked for."""
+"""Interval between two looks at copies under way, while no batch is asked for."""
 DeviceStage = Callable[[Any, torch.Generator], Any]
-"""The user's: (batch, generator) to batch, in the trainer's process."""
+"""The user's function of (batch, generator), which returns the batch, in the trainer's process."""
 Claim = Callable[[], list[Region]]
-"""Gives regions that a device may read by itself, each once."""
+"""Returns the regions that a device may read by itself, each once."""
 Which = Callable[[], str]
-"""Words for a batch, such as "batch 3, indices [6, 7]"."""
+"""Describes a batch, such as "batch 3, indices [6, 7]"."""
 Took = Callable[[int], None]
-"""Is told how long something took, in nanoseconds."""
+"""Receives a duration, in nanoseconds."""
 
 
 def ignore(_: int) -> None:
-    """Nobody wants to know."""
+    """Ignores a duration."""
 
 
 class Transfer(Protocol):
-    """Sends batches on. `begin`, `send`, `let_go` and `end` are called by one thread, `accept` and `follow` by the
-    trainer's."""
+    """Sends batches on. One thread calls `begin`, `send`, `let_go` and `end`; the trainer's thread calls `accept` and
+    `follow`."""
 
     def begin(self) -> None:
         """Prepares the thread."""
 
     def follow(self) -> None:
-        """Has what is sent from now on come behind what the trainer's stream was asked for until now."""
+        """Makes everything sent from now on wait for what the trainer's stream was asked for until now."""
 
     def send(self, batch: Any, digest: int, which: Which, lent: Bytes | None = None) -> Any:
-        """Begins to send a batch. Returns what `accept` needs. `which` names it in a message; `lent` is its place in
-        the pool, if it has one."""
+        """Begins to send a batch, and returns what `accept` needs. `which` describes the batch in a message; `lent` is
+        its place in the pool, if it has one."""
 
     def accept(self, sent: Any) -> Any:
-        """The batch, where the trainer wants it."""
+        """Returns the batch, where the trainer wants it."""
 
     def let_go(self) -> float | None:
-        """Lets go of what has arrived. Returns the seconds until it is to be called again; None: nothing is held."""
+        """Releases what has arrived. Returns the seconds until the next call is due; None if nothing is held."""
 
     def end(self) -> None:
-        """Waits until nothing is on its way, and lets go of it."""
+        """Waits until nothing is under way any more, and releases everything."""
 
 
 class _AtOnce:
-    """What has arrived when `send` returns."""
+    """A transfer whose batches have arrived when `send` returns."""
 
     def begin(self) -> None:
         pass
@@ -84,7 +85,7 @@ class _AtOnce:
 
 
 class Pinning(_AtOnce):
-    """`pin_memory=True`: copies into memory that a device can read by itself."""
+    """Copies into memory that a device can read by itself, for `pin_memory=True`."""
 
     def __init__(self, device: str | None) -> None:
         self._device, self._index = device, torch.accelerator.current_device_index()
@@ -102,14 +103,14 @@ class Stage:
     def __init__(
         self, function: DeviceStage, seed: int, took: Took = ignore, turn: threading.Lock | None = None
     ) -> None:
-        """`seed`: the epoch's. `took` is told the time of each batch. `turn` is held while it runs, since the thread of
-        an iterator that was given up may be in its last call."""
+        """`seed` is the epoch's. `took` receives the duration of each call. `turn` is held during calls, because the
+        thread of an abandoned iterator may be in its last call."""
         self._function, self._seed, self._took = function, seed, took
         self._turn = turn or threading.Lock()
 
     def __call__(self, batch: Any, digest: int, which: Which, device: Device | None) -> Any:
-        """Raises what it raises, with a note of which batch it was; a StopIteration as RuntimeError, since it would end
-        the epoch."""
+        """Runs the stage. Its exceptions get a note that names the batch. StopIteration becomes RuntimeError, because
+        it would end the epoch."""
         seed = seed_of(self._seed, digest)
         with self._turn:
             began = time.perf_counter_ns()
@@ -130,7 +131,7 @@ class Stage:
 
 
 class OnHost(_AtOnce):
-    """`device="cpu"` with a stage, after which batches may be pinned."""
+    """Runs a stage for `device="cpu"`; its batches may then be pinned."""
 
     def __init__(self, stage: Stage, pinning: Pinning | None) -> None:
         self._stage, self._pinning = stage, pinning
@@ -146,7 +147,7 @@ class OnHost(_AtOnce):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch whose copies were asked for."""
+    """A batch whose copies were asked for, with their event."""
 
     batch: Any
     tensors: list[torch.Tensor]
@@ -154,14 +155,14 @@ class Sent:
 
 
 class _Copies:
-    """What was made of one batch on the device, and from what."""
+    """Tensors made from one batch on the device, and their sources."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self.sources: list[torch.Tensor] = []
         self.tensors: list[torch.Tensor] = []
         self._made: dict[int, torch.Tensor] = {}
-        """Copies by the `id` of what was copied: what one batch has twice is one tensor there, too."""
+        """Copies by the `id` of their source: a tensor that a batch has twice is one tensor there, too."""
 
     def of_leaf(self, leaf: Any) -> Any:
         return with_tensors(leaf, self.of)
@@ -180,14 +181,14 @@ class _Copies:
 
 
 class ToDevice:
-    """`device=`: copies on a stream of its own, after the user's stage there."""
+    """Copies to a device on a stream of its own, after the user's stage there (`device=`)."""
 
     def __init__(self, device: Device, stage: Stage | None, claim: Claim = list) -> None:
-        """The trainer's thread makes it: what its stream was asked for is done first."""
+        """Has to be called in the trainer's thread: everything that its stream was asked for is done first."""
         self._device, self._stage, self._claim = device, stage, claim
         self._is_registering = True
         self._held: deque[tuple[Any, Any]] = deque()
-        """Events of copies, and what those read."""
+        """Events of copies, and the sources of those copies."""
         self.follow()
 
     def begin(self) -> None:
@@ -197,8 +198,8 @@ class ToDevice:
         self._device.follow()
 
     def send(self, batch: Any, digest: int, which: Which, lent: Bytes | None = None) -> Sent:
-        """Raises what the stage raises, and with a note what the device does. What copies read is held, not the batch
-        alone: a stage may have put other things into it."""
+        """Raises the stage's errors, and with a note the device's. The sources of copies are held in addition to the
+        batch: a stage may have put other things into it."""
         self.let_go()
         device, copies = self._device, _Copies(self._device)
         with device.stream(), torch.no_grad():
@@ -213,7 +214,7 @@ class ToDevice:
         return Sent(sent, copies.tensors, event)
 
     def _register(self) -> None:
-        """Has the driver know new regions of the pool, until it takes one no more."""
+        """Registers new regions of the pool with the driver, until it refuses one."""
         if not self._is_registering:
             return
         for region in (regions := self._claim()):
@@ -256,9 +257,9 @@ def _noted(which: Which) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Runs torch with one thread: sums differ with the number of threads, and with them a batch would, too."""
+    """Runs torch with one thread: sums differ with the number of threads, and batches with them."""
     threads = torch.get_num_threads()
-    if threads == 1:  # to set it would be for all threads to come
+    if threads == 1:  # setting it would affect all later threads
         yield
         return
     torch.set_num_threads(1)
@@ -270,19 +271,20 @@ def _one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Where a loader's batches go."""
+    """The destination of a loader's batches."""
 
     device: Device | None = None
-    """None: the memory of this process."""
+    """None stands for the memory of this process."""
     stage: DeviceStage | None = None
     ahead: int = AHEAD
     pins: bool = False
     pin_device: str | None = None
     turn: threading.Lock | None = None
-    """The loader's, held while its stage runs."""
+    """The loader's lock, held while its stage runs."""
 
     def transfer(self, seed: int, claim: Claim = list, took: Took = ignore) -> Transfer | None:
-        """A new one, for the batches of one stream; None: they stay where they are. `seed`: the epoch's."""
+        """Returns a new transfer for the batches of one stream; None if they stay where they are. `seed` is the
+        epoch's."""
         stage = None if self.stage is None else Stage(self.stage, seed, took, self.turn)
         if self.device is not None:
             return ToDevice(self.device, stage, claim)
@@ -291,6 +293,7 @@ class Way:
 
 
 def seed_of(epoch_seed: int, digest: int) -> int:
-    """The seed of a batch's generator: of the epoch, and of what the batch is, so of nothing that timing changes."""
+    """Returns the seed of a batch's generator. It depends on the epoch and on what the batch is, so on nothing that
+    timing changes."""
     words = epoch_seed.to_bytes(8, "little") + digest.to_bytes(8, "little")
     return int.from_bytes(blake2b(words, digest_size=8, person=b"devicestage").digest(), "little") >> 1

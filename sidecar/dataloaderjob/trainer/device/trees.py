@@ -1,4 +1,5 @@
-"""Leaves of a batch, whatever holds them. Containers are those that torch's `pin_memory` goes into, and dataclasses."""
+"""Replaces the leaves of a batch in any containers. Containers are those that torch's `pin_memory` enters, and
+dataclasses."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from torch.overrides import TorchFunctionMode
 
 
 def mapped(batch: Any, of_leaf: Callable[[Any], Any]) -> Any:
-    """The batch with each leaf replaced. A container that cannot be made again from its items becomes a dict or list,
-    as with torch."""
+    """Returns the batch with each leaf replaced. A container that cannot be rebuilt from its items becomes a dict or
+    list, as with torch."""
     if isinstance(batch, str | bytes | bytearray | range):
         return batch
     if isinstance(batch, Mapping):
         return _mapping(batch, {key: mapped(value, of_leaf) for key, value in batch.items()}, of_leaf)
-    if isinstance(batch, PackedSequence):  # whose batch_sizes stay on the host
+    if isinstance(batch, PackedSequence):  # its batch_sizes stay on the host
         leaves = (batch.data, batch.sorted_indices, batch.unsorted_indices)
         data, *indices = (None if leaf is None else of_leaf(leaf) for leaf in leaves)
         return PackedSequence(data, batch.batch_sizes.clone(), *indices)  # type: ignore[arg-type]
@@ -43,8 +44,8 @@ def mapped(batch: Any, of_leaf: Callable[[Any], Any]) -> Any:
 
 
 def with_tensors(item: Any, of_tensor: Callable[[torch.Tensor], Any]) -> Any:
-    """A deep copy of an object, whatever it is, whose tensors are what `of_tensor` makes of them; of a tensor that
-    itself. Raises TypeError for one that cannot be copied."""
+    """Returns a deep copy of any object, with its tensors replaced by the results of `of_tensor`. If the object is a
+    tensor, returns only that result. Raises TypeError if the object cannot be copied."""
     if isinstance(item, torch.Tensor):
         return of_tensor(item)
     if item is None or isinstance(item, bool | int | float | complex):
@@ -60,7 +61,7 @@ def with_tensors(item: Any, of_tensor: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def plain_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without its class, where that changes nothing of how it is computed with."""
+    """Returns the tensor without its class, if that does not change how it is computed with."""
     if type(tensor) in _PLAIN or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return tensor
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  its documented name
@@ -68,10 +69,10 @@ def plain_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def like(tensor: torch.Tensor, made: torch.Tensor, of_tensor: Callable[[torch.Tensor], Any]) -> torch.Tensor:
-    """What was made of `plain_of(tensor)`, which is another one, with the tensor's class and attributes: copies to a
-    device lose them, or keep them, as each class has it. What attributes hold of the host's stays there, but not in the
-    pool; `of_tensor` is asked for what is on a device."""
-    # A view that is made without gradients could not be changed by what has some.
+    """Returns `made`, a new tensor made from `plain_of(tensor)`, with the tensor's class and attributes: classes differ
+    in whether a copy to a device keeps them. Host tensors in attributes stay on the host, but not in the pool.
+    `of_tensor` is applied to those on a device."""
+    # A view made without gradients could not be changed by tensors with gradients.
     with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():  # noqa: SLF001  its documented name
         found = made.as_subclass(type(tensor))
     found.__dict__.update(tensor.__dict__)
@@ -86,8 +87,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _with_attributes(made: Any, of_leaf: Callable[[Any], Any], known: Sequence[str] = ()) -> Any:
-    """A copy of a container, or a tensor, with its attributes, but those `known`, as leaves, if they are arrays,
-    tensors, or hold some. Others stay as they are, and tensors of the host that no device takes stay there."""
+    """Replaces the attributes of a copied container or tensor, except `known`, if they are or hold arrays or tensors.
+    Others stay as they are, and host tensors that no device takes stay on the host. Returns `made`."""
     own = getattr(made, "__dict__", {})
     found = {name: _data(value, of_leaf) for name, value in own.items() if name not in known}
     own.update({name: new for name, new in found.items() if new is not own[name]})
@@ -95,7 +96,7 @@ def _with_attributes(made: Any, of_leaf: Callable[[Any], Any], known: Sequence[s
 
 
 def _data(value: Any, of_leaf: Callable[[Any], Any]) -> Any:
-    """The same object if nothing in it is data."""
+    """Returns the replaced value, or the same object if nothing in it is data."""
     if isinstance(value, torch.Tensor):
         is_dense = value.layout is torch.strided and not value.is_quantized
         return of_leaf(value) if is_dense or value.device.type != "cpu" else _apart(value)
@@ -115,9 +116,9 @@ def _apart(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _holds_data(value: Any) -> bool:
-    """Whether a tensor or an array is among what it refers to."""
+    """Returns True if a tensor or an array is among the objects that it refers to."""
     seen: dict[int, Any] = {}
-    """Objects by `id`: none of them goes, so that no other one gets its `id`."""
+    """Objects by `id`, kept so that no other object gets the same `id`."""
     left = [value]
     while left:
         item = left.pop()
@@ -134,7 +135,8 @@ _ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes, bytearray, 
 
 
 def _parts(item: Any) -> list[Any]:
-    """What an object has: attributes, and the items of Python's own containers, which those of others are made of."""
+    """Returns what an object holds: attributes, and the items of Python's own containers. Other containers are made of
+    these."""
     own = getattr(item, "__dict__", None)
     parts = list(own.values()) if type(own) is dict else []
     for kind in type(item).__mro__:
@@ -156,7 +158,7 @@ def _in_slot(slot: MemberDescriptorType, item: Any) -> Any:
 
 
 class _Copying(TorchFunctionMode):
-    """Has deep copies of tensors made by a function."""
+    """Makes a function supply the deep copies of tensors."""
 
     def __init__(self, of_tensor: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -199,7 +201,7 @@ def _sequence(batch: Sequence[Any], items: list[Any], of_leaf: Callable[[Any], A
 
 
 def _stores(made: Any, items: dict[Any, Any] | list[Any]) -> list[str]:
-    """Attributes that have the items of the container themselves, such as the `data` of a UserDict."""
+    """Returns the attributes that hold the items of the container themselves, such as the `data` of a UserDict."""
     return [name for name, value in getattr(made, "__dict__", {}).items() if _has_same(value, items)]
 
 

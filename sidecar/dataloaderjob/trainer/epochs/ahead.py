@@ -1,5 +1,5 @@
-"""Batches that a thread takes ahead of the trainer: it takes all of its stream, and sends each where the trainer wants
-it, into pinned memory or onto a device. The sampler stays with the trainer's thread."""
+"""Batches that a thread takes ahead of the trainer. The thread takes all batches of its stream and sends each where the
+trainer wants it, into pinned memory or onto a device. The sampler stays in the trainer's thread."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from dataloaderjob.trainer.session.stream import RECENT, StreamLeftError
 from dataloaderjob.trainer.session.taking import NOTHING, Taker, Timed
 
 LAST_S = 30.0
-"""Time for threads to end at the exit of the process: one may be in a call of the user's device_stage."""
+"""Time for threads to end when the process exits: one may be in a call of the user's device_stage."""
 
 _live: dict[threading.Thread, tuple[Taker, queue.SimpleQueue[bool]]] = {}
-"""Threads that run, and what they take from: also those whose iterator is gone."""
+"""Running threads and what they take from, including threads whose iterator is gone."""
 
 Result = tuple[int, Any, int, BaseException | None]
-"""Batches taken so far; what was sent of the batch, and its digest, or why there is none."""
+"""Number of batches taken so far, the sent batch, its digest, and the error if there is no batch."""
 
 
 class AheadTaker(Timed):
-    """A `Taker` whose batches are sent on, by a thread of its own."""
+    """A `Taker` whose batches are sent on by a thread of its own."""
 
     __slots__ = (
         "_ahead", "_arrivals", "_ordered", "_orders", "_results", "_taker", "_timeout_s", "_transfer", "leave",
@@ -40,7 +40,7 @@ class AheadTaker(Timed):
     )  # fmt: skip
 
     def __init__(self, taker: Taker, transfer: Transfer, timeout_s: float, ahead: int) -> None:
-        """ahead: tickets of which the batches, if they bring one, are sent before they are asked for."""
+        """`ahead` is the number of tickets whose batches, if they yield one, are sent before they are asked for."""
         super().__init__(taker.client.control.words, taker.taken)
         self._ahead = ahead
         self._taker = taker
@@ -51,12 +51,12 @@ class AheadTaker(Timed):
         self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._results: deque[Result] = deque()
         self._arrivals: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        """What wakes the trainer; the deque says what is there."""
+        """Wakes the trainer; the deque holds the results."""
         self.stream.recent = [None] * (RECENT + ahead)
         self.leave = partial(_leave, taker, self._orders)
-        """Has the thread end soon, and the stream with it. Safe in a finalizer."""
+        """Makes the thread end soon, and the stream with it. Safe in a finalizer."""
         threads, is_single = torch.get_num_threads(), threading.Event()
-        # It must not refer to this object, whose iterator would never be collected.
+        # It must not refer to this object, or the iterator would never be collected.
         thread = threading.Thread(
             target=_send_all, name="dlj-ahead", daemon=True,
             args=(taker, transfer, self._orders, self._results, self._arrivals, is_single.set),
@@ -71,17 +71,17 @@ class AheadTaker(Timed):
                 del _live[thread]
             raise
         finally:
-            torch.set_num_threads(threads)  # the thread's number would be that of all threads to come
+            torch.set_num_threads(threads)  # else the thread's number would apply to all later threads
 
     def order(self, drawn: int) -> None:
-        """Has the thread take what is due, of `drawn` batches that were asked for."""
+        """Has the thread take the batches that are due, of the `drawn` batches that were asked for."""
         target = min(drawn, self.taken + self._ahead)
         while self._ordered < target:
             self._ordered += 1
             self._orders.put(True)
 
     def take_ready(self) -> Any:
-        """The next batch if it was sent, or `NOTHING`."""
+        """Returns the next batch if it was sent, else `NOTHING`."""
         self._taker.client.check()
         return self._accept() if self._results else NOTHING
 
@@ -99,8 +99,8 @@ class AheadTaker(Timed):
         return self._accept()
 
     def _accept(self) -> Any:
-        """The first result leaves the line once it counts as taken: a signal's handler may raise anywhere, and what is
-        lost then has to be told."""
+        """Removes the first result only once it counts as taken: a signal handler may raise anywhere, and the loss must
+        then be noticed."""
         with contextlib.suppress(queue.Empty):
             self._arrivals.get_nowait()
         taken, sent, digest, error = self._results[0]
@@ -120,7 +120,7 @@ def _send_all(
     taker: Taker, transfer: Transfer, orders: queue.SimpleQueue[bool], results: deque[Result],
     arrivals: queue.SimpleQueue[bool], is_single: Callable[[], None],
 ) -> None:  # fmt: skip
-    torch.get_num_threads()  # what a thread asks first gives it the number of all
+    torch.get_num_threads()  # a thread's first query sets its number to the common one
     torch.set_num_threads(1)
     is_single()
     is_set_up, which = False, partial(_which, taker)
@@ -144,12 +144,12 @@ def _send_all(
         results.append((taker.taken, batch, taker.digest, error))
         arrivals.put(True)
         del batch, error, lent  # else the frame holds them until the next one comes
-    with contextlib.suppress(Exception):  # of a device that is lost, which the trainer meets too
+    with contextlib.suppress(Exception):  # the device is lost: the trainer's calls fail, too
         transfer.end()
     taker.leave()
-    with contextlib.suppress(Exception):  # the next call of another stream's meets it again
+    with contextlib.suppress(Exception):  # another stream's next call raises it again
         taker.client.close_collected()
-    del results, transfer, which  # what they hold goes before the process may end
+    del results, transfer, which  # what they hold must go before the process may end
     _live.pop(threading.current_thread(), None)
 
 
@@ -160,7 +160,7 @@ def _leave(taker: Taker, orders: queue.SimpleQueue[bool]) -> None:
 
 
 def _which(taker: Taker) -> str:
-    """Words for the batch that was taken last."""
+    """Describes the batch that was taken last."""
     number = taker.taken - 1
     recent = taker.stream.recent
     ticket = recent[number % len(recent)]
@@ -170,12 +170,12 @@ def _which(taker: Taker) -> str:
     keys = frames.describe_keys(packed)
     return (
         keys if keys.startswith("batch ") else f"batch {number}, {keys}"
-    )  # a slot's have numbers of their own
+    )  # batches of a slot have numbers of their own
 
 
 def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:
-    """The next order. Meanwhile what was sent is let go of, as soon as it has arrived."""
-    with contextlib.suppress(Exception):  # of a device that is lost: `send` meets it again
+    """Waits for the next order. Meanwhile it releases sent batches as soon as they have arrived."""
+    with contextlib.suppress(Exception):  # the device is lost: `send` raises it again
         while (look_again_s := transfer.let_go()) is not None:
             with contextlib.suppress(queue.Empty):
                 return orders.get(timeout=look_again_s)
@@ -184,11 +184,11 @@ def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:
 
 @atexit.register
 def _end_all() -> None:
-    """Daemon threads that run torch's code while the interpreter ends may abort the process."""
+    """Ends the threads: daemon threads that run torch's code while the interpreter ends may abort the process."""
     live = dict(_live)
     for taker, orders in live.values():
         with contextlib.suppress(Exception):
-            taker.client.dead = taker.client.dead or "this process ends"  # no sidecar is waited for any more
+            taker.client.dead = taker.client.dead or "this process ends"  # wait for no sidecar any more
             _leave(taker, orders)
     deadline = time.monotonic() + LAST_S
     for thread in live:

@@ -1,4 +1,5 @@
-"""What the arguments of DataLoader that torch does not have need of the others. Raises as torch does, or InputError."""
+"""Checks the arguments of DataLoader that torch does not have against the others. Raises torch's errors, or
+InputError."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ TAILS = ("drop", "pad", "error")
 
 
 def check(loader: Any) -> None:
-    """Raises ValueError, TypeError and InputError."""
+    """Checks the arguments of a loader. Raises ValueError, TypeError and InputError."""
     is_stream = isinstance(loader.dataset, IterableDataset)
     if loader.tail is not None:
         _check_tail(loader, is_stream)
@@ -67,8 +68,8 @@ def _check_parts(loader: Any, is_stream: bool) -> None:
     if is_stream or loader.batch_sampler is None or getattr(loader.dataset, "__getitems__", None):
         raise InputError(
             "parts= is for batches whose samples are made one by one, of a map-style dataset: not for an "
-            "IterableDataset, batch_size=None or a dataset with __getitems__, as torch's Subset is: give the dataset "
-            "of which it is one, and sampler=SubsetRandomSampler(subset.indices)"
+            "IterableDataset, batch_size=None or a dataset with __getitems__, such as torch's Subset: give the "
+            "subset's own dataset, and sampler=SubsetRandomSampler(subset.indices)"
         )
     if loader.collate_fn is not default_collate:
         raise InputError(

@@ -1,4 +1,4 @@
-"""The iterator of an IterableDataset whose batches are dealt to all ranks (`dealing` says how), by `tail=`."""
+"""The iterator of an IterableDataset with `tail=`: its batches are dealt to all ranks, as `dealing` describes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dataloaderjob.trainer.session.slot_places import Place, Saved
 from dataloaderjob.trainer.session.stream import SlotEndedError, SlotGoesOnError, Stream
 
 DROP, PAD, ERROR = TAILS
-"""What becomes of the last batches, if they are fewer than the ranks."""
+"""Values of `tail`, which decides about the last batches if they are fewer than the ranks."""
 
 
 _numbers = itertools.count(1 << 20)
@@ -27,14 +27,15 @@ _of_loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def _number_of(loader: Any) -> int:
-    """Number of this loader among those of the process that deal: other loaders need not be the same in all ranks."""
+    """Returns this loader's number among the loaders of the process that deal. Other loaders need not be the same in
+    all ranks."""
     if loader not in _of_loaders:
         _of_loaders[loader] = next(_numbers)
     return _of_loaders[loader]
 
 
 class Hand(NamedTuple):
-    """This rank's batch of a step, until all of the step are known to be there."""
+    """This rank's batch of a step, kept until all batches of the step are known to exist."""
 
     place: Place
     packed: bytes
@@ -44,7 +45,7 @@ class Hand(NamedTuple):
 
 
 class DealIterator(SlotIterator):
-    """This rank's batches, in as many steps as each rank has."""
+    """This rank's batches. All ranks have the same number of steps."""
 
     __slots__ = ("_begun", "_deal", "_hand", "_padded", "_rank", "_ranks", "_slots_stream", "_tail")
 
@@ -79,11 +80,11 @@ class DealIterator(SlotIterator):
         self._client.flush(stream)
 
     def _saved(self) -> Saved:
-        """What a state says of the slots; feeders are told of it."""
+        """Returns the state's entry for the slots. The bundle passes it to feeders."""
         saved = Saved.of(self._epoch.slots, self._epoch.rank, allow_pickle=self._pickle_allowed)
         if self._first and not saved.taken:
             raise InputError(
-                "with tail= an epoch is gone on with from what state_dict() returned; a bare number of batches does "
+                "with tail= an epoch resumes only from what state_dict() returned; a bare number of batches does "
                 "not say how many of them are of each slot"
             )
         assert self._bundle is not None  # noqa: S101  shipped before
@@ -91,7 +92,7 @@ class DealIterator(SlotIterator):
         return saved
 
     def _begin_deal(self, stream: Stream, saved: Saved) -> None:
-        """`stream`: that on which slots are asked."""
+        """Begins to deal. `stream` is the one on which slots are asked."""
         self._slots_stream = stream
         given = {place.slot: (place.number, digest) for place, digest in saved.digests.items()}
         self._deal = stream.places = Deal(
@@ -109,7 +110,7 @@ class DealIterator(SlotIterator):
         return None if deal is None else deal.pack()
 
     def _draw(self) -> None:
-        """Asks for batches up to so many steps ahead."""
+        """Asks for the batches of the steps in the window."""
         self._client.hear()
         while (asked := self._deal.next(self._window)) is not None:
             self._ask(*asked)
@@ -123,7 +124,7 @@ class DealIterator(SlotIterator):
             asks=not is_wanted,
         )  # fmt: skip
         packed = frames.pack_slot_ticket(ticket)
-        if place.slot not in self._begun:  # its feeder may know nothing of it
+        if place.slot not in self._begun:  # its feeder may not know it yet
             self._begun.add(place.slot)
             packed = deal.with_beginning(packed, place)
         self._submit(self._slots_stream, place, packed)
@@ -142,8 +143,8 @@ class DealIterator(SlotIterator):
                 self._end_epoch()
 
     def _pads(self) -> bool:
-        """The last batches are fewer than the ranks, or none: whether some come twice. Raises InputError where they
-        may not."""
+        """Returns True if some batches come twice because the last ones are fewer than the ranks. Raises InputError if
+        any are left and `tail` is "error"."""
         if self._padded or not self._deal.is_over:
             raise ServiceError("no batch of the step is left to ask for: please report this")
         here = len(self._deal.in_step)
@@ -176,7 +177,7 @@ class DealIterator(SlotIterator):
             deal.there(place)
         except Exception as exc:
             if taker.taken == number or isinstance(exc, DataLoaderJobError):
-                raise  # what of this slot is there nobody knows
+                raise  # nobody knows which batches of this slot exist
             if self._padded or deal.there(place):
                 self._hand = Hand(place, packed, None, error_mark(exc), exc)
             else:

@@ -1,5 +1,5 @@
-"""The iterator of an IterableDataset with `stage=` and `tail=`: what slots have read is dealt to all ranks, and any
-feeder makes a rank's batches of its share."""
+"""The iterator of an IterableDataset with `stage=` and `tail=`. All ranks share what the slots have read, and any
+feeder makes the batches of a rank's share."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from dataloaderjob.trainer.session.taking import NOTHING, Unopened
 
 
 class DealtStagedIterator(HandsOn, DealIterator):
-    """Steps are read ahead; this rank's batch of each is handed on once all of the step are there."""
+    """Reads steps ahead, and hands on this rank's batch of a step once all batches of the step exist."""
 
     __slots__ = ("_error", "_is_over", "_line", "_read", "_reader", "_seed", "_waiting_nbytes")
 
     def _tickets_ahead(self) -> int:
-        return super(DealIterator, self)._tickets_ahead()  # those that are sent are all this rank's
+        return super(DealIterator, self)._tickets_ahead()  # all batches that are sent are this rank's
 
     def _start_both(self) -> None:
         saved = self._saved()
         dealt = self._bundle
         assert dealt is not None  # noqa: S101  shipped before
-        # What is made of this rank's share is its own.
+        # The batches made from this rank's share belong to this rank alone.
         self._bundle = replace(dealt, ranks=0, facts=slot_places.facts(dealt.facts))
         stream = self._open(0, self._window // self._ranks)
         self._bundle = dealt
@@ -36,7 +36,7 @@ class DealtStagedIterator(HandsOn, DealIterator):
         self._deal.stands(self._deal.mark())
         self._is_over = False
         self._error = ""
-        """What ends the epoch behind what was read."""
+        """The error that ends the epoch after what was read."""
         self._begin_line(0)  # the stage draws as in one process, whichever rank has the batch
         self._draw()
         self._epoch.settle()
@@ -44,7 +44,7 @@ class DealtStagedIterator(HandsOn, DealIterator):
 
     def _ask_more(self) -> None:
         self._client.hear()
-        # By each ticket other ranks learn what this one has read: so some are asked for whenever a step was given.
+        # Each ticket shows other ranks what this one has read, so some are asked for whenever a step was given.
         most = self._window - len(self._line) * self._ranks
         while (asked := self._deal.next(most)) is not None:
             self._ask(*asked)
@@ -62,7 +62,7 @@ class DealtStagedIterator(HandsOn, DealIterator):
 
     def _take_read(self, *, waits: bool = False) -> bool:
         if self._reading.taken >= self._drawn:
-            self._draw()  # first: what is known to be there may make the step whole
+            self._draw()  # first: batches known to exist may complete the step
         if self._hand is not None and (self._deal.is_whole or self._padded):
             self._step(self._hand)
             return True
@@ -81,7 +81,7 @@ class DealtStagedIterator(HandsOn, DealIterator):
         return True
 
     def _take_answer(self, *, waits: bool) -> bool:
-        """Takes the next answer of a slot. Returns False while there is none."""
+        """Takes the next answer of a slot. Returns False if none has arrived."""
         deal, reader = self._deal, self._reading
         number = reader.taken
         place, packed = self._placed[number]
@@ -99,7 +99,7 @@ class DealtStagedIterator(HandsOn, DealIterator):
             deal.there(place)
         except Exception as exc:
             if reader.taken == number or isinstance(exc, DataLoaderJobError):
-                raise  # what of this slot is there nobody knows
+                raise  # nobody knows which batches of this slot exist
             hand = Hand(place, packed, None, error_mark(exc), exc.with_traceback(None))
         if hand is not None:
             reader.count_calls(-1)
@@ -110,7 +110,7 @@ class DealtStagedIterator(HandsOn, DealIterator):
         return True
 
     def _step(self, hand: Hand) -> None:
-        """All batches of a step are there: this rank's is handed on."""
+        """Hands on this rank's batch of a step whose batches all exist."""
         read, self._read = self._read, -1  # an error from here on ends the iterator
         self._hand, self._padded = None, False
         self._deal.gave(hand.place, None if hand.error else hand.digest)

@@ -1,12 +1,13 @@
-"""Batches of all slots, dealt to ranks in turn, so that all ranks step equally often. Pure.
+"""Deals the batches of all slots to ranks in turn, so that all ranks take the same number of steps. Pure.
 
-Number the batches as one process would have them from torch's loader with as many workers: q = 0, 1, 2, ... Rank r of W
-gets those with q mod W = r, and step t is batches tW to tW + W - 1. Which batch of which slot is number q depends on
-where the slots before it ended. So each rank asks for all batches in order: for its own, and of the others only whether
-they are there. It gives its batch of a step once it knows that all of that step are there.
+Batches are numbered q = 0, 1, 2, ... as torch's loader with one worker for each slot would give them in one process.
+Rank r of W gets the batches with q mod W = r, and step t is batches tW to tW + W - 1. The slot and place of batch q
+depend on where the slots before it ended. So each rank asks about all batches in order: for its own batches, and
+whether those of the others exist. It gives its batch of a step once it knows that all batches of the step exist.
 
-Slots whose end is not known are taken to go on. Where one has ended, whose the batches behind it are changes: what was
-asked for by then only tells what is there, and is asked for anew by what is known then.
+Slots are assumed to continue until their end is known. Once a slot has ended, later batches belong to other ranks than
+planned. Answers to tickets asked for before that only show what exists; those batches are asked for again in the new
+order.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from dataloaderjob.trainer.session.slot_places import DEALT, Beginnings, Place, 
 
 
 class Turn(NamedTuple):
-    """One batch in order."""
+    """One batch in the order."""
 
     place: Place
     is_own: bool
     is_asked: bool
-    """There is a ticket for it; else it is known to be there, and another rank's."""
+    """True if there is a ticket for it; else it is another rank's batch, and known to exist."""
 
 
 class Mark(NamedTuple):
-    """A place between two steps."""
+    """A position between two steps."""
 
     taken: list[int]
     given: list[tuple[int, int] | None]
@@ -49,8 +50,9 @@ class Deal(Beginnings):
         snapshots: Mapping[int, tuple[int, bytes]] | None = None,
         ends: Mapping[int, int] | None = None,
     ) -> None:
-        """first: batches of each slot that were dealt before, in whole steps. given: number and digest of the last that
-        was given of slots; snapshots: where they may begin; ends: how many batches they have, where that is known."""
+        """`first` has the batches of each slot that were dealt before, in whole steps. `given` has the number and
+        digest of the last batch given from a slot. `snapshots` has points at which slots may begin, `ends` the known
+        lengths of slots."""
         super().__init__(slots, snapshots)
         self._ranks, self._rank = ranks, rank
         self._first = list(first) or [0] * slots
@@ -58,26 +60,26 @@ class Deal(Beginnings):
         """Batches of each slot in the steps before this one."""
         self.ends = dict(ends or {})
         self._there = self.taken[:]
-        """Each slot has so many batches at least."""
+        """Least number of batches that each slot is known to have."""
         self._resolved = self.taken[:]
-        """Batches of each slot that are known to come next in order."""
+        """Batches of each slot that are known to come next in the order."""
         self.in_step: list[Place] = []
-        """Batches of this step that are known to be there, in order."""
+        """Batches of this step that are known to exist, in order."""
         self._plan: deque[Turn] = deque()
         self._stale = 0
-        """Tickets on their way that were asked for before an end was known."""
+        """Number of tickets on their way that were asked for before an end was known."""
         self._next = self.taken[:]
         self._ahead = 0
-        """Batches planned from this step's first on."""
+        """Number of batches planned, from the first of this step on."""
         self._given = [(given or {}).get(slot) for slot in range(slots)]
         self._behind: Mark | None = None
-        """What a state is to have, where steps are handed on before they are given."""
+        """Position for states, if steps are handed on before they are given."""
 
     # Asking
 
     def next(self, most: int) -> tuple[Place, bool] | None:
-        """What to ask for now, and whether its batch is wanted; None where nothing is to be asked within the next
-        `most` batches, or answers are to come first."""
+        """Returns the place to ask for now, and whether its batch is wanted. Returns None if nothing is to be asked
+        within the next `most` batches, or if answers must come first."""
         while not self._stale and self._ahead < most:
             live = [
                 slot
@@ -102,7 +104,8 @@ class Deal(Beginnings):
     # Answers, in the order of the tickets
 
     def there(self, place: Place) -> bool:
-        """The batch is there, and came if it was wanted. Returns whether it is this rank's, and wanted now."""
+        """Notes that the batch exists, and has arrived if it was wanted. Returns whether it is this rank's, and wanted
+        now."""
         self._there[place.slot] = max(self._there[place.slot], place.number + 1)
         if self._stale:
             self._drop_stale()
@@ -114,7 +117,7 @@ class Deal(Beginnings):
         return turn.is_own
 
     def ended(self, place: Place, batches: int) -> None:
-        """There is no such batch: its slot has so many."""
+        """Notes that there is no such batch: its slot has `batches` batches."""
         is_new = place.slot not in self.ends
         self.ends[place.slot] = batches
         if self._stale:
@@ -149,12 +152,12 @@ class Deal(Beginnings):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all batches of this step are there."""
+        """True if all batches of this step are known to exist."""
         return len(self.in_step) >= self._ranks
 
     @property
     def is_over(self) -> bool:
-        """Whether all batches are known, and this step is not whole."""
+        """True if all batches are known, and this step is not whole."""
         return (
             not self._stale
             and not self._plan
@@ -165,41 +168,41 @@ class Deal(Beginnings):
         )
 
     def padding(self) -> Place | None:
-        """The batch that stands for this rank's in a last step that is not whole; None where it has one."""
+        """Returns the batch that replaces this rank's in a last step that is not whole; None if it has one."""
         here = len(self.in_step)
         return None if self._rank < here else self.in_step[self._rank % here]
 
     def stepped(self) -> None:
-        """This rank's batch was given: the next step begins."""
+        """Begins the next step, because this rank's batch was given."""
         done, self.in_step = self.in_step[: self._ranks], self.in_step[self._ranks :]
         for place in done:
             self.taken[place.slot] = max(self.taken[place.slot], place.number + 1)
         self._ahead -= len(done)
 
     def gave(self, place: Place, digest: int | None) -> None:
-        """Its batch was given, or, without a digest, the error that stands for it."""
+        """Notes that the batch was given or, without a digest, the error in its place."""
         self._given[place.slot] = None if digest is None else (place.number, digest)
 
     def mark(self) -> Mark:
-        """The place behind the last step."""
+        """Returns the position after the last step."""
         return Mark(self.taken[:], self._given[:])
 
     def stands(self, mark: Mark) -> None:
-        """A state is to be one of this place, until the next call."""
+        """Makes `mark` the position for states, until the next call."""
         self._behind = mark
 
     def needed(self, slot: int) -> int:
-        """This rank asks for no batch before it, nor does an epoch that goes on from its state."""
+        """Returns the first batch that this rank may still ask for, also in an epoch that resumes from its state."""
         return (self.taken if self._behind is None else self._behind.taken)[slot]
 
     def passed(self, slot: int) -> int:
         return max(self._first[slot], self.needed(slot) - STEPS_APART * self._ranks)
 
     def least(self, slot: int) -> int:
-        """A slot has so many batches at least, by what was answered."""
+        """Returns the least number of batches that a slot has, by the answers so far."""
         return self._there[slot]
 
-    # What a state has
+    # State
 
     def known(self, slot: int) -> tuple[int, int] | None:
         return self._given[slot]
@@ -208,11 +211,12 @@ class Deal(Beginnings):
         return made <= self._next[slot] + self._ranks
 
     def beginning(self, slot: int, number: int) -> tuple[int, bytes] | None:
-        """Where no rank needs what lies before, which may be a step behind this one."""
+        """Returns where the slot may begin: no rank needs batches before it. Other ranks may be steps behind this
+        one."""
         return super().beginning(slot, min(number, self.passed(slot)))
 
     def pack(self) -> dict[str, Any]:
-        """What a state has of the slots, which is right for all ranks."""
+        """Returns a state's entry for the slots, which is right for all ranks."""
         taken, given = self._behind or self.mark()
         snapshots = [super(Deal, self).beginning(slot, count) for slot, count in enumerate(taken)]
         ends = {slot: batches for slot, batches in self.ends.items() if batches <= taken[slot]}

@@ -1,7 +1,7 @@
-"""Iterators of the DataLoader: over the service, and in the process itself.
+"""Iterators of the DataLoader: over the service, and in this process.
 
-The service's runs the user's own sampler a window ahead, as torch's with workers does: `window` index lists at
-`iter()`, then one more at each `next()`. That in the process draws when it is asked, as torch's does.
+The service's iterator runs the user's own sampler a window ahead, as torch's iterator with workers does: `window` index
+lists at `iter()`, then one more at each `next()`. The iterator in this process draws when it is asked, as torch's does.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _is_profiling: Any = vars(torch.autograd)["_profiler_enabled"]
 
 
 class _Seeded(_BaseDataLoaderIter):
-    """What both have: the seeds of an epoch, and torch's range in a profile.
+    """The base of both iterators: the seeds of an epoch, and torch's range in a profile.
 
-    What is no Exception, such as a KeyboardInterrupt, ends an iterator if it comes within next(): what was on its way
-    may be lost. So does an Exception behind a batch that was taken, such as a signal handler's. `progress` counts what
-    was returned.
+    Anything that is not an Exception, such as a KeyboardInterrupt, ends an iterator if it occurs within next(): batches
+    on their way may be lost. So does an Exception after a batch was taken, such as a signal handler's. `progress`
+    counts the batches that were returned.
 
     Slots, here and below, make next() cheaper: beyond 30 attributes CPython looks each up in a dict.
     """
@@ -68,39 +68,39 @@ class _Seeded(_BaseDataLoaderIter):
         self._draws = epoch.draw_number
         self._drawn, self._position = epoch.first_batches, epoch.first_samples
         self._first = self._num_yielded = self._drawn
-        """Batches of the epoch that were returned before this iterator was made."""
+        """Number of batches of the epoch that were returned before this iterator was made."""
         self._over = False
         self._broken = ""
-        """Why there will be no further batch."""
+        """The reason why no further batch will come."""
         epoch.follow(self)
         self._begin_consumption()
 
     def _begin_consumption(self) -> int:
-        """Returns what the loader's digest grew by since the last batch."""
+        """Returns the growth of the loader's digest since the last batch."""
         return self._consumption.begin()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """`persistent_workers=True`: a new epoch of the same iterator; torch draws no seed here either."""
+        """Begins a new epoch of the same iterator (`persistent_workers=True`). torch draws no seed here either."""
         epoch = loader.begin_epoch(again=True)
         super()._reset(loader, first_iter)
         self._begin(epoch, epoch.base_seed)
 
     def progress(self) -> Progress:
-        """How far the epoch is. A batch that failed counts as returned."""
+        """Returns the progress of the epoch. A batch that failed counts as returned."""
         batches, samples, keys = self._returned()
         source = self._sampler_iter
         sampler = source.after(batches) if type(source) is Recorded else None
         return batches, samples, self._over, first_keys(keys), sampler
 
     def refresh(self) -> None:
-        """Learns what a state is to have and has come meanwhile."""
+        """Reads what has arrived and belongs in a state."""
 
     def _returned(self) -> tuple[int, int, Any]:
-        """Batches and samples returned, and the keys of the last batch."""
+        """Returns the number of batches and of samples returned, and the keys of the last batch."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's state, as of this iterator."""
+        """Returns the loader's state, as of this iterator."""
         return self._epoch.state()
 
     def __del__(self) -> None:
@@ -121,7 +121,7 @@ class _Seeded(_BaseDataLoaderIter):
             return self._next_data()
         except BaseException as exc:
             if isinstance(exc, Exception) and not self._has_lost():
-                if isinstance(exc, errors.InputError):  # the message says all, and the frames below are ours
+                if isinstance(exc, errors.InputError):  # the message is complete, the frames are ours
                     raise exc.with_traceback(None) from exc.__cause__
                 raise
             self._broken = (
@@ -132,24 +132,24 @@ class _Seeded(_BaseDataLoaderIter):
             raise
 
     def _has_lost(self) -> bool:
-        """Whether a batch was taken that next() will not return."""
+        """Returns True if a batch was taken that next() will not return."""
         return False
 
     def _new_transfer(self) -> Transfer | None:
-        """Makes what sends the batches of one stream to where they go."""
+        """Makes the transfer that sends the batches of one stream to their destination."""
         return self._way.transfer(self._epoch_seed)
 
     def _leave(self) -> None:
-        """Gives up what was asked for. Waits for nobody."""
+        """Gives up everything that was asked for. Waits for nobody."""
 
 
 class InProcessIterator(_Seeded):
-    """`num_workers=0`: the reference that every other mode must equal."""
+    """The iterator for `num_workers=0`: the reference that every other mode must equal."""
 
     __slots__ = ("_fetcher", "_keys_of_last", "_pickle_allowed", "_recording", "_transfer")
 
     def __init__(self, loader: Any, epoch: Epoch, begun: _Seeded | None = None) -> None:
-        """`begun`: an iterator that drew from the loader's generators already, whose epoch this is."""
+        """`begun` is an iterator that has already drawn from the loader's generators for this epoch."""
         if begun is None:
             super().__init__(loader, epoch)
         else:
@@ -225,7 +225,7 @@ class InProcessIterator(_Seeded):
         position, rolling = self._position + len(keys), fold(self._consumption.rolling, digest)
         if self._recording is not None:
             self._recording.give(self._drawn, digest, rolling, kind)
-        # No call from here on, so that no signal's handler runs before the batch is given.
+        # No call from here on, so that no signal handler runs before the batch is given.
         self._consumption.rolling, self._position, self._keys_of_last = rolling, position, keys
         self._drawn += 1
         self._num_yielded += kind is Kind.BATCH
@@ -239,7 +239,7 @@ class ServiceIterator(_Seeded):
         "_stream", "_taken", "_taker", "_window", "_words",
     )  # fmt: skip
     _workers: tuple[()] = ()
-    """Empty, for those who look at torch's: this process has none."""
+    """Empty, for code that looks at torch's workers: this process has none."""
 
     def __init__(
         self, loader: Any, epoch: Epoch, client: Client, window: int, *, pickle_allowed: bool
@@ -255,7 +255,7 @@ class ServiceIterator(_Seeded):
 
     @property
     def dead(self) -> bool:
-        """Whether this iterator can give no further batch, in this process or at all."""
+        """True if this iterator can give no further batch, in this process or at all."""
         return self._client.dead is not None
 
     def ship(
@@ -264,10 +264,11 @@ class ServiceIterator(_Seeded):
         begin_session: Callable[[], tuple[int, int]],
         slow: Callable[[float], None],
     ) -> None:
-        """Packs the user's code and data for feeders. Raises InputError where that cannot be.
+        """Packs the user's code and data for feeders. Raises InputError if that is impossible.
 
-        `begin_session` gives the numbers of the loader and of this epoch; it is called once all is packed.
-        `slow` is called with the seconds that it took, if they are many and another iterator will take as many.
+        `begin_session` returns the numbers of the loader and of this epoch; it is called once everything is packed.
+        `slow` is called with the seconds that packing took, if they are many and the next iterator will need them
+        again.
         """
         made, store = self._packed(loader, slow)
         number, epoch = begin_session()
@@ -276,7 +277,7 @@ class ServiceIterator(_Seeded):
         self._kept = NO_BUNDLE if own is None else own.keep(self._bundle, store)
 
     def _packed(self, loader: Any, slow: Callable[[float], None]) -> tuple[Bundle, BlobStore]:
-        """The user's code and data, and where they lie. Raises InputError where they cannot travel."""
+        """Returns the user's code and data, and the store that has them. Raises InputError if they cannot travel."""
         told = self._client.settings
         store = BlobStore(Path(str(told["blobs"])), told.get("scratch"))
         made = make_bundle(
@@ -291,16 +292,17 @@ class ServiceIterator(_Seeded):
         return replace(made, held=self._held_by_classes(), facts=facts), store
 
     def _held_by_classes(self) -> dict[str, int]:
-        """The states of generators that do not travel with the dataset."""
+        """Returns the states of generators that do not travel with the dataset."""
         return {where: state_of(one) for one, where in self._epoch.holds if where}
 
     def _init_fn(self, loader: Any) -> Callable[[int], Any] | None:
-        """What a process that makes batches calls first: the user's worker_init_fn, if there is one."""
+        """Returns the function that a process calls before it makes batches: the user's worker_init_fn, if there is
+        one."""
         return cast("Callable[[int], Any] | None", loader.worker_init_fn)
 
     def start(self, *, again: bool = False) -> None:
-        """Asks for the first batches of an epoch. `again`: of the sampler's second iter(), which torch's loader with
-        workers makes once it has them; a sampler may do its work there."""
+        """Asks for the first batches of an epoch. With `again` they are those of the sampler's second iter(), which
+        torch's loader makes once it has workers; a sampler may do its work there."""
         stream = self._open(self._first)
         if again:
             self._sampler_iter = iter(self._index_sampler)
@@ -314,12 +316,12 @@ class ServiceIterator(_Seeded):
         self._client.flush(stream)
 
     def _open(self, first: int, window: int | None = None) -> Stream:
-        """Opens a stream of what was shipped. `first`: number of its first ticket; `window`: as many may be on their
-        way, if it is not the iterator's own number."""
+        """Opens a stream of what was shipped. `first` is the number of its first ticket, `window` the number of tickets
+        that may be on their way, by default the iterator's own."""
         taker = self._open_taker(first, window or self._window)
         transfer = self._new_transfer()
         if transfer is not None:
-            taker.set_timeout(0.0)  # who waits for the thread has it
+            taker.set_timeout(0.0)  # the trainer, which waits for the thread, applies it
             self._taker = AheadTaker(taker, transfer, float(self._timeout), self._tickets_ahead())
         return taker.stream
 
@@ -338,7 +340,7 @@ class ServiceIterator(_Seeded):
         return Taker(self._client, manifest, window, decoder, timeout_s, first, sends=sends)
 
     def _tickets_ahead(self) -> int:
-        """How many tickets a thread that sends batches on is ahead."""
+        """Returns how many tickets the thread that sends batches on is ahead."""
         return self._way.ahead
 
     def _new_transfer(self) -> Transfer | None:
@@ -352,7 +354,7 @@ class ServiceIterator(_Seeded):
 
     def _restart(self, before: Taker | AheadTaker | None) -> None:
         try:
-            self.start()  # first: feeders keep what a stream uses, which is the meaning of persistent_workers
+            self.start()  # first: feeders keep what an open stream uses, as persistent_workers promises
         finally:
             if before is not None:
                 before.leave()
@@ -364,7 +366,7 @@ class ServiceIterator(_Seeded):
         return grown
 
     def _begin_late(self, before: Taker | AheadTaker) -> Taker | AheadTaker:
-        """The epoch was set after iter(): draws anew. Nothing was returned yet."""
+        """Draws again, because the epoch was set after iter(). Nothing was returned yet."""
         self._drawn = self._first
         self._sampler_iter = iter(self._index_sampler)
         self._restart(before)
@@ -402,7 +404,7 @@ class ServiceIterator(_Seeded):
             try:
                 keys = given if type(given) is list and not self._bare else as_keys(given, bare=self._bare)
                 self._ask_for(stream, keys)
-            except Exception as exc:  # keys that are none, or cannot travel: the sampler's error, too
+            except Exception as exc:  # invalid keys, or keys that cannot travel: the sampler's error, too
                 self._exhausted, self._sampler_error = True, exc
                 break
             self._drawn, self._position = self._drawn + 1, self._position + len(keys)
@@ -441,7 +443,7 @@ class ServiceIterator(_Seeded):
         after = (before * FOLD + taker.digest) & _U64
         if self._recording is not None:
             self._recording.give(number, taker.digest, after)
-        # No call from here on, so that no signal's handler runs before the batch is given.
+        # No call from here on, so that no signal handler runs before the batch is given.
         consumption.rolling, self._num_yielded = after, number + 1
         words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
         return batch
@@ -451,15 +453,15 @@ class ServiceIterator(_Seeded):
         return self._stream is not None and taker is not None and taker.taken != self._num_yielded
 
     def _advance(self, taken: int) -> None:
-        """The sampler advances before a batch is given, as torch's does."""
+        """Advances the sampler, before a batch is given, as torch's iterator does."""
         self._taken = taken
         try:  # noqa: SIM105  contextlib.suppress takes ten times as long
             self._draw()
         except errors.ServiceError:
-            pass  # the next call meets it again, and has no batch to lose
+            pass  # the next call raises it again, and has no batch to lose
 
     def _fail(self, number: int, mark: int) -> None:
-        """Batch `number` counts by its error, and as returned."""
+        """Counts batch `number` as returned, by its error."""
         consumption, words = self._consumption, self._words
         before = consumption.rolling
         after = fold(before, mark)
@@ -469,7 +471,7 @@ class ServiceIterator(_Seeded):
         words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
 
     def _end_epoch(self) -> NoReturn:
-        """All that was asked for was taken, and nothing is left to ask for."""
+        """Ends the epoch: everything asked for was taken, and nothing is left to ask for."""
         if self._recording is not None:
             self._recording.end()
         if not self._persistent_workers:
@@ -478,7 +480,7 @@ class ServiceIterator(_Seeded):
         self._finish()
 
     def _finish(self) -> NoReturn:
-        """No batch is left."""
+        """Raises the sampler's error, if there is one, else StopIteration."""
         error = getattr(self, "_sampler_error", None)
         if error is not None:
             self._sampler_error = None

@@ -1,4 +1,4 @@
-"""Batches that `default_collate` made of parts of the samples, put together as it would have made one of all. Pure."""
+"""Merges batches that `default_collate` made of parts of the samples into the one it would have made of all. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 
 
 class NotMergedError(Exception):
-    """Internal: nothing says what one batch of these samples would be."""
+    """Internal: nothing defines what one batch of these samples would be."""
 
     def __init__(self, why: str, *, is_final: bool = False) -> None:
         super().__init__(why)
         self.is_final = is_final
-        """No batch of such samples can be put together; else the next one may."""
+        """True if no batch of such samples can be put together; else the next one may be."""
 
 
 def merged(parts: Sequence[Any], counts: Sequence[int]) -> Any:
-    """The batch of all samples. counts: how many each part is made of. Raises NotMergedError."""
+    """Returns the batch of all samples. `counts` has the number of samples in each part. Raises NotMergedError."""
     kind = type(parts[0])
     if any(type(part) is not kind for part in parts):
         raise NotMergedError("parts of several types")

@@ -1,8 +1,8 @@
-"""The iterator whose batches are made in parts, by several feeders, and put together in this process (`parts=`).
+"""The iterator for `parts=`: several feeders make parts of each batch, and this process puts them together.
 
-A part is a ticket like any other, of some of a batch's keys at their place in the epoch, so that its samples have the
-seeds that they have in the whole. Where user code fails in a part, or parts cannot be put together, one feeder is asked
-for the whole batch: what it answers, be it an error, is what there would be without parts.
+A part is a ticket like any other. It has some of a batch's keys at their place in the epoch, so its samples have the
+seeds that they have in the whole. If user code fails in a part, or parts cannot be put together, one feeder is asked
+for the whole batch. Its answer, even an error, is what a loader without parts would get.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class _Asked(NamedTuple):
     keys: Sequence[Any]
     position: int
     counts: tuple[int, ...]
-    """Samples in each of its parts."""
+    """Number of samples in each of its parts."""
 
 
 class PartsIterator(ServiceIterator):
-    """Batches of which several feeders make a part each."""
+    """Batches that several feeders make, a part each."""
 
     __slots__ = ("_asked", "_hand", "_handled", "_last", "_lent", "_most_parts", "_transfer")
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         self._last: _Asked | None = None
-        """The last one that was given."""
+        """The batch that was given last."""
         self._hand: list[Any] = []
         """Parts of the next batch, or the errors that came in their place."""
         super().__init__(*arguments, **more)
@@ -67,16 +67,16 @@ class PartsIterator(ServiceIterator):
         self._asked: deque[_Asked] = deque()
         self._hand, self._last = [], None
         self._lent: Bytes | None = None
-        """Where the next batch lies, if it is one part."""
+        """Place of the next batch, if it has one part."""
         self._handled = 0
-        """Tickets of the batches that were given."""
+        """Number of tickets of the batches that were given."""
         return taker.stream
 
     def _ask_for(self, stream: Stream, keys: Any) -> None:
         samples, position = len(keys), self._position
         parts = max(1, min(self._most_parts, samples))
         ends = list(pairwise(samples * part // parts for part in range(parts + 1)))
-        # They may be the sampler's own, which it fills anew.
+        # They may be the sampler's own object, which it fills again.
         keys = keys.clone() if isinstance(keys, torch.Tensor) else copy.copy(keys)
         if not isinstance(keys, np.ndarray | torch.Tensor | tuple):
             keys = list(keys)
@@ -109,7 +109,7 @@ class PartsIterator(ServiceIterator):
         if self._last is None and self._epoch.late():
             self._begin_late(taker)
             taker = self._taker
-            assert type(taker) is Taker  # noqa: S101  it was opened anew
+            assert type(taker) is Taker  # noqa: S101  it was reopened
         if not self._asked:
             self._end_epoch()
         asked, number = self._asked[0], self._num_yielded
@@ -136,16 +136,16 @@ class PartsIterator(ServiceIterator):
         after = (before * FOLD + digest) & _U64
         if self._recording is not None:
             self._recording.give(number, digest, after)
-        # No call from here on, so that no signal's handler runs before the batch is given.
+        # No call from here on, so that no signal handler runs before the batch is given.
         consumption.rolling, self._num_yielded, self._last, self._handled = after, number + 1, asked, handled
         words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
         return batch
 
     def _whole(self, taker: Taker, asked: _Asked, number: int) -> tuple[Any, int]:
-        """The batch and its digest. Raises _FailedError from what is raised in its place."""
+        """Returns the batch and its digest. Raises _FailedError with the error that is raised in its place."""
         error = next((part for part in self._hand if isinstance(part, Exception)), None)
         if error is not None and (len(self._hand) == 1 or isinstance(error, DataLoaderJobError)):
-            raise _FailedError(error)  # the whole would end another process, or take as long
+            raise _FailedError(error)  # the whole batch would end another process, or take as long
         if error is None:
             try:
                 batch = self._hand[0] if len(self._hand) == 1 else merged(self._hand, asked.counts)
@@ -153,7 +153,7 @@ class PartsIterator(ServiceIterator):
                 if exc.is_final:
                     self._most_parts = 1
                     service.say_once(
-                        f"batches cannot be put together of parts ({exc}): one feeder makes each, as without parts="
+                        f"batches cannot be put together from parts ({exc}): one feeder makes each, as without parts="
                     )
             else:
                 ticket = frames.Ticket(self._epoch_seed, asked.position, False, asked.keys)
@@ -167,7 +167,7 @@ class PartsIterator(ServiceIterator):
             taker.passed(now_ns() - began)
 
     def _made_whole(self, asked: _Asked, number: int) -> tuple[Any, int]:
-        """The same, made by one feeder."""
+        """Returns the batch and its digest, made by one feeder. Raises _FailedError."""
         taker = self._new_taker(number, 1)
         try:
             place = self._epoch_seed, asked.position, number
@@ -196,9 +196,8 @@ class PartsIterator(ServiceIterator):
             raise _FailedError(exc) from None
 
     def _passes(self, taker: Taker) -> int:
-        """The batch, or its error, is about to be given: what is raised meanwhile ends the iterator.
-
-        Returns the tickets that are handled then."""
+        """Notes that the batch, or its error, is about to be given. Anything raised meanwhile ends the iterator.
+        Returns the number of tickets that are handled then."""
         self._handled = -1
         self._asked.popleft()
         self._hand = []
@@ -212,7 +211,7 @@ class PartsIterator(ServiceIterator):
 
     def _leave(self) -> None:
         self._hand = []
-        with contextlib.suppress(Exception):  # of a device that is lost, or in a forked child, which has none
+        with contextlib.suppress(Exception):  # the device is lost, or this is a forked child, which has none
             self._end_transfer()
         super()._leave()
 
@@ -222,7 +221,7 @@ class PartsIterator(ServiceIterator):
 
 
 class _FailedError(Exception):
-    """Internal: what is raised in place of a batch."""
+    """Internal: wraps the error that is raised in place of a batch."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(cause)

@@ -1,7 +1,7 @@
-"""The iterator of an IterableDataset over the service: batches of slots (`slot_places` says which), in torch's order.
+"""The iterator of an IterableDataset over the service. It gives batches of slots in torch's order (`slot_places`).
 
-Tickets are numbered as they are asked for; some of them come to nothing, since a slot has ended. What a state, a record
-and the digest count are the batches that were given.
+Tickets are numbered in the order of asking. Some yield no batch, because their slot has ended. A state, a record and
+the digest count the batches that were given.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SlotIterator(ServiceIterator):
     __slots__ = ("_expected", "_handled", "_most", "_placed", "_places", "_size", "_slots", "_to_ship")
 
     def ship(self, loader: Any, begin_session: Any, slow: Any) -> None:
-        """Packs code and data. Raises InputError where that cannot be, or the sidecar cannot serve slots."""
+        """Packs code and data. Raises InputError if that is impossible, or if the sidecar cannot serve slots."""
         self._to_ship: Any = None
         self._ship(loader, begin_session, slow)
         if isinstance(loader.dataset, IterDataPipe):
@@ -67,19 +67,19 @@ class SlotIterator(ServiceIterator):
         self._kept = NO_BUNDLE  # a batch of a slot cannot be made again by itself
 
     def _held_by_classes(self) -> dict[str, int]:
-        """None: a slot draws as torch's worker does, and ranks that share slots have equal bundles."""
+        """Returns nothing: a slot draws as torch's worker does, and ranks that share slots have equal bundles."""
         return {}
 
     def _init_fn(self, loader: Any) -> Any:
-        """An IterDataPipe's filters of shards are set for each slot, as torch's workers set them for themselves. Its
-        seeds lie in the pipe, where torch's iterator has put them."""
+        """Returns worker_init_fn. For an IterDataPipe it also sets the filters of shards for each slot, as torch's
+        workers do for themselves. The pipe's seeds are in the pipe, where torch's iterator has put them."""
         own = super()._init_fn(loader)
         if not isinstance(loader.dataset, IterDataPipe):
             return own
         return functools.partial(_sharding_worker_init_fn, own, self._world_size, self._rank)
 
     def _session(self, loader: Any, facts: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        """What tells whose slots they are."""
+        """Returns the bundle's fields that identify the owner of the slots."""
         return {"env": slot_places.shares(), "facts": slot_places.facts(facts)}
 
     def start(self, *, again: bool = False) -> None:  # noqa: ARG002  no sampler is iterated
@@ -116,7 +116,7 @@ class SlotIterator(ServiceIterator):
         return batches, samples, finished, keys, None if finished else self._slots_state()
 
     def _slots_state(self) -> Any:
-        """What a state has of the slots."""
+        """Returns the state's entry for the slots."""
         places = getattr(self, "_places", None)
         return None if places is None else slot_places.pack(places, self._epoch.rank)
 
@@ -127,15 +127,15 @@ class SlotIterator(ServiceIterator):
         return self._num_yielded, 0, None
 
     def _draw(self) -> None:
-        """Asks for batches up to a window ahead of what was taken."""
+        """Asks for batches up to a window ahead of those taken."""
         target, stream = self._taken + self._window, self._stream
         assert stream is not None  # noqa: S101  drawn only while a stream is open
         self._ask_slots(stream, target)
-        self._sent(is_all=self._drawn < target)  # the end, or answers that are waited for
+        self._sent(is_all=self._drawn < target)  # the end, or answers must come first
 
     def _ask_slots(self, stream: Stream, target: int) -> None:
-        """Asks for batches until so many were asked for."""
-        self._client.hear()  # one that never sleeps would read no snapshot
+        """Asks for batches until `target` were asked for."""
+        self._client.hear()  # a trainer that never sleeps would read no snapshot
         places = self._places
         while self._drawn < target and (place := places.next()) is not None:
             needed = places.needed[place.slot]
@@ -143,7 +143,7 @@ class SlotIterator(ServiceIterator):
                 self._epoch_seed, place.number, place.slot, self._size, self._bare, self._drop_last, needed
             )
             packed = frames.pack_slot_ticket(ticket)
-            if not needed:  # its feeder may know nothing of it
+            if not needed:  # its feeder may not know it yet
                 packed = places.with_beginning(packed, place)
             self._submit(stream, place, packed)
 
@@ -156,7 +156,7 @@ class SlotIterator(ServiceIterator):
             self._client.flush(stream)
 
     def _sent(self, *, is_all: bool) -> None:
-        """What is to be asked was. is_all: nothing that goes along with it will follow."""
+        """Ends a round of asking. With `is_all` nothing will follow that could share a message."""
         if is_all and self._stream is not None:
             self._client.flush(self._stream)
         taker = self._taker
@@ -187,7 +187,7 @@ class SlotIterator(ServiceIterator):
                     raise
                 place, packed = self._placed.pop(number)
                 if place.is_probe and isinstance(exc, ServiceError):
-                    raise  # nobody knows now whether the slot is that long; _has_lost() ends the iterator
+                    raise  # the length of the slot is now unknown; _has_lost() ends the iterator
                 self._places.took(place, None)
                 if place.is_probe:  # it was raised before the epoch was resumed
                     self._pass_over(taker.taken)
@@ -210,17 +210,17 @@ class SlotIterator(ServiceIterator):
             return batch
 
     def _pass_over(self, taken: int) -> None:
-        """A batch was taken, and is not given."""
+        """Skips a batch that was taken but is not given."""
         self._client.control.words[W_NEXT_CALLS] -= 1
         self._passed(taken)
 
     def _passed(self, taken: int) -> None:
-        """What was taken is no batch, or is given later."""
+        """Notes that the ticket taken last yielded no batch, or one that is given later."""
         self._advance(taken)
         self._handled = taken
 
     def _compare(self, place: Place, digest: int) -> None:
-        """Says it where what was given before the state was made does not come again."""
+        """Prints a note if a batch that was given before the state was made comes out differently."""
         if self._expected.get(place, digest) != digest:
             service.say_once(slot_places.DIFFERS.format(slot=place.slot, number=place.number))
 
@@ -238,13 +238,13 @@ class SlotIterator(ServiceIterator):
         words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
 
     def _most_batches(self) -> int | None:
-        """How many batches the dataset's `len()` makes at most, where somebody asked for it: the last one of each slot
-        may be short."""
+        """Returns the most batches that the dataset's `len()` makes, if somebody asked for it. The last batch of each
+        slot may be short."""
         told: Any = self._IterableDataset_len_called
         return None if told is None else -(-told // self._size) + self._slots - 1
 
     def _warn_that_long(self) -> None:
-        """Warns once of a stream that gives more than its `len()`."""
+        """Warns once that a stream gives more than its `len()`."""
         self._most = None
         warnings.warn(
             f"the dataset's len() is {self._IterableDataset_len_called}, and it gives more: each of its {self._slots} "

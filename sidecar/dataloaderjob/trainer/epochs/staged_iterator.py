@@ -1,8 +1,8 @@
-"""The iterator of an IterableDataset with `stage=`: slots read the samples, and any feeder makes the batch of them.
+"""The iterator of an IterableDataset with `stage=`: slots read the samples, and any feeder makes batches of them.
 
-Two streams. The reader's brings what the slots have read, in torch's order; each batch of it is handed on unopened, as
-a ticket of the stream whose batches are given. So what is lost there can be made by any feeder, and what a slot has
-read is asked for once. A state counts what was given: slots are read ahead of it.
+There are two streams. The reader's stream brings what the slots have read, in torch's order. Each of its batches is
+handed on unopened, as a ticket of the stream whose batches are given. So any feeder can replace a batch lost there, and
+each batch is read by its slot only once. A state counts the batches that were given; slots read ahead of it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dataloaderjob.trainer.session.stream import SlotEndedError, Stream
 from dataloaderjob.trainer.session.taking import NOTHING, Taker, Unopened, now_ns
 
 MOST_READ_NBYTES = 48 << 20
-"""The samples of one batch have so many at most: a ticket travels as a message, of 64 MiB at most."""
+"""Most bytes that the samples of one batch may have: a ticket travels as a message, of 64 MiB at most."""
 MOST_WAITING_NBYTES = 512 << 20
-"""No more is read while so much waits to be given, in this process and in its sidecar."""
+"""Bytes that may wait to be given, in this process and in its sidecar, before reading pauses."""
 
 
 class Read(NamedTuple):
@@ -37,23 +37,23 @@ class Read(NamedTuple):
     packed: bytes
     """The slot's ticket."""
     digest: int | None
-    """What it was when it was read."""
+    """Digest of the batch when it was read."""
     nbytes: int = 0
     error: Exception | None = None
-    """Comes in place of the batch, which nobody is asked for."""
+    """Error in place of the batch, which no feeder is asked for."""
     mark: Any = None
-    """What the reading side knows of the place of a state behind this batch."""
+    """Position of a state after this batch, as far as the reading side knows it."""
 
 
 class HandsOn(SlotIterator):
-    """Hands on what slots have read, and gives what is made of it. How it is read is a subclass's."""
+    """Hands on what slots have read, and gives the batches made of it. Subclasses define the reading."""
 
     __slots__ = ()
     _reader: Taker | None
     _line: deque[Read]
-    """What was read and is not given."""
+    """Batches that were read and not yet given."""
     _read: int
-    """Answers of slots that were taken, and counted; -1 while that is not known."""
+    """Number of answers of slots that were taken and counted; -1 while it is not known."""
     _seed: int
     _waiting_nbytes: int
 
@@ -70,11 +70,11 @@ class HandsOn(SlotIterator):
                 before.leave()
 
     def _start_both(self) -> None:
-        """Opens both streams, and has slots read."""
+        """Opens both streams, and makes slots read."""
         raise NotImplementedError
 
     def _begin_line(self, rank: int) -> None:
-        """`rank`: the one whose stage draws as it would here."""
+        """Empties the line. The stage draws as it would in rank `rank`."""
         self._seed = derive_seed(self._epoch_seed, rank)
         self._line = deque()
         self._read = self._waiting_nbytes = 0
@@ -87,25 +87,25 @@ class HandsOn(SlotIterator):
     # Reading
 
     def _ask_more(self) -> None:
-        """Counts what slots are to read, up to a window ahead of what is given."""
+        """Asks slots to read, up to a window ahead of what is given."""
         raise NotImplementedError
 
     def _is_left(self) -> bool:
-        """Whether there is something to take of what slots read, or will be."""
+        """Returns True if answers of slots are left to take, now or later."""
         raise NotImplementedError
 
     def _take_read(self, *, waits: bool = False) -> bool:
-        """Takes the next answer of a slot. Returns False while there is none."""
+        """Takes the next answer of a slot. Returns False if none has arrived."""
         raise NotImplementedError
 
     def _gives(self, first: Read) -> None:
-        """The batch is about to be given: a state is one behind it from now on."""
+        """Notes that the batch is about to be given: from now on a state stands after it."""
         raise NotImplementedError
 
     def _draw(self) -> None:
-        """Has slots read."""
+        """Makes slots read."""
         reader, read = self._reading, self._read
-        # An error from here on ends the iterator, which would miss what was counted and not asked for.
+        # An error from here on ends the iterator: it would miss what was counted but not asked for.
         self._read = -1
         try:
             self._ask_more()
@@ -121,7 +121,7 @@ class HandsOn(SlotIterator):
         self._order()
 
     def _hand_on(self) -> None:
-        """Hands on what has been read."""
+        """Hands on what the slots have read."""
         while self._is_left() and (not self._line or self._waiting_nbytes < MOST_WAITING_NBYTES):
             if not self._take_read():
                 break
@@ -129,7 +129,7 @@ class HandsOn(SlotIterator):
         self._order()
 
     def _order(self) -> None:
-        """What waits to be sent is sent, and pinned when it comes back."""
+        """Sends the waiting tickets, and has the thread, if there is one, take their batches."""
         stream, taker = self._stream, self._taker
         assert stream is not None  # noqa: S101  not over yet
         self._client.flush(stream)
@@ -137,14 +137,14 @@ class HandsOn(SlotIterator):
             taker.order(stream.asked)
 
     def _submit_read(self, place: Place, packed: bytes, body: np.ndarray[Any, Any], mark: Any = None) -> None:
-        """Has any feeder make the batch of what was read."""
+        """Asks any feeder to make the batch of what was read."""
         stream: Stream | None = self._stream
         assert stream is not None  # noqa: S101  not over yet
         digest, nbytes = self._reading.digest, len(body)
         if nbytes > MOST_READ_NBYTES:
             mb, most = nbytes / 1e6, MOST_READ_NBYTES / 1e6
             error = InputError(
-                f"batch {place.number} of slot {place.slot} has {mb:.1f} MB before its stage, of which {most:.0f} can "
+                f"batch {place.number} of slot {place.slot} has {mb:.1f} MB before its stage, but only {most:.0f} can "
                 "be handed to another feeder: make batch_size smaller, or have the dataset give less (encoded bytes, "
                 "names of files) and the stage do more"
             )
@@ -160,7 +160,7 @@ class HandsOn(SlotIterator):
             self._client.flush(stream)
 
     def _await_read(self) -> None:
-        """Waits for what slots read; that is time that the trainer waits."""
+        """Waits for what slots read, and counts the time as waiting of the trainer."""
         began = now_ns()
         try:
             self._take_read(waits=True)
@@ -200,7 +200,7 @@ class HandsOn(SlotIterator):
         return batch
 
     def _give_error(self, error: Exception) -> NoReturn:
-        """Raises what comes in place of a batch."""
+        """Raises the error that comes in place of a batch."""
         self._handled = -1
         if self._recording is not None:
             self._recording.ask(self._num_yielded, self._line[0].packed)
@@ -214,12 +214,12 @@ class HandsOn(SlotIterator):
             del error  # its traceback has this frame
 
     def _passes(self, first: Read) -> None:
-        """The first batch of the line is about to be given."""
+        """Removes the first batch from the line, because it is about to be given."""
         assert self._taker is not None  # noqa: S101  not over yet
         self._line.popleft()
         self._waiting_nbytes -= first.nbytes
         recent = self._taker.stream.recent
-        recent[(self._taker.taken - 1) % len(recent)] = None  # nobody needs what was read
+        recent[(self._taker.taken - 1) % len(recent)] = None  # what was read is not needed any more
         self._gives(first)
 
     @property
@@ -258,7 +258,7 @@ class StagedIterator(HandsOn):
         self._places.took(first.place, first.digest)
 
     def _take_read(self, *, waits: bool = False) -> bool:
-        """Takes the next answer of a slot. Returns False while there is none."""
+        """Takes the next answer of a slot. Returns False if none has arrived."""
         reader, places = self._reading, self._places
         number, error = reader.taken, None
         body: Any = None

@@ -1,7 +1,7 @@
-"""`dataloaderjob.context()`: what torch's own iterator, or another's, takes for a multiprocessing context.
+"""`dataloaderjob.context()`: a multiprocessing context for torch's own iterator, or another library's.
 
-It asks the context for queues, an event and processes, puts index lists into the one kind of queue and gets batches
-from the other. Ours start no process: `trainer/interop/queues.py` sends the index lists to feeders.
+An iterator asks the context for queues, an event and processes. It puts index lists into one kind of queue and gets
+batches from the other. Ours start no process: `trainer/interop/queues.py` sends the index lists to feeders.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from dataloaderjob.trainer.session.client import Client
 
 DEVICE_OPTIONS = ("device", "device_stage", "prefetch_device")
-"""Options of our loader that a loader of torch's, made anew of it, would not have."""
+"""Options of our loader that a torch loader rebuilt from it would not have."""
 
 
 class FeedersContext(contexts.ForkContext):
     """A multiprocessing context for `DataLoader(..., num_workers=n, multiprocessing_context=...)`.
 
-    Any loader of torch's kind that has it gets its batches from feeders. Of map-style datasets only. It pickles, and
-    a copy of it is as good.
+    Any loader of torch's kind that uses it gets its batches from feeders. The dataset must be map-style. The context
+    can be pickled, and a copy is equivalent.
     """
 
     def __init__(self, *, allow_pickle: bool = False, of: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Options of the loader that gives this context come as `of`: torch's know nothing of them."""
+        """Keeps in `of` the options of the loader that provides this context; torch's loaders do not know them."""
         self.allow_pickle = allow_pickle
         self.of = of
         self.client: Client | None = None
-        """Kept between epochs, each of which has queues of its own."""
+        """Kept between epochs. Each epoch has queues of its own."""
 
-    def Queue(self, maxsize: int = 0) -> Queue:  # type: ignore[override]  # noqa: ARG002, N802  as there
+    def Queue(self, maxsize: int = 0) -> Queue:  # type: ignore[override]  # noqa: ARG002, N802  the base's
         from dataloaderjob.trainer.interop.queues import Queue
 
         return Queue()
@@ -49,7 +49,7 @@ class FeedersContext(contexts.ForkContext):
 
         if self.of.get("device_stage") is not None:
             raise InputError(
-                "device_stage= was left out when another library made this loader anew, so batches would come as "
+                "device_stage= was lost when another library rebuilt this loader, so batches would arrive as "
                 "feeders make them: use adopt(accelerator.prepare(loader)) of dataloaderjob.accelerate, and "
                 "load_state() instead of skip_first_batches(); or do it in the training loop"
             )
@@ -73,8 +73,8 @@ def _context(allow_pickle: bool, of: Mapping[str, Any]) -> FeedersContext:
 
 
 def context(allow_pickle: bool = False) -> FeedersContext:
-    """A `multiprocessing_context` for torch's own DataLoader, or another's, whose batches feeders then make.
+    """Returns a `multiprocessing_context` that makes torch's DataLoader, or one like it, use feeders.
 
-    `allow_pickle` is that of `dataloaderjob.DataLoader`.
+    `allow_pickle` means the same as in `dataloaderjob.DataLoader`.
     """
     return FeedersContext(allow_pickle=allow_pickle)

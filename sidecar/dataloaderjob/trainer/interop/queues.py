@@ -1,11 +1,11 @@
-"""Queues and processes of `dataloaderjob.context()`: torch's iterator puts index lists, feeders' batches come back.
+"""Queues and processes of `dataloaderjob.context()`. torch's iterator puts index lists in, and gets feeders' batches.
 
-torch makes one queue for results, then for each worker one for index lists and a process that is given both. Here all
-workers of an iterator are one session: one bundle, one stream of tickets, whose batches come in order. Seeds follow the
-position of a sample in the epoch, as in our own iterator.
+torch makes one queue for results. For each worker it makes a queue for index lists, and a process that is given both
+queues. Here all workers of an iterator are one session: one bundle, one stream of tickets, whose batches come in order.
+Seeds follow the position of a sample in the epoch, as in our own iterator.
 
-torchdata's iterator keeps what each worker says of its state, and gives it to a new worker: a session says how far the
-epoch was.
+torchdata's iterator keeps the state that each worker reports, and passes it to a new worker. A session reports the
+progress of the epoch.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ from dataloaderjob.trainer.session.taking import Taker
 from dataloaderjob.trainer.session.tickets import Placed, as_keys, submit
 
 NO_PID = 1 << 30
-"""The pid of worker 0, which no process has: torch watches its workers' pids, and sees none of them end."""
+"""The pid of worker 0. No process has it: torch watches the pids of its workers, and sees none of them end."""
 AHEAD = 4
-"""Batches for each worker that the pool has room for; how many torch asks for ahead is not told here."""
+"""Batches for each worker that the pool has room for. The number that torch asks for ahead is not known here."""
 LEAST_AHEAD = 16
 _U64 = (1 << 64) - 1
 _sessions = itertools.count(1 << 29)
-"""Their numbers, apart from those of our own loaders."""
+"""Numbers of sessions, distinct from those of our own loaders."""
 
 
 _ANEW: Any = object()
-"""Says among replies that another epoch of the same workers begins."""
+"""Marks, among the replies, the start of another epoch of the same workers."""
 _NONE: Any = object()
 
 
 class Context(Protocol):
-    """What the sessions of one `FeedersContext` share."""
+    """State shared by the sessions of one `FeedersContext`."""
 
     allow_pickle: bool
     client: Client | None
 
 
 class Failure(ExceptionWrapper):
-    """A batch that failed, as torch's iterator takes it: raised with its own type."""
+    """A batch that failed, in the form that torch's iterator takes. It is raised with its own type."""
 
     def __init__(self, error: BaseException) -> None:
-        self.error: BaseException | None = error.with_traceback(None)  # whose frames hold the iterator
+        self.error: BaseException | None = error.with_traceback(None)  # its frames hold the iterator
 
     def reraise(self) -> None:
         error, self.error = self.error, None
@@ -80,12 +80,12 @@ class Failure(ExceptionWrapper):
 
 
 class Queue:
-    """Either kind of queue; which it is, a worker's start tells."""
+    """A queue of either kind. The start of a worker determines which."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
         self.worker: int | None = None
-        """Whose index lists come here; None for the queue of results."""
+        """The worker whose index lists arrive here; None for the queue of results."""
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:  # noqa: ARG002
         if self.session is not None:
@@ -95,19 +95,19 @@ class Queue:
                 self.session.order(self.worker, item)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ARG002
-        """Raises queue.Empty when there was nothing to wait for; ServiceError."""
+        """Returns the next result. Raises queue.Empty if there was nothing to wait for; ServiceError."""
         if self.session is None:
             raise queue.Empty
         return self.session.result(timeout)
 
     def close(self) -> None:
-        """Nothing is held here."""
+        """Does nothing: nothing is held here."""
 
     cancel_join_thread = join_thread = close
 
 
 class Worker:
-    """What torch takes for a worker process."""
+    """A stand-in for one of torch's worker processes."""
 
     daemon = True
     exitcode = None
@@ -117,7 +117,8 @@ class Worker:
         self.pid: int | None = None
 
     def start(self) -> None:
-        """Raises InputError for what cannot be sent to feeders, ServiceError."""
+        """Joins the session, which the first worker makes. Raises InputError if something cannot be sent to feeders;
+        ServiceError."""
         try:
             given = inspect.signature(self._target).bind(*self._args).arguments
             results, orders, number = given["data_queue"], given["index_queue"], given["worker_id"]
@@ -134,21 +135,21 @@ class Worker:
         self.pid = NO_PID + number
 
     def is_alive(self) -> bool:
-        """True: what is wrong with the service, the queue of results raises."""
+        """Returns True: the queue of results raises the errors of the service."""
         return True
 
     def join(self, timeout: float | None = None) -> None:
-        """There is nothing to wait for."""
+        """Does nothing: there is nothing to wait for."""
 
     def terminate(self) -> None:
-        """There is nothing to end."""
+        """Does nothing: there is nothing to end."""
 
     kill = close = terminate
 
 
 @dataclass(slots=True, order=True)
 class _Place:
-    """Where an epoch is: kept by torchdata as the state of a worker's dataset."""
+    """The position in an epoch. torchdata keeps it as the state of a worker's dataset."""
 
     resets: int = 0
     batches: int = 0
@@ -183,16 +184,16 @@ class Session:
         self._ended = 0
         self._states = _States(target) if "worker_state" in given else None
         self._draws_from: int | None = self._range(given, held.find(given["dataset"], given["collate_fn"]))
-        """First of the numbers that generators which the dataset holds draw by; None where there are none."""
+        """First draw number of generators that the dataset holds; None if it holds none."""
         self._place = _Place()
         self._resets = 0
-        """How often the workers were told to begin anew; `_place` follows when results are taken."""
+        """Number of times the workers were asked for another epoch; `_place` follows when results are taken."""
         self._taker: Taker | None = None
         self._first = 0
         self._asked: dict[int, tuple[int, int, bool]] = {}
-        """The batches that are asked for: worker, samples up to the batch's end, whether a state is wanted."""
+        """Batches that were asked for: worker, samples up to the batch's end, whether a state is wanted."""
         self._broken = ""
-        """Why there will be no further batch."""
+        """The reason why no further batch will come."""
         self._replies: deque[Any] = deque()
         self._changed = threading.Condition()
 
@@ -208,7 +209,7 @@ class Session:
         return first if holds else None
 
     def join(self, state: Any) -> None:
-        """A worker starts; `state`: what torchdata kept of it."""
+        """Notes that a worker starts. `state` is what torchdata kept of it."""
         if self._states is not None:
             place = self._states.begin(state)
             if place is not None and place > self._place:
@@ -217,7 +218,7 @@ class Session:
     # Orders
 
     def order(self, worker: int, item: Any) -> None:
-        """An item that torch puts for a worker."""
+        """Handles an item that torch puts for a worker."""
         if item is None:
             self._ended += 1
             if self._ended >= self._workers:
@@ -268,7 +269,7 @@ class Session:
     # Results, for the one thread that takes them
 
     def interrupt(self, item: Any) -> None:
-        """Has the thread that takes batches, and may wait for one, get something else first."""
+        """Gives something else first to the thread that takes batches, which may be waiting for one."""
         self._reply(item)
         taker = self._taker
         if taker is not None:
@@ -281,10 +282,10 @@ class Session:
             self._changed.notify()
 
     def result(self, timeout: float | None) -> Any:
-        """The next batch, (its number, batch), or what answers another order. Waits for it.
+        """Waits for the next batch and returns (its number, batch), or returns the answer to another order.
 
-        `timeout`: the loader's; torch's own interval, after which it looks after its workers, is none. Raises
-        ServiceError after what is no Exception, such as a KeyboardInterrupt: the batch may be lost.
+        `timeout` is the loader's. torch's own interval between checks of its workers counts as none. Raises
+        ServiceError after anything that is not an Exception, such as a KeyboardInterrupt: the batch may be lost.
         """
         if self._broken:
             raise ServiceError(self._broken)
@@ -328,7 +329,7 @@ class Session:
         taker = self._taker
         if taker is None:
             raise StreamLeftError
-        # By identity: a loader's own timeout may be as long.
+        # By identity: a loader's own timeout may have the same length.
         taker.set_timeout(timeout if timeout and timeout is not MP_STATUS_CHECK_INTERVAL else 0.0)
         ticket = taker.taken
         try:
@@ -339,7 +340,7 @@ class Session:
             if taker.taken == ticket:  # it was not taken: the service's error, not the batch's
                 if threading.current_thread() is threading.main_thread():
                     raise
-                taker.taken += 1  # torch's thread that pins would end without a word
+                taker.taken += 1  # else torch's pinning thread would end silently
             return self._packed(ticket, Failure(exc))
 
     def _packed(self, ticket: int, batch: Any) -> tuple[int, Any]:
@@ -368,16 +369,16 @@ class Session:
 
 
 class _States:
-    """What torchdata's iterator wants to hear of its workers' states."""
+    """The workers' states in the form that torchdata's iterator expects."""
 
     def __init__(self, target: Callable[..., Any]) -> None:
-        # The names of torchdata's own worker loop, which is not imported here otherwise.
+        # The names in torchdata's own worker loop; torchdata is not imported here.
         self._names = vars(sys.modules[target.__module__])
         self._incremental: dict[int, Any] = {}
         self.draws_from = 0
 
     def range_in(self, state: Any) -> int | None:
-        """What the state of a worker says of generators that the dataset holds."""
+        """Returns the first draw number in a worker's state, if the dataset held generators."""
         told = None if state is None else state.get(self._names["_DATASET_STATE"])
         return told.get("draws") if isinstance(told, dict) else None
 
@@ -388,7 +389,7 @@ class _States:
         return {names["_WORKER_ID"]: worker, names["_FETCHER_STATE"]: None, names["_DATASET_STATE"]: told}
 
     def begin(self, state: Any) -> _Place | None:
-        """The place that a restored worker was at."""
+        """Returns the place of a restored worker."""
         if state is None:
             return None
         told = state.get(self._names["_DATASET_STATE"])
@@ -400,11 +401,11 @@ class _States:
         return _Place(**{name: n for name, n in told.items() if name != "draws"})
 
     def acknowledged(self, worker: int, place: _Place) -> Any:
-        """The answer to a worker's first order of an epoch."""
+        """Returns the answer to a worker's first order of an epoch."""
         state = self._state(worker, place)
         self._incremental[worker] = self._names["_IncrementalWorkerState"](state)
         return self._names["_AckStartup"](worker_id=worker, initial_state=state)
 
     def after(self, worker: int, place: _Place) -> Any:
-        """What changed in a worker's state by its last batch."""
+        """Returns how a worker's last batch changed its state."""
         return self._incremental[worker].generate_delta(self._state(worker, place))

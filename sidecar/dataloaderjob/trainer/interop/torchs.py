@@ -1,4 +1,4 @@
-"""torch's own iterators, for an IterableDataset that no feeder makes, with `device=`."""
+"""torch's own iterators with `device=`, for an IterableDataset that no feeder makes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ _U64 = (1 << 64) - 1
 
 
 class _Sending:
-    """Sends each batch where the loader's go. A stage's generator is the epoch's and the batch's number's."""
+    """Sends each batch to the loader's device. The seed of the stage's generator comes from the epoch and the batch's
+    number."""
 
     _is_made_here = False
-    """Whether batches may be made on the trainer's stream."""
+    """True if batches may be made on the trainer's stream."""
     _base_seed: Any
     _pin_memory: bool
     _pin_memory_device: str | None
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)  # type: ignore[call-arg]
-        # torch pins what workers, or the dataset, give: what a stage makes of that is left.
+        # torch pins what workers, or the dataset, give. Only the output of a stage is left to pin.
         pins = self._pin_memory and loader.has_device_stage
         self._way = loader.way(pins=pins, pin_device=self._pin_memory_device)
         self._epochs = 0
@@ -50,10 +51,10 @@ class _Sending:
 
 
 class InThisProcess(_Sending, _SingleProcessDataLoaderIter):
-    """`num_workers=0`."""
+    """Makes the batches in this process, for `num_workers=0`."""
 
     _is_made_here = True
 
 
 class ByWorkers(_Sending, _MultiProcessingDataLoaderIter):
-    """torch's worker processes make the batches."""
+    """Has torch's worker processes make the batches."""

@@ -1,4 +1,4 @@
-"""States of the generators that a sampler may draw from, as text: a loader's own, torch's, Python's and numpy's.
+"""States, as text, of the generators that a sampler may draw from: a loader's own, torch's, Python's and numpy's.
 
 A loader's own are its `generator`, and generators of torch, numpy or Python in attributes of its samplers.
 """
@@ -26,7 +26,7 @@ from dataloaderjob.trainer.resume.draws import WORDS, Twister, drawn_between, st
 from dataloaderjob.trainer.resume.sampling import chain
 
 DEFAULT, PYTHON, NUMPY = "default", "random", "numpy"
-"""Names of the process's generators; a loader's own are named by their paths."""
+"""Names of the process's generators. A loader's own are named by their paths."""
 _KNOWN = (
     RandomSampler,
     SequentialSampler,
@@ -39,18 +39,19 @@ _KNOWN = (
 _PYTHON = struct.Struct("<625I?d")
 _NUMPY = struct.Struct("<I?d")
 _last_default = b"", ""
-"""torch's default generator as it was told last: as hex it takes 5 µs, and where no CPU draws it does not change."""
+"""Last known state of torch's default generator, and its hex text. The text takes 5 µs, and the state changes only when
+something draws on the CPU."""
 _SEED_WORDS = 2
-"""Numbers of 32 bits in an iterator's base seed."""
+"""Number of 32-bit draws for an iterator's base seed."""
 _puts = 0
-"""How often `put_shared` set generators of the process."""
+"""Number of times that `put_shared` has set generators of the process."""
 Own = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 """A generator of a loader or a sampler."""
 _ARRAY = "array"
 
 
 def generators_of(loader: Any) -> dict[str, Own]:
-    """The loader's own generators by their paths, each once."""
+    """Returns the loader's own generators by their paths, each once."""
     found: dict[str, Own] = {}
     owners = [("loader", loader)]
     for name in ("batch_sampler", "sampler"):
@@ -67,19 +68,19 @@ def generators_of(loader: Any) -> dict[str, Own]:
 
 
 def draws_elsewhere(sampler: Any) -> bool:
-    """Whether a sampler may draw from other generators than torch's."""
+    """Returns True if a sampler may draw from generators other than torch's."""
     return not all(type(one) in _KNOWN for _, one in chain(sampler))
 
 
 def all_now(own: Mapping[str, Own], *, shared: bool, others: bool) -> dict[str, str]:
-    """All that a sampler may draw from. shared: torch's default generator, too. others: and those of Python and
-    numpy."""
+    """Returns the states of all generators that a sampler may draw from. `shared` adds torch's default generator and,
+    with `others`, those of Python and numpy."""
     found = {path: _read(generator) for path, generator in own.items()}
     return {**found, **now(others=others)} if shared else found
 
 
 def now(*, others: bool) -> dict[str, str]:
-    """torch's default generator, 10 KB; others: those of Python and numpy, too."""
+    """Returns the state of torch's default generator, 10 KB; with `others`, those of Python and numpy, too."""
     global _last_default
     known, text = _last_default
     data = torch.default_generator.get_state().numpy().tobytes()
@@ -90,23 +91,24 @@ def now(*, others: bool) -> dict[str, str]:
 
 
 class Moment:
-    """The process's generators at one moment, and what became of them since."""
+    """The process's generators at one moment, to find out what happened to them since."""
 
     def __init__(self) -> None:
         self._text, self._puts = now(others=True), _puts
 
     def set_since(self, saved: Mapping[str, str]) -> frozenset[str]:
-        """Names of the generators in `saved` that somebody has set since. To draw from one is not to set it.
+        """Returns the names of the generators in `saved` that somebody has set since. A draw from a generator does not
+        set it.
 
-        saved: states of them from an earlier run. One that was restored at about that point of the run is ahead of it
-        by less than what was drawn since this moment.
+        `saved` has their states from an earlier run. A generator that was restored at about that point of the run is
+        ahead of it by at most what was drawn since this moment.
         """
         changed = {
             name: text
             for name, text in now(others=True).items()
             if name in saved and text != self._text.get(name)
         }
-        if self._puts != _puts:  # another loader's state: this one draws after it, as in the run before
+        if self._puts != _puts:  # another loader's state: this loader draws after it, as in the run before
             return frozenset(changed)
         return frozenset(
             name for name, text in changed.items() if not self._is_drawn(name, text, saved[name])
@@ -121,9 +123,9 @@ class Moment:
 
 
 def before_a_seed(saved: str, found: str) -> str:
-    """torch's default generator before an iterator of torch's drew its seed from it, `found` after that.
+    """Returns torch's default generator before a torch iterator drew its seed from it. `found` is the state after that.
 
-    saved: an earlier state of it; `found` is returned where nobody gets from there to it by drawing.
+    `saved` is an earlier state. Returns `found` if draws do not lead there from `saved`.
     """
     data = bytes.fromhex(found)
     earlier = stepped_back(_twister(DEFAULT, saved), Twister.of_torch(data), _SEED_WORDS)
@@ -131,14 +133,14 @@ def before_a_seed(saved: str, found: str) -> str:
 
 
 def put_own(own: Mapping[str, Own], states: Mapping[str, str]) -> None:
-    """Sets a loader's own generators, as far as there are states of them."""
+    """Sets a loader's own generators, as far as `states` has them."""
     for path, generator in own.items():
         if path in states:
             _write(generator, states[path])
 
 
 def put_shared(states: Mapping[str, str]) -> None:
-    """Sets the process's generators, as far as there are states of them."""
+    """Sets the process's generators, as far as `states` has them."""
     global _puts
     _puts += bool(states)
     if DEFAULT in states:

@@ -1,7 +1,7 @@
-"""How many iterators generators that a dataset holds have served: what makes the draws of two epochs differ.
+"""Draw numbers of generators that a dataset holds. They count iterators, so that the draws of two epochs differ.
 
-Each loader of a dataset has a range of numbers, so that one that is made anew for each epoch draws anew, too. Which
-range it is, is part of its state. An iterator of another loader, over `dataloaderjob.context()`, has a single number.
+Each loader of a dataset has a range of numbers, so a loader that is rebuilt for each epoch gets new draws, too. The
+range is part of the loader's state. An iterator of another loader, over `dataloaderjob.context()`, has a single number.
 """
 
 from __future__ import annotations
@@ -10,38 +10,39 @@ import weakref
 from typing import Any
 
 EPOCHS = 1024
-"""Numbers of one loader."""
+"""Size of one loader's range of numbers."""
 OF_ITERATORS = 32 * EPOCHS
-"""Where the numbers of single iterators begin. Beyond 32 loaders, or as many iterators, of one dataset draws repeat."""
+"""First number of single iterators. Draws repeat beyond 32 loaders, or `OF_ITERATORS` single iterators, of one
+dataset."""
 _DEPTH = 20
 _counts: dict[tuple[int, bool], tuple[weakref.ref[Any], int]] = {}
-"""Loaders, and single iterators, that each dataset had, by its id."""
+"""Number of loaders, and of single iterators, that each dataset has had, by its id."""
 
 
 def root_of(dataset: Any) -> Any:
-    """The dataset that wrappers, such as torch's Subset, are of."""
+    """Returns the dataset inside wrappers, such as torch's Subset."""
     for _ in range(_DEPTH):
         try:
             inner = dataset.dataset
             weakref.ref(inner)
-        except Exception:  # nothing, or a name, or a list; user code
+        except Exception:  # missing, or a name, or a list; user code
             break
         dataset = inner
     return dataset
 
 
 def next_range(dataset: Any) -> int:
-    """Begins a range for a loader; returns its first number."""
+    """Begins a range for a loader, and returns its first number."""
     return _next(dataset, is_single=False) % 32 * EPOCHS
 
 
 def next_number(dataset: Any) -> int:
-    """The number of a single iterator."""
+    """Returns the number of a single iterator."""
     return OF_ITERATORS + _next(dataset, is_single=True) % OF_ITERATORS
 
 
 def go_on(dataset: Any, first: int) -> None:
-    """Notes that a loader, or an iterator, has the numbers from `first` on, of a state that was loaded."""
+    """Notes that a loader, or an iterator, uses the numbers from `first` on, as a loaded state has them."""
     is_single = first >= OF_ITERATORS
     given = first - OF_ITERATORS if is_single else first // EPOCHS
     root = root_of(dataset)

@@ -1,12 +1,12 @@
-"""One epoch of a loader, as its state tells it; it outlives the epoch's iterator.
+"""One epoch of a loader, as its state describes it. It outlives the epoch's iterator.
 
-An iterator that goes on from a state draws as the first one drew: generators are set to what they were when the epoch
-began, the sampler is iterated anew and what was returned before is skipped, by its keys alone. Afterwards the process's
-generators are what they were when the state was made, where one rank trains and nobody has set them since it was
-loaded: what was merely drawn since does not count. With several ranks they are left alone, since a state may be another
-rank's.
+An iterator that resumes from a state draws as the first one drew. Generators get the states that they had when the
+epoch began, the sampler is iterated again, and batches that were returned before are skipped by their keys alone.
+Afterwards, if one rank trains, the process's generators get the states that they had when the loader's state was made.
+Those that somebody has set since it was loaded are left alone; mere draws do not count. With several ranks all are left
+alone, because the state may be another rank's.
 
-Some frameworks count epochs from 0 after a restart, and set those on the sampler. What is missing is added.
+Some frameworks count epochs from 0 after a restart, and set those on the sampler. The missing epochs are added.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from dataloaderjob.trainer.resume.state import VERSION, Resume, State
 Progress = tuple[int, int, bool, list[int] | None, Any]
 """Batches and samples returned, whether the epoch is over, first keys of the last batch, state of the sampler."""
 _IN_ORDER = (SequentialSampler, BatchSampler)
-"""Samplers that give all ranks the same, whatever their generators are."""
+"""Samplers that give all ranks the same keys, whatever their generators are."""
 
 
 class Epoch:
-    """What a state says of an epoch but for how far it is, which its iterator knows."""
+    """The part of a state that describes an epoch, except its progress, which the epoch's iterator knows."""
 
     __slots__ = (
         "_before",
@@ -73,9 +73,10 @@ class Epoch:
     def __init__(
         self, loader: Any, facts: State, previous: Epoch | None, resume: Resume | None, *, again: bool
     ) -> None:
-        """Sets the loader's generators and epoch by `resume`. Raises InputError for the state of another rank.
+        """Sets the loader's generators and epoch from `resume`. Raises InputError for the state of another rank.
 
-        previous: the loader's last epoch; again: which the same iterator had. facts: what a state says of the loader.
+        `previous` is the loader's last epoch; with `again` the same iterator had it. `facts` describes the loader in a
+        state.
         """
         sampler = loader._index_sampler  # noqa: SLF001  torch's name
         self._facts, self._resume, self._sampler = facts, resume, sampler
@@ -85,23 +86,23 @@ class Epoch:
         ranks = sampling.ranks_of(sampler)
         self._single = (ranks or 1) == 1 and not _several_ranks()
         self._shared = self._single or ranks is None
-        """Whether generators that all of the process draws from are the sampler's affair, too."""
+        """True if the generators that all of the process draws from concern the sampler, too."""
         is_stream = isinstance(loader.dataset, IterableDataset)
         self._rank = _rank_alone(sampler) if not self._single and ranks is None and not is_stream else None
         self.rank = sampling.rank_of(sampler)
         self._persistent = bool(loader.persistent_workers and loader.num_workers)
         self._before: dict[str, str] | None = None
         self._put_back: Mapping[str, str] = {}
-        """The process's generators that the epoch begins with."""
+        """States of the process's generators at the beginning of the epoch."""
         self._undrawn: dict[str, str] | None = None
-        """Generators as iter() left them, until the sampler is drawn from."""
+        """States of the generators as iter() left them, until the sampler is drawn from."""
         self._drawn: list[list[str]] | None = None
         self._set_since: frozenset[str] = frozenset()
         self._counted: tuple[int, int] | None = None
-        """The epoch that a framework set last, which counts from 0 after a restart, and what is added to it."""
+        """The epoch that a framework set last, counted from 0 after a restart, and the number that is added to it."""
         self.iterations: int = 1 + (previous.iterations if previous is not None else 0)
         self.holds = held.find(loader.dataset, loader.collate_fn)
-        """Generators that the dataset and what makes its batches hold."""
+        """Generators that the dataset and `collate_fn` hold."""
         self.draws_from = self._range(loader.dataset, previous, resume) if self.holds else 0
         self.base_seed = self.resets = 0
         if again and previous is not None:
@@ -120,7 +121,7 @@ class Epoch:
 
     @staticmethod
     def _range(dataset: Any, previous: Epoch | None, resume: Resume | None) -> int:
-        """The first number of this loader, see `held_draws`."""
+        """Returns the first number of this loader's range, see `held_draws`."""
         if resume is not None and isinstance(first := resume.state.get("draws"), int):
             held_draws.go_on(dataset, first)
             return first
@@ -128,7 +129,7 @@ class Epoch:
 
     @property
     def draw_number(self) -> int:
-        """What tickets say of generators that are held; 0 where there are none."""
+        """The draw number in tickets for generators that are held; 0 if there are none."""
         number = self.draws_from + max(self.iterations - 1, 0) % held_draws.EPOCHS
         return number & MAX_DRAWS if self.holds else 0
 
@@ -150,7 +151,8 @@ class Epoch:
     def _set_epoch(self, resume: Resume, *, is_first: bool) -> None:
         """Sets the epoch of the state, or the next one; a framework may have set one that it counts from 0.
 
-        is_first: the loader's first iter(): an epoch beyond that of the state was set before the state was loaded.
+        `is_first` marks the loader's first iter(). An epoch beyond the state's was then set before the state was
+        loaded.
         """
         epoch, sampler = resume.state.get("epoch"), self._sampler
         found = sampling.epoch_of(sampler)
@@ -184,13 +186,13 @@ class Epoch:
     def _choose_generators(self, resume: Resume) -> None:
         if self._shared:
             states: Mapping[str, str] = resume.state.get("generators") or {}
-            # Many checkpoints have generators of their own, and many scripts seed each epoch.
+            # Many checkpoints restore generators themselves, and many scripts seed each epoch.
             self._set_since = resume.at_load.set_since(resume.state.get("now") or states)
             stays = self._set_since if resume.is_new_epoch else ()
             self._put_back = {name: text for name, text in states.items() if name not in stays}
 
     def _put(self, resume: Resume) -> None:
-        """Sets generators to what they were when the epoch began."""
+        """Sets generators to their states at the beginning of the epoch."""
         generators.put_own(self._own, resume.state.get("generators") or {})
         generators.put_shared(self._put_back)
 
@@ -201,7 +203,7 @@ class Epoch:
         return resume.samples * own // size if size and own else resume.samples
 
     def _digest(self) -> list[int] | None:
-        """The rank and its rolling digest. Left out where Accelerate has all ranks write one file."""
+        """Returns the rank and its rolling digest; None if Accelerate has all ranks write one file."""
         if not self._single and hasattr(self._sampler, "epoch_seed"):
             return None
         return [self.rank, *self._consumption.state()]
@@ -211,14 +213,14 @@ class Epoch:
 
     @property
     def slots(self) -> Any:
-        """What the state that is gone on with says of an IterableDataset's slots (`slot_places.pack`); else None."""
+        """The resumed state's entry for the slots of an IterableDataset (`slot_places.pack`), else None."""
         resume = self._resume
         return None if resume is None or resume.is_new_epoch else resume.state.get("sampler")
 
     # The iterator's calls, in this order
 
     def seeded(self, drawn: int) -> int:
-        """Returns the seed that seeds of samples follow from. drawn: the base seed that torch drew."""
+        """Returns the seed from which samples' seeds are derived. `drawn` is the base seed that torch drew."""
         resume, own = self._resume, getattr(self._sampler, "epoch_seed", None)
         if own is not None:  # of the epoch, not of the iterator
             self.base_seed = own()
@@ -227,12 +229,13 @@ class Epoch:
         return derive_seed(self.base_seed, self.resets) if self.resets else self.base_seed
 
     def place(self, iterator: Any, ahead: int, *, bare: bool) -> Any:
-        """The sampler's iterator from the first batch on. ahead: how far it may be ahead of what is returned."""
+        """Returns the sampler's iterator from the first batch on. `ahead` is how far it may be ahead of what is
+        returned."""
         resume, sampler = self._resume, self._sampler
         stateful, saved = sampling.with_state(sampler), None
         if resume is not None:
             if resume.resets:
-                # torch iterates a sampler once for a further epoch of one iterator, and draws no seed
+                # For a further epoch of one iterator torch iterates the sampler once, and draws no seed.
                 self._put(resume)
                 iterator = iter(sampler)
             if drawn := resume.state.get("drawn"):
@@ -243,7 +246,7 @@ class Epoch:
             if saved is not None:
                 stateful.load_state_dict(saved)
                 if resume.is_new_epoch and isinstance(stateful, ElasticSampler):
-                    stateful.restart()  # of an epoch that is over: with another world it may leave a rest
+                    stateful.restart()  # the epoch is over: another number of ranks may leave a remainder
                 iterator = iter(sampler)
             elif not resume.is_new_epoch:
                 samples = resume.forward(iterator, sampler, bare=bare)
@@ -256,7 +259,8 @@ class Epoch:
         return recorded
 
     def late(self) -> bool:
-        """Whether `set_epoch` was called since the sampler was iterated; asked before the first batch is returned."""
+        """Returns True if `set_epoch` was called since the sampler was iterated. Asked before the first batch is
+        returned."""
         epoch = sampling.epoch_of(self._sampler)
         if epoch == self._epoch_drawn:
             return False
@@ -264,8 +268,8 @@ class Epoch:
         return True
 
     def settle(self) -> None:
-        """All is drawn that a new epoch draws at once: gives the process its generators back."""
-        self._epoch_drawn = sampling.epoch_of(self._sampler)  # Accelerate's counts on by itself at its end
+        """Gives the process its generators back, once everything is drawn that a new epoch draws at once."""
+        self._epoch_drawn = sampling.epoch_of(self._sampler)  # Accelerate's sampler increments it at its end
         before, self._before = self._before, None
         if before is None or self._resume is None:
             return
@@ -274,22 +278,22 @@ class Epoch:
         generators.put_shared(kept)
 
     def waits(self) -> None:
-        """The sampler is drawn from at the first next(), not at iter()."""
+        """Notes that the sampler is drawn from at the first next(), not at iter()."""
         if self._resume is None or self._resume.is_new_epoch:
             self._undrawn = self._generators()
 
     def draws(self) -> None:
-        """The sampler is about to be drawn from for the first time."""
+        """Notes that the sampler is about to be drawn from for the first time."""
         before, self._undrawn = self._undrawn, None
         if before is not None and (now := self._generators()) != before:
             self._drawn = [[name, text] for name, text in now.items()]
 
     def follow(self, iterator: Any) -> None:
-        """The iterator whose `progress()` the state tells."""
+        """Makes the state report the `progress()` of this iterator."""
         self._iterator = weakref.ref(iterator)
 
     def ended(self, iterator: Any, final: Progress) -> None:
-        """What an iterator's `progress()` was when it was collected."""
+        """Keeps the last `progress()` of an iterator that was collected."""
         followed = None if self._iterator is None else self._iterator()
         if followed is None or followed is iterator:
             self._iterator, self._final = None, final
@@ -297,7 +301,8 @@ class Epoch:
     # State
 
     def state(self) -> State:
-        """A new dict; what is in it is not changed later. What it counts is in the record, where there is one."""
+        """Returns a new dict whose content is not changed later. The record, if there is one, has everything that it
+        counts."""
         recording.flush()
         iterator = None if self._iterator is None else self._iterator()
         if iterator is not None:
@@ -307,7 +312,7 @@ class Epoch:
             return self._after()
         epoch = self.sampler_epoch
         if batches == self.first_batches and (found := sampling.epoch_of(self._sampler)) != self._epoch_drawn:
-            epoch = found  # the next call of next() draws anew
+            epoch = found  # the next call of next() draws again
         return {
             "version": VERSION,
             "epoch": epoch,
@@ -329,7 +334,7 @@ class Epoch:
         }
 
     def _probed(self) -> State:
-        """What the state says of the loader, which makes samples for it."""
+        """Returns the state's description of the loader, which makes samples for it."""
         if self._facts.get("probes") is None:
             loader = self._loader()
             self._facts = {**self._facts, "probes": None if loader is None else loader.probes()}
@@ -348,7 +353,7 @@ class Epoch:
 
 
 def new_epoch(facts: State, states: Mapping[str, str], **more: Any) -> State:
-    """A state between epochs."""
+    """Returns a state between epochs."""
     nothing = dict.fromkeys(("base_seed", "drawn", "now", "sampler", "seen", "rank", "digest"))
     return {
         "version": VERSION, **nothing, "iterations": 0, "batches": 0, "samples": 0, "finished": True, "resets": 0,
@@ -357,7 +362,7 @@ def new_epoch(facts: State, states: Mapping[str, str], **more: Any) -> State:
 
 
 def fresh(loader: Any, facts: State) -> State:
-    """The state of a loader that was not iterated yet."""
+    """Returns the state of a loader that has not been iterated yet."""
     sampler = loader._index_sampler  # noqa: SLF001  torch's name
     several, ranks = _several_ranks(), sampling.ranks_of(sampler)
     others = generators.draws_elsewhere(sampler)
@@ -368,14 +373,14 @@ def fresh(loader: Any, facts: State) -> State:
     return new_epoch(
         facts, begun, epoch=sampling.epoch_of(sampler),
         rank=_rank_alone(sampler) if several and ranks is None else None,
-        # What a later state has: torch.distributed.checkpoint loads into a state of the same shape.
+        # Later states have it: torch.distributed.checkpoint loads into a state of the same shape.
         now=generators.now(others=others) if (ranks or 1) == 1 and not several else None,
         sampler=sampling.state_of(stateful) if isinstance(stateful, ElasticSampler) else None,
     )  # fmt: skip
 
 
 def _rank_alone(sampler: Any) -> int | None:
-    """The rank whose order nobody else has, of a sampler that does not deal to ranks."""
+    """Returns the rank, for a sampler that does not deal to ranks, if its order may be this rank's alone."""
     same = all(type(one) in _IN_ORDER for _, one in sampling.chain(sampler))
     return None if same else sampling.rank_of(sampler)
 

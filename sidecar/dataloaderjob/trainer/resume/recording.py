@@ -1,10 +1,10 @@
-"""Writes down what next() gave, where DATALOADERJOB_RECORD asks for it. `core.records` has the format.
+"""Records what next() gave, if DATALOADERJOB_RECORD asks for it. `core.records` has the format.
 
-A row is written at the latest with the FLUSH_ROWS-th one, or with one that comes a second after the last that were
-written, at the end of an epoch and of the process, and when a loader's state is taken: so a process that is killed
-lacks FLUSH_ROWS batches at most, and none that a checkpoint counts. The kernel has them then; a machine that goes down
-may lose more. Tickets are written before their rows. A folder that cannot be written to ends the record, not the
-training.
+Rows are written once FLUSH_ROWS of them wait, or with a row that arrives more than a second after the last write. They
+are also written at the end of an epoch and of the process, and when a loader's state is taken. So a killed process
+lacks at most FLUSH_ROWS batches, and none that a checkpoint counts. The kernel then holds the rows; a machine that goes
+down may lose more. Tickets are written before their rows. If the folder cannot be written to, the record ends and the
+training continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dataloaderjob.making.held import states_of_classes
 from dataloaderjob.shipping.bundles import make_bundle
 
 Asked = frames.TicketOfInts | bytes
-"""A ticket as a stream keeps it: packed, or the arguments of `frames.pack_ticket_of_ints`."""
+"""A ticket as a stream keeps it: packed, or as the arguments of `frames.pack_ticket_of_ints`."""
 FLUSH_ROWS = 64
 FLUSH_S = 1.0
 _lock = threading.RLock()
@@ -41,7 +41,7 @@ _failed = False
 
 
 class Recorder:
-    """The piece of this process."""
+    """This process's piece of the record."""
 
     def __init__(self, folder: Path, rank: str) -> None:
         """Raises OSError."""
@@ -59,7 +59,7 @@ class Recorder:
         self.ended = False
 
     def keep(self, bundle: Bundle, store: BlobStore, *, in_process: bool = False) -> int:
-        """Keeps what makes batches, once; returns its number."""
+        """Stores a bundle once, and returns its number."""
         line = json.dumps(
             {**json.loads(bundle.manifest()), "in_process": in_process}, sort_keys=True
         ).encode()
@@ -88,7 +88,7 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what there is: in the file it outlives the process."""
+        """Writes the waiting rows to the file, where they outlive the process."""
         with _lock:
             tickets, rows = b"".join(self._tickets), b"".join(self._rows)
             self._tickets.clear()
@@ -102,13 +102,14 @@ class Recorder:
                 self._give_up(exc)
 
     def _append(self, path: Path, data: bytes) -> None:
-        """Files stay open: some frameworks take a state for each batch, which costs 3 µs so, and 50 otherwise."""
+        """Appends to a file that stays open. Some frameworks take a state for each batch: that costs 3 µs this way,
+        else 50."""
         file = self._files.get(path)
         if file is None:
             file = self._files[path] = os.open(
                 path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
             )
-            weakref.finalize(self, os.close, file).atexit = False  # the last flush is at exit, too
+            weakref.finalize(self, os.close, file).atexit = False  # the last flush happens at exit, too
         left = memoryview(data)
         while left:
             left = left[os.write(file, left) :]
@@ -119,12 +120,12 @@ class Recorder:
 
 
 class Recording:
-    """One epoch of one loader."""
+    """The record of one epoch of one loader."""
 
     __slots__ = ("_asked", "_bundle", "_epoch", "_loader", "_recorder")
 
     def __init__(self, recorder: Recorder, consumption: Consumption, bundle: int) -> None:
-        """`bundle`: what `Recorder.keep` returned."""
+        """`bundle` is the number that `Recorder.keep` returned."""
         self._recorder, self._bundle = recorder, bundle
         self._loader, self._epoch = consumption.loader, consumption.epoch
         self._asked: dict[int, Asked] = {}
@@ -133,7 +134,7 @@ class Recording:
         self._asked[number] = ticket
 
     def ask_here(self, number: int, ticket: frames.Ticket) -> None:
-        """The same of a ticket that goes nowhere; its keys need not pickle."""
+        """Notes a ticket that is not sent anywhere. Its keys need not pickle."""
         try:
             packed = frames.pack_ticket(*ticket[:2], ticket.keys, bare=ticket.bare, pickle_keys=pickle_keys)
             packed = frames.with_draws(packed, ticket.draws)
@@ -142,7 +143,7 @@ class Recording:
         self.ask(number, packed)
 
     def give(self, number: int, digest: int, rolling: int, kind: Kind = Kind.BATCH) -> None:
-        """Batch `number` is about to be given, or its error."""
+        """Records that batch `number`, or its error, is about to be given."""
         asked = self._asked.pop(number, None)
         if asked is None or self._recorder.ended:
             return
@@ -152,12 +153,12 @@ class Recording:
             self._recorder.add(fields, self._bundle, kind, ticket)
 
     def end(self) -> None:
-        """The epoch is over."""
+        """Writes the waiting rows, because the epoch is over."""
         self._recorder.flush()
 
 
 def recorder(consumption: Consumption) -> Recorder | None:
-    """This process's, where the environment asks for one and the loader is one of the script's."""
+    """Returns this process's recorder, if the environment asks for one and the loader is one of the script's."""
     global _recorder, _failed
     folder = os.environ.get(RECORD_VARIABLE)
     if not folder or _failed or not consumption.counts or os.environ.get(IN_FEEDER_VARIABLE):
@@ -173,7 +174,8 @@ def recorder(consumption: Consumption) -> Recorder | None:
 
 
 def record_here(loader: Any, consumption: Consumption) -> Recording | None:
-    """An epoch whose batches this process makes itself, with what makes them as far as that can be kept."""
+    """Returns the record of an epoch that this process makes itself, with the bundle of its code and data if that can
+    be kept."""
     own = recorder(consumption)
     if own is None:
         return None
@@ -188,19 +190,19 @@ def record_here(loader: Any, consumption: Consumption) -> Recording | None:
 
 
 def flush() -> None:
-    """Writes what is held back, so that the record has all that a checkpoint counts."""
+    """Writes the waiting rows, so that the record has everything that a checkpoint counts."""
     if _recorder is not None:
         _recorder.flush()
 
 
 def _rank() -> str:
-    """A process without a rank counts as the only one."""
+    """Returns this process's rank. A process without one counts as the only one."""
     found = next((os.environ[name] for name in RANK_VARIABLES if os.environ.get(name)), "0")
     return "".join(c if c.isalnum() else "_" for c in found)
 
 
 def _link(source: Path, target: Path) -> None:
-    """A name for the blob that outlives the store's; a copy where that cannot be."""
+    """Links the blob, under a name that outlives the store's, or copies it if a link is impossible."""
     with contextlib.suppress(FileExistsError):
         try:
             os.link(source, target)
@@ -213,7 +215,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _forget() -> None:
-    """A forked child has a piece of its own, if it takes batches."""
+    """Drops the parent's piece. A forked child has a piece of its own, if it takes batches."""
     global _recorder, _lock
     _recorder, _lock = None, threading.RLock()
 

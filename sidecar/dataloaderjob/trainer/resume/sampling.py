@@ -1,4 +1,4 @@
-"""What a loader's state has to know of samplers, torch's and others': epoch, rank, state of their own."""
+"""Properties of samplers, torch's and others', that a loader's state needs: epoch, rank, their own state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = (int, float, str, bytes, bool, type(None))
 
 
 def chain(sampler: Any) -> Iterator[tuple[str, Any]]:
-    """A loader's index sampler and the samplers within it, with their paths, the outermost first."""
+    """Yields a loader's index sampler and the samplers within it, with their paths, outermost first."""
     seen: set[int] = set()
     open_: list[tuple[str, Any]] = [("", sampler)]
     while open_:
@@ -51,7 +51,8 @@ def _with_epoch(sampler: Any) -> Iterator[Any]:
 
 
 def epoch_of(sampler: Any) -> int | None:
-    """The epoch that `set_epoch` has set, or that will count if nobody does; None where there is none."""
+    """Returns the epoch that was set by `set_epoch`, or that will count if nobody sets one; None if no sampler has
+    one."""
     return next((int(one.epoch) for one in _with_epoch(sampler)), None)
 
 
@@ -63,14 +64,14 @@ def set_epoch(sampler: Any, epoch: int) -> None:
 
 
 def mark_unset(sampler: Any) -> None:
-    """Makes it known whether somebody sets the epoch from now on; it stays what it is."""
+    """Marks the epoch, which keeps its value, so that `is_unset` can see whether somebody sets it from now on."""
     for one in _with_epoch(sampler):
         if type(getattr(one, "__dict__", {}).get("epoch")) is int:
             one.epoch = Unset(one.epoch)
 
 
 def is_unset(sampler: Any) -> bool:
-    """Whether nobody has set the epoch since `mark_unset`."""
+    """Returns True if nobody has set the epoch since `mark_unset`."""
     return any(type(one.epoch) is Unset for one in _with_epoch(sampler))
 
 
@@ -87,13 +88,13 @@ def _place(sampler: Any) -> tuple[int, int] | None:
 
 
 def ranks_of(sampler: Any) -> int | None:
-    """The number of ranks that a sampler deals to; None where it does not say."""
+    """Returns the number of ranks that a sampler deals to; None if it does not report one."""
     place = _place(sampler)
     return None if place is None else place[1]
 
 
 def rank_of(sampler: Any) -> int:
-    """The rank that a sampler deals to, else that of the process; 0 where nobody says."""
+    """Returns the rank that a sampler deals to, else the process's rank; 0 if neither is known."""
     place = _place(sampler)
     if place is not None:
         return place[0]
@@ -105,8 +106,8 @@ def rank_of(sampler: Any) -> int:
 
 
 def with_state(sampler: Any) -> Any:
-    """The sampler that can be asked for its state, if there is one: the index sampler, or what torch's own
-    BatchSampler takes from."""
+    """Returns the sampler that can be asked for its state, if any: the index sampler, or the one inside torch's own
+    BatchSampler."""
     for one in (sampler, sampler.sampler) if type(sampler) is BatchSampler else (sampler,):
         if callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)):
             return one
@@ -114,7 +115,7 @@ def with_state(sampler: Any) -> Any:
 
 
 def state_of(sampler: Any) -> Any:
-    """A copy of a sampler's state, which may hold what the sampler goes on changing."""
+    """Returns a copy of a sampler's state, because the sampler may go on changing what is in it."""
     state = sampler.state_dict()
     if type(state) is dict and all(type(value) in _PLAIN for value in state.values()):
         return dict(state)
@@ -122,7 +123,7 @@ def state_of(sampler: Any) -> Any:
 
 
 def order_of(sampler: Any) -> str | None:
-    """What the order of an epoch is made by: the innermost sampler's class, and whether it shuffles."""
+    """Returns a name for the order of an epoch: the innermost sampler's class, and whether it shuffles."""
     innermost = [None, *(one for _, one in chain(sampler))][-1]
     if innermost is None:
         return None
@@ -132,18 +133,20 @@ def order_of(sampler: Any) -> str | None:
 
 
 class Recorded:
-    """Batches of a sampler with state, which is noted after each: the sampler is ahead of what next() returns."""
+    """Batches of a sampler with state. The state is noted after each, because the sampler is ahead of what next()
+    returns."""
 
     __slots__ = ("_drawn", "_first", "_iterator", "_kept", "_sampler", "_states")
 
     def __init__(self, sampler: Any, iterator: Iterator[Any], first: int, kept: int) -> None:
-        """sampler: the one with the state. first: number of the next batch. kept: how far it may be ahead."""
+        """`sampler` is the one with the state, `first` the number of the next batch, `kept` how far it may be ahead."""
         self._sampler, self._iterator, self._first, self._kept = sampler, iterator, first, kept + 2
         self._states: list[Any] = [state_of(sampler)]
         self._drawn: list[Any] = []
 
     def begin_anew(self, index_sampler: Any) -> None:
-        """Has a sampler whose state was loaded begin an epoch: it may take the state for the end of the one before."""
+        """Begins an epoch of a sampler whose state was loaded. The sampler may take that state for the end of the last
+        epoch."""
         try:
             keys = next(self)
         except StopIteration:
@@ -166,16 +169,16 @@ class Recorded:
         return keys
 
     def after(self, batches: int) -> Any:
-        """The state when so many batches had been drawn."""
+        """Returns the state after `batches` batches had been drawn."""
         return self._states[batches - self._first]
 
 
 SEEN = 4
-"""Keys of the last batch that a state has."""
+"""Number of keys of the last batch in a state."""
 
 
 def first_keys(keys: Any) -> list[int] | None:
-    """The first keys of a batch, if they are integers."""
+    """Returns the first keys of a batch, if they are integers."""
     if type(keys) is int:
         return [keys]
     if not isinstance(keys, list):
@@ -185,7 +188,7 @@ def first_keys(keys: Any) -> list[int] | None:
 
 
 def skipped(batches: Iterator[Any], count: int, *, bare: bool) -> tuple[int, int, Any]:
-    """Draws so many batches. Returns how many there were, the samples in them, and the last one's keys."""
+    """Draws up to `count` batches. Returns how many there were, the samples in them, and the keys of the last one."""
     number, samples, last = 0, 0, None
     for last in itertools.islice(batches, count):
         number += 1

@@ -1,27 +1,27 @@
 """A loader's position as a dict: made at any time, loaded into another loader, exact to the batch.
 
     version      1
-    epoch        of the sampler, where it has one; null
-    iterations   epochs begun by this loader and those that it goes on from
+    epoch        the sampler's, if it has one; null
+    iterations   epochs begun by this loader and by those that it resumes
     batches      returned by next() in this epoch, by each rank
-    samples      in those batches, of one rank: what the seeds of samples count by
-    finished     the epoch is over, or none has begun: all but the epoch is that of the next one
+    samples      in those batches, of one rank; the seeds of samples count by them
+    finished     the epoch is over, or none has begun: everything but the epoch describes the next one
     base_seed    torch's base seed of the epoch's iterator
     resets       epochs of a persistent iterator before this one
-    draws        first of the numbers that generators held by the dataset draw by (`held_draws`)
+    draws        first draw number of generators that the dataset holds (`held_draws`)
     generators   {path: text} of generators when the epoch began; "default" is torch's
-    drawn        [[path, text]] of them at the first draw, where that came later and somebody drew in between; null
-    now          {name: hex} of the process's generators when the state was made; null where several ranks train
-    sampler      state of a sampler that has one, as of the last batch returned; null. Of an IterableDataset the rank,
-                 and for each of its slots [batches made, snapshot in base64], or null where it begins at its start
-    seen         first keys of that batch, by which a sampler in another order is found out; null with several ranks
-    rank         of several, whose state this is, since the sampler does not deal to ranks; null
-    digest       the rank, and what names all that this rank was given (`core.consumption`); null
-    loader       batch size, ranks, the sampler's class, seeds of samplers, what tells one dataset from another, and
-                 of the arguments those that change what later batches are
+    drawn        [[path, text]] of them at the first draw, if it came later and somebody drew in between; null
+    now          {name: hex} of the process's generators when the state was made; null if several ranks train
+    sampler      state of a sampler that has one, as of the last batch returned; null. For an IterableDataset the rank,
+                 and for each of its slots [batches made, snapshot in base64], or null if it begins at its start
+    seen         first keys of that batch, which reveal a sampler in another order; null with several ranks
+    rank         the one of several ranks whose state this is, if the sampler does not deal to ranks; null
+    digest       the rank, and the digest of everything that this rank was given (`core.consumption`); null
+    loader       batch size, ranks, the sampler's class, seeds of samplers, what distinguishes one dataset from another,
+                 and the arguments that change what later batches are
 
-Positions are global: where a sampler deals to ranks, and all have one torch seed, the states of all ranks are equal but
-for the digest, and any of them is right for all. Nothing of a state depends on how many feeders there are.
+Positions are global. If a sampler deals to ranks, and all have one torch seed, the states of all ranks are equal except
+for the digest, and any of them is right for all. No part of a state depends on the number of feeders.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ VERSION = 1
 State = dict[str, Any]
 
 
-# What tells one loader's data from another's
+# What identifies a loader's data
 
 
 def batch_size_of(loader: Any) -> int | None:
-    """Samples in a batch of one rank; None where a batch sampler does not say."""
+    """Returns the samples in a batch of one rank; None if a batch sampler does not report them."""
     size = loader.batch_size
     if size is None and loader.batch_sampler is not None:
         size = getattr(loader.batch_sampler, "batch_size", None)
@@ -63,7 +63,7 @@ def length_of(dataset: Any) -> int | None:
 
 
 def described(loader: Any, dataset_id: str | None) -> State:
-    """What a state says of the loader; probes are added where the dataset has no id."""
+    """Returns a state's description of the loader. Probes are added if the dataset has no id."""
     kind, sampler = type(loader.dataset), loader._index_sampler  # noqa: SLF001  torch's name
     seeds = (getattr(one, name, None) for _, one in chain(sampler) for name in ("seed", "initial_seed"))
     return {
@@ -92,8 +92,8 @@ def described(loader: Any, dataset_id: str | None) -> State:
 
 
 def slots_of(loader: Any) -> int:
-    """Slots of an IterableDataset: torch's `num_workers`, and one where it was left out: a dataset that takes no share
-    would give all of it by each."""
+    """Returns the number of slots of an IterableDataset: torch's `num_workers`, or one if it was left out. A dataset
+    that takes no share of its data would give all of it in each slot."""
     return 1 if isinstance(loader.num_workers, LeftOut) else int(loader.num_workers)
 
 
@@ -103,12 +103,12 @@ def _name_of(function: Any) -> str:
 
 
 def probe_keys(length: int | None) -> list[int]:
-    """The first sample, that in the middle and the last."""
+    """Returns the keys of the first sample, the middle one and the last."""
     return sorted({0, length // 2, length - 1}) if length else []
 
 
 def probe(samples: Iterable[Any], count: int) -> list[str | None]:
-    """Digests of so many samples; None for one that cannot be made, or not in time, or not hashed."""
+    """Returns digests of the first `count` samples; None for one that cannot be made, hashed, or made in time."""
     found: list[str | None] = [None] * count
     try:
         iterator = iter(samples)
@@ -125,7 +125,7 @@ def probe(samples: Iterable[Any], count: int) -> list[str | None]:
 
 
 def steady(first: Sequence[str | None], second: Sequence[str | None]) -> list[str | None]:
-    """The digests that came twice: a sample that differs by itself tells nothing."""
+    """Returns the digests that came twice. A sample that differs by itself proves nothing."""
     return [a if a == b else None for a, b in zip(first, second, strict=True)]
 
 
@@ -140,13 +140,14 @@ _ALWAYS = (
     "tail",
     "stage",
 )
-"""What has to be equal, beside the dataset, where both say it."""
+"""Entries that must be equal, in addition to the dataset's, if the saved state has them."""
 
 
 def compare(saved: State, own: State, *, is_new_epoch: bool) -> list[str]:
-    """Raises InputError that says in what a state is another loader's. Returns what else differs, for people.
+    """Raises InputError with the differences if the state belongs to another loader. Returns notes on other
+    differences.
 
-    is_new_epoch: a dataset of one id may have grown since.
+    With `is_new_epoch`, a dataset with an id may have grown since.
     """
     differ: list[str] = []
     ids = saved.get("dataset_id"), own.get("dataset_id")
@@ -156,7 +157,7 @@ def compare(saved: State, own: State, *, is_new_epoch: bool) -> list[str]:
         *(() if has_ids and is_new_epoch else ("length",)),
         *(
             name for name in _ALWAYS if name != "world" or not saved.get("tail")
-        ),  # one order, dealt to any number
+        ),  # with a tail, one order is dealt to any number of ranks
     ]
     differ += [f"{n} was {saved[n]!r}, is {own[n]!r}" for n in names if n in saved and saved[n] != own.get(n)]
     (a, ranks_a), (b, ranks_b) = ((s.get("batch_size"), s.get("ranks") or 1) for s in (saved, own))
@@ -164,8 +165,8 @@ def compare(saved: State, own: State, *, is_new_epoch: bool) -> list[str]:
         differ.append(f"batch_size was {a} in each of {ranks_a} ranks, is {b} in each of {ranks_b}")
     if differ:
         raise InputError(
-            f"the state is of another loader: {'; '.join(differ)}. Load it into the loader that it was made by, or "
-            "begin a new epoch without it; dataset_id= says that two datasets of one length are one"
+            f"the state belongs to another loader: {'; '.join(differ)}. Load it into the loader that made it, or begin "
+            "a new epoch without it; dataset_id= declares that two datasets of one length are the same"
         )
     said = []
     if saved and (ids[0] is None) != (ids[1] is None):
@@ -173,8 +174,8 @@ def compare(saved: State, own: State, *, is_new_epoch: bool) -> list[str]:
             ("the state", "this loader") if ids[0] is not None else ("this loader", "the state")
         )
         said.append(
-            f"{named} has a dataset_id ({ids[0] or ids[1]}) and {not_named} has none, so that the datasets are one is "
-            "known by type and length only: give both the same dataset_id="
+            f"{named} has a dataset_id ({ids[0] or ids[1]}) and {not_named} has none, so the datasets are "
+            "compared by type and length only: give both the same dataset_id="
         )
     functions = saved.get("collate_fn"), own.get("collate_fn")
     if None not in functions and functions[0] != functions[1]:
@@ -183,21 +184,21 @@ def compare(saved: State, own: State, *, is_new_epoch: bool) -> list[str]:
 
 
 def compare_probes(saved: Sequence[str | None], own: Sequence[str | None], keys: Sequence[int]) -> None:
-    """Raises InputError if a sample differs that both could make."""
+    """Raises InputError if a sample differs that both sides could make."""
     for a, b, key in zip(saved, own, keys, strict=False):
         if a is not None and b is not None and a != b:
             raise InputError(
-                f"the state is of another dataset: sample {key} differs. If the change is meant, or samples change "
+                f"the state belongs to another dataset: sample {key} differs. If this is intended, or samples change "
                 "with the epoch, give this loader a dataset_id="
             )
 
 
-# Going on
+# Resuming
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """A state that was loaded, checked as far as a dict by itself can be."""
+    """A loaded state, checked as far as a dict by itself can be."""
 
     state: State
     batches: int
@@ -205,13 +206,13 @@ class Resume:
     base_seed: int | None
     resets: int
     is_new_epoch: bool
-    """No epoch is gone on with: generators are set, and all else goes as in any epoch."""
+    """True if no epoch is resumed: generators are set, and everything else happens as in any epoch."""
     at_load: generators.Moment
-    """When the state was loaded."""
+    """The process's generators when the state was loaded."""
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Resume:
-        """Raises InputError for what no loader of ours has made."""
+        """Returns the checked state. Raises InputError for anything that no loader of ours has made."""
         if not isinstance(state, Mapping):
             raise InputError(
                 f"load_state_dict() takes what state_dict() returned, found {type(state).__name__}: was the checkpoint "
@@ -240,18 +241,18 @@ class Resume:
         )  # fmt: skip
 
     def check_rank(self, sampler: Any) -> None:
-        """Raises InputError for the state of another rank, where that is not this one's, too."""
+        """Raises InputError for the state of another rank that is not valid for this one, too."""
         rank = self.state.get("rank")
         if rank is not None and rank != rank_of(sampler):
             raise InputError(
-                f"the state is that of rank {rank}, and this is rank {rank_of(sampler)}, whose sampler does not deal "
+                f"the state belongs to rank {rank}, and this is rank {rank_of(sampler)}, whose sampler does not deal "
                 "to ranks: save and load each rank's own, or use DistributedSampler"
             )
 
     def forward(self, batches: Iterator[Any], sampler: Any, *, bare: bool) -> int:
-        """Skips what was returned before; returns the samples in it.
+        """Skips the batches that were returned before, and returns the number of samples in them.
 
-        Raises InputError where the sampler ends before, or has another order.
+        Raises InputError if the sampler ends earlier or has another order.
         """
         count, samples, last = skipped(batches, self.batches, bare=bare)
         if count < self.batches:
@@ -262,14 +263,14 @@ class Resume:
             if "version" not in self.state:  # a bare number, as of skip()
                 found, remedy = (
                     f"{self.batches} batches are to be skipped",
-                    "skip as many as one epoch has at most",
+                    "skip at most the batches of one epoch",
                 )
             raise InputError(f"{found}, but the sampler ends after {count}: {remedy}")
         self.check_order(last, sampler)
         return samples
 
     def check_order(self, last: Any, sampler: Any) -> None:
-        """Raises InputError where the last batch to be skipped is not that which was returned last."""
+        """Raises InputError if the last skipped batch is not the one that was returned last."""
         seen = self.state.get("seen")
         keys = first_keys(last) if seen else None
         if keys is not None and keys != seen and (ranks_of(sampler) or 1) == 1:

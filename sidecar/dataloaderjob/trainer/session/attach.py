@@ -18,28 +18,29 @@ from dataloaderjob.trainer.session.pool import Pool
 
 DIAL_TIMEOUT_S = 10.0
 BUSY_S = 10.0
-"""A sidecar that is overrun by connections closes the oldest; so long it is tried again."""
+"""Time during which attaching is tried again: a sidecar that is overrun by connections closes the oldest."""
 BUSY_PAUSE_S = 0.05
 ABSENCE_DEADLINE_S = 120.0
 ABSENCE_NOTE_S = 5.0
 ABSENCE_PAUSE_S = 0.05
 Attachment = tuple[socket.socket, dict[str, Any], list[int]]
-"""The connection to a sidecar that takes this process, its settings, and descriptors of control memory and wake-ups."""
+"""The connection to a sidecar that accepts this process, its settings, and descriptors of control memory and
+wake-ups."""
 _BUSY = frozenset({errno.ECONNRESET, errno.EPIPE, errno.EAGAIN})
 _process = os.urandom(8).hex()
-"""Tells this process from all others at the sidecar: containers of a pod may have equal pids."""
+"""Distinguishes this process from all others at the sidecar: containers of a pod may have equal pids."""
 
 
 class _Closed(ConnectionResetError):
-    """The sidecar closed the connection without a word."""
+    """The sidecar closed the connection without an answer."""
 
 
 @dataclass(slots=True, eq=False)
 class Opened:
-    """What is to be closed when a client ends.
+    """Everything that has to be closed when a client ends.
 
-    Apart from the client, because a `__del__` of it could run in one thread while another comes by the client in
-    `_clients`: of an object that has none the references are gone before anything is closed.
+    It is apart from the client, because a `__del__` of the client could run in one thread while another gets the client
+    from `_clients`. References to an object without `__del__` are gone before anything is closed.
     """
 
     sock: socket.socket | None = None
@@ -52,7 +53,7 @@ class Opened:
             sock.close()
 
     def close(self) -> None:
-        """Closes all descriptors; what was lent stays valid, and ends without a word to anybody."""
+        """Closes all descriptors. Lent batches stay valid, and their leases end without notice to anybody."""
         if (pool := self.pool) is not None:
             pool.tail.cut()
             for number in list(pool.regions):
@@ -64,9 +65,9 @@ class Opened:
 
 
 def attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) -> Attachment:
-    """Says hello at `path`. `adopt` and `fds`: pools of an earlier sidecar that the new one shall take over.
+    """Says hello at `path`. `adopt` and `fds` describe pools of an earlier sidecar that the new one takes over.
 
-    Raises ServiceUnavailable with the reason; OSError, ProtocolError while nobody fit answers.
+    Raises ServiceUnavailable with the reason; OSError, ProtocolError while no suitable sidecar answers.
     """
     deadline = time.monotonic() + BUSY_S
     while True:
@@ -106,9 +107,9 @@ def _attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) 
 
 
 class Absence:
-    """A sidecar that nobody can reach at the moment: a container that starts, or starts again, takes its time.
+    """A sidecar that cannot be reached at the moment: a container takes its time to start, or to restart.
 
-    Callers that tried in vain `wait()`, and try again until it raises.
+    Callers that failed call `wait()`, and try again until it raises.
     """
 
     def __init__(self, path: str) -> None:
@@ -117,13 +118,13 @@ class Absence:
         self._noted = False
 
     def wait(self, exc: Exception) -> None:
-        """Raises ServiceUnavailable, with `exc` as its reason, where it is of no use to wait longer."""
+        """Waits a moment. Raises ServiceUnavailable, with `exc` as its reason, if it is useless to wait longer."""
         waited = time.monotonic() - self._since
         if (why := failure(self._path)) is not None:
             raise ServiceUnavailable(f"the service at {self._path} failed: {why}") from exc
         if waited > ABSENCE_DEADLINE_S:
             raise ServiceUnavailable(
-                f"no sidecar came to {self._path} in {waited:.0f} s (is its container running?): {exc}"
+                f"no sidecar appeared at {self._path} within {waited:.0f} s (is its container running?): {exc}"
             ) from exc
         if waited > ABSENCE_NOTE_S and not self._noted:
             self._noted = True
@@ -132,7 +133,8 @@ class Absence:
 
 
 def failure(path: str) -> str | None:
-    """What a service of this machine wrote beside its socket when it gave up, or that nothing of it is left."""
+    """Returns what a service of this machine wrote next to its socket when it gave up, or that its folder is gone; else
+    None."""
     try:
         return Path(path).with_name("failed").read_text().strip()
     except OSError:
@@ -140,15 +142,15 @@ def failure(path: str) -> str | None:
 
 
 class _Lasting(socket.socket):
-    """A socket that its owner closes, and at the end of the process the kernel: no ResourceWarning is due."""
+    """A socket that its owner closes, or the kernel at the end of the process: no ResourceWarning is due."""
 
     def __del__(self) -> None: ...
 
 
 def dial(path: str) -> socket.socket:
-    """Connects to a sidecar's socket. OSErrors get a message that says what to do.
+    """Connects to a sidecar's socket. OSErrors get a message with a remedy.
 
-    Without an announced socket the sidecar must be this user's own: who else has one at `path` is not told anything.
+    Unless the socket was announced, the sidecar must be this user's own: nothing is sent to a socket of somebody else.
     """
     if len(path.encode()) > ipc.MAX_PATH_NBYTES:
         raise ServiceUnavailable(

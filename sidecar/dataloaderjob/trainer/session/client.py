@@ -1,6 +1,7 @@
-"""The trainer's connection to its sidecar: attach, tickets out, batches in, and back again after a crash.
+"""The trainer's connection to its sidecar: it attaches, sends tickets, gets batches, and attaches again after a crash.
 
-One client for each trainer process and socket. No thread: everything happens inside `iter()` and `next()`.
+There is one client for each trainer process and socket. It has no thread: everything happens inside `iter()` and
+`next()`.
 """
 
 from __future__ import annotations
@@ -31,19 +32,20 @@ ANSWER_S = 1.0
 SEND_TIMEOUT_S = 60.0
 MAX_ENDS = 10
 ENDS_WITHIN_S = 30.0
-"""So many ends of the sidecar in such a time, without a batch between them, are a defect that does not pass."""
+"""MAX_ENDS ends of the sidecar within this time, without a batch between them, are a defect that does not pass."""
 GRACE_S = 60.0
-"""Time beyond the job's deadline for a batch, after which the sidecar itself counts as silent."""
+"""Time beyond the job's deadline for a batch after which the sidecar itself counts as silent."""
 
 _thread = threading.get_ident
 _clients: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
 _kept: dict[str, Client] = {}
-"""Clients that stay when no loader has them: to attach again and have the dataset loaded again takes 40 ms."""
+"""Clients that stay when no loader has them: attaching and loading the dataset again takes 40 ms."""
 _clients_lock = threading.Lock()
 
 
 def connect(path: str, rank: str, *, keep: bool = False) -> Client:
-    """This process's client of the sidecar at `path`; one for all loaders. `keep`: until the process ends."""
+    """Returns this process's client of the sidecar at `path`, one for all loaders. With `keep` it stays until the
+    process ends."""
     with _clients_lock:
         client = _clients.get(path)
         if client is None or client.dead is not None:
@@ -68,27 +70,27 @@ class Client:
         self.path, self.rank = path, rank
         self.streams: dict[int, Stream] = {}
         self.closed_streams: list[tuple[int, int]] = []
-        """(stream, awaited) of iterators that were collected; finalizers append here."""
+        """(stream, awaited) of iterators that were collected. Finalizers append here."""
         self.dead: str | None = None
         self.attachment = 0
-        """Counts the sidecars, or receivers, that this client had before."""
+        """Number of sidecars, or receivers, that this client had before."""
         self.lock = threading.RLock()
-        """Guards the socket, the streams and the pool's books; never held while waiting for a batch."""
+        """Guards the socket, the streams and the pool's bookkeeping; never held while waiting for a batch."""
         self._ends = deque[float](maxlen=MAX_ENDS)
-        """Moments at which the sidecar ended since a batch was taken last."""
+        """Times at which the sidecar ended since a batch was last taken."""
         self._taken = 0
-        """Batches taken by then."""
+        """Number of batches taken when it last ended."""
         self._last_stream = 0
         self._sleepers = 0
         self._receives = False
-        """Whether a packet is on its way in, which a signal's handler must not meet."""
+        """True while a packet is being received. A signal handler must not receive then."""
         self._heard = 0
-        """Packets that the receiver had sent when all of them were read last (`W_TOLD`)."""
+        """Number of packets that the receiver had sent when all were last read (`W_TOLD`)."""
         self._asleep = threading.RLock()
         self._polls: dict[int, tuple[socket.socket | None, select.epoll]] = {}
         self._incoming = ipc.Assembler()
         self._opened = Opened()
-        # At the interpreter's end the kernel closes all.
+        # When the interpreter ends the kernel closes everything.
         weakref.finalize(self, self._opened.close).atexit = False
         sock, self.settings, fds = attach(path, rank, None, [])
         self._opened.fds = fds
@@ -109,9 +111,10 @@ class Client:
         self._opened.sock = sock
 
     def _reattach(self) -> None:
-        """Comes back after the sidecar died: gives the pools to the new one and asks again for what was not taken.
+        """Attaches again after the sidecar died: gives the pools to the new one, and asks again for batches that were
+        not taken.
 
-        May be called again when an exception, such as KeyboardInterrupt, ended it.
+        May be called again if an exception, such as KeyboardInterrupt, ended it.
         """
         with self.lock:
             self._opened.disconnect()
@@ -129,7 +132,8 @@ class Client:
                         raise
 
     def _check_progress(self) -> None:
-        """A receiver that ends at what it is told ends again and again. Raises ServiceUnavailable."""
+        """Raises ServiceUnavailable if the receiver ends again and again, as it does if this client's own messages end
+        it."""
         now, taken = time.monotonic(), self.control.words[ctl.W_NEXT_CALLS]
         if taken != self._taken:
             self._taken = taken
@@ -146,11 +150,11 @@ class Client:
         try:
             self._send_all()
         except BaseException:
-            self._opened.disconnect()  # not before it has been told all is this client connected
+            self._opened.disconnect()  # this client counts as connected only once everything was sent
             raise
 
     def _send_all(self) -> None:
-        # First of all: what the dead receiver published must not be taken for the new one's.
+        # First of all: what the dead receiver published must not count for the new one.
         self.control.forget()
         self.attachment += 1
         self.pool.drop_empty_singles()
@@ -175,7 +179,7 @@ class Client:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the sidecar is there, as far as the kernel knows."""
+        """True if the sidecar keeps the connection open, as far as the kernel knows."""
         sock = self._opened.sock
         if sock is None or self.dead is not None:
             return False
@@ -184,14 +188,15 @@ class Client:
         return not poll.poll(0)
 
     def check(self) -> None:
-        """Raises ServiceUnavailable when this client is of no more use."""
+        """Raises ServiceUnavailable if this client can no longer be used."""
         if self.dead is not None:
             raise ServiceUnavailable(self.dead)
 
     # Streams
 
     def open(self, manifest: str, window: int, first: int = 0) -> Stream:
-        """first: number of the first ticket. Raises ServiceError when too many iterators live at once."""
+        """Opens a stream. `first` is the number of its first ticket. Raises ServiceError if too many iterators live at
+        once."""
         self.check()
         with self.lock:
             self._close_collected()
@@ -214,7 +219,8 @@ class Client:
         self._send(ipc.pack_json(ipc.Type.OPEN, message, stream=stream.id, awaiting=stream.awaited))
 
     def flush(self, stream: Stream, *, waiting: bool = False) -> None:
-        """Sends the tickets that are held back; `waiting`: and that the trainer sleeps for the next one."""
+        """Sends the tickets that are held back. With `waiting` it also reports that the trainer sleeps for the next
+        one."""
         with self.lock:
             self.check()
             sent, asked, words = stream.sent, stream.asked, self.control.words
@@ -225,15 +231,15 @@ class Client:
                 self._guarded(self._send, stream.messages(range(sent, asked), waiting=waiting))
                 stream.sent = asked
             except BaseException:
-                self._opened.disconnect()  # not even an interrupt may leave it open what was sent
+                self._opened.disconnect()  # even after an interrupt it must be clear what was sent
                 raise
             if stream.feeders != words[ctl.W_FEEDERS]:
                 stream.regroup(words[ctl.W_FEEDERS])
-            # A receiver that came meanwhile was told all but who waits.
+            # A receiver that came meanwhile knows everything except who waits.
             stream.sent_waiting = stream.awaited if waiting and attachment == self.attachment else None
 
     def close_collected(self) -> None:
-        """Tells the receiver of the streams in `closed_streams`."""
+        """Reports the streams in `closed_streams` to the receiver."""
         if self.dead is None:
             with self.lock:
                 self._close_collected()
@@ -253,13 +259,13 @@ class Client:
         return forgotten
 
     def _guarded(self, send: Any, what: Any) -> None:
-        """Sends, or tells a new sidecar all that there is to tell, `what` among it."""
+        """Sends `what`. If the sidecar is gone, attaches to a new one and sends it everything, including `what`."""
         try:
             send(what)
         except ConnectionError:
             self._reattach()
         except BaseException:
-            self._opened.disconnect()  # it may be half out; the next call tells a receiver everything anew
+            self._opened.disconnect()  # it may be half sent; the next call sends a receiver everything again
             raise
 
     def _send(self, packets: list[bytes]) -> None:
@@ -270,16 +276,16 @@ class Client:
                 self._opened.sock.send(packet)
             except BlockingIOError as exc:
                 raise DeadlineExceeded(
-                    f"the sidecar at {self.path} takes no message since {SEND_TIMEOUT_S:.0f} s: its receiver for this "
-                    "process is stopped or hangs; see the sidecar's log"
+                    f"the sidecar at {self.path} has taken no message for {SEND_TIMEOUT_S:.0f} s: its receiver for "
+                    "this process is stopped or hangs; see the sidecar's log"
                 ) from exc
 
     # Batches
 
     def wait(self, stream: Stream, number: int, control: Control, timeout_s: float) -> None:
-        """Sleeps until a ticket is ready, or failed, with all that it needs.
+        """Sleeps until a ticket is ready, or has failed, and everything that it needs has arrived.
 
-        Raises DeadlineExceeded, ServiceUnavailable, and StreamLeftError when another thread left the stream.
+        Raises DeadlineExceeded, ServiceUnavailable, and StreamLeftError if another thread left the stream.
         """
         started = time.monotonic()
         limit = timeout_s or float(self.settings["batch_deadline_s"]) + GRACE_S
@@ -291,7 +297,7 @@ class Client:
                 with self.lock:
                     self._close_collected()
             if self._opened.sock is None:
-                with self.lock:  # another thread may have come back meanwhile
+                with self.lock:  # another thread may have attached meanwhile
                     if self._opened.sock is None:
                         self._reattach()
             self.flush(stream, waiting=True)
@@ -303,7 +309,7 @@ class Client:
                 if who and not timeout_s and stream.places is not None:
                     started = (
                         time.monotonic()
-                    )  # a slot is made again for so long; the receiver has a deadline, too
+                    )  # a slot may be remade for this long; the receiver has a deadline, too
                     continue
                 raise DeadlineExceeded(
                     f"DataLoader timed out after {limit:g} seconds: batch {number} is not ready "
@@ -323,7 +329,7 @@ class Client:
         return stream.late
 
     def ready(self, stream: Stream, number: int, control: Control) -> int | None:
-        """The lease of a ticket, FAILED, THERE, or None while it or what it needs has not come."""
+        """Returns the lease of a ticket, FAILED, THERE, or None while it or something that it needs has not arrived."""
         lease = control.ready(stream.id, number)
         if lease is None or lease == ctl.THERE:
             return lease
@@ -332,12 +338,13 @@ class Client:
         return lease if control.entry(lease)[2] in self.pool.regions else None
 
     def sleep(self, stream: Stream, number: int, control: Control, wait_ms: int, after: int = 1) -> bool:
-        """Sleeps until something happens, `wait_ms` at most. Returns whether anything did.
+        """Sleeps until something happens, at most `wait_ms`. Returns True if anything did.
 
-        `control` is the calling thread's. `after`: batches that shall have come before it wakes.
+        `control` belongs to the calling thread. `after` is the number of batches that must have arrived before it
+        wakes.
         """
         if self._opened.sock is None or self.closed_streams:
-            return False  # `wait` looks after it
+            return False  # `wait` handles it
         with self._asleep:
             self._sleepers += 1
         try:
@@ -353,15 +360,15 @@ class Client:
                     self._drain()
             return bool(events)
         finally:
-            with self._asleep:  # else another thread's wake-up may be called off
+            with self._asleep:  # else another thread's wake-up may be cancelled
                 self._sleepers -= 1
                 if not self._sleepers:
                     control.awake()
 
     def _new_poll(self) -> select.epoll:
-        """Waits for the eventfd and the socket, in the calling thread: one for each.
+        """Returns a poll of the eventfd and the socket for the calling thread. Each thread has its own.
 
-        The eventfd is edge-triggered, so nobody has to read it, and a wake-up wakes every thread that sleeps.
+        The eventfd is edge-triggered: nobody has to read it, and a wake-up wakes every thread that sleeps.
         """
         thread, sock = _thread(), self._opened.sock
         poll = select.epoll()
@@ -379,7 +386,7 @@ class Client:
         return poll
 
     def _drain(self) -> None:
-        """Reads what the sidecar sent; reattaches if it is gone."""
+        """Reads what the sidecar sent, and attaches again if the sidecar is gone."""
         with self.lock:
             try:
                 while self._opened.sock is not None and self._receive(self._opened.sock):
@@ -389,32 +396,32 @@ class Client:
             except BaseException:
                 self._opened.disconnect()  # a message may be lost; a new attachment brings it again
                 raise
-            if self._sleepers > 1:  # it may be what another thread sleeps for
+            if self._sleepers > 1:  # another thread may sleep for it
                 os.eventfd_write(self.wake_trainer, 1)
 
     def claim(self) -> list[Region]:
-        """Regions that devices may read by themselves from here on, but for those of earlier calls."""
+        """Returns the regions that devices may read by themselves from here on, except those of earlier calls."""
         with self.lock:  # no view is handed out meanwhile
-            self.control.words[ctl.W_REGISTERED] = 1  # its pages stay where they are from now on
+            self.control.words[ctl.W_REGISTERED] = 1  # the pool's pages stay where they are from now on
             return self.pool.claim()
 
     def count_stage(self, ns: int) -> None:
-        """So long the user's device_stage took."""
+        """Adds `ns` to the time spent in the user's device_stage."""
         with self.lock:  # threads of several loaders count
             self.control.words[ctl.W_STAGE_NS] += ns
 
     def hear(self) -> None:
-        """Reads what has come, so that a state has the newest snapshots; waits for nothing and nobody."""
+        """Reads what has arrived, so that a state has the newest snapshots. Waits for nothing and nobody."""
         told = self.control.words[ctl.W_TOLD]
         if told == self._heard or self._receives or not self.lock.acquire(blocking=False):
-            return  # nothing came; or a signal's handler asks, or another thread is at it
+            return  # nothing came, a signal handler calls, or another thread is reading
         try:
             while self._opened.sock is not None and self._receive(self._opened.sock):
-                if self._sleepers:  # it may be what another thread sleeps for
+                if self._sleepers:  # another thread may sleep for it
                     os.eventfd_write(self.wake_trainer, 1)
             self._heard = told
         except ConnectionError:
-            pass  # the next call meets it again
+            pass  # the next call raises it again
         except BaseException as exc:
             self._opened.disconnect()  # a message may be lost; a new attachment brings it again
             if not isinstance(exc, Exception):
@@ -423,7 +430,7 @@ class Client:
             self.lock.release()
 
     def _receive(self, sock: socket.socket) -> bool:
-        """One packet; False when there is none. Raises ConnectionError at the end."""
+        """Receives one packet; returns False if there is none. Raises ConnectionError at the end of the connection."""
         self._receives = True
         try:
             data, fds = ipc.recv_with_fds(sock, DO_NOT_WAIT)
@@ -469,7 +476,7 @@ class Client:
     # The end
 
     def cut_off(self) -> None:
-        """Gives this client up in a forked child, since it belongs to the parent. Its descriptors are closed here."""
+        """Gives up this client in a forked child, because it belongs to the parent. Closes its descriptors here."""
         self.lock, self._asleep = threading.RLock(), threading.RLock()  # another thread may have held them
         self.dead = "this iterator belongs to the parent process: call iter(loader) again in the forked child"
         self._opened.close()

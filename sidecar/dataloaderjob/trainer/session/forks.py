@@ -1,8 +1,8 @@
-"""A fork while the process holds batches: the child keeps what its tensors had.
+"""Lets a process fork while it holds batches: the tensors of the child keep their content.
 
-Tensors of a batch are views of memory that the receiver fills again once the batch has been let go. A forked child has
-views of its own, of which nobody waits for the end, so it would see another batch in them. It gets private memory with
-the same bytes at the same addresses before the parent goes on, and the parent ends no lease until then.
+Tensors of a batch are views of memory that the receiver fills again once the batch has been released. A forked child
+has views of its own. Nobody waits for their end, so the child would see another batch in them. Before the parent
+continues, the child gets private memory with the same bytes at the same addresses. The parent ends no lease until then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from dataloaderjob.trainer.session.pool import LeaseTail, Place
 
 COPY_TIMEOUT_S = 10.0
-"""Seconds for a child that does not come to copy, because it was ended or stopped."""
+"""Seconds to wait for a child that does not copy, because it was ended or stopped."""
 _FIXED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -57,7 +57,7 @@ def before(tails: Iterable[LeaseTail]) -> None:
 
 
 def after_in_parent() -> None:
-    """Waits until the child has copied; a fork that failed has no child, and the pipe no other end."""
+    """Waits until the child has copied. After a fork that failed there is no child, and the pipe has no other end."""
     fork = _forks.pop(threading.get_ident(), None)
     if fork is None:
         return
@@ -71,9 +71,9 @@ def after_in_parent() -> None:
 
 
 def after_in_child() -> None:
-    """Puts private memory in place of what is shared."""
+    """Replaces shared memory by private memory."""
     fork = _forks.pop(threading.get_ident(), None)
-    # Those of threads that this process does not have: their parents wait for the ends.
+    # Forks of threads that this process does not have: their parents wait until these are closed.
     for other in _forks.values():
         os.close(other.read)
         os.close(other.write)

@@ -1,8 +1,8 @@
-"""A private service that stays after its script for the next one: DATALOADERJOB_KEEP, its seconds.
+"""A private service that stays after its script for the next one, for DATALOADERJOB_KEEP seconds.
 
-Only a script in the same environment takes it, since feeders hold what they were started with: variables, import
-path, installed packages, limits. The folder's name says which environment that is. One service serves one launch at a
-time; whether it is free is its own word (`core.claims`).
+Only a script in the same environment takes it over, because feeders keep what they were started with: variables, import
+path, installed packages, limits. The name of the folder identifies the environment. One service serves one launch at a
+time, and only the service knows whether it is free (`core.claims`).
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 LOCK_S = 60.0
 LOOK_S = 0.005
 MAX_FREE = 2
-"""Services of other environments that may wait while one more is started."""
+"""Number of free services of other environments that may stay while one more is started."""
 LEFTOVER_S = 3600.0
-"""A folder without a service is removed after so long."""
+"""Age at which a folder without a service is removed."""
 _OF_A_LAUNCH = re.compile(
     r"(?:LOCAL_|GROUP_|ROLE_)?RANK|MASTER_(?:ADDR|PORT)|TORCHELASTIC_\w+|(?:DATALOADERJOB|RAY|SLURM|OMPI|PMIX?|PRTE)_\w+|"
     r"_|OLDPWD|SHLVL|COLUMNS|LINES|TERM\w*|COLORTERM|LS_COLORS|SSH_\w+|DISPLAY|WINDOWID|TMUX\w*|STY|WINDOW|VTE_VERSION|"
     r"VSCODE_\w+|GIT_ASKPASS|XDG_SESSION_\w+|XDG_VTNR|XDG_SEAT|DBUS_SESSION_BUS_ADDRESS|INVOCATION_ID|JOURNAL_STREAM|"
     r"JPY_\w+|PYTEST_CURRENT_TEST"
 )
-"""Variables of one launch or terminal: feeders start without them, and get a script's own with its code, but for a
+"""Variables of one launch or terminal. Feeders start without them, and get a script's own with its code, except a
 launcher's."""
 _LIMITS = sorted(
     {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
@@ -66,13 +66,14 @@ _NAMESPACES = ("mnt", "net", "pid", "user")
 
 
 def shared(variables: Mapping[str, str]) -> dict[str, str]:
-    """What feeders of a service that stays start with; ours are for the service."""
+    """Returns the variables with which feeders of a service that stays are started. This package's own are for the
+    service."""
     own = "DATALOADERJOB_"
     return {k: v for k, v in variables.items() if k.startswith(own) or not _OF_A_LAUNCH.fullmatch(k)}
 
 
 def keep_seconds() -> float:
-    """Seconds for which the service stays after its script; 0 if it does not. Raises InputError."""
+    """Returns the seconds for which the service stays after its script; 0 if it does not. Raises InputError."""
     text = os.environ.get(KEEP_VARIABLE, "")
     try:
         found = float(text or 0)
@@ -87,7 +88,7 @@ def keep_seconds() -> float:
 
 
 def import_path() -> list[str]:
-    """What feeders of a service that stays import from; the script's own folder travels with its code."""
+    """Returns the import path of feeders of a service that stays. The script's own folder travels with its code."""
     main = getattr(sys.modules["__main__"], "__file__", None)
     own = {"", *([] if main is None else [os.path.dirname(os.path.abspath(main))])}
     with contextlib.suppress(FileNotFoundError):  # somebody removed it
@@ -96,10 +97,10 @@ def import_path() -> list[str]:
 
 
 def home(base: Path, launch: str, script: str) -> Path:
-    """The folder of this launch's service, which lives there or is to be started there.
+    """Returns the folder of this launch's service, which runs there or is to be started there.
 
-    `launch`: `trainer.session.private.run_key`. A service that an earlier script of the same environment left is
-    taken over if it is free, and if the files from which its feeders have imported are still the same. Raises
+    `launch` comes from `trainer.session.private.run_key`. A service that an earlier script of the same environment left
+    is taken over if it is free, and if the files that its feeders have imported are unchanged. Raises
     ServiceUnavailable, InputError, OSError.
     """
     claim = Claim(run=launch, pid=os.getpid(), keep_s=keep_seconds(), script=script)
@@ -128,9 +129,9 @@ def home(base: Path, launch: str, script: str) -> Path:
 
 
 def _is_joined(path: Path, claim: Claim) -> bool:
-    """Whether this is the service of the claim's launch, which uses it already or has still to start it.
+    """Returns True if this is the service of the claim's launch, which already uses it or has yet to start it.
 
-    A launch may have the name of one that ended: what that one left is taken over as any other script's.
+    A launch may have the name of one that ended. That launch's service is taken over like any other.
     """
     answer = _ask(path, dataclasses.replace(claim, joins=True))
     if answer is not None:
@@ -141,7 +142,7 @@ def _is_joined(path: Path, claim: Claim) -> bool:
 
 
 def _make_room(others: Sequence[Path], claim: Claim) -> None:
-    """Ends free services beyond MAX_FREE, the one claimed longest ago first, and removes what dead ones left."""
+    """Ends free services beyond MAX_FREE, the least recently claimed first, and removes the folders of dead ones."""
     alive = [path for path in others if lives(path / PID_NAME)]
     if len(alive) > MAX_FREE:
         probe = dataclasses.replace(claim, joins=True)
@@ -154,7 +155,7 @@ def _make_room(others: Sequence[Path], claim: Claim) -> None:
 
 
 def environment_key(variables: Mapping[str, str]) -> str:
-    """Names what feeders of this process would be started with; ten characters."""
+    """Returns a name for everything that feeders of this process would be started with; ten characters."""
     path = import_path()
     parts = [
         sys.executable,
@@ -175,7 +176,7 @@ def environment_key(variables: Mapping[str, str]) -> str:
 
 
 def _of_packages(path: Sequence[str]) -> Iterator[str]:
-    """Folders of packages, and the files in them by which packages are installed in place, say."""
+    """Yields folders of packages and their .pth files, which install packages in place, for example."""
     for folder in path:
         if folder.endswith("-packages"):
             yield folder
@@ -183,14 +184,15 @@ def _of_packages(path: Sequence[str]) -> Iterator[str]:
 
 
 def _own_files() -> Iterator[str]:
-    """Files and folders of this package: who develops it changes them in place."""
+    """Yields the files and folders of this package: its developers change them in place."""
     for folder, _, names in os.walk(Path(__file__).parents[1]):
         if not folder.endswith("__pycache__"):
             yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))
 
 
 def _changed_at(path: str) -> int:
-    """When it was changed last; a folder of packages is whenever one is installed or removed. 0 if it is not there."""
+    """Returns the time of the last change; 0 if the path does not exist. A folder of packages changes whenever one is
+    installed or removed."""
     try:
         return os.stat(path).st_mtime_ns
     except OSError:
@@ -212,12 +214,13 @@ def _text(path: str) -> str:
 
 
 def _launch_of(path: Path) -> str:
-    """The launch for which the service of this folder was started, or that took it over last."""
+    """Returns the launch that this folder's service was started for, or that took it over last."""
     return _text(str(path / LAUNCH_NAME))
 
 
 def _ask(path: Path, claim: Claim) -> bytes | None:
-    """What the service of this folder says to a claim; None if it does not listen, or does not answer in time."""
+    """Returns the answer of this folder's service to a claim; None if it does not listen, or does not answer in
+    time."""
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         with (
@@ -240,7 +243,8 @@ def _ask(path: Path, claim: Claim) -> bytes | None:
 
 
 def _be_heard(sock: socket.socket, claim: Claim) -> None:
-    """Has the service write to this process's standard error, unless that is closed or the service is about to end."""
+    """Makes the service write to this process's standard error, unless that is closed or the service is about to
+    end."""
     with standard_error() as echo, contextlib.suppress(OSError):
         if echo is not None:
             socket.send_fds(sock, [echo_text(claim.run)], [echo])
@@ -248,7 +252,8 @@ def _be_heard(sock: socket.socket, claim: Claim) -> None:
 
 @contextlib.contextmanager
 def _locked(base: Path) -> Iterator[None]:
-    """Held while a service is chosen, so that the ranks of a launch choose the same one. Raises ServiceUnavailable."""
+    """Holds the lock for the choice of a service, so that all ranks of a launch choose the same one. Raises
+    ServiceUnavailable."""
     path, deadline = base / _LOCK_NAME, time.monotonic() + LOCK_S
     if path.is_symlink():
         raise ServiceUnavailable(f"a plain file is needed at {path}, found a symbolic link: remove it")

@@ -1,8 +1,9 @@
 """The trainer's side of the pool: mapped regions and leases.
 
-A batch is lent to the trainer as one numpy array of bytes, of which every tensor of the batch is a view. A weak
-reference to it, the `Lease`, sees when the last of them is collected, wherever that happens, and stores one byte
-in shared memory: any thread, any order, no lock, no system call unless the receiver waits for room.
+A batch is lent to the trainer as one numpy array of bytes, and every tensor of the batch is a view of it. A weak
+reference to the array, the `Lease`, notices when the last view is collected, wherever that happens, and stores one byte
+in shared memory. Any thread may do it, in any order, without a lock. There is no system call unless the receiver waits
+for room.
 """
 
 from __future__ import annotations
@@ -26,33 +27,34 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Lease(weakref.ref[Bytes]):
-    """Ends with the bytes that it refers to."""
+    """A lease that ends with the bytes it refers to."""
 
     __slots__ = ("is_out", "number", "tail")
 
     is_out: bool
-    """Whether the user has it, and not only who sends it on."""
+    """True if the user has it, and not only the thread that sends it on."""
     number: int
     tail: LeaseTail
 
 
 class LeaseTail:
-    """What the end of a lease touches. After a fork the child's copy is cut off, so it ends no lease of its parent."""
+    """State that the end of a lease touches. After a fork the child's copy is cut off, so it ends no lease of its
+    parent."""
 
     __slots__ = ("_fd", "_holds", "ended", "leases", "waiting", "words")
 
     def __init__(self, control: Control, wake_receiver: int, leases: Leases) -> None:
-        """Owns the eventfd `wake_receiver`: it is open while a lease may still end."""
+        """Owns the eventfd `wake_receiver`, which is open while a lease may still end."""
         self.ended: memoryview | None = control.ended
         self.words = control.words
         self.leases = leases
         self._fd = wake_receiver
         self._holds = 0
         self.waiting: list[Lease] | None = None
-        """Leases whose end waits for a fork; None while none does."""
+        """Leases whose end waits for a fork; None while no fork is under way."""
 
     def hold(self) -> None:
-        """No lease ends until `release`."""
+        """Keeps leases from ending until `release`."""
         self._holds += 1
         if self.waiting is None:
             self.waiting = []
@@ -68,7 +70,7 @@ class LeaseTail:
         os.eventfd_write(self._fd, 1)
 
     def cut(self) -> None:
-        """No lease ends from here on, but those whose end is under way in other threads."""
+        """Keeps leases from ending from here on, except those that other threads are ending already."""
         self.ended = None
         self.leases.clear()
 
@@ -88,7 +90,7 @@ Leases = dict[int, Place]
 
 
 def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere, want: int = W_WANT) -> None:
-    # Names of the module are gone already where a batch lives until the interpreter ends: its own are arguments.
+    # A batch may live until the interpreter ends, when the module's names are gone: they are arguments here.
     tail = lease.tail
     if (ended := tail.ended) is None:
         return
@@ -97,7 +99,7 @@ def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere, want: int = W
         return
     number, leases = lease.number, tail.leases
     ended[number] = 1
-    # The receiver may have used the number anew already. No call here, so that no other thread runs between.
+    # The receiver may have reused the number already. No call here, so that no other thread runs in between.
     if number in leases and leases[number][3] is lease:
         del leases[number]
     fence()
@@ -106,10 +108,10 @@ def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere, want: int = W
 
 
 class Mapping(mmap.mmap):
-    """A region's memory. Who has to know before it is gone is told then: weak references see it afterwards."""
+    """A region's memory. `before_unmap` runs before it is gone; a weak reference would notice only afterwards."""
 
     is_claimed = False
-    """Whether devices may read it by themselves, while a batch is sent to them: users get no views of it."""
+    """True if devices may read it by themselves while a batch is sent to them. Users get no views of it then."""
     before_unmap: Callable[[], None] | None = None
 
     def __del__(self) -> None:
@@ -129,12 +131,12 @@ class Region:
     address: int
 
     def close(self, close: Callable[[int], None] = os.close) -> None:
-        """Closes the descriptor; the mapping goes with its last lease."""
+        """Closes the descriptor. The mapping ends with its last lease."""
         close(self.fd)
 
 
 def map_region(number: int, nbytes: int, single: bool, fd: int) -> Region:
-    """Maps a memfd that the sidecar sent. Raises RemoteProtocolError if it could be cut under us (SIGBUS)."""
+    """Maps a memfd that the sidecar sent. Raises RemoteProtocolError if it could be truncated while in use (SIGBUS)."""
     if not sealed(fd) or os.fstat(fd).st_size != nbytes:
         os.close(fd)
         raise RemoteProtocolError(
@@ -153,10 +155,10 @@ class Pool:
     def __init__(self, control: Control, wake_receiver: int) -> None:
         self.regions: dict[int, Region] = {}
         self.leases: Leases = {}
-        """What is not known to have ended; `_end` takes entries out, in any thread."""
+        """Leases that are not known to have ended. `_end` removes entries, in any thread."""
         self.lease_limit = 0
         self.surely = 0
-        """So many leases are within the limit whatever their sizes."""
+        """Number of leases that are within the limit whatever their sizes."""
         self._widest = 0
         self.copies = 0
         self.tail = LeaseTail(control, wake_receiver, self.leases)
@@ -167,11 +169,11 @@ class Pool:
 
     @property
     def over_limit(self) -> bool:
-        """Whether the trainer holds more than it may. False without a look at each if `len(leases) <= surely`."""
+        """True if the trainer holds more than it may. If `len(leases) <= surely` it is False, and need not be asked."""
         return self.leased_nbytes > self.lease_limit or len(self.leases) > MAX_LEASES
 
     def limit(self, lease_limit: int) -> None:
-        """Bytes that may be under lease at once."""
+        """Sets the number of bytes that may be under lease at once."""
         self.lease_limit = lease_limit
         self._widen(self._widest)
 
@@ -180,7 +182,7 @@ class Pool:
         self.surely = min(MAX_LEASES, self.lease_limit // size) if size else 0
 
     def lend(self, number: int, region: Region, entry: Entry, *, is_out: bool = True) -> Bytes:
-        """Lends the bytes of a ready batch, to the user or (not `is_out`) to who sends them on. Raises
+        """Lends the bytes of a ready batch to the user, or (not `is_out`) to the thread that sends them on. Raises
         RemoteProtocolError if they do not lie within the region."""
         _, _, _, offset, nbytes = entry
         if offset + nbytes > region.nbytes:
@@ -200,13 +202,14 @@ class Pool:
         return lease
 
     def give_back(self, number: int) -> None:
-        """Ends the lease of a batch of which nothing can be made."""
+        """Ends the lease of a batch that cannot be used."""
         lent = np.empty(0, _U8)
         lease = self._lease(number, lent, False)
         del lent, lease
 
     def claim(self) -> list[Region]:
-        """Claims regions of many batches for devices, those of which no user has a view. Returns the new ones."""
+        """Claims regions of many batches for devices, unless a user has a view of them. Returns the newly claimed
+        ones."""
         free = [each for each in self.regions.values() if not (each.single or each.map.is_claimed)]
         if free:
             out = {region for region, _, _, lease in list(self.leases.values()) if lease.is_out}
@@ -216,13 +219,13 @@ class Pool:
         return free
 
     def drop(self, number: int) -> None:
-        """Lets go of a region; views of it stay valid."""
+        """Releases a region; views of it stay valid."""
         region = self.regions.pop(number, None)
         if region is not None:
             region.close()
 
     def drop_empty_singles(self) -> None:
-        """Lets go of the regions for one batch whose batch is gone: a new sidecar has no use for them."""
+        """Releases the single-batch regions whose batch is gone: a new sidecar has no use for them."""
         held = {region for region, *_ in list(self.leases.values())}
         for number in [r.number for r in self.regions.values() if r.single and r.number not in held]:
             self.drop(number)

@@ -1,9 +1,9 @@
-"""The private service of this machine, for a trainer that no sidecar was announced to.
+"""The private service of this machine, for a trainer without an announced sidecar.
 
-One service for all local ranks of a launch, keyed by user and run: the first rank starts it, detached, so
-that no rank's death takes it along; the others attach; it ends after its last client, or stays for the next script
-(`keeping`). This module only starts the process, finds its socket, and asks it for more feeders; what runs there is
-`dataloaderjob.local.service`.
+One service, keyed by user and run, serves all local ranks of a launch. The first rank starts it, detached, so that it
+survives the death of any rank. The others attach. It ends after its last client, or stays for the next script
+(`keeping`). This module only starts the process, finds its socket, and asks it for more feeders;
+`dataloaderjob.local.service` is what runs there.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _asked = 0
 
 
 def run_key() -> str:
-    """Names the launch that this process belongs to; the same in all its local ranks.
+    """Returns a name for the launch that this process belongs to, the same in all its local ranks.
 
-    What `multiprocessing` hands down to its children is random; what other launchers hand down may be guessed, and
-    the folder's owner is what counts.
+    `multiprocessing` hands a random key down to its children. The values of other launchers may be guessed; the
+    folder's owner is what protects the service.
     """
     parts = [f"{name}={os.environ[name]}" for name in _RUN_VARIABLES if name in os.environ]
     if "MASTER_PORT" in os.environ:
@@ -75,9 +75,9 @@ def run_key() -> str:
 
 
 def folder() -> Path:
-    """Where the service of this run keeps its socket and files. Made if it is not there.
+    """Returns the folder for the socket and files of this run's service, and makes it if necessary.
 
-    Raises ServiceUnavailable unless it is this user's alone.
+    Raises ServiceUnavailable unless the folder belongs to this user alone.
     """
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen:
@@ -103,10 +103,10 @@ def _default_base() -> Path:
 
 
 def start(feeders: int) -> None:
-    """Starts the service, or has the one that runs start more feeders. Returns at once.
+    """Starts the service, or has the running one start more feeders. Returns at once.
 
-    It gets as many feeders as any rank has asked for. Safe from all ranks at the same time. Raises
-    ServiceUnavailable, OSError.
+    The service gets the largest number of feeders that any rank has asked for. All ranks may call this at the same
+    time. Raises ServiceUnavailable, OSError.
     """
     global _asked
     home, most = folder(), max(feeders, _asked)
@@ -125,15 +125,16 @@ def start(feeders: int) -> None:
 
 
 def ensure(feeders: int) -> None:
-    """Does what `start` does where there is a service: nothing but a comparison unless there are to be more feeders."""
+    """Does what `start` does, but if no more feeders are needed it is only a comparison."""
     if feeders > _asked:
         start(feeders)
 
 
 def wait() -> str:
-    """Waits for the socket of this run's service; one that has ended since it was asked for is started again.
+    """Waits for the socket of this run's service, and returns its path. A service that has ended since is started
+    again.
 
-    Raises ServiceUnavailable with what the service said.
+    Raises ServiceUnavailable with the message of the service.
     """
     start(max(1, _asked))
     home = folder()
@@ -173,7 +174,7 @@ def _launch(home: Path, feeders: int) -> None:
     log = os.open(home / LOG_NAME, flags, 0o600)
     try:
         with standard_error() as echo:
-            if echo is not None:  # where user code in feeders is heard, as that in torch's workers is
+            if echo is not None:  # user code in feeders prints there, as in torch's workers
                 command += ["--echo", str(echo)]
             process = _Detached(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -190,7 +191,7 @@ def _launch(home: Path, feeders: int) -> None:
 
 
 def _script() -> str:
-    """What the user calls this process."""
+    """Returns the name that the user has for this process."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:
@@ -201,7 +202,7 @@ def _script() -> str:
 
 
 def _wanted(home: Path) -> int:
-    """Feeders that all ranks together have asked for so far."""
+    """Returns the largest number of feeders that any rank has asked for so far."""
     try:
         return int((home / FEEDERS_NAME).read_text())
     except (FileNotFoundError, ValueError):
@@ -209,7 +210,7 @@ def _wanted(home: Path) -> int:
 
 
 def _poke(home: Path) -> None:
-    """Has the service read the number; one that does not listen yet reads it once it does."""
+    """Makes the service read the number. One that does not listen yet reads it once it does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
@@ -217,18 +218,18 @@ def _poke(home: Path) -> None:
 
 
 _children: list[Any] = []
-"""Popen objects of services that this process started: kept, or Python would warn and reap at random."""
+"""Popen objects of services that this process started, kept because Python would otherwise warn, and reap at random."""
 
 
 class _Detached(subprocess.Popen[bytes]):
-    """A process that outlives this one, as it is meant to: no ResourceWarning is due."""
+    """A process that is meant to outlive this one: no ResourceWarning is due."""
 
     def __del__(self, *_: object, **__: object) -> None: ...
 
 
 @contextlib.contextmanager
 def _locked(home: Path) -> Any:
-    """Held while a service is started, and by a service while it removes the folder."""
+    """Locks the folder while a service is started. A service also holds the lock while it removes the folder."""
     while True:
         folders.make(home, REMEDY)
         folders.mark(home)
@@ -246,7 +247,7 @@ def _locked(home: Path) -> Any:
 
 
 def _is(fd: int, path: Path) -> bool:
-    """Whether `path` still names that file: a service that ended may have removed it."""
+    """Returns True if `path` still names that file. A service that ended may have removed it."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
@@ -254,7 +255,7 @@ def _is(fd: int, path: Path) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """The service sees what user code in feeders should see, and the import path of this process."""
+    """Returns the service's environment: what user code in feeders should see, and the import path of this process."""
     environment = dict(os.environ)
     path = sys.path
     if keeping.keep_seconds():

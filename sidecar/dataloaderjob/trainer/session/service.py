@@ -26,17 +26,17 @@ if TYPE_CHECKING:  # at run time it is imported while the private service starts
 
 _logged: set[str] = set()
 _most_workers = 0
-"""What any loader of this process asked of the private service so far."""
+"""Most feeders that any loader of this process has asked of the private service so far."""
 
 
 class LeftOut(int):
-    """`num_workers` where the user gave none: the number that stands for it, also after a rebuild."""
+    """The number that stands for `num_workers` if the user gave none, also after a rebuild of the loader."""
 
     __slots__ = ()
 
 
 def begin(workers: int) -> None:
-    """Starts the private service, where there is no other, for a loader that is about to need it."""
+    """Starts the private service, if there is no other, for a loader that is about to need it."""
     hold_standard_descriptors()
     if is_private():
         expect(workers)
@@ -44,7 +44,8 @@ def begin(workers: int) -> None:
 
 
 def connect(client: Client | None, workers: int) -> Client:
-    """The client of this process's service. `client`: the one that the loader had. Raises ServiceUnavailable."""
+    """Returns the client of this process's service. `client` is the one that the loader had. Raises
+    ServiceUnavailable."""
     hold_standard_descriptors()
     if os.environ.get(IN_FEEDER_VARIABLE):
         raise ServiceUnavailable(
@@ -62,7 +63,7 @@ def connect(client: Client | None, workers: int) -> Client:
 
 
 def _attach_announced(path: str) -> Client:
-    """Attaches to a sidecar that somebody else starts, and may be starting again just now."""
+    """Attaches to a sidecar that somebody else starts, and may be restarting just now."""
     from dataloaderjob.trainer.session import client as clients
     from dataloaderjob.trainer.session.attach import Absence
 
@@ -82,11 +83,11 @@ def _attach_announced(path: str) -> Client:
 
 
 def _attach_private() -> Client:
-    """A service that ended between being found and being attached to is started again."""
+    """Attaches to the private service. One that ended after it was found is started again."""
     for attempt in range(3):
         private.ensure(_most_workers)
         path = private.wait()
-        from dataloaderjob.trainer.session import client as clients  # not beside the service's own start
+        from dataloaderjob.trainer.session import client as clients  # not during the service's own start
 
         try:
             return clients.connect(path, _rank(), keep=True)
@@ -97,7 +98,7 @@ def _attach_private() -> Client:
 
 
 def expect(workers: int) -> None:
-    """Notes the number of feeders of a loader at its `iter()`: the private service has the largest of them."""
+    """Notes how many feeders a loader wants at its `iter()`. The private service has the largest of these numbers."""
     global _most_workers
     _most_workers = max(_most_workers, int(workers))
 
@@ -107,17 +108,17 @@ def is_private() -> bool:
 
 
 def launch_facts() -> dict[str, str]:
-    """What a bundle says of this launch, where feeders may outlive it."""
+    """Returns the facts about this launch for a bundle, if feeders may outlive it."""
     return {LAUNCH: private.run_key()} if is_private() and keep_seconds() else {}
 
 
 def is_pickle_allowed() -> bool:
-    """Whether the job lets batches bring pickles."""
+    """Returns True if the job allows pickles in batches."""
     return os.environ.get(ALLOW_PICKLE_VARIABLE) == "1"
 
 
 def _rank() -> str:
-    """What this process claims at the sidecar: its rank in the job, else its own pid."""
+    """Returns the name that this process claims at the sidecar: its rank in the job, else its own pid."""
     for name in RANK_VARIABLES:
         if os.environ.get(name):
             return os.environ[name]
@@ -131,7 +132,7 @@ def default_feeders() -> int:
 
 
 def compare_with_feeders(window: int) -> None:
-    """Says it when some of a job's feeders cannot have anything to do."""
+    """Prints a note if some of a job's feeders cannot have anything to do."""
     feeders, ranks = number(FEEDERS_VARIABLE, 0), max(1, number("WORLD_SIZE", 1))
     per_rank = -(-feeders // ranks)
     if not is_private() and window < per_rank:
@@ -142,7 +143,7 @@ def compare_with_feeders(window: int) -> None:
 
 
 def number(variable: str, default: int) -> int:
-    """A whole number that the job put into the environment. Raises InputError."""
+    """Returns a whole number that the job put into the environment. Raises InputError."""
     text = os.environ.get(variable)
     try:
         return int(text) if text else default

@@ -1,7 +1,8 @@
-"""Which batch of which slot comes next in an epoch of an IterableDataset. Pure but for the environment.
+"""Decides which batch comes next, and from which slot, in an epoch of an IterableDataset. Pure except for the
+environment.
 
-A slot is what torch's worker of that number would make. The order is torch's: one batch of each slot in turn, slots
-that have ended left out. It follows from the lengths of the slots alone, whenever their ends become known.
+A slot is what torch's worker of that number would make. The order is torch's: one batch of each slot in turn, without
+slots that have ended. It depends on the lengths of the slots alone, whenever their ends become known.
 """
 
 from __future__ import annotations
@@ -31,23 +32,26 @@ SHORTER = (
     "deterministic given its seeds, or its data has changed"
 )
 DEALT = -1
-"""Stands for the rank in a state whose slots are those of all ranks."""
+"""Stands for the rank in a state with the slots of all ranks."""
 _OWNER = uuid.uuid4().hex
-"""A slot is one process's: another one, of the same script and rank or forked from it, has its own."""
+"""Identifies the process that has the slots. Another process, of the same script and rank or forked from this one, has
+its own."""
 
 
 class Place(NamedTuple):
-    """What a ticket asks for."""
+    """The batch that a ticket asks for."""
 
     slot: int
     number: int
     """The batch's place in its slot."""
     is_probe: bool = False
-    """It was consumed before the epoch was resumed: asked for to know whether the slot is that long."""
+    """True if it was consumed before the epoch was resumed. It is asked for to find out whether the slot is that
+    long."""
 
 
 def counts_before(batches: int, slots: int, ends: Mapping[int, int]) -> list[int]:
-    """How many of the first `batches` of an epoch are of each slot, as far as their lengths (`ends`) are known."""
+    """Returns how many of the first `batches` batches of an epoch belong to each slot, as far as the lengths of slots
+    (`ends`) are known."""
     counts = [0] * slots
     left = batches
     while left > 0:
@@ -63,7 +67,7 @@ def counts_before(batches: int, slots: int, ends: Mapping[int, int]) -> list[int
 
 
 class Beginnings:
-    """Where slots may begin that a feeder has lost: their snapshots, and what was had of them last."""
+    """Points at which slots lost by a feeder may begin: their snapshots, and the last batches taken from them."""
 
     def __init__(self, slots: int, snapshots: Mapping[int, tuple[int, bytes]] | None = None) -> None:
         self._slots = slots
@@ -75,28 +79,29 @@ class Beginnings:
         """Batches before these are not asked for again."""
 
     def with_beginning(self, packed: bytes, place: Place) -> bytes:
-        """A packed ticket for a feeder that knows nothing of its slot."""
+        """Returns a packed ticket with the slot's beginning, for a feeder that does not know the slot."""
         return frames.with_beginning(packed, self.beginning(place.slot, place.number), self.known(place.slot))
 
     def beginning(self, slot: int, number: int) -> tuple[int, bytes] | None:
-        """Where a slot may begin that is asked for batch `number`: (batches made, state)."""
+        """Returns where a slot may begin that is asked for batch `number`: (batches made, state), or None for its
+        start."""
         return self._snapshots[slot].at(number)
 
     def known(self, slot: int) -> tuple[int, int] | None:
-        """(number, digest) of the last batch that was taken of a slot."""
+        """Returns (number, digest) of the last batch that was taken from a slot."""
         raise NotImplementedError
 
     def is_asked(self, slot: int, made: int) -> bool:
-        """Whether so many batches of a slot may have been made."""
+        """Returns True if `made` batches of a slot may have been made."""
         raise NotImplementedError
 
     def keep(self, slot: int, made: int, state: bytes) -> None:
-        """A snapshot came: it is a feeder's word."""
+        """Keeps a snapshot from a feeder, unless its claim of `made` batches is impossible."""
         if slot < self._slots and self.is_asked(slot, made):
             self._snapshots[slot].add(made, state, self.passed(slot))
 
     def passed(self, slot: int) -> int:
-        """A slot that begins anew need not begin before it."""
+        """Returns the batch before which a slot that begins again need not begin."""
         return self.taken[slot] - 1
 
 
@@ -110,26 +115,26 @@ class Places(Beginnings):
         snapshots: Mapping[int, tuple[int, bytes]] | None = None,
         ends: Mapping[int, int] | None = None,
     ) -> None:
-        """first: batches consumed before. Each slot is asked for the last of its own among them, and gives it only if
-        it is that long: others have more of them otherwise. snapshots: where slots may begin; ends: lengths of slots,
-        as far as they are known."""
+        """`first` is the number of batches consumed before. Each slot is asked for the last of its own among them, and
+        yields it only if it is that long; otherwise other slots have more of them. `snapshots` has points at which
+        slots may begin, `ends` the known lengths of slots."""
         super().__init__(slots, snapshots)
         self._first = first
         self.ends: dict[int, int] = {slot: n for slot, n in (ends or {}).items() if slot < slots}
         self._proved = [0] * slots
-        """Each slot has so many batches at least."""
+        """Least number of batches that each slot is known to have."""
         self._probes: deque[Place] = deque()
         self._unanswered = 0
         self._next: list[int] = []
-        """The next batch to ask of each slot; empty until it is known where the epoch goes on."""
+        """The next batch to ask of each slot; empty until it is known where the epoch resumes."""
         self.digests: list[int | None] = [None] * slots
-        """The digest of the last batch that was taken of each slot."""
+        """The digest of the last batch that was taken from each slot."""
         self.needed = self.taken
-        """The same as `taken`; where batches are handed on before they are given, those that were had count, too."""
+        """The same as `taken`. If batches are handed on before they are given, those received count, too."""
         self._settle()
 
     def next(self) -> Place | None:
-        """What to ask for now; None at the end, and while answers are to come first."""
+        """Returns the place to ask for now; None at the end, and while answers must come first."""
         if self._probes:
             self._unanswered += 1
             return self._probes.popleft()
@@ -148,11 +153,12 @@ class Places(Beginnings):
         return bool(self._next) and made <= self._next[slot]
 
     def snapshots(self) -> list[tuple[int, bytes] | None]:
-        """Where each slot may begin when the epoch is gone on with."""
+        """Returns where each slot may begin when the epoch is resumed."""
         return [self.beginning(slot, given - 1) for slot, given in enumerate(self._given())]
 
     def ends_given(self) -> dict[int, int]:
-        """Lengths of the slots of which all was given: others have batches that were read, and are asked for again."""
+        """Returns the lengths of slots whose batches were all given. Other slots have batches that were read and will
+        be asked for again."""
         given = self._given()
         return {slot: batches for slot, batches in self.ends.items() if batches <= given[slot]}
 
@@ -161,21 +167,21 @@ class Places(Beginnings):
         return [max(taken, count) for taken, count in zip(self.taken, before, strict=True)]
 
     def hands_on(self) -> None:
-        """Batches are had (`had`) before they are taken."""
+        """Notes that batches are received (`had`) before they are taken."""
         self.needed = list(self.taken)
 
     def had(self, place: Place) -> None:
-        """No batch up to this one is asked for again."""
+        """Notes that no batch up to this one is asked for again."""
         self.needed[place.slot] = place.number + 1
 
     def took(self, place: Place, digest: int | None) -> None:
-        """Its batch was taken, or, without a digest, the error that stands for it."""
+        """Notes that the batch was taken or, without a digest, the error in its place."""
         self.digests[place.slot] = digest
         self.taken[place.slot] = self._proved[place.slot] = place.number + 1
         self._answered(place)
 
     def ended(self, place: Place, batches: int) -> None:
-        """There is no such batch: its slot has so many."""
+        """Notes that there is no such batch: its slot has `batches` batches."""
         self.ends[place.slot] = batches
         self._answered(place)
 
@@ -197,7 +203,7 @@ class Places(Beginnings):
 
 
 def pack(places: Places, rank: int) -> dict[str, Any]:
-    """What a state has of the slots, which are this rank's own."""
+    """Returns a state's entry for the slots, which are this rank's own."""
     digests = [places.known(slot) for slot in range(len(places.taken))]
     return {"rank": rank, **packed(places.snapshots(), digests, places.ends_given())}
 
@@ -207,7 +213,7 @@ def packed(
     digests: Sequence[tuple[int, int] | None],
     ends: Mapping[int, int],
 ) -> dict[str, Any]:
-    """What a state has of slots."""
+    """Returns a state's entry for slots."""
     return {
         "slots": [None if s is None else [s[0], base64.b64encode(s[1]).decode()] for s in snapshots],
         "digests": [None if one is None else [one[0], f"{one[1]:016x}"] for one in digests],
@@ -217,20 +223,22 @@ def packed(
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a state says of this rank's slots; nothing if it is another rank's, whose slots begin at their start."""
+    """A state's entry for this rank's slots. It is empty if the state is another rank's: the slots then begin at their
+    start."""
 
     snapshots: Mapping[int, tuple[int, bytes]] = field(default_factory=dict)
     """(batches made, state), by slot."""
     digests: Mapping[Place, int] = field(default_factory=dict)
-    """Those of the last batches that were given, by the probe that asks for them again."""
+    """Digests of the last batches that were given, by the probe that asks for each again."""
     ends: Mapping[int, int] = field(default_factory=dict)
-    """How many batches slots have that have ended."""
+    """Number of batches in each slot that has ended."""
     taken: Sequence[int] = ()
-    """How many batches were dealt of each slot, where batches are dealt to ranks."""
+    """Number of batches dealt from each slot, if batches are dealt to ranks."""
 
     @staticmethod
     def of(state: Any, rank: int, *, allow_pickle: bool = False) -> Saved:
-        """Raises InputError for what `pack` did not make, and for pickles where they are not allowed."""
+        """Reads a state's entry. Raises InputError if `pack` did not make it, or if it has pickles that are not
+        allowed."""
         if not isinstance(state, Mapping) or state.get("rank") not in (rank, DEALT):
             return Saved()
         try:
@@ -249,7 +257,7 @@ class Saved:
             )
         except (KeyError, TypeError, ValueError) as exc:
             raise InputError(
-                f"what the state says of slots cannot be read ({exc}): load what state_dict() returned"
+                f"the state's entry for slots cannot be read ({exc}): load what state_dict() returned"
             ) from exc
 
 
@@ -263,13 +271,13 @@ def _refuse_pickles(snapshots: Mapping[int, tuple[int, bytes]], allow_pickle: bo
 
 
 def world() -> int:
-    """The number of ranks, of which each has its share of the data."""
+    """Returns the number of ranks. Each has its share of the data."""
     found = shares().get("WORLD_SIZE", "1")
     return int(found) if found.isdecimal() else 1
 
 
 def shares() -> dict[str, str]:
-    """What tells a dataset which rank it is, as a worker that torch forks would find it."""
+    """Returns the variables in which a dataset finds its rank, as in a worker forked by torch."""
     found = {name: os.environ[name] for name in SHARES if os.environ.get(name)}
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
@@ -281,12 +289,12 @@ def shares() -> dict[str, str]:
 
 
 def facts(own: Mapping[str, Any], *, are_dealt: bool = False) -> dict[str, Any]:
-    """A bundle's facts, for slots. are_dealt: they are all ranks'."""
+    """Returns a bundle's facts for slots. With `are_dealt` the slots are those of all ranks."""
     return {**own, SLOTS: True, **({} if are_dealt else {"owner": f"{_OWNER}-{os.getpid()}"})}
 
 
 def rank() -> int:
-    """This process's among `world()`. Raises InputError where nothing says it."""
+    """Returns this process's rank among `world()`. Raises InputError if it is unknown."""
     found = shares().get("RANK", "0" if world() == 1 else "")
     if not found.isdecimal() or int(found) >= world():
         raise InputError(

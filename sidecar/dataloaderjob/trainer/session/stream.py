@@ -9,14 +9,14 @@ from dataloaderjob.trainer.session.slot_places import Beginnings, Place
 
 MESSAGE_NBYTES = 4 << 20
 RECENT = 4
-"""Tickets kept after they were taken, besides those that a thread is ahead of what next() has returned."""
+"""Number of tickets kept after they were taken, in addition to those that a thread is ahead of next()."""
 TOGETHER = 8
-"""Tickets in one message at most: the system call, which wakes the receiver, costs more than all else in a
-`next()` whose batch is ready."""
+"""Most tickets in one message. The system call, which wakes the receiver, costs more than everything else in a `next()`
+whose batch is ready."""
 
 
 class StreamLeftError(Exception):
-    """Internal: nobody wants the batch that is waited for."""
+    """Internal: nobody wants the awaited batch any more."""
 
 
 class SlotEndedError(Exception):
@@ -25,54 +25,55 @@ class SlotEndedError(Exception):
     def __init__(self, batches: int) -> None:
         super().__init__(batches)
         self.batches = batches
-        """How many it has."""
+        """Number of batches in the slot."""
 
 
 class SlotGoesOnError(Exception):
-    """Internal: there is such a batch, and no more was asked."""
+    """Internal: there is such a batch, and nothing else was asked."""
 
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """What was asked for and not taken."""
+    """The batches that were asked for and not taken."""
 
     id: int
     manifest: str
     window: int
     awaited: int = 0
     pending: dict[int, frames.TicketOfInts | bytes] = field(default_factory=dict)
-    """Tickets not taken, sent or not: what is sent again when a sidecar dies. Those of ints are not packed yet: several
-    are at a time, while that code is in the caches."""
+    """Tickets not taken, sent or not. They are sent again when a sidecar dies. Tickets of ints are packed later,
+    several at a time, while that code is in the caches."""
     recent: list[frames.TicketOfInts | bytes | None] = field(default_factory=lambda: [None] * RECENT)
     """The last tickets taken, each at its number modulo the length."""
     failures: dict[int, bytes] = field(default_factory=dict)
     asked: int = 0
     sent: int = 0
-    """Tickets from here to below `asked` are held back."""
+    """Tickets from this number to below `asked` are held back."""
     sent_waiting: int | None = None
-    """The ticket that the receiver knows us to sleep for."""
+    """The ticket that the receiver knows this process to sleep for."""
     feeders: int = 0
-    """Connected when `together` was worked out."""
+    """Number of feeders connected when `together` was computed."""
     together: int = field(init=False)
-    """Tickets in one message."""
+    """Number of tickets in one message."""
     late: str = ""
-    """What the receiver says of the batch that did not come within the loader's timeout."""
+    """The report of the receiver on a batch that did not arrive in time."""
     places: Beginnings | None = None
-    """The batches of an IterableDataset; they keep the snapshots of slots that come."""
+    """The batches of an IterableDataset, with the snapshots of slots that have arrived."""
     left: bool = False
-    """Whether its iterator is gone, while a thread may still wait for a batch."""
+    """True if its iterator is gone, while a thread may still wait for a batch."""
 
     def __post_init__(self) -> None:
         self.regroup(0)
 
     def regroup(self, feeders: int) -> None:
-        """Tickets are held back only as far as each feeder has two in hand all the same (`TICKET_DEPTH`)."""
+        """Computes `together`: tickets are held back only as far as each feeder still has two in hand
+        (`TICKET_DEPTH`)."""
         self.feeders = feeders
         spare = self.window - frames.TICKET_DEPTH * feeders if feeders else self.window // 4
         self.together = max(1, min(TOGETHER, spare))
 
     def begin_anew(self) -> None:
-        """Has the first ticket of each slot say what a receiver cannot know that comes in place of a dead one."""
+        """Adds to the first ticket of each slot what a receiver that replaces a dead one cannot know."""
         told: set[int] = set()
         for number in range(self.awaited, self.asked):
             packed = self.pending[number]
@@ -84,7 +85,7 @@ class Stream:
                 self.pending[number] = self.places.with_beginning(packed, Place(ticket.slot, ticket.number))
 
     def messages(self, numbers: range, *, waiting: bool = False) -> list[bytes]:
-        """Packets with these pending tickets, in messages of a few MB, each with one ticket at least."""
+        """Returns packets with these pending tickets, in messages of a few MB with at least one ticket each."""
         if 0 < len(numbers) <= TOGETHER:
             payload = frames.join_tickets_of_ints(numbers, [self.pending[number] for number in numbers])
             if payload is not None and len(payload) <= MESSAGE_NBYTES:

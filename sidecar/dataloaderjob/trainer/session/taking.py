@@ -1,6 +1,6 @@
-"""The batches of one stream, taken out of the pool in order.
+"""Takes the batches of one stream out of the pool, in order.
 
-Leases may reach their limit: from then on batches are copied, which is told once.
+While leases exceed their limit it copies batches; it warns of that once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dataloaderjob.trainer.session.service import say_once
 from dataloaderjob.trainer.session.stream import SlotEndedError, SlotGoesOnError, Stream
 
 MIN_NBYTES = 16 * 1024
-"""Copying smaller batches costs less than reading about it."""
+"""Smaller batches are cheaper to copy than to warn about."""
 _US = "dataloaderjob"
 _warned = False
 CLAIMED = (
@@ -48,11 +48,11 @@ PATIENCE_MS = 50
 MODERATION_MS = 2
 WAKE_AFTER = 8
 WAKE_WITHIN_NS = 1_000_000
-"""A trainer that waits wakes once for so many batches, if they are expected within this time."""
+"""A trainer that waits wakes once for up to WAKE_AFTER batches, if they are expected within this time."""
 
 
 class Timed:
-    """take(), with its times told to the sidecar. Subclasses say how the next batch comes."""
+    """The base of takers: take() reports its times to the sidecar. Subclasses define how the next batch arrives."""
 
     __slots__ = ("_returned_ns", "_words", "digest", "taken")
     stream: Stream
@@ -61,12 +61,12 @@ class Timed:
         self._words = words
         self._returned_ns = 0
         self.taken = first
-        """Batches taken, those that failed among them."""
+        """Number of batches taken, including those that failed."""
         self.digest = 0
         """The digest of the batch that was taken last."""
 
     def take(self) -> Any:
-        """The next batch, counted as taken; waits for it. Raises its error, which counts as taking it."""
+        """Waits for the next batch, and counts it as taken. Raises its error, which counts as taking it."""
         words = self._words
         began = now_ns()
         if self._returned_ns:
@@ -87,12 +87,12 @@ class Timed:
         return batch
 
     def passed(self, waited_ns: int) -> None:
-        """So long of the time since the last batch the trainer has waited: that is no step of it."""
+        """Notes that the trainer waited for `waited_ns` since the last batch: that time is no step."""
         if self._returned_ns:
             self._returned_ns += waited_ns
 
     def take_ready(self) -> Any:
-        """The next batch, or `NOTHING` while it is not ready."""
+        """Returns the next batch, or `NOTHING` while it is not ready."""
         raise NotImplementedError
 
     def take_later(self) -> Any:
@@ -101,7 +101,7 @@ class Timed:
 
 
 class Unopened:
-    """What a taker decodes with whose bodies are handed on as they are."""
+    """Stands for a decoder if bodies are handed on as they are."""
 
     digest = 0
 
@@ -110,7 +110,7 @@ class Unopened:
         return self
 
     def batch(self, body: Body) -> Body:
-        """The body: its place in the pool is lent for as long as somebody refers to it."""
+        """Returns the body. Its place in the pool is lent while anything refers to it."""
         return body
 
     decode = batch
@@ -135,12 +135,13 @@ class Taker(Timed):
         *,
         sends: bool = False,
     ) -> None:
-        """first: number of the first batch. sends: to a device, so that the user gets no view of what is taken."""
+        """`first` is the number of the first batch. `sends`: batches go to a device, so the user gets no view of
+        them."""
         super().__init__(client.control.words, first)
         is_opened = not isinstance(decoder, Unopened)
         self._hands_out, self._keeps = is_opened and not sends, is_opened and sends
         self.lent: Bytes | None = None
-        """Where the batch lies that was taken last, for who holds it until a device has read it."""
+        """Place of the batch that was taken last, to be held until a device has read it."""
         self.client = client
         self._control = client.control.twin()
         self._pool = client.pool
@@ -151,18 +152,18 @@ class Taker(Timed):
         """(number, time) of the last batch that was waited for."""
         self._wake_after = 1
         self._failure = 0
-        """The `id` of the last error that came in place of a batch: the error itself would keep us alive."""
+        """The `id` of the last error that came in place of a batch: the error itself would keep this object alive."""
         self.stream = client.open(manifest, window, first)
 
     def set_timeout(self, timeout_s: float) -> None:
-        """0: the job's deadline for a batch."""
+        """Sets the timeout; 0 stands for the job's deadline for a batch."""
         self._timeout_s = timeout_s
 
     def take_later(self) -> Any:
         """Sleeps until the next batch is ready.
 
-        Where batches come every few 100 µs it wakes once for several (a network card's interrupt moderation):
-        waking up costs more than taking one, and the second is taken from warm caches.
+        If batches arrive every few 100 µs it wakes once for several, like a network card with interrupt moderation. A
+        wake-up costs more than taking a batch, and the second batch is taken from warm caches.
         """
         client, control, stream, number, after = self.client, self._control, self.stream, self.taken, 1
         began = now_ns()
@@ -170,11 +171,11 @@ class Taker(Timed):
             after = max(1, min(self._wake_after, stream.sent - number))
         if self._words[W_WANT]:  # the pool is full: the receiver must know whose place comes first
             client.flush(stream, waiting=True)
-        # Most batches come soon: what is held back, and who waits, need not be told for that.
+        # Most batches come soon: until then, held-back tickets need not be sent, nor who waits.
         woken = client.sleep(stream, number, control, PATIENCE_MS if after == 1 else MODERATION_MS, after)
         batch = self.take_ready()
         if batch is NOTHING:
-            if woken or after > 1:  # by what came before; or not all came that it waited for
+            if woken or after > 1:  # an earlier event woke it, or not all batches came
                 client.sleep(stream, number, control, PATIENCE_MS)
             while (batch := self.take_ready()) is NOTHING:
                 client.wait(stream, number, control, self._timeout_s)
@@ -186,7 +187,7 @@ class Taker(Timed):
         return batch
 
     def _pace_wakes(self, number: int, now: int) -> None:
-        """Batch `number` was waited for until `now`: how many shall come before the next wake-up?"""
+        """Decides how many batches must arrive before the next wake-up. Batch `number` was waited for until `now`."""
         before, then = self._woken
         self._woken = number, now
         count, elapsed = number - before, now - then
@@ -196,9 +197,9 @@ class Taker(Timed):
             self._wake_after = max(1, min(WAKE_AFTER, self._window // 3, WAKE_WITHIN_NS * count // elapsed))
 
     def take_ready(self) -> Any:
-        """The next batch, counted as taken, or `NOTHING`. Raises its error, which counts as taking it."""
+        """Returns the next batch, counted as taken, or `NOTHING`. Raises its error, which counts as taking it."""
         client, stream, number = self.client, self.stream, self.taken
-        with client.lock:  # a new sidecar may be told by another thread what is taken and what is not
+        with client.lock:  # another thread may report to a new sidecar what is taken
             if client.dead is not None:
                 client.check()
             found = self._control.find(stream.id, number)
@@ -211,7 +212,7 @@ class Taker(Timed):
             elif entry is not None and entry[2] not in self._pool.regions:
                 return NOTHING
             words, pool = self._words, self._pool
-            # From here on it counts as taken, whatever becomes of it: its place comes back.
+            # From here on it counts as taken, whatever happens: its place is given back.
             self.taken = stream.awaited = number + 1
             try:
                 stream.recent[number % len(stream.recent)] = stream.pending.pop(number, None)
@@ -248,10 +249,10 @@ class Taker(Timed):
             return plan.batch(lent)
 
     def take_into(self, hand: list[Any], count: int) -> None:
-        """Takes what is missing of one batch that comes in so many parts; of a part that failed the error.
+        """Takes the missing ones of `count` parts of a batch into `hand`; for a part that failed, its error.
 
-        They count, and are timed, as one batch. Raises what `take` raises where nothing was taken, and what else comes,
-        such as a signal handler's: then `taken` tells more than `hand`.
+        They count, and are timed, as one batch. Raises what `take` raises if nothing was taken. Raises anything else
+        that occurs, such as a signal handler's exception: then `taken` counts more parts than `hand` has.
         """
         words, began, waited = self._words, now_ns(), False
         if self._returned_ns:
@@ -267,7 +268,7 @@ class Taker(Timed):
                 except Exception as exc:
                     if not self.came(exc):
                         raise
-                    part = exc.with_traceback(None)  # whose frames would keep us alive
+                    part = exc.with_traceback(None)  # its frames would keep this object alive
                 hand.append(part)
         finally:
             self._returned_ns = now = now_ns()
@@ -276,16 +277,16 @@ class Taker(Timed):
         self.count_calls(1 - count)
 
     def came(self, error: Exception) -> bool:
-        """Whether this is the last error that came in place of a batch; not one that was raised here."""
+        """Returns True if this is the last error that came in place of a batch, and was not raised here."""
         return id(error) == self._failure
 
     def count_calls(self, more: int) -> None:
-        """Corrects the number of next() calls: what is taken counts as one."""
+        """Corrects the number of next() calls: every ticket taken counts as one."""
         with self.client.lock:  # a thread that pins counts, too
             self._words[W_NEXT_CALLS] += more
 
     def leave(self) -> None:
-        """What the next call of the client's tells the receiver."""
+        """Leaves the stream. The client's next call reports it to the receiver."""
         self.client.closed_streams.append((self.stream.id, self.stream.awaited))
 
 
@@ -299,7 +300,7 @@ def _failed(payload: bytes) -> BaseException:
 
 
 def warn_once(pool: Pool) -> None:
-    """Says how much is held, at the line that took a batch."""
+    """Warns, at the line that took a batch, how much is held."""
     global _warned
     held = len(pool.leases)
     if _warned or (held > 1 and pool.leased_nbytes < held * MIN_NBYTES):
@@ -319,7 +320,7 @@ def warn_once(pool: Pool) -> None:
 
 
 def _users_level() -> int:
-    """warnings' stack level, for our caller, of the line of the user's that called next()."""
+    """Returns the stack level, as warnings counts it from our caller, of the user's line that called next()."""
     level = 0
     above: types.FrameType | None = sys._getframe(1)  # noqa: SLF001  warnings knows no other way before 3.12
     while above is not None and str(above.f_globals.get("__name__")).partition(".")[0] == _US:

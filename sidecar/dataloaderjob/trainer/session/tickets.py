@@ -1,4 +1,4 @@
-"""What a sampler gives, as tickets of a stream. Pure but for the pickling of the user's keys."""
+"""Makes tickets of a stream from a sampler's keys. Pure except for the pickling of the user's keys."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dataloaderjob.making.fetcher import pickle_keys
 from dataloaderjob.trainer.session.stream import Stream
 
 SHOWN = 8
-"""Keys of a batch that a message shows."""
+"""Number of keys of a batch in a message."""
 
 
 class Placed(list[Any]):
-    """Keys of one batch that know their place in the epoch, whatever skipped those before."""
+    """Keys of one batch that carry their place in the epoch, even if something skipped earlier batches."""
 
     __slots__ = ("number", "position", "seed")
 
@@ -29,9 +29,9 @@ class Placed(list[Any]):
 
 
 def as_keys(given: Any, *, bare: bool) -> Sequence[Any]:
-    """The keys of one batch, as the object that torch hands to its fetcher.
+    """Returns the keys of one batch, as the object that torch hands to its fetcher.
 
-    What can be walked once only, or elsewhere in another order, becomes a list.
+    Keys that can be walked only once, or in another process in another order, become a list.
     """
     if bare:
         return [given]
@@ -54,7 +54,8 @@ def submit(
     batch: int | None = None,
     draws: int = 0,
 ) -> None:
-    """Has a ticket asked for by the next flush. batch: the number of what it is a part of. draws: see `Ticket.draws`.
+    """Adds a ticket for the next flush. `batch` is the number of the batch that it is a part of; for `draws` see
+    `Ticket.draws`.
 
     Raises InputError for keys that do not pickle.
     """
@@ -72,7 +73,7 @@ def submit(
 def _pack(seed: int, position: int, number: int, keys: Sequence[Any], *, bare: bool) -> bytes:
     try:
         if type(keys) is list and len(keys) > 1 and set(map(type, keys)) == {np.int64}:
-            array = np.array(keys)  # one pickle of all, where each would have one of its own
+            array = np.array(keys)  # one pickle of all instead of one for each
             return frames.pack_ticket_of_items(seed, position, array)
         return frames.pack_ticket(seed, position, keys, bare=bare, pickle_keys=pickle_keys)
     except Exception as exc:
@@ -82,7 +83,7 @@ def _pack(seed: int, position: int, number: int, keys: Sequence[Any], *, bare: b
 
 
 def described(number: int, keys: Sequence[Any]) -> str:
-    """Words for a batch, for a message."""
+    """Describes a batch in a message."""
     shown = ", ".join(map(str, islice(keys, SHOWN)))
     more = f", ... {len(keys)} in all" if len(keys) > SHOWN else ""
     return f"batch {number}, indices [{shown}{more}]"
