@@ -3,17 +3,16 @@ InputError."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch.utils.data import IterableDataset, default_collate
 
 from dataloaderjob.core.control import MOST_AHEAD
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.trainer.session.iterated import Iterated
 
 TAILS = ("drop", "pad", "error")
 
 
-def check(loader: Any) -> None:
+def check(loader: Iterated) -> None:
     """Checks the arguments of a loader. Raises ValueError, TypeError and InputError."""
     is_stream = isinstance(loader.dataset, IterableDataset)
     if loader.tail is not None:
@@ -25,7 +24,7 @@ def check(loader: Any) -> None:
     _check_device(loader)
 
 
-def _check_tail(loader: Any, is_stream: bool) -> None:
+def _check_tail(loader: Iterated, is_stream: bool) -> None:
     if loader.tail not in TAILS:
         raise ValueError(f"tail is 'drop', 'pad' or 'error', found {loader.tail!r}")
     if not is_stream:
@@ -40,7 +39,7 @@ def _check_tail(loader: Any, is_stream: bool) -> None:
         )
 
 
-def _check_stage(loader: Any, is_stream: bool) -> None:
+def _check_stage(loader: Iterated, is_stream: bool) -> None:
     if not callable(loader.stage):
         raise TypeError(f"stage is a function of one sample, found {type(loader.stage).__name__}")
     if not is_stream:
@@ -50,7 +49,7 @@ def _check_stage(loader: Any, is_stream: bool) -> None:
         )
 
 
-def _check_device(loader: Any) -> None:
+def _check_device(loader: Iterated) -> None:
     stage, ahead = loader.device_stage, loader.prefetch_device
     if stage is not None and not callable(stage):
         raise TypeError(
@@ -62,7 +61,7 @@ def _check_device(loader: Any) -> None:
         raise InputError("device_stage= needs device=: where its batches are to be, such as 'cuda', or 'cpu'")
 
 
-def _check_parts(loader: Any, is_stream: bool) -> None:
+def _check_parts(loader: Iterated, is_stream: bool) -> None:
     if type(loader.parts) is not int or not 1 <= loader.parts <= MOST_AHEAD:
         raise ValueError(f"parts is a number from 1 to {MOST_AHEAD}, found {loader.parts!r}")
     if is_stream or loader.batch_sampler is None or getattr(loader.dataset, "__getitems__", None):

@@ -15,6 +15,7 @@ from dataloaderjob.trainer.epochs.arguments import TAILS
 from dataloaderjob.trainer.epochs.dealing import Deal
 from dataloaderjob.trainer.epochs.slot_iterator import SlotIterator
 from dataloaderjob.trainer.session import slot_places
+from dataloaderjob.trainer.session.iterated import Iterated
 from dataloaderjob.trainer.session.slot_places import Place, Saved
 from dataloaderjob.trainer.session.stream import SlotEndedError, SlotGoesOnError, Stream
 
@@ -26,7 +27,7 @@ _numbers = itertools.count(1 << 20)
 _of_loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
-def _number_of(loader: Any) -> int:
+def _number_of(loader: Iterated) -> int:
     """Returns this loader's number among the loaders of the process that deal. Other loaders need not be the same in
     all ranks."""
     if loader not in _of_loaders:
@@ -49,14 +50,14 @@ class DealIterator(SlotIterator):
 
     __slots__ = ("_begun", "_deal", "_hand", "_padded", "_rank", "_ranks", "_slots_stream", "_tail")
 
-    def ship(self, loader: Any, begin_session: Any, slow: Any) -> None:
+    def ship(self, loader: Iterated, begin_session: Any, slow: Any) -> None:
         self._tail, self._ranks, self._rank = loader.tail, slot_places.world(), slot_places.rank()
         if self._ranks > MOST_AHEAD:
             raise InputError(f"tail= deals to {MOST_AHEAD} ranks at most, found {self._ranks} (WORLD_SIZE)")
         self._window = min(self._window, MOST_AHEAD // self._ranks) * self._ranks
         super().ship(loader, begin_session, slow)
 
-    def _session(self, loader: Any, facts: dict[str, Any]) -> dict[str, Any]:
+    def _session(self, loader: Iterated, facts: dict[str, Any]) -> dict[str, Any]:
         own = {
             **slot_places.facts(facts, are_dealt=True),
             "batches": [self._size, self._bare, self._drop_last, self._tail],

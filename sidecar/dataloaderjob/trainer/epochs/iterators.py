@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import torch
-from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dataloaderjob.batches.decoding import Decoder
@@ -31,6 +30,7 @@ from dataloaderjob.trainer.resume.progress import Epoch, Progress
 from dataloaderjob.trainer.resume.recording import Recording, record_here, recorder
 from dataloaderjob.trainer.resume.sampling import Recorded, first_keys
 from dataloaderjob.trainer.session.client import Client
+from dataloaderjob.trainer.session.iterated import Iterated
 from dataloaderjob.trainer.session.service import launch_facts
 from dataloaderjob.trainer.session.stream import Stream
 from dataloaderjob.trainer.session.taking import Taker, Unopened
@@ -55,8 +55,9 @@ class _Seeded(_BaseDataLoaderIter):
         "_way",
     )  # fmt: skip
 
-    def __init__(self, loader: Any, epoch: Epoch) -> None:
-        super().__init__(loader)  # iter(sampler), then the base seed from loader.generator, in torch's order
+    def __init__(self, loader: Iterated, epoch: Epoch) -> None:
+        # iter(sampler), then the base seed from loader.generator, in torch's order.
+        super().__init__(cast("Any", loader))
         self._consumption: Consumption = loader.consumption
         self._bare = not loader._auto_collation  # noqa: SLF001  torch's word for batches made of samples
         self._way: Way = loader.way(pins=self._pin_memory, pin_device=self._pin_memory_device)
@@ -79,7 +80,7 @@ class _Seeded(_BaseDataLoaderIter):
         """Returns the growth of the loader's digest since the last batch."""
         return self._consumption.begin()
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+    def _reset(self, loader: Iterated, first_iter: bool = False) -> None:
         """Begins a new epoch of the same iterator (`persistent_workers=True`). torch draws no seed here either."""
         epoch = loader.begin_epoch(again=True)
         super()._reset(loader, first_iter)
@@ -148,7 +149,7 @@ class InProcessIterator(_Seeded):
 
     __slots__ = ("_fetcher", "_keys_of_last", "_pickle_allowed", "_recording", "_transfer")
 
-    def __init__(self, loader: Any, epoch: Epoch, begun: _Seeded | None = None) -> None:
+    def __init__(self, loader: Iterated, epoch: Epoch, begun: _Seeded | None = None) -> None:
         """`begun` is an iterator that has already drawn from the loader's generators for this epoch."""
         if begun is None:
             super().__init__(loader, epoch)
@@ -166,7 +167,7 @@ class InProcessIterator(_Seeded):
         self._recording = record_here(loader, self._consumption)
         self._transfer = self._new_transfer()
 
-    def _new_fetcher(self, loader: Any) -> Fetcher:
+    def _new_fetcher(self, loader: Iterated) -> Fetcher:
         roots = loader.dataset, loader.collate_fn
         return Fetcher(*roots, HeldGenerators(*roots) if self._epoch.holds else NOTHING_HELD)
 
@@ -175,7 +176,7 @@ class InProcessIterator(_Seeded):
         self._position = self._epoch.first_samples
         self._epoch.waits()
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+    def _reset(self, loader: Iterated, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._fetcher = self._new_fetcher(loader)
         self._place(self._sampler_iter)
@@ -242,7 +243,7 @@ class ServiceIterator(_Seeded):
     """Empty, for code that looks at torch's workers: this process has none."""
 
     def __init__(
-        self, loader: Any, epoch: Epoch, client: Client, window: int, *, pickle_allowed: bool
+        self, loader: Iterated, epoch: Epoch, client: Client, window: int, *, pickle_allowed: bool
     ) -> None:
         self._client = client
         self._words: Any = client.control.words if loader.consumption.counts else {W_DIGEST: 0}
@@ -260,7 +261,7 @@ class ServiceIterator(_Seeded):
 
     def ship(
         self,
-        loader: DataLoader[Any],
+        loader: Iterated,
         begin_session: Callable[[], tuple[int, int]],
         slow: Callable[[float], None],
     ) -> None:
@@ -276,7 +277,7 @@ class ServiceIterator(_Seeded):
         own = recorder(self._consumption)
         self._kept = NO_BUNDLE if own is None else own.keep(self._bundle, store)
 
-    def _packed(self, loader: Any, slow: Callable[[float], None]) -> tuple[Bundle, BlobStore]:
+    def _packed(self, loader: Iterated, slow: Callable[[float], None]) -> tuple[Bundle, BlobStore]:
         """Returns the user's code and data, and the store that has them. Raises InputError if they cannot travel."""
         told = self._client.settings
         store = BlobStore(Path(str(told["blobs"])), told.get("scratch"))
@@ -295,10 +296,10 @@ class ServiceIterator(_Seeded):
         """Returns the states of generators that do not travel with the dataset."""
         return {where: state_of(one) for one, where in self._epoch.holds if where}
 
-    def _init_fn(self, loader: Any) -> Callable[[int], Any] | None:
+    def _init_fn(self, loader: Iterated) -> Callable[[int], Any] | None:
         """Returns the function that a process calls before it makes batches: the user's worker_init_fn, if there is
         one."""
-        return cast("Callable[[int], Any] | None", loader.worker_init_fn)
+        return loader.worker_init_fn
 
     def start(self, *, again: bool = False) -> None:
         """Asks for the first batches of an epoch. With `again` they are those of the sampler's second iter(), which
@@ -347,7 +348,7 @@ class ServiceIterator(_Seeded):
         client = self._client  # a thread has the transfer, which must not refer to this iterator
         return self._way.transfer(self._epoch_seed, client.claim, client.count_stage)
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+    def _reset(self, loader: Iterated, first_iter: bool = False) -> None:
         before = self._taker if self._stream is not None else None
         super()._reset(loader, first_iter)
         self._restart(before)

@@ -26,6 +26,7 @@ from dataloaderjob.making.fetcher import identity_of, pickle_keys
 from dataloaderjob.trainer.epochs.iterators import ServiceIterator
 from dataloaderjob.trainer.epochs.merging import NotMergedError, merged
 from dataloaderjob.trainer.session import service
+from dataloaderjob.trainer.session.iterated import Iterated
 from dataloaderjob.trainer.session.pool import Bytes
 from dataloaderjob.trainer.session.stream import Stream
 from dataloaderjob.trainer.session.taking import Taker, now_ns
@@ -55,8 +56,8 @@ class PartsIterator(ServiceIterator):
         """Parts of the next batch, or the errors that came in their place."""
         super().__init__(*arguments, **more)
 
-    def ship(self, loader: Any, begin_session: Any, slow: Callable[[float], None]) -> None:
-        self._most_parts = int(loader.parts)
+    def ship(self, loader: Iterated, begin_session: Any, slow: Callable[[float], None]) -> None:
+        self._most_parts = int(loader.parts or 1)
         self._window = max(1, min(self._window, MOST_AHEAD // self._most_parts))
         super().ship(loader, begin_session, slow)
 

@@ -25,6 +25,7 @@ from dataloaderjob.trainer.epochs.iterators import ServiceIterator
 from dataloaderjob.trainer.resume.progress import Progress
 from dataloaderjob.trainer.resume.state import slots_of
 from dataloaderjob.trainer.session import service, slot_places
+from dataloaderjob.trainer.session.iterated import Iterated
 from dataloaderjob.trainer.session.slot_places import Place, Places, Saved
 from dataloaderjob.trainer.session.stream import SlotEndedError, Stream
 from dataloaderjob.trainer.session.taking import Taker
@@ -37,7 +38,7 @@ class SlotIterator(ServiceIterator):
 
     __slots__ = ("_expected", "_handled", "_most", "_placed", "_places", "_size", "_slots", "_to_ship")
 
-    def ship(self, loader: Any, begin_session: Any, slow: Any) -> None:
+    def ship(self, loader: Iterated, begin_session: Any, slow: Any) -> None:
         """Packs code and data. Raises InputError if that is impossible, or if the sidecar cannot serve slots."""
         self._to_ship: Any = None
         self._ship(loader, begin_session, slow)
@@ -45,7 +46,7 @@ class SlotIterator(ServiceIterator):
             # torch's loader with workers draws twice for the first epoch.
             _share_dist_seed(loader.generator, self._pg)  # type: ignore[no-untyped-call]
 
-    def _ship(self, loader: Any, begin_session: Any, slow: Any) -> None:
+    def _ship(self, loader: Iterated, begin_session: Any, slow: Any) -> None:
         told = self._client.settings
         if not told.get(SLOTS):
             raise InputError(
@@ -53,7 +54,7 @@ class SlotIterator(ServiceIterator):
                 "(spec.sidecar.image, or the operator's), or num_workers=0"
             )
         self._slots = slots_of(loader)
-        self._size = 1 if self._bare else int(loader.batch_size)
+        self._size = 1 if self._bare else int(loader.batch_size or 1)
         self._most = self._most_batches()
         made, _ = self._packed(loader, slow)
         number, epoch = begin_session()
@@ -70,7 +71,7 @@ class SlotIterator(ServiceIterator):
         """Returns nothing: a slot draws as torch's worker does, and ranks that share slots have equal bundles."""
         return {}
 
-    def _init_fn(self, loader: Any) -> Any:
+    def _init_fn(self, loader: Iterated) -> Any:
         """Returns worker_init_fn. For an IterDataPipe it also sets the filters of shards for each slot, as torch's
         workers do for themselves. The pipe's seeds are in the pipe, where torch's iterator has put them."""
         own = super()._init_fn(loader)
@@ -78,7 +79,7 @@ class SlotIterator(ServiceIterator):
             return own
         return functools.partial(_sharding_worker_init_fn, own, self._world_size, self._rank)
 
-    def _session(self, loader: Any, facts: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+    def _session(self, loader: Iterated, facts: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """Returns the bundle's fields that identify the owner of the slots."""
         return {"env": slot_places.shares(), "facts": slot_places.facts(facts)}
 
@@ -98,7 +99,7 @@ class SlotIterator(ServiceIterator):
         self._drawn = self._taken = self._handled = 0
         self._most = self._most_batches()
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+    def _reset(self, loader: Iterated, first_iter: bool = False) -> None:
         assert self._bundle is not None  # noqa: S101  shipped before
         self._to_ship = loader if isinstance(loader.dataset, IterDataPipe) else None
         if self._to_ship is None:

@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 from dataloaderjob.trainer.resume.draws import WORDS, Twister, drawn_between, stepped_back
 from dataloaderjob.trainer.resume.sampling import chain
+from dataloaderjob.trainer.session.iterated import Iterated
 
 DEFAULT, PYTHON, NUMPY = "default", "random", "numpy"
 """Names of the process's generators. A loader's own are named by their paths."""
@@ -50,7 +51,7 @@ Own = torch.Generator | np.random.Generator | np.random.RandomState | random.Ran
 _ARRAY = "array"
 
 
-def generators_of(loader: Any) -> dict[str, Own]:
+def generators_of(loader: Iterated) -> dict[str, Own]:
     """Returns the loader's own generators by their paths, each once."""
     found: dict[str, Own] = {}
     owners = [("loader", loader)]

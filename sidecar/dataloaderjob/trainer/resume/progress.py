@@ -27,6 +27,7 @@ from dataloaderjob.samplers.elastic import ElasticSampler
 from dataloaderjob.trainer.resume import generators, held_draws, recording, sampling
 from dataloaderjob.trainer.resume.sampling import Recorded
 from dataloaderjob.trainer.resume.state import VERSION, Resume, State
+from dataloaderjob.trainer.session.iterated import Iterated
 
 Progress = tuple[int, int, bool, list[int] | None, Any]
 """Batches and samples returned, whether the epoch is over, first keys of the last batch, state of the sampler."""
@@ -71,7 +72,7 @@ class Epoch:
     )  # fmt: skip
 
     def __init__(
-        self, loader: Any, facts: State, previous: Epoch | None, resume: Resume | None, *, again: bool
+        self, loader: Iterated, facts: State, previous: Epoch | None, resume: Resume | None, *, again: bool
     ) -> None:
         """Sets the loader's generators and epoch from `resume`. Raises InputError for the state of another rank.
 
@@ -361,7 +362,7 @@ def new_epoch(facts: State, states: Mapping[str, str], **more: Any) -> State:
     }  # fmt: skip
 
 
-def fresh(loader: Any, facts: State) -> State:
+def fresh(loader: Iterated, facts: State) -> State:
     """Returns the state of a loader that has not been iterated yet."""
     sampler = loader._index_sampler  # noqa: SLF001  torch's name
     several, ranks = _several_ranks(), sampling.ranks_of(sampler)

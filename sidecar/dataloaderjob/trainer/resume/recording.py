@@ -19,7 +19,6 @@ import time
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import BlobStore, Bundle
@@ -30,6 +29,7 @@ from dataloaderjob.core.records import BLOBS, HEAD, MAGIC, NO_BUNDLE, RANK, ROW,
 from dataloaderjob.making.fetcher import pickle_keys
 from dataloaderjob.making.held import states_of_classes
 from dataloaderjob.shipping.bundles import make_bundle
+from dataloaderjob.trainer.session.iterated import Iterated
 
 Asked = frames.TicketOfInts | bytes
 """A ticket as a stream keeps it: packed, or as the arguments of `frames.pack_ticket_of_ints`."""
@@ -173,7 +173,7 @@ def recorder(consumption: Consumption) -> Recorder | None:
         return _recorder
 
 
-def record_here(loader: Any, consumption: Consumption) -> Recording | None:
+def record_here(loader: Iterated, consumption: Consumption) -> Recording | None:
     """Returns the record of an epoch that this process makes itself, with the bundle of its code and data if that can
     be kept."""
     own = recorder(consumption)

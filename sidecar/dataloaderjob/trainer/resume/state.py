@@ -38,6 +38,7 @@ from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer.resume import generators
 from dataloaderjob.trainer.resume.sampling import chain, first_keys, order_of, rank_of, ranks_of, skipped
 from dataloaderjob.trainer.session import slot_places
+from dataloaderjob.trainer.session.iterated import Iterated
 from dataloaderjob.trainer.session.service import LeftOut
 
 VERSION = 1
@@ -47,7 +48,7 @@ State = dict[str, Any]
 # What identifies a loader's data
 
 
-def batch_size_of(loader: Any) -> int | None:
+def batch_size_of(loader: Iterated) -> int | None:
     """Returns the samples in a batch of one rank; None if a batch sampler does not report them."""
     size = loader.batch_size
     if size is None and loader.batch_sampler is not None:
@@ -62,7 +63,7 @@ def length_of(dataset: Any) -> int | None:
         return None
 
 
-def described(loader: Any, dataset_id: str | None) -> State:
+def described(loader: Iterated, dataset_id: str | None) -> State:
     """Returns a state's description of the loader. Probes are added if the dataset has no id."""
     kind, sampler = type(loader.dataset), loader._index_sampler  # noqa: SLF001  torch's name
     seeds = (getattr(one, name, None) for _, one in chain(sampler) for name in ("seed", "initial_seed"))
@@ -91,7 +92,7 @@ def described(loader: Any, dataset_id: str | None) -> State:
     }
 
 
-def slots_of(loader: Any) -> int:
+def slots_of(loader: Iterated) -> int:
     """Returns the number of slots of an IterableDataset: torch's `num_workers`, or one if it was left out. A dataset
     that takes no share of its data would give all of it in each slot."""
     return 1 if isinstance(loader.num_workers, LeftOut) else int(loader.num_workers)
