@@ -1,11 +1,11 @@
 # Two commands do everything on a fresh Linux machine: `make run` and `make test`.
 #
-# Variables: PYTHON (3.11 or newer), TORCH (any pip requirement, or the path of a wheel), FASHION_MNIST (folder
-# of the data), KUBEBUILDER_ASSETS (folder with etcd and kube-apiserver), PYTEST_ARGS,
-# TEST_PROCESSES (how many files of tests run at a time), E2E_PROCESSES (how many tests on a cluster do); options of the
-# main job as FASHION_EPOCHS=2, FASHION_LIMIT=6000 and so on. For images and the cluster: REGISTRY, TAG, PYTHON_IMAGE,
-# TORCH_INDEX, NODE_IMAGE (kind's, of another version of Kubernetes), E2E_ADDONS (program that installs JobSet and
-# Kubeflow Trainer on a kind cluster).
+# Variables: PYTHON (3.11 or newer), TORCH (any pip requirement, or the path of a wheel), FASHION_MNIST (folder of the
+# data), KUBEBUILDER_ASSETS (folder with etcd and kube-apiserver), PYTEST_ARGS, TEST_PROCESSES (test files that run at a
+# time), E2E_PROCESSES (tests that run on a cluster at a time). Options of the main job are variables such as
+# FASHION_EPOCHS=2 and FASHION_LIMIT=6000. For images and the cluster: REGISTRY, TAG, PYTHON_IMAGE, TORCH_INDEX,
+# NODE_IMAGE (kind's, for another version of Kubernetes), E2E_ADDONS (program that installs JobSet and Kubeflow Trainer
+# on a kind cluster).
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -42,7 +42,7 @@ export PATH := $(abspath $(VENV)/bin):$(PATH)
 SUITES := test-unit test-contract test-integration test-parity test-apiserver test-chart
 .PHONY: help env data apiserver constraints images run test test-ci test-all durations record-parity $(SUITES) test-gpu e2e check generate docs dist release-check bench bench-full bench-petastorm bench-operator clean
 
-help:  ## what can be made
+help:  ## lists the targets
 	@grep -hE '^[a-z0-9-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*  ## /\1\t/' | expand -t 18
 
 env: $(VENV)/.installed  ## .venv with torch, this package and its tools
@@ -65,7 +65,7 @@ $(VENV)/.bench-installed: $(VENV)/.installed
 	$(VENV)/bin/pip install -e '.[bench]'
 	@touch $@
 
-data:  ## the Fashion-MNIST data set, by apt-get where that can be done
+data:  ## the Fashion-MNIST data set, by apt-get if possible
 	@test -e $(IMAGES).gz -o -e $(IMAGES) || test "$(FASHION_MNIST)" != $(PACKAGED_DATA) || \
 	  test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 	  { apt-get update && apt-get install -y --no-install-recommends dataset-fashion-mnist; } || true
@@ -85,7 +85,7 @@ $(abspath $(ENVTEST))/kube-apiserver:
 	  tar -xzf $$archive --strip-components=2 && rm $$archive $$archive.sha512
 
 ARCH = $$(uname -m | sed 's/x86_64/amd64/; s/aarch64/arm64/')
-# Nothing where the program is at hand, else its path in .envtest, by which it is made.
+# Empty if the program is installed, otherwise its path in .envtest, whose rule downloads it.
 wanted = $(if $(wildcard $(KUBEBUILDER_ASSETS)/$(1))$(shell command -v $(1) 2>/dev/null),,$(abspath $(ENVTEST))/$(1))
 
 $(abspath $(ENVTEST))/kube-controller-manager:
@@ -96,7 +96,7 @@ $(abspath $(ENVTEST))/kube-controller-manager:
 	  echo "$$(curl -fsSL $$at.sha256)  kube-controller-manager.part" | sha256sum -c && \
 	  chmod +x kube-controller-manager.part && mv kube-controller-manager.part kube-controller-manager
 
-# Its releases publish no checksums of the programs.
+# The releases of kwok publish no checksums of the programs.
 $(abspath $(ENVTEST))/kwok:
 	@command -v curl >/dev/null || { echo "curl is needed to get kwok" >&2; exit 1; }
 	@mkdir -p $(ENVTEST)
@@ -104,7 +104,7 @@ $(abspath $(ENVTEST))/kwok:
 	  https://github.com/kubernetes-sigs/kwok/releases/download/v$(KWOK_VERSION)/kwok-linux-$(ARCH) && \
 	  chmod +x kwok.part && mv kwok.part kwok
 
-constraints: env  ## pins what the images install to the newest versions: constraints/images.txt
+constraints: env  ## pins the packages of the images to their newest versions: constraints/images.txt
 	echo torch | uv pip compile --quiet --upgrade --universal --python-version 3.11 --excludes /dev/stdin \
 	  --extra operator --extra feeder --extra ray-data --custom-compile-command "make constraints" \
 	  --output-file constraints/images.txt pyproject.toml constraints/images.in
@@ -120,14 +120,14 @@ images: data $(WHEEL)  ## container images of operator, sidecar, feeder and the 
 	mkdir -p $(EXAMPLE)/data && cp $(FASHION_MNIST)/*-ubyte* $(EXAMPLE)/data/
 	docker build --build-arg FEEDER=$(REGISTRY)/feeder:$(TAG) -t fashion-mnist:1 $(EXAMPLE)
 
-# torch for CPUs, of the Python in the images: what pip has at hand, else from its own index.
+# torch for CPUs, for the Python in the images: from pip's local sources if possible, otherwise from torch's own index.
 $(WHEEL): $(VENV)/.installed
 	@mkdir -p wheels && rm -f wheels/*.whl wheels/.got*
 	pip download -q --no-deps --only-binary=:all: --python-version 3.11 --no-index -d wheels "$(TORCH)" 2>/dev/null || \
 	  pip download --no-deps --only-binary=:all: --python-version 3.11 --index-url $(TORCH_INDEX) -d wheels "$(TORCH)"
 	@touch $@
 
-run: $(VENV)/.run-installed data  ## the main job: trains through feeders, draws it, proves the bytes (a few minutes)
+run: $(VENV)/.run-installed data  ## the main job: trains through feeders, draws the results, proves the bytes (a few minutes)
 	rm -rf $(EXAMPLE)/out
 	dataloaderjob run --record $(EXAMPLE)/out/record $(EXAMPLE)/dataloaderjob.yaml
 	python $(EXAMPLE)/plot.py $(EXAMPLE)/out
@@ -137,7 +137,7 @@ run: $(VENV)/.run-installed data  ## the main job: trains through feeders, draws
 # Files run longest first (tests/durations.json). Some wait, so more run than there are cores; 3 keep two cores busy.
 PYTEST := python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --slowest-files 10
 
-test: env  ## the quick tests, which need nothing but what pip installs: 16 minutes on two cores
+test: env  ## the quick tests, which need only pip packages: 16 minutes on two cores
 	@echo "make test: the quick tests of all parts, about 16 minutes on two cores; make test-all runs the others, too"
 	$(PYTEST) -m "not slow and not system" $(PYTEST_ARGS)
 
@@ -145,20 +145,20 @@ test-ci: env apiserver  ## the quick tests, and those that need helm, etcd, FFmp
 	@echo "make test-ci: all tests without a cluster that are not slow, about 21 minutes on two cores"
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-test-all: env apiserver  ## all tests but those on a cluster or a GPU: 45 minutes
+test-all: env apiserver  ## all tests except those on a cluster or a GPU: 45 minutes
 	@echo "make test-all: all tests that need neither a cluster nor a GPU, about 45 minutes on two cores"
 	$(PYTEST) $(PYTEST_ARGS)
 
-durations: env apiserver  ## runs all tests without a cluster, and records in tests/durations.json how long each file took
+durations: env apiserver  ## runs all tests without a cluster, and records the time of each file in tests/durations.json
 	$(PYTEST) --record-durations $(PYTEST_ARGS)
 
-record-parity: env  ## runs the scripts of tests/parity under torch's loader, and records what they give
+record-parity: env  ## runs the scripts of tests/parity under torch's loader, and records their results
 	PYTHONPATH=tests/support python tests/support/parity_record.py
 
-test-unit: env  ## tests of single parts: no service, no Ray
+test-unit: env  ## tests of single parts, without a service or Ray
 	python -m pytest tests/unit $(PYTEST_ARGS)
 
-test-contract: env  ## tests of what is written down: documents, the example, packaging
+test-contract: env  ## tests of documents, the example and packaging
 	python -m pytest tests/contract $(PYTEST_ARGS)
 
 test-integration: env  ## tests with real processes and real Ray
@@ -167,16 +167,16 @@ test-integration: env  ## tests with real processes and real Ray
 test-parity: env  ## ordinary scripts under torch's loader and this one
 	python -m pytest tests/parity $(PYTEST_ARGS)
 
-test-gpu: env  ## tests on a GPU of NVIDIA's, which is needed: TORCH must be a build for it
+test-gpu: env  ## tests on an NVIDIA GPU, for which TORCH must be built
 	python -m pytest gpu $(PYTEST_ARGS)
 
 test-apiserver: env apiserver  ## tests of the operator against an API server without a cluster
 	python -m pytest tests/apiserver $(PYTEST_ARGS)
 
-test-chart: env  ## tests of what helm renders (helm is needed)
+test-chart: env  ## tests of the rendered chart (helm is needed)
 	python -m pytest tests/chart $(PYTEST_ARGS)
 
-e2e: env images  ## tests on a real cluster, which kind makes and deletes (docker, kind, kubectl and helm are needed)
+e2e: env images  ## tests on a real cluster, which kind creates and deletes (docker, kind, kubectl and helm are needed)
 	python -m pytest e2e -n $(E2E_PROCESSES) --dist load --maxschedchunk 1 $(PYTEST_ARGS)
 
 check: env  ## format, lint, types, layers, workflows, subjects of commits
@@ -188,11 +188,11 @@ check: env  ## format, lint, types, layers, workflows, subjects of commits
 	zizmor --quiet --offline .github/workflows
 	python tests/support/commit_subjects.py
 
-generate: env  ## what is made of the code: the schema of the manifest, pages of the documents
+generate: env  ## generates files from the code: the schema of the manifest, pages of the documents
 	python docs/generate.py
 	python -m bench.report
 
-docs: env  ## the documents as a site, in build/site; a link that leads nowhere is an error
+docs: env  ## the documents as a site, in build/site; a broken link is an error
 	python docs/pages.py
 	zensical build --clean --strict
 
@@ -200,7 +200,7 @@ dist: env  ## a wheel and an sdist, in dist/
 	rm -rf dist
 	python -m build --no-isolation
 
-release-check: env  ## whether a release can be made of this tree: version, changelog, constraints, wheel in an empty environment
+release-check: env  ## checks if this tree can be released: version, changelog, constraints, wheel in an empty environment
 	python tests/support/release_check.py --torch "$(TORCH)"
 
 bench: $(VENV)/.bench-installed  ## benchmarks, a good hour; writes bench/results and docs/benchmarks.md
@@ -214,12 +214,12 @@ bench-petastorm: .venv-petastorm/.installed  ## an environment with Petastorm, f
 .venv-petastorm/.installed:
 	$(PYTHON) -m venv .venv-petastorm
 	.venv-petastorm/bin/pip install petastorm==0.13.1 'pyarrow<15' 'numpy<2' 'pandas<3'
-	.venv-petastorm/bin/pip install "$(TORCH)" 'numpy<2' 'setuptools<81'  # it asks for a newer one than Petastorm
+	.venv-petastorm/bin/pip install "$(TORCH)" 'numpy<2' 'setuptools<81'  # torch asks for a newer setuptools than Petastorm
 	@touch $@
 
-bench-operator: env apiserver $(call wanted,kube-controller-manager) $(call wanted,kwok)  ## the operator with 1,000 jobs, under 15 minutes; kwok is used
+bench-operator: env apiserver $(call wanted,kube-controller-manager) $(call wanted,kwok)  ## benchmark of the operator with 1,000 jobs on kwok, under 15 minutes
 	PATH="$(PATH):$(abspath $(ENVTEST))" python -m bench.operator_scale
 
-clean:  ## removes what was made, but not .venv
+clean:  ## removes generated files, except .venv
 	rm -rf build dist .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache $(EXAMPLE)/out
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

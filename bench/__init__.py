@@ -1,1 +1,1 @@
-"""Benchmarks of the loader beside its peers: `python -m bench.run`; method in bench/README.md."""
+"""Benchmarks of the loader against its peers: `python -m bench.run`. bench/README.md has the method."""

@@ -1,4 +1,4 @@
-"""One cell in a fresh process: `python -m bench.cell '{"benchmark": ..., "party": ..., "case": {...}}' OUT`.
+"""Runs one cell in a fresh process: `python -m bench.cell '{"benchmark": ..., "party": ..., "case": {...}}' OUT`.
 
 Writes JSON to OUT: {"figures": {case name: {figure: number}}, "proof": {...}}, or {"missing": why}.
 """
@@ -32,7 +32,7 @@ MODULES = {
 
 
 def run(benchmark: str, party: str, case: dict[str, Any]) -> dict[str, Any]:
-    """Raises what the cell raises; NotImplementedError for a part of ours that is not there yet."""
+    """Returns the cell's report. Raises what the cell raises, and NotImplementedError for a missing part of ours."""
     name = MODULES[benchmark.split()[0]]
     made = importlib.import_module(f"bench.{name}").Case(**case)
     if party == OURS:
@@ -58,5 +58,5 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # peers leave threads that keep an interpreter from ending; the figures are on disk
+    # peers leave threads that keep an interpreter from exiting; the figures are on disk
     os._exit(code)

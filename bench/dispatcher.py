@@ -1,8 +1,7 @@
-"""B14: what a ticket costs in the dispatcher alone, by the number of feeders: no socket, no pool, no trainer.
+"""B14: the cost of a ticket in the dispatcher alone, by the number of feeders: no socket, no pool, no trainer.
 
-A rank keeps its window full, each feeder has all the tickets that it may have, and bodies come in the order in which
-they were asked for. A ticket's cost is all that the machine does for it: it is asked for, its body comes, it is
-published, its lease ends.
+A rank keeps its window full, each feeder has all the tickets that it may have, and bodies arrive in the order of the
+requests. A ticket's cost covers all work of the state machine for it: request, body, publication, and end of its lease.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dataloaderjob.sidecar.dispatch.streams import Connect, Endpoint, Publish, S
 NBYTES = 100_000
 BUNDLE = bytes(16)
 MAKE_S = 0.05
-"""Virtual: with batches that take longer than `choose.QUICK_S` a feeder has two tickets."""
+"""Virtual time of a batch. A feeder has two tickets if batches take longer than `choose.QUICK_S`."""
 SMOKE = 0.02
 
 
@@ -42,7 +41,7 @@ class Case:
 
 
 class Driver:
-    """Feeders that answer at once, and a trainer that lets each batch go."""
+    """Simulated feeders that answer at once, and a trainer that releases each batch."""
 
     def __init__(self, feeders: int) -> None:
         self.window = 2 * feeders + 16
@@ -76,11 +75,11 @@ class Driver:
                     self.machine.feeder_up(0.0, item.endpoint.instance, {})
 
     def turn(self) -> None:
-        """One body comes, and one more ticket is drawn."""
+        """Delivers one body and draws one more ticket."""
         instance, header = self.asked.popleft()
         self.now += MAKE_S
         body = header._replace(kind=Kind.BODY, nbytes=NBYTES, room=0, load=1)
-        if self.machine.begin_body(self.now, instance, body) is None:  # it has no room yet: the first ones
+        if self.machine.begin_body(self.now, instance, body) is None:  # the first bodies have no room yet
             self.machine.frame(
                 self.now, instance, body._replace(kind=Kind.ANNOUNCE, nbytes=0, room=NBYTES), b""
             )

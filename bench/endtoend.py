@@ -1,9 +1,9 @@
-"""B3: dataset to trainer, with a trainer that sleeps where it would compute (as MLPerf Storage does).
+"""B3: dataset to trainer, with a trainer that sleeps instead of computing (as MLPerf Storage does).
 
-Phases of one cell, on one iterator: warm-up; flat out, which gives the producing rate of this loader; then
-paced, with a sleep of 1 / (0.9 x that rate) after each batch. Utilisation is the time of all steps
-over the wall time of the paced phase, its first step left out. CPU per GB is taken in the paced phase, over
-all processes that cannot leave the trainer's node.
+A cell has three phases on one iterator: warm-up; flat out, which gives the rate of this loader; and paced, with a sleep
+of 1 / (0.9 x that rate) after each batch. Utilisation is the time of all steps over the wall time of the paced phase,
+without its first step. CPU per GB is measured in the paced phase, over all processes that must be on the trainer's
+node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHECK_EVERY = 16
 @dataclass(frozen=True, slots=True)
 class Case:
     producers: int
-    """Workers, feeders or actors."""
+    """Number of workers, feeders or actors."""
     flat_out_s: float
     paced_s: float
     batch: int = 64
@@ -46,12 +46,12 @@ class Case:
         return f"{self.producers} producer{'s' if self.producers > 1 else ''}"
 
     def images(self) -> Any:
-        """The dataset that a trainer's batches have to be of: its `stacked` gives what they hold."""
+        """Returns the dataset of a trainer's batches. Its `stacked` makes the expected contents."""
         return Images(self)
 
 
 class Images(torch.utils.data.Dataset[Any]):
-    """Crop, flip and tone of a stored picture, all fixed by the index: about 2.5 CPU-s/GB, 3 with collate."""
+    """Stored pictures with a crop, flip and tone fixed by the index: about 2.5 CPU-s/GB, 3 with collate."""
 
     def __init__(self, case: Case) -> None:
         self._length = case.batch * case.batches
@@ -64,7 +64,7 @@ class Images(torch.utils.data.Dataset[Any]):
         return self._length
 
     def picture(self, index: int) -> np.ndarray:
-        """uint8, shape (3, 224, 224)."""
+        """Returns a picture, uint8 of shape (3, 224, 224)."""
         mixed = (index * 2_654_435_761) & 0xFFFF_FFFF
         y, x = mixed % 32, (mixed >> 8) % 32
         crop = self._base[(mixed >> 16) & 3, :, y : y + SIDE, x : x + SIDE]
@@ -76,25 +76,25 @@ class Images(torch.utils.data.Dataset[Any]):
         return torch.from_numpy(self.picture(index)), index
 
     def stacked(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """A whole batch as arrays, for peers that do not collate with torch: pictures and int64 indices."""
+        """Returns a whole batch as arrays, for peers that do not collate with torch: pictures and int64 indices."""
         return np.stack([self.picture(int(i)) for i in indices]), np.asarray(indices, dtype=np.int64)
 
 
 def numbers_of(case: Case, batch: int) -> range:
-    """Indices of batch number `batch`."""
+    """Returns the indices of batch number `batch`."""
     return range(batch * case.batch, (batch + 1) * case.batch)
 
 
 def every_so_many(before: int) -> int:
-    """The batches that are compared, of one trainer that has them all."""
+    """Returns the number of a batch to compare, for a single trainer that has all batches."""
     return before * _CHECK_EVERY
 
 
 class _Taker:
-    """Takes batches, checks each one's indices and every 16th one's pictures, and times the waits.
+    """Takes batches, checks the indices of each and the pictures of every 16th, and times the waits.
 
-    What the checked ones must hold is made here, before anything is measured, from the same dataset.
-    `share`: the numbers of the batches that the trainer has, by how many came before; `checked`: of those that are.
+    The expected pictures are made here from the same dataset, before anything is measured. `share` maps the count of
+    earlier batches to the number of the trainer's batch, and `checked` to the number of a batch to compare.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class _Taker:
         self.proof = Proof()
         self.check_ns = 0
         self.arrived = 0.0
-        """When the last batch was there, perf_counter seconds: the trainer's step begins."""
+        """Arrival of the last batch, in perf_counter seconds. The trainer's step begins then."""
         numbers = map(checked, range(3 if case.smoke else 10))
         self._expected = {number: [sums(dataset.stacked(numbers_of(case, number))[0])] for number in numbers}
 
     def take(self) -> int:
-        """Takes one batch. Returns the wait in nanoseconds; the check that follows it is not part of it."""
+        """Takes one batch. Returns the wait in nanoseconds, without the check that follows."""
         t0 = time.perf_counter_ns()
         pictures, indices = next(self._stream)
         self.arrived = time.perf_counter()
@@ -138,9 +138,13 @@ def measure(
     share: Callable[[int], int] = int,
     checked: Callable[[int], int] = every_so_many,
 ) -> dict[str, Any]:
-    """Runs the three phases. `node_pids`: processes that must be on the trainer's node, asked when warm; `besides`:
-    those that are there and could be elsewhere. `share`: the numbers of the batches that the trainer has, by how many
-    came before; `checked`: of those whose pictures are compared, the same ones for all parties."""
+    """Runs the three phases.
+
+    `node_pids` returns the processes that must be on the trainer's node, and is called after the warm-up. `besides`
+    returns processes that are on the node but could be elsewhere. `share` maps the count of earlier batches to the
+    number of the trainer's batch. `checked` maps it to the number of a batch whose pictures are compared; these are
+    the same for all parties.
+    """
     taker = _Taker(stream, case, share, checked)
     for _ in range(case.warm):
         taker.take()
@@ -166,7 +170,7 @@ def _paced(
     start = time.perf_counter()
     while time.perf_counter() - start < case.paced_s:
         waits.append(taker.take())
-        # the check reads the batch, as a trainer's step would: it is part of the step
+        # the check reads the batch, as a trainer's step would, so it is part of the step
         time.sleep(max(step_s - (time.perf_counter() - taker.arrived), 0.0))
         computed += time.perf_counter() - taker.arrived
     wall = time.perf_counter() - start

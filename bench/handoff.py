@@ -1,13 +1,13 @@
-"""B1: from a ready batch to torch tensors in the trainer. How it is measured, the same for all.
+"""B1: from a ready batch to torch tensors in the trainer. The measurement is the same for all parties.
 
-The stream gives batch 0, 1, 2 ... of `ReadyBatches`. Two ways of taking them:
+The stream yields batch 0, 1, 2 ... of `ReadyBatches`. There are two ways to take them:
 
-- ready: sleep until several are there, take them in a burst, hold them, then let all go;
-- as they come: take each as soon as it can be had, let it go before the next.
+- ready: sleep until several are ready, take them in a burst, hold them, then release all;
+- as they come: take each as soon as it arrives, and release it before the next.
 
-Counted are next() and letting go, with every thread of the process. Not counted: checks and the sleep.
-The burst's tensors are then read at one byte of each page; that CPU is a figure of its own, because a
-loader that maps fresh memory for each batch pays for it there.
+The CPU covers next() and the release, in every thread of the process. It does not cover checks and the sleep. Then one
+byte of each page of the burst's tensors is read. That CPU is a separate figure, because a loader that maps fresh memory
+for each batch pays for it there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Case:
     nbytes: int
     tensors: int
     smoke: bool = False
-    """A few batches only."""
+    """True for a run of a few batches."""
 
     @property
     def burst(self) -> int:
@@ -51,29 +51,29 @@ class Case:
 
     @property
     def window(self) -> int:
-        """Batches that a loader may have ready: a burst and a half."""
+        """Number of batches that a loader may have ready: a burst and a half."""
         return self.burst + self.burst // 2
 
     @property
     def warm_batches(self) -> int:
-        """Taken first: each place of a pool has been written by then."""
+        """Number of batches taken first. By then each place of a pool has been written."""
         return self.window if self.smoke else 2 * (self.window + self.burst)
 
     @property
     def taken(self) -> int:
-        """Batches of the second way of taking."""
+        """Number of batches taken as they come."""
         if self.smoke:
             return 10
         return 100 if self.nbytes > 4e6 else 300
 
     @property
     def batches(self) -> int:
-        """All that both ways take, warm-up included."""
+        """Number of batches for both ways, warm-up included."""
         return self.warm_batches + self.window + self.burst * (self.warm_bursts + self.bursts) + self.taken
 
 
 class ReadyBatches(torch.utils.data.Dataset[Any]):
-    """Item i is a whole batch: one uint8 tensor, or a list of them, each stamped with i."""
+    """Whole batches: item i is one uint8 tensor, or a list of them, each stamped with i."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -90,7 +90,7 @@ class ReadyBatches(torch.utils.data.Dataset[Any]):
         return parts[0] if self.case.tensors == 1 else parts
 
     def arrays(self, number: int) -> list[np.ndarray]:
-        """Fresh arrays of batch `number`."""
+        """Returns fresh arrays of batch `number`."""
         if self._contents is None:
             self._contents = Contents(self.case.nbytes, self.case.tensors)
         parts = [part.copy() for part in self._contents.parts[number % KINDS]]
@@ -100,7 +100,7 @@ class ReadyBatches(torch.utils.data.Dataset[Any]):
 
 
 class Checker:
-    """Verifies taken batches; reads of a batch happen here, outside the measured time."""
+    """Verifies taken batches. It reads them outside the measured time."""
 
     def __init__(self, case: Case) -> None:
         self._contents = Contents(case.nbytes, case.tensors)
@@ -140,7 +140,7 @@ def case_name(case: Case) -> str:
 
 
 def _produce_s(stream: Iterator[Any], checker: Checker, warm: int, count: int) -> tuple[float, int]:
-    """Seconds that the producer needs for a batch, of `count` batches after `warm`."""
+    """Returns the producer's seconds per batch, over `count` batches after `warm`."""
     for number in range(warm + count):
         if number == warm:
             start = time.perf_counter()
@@ -188,7 +188,7 @@ def _ready(
 
 
 def _as_they_come(stream: Iterator[Any], case: Case, checker: Checker, number: int) -> dict[str, float]:
-    """CPU of this thread within next() and within letting go, and of all other threads."""
+    """Measures the CPU of this thread within next() and the release, and of all other threads."""
     latencies: list[int] = []
     own_ns, now_ns = 0, time.thread_time_ns
     others_ns = time.process_time_ns() - now_ns()
@@ -210,7 +210,7 @@ def _as_they_come(stream: Iterator[Any], case: Case, checker: Checker, number: i
 
 
 def _touch_ns(batches: list[Any]) -> int:
-    """CPU of reading one byte of each page of these batches."""
+    """Measures the CPU of reading one byte of each page of these batches."""
     start = time.thread_time_ns()
     for batch in batches:
         for tensor in tensors_of(batch):

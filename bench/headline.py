@@ -1,4 +1,4 @@
-"""The README's figures and the chart of conclusions, made of rows of bench/results. Pure."""
+"""The README's figures and the chart of conclusions, made from rows of bench/results. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CPU = "CPU on the trainer's node"
 
 
 def row_of(rows: list[dict[str, Any]], benchmark: str, case: str, peer: str) -> dict[str, Any]:
-    """The one row of a comparison. Raises ValueError if there is none, or more than one."""
+    """Returns the only row of a comparison. Raises ValueError if there is none, or more than one."""
     (found,) = (
         row for row in rows if (row["benchmark"], row["case"], row["peer_name"]) == (benchmark, case, peer)
     )
@@ -26,7 +26,7 @@ def _span(values: list[float], form: str) -> str:
 
 
 def when_to_use(rows: list[dict[str, Any]]) -> str:
-    """The README's table: when to use it, and when not."""
+    """Returns the README's table of reasons for and against the package."""
     cpu = [row_of(rows, "B3", f"{producers}: {CPU}", TORCH) for producers in ("1 producer", "2 producers")]
     start = [
         row_of(rows, "B7", f"{case}: process start to first batch", TORCH)
@@ -62,7 +62,7 @@ def when_to_use(rows: list[dict[str, Any]]) -> str:
 
 
 def with_block(readme: str, rows: list[dict[str, Any]]) -> str:
-    """The README with its table written again. Raises ValueError if a marker is missing."""
+    """Returns the README with its table updated. Raises ValueError if a marker is missing."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -71,7 +71,7 @@ def with_block(readme: str, rows: list[dict[str, Any]]) -> str:
 
 
 WIDTH, ROW, LEFT, RIGHT = 760, 30, 300, 60
-"""Of the chart, in pixels: the whole, a bar with its gap, room for texts and for figures."""
+"""Sizes of the chart in pixels: its width, a bar with its gap, room for texts and for figures."""
 STYLE = """<style>
 text{font:13px system-ui,sans-serif;fill:#1f2328}.axis{stroke:#59636e;stroke-width:1}
 .won{fill:#1a7f37}.lost{fill:#cf222e}.neither{fill:#6e7781}
@@ -91,11 +91,11 @@ BARS = (
     ("start of a script to its first batch", "B7", "2 producers: process start to first batch"),
     ("a second loader to its first batch", "B7", "2 producers: second loader to its first batch"),
 )
-"""Text of a bar, and the comparison to torch's DataLoader that it shows."""
+"""Bars: the text, and the comparison to torch's DataLoader that the bar shows."""
 
 
 def chart(rows: list[dict[str, Any]]) -> str:
-    """BARS as SVG: horizontal, on a logarithmic axis, to the right if we win."""
+    """Returns BARS as SVG: horizontal, on a logarithmic axis, to the right if we win."""
     bars = [(text, row_of(rows, benchmark, case, TORCH)) for text, benchmark, case in BARS]
     logs = [math.log(row["ratio"]) for _, row in bars]
     scale = (WIDTH - LEFT - RIGHT) / (max(logs) - min(0.0, *logs))

@@ -1,7 +1,7 @@
-"""B17 and B8: streams, of B3's pictures, and a map-style dataset with a heavy tail. Phases and figures are B3's.
+"""B17 and B8: streams of B3's pictures, and a map-style dataset with a heavy tail. Phases and figures are B3's.
 
-A stream is an IterableDataset, or what a library makes of files that are written here. Each of its workers, or slots,
-reads every so manieth batch, so that the batches come in the order of their indices for all parties.
+A stream is an IterableDataset, or a library's dataset over files that are written here. Each of its n workers, or
+slots, reads every n-th batch, so batches arrive in the order of their indices for all parties.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from bench.endtoend import numbers_of
 
 ITERABLE, WEBDATASET, HUGGING_FACE, TAIL = "IterableDataset", "WebDataset", "HF datasets", "heavy tail"
 ONE_READER = "one generator"
-"""It cannot be shared: torch's loader makes all of a sample in one worker, ours reads there and has a stage."""
+"""A stream that cannot be shared. Torch's loader makes whole samples in one worker; ours reads there and has a
+stage."""
 STREAMS = (ITERABLE, WEBDATASET, HUGGING_FACE, ONE_READER)
 FILE_NBYTES = 25_000
-"""Bytes of a picture as it is read, a sixth of those of the picture."""
+"""Bytes read for a picture, a sixth of its own size."""
 RARE, SLOWER = 100, 50
-"""One of so many samples takes so many times as long."""
+"""One in RARE samples takes SLOWER times as long as the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class _Iterable(torch.utils.data.IterableDataset[Any]):
 
 
 class _Files(torch.utils.data.IterableDataset[Any]):
-    """What would be read of a file, in order."""
+    """The bytes that would be read of a file, in order."""
 
     def __init__(self, case: Case) -> None:
         self._count = case.batches * case.batch
@@ -66,7 +67,7 @@ class _Files(torch.utils.data.IterableDataset[Any]):
 
 
 class _Decoded:
-    """The stage: a picture of what was read."""
+    """The stage, which makes a picture from the bytes read."""
 
     def __init__(self, case: Case) -> None:
         self._images = endtoend.Images(case)
@@ -87,7 +88,7 @@ class Whole(torch.utils.data.IterableDataset[Any]):
 
 
 class _HeavyTail(endtoend.Images):
-    """A few samples take much longer, as long documents and large pictures do."""
+    """Pictures, a few of them much slower, like long documents and large pictures."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         began = time.thread_time()
@@ -100,11 +101,11 @@ class _HeavyTail(endtoend.Images):
 
 
 _SAMPLE_S = 150e-6
-"""CPU time of one picture here, about."""
+"""Approximate CPU time of one picture here."""
 
 
 def _shares(case: Case) -> list[list[int]]:
-    """Indices in each of the files, one for each producer."""
+    """Returns the indices in each file. There is one file for each producer."""
     return [
         [i for batch in range(first, case.batches, case.producers) for i in numbers_of(case, batch)]
         for first in range(case.producers)
@@ -144,7 +145,7 @@ def _hugging_face(case: Case, folder: Path) -> Any:
 
 @contextlib.contextmanager
 def dataset(case: Case) -> Generator[Any, None, None]:
-    """What a loader of either side is made of."""
+    """Yields the dataset for a loader of either side."""
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     made = {WEBDATASET: _webdataset, HUGGING_FACE: _hugging_face}
     try:
@@ -157,16 +158,16 @@ def dataset(case: Case) -> Generator[Any, None, None]:
 
 
 def stage(case: Case) -> Callable[[Any], Any] | None:
-    """What is done to each sample of `dataset`."""
+    """Returns the function that makes a sample from an item of `dataset`; None if items are samples."""
     return _Decoded(case) if case.kind == ONE_READER else None
 
 
 def readers(case: Case) -> int:
-    """Processes among which the dataset can be shared."""
+    """Returns the number of processes that can share the dataset."""
     return 1 if case.kind == ONE_READER else case.producers
 
 
 def pairs(batches: Iterator[Any]) -> Iterator[Any]:
-    """Batches as `endtoend.measure` takes them: pictures and indices."""
+    """Yields batches as `endtoend.measure` takes them: pictures and indices."""
     for batch in batches:
         yield (batch["picture"], batch["id"]) if isinstance(batch, dict) else batch

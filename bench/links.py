@@ -1,8 +1,9 @@
 """B15: bytes over links that are slower than memory. Same sockets, same batches, another bottleneck.
 
-A link is a pair of virtual Ethernet devices between this network namespace and one of its own, shaped by tbf at the
-senders' end; frames of 9,000 bytes, as between nodes of a cluster. Paced senders need no namespace: the kernel sends no
-more on each of their connections. The clock never stops, since a link goes on while a receiver looks at what came.
+A link is a pair of virtual Ethernet devices between this network namespace and another one, shaped by tbf at the
+senders' end. Frames have 9,000 bytes, as between nodes of a cluster. Paced senders need no namespace, because the
+kernel limits each of their connections. The clock never stops, because a link keeps transferring while a receiver
+checks a batch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bench.work import KINDS, Contents, Proof, size_name
 NEAR, FAR = "10.213.77.1", "10.213.77.2"
 MTU = 9000
 BURST_S = 0.002
-"""What tbf lets through at once, by its rate: two of a small machine's timer ticks."""
+"""Time at the link's rate that tbf lets through at once: two of a small machine's timer ticks."""
 _CLONE_NEWNET = 0x40000000
 
 
@@ -34,9 +35,9 @@ class Case:
     nbytes: int
     seconds: float
     gbit: float = 0.0
-    """Of the link that all senders share; 0: loopback."""
+    """Rate of the link that all senders share; 0: loopback."""
     paced_mb: float = 0.0
-    """MB a second of each sender; 0: as fast as it can."""
+    """MB a second of each sender; 0: unlimited."""
     smoke: bool = False
 
     @property
@@ -48,20 +49,20 @@ class Case:
 
     @property
     def nbytes_per_s(self) -> float:
-        """What the network can carry, headers included."""
+        """Capacity of the network, headers included."""
         return self.gbit * 1e9 / 8 or self.senders * self.paced_mb * 1e6
 
     @property
     def depth(self) -> int:
-        """Batches on their way, for peers that pull."""
+        """Number of batches requested ahead, for peers that pull."""
         return max(2 * self.senders, 4 if self.nbytes > 4e6 else 32)
 
 
 @contextlib.contextmanager
 def link(gbit: float) -> Iterator[str]:
-    """Yields the name of a namespace in which `FAR` is, over a link of so many Gbit/s to `NEAR` in this one.
+    """Yields the name of a namespace with the address `FAR`, linked at `gbit` Gbit/s to `NEAR` in this one.
 
-    Raises NotImplementedError where this process may not make one.
+    Raises NotImplementedError if this process may not make a namespace.
     """
     name = f"dlj-bench-{os.getpid()}"
     near, far = f"dljn{os.getpid()}", f"dljf{os.getpid()}"
@@ -90,7 +91,7 @@ def _run(*command: str) -> None:
 
 
 def enter(namespace: str) -> None:
-    """Moves this thread, and what it starts, into a namespace. Raises OSError."""
+    """Moves this thread, and everything it starts, into a namespace. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -103,7 +104,7 @@ def enter(namespace: str) -> None:
 def measure(
     take: Callable[[], np.ndarray], case: Case, receivers: Callable[[], Sequence[int]]
 ) -> dict[str, Any]:
-    """Figures of what `take` returns, one batch each call. `receivers`: pids of what receives."""
+    """Measures `take`, which returns a batch. `receivers` returns the pids of the receiving processes."""
     contents, proof = Contents(case.nbytes, 1), Proof()
     kinds = {int(parts[0][-8:].view(np.uint64)[0]): kind for kind, parts in enumerate(contents.parts)}
 

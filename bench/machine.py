@@ -1,4 +1,4 @@
-"""What the machine did meanwhile: CPU of processes, load, steal; and the facts that a result needs."""
+"""The machine's activity during a measurement (CPU of processes, load, steal), and the facts that a result needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FOREIGN_LIMIT = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Counters of one moment, seconds since boot where not said otherwise."""
+    """Counters at one moment, in seconds since boot unless noted otherwise."""
 
     wall_s: float
     busy_s: float
@@ -34,20 +34,20 @@ class Snapshot:
     softirq_s: float
     steal_s: float
     others_s: float
-    """CPU of all processes, ended children included, but this one, those below it and the kernel's."""
+    """CPU of all processes, ended children included, except this one, its descendants and the kernel's."""
     load1: float
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Between two snapshots."""
+    """The load between two snapshots."""
 
     wall_s: float
     load1: float
     busy_share: float
-    """Of all CPUs, 0 to 1."""
+    """Busy share of all CPUs, 0 to 1."""
     foreign_share: float
-    """Busy with what is not ours, of all CPUs."""
+    """Share of all CPUs that foreign processes took."""
     steal_share: float
 
     @property
@@ -67,8 +67,8 @@ def snapshot() -> Snapshot:
 
 
 def _others_s() -> float:
-    # not "all that was busy less our children": raylets ignore SIGCHLD, and the kernel then forgets what
-    # their workers used
+    # not the difference of all busy time and our children: raylets ignore SIGCHLD, and the kernel then forgets the
+    # CPU of their workers
     parents: dict[int, int] = {}
     used: dict[int, float] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -90,7 +90,7 @@ def _belongs(pid: int, parents: dict[int, int], roots: set[int]) -> bool:
 
 
 def between(before: Snapshot, after: Snapshot) -> Load:
-    """Shares are of all CPUs' time. A foreign process that came and went meanwhile counts with its parent."""
+    """Returns shares of all CPUs' time. A foreign process that started and ended meanwhile counts with its parent."""
     wall = max(after.wall_s - before.wall_s, 1e-9)
     total = wall * (os.cpu_count() or 1)
     busy = after.busy_s - before.busy_s
@@ -100,20 +100,20 @@ def between(before: Snapshot, after: Snapshot) -> Load:
 
 
 def cpu_ns(pids: Iterable[int]) -> int:
-    """CPU time of these processes, ended threads included, nanoseconds.
+    """Returns the CPU time of these processes, ended threads included, in nanoseconds.
 
     Raises:
-        RuntimeError: One of them has ended, and taken with it what it used.
+        RuntimeError: One of them has ended, and its CPU time is gone with it.
     """
     return sum(map(_process_cpu_ns, pids))
 
 
 def _process_cpu_ns(pid: int) -> int:
     try:
-        # the clock of another process, as clock_getcpuclockid(3) makes it; all threads, scheduler's accounting
+        # the clock of another process, as made by clock_getcpuclockid(3): all threads, by the scheduler's accounting
         return time.clock_gettime_ns(~pid << 3 | 2)
     except OSError as e:
-        raise RuntimeError(f"process {pid} has ended, and what CPU it used cannot be told any more") from e
+        raise RuntimeError(f"process {pid} has ended, and its CPU time is unknown") from e
 
 
 def adopt_orphans() -> None:
@@ -124,15 +124,15 @@ def adopt_orphans() -> None:
 
 
 def unwind_on_signals() -> None:
-    """SIGINT and SIGTERM raise KeyboardInterrupt, in a shell's background process, which ignores SIGINT, too."""
+    """Makes SIGINT and SIGTERM raise KeyboardInterrupt, also in a shell's background process, which ignores SIGINT."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def end_children(grace_s: float) -> list[str]:
-    """Waits `grace_s` for descendants to end by themselves, then kills the rest, by pid.
+    """Waits `grace_s` for descendants to end by themselves, then kills the rest by pid.
 
-    Returns: the names of those that had to be killed.
+    Returns the names of the killed processes.
     """
     me = psutil.Process()
     deadline = time.monotonic() + grace_s
@@ -157,7 +157,7 @@ def _alive(me: psutil.Process) -> list[psutil.Process]:
 
 
 def facts() -> dict[str, object]:
-    """CPU, kernel, Python and package versions of this machine."""
+    """Returns CPU, kernel, Python and package versions of this machine."""
     versions = {"python": platform.python_version(), "kernel": platform.release()}
     for name in ("dataloaderjob", *PACKAGES):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -170,7 +170,7 @@ def facts() -> dict[str, object]:
 
 
 def commit() -> str:
-    """Commit of the tree, with `-dirty` where tracked files differ, or `none` outside git."""
+    """Returns the commit of the tree, with `-dirty` if tracked files differ, or `none` outside git."""
     out = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
         cwd=ROOT, capture_output=True, text=True, check=False,

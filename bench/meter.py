@@ -1,7 +1,7 @@
-"""CPU and time of a stretch of code, less the bench's own checks.
+"""CPU and wall time of a stretch of code, without the bench's own checks.
 
-CPU is that of the whole process, so threads that a loader runs behind the caller's back count. A pause
-takes out the wall time and the CPU of the pausing thread only: other threads go on being counted.
+CPU covers the whole process, so hidden threads of a loader count. A pause excludes only the wall time and the CPU of
+the pausing thread. Other threads still count.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 
 
 class Meter:
-    """`start`, then `pause`/`resume` round the checks, then `stop`."""
+    """Measures from `start` to `stop`. Call `pause` before each check and `resume` after it."""
 
     def start(self) -> None:
         self._out_cpu = self._out_wall = 0
@@ -26,12 +26,12 @@ class Meter:
         self._out_cpu += time.thread_time_ns() - self._paused_cpu
 
     def stop(self) -> tuple[float, float]:
-        """Returns: CPU and wall seconds between start and stop, pauses left out."""
+        """Returns CPU and wall seconds between start and stop, without pauses."""
         cpu = time.process_time_ns() - self._cpu - self._out_cpu
         wall = time.perf_counter_ns() - self._wall - self._out_wall
         return cpu / 1e9, wall / 1e9
 
     @property
     def wall_s(self) -> float:
-        """Wall seconds so far, pauses left out."""
+        """Wall seconds so far, without pauses."""
         return (time.perf_counter_ns() - self._wall - self._out_wall) / 1e9

@@ -1,5 +1,5 @@
-"""Our side of each benchmark. A part that does not exist yet raises NotImplementedError with its name;
-the harness then reports `missing`, never a number."""
+"""Our side of each benchmark. A part that does not exist yet raises NotImplementedError with its name; the harness then
+reports `missing`, never a number."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _SPARE_NBYTES = 256_000_000
 TICKET_CASE = "a ticket of 256 indices"
 _TICKET_KEYS = 256
 RAYS_NICENESS = "15"
-"""Of what Ray's workers start, as feeders are in a job."""
+"""Niceness of the processes that Ray's workers start. Feeders of a job have it."""
 
 
 def handoff_service(case: handoff.Case) -> Any:
-    """One feeder; a window of batches ahead, as the peers have."""
+    """Starts one feeder, with a window of batches ahead, as the peers have."""
     room = 3 * (case.window + case.burst) * case.nbytes + _SPARE_NBYTES
     return service(feeders=1, shared_memory_nbytes=room, prefetch=case.window)
 
@@ -67,7 +67,7 @@ def _no_copies(loader: Any) -> None:
 
 
 class _Indices(torch.utils.data.Dataset[Any]):
-    """A batch is its own indices, int64."""
+    """Batches that consist of their own indices, int64."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -83,7 +83,7 @@ class _Indices(torch.utils.data.Dataset[Any]):
 
 
 def b1_ticket(case: handoff.Case) -> dict[str, Any]:
-    """CPU of what `next()` does to pack and send one list of 256 ints, in place, while batches flow."""
+    """Measures the CPU that `next()` takes to pack and send one list of 256 ints, while batches arrive."""
     batches = 60 if case.smoke else 800
     with service(feeders=1, shared_memory_nbytes=_SPARE_NBYTES, prefetch=16):
         from dataloaderjob import DataLoader
@@ -108,7 +108,7 @@ def b1_ticket(case: handoff.Case) -> dict[str, Any]:
 
 
 def b1_state(case: handoff.Case) -> dict[str, Any]:
-    """CPU of `state_dict()` in the middle of an epoch whose order torch's default generator gave."""
+    """Measures the CPU of `state_dict()` in the middle of an epoch whose order came from torch's default generator."""
     calls = 20 if case.smoke else 2000
     with service(feeders=1, shared_memory_nbytes=_SPARE_NBYTES, prefetch=16):
         from dataloaderjob import DataLoader
@@ -125,7 +125,7 @@ def b1_state(case: handoff.Case) -> dict[str, Any]:
         for number, bytes_ in enumerate(expected):
             proof.add(number, [next(iterator).numpy().view(np.uint8)], [sums(bytes_)])
         if loader.state_dict()["batches"] != 8:
-            raise RuntimeError("the state is not that of the eighth batch")
+            raise RuntimeError("the state does not belong to the eighth batch")
         began = time.thread_time_ns()
         for _ in range(calls):
             loader.state_dict()
@@ -134,7 +134,7 @@ def b1_state(case: handoff.Case) -> dict[str, Any]:
 
 
 class _Bodies(torch.utils.data.Dataset[Any]):
-    """Item i is a body that lies ready in the feeder, as the peers' senders have theirs."""
+    """Bodies that lie ready in the feeder, as in the peers' senders."""
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
@@ -150,7 +150,7 @@ class _Bodies(torch.utils.data.Dataset[Any]):
 
 
 def b2_transport(case: transport.Case) -> dict[str, Any]:
-    """The receiver is a process of its own; its CPU is read from outside. This process takes and checks."""
+    """Reads the CPU of the receiver, a process of its own, from outside. This process takes and checks batches."""
     window = 2 * case.depth
     room = 4 * window * case.nbytes + _SPARE_NBYTES
     with service(feeders=1, shared_memory_nbytes=room, prefetch=window) as running:
@@ -180,7 +180,7 @@ def b2_transport(case: transport.Case) -> dict[str, Any]:
 
 
 def b15_links(case: links.Case) -> dict[str, Any]:
-    """As B2, the receiver is a process of its own. No checksum, as no peer has one."""
+    """Reads the CPU of the receiver, as in B2. There is no checksum, because no peer has one."""
     window = min(case.depth + 2, 200)
     room = 4 * window * case.nbytes + _SPARE_NBYTES
     with contextlib.ExitStack() as stack:
@@ -209,13 +209,13 @@ def b15_links(case: links.Case) -> dict[str, Any]:
 
 
 def b16_ranks(case: ranks.Case) -> dict[str, Any]:
-    """Two feeders, which would be elsewhere; the trainers, the sidecar and its receivers are on the node."""
+    """Uses two feeders, which would be elsewhere. The trainers, the sidecar and its receivers are on the node."""
     with service(feeders=2, shared_memory_nbytes=2_000_000_000, prefetch=4, processes=case.ranks) as running:
         return ranks.measure("ours", case, lambda: running.on_trainer_node()[1:])
 
 
 def b3_end_to_end(case: endtoend.Case) -> dict[str, Any]:
-    """As many feeders as producers; trainer, sidecar and receiver are the node's processes."""
+    """Uses `producers` feeders. Trainer, sidecar and receiver are the node's processes."""
     with service(feeders=case.producers, shared_memory_nbytes=1_000_000_000, prefetch=16) as running:
         from dataloaderjob import DataLoader
 
@@ -224,7 +224,7 @@ def b3_end_to_end(case: endtoend.Case) -> dict[str, Any]:
 
 
 def b17_streams(case: iterables.Case) -> dict[str, Any]:
-    """As many feeders as producers; those of a stream are its slots, or run its stage."""
+    """Uses `producers` feeders. Feeders of a stream have its slots or run its stage."""
     with (
         iterables.dataset(case) as data,
         service(feeders=case.producers, shared_memory_nbytes=1_000_000_000, prefetch=16) as running,
@@ -238,7 +238,7 @@ def b17_streams(case: iterables.Case) -> dict[str, Any]:
 
 
 def b19_pictures(case: pictures.Case) -> dict[str, Any]:
-    """As many feeders as producers. They decode, or they read only and the stage of the trainer decodes."""
+    """Uses `producers` feeders. They decode, or they only read and the trainer's stage decodes."""
     with service(feeders=case.producers, shared_memory_nbytes=1_000_000_000, prefetch=16) as running:
         from dataloaderjob import DataLoader
         from dataloaderjob.collate import keep_bytes
@@ -255,7 +255,7 @@ def b19_pictures(case: pictures.Case) -> dict[str, Any]:
 
 
 def b20_tables(case: tables.Case) -> dict[str, Any]:
-    """As many slots and feeders as producers; trainer, sidecar and receiver are the node's processes."""
+    """Uses `producers` slots and feeders. Trainer, sidecar and receiver are the node's processes."""
     with service(feeders=case.producers, shared_memory_nbytes=1_000_000_000, prefetch=16) as running:
         from dataloaderjob import DataLoader
 
@@ -264,7 +264,7 @@ def b20_tables(case: tables.Case) -> dict[str, Any]:
 
 
 def b18_ray_data(case: raydata.Case) -> dict[str, Any]:
-    """A Ray of its own, with the slot that reads from it; trainers, sidecar and receivers are the node's processes."""
+    """Starts a Ray, and a slot that reads from it. Trainers, sidecar and receivers are the node's processes."""
     need("dataloaderjob.ray_data")
     from dataloaderjob.core.settings import RayTasks
     from dataloaderjob.local.head import RayHead
@@ -287,7 +287,7 @@ def b18_ray_data(case: raydata.Case) -> dict[str, Any]:
 
 
 def b10_samplers(case: samplers.Case) -> dict[str, Any]:
-    """Of one rank, as the peers."""
+    """Measures one rank's sampler, as with the peers."""
     need("dataloaderjob.samplers.distributed")
     from dataloaderjob import ElasticDistributedSampler
 

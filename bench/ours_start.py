@@ -1,4 +1,4 @@
-"""Our side of B7, in a module of its own: what it imports counts as a part of the start."""
+"""Our side of B7, in a module of its own because its imports count as part of the start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.raybox import SCRATCH
 
 
 def measure(case: start.Case) -> dict[str, Any]:
-    """The private service of this machine, as a plain script gets it."""
+    """Measures the private service of this machine, as started by a script by itself."""
     os.environ["DATALOADERJOB_DIR"] = os.environ.get(SCRATCH, "/tmp")
     if case.follows:
         return _next_script(case)
@@ -27,7 +27,7 @@ def measure(case: start.Case) -> dict[str, Any]:
 
 
 def _next_script(case: start.Case) -> dict[str, Any]:
-    """The service stays for it, and is ended then."""
+    """Measures a script whose service outlived the previous script, and ends the service."""
     from dataloaderjob.local.status import live_runs
 
     os.environ["DATALOADERJOB_KEEP"] = "60"

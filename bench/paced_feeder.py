@@ -1,4 +1,4 @@
-"""A feeder host whose connections carry RATE bytes a second: `python -m bench.paced_feeder RATE --settings FILE`."""
+"""A feeder host with RATE bytes a second per connection: `python -m bench.paced_feeder RATE --settings FILE`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 import sys
 
 SO_MAX_PACING_RATE = 47
-"""asm-generic/socket.h; the module `socket` has no name for it. Accepted sockets have what their listener has."""
+"""Constant of asm-generic/socket.h that the module `socket` lacks. Accepted sockets inherit their listener's rate."""
 
 
 def main() -> int:

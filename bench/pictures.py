@@ -1,7 +1,7 @@
-"""B19: JPEGs that feeders decode, and those that the trainer's device_stage decodes; here its device is the CPU.
+"""B19: JPEGs decoded by feeders or by the trainer's device_stage, whose device is the CPU here.
 
-Phases and figures are B3's. The pictures are made here, of the size that ImageNet's have on average, and cut to the
-same middle by whoever decodes them.
+Phases and figures are B3's. The pictures are made here and have the average size of ImageNet's. Every party cuts them
+to the same middle as it decodes them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KINDS = (STAGE, FEEDERS)
 WIDTH, HEIGHT = 500, 375
 _DIFFERENT = 64
 _QUALITY, _GRAIN = 90, 6.0
-"""Such files have about 100 kB."""
+"""Settings that give files of about 100 kB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Case(endtoend.Case):
 
 
 def files() -> list[bytes]:
-    """JPEGs of soft shapes and some grain."""
+    """Makes JPEGs of soft shapes with some grain."""
     from PIL import Image
 
     rng, made = np.random.default_rng(11), []
@@ -52,7 +52,7 @@ def files() -> list[bytes]:
 
 
 def decoded(jpeg: Any) -> np.ndarray:
-    """uint8, shape (3, 224, 224): the middle. jpeg: anything that has its bytes."""
+    """Returns the middle of a picture, uint8 of shape (3, 224, 224). `jpeg` is any bytes-like object."""
     from PIL import Image
 
     whole = np.asarray(Image.open(BytesIO(jpeg)))
@@ -61,7 +61,7 @@ def decoded(jpeg: Any) -> np.ndarray:
 
 
 class Files(torch.utils.data.Dataset[Any]):
-    """JPEGs as they are read."""
+    """JPEGs, undecoded."""
 
     def __init__(self, case: Case) -> None:
         self._length, self._files = case.batch * case.batches, files()
@@ -77,13 +77,13 @@ class Files(torch.utils.data.Dataset[Any]):
 
 
 class Decoded(Files):
-    """Pictures."""
+    """Decoded pictures."""
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         return torch.from_numpy(decoded(self.file(index))), index
 
     def stacked(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """A whole batch as arrays: pictures and int64 indices."""
+        """Returns a whole batch as arrays: pictures and int64 indices."""
         return np.stack([decoded(self.file(int(i))) for i in indices]), np.asarray(indices, dtype=np.int64)
 
 
@@ -94,7 +94,7 @@ def stage(batch: Any, _: torch.Generator) -> Any:
 
 
 def with_link(found: dict[str, Any], case: Case, status: dict[str, Any]) -> dict[str, Any]:
-    """Adds what came over the link, by a receiver's figures, for each picture."""
+    """Adds the kB per picture that crossed the link, from a receiver's figures."""
     pictures = status["batches"] * case.batch
     found["figures"][case.name]["link_kb_per_picture"] = status["nbytes"] / pictures / 1e3
     return found

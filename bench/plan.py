@@ -1,7 +1,7 @@
-"""Which cells run and what is claimed about them. Pure: tables, no measuring.
+"""The cells that run and the claims about them. Pure: tables, no measuring.
 
-`Cell` is one party on one case in one process. `Claim` is one row of the table. Floors and targets stand
-here and nowhere else; a claim with a peer is about the ratio, one without is about our own figure.
+`Cell` is one party on one case in one process. `Claim` is one row of the table. Floors and targets exist only here. A
+claim with a peer is about the ratio; a claim without a peer is about our own figure.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ TRANSPORTS = (FLIGHT, "grpcio", "pyzmq", "asyncio streams", RAY_COPY_FAR, "ray.g
 LOADERS = ("DataLoader", "Ray Data", "Ray actors")
 STARTERS = ("DataLoader", "Ray Data")
 KEEPING = STARTERS[:1]
-"""Those that can keep their workers from one epoch to the next."""
+"""Parties that can keep their workers from one epoch to the next."""
 SAMPLERS = ("DistributedSampler", "RandomSampler")
 LISTED, UNLISTED = 10_000_000, 1_000_000_000
-"""Samples of which a list can be made here, and of which none can: 40 GB."""
+"""Numbers of samples: one whose list fits into memory here, and one whose list does not (40 GB)."""
 FEEDERS = (8, 64, 256)
 LINK_ROUNDS = 3
 PACED_MB = 20.0
@@ -85,7 +85,7 @@ TABLE_PEERS = {
     PYARROW: ("DataLoader", "Petastorm, batches"),
 }
 BEST_PEER = "best peer"
-"""A peer name of claims: whichever has the best median."""
+"""A peer name of claims: the peer with the best median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Cell:
     case: dict[str, Any] = field(hash=False)
     rounds: int
     processes: int = 1
-    """Copies that run at the same time; figures are their mean."""
+    """Number of copies that run at the same time; figures are their means."""
 
     @property
     def label(self) -> str:
@@ -107,11 +107,11 @@ class Cell:
 class Claim:
     benchmark: str
     case: str
-    """Name of the case, as the cells report it."""
+    """Name of the case, as reported by the cells."""
     figure: str
     unit: str
     says: str = ""
-    """What the figure is, behind the case's name in the table."""
+    """The meaning of the figure, shown after the case's name in the table."""
     lower_is_better: bool = True
     peer: str | None = None
     floor: float | None = None
@@ -119,7 +119,7 @@ class Claim:
 
 
 def cells(benchmark: str, *, full: bool, smoke: bool) -> list[Cell]:
-    """The cells of one round, ours first."""
+    """Returns the cells of one round, ours first."""
     makers = {
         "B1": _handoff,
         "B2": _transport,
@@ -172,7 +172,7 @@ def _transport(full: bool) -> Iterator[Cell]:
     for nbytes in _sizes(full):
         for party in (OURS, *TRANSPORTS):
             if party == RAY_COPY_FAR and nbytes != LARGE_NBYTES and not full:
-                continue  # 20 s a cell, for small objects that Ray does not send through its store anyway
+                continue  # 20 s a cell, for small objects that Ray sends without its store anyway
             rounds = ROUNDS_WITH_FLOOR if party == OURS else ROUNDS
             yield Cell("B2", party, {"nbytes": nbytes, "seconds": 4.0 if full else 1.5}, rounds)
 
@@ -182,7 +182,7 @@ def _end_to_end(full: bool) -> Iterator[Cell]:
     for producers in (1, 2):
         for party in (OURS, *LOADERS):
             if producers == 1 and party not in (OURS, "DataLoader") and not full:
-                continue  # the comparison on equal cores is made with both cores at work
+                continue  # the comparison on equal cores uses both cores
             rounds = ROUNDS_WITH_FLOOR if party == OURS else ROUNDS
             yield Cell("B3", party, {"producers": producers, **times}, rounds)
 
@@ -207,7 +207,7 @@ def _dispatcher(full: bool) -> Iterator[Cell]:
 
 
 def _link_cases(full: bool) -> Iterator[dict[str, Any]]:
-    """Rate of the link (0: loopback), senders, bytes of a batch; MB a second of each sender that is paced."""
+    """Yields the link's rate (0: loopback), senders and bytes of a batch; or MB a second of each paced sender."""
     if full:
         shared = [
             (gbit, senders, nbytes)
@@ -232,7 +232,7 @@ def _link_cases(full: bool) -> Iterator[dict[str, Any]]:
 
 
 def _link_seconds(senders: int) -> float:
-    """Batches of many senders come out of order: up to a window of them is there before the first that is awaited."""
+    """Returns more for many senders: up to a window of their batches arrives before the one that is next in order."""
     return 4.0 if senders == 1 else 10.0
 
 
@@ -260,7 +260,7 @@ def _streams(full: bool) -> Iterator[Cell]:
 
 
 def _ray_data(full: bool) -> Iterator[Cell]:
-    # Flat out for longer than elsewhere: what was read while the actors started lasts a second or two.
+    # Flat out for longer than elsewhere: the batches read while the actors started last a second or two.
     times = {"flat_out_s": 6.0, "paced_s": 8.0 if full else 4.0}
     for party in (OURS, ITER_TORCH):
         for case in RAY_DATA:
@@ -285,7 +285,7 @@ def _heavy_tail(full: bool) -> Iterator[Cell]:
 
 
 def claims(benchmark: str, *, full: bool) -> list[Claim]:
-    """The rows of one benchmark, in the table's order."""
+    """Returns the rows of one benchmark, in the table's order."""
     makers = {
         "B1": _handoff_claims,
         "B2": _transport_claims,
@@ -347,7 +347,7 @@ def _handoff_claims(full: bool) -> Iterator[Claim]:
 
 
 def _shared_claims() -> Iterator[Claim]:
-    """Several trainer processes at the same time, each with a loader of its own."""
+    """Yields claims about several trainer processes at the same time, each with its own loader."""
     for processes in (2, 8):
         for nbytes in _sizes(True):
             for tensors in _tensors(True):
@@ -360,7 +360,7 @@ def _shared_claims() -> Iterator[Claim]:
 
 
 def copies(processes: int) -> str:
-    """What several copies add to a case's name."""
+    """Returns the suffix that several copies add to a case's name."""
     return f", {processes} processes" if processes > 1 else ""
 
 
@@ -507,7 +507,7 @@ def _rank_claims(full: bool) -> Iterator[Claim]:
 
 
 def _fed_claims(benchmark: str, cases: Iterable[str], peer: str, throughput: float) -> Iterator[Claim]:
-    """`throughput`: the target beside the peer's, flat out."""
+    """Yields three claims for each case. `throughput` is the target for the ratio of the flat-out rates."""
     for name in cases:
         case: dict[str, Any] = {"benchmark": benchmark, "case": name, "peer": peer}
         yield Claim(

@@ -1,4 +1,4 @@
-"""Runs one cell in fresh processes and cleans up behind it: descendants by pid, its scratch folder."""
+"""Runs one cell in fresh processes and cleans up after it: descendants by pid, and its scratch folder."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from bench.raybox import SCRATCH
 
 TIMEOUT_S = 150.0
 GRACE_S = 8.0
-"""For what a cell leaves running, such as a service that ends after its last client."""
+"""Time for processes that a cell leaves running, such as a service that ends after its last client."""
 _STARTED = "BENCH_STARTED"
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 def run_cell(cell: Cell) -> dict[str, Any]:
-    """Returns: the cell's report with `load`, `wall_s` and `left`; or {"missing": why}, {"failed": log}."""
-    # a short path: Unix sockets are made in it
+    """Returns the cell's report with `load`, `wall_s` and `left`; or {"missing": why}; or {"failed": log}."""
+    # a short path, because Unix sockets are made in it
     scratch = Path(tempfile.mkdtemp(prefix="b", dir="/tmp"))
     before = machine.snapshot()
     start = time.monotonic()
@@ -60,7 +60,7 @@ def _run_copies(cell: Cell, scratch: Path) -> list[Path]:
     for i, out in enumerate(outs):
         with (scratch / f"log-{i}").open("wb") as log:
             environment = {**os.environ, **_ONE_THREAD, SCRATCH: str(scratch), _STARTED: repr(time.time())}
-            # pip has compiled every peer; ours, which is installed editable, is compiled where that is allowed.
+            # pip has compiled every peer. Ours is installed editable and is compiled only if that is allowed.
             environment.pop("PYTHONDONTWRITEBYTECODE", None)
             command = [sys.executable, "-m", "bench.cell", spec, str(out)]
             started.append(

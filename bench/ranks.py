@@ -1,8 +1,8 @@
-"""B16: the ranks of one node, each a trainer process with a loader of its own: CPU and memory of all that is on it.
+"""B16: the ranks of one node, each a trainer process with its own loader: CPU and memory of all processes on the node.
 
-Every rank steps at the same pace and sleeps where it would compute. They are started by one process, begin together
-once all are warm, and what belongs to the node is counted from outside: CPU over the steps, memory (the proportional
-set size, in which shared pages count once) after the last.
+Every rank steps at the same pace and sleeps instead of computing. One process starts the ranks, which begin together
+once all are warm. It measures the node's processes from outside: the CPU over the steps, and the memory after the last
+step. Memory is the proportional set size, in which shared pages count once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench import endtoend, machine
 from bench.work import Proof, sums
 
 CHECKED = 2
-"""Batches of each rank that are compared byte by byte with what its dataset makes."""
+"""Number of batches of each rank that are compared byte by byte with its dataset's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Case:
 
     @property
     def images(self) -> endtoend.Images:
-        """As many for each rank as it takes."""
+        """The dataset, with enough images for each rank."""
         return endtoend.Images(endtoend.Case(1, 1.0, 1.0, batch=self.batch, batches=self.steps + 8))
 
 
 def rank(case: Case, new_loader: Callable[[Any], Any]) -> None:
-    """One trainer process: warms up, says so, steps when it is told to, prints what it saw."""
+    """Runs one trainer process: warms up, reports that, waits for a line, steps, and prints its measurements."""
     dataset = case.images
     stream, proof = iter(new_loader(dataset)), Proof()
     for number in range(CHECKED):
@@ -71,11 +71,11 @@ def rank(case: Case, new_loader: Callable[[Any], Any]) -> None:
         ),
         flush=True,
     )
-    sys.stdin.readline()  # until its memory was read
+    sys.stdin.readline()  # until the memory of this process has been read
 
 
 def measure(party: str, case: Case, also: Callable[[], Sequence[int]]) -> dict[str, Any]:
-    """`party`: whose loader the ranks make. `also`: pids on the node that are no descendants of the ranks."""
+    """Runs the ranks with the loader of `party`. `also` returns further pids on the node, apart from descendants."""
     command = [sys.executable, "-m", "bench.ranks", party, json.dumps(asdict(case))]
     with started(command, case.ranks) as ranks:
         for process in ranks:
@@ -103,7 +103,7 @@ def measure(party: str, case: Case, also: Callable[[], Sequence[int]]) -> dict[s
 
 @contextlib.contextmanager
 def started(command: Sequence[str], count: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """The processes of `count` ranks, which have to end by themselves when the block does."""
+    """Yields the processes of `count` ranks, which have to exit by themselves when the block ends."""
     ranks: list[subprocess.Popen[str]] = []
     try:
         for number in range(count):
@@ -131,7 +131,7 @@ def _with_children(ranks: Sequence[subprocess.Popen[str]]) -> list[int]:
 
 
 def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The next line that a rank prints, JSON. Raises RuntimeError where it ended."""
+    """Returns the next line that a rank prints, which is JSON. Raises RuntimeError if the rank has ended."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:

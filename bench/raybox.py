@@ -1,4 +1,4 @@
-"""A Ray of its own for one cell: local, own folder, small object store, ended by pid."""
+"""A separate Ray for one cell: local, with its own folder and a small object store, ended by pid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import psutil
 
 MIN_STORE_NBYTES = 80 * 1024 * 1024
 SCRATCH = "BENCH_SCRATCH"
-"""Environment variable: folder that the harness removes after the cell."""
+"""Environment variable with a folder that the harness removes after the cell."""
 _GRACE_S = 3.0
 _FAR_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 20.0
@@ -33,20 +33,20 @@ def ray_box(
     far_node: bool = False,
     addresses: tuple[str, str, str] | None = None,
 ) -> Iterator[list[int]]:
-    """Starts Ray, yields the pids of the processes that a trainer's node cannot do without.
+    """Starts Ray, and yields the pids of the processes that must be on the trainer's node.
 
-    These are this driver and its raylet, which holds the object store; GCS, agents and workers could be
-    elsewhere and are left out, in the peer's favour. With `far_node` a second raylet holds all CPUs and the
-    resource "far", so that objects made there come here through Ray's own transfer. `addresses`: this node's, the
-    second one's, and the network namespace that the second one is in.
+    These are this driver and its raylet, which holds the object store. GCS, agents and workers could be elsewhere and
+    are left out, in the peer's favour. With `far_node` a second raylet has all CPUs and the resource "far", so objects
+    made there arrive through Ray's own transfer. `addresses` are this node's address, the second node's address, and
+    the second node's network namespace.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a late finalizer of Ray Data would start a Ray of its own
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a late finalizer of Ray Data would start another Ray
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     import ray
 
     logging.getLogger("ray").setLevel(logging.ERROR)
-    # Unix socket paths below the folder must stay under 108 bytes, hence no long prefix
+    # Unix socket paths below the folder must stay under 108 bytes, hence the short prefix
     folder = tempfile.mkdtemp(prefix="r", dir=os.environ.get(SCRATCH, "/tmp"))
     store_nbytes = max(store_nbytes, MIN_STORE_NBYTES)
     before = set(psutil.Process().children(recursive=True))
@@ -68,14 +68,15 @@ def ray_box(
 
 
 def await_iterators() -> None:
-    """Threads of Ray Data that still ask Ray when it is gone end the process before its figures are written."""
+    """Waits for threads of Ray Data. One that asks Ray after its end would end the process before its figures are
+    written."""
     deadline = time.monotonic() + _END_TIMEOUT_S
     while any(t.name == "iter_threaded" for t in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def _start_far(num_cpus: int, store_nbytes: int, addresses: tuple[str, str, str] | None) -> None:
-    """A second raylet on this machine; returns once it is part of the cluster."""
+    """Starts a second raylet on this machine, and returns once it has joined the cluster."""
     import ray
 
     address = ray.get_runtime_context().gcs_address
@@ -95,7 +96,7 @@ def _start_far(num_cpus: int, store_nbytes: int, addresses: tuple[str, str, str]
 
 
 def _end(processes: list[psutil.Process]) -> None:
-    """Ends what outlived `ray.shutdown`, which is usual for its own processes."""
+    """Ends the processes that outlived `ray.shutdown`. Ray's own processes usually do."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         _, alive = psutil.wait_procs(processes, timeout=_GRACE_S if signum == signal.SIGKILL else 0.5)
         for process in alive:

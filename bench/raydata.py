@@ -1,4 +1,4 @@
-"""B18: a pipeline of Ray Data that makes B3's pictures, taken by one trainer or two. Phases and figures are B3's."""
+"""B18: a pipeline of Ray Data that makes B3's pictures for one trainer or two. Phases and figures are B3's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench import endtoend
 from bench.endtoend import SIDE
 
 STORE_NBYTES = 4_000_000_000
-"""With 1 GB Ray holds its tasks back for want of space, and all parties come to half the rate in one run of two."""
+"""With 1 GB Ray holds its tasks back for lack of space, and all parties have half the rate in one run of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,20 +18,20 @@ class Case(endtoend.Case):
     batches: int = 2000
     trainers: int = 1
     elsewhere: bool = False
-    """The pipeline's tasks run as on another machine."""
+    """True if the pipeline's tasks run as on another machine."""
     small_blocks: bool = False
-    """Of one batch; else of ten, 96 MB, where Ray aims at 128 MiB at most."""
+    """True if a block has one batch; otherwise it has ten, 96 MB of the 128 MiB that Ray aims at."""
 
     @property
     def batches_per_block(self) -> int:
         return 1 if self.small_blocks else 10
 
     def dealt(self, rank: int, *, together: int = 1) -> Callable[[int], int]:
-        """The numbers of a rank's batches, by how many came before, where so many stay `together`."""
+        """Returns the number of a rank's batch as a function of the count before it. Ranks get `together` at a time."""
         return lambda before: (before // together * self.trainers + rank) * together + before % together
 
     def checked(self, rank: int) -> Callable[[int], int]:
-        """The numbers of those batches that are compared, which a rank has whether blocks are dealt or batches."""
+        """Returns the numbers of the batches to compare. The rank has them whether blocks or batches are dealt."""
         if self.trainers == 1:
             return endtoend.every_so_many
         return lambda before: 40 * before + 11 * rank
@@ -42,7 +42,7 @@ class Case(endtoend.Case):
 
 
 def named(trainers: int, *, elsewhere: bool, small_blocks: bool) -> str:
-    """The name of a case."""
+    """Returns the name of a case."""
     where = "tasks elsewhere" if elsewhere else "one machine"
     return (
         f"{trainers} trainer{'s' if trainers > 1 else ''}, {where}{', small blocks' if small_blocks else ''}"
@@ -50,7 +50,7 @@ def named(trainers: int, *, elsewhere: bool, small_blocks: bool) -> str:
 
 
 class Maker:
-    """What an actor of the pipeline does with a batch of numbers."""
+    """The pipeline's actor, which makes pictures from a batch of numbers."""
 
     def __init__(self, case: Case) -> None:
         self._dataset = endtoend.Images(case)
@@ -61,7 +61,7 @@ class Maker:
 
 
 def pipeline(case: Case) -> Any:
-    """Batches in order, made by `producers` actors."""
+    """Returns a dataset of batches in order, made by `producers` actors."""
     import ray
 
     context = ray.data.DataContext.get_current()
@@ -76,19 +76,20 @@ def pipeline(case: Case) -> Any:
 
 
 def cpus(case: Case) -> int:
-    """Those of Ray: tasks that make the numbers need one beside the actors, else nothing ever runs."""
+    """Returns Ray's number of CPUs: one per actor, plus one for the tasks that make the numbers. Without the latter
+    nothing ever runs."""
     return case.producers + 1
 
 
 def pairs(batches: Any) -> Any:
-    """Batches as `endtoend.measure` takes them: pictures and indices."""
+    """Yields batches as `endtoend.measure` takes them: pictures and indices."""
     for batch in batches:
         yield batch["pictures"].reshape(-1, 3, SIDE, SIDE), batch["indices"]
 
 
 def together(case: Case, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What several trainers measured, of equal shares, as one. Each counted what CPU is its own, the first one what
-    is shared as well."""
+    """Combines the measurements of several trainers with equal shares. Each counted its own CPU; the first one also
+    counted the CPU of shared processes."""
     of_each = [one["figures"][case.name] for one in found]
     means = {name: sum(one[name] for one in of_each) / len(of_each) for name in of_each[0]}
     figures = {**means, "batches_per_s": sum(one["batches_per_s"] for one in of_each)}

@@ -1,6 +1,6 @@
-"""Our trainers of B18: `python -m bench.raydata_trainers '{"producers": ...}' SIDECAR_PID` is one of several, by RANK.
+"""One of several trainers of ours in B18, by RANK: `python -m bench.raydata_trainers '{"producers": ...}' SIDECAR_PID`.
 
-It prints what it measured, as JSON, and stays until it gets a line: what another one counts must not end meanwhile.
+It prints its measurements as JSON and stays until it receives a line, because another trainer counts its processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from bench.service import on_trainer_node
 
 
 def measure(case: Case, sidecar: int, node_pids: Callable[[], list[int]]) -> dict[str, Any]:
-    """`sidecar`: its pid; `node_pids`: those of the trainer's node where the trainer is this process."""
+    """Runs the trainers. `sidecar` is a pid. `node_pids` returns the node's pids if the only trainer is this
+    process."""
     if case.trainers == 1:
         return _measured(_batches(case), case, 0, node_pids)
     command = [sys.executable, "-m", "bench.raydata_trainers", json.dumps(asdict(case)), str(sidecar)]
@@ -53,7 +54,7 @@ def main() -> None:
     case, rank = Case(**json.loads(sys.argv[1])), int(os.environ["RANK"])
     sidecar = int(sys.argv[2])
     on_node = functools.partial(on_trainer_node, sidecar) if rank == 0 else lambda: [os.getpid()]
-    stream = _batches(case)  # kept until the end, and with it the receiver, whose CPU another one counts
+    stream = _batches(case)  # kept until the end, to keep the receiver, whose CPU another trainer counts
     print(json.dumps(_measured(stream, case, rank, on_node)), flush=True)
     sys.stdin.readline()
 

@@ -1,8 +1,8 @@
 """Writes what people read of bench/results/*.json: `python -m bench.report [--check]`.
 
 docs/benchmarks.md has the conclusions on one screen, with a chart. docs/benchmark-results.md has every row in a table,
-the losses as plain as the wins. README.md has a table of headline figures. SUBJECTS only groups comparisons, and names
-the work that they matter for.
+wins and losses alike. README.md has a table of headline figures. SUBJECTS only groups comparisons, and names the work
+that they matter for.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ SUBJECTS = (
         "tabular data",
     ),
 )
-"""Benchmark, words in its case, what is compared, for which work that matters; in the page's order. The first that fits
-takes a comparison. One that fits none stands for itself, so that none is left out."""
+"""Rows in the page's order: benchmark, words in its case, the quantity compared, the work that it matters for. The
+first row that fits takes a comparison. A comparison that fits no row gets its own."""
 
 HEAD = """# Benchmarks
 

@@ -1,4 +1,4 @@
-"""From the figures of the rounds to the rows of the table. Pure."""
+"""Turns the figures of the rounds into the rows of the table. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from bench.plan import BEST_PEER, Claim
 from bench.stats import Interval, bootstrap, median, paired_ratios, verdict
 
 Figures = Mapping[tuple[str, str, str], Mapping[int, float]]
-"""(party, case, figure) to {round: value}."""
+"""Maps (party, case, figure) to {round: value}."""
 OURS = "ours"
 MISSING = "missing"
 
 
 def collect(cells: list[dict[str, Any]]) -> dict[tuple[str, str, str], dict[int, float]]:
-    """Orders the cells' reports {"party", "round", "figures"}; a redone round replaces the earlier one."""
+    """Sorts the cells' reports {"party", "round", "figures"} by figure. A repeated round replaces the earlier one."""
     found: dict[tuple[str, str, str], dict[int, float]] = {}
     for cell in cells:
         for case, figures in cell.get("figures", {}).items():
@@ -25,7 +25,7 @@ def collect(cells: list[dict[str, Any]]) -> dict[tuple[str, str, str], dict[int,
 
 
 def row(claim: Claim, figures: Figures) -> dict[str, Any]:
-    """One row. Figures of a side that was not measured are null and `met` is `missing`, never a number."""
+    """Returns one row. Figures of a side that was not measured are null, and `met` is `missing`."""
     ours = figures.get((OURS, claim.case, claim.figure), {})
     peer_name, peer = _peer(claim, figures)
     made = {
@@ -53,7 +53,7 @@ def row(claim: Claim, figures: Figures) -> dict[str, Any]:
 
 
 def _own(claim: Claim, interval: Interval) -> dict[str, Any]:
-    """For a claim about our own figure: its interval stands in `ours_low` and `ours_high`."""
+    """Returns the fields of a claim about our own figure. Its interval is in `ours_low` and `ours_high`."""
     worst = interval.high if claim.lower_is_better else interval.low
     met = verdict(worst, floor=claim.floor, target=claim.target, lower_is_better=claim.lower_is_better)
     return {"ours": interval.median, "ours_low": interval.low, "ours_high": interval.high, "met": met}

@@ -1,8 +1,8 @@
 """Runs the benchmarks: `python -m bench.run [--full] [--only B1,B2] [--rounds N] [--smoke]`.
 
-Each round runs every cell once, in a process of its own, ours and the peers interleaved and in the reverse
-order every other round. A round during which other processes took more than 10 % of the CPU is run again
-while the time for that lasts. Results go to bench/results/*.json; bench/report.py makes the table from them.
+Each round runs every cell once, in a process of its own. Ours and the peers are interleaved, in the reverse order every
+other round. A round during which other processes took more than 10 % of the CPU is repeated, as long as REDO_BUDGET_S
+lasts. Results are written to bench/results/*.json; bench/report.py makes the table from them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from bench.stats import abba  # noqa: E402
 RESULTS = ROOT / "bench" / "results"
 SMOKE_RESULTS = ROOT / "build" / "bench-smoke"
 REDO_BUDGET_S = 60.0
-"""Time for rounds that are run again, in one benchmark, so that all of them stay below 30 minutes."""
+"""Time for repeated rounds of one benchmark, which keeps every benchmark below 30 minutes."""
 
 
 class Run:
-    """One benchmark: rounds of cells, and what they reported."""
+    """One benchmark: rounds of cells, and their reports."""
 
     def __init__(self, benchmark: str, cells: list[Cell], *, redo: bool) -> None:
         self.benchmark = benchmark
@@ -82,11 +82,11 @@ class Run:
             yield {"party": cell.party, "round": number, "cell": cell.label, "case": cell.case, **made}
 
     def keep(self) -> None:
-        """Writes what the cells reported, of which no rows can be made."""
+        """Writes the cells' reports if no rows can be made from them."""
         SMOKE_RESULTS.mkdir(parents=True, exist_ok=True)
         path = SMOKE_RESULTS / f"{plan.FILES[self.benchmark]}-cells.json"
         path.write_text(json.dumps(self.reports, indent=1) + "\n")
-        say(f"{self.benchmark}: no rows can be made; what the cells reported is in {path.relative_to(ROOT)}")
+        say(f"{self.benchmark}: no rows can be made; the cells' reports are in {path.relative_to(ROOT)}")
 
     def as_json(self, *, full: bool) -> dict[str, Any]:
         figures = collect(self.reports)
@@ -114,7 +114,7 @@ class Run:
 
 
 def _same_bytes(reports: list[dict[str, Any]]) -> None:
-    """Raises RuntimeError where two parties verified as many batches of a case and the bytes differ."""
+    """Raises RuntimeError if two parties verified the same number of batches of a case and the bytes differ."""
     digests: dict[tuple[str, int], tuple[str, str]] = {}
     for made in reports:
         proof = made["proof"]
@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--full", action="store_true", help="the whole grid; takes hours")
     parser.add_argument("--only", default=",".join(plan.TITLES), help="benchmarks, comma separated")
     parser.add_argument("--parties", default="", help="run only parties whose name contains this")
-    parser.add_argument("--rounds", type=int, help="at most so many rounds, instead of 5 or 7")
+    parser.add_argument("--rounds", type=int, help="most rounds, instead of 5 or 7")
     parser.add_argument("--smoke", action="store_true", help="one short round, results to build/bench-smoke")
     options = parser.parse_args(arguments)
     machine.adopt_orphans()
@@ -167,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _tell(rows: list[dict[str, Any]]) -> int:
-    """Prints what was promised. Returns the number of floors that do not hold or were not measured."""
+    """Prints the promises. Returns the number of floors that do not hold or were not measured."""
     broken = 0
     for made in rows:
         if made["met"] is None or (made["target"] is None and made["floor"] is None):

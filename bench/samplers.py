@@ -1,7 +1,7 @@
-"""B10: what it costs a rank to draw its indices: CPU, memory, and the time until one goes on in mid-epoch.
+"""B10: the cost to a rank of drawing its indices: CPU, memory, and the time to resume in mid-epoch.
 
-Indices are drawn in lists of 256, as torch's BatchSampler does it, once for the memory and the time, and once more to
-see that none comes twice.
+Indices are drawn in lists of 256, as torch's BatchSampler does. The first pass measures memory and time. The second
+pass checks that no index occurs twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.meter import Meter
 
 BATCH = 256
 MOST = 10_000_000
-"""Indices that are drawn of a larger epoch."""
+"""Number of indices drawn from a larger epoch."""
 SMOKE = 100_000
 _PAGE_MB = 4096 / 1e6
 
@@ -37,19 +37,19 @@ class Case:
 
     @property
     def size(self) -> int:
-        """Samples that the sampler is told of."""
+        """Length of the sampler's dataset."""
         return min(self.samples, SMOKE) if self.smoke else self.samples
 
     @property
     def drawn(self) -> int:
-        """Indices that are drawn, the whole epoch if it is not larger than that."""
+        """Number of indices drawn, at most MOST."""
         return min(self.size, MOST)
 
 
 def measure(
     new_sampler: Callable[[int], Any], resume: Callable[[Any, int], Iterator[int]], case: Case
 ) -> dict[str, Any]:
-    """`new_sampler` makes one of so many samples; `resume` has it go on from a position."""
+    """Returns the figures. `new_sampler` makes a sampler for a number of samples; `resume` starts it at a position."""
     for _ in batches(iter(new_sampler(1000))):
         pass
     before_mb = _reset_peak_mb()
@@ -71,13 +71,13 @@ def measure(
 
 
 def batches(indices: Iterator[int]) -> Iterator[list[int]]:
-    """What BatchSampler makes of a sampler's iterator."""
+    """Yields the lists that BatchSampler makes from a sampler's iterator."""
     while batch := [*itertools.islice(indices, BATCH)]:
         yield batch
 
 
 def _proof(sampler: Any, resumed: int, case: Case) -> dict[str, Any]:
-    """Raises RuntimeError if an index comes twice, lies outside, or is not the one that was resumed with."""
+    """Raises RuntimeError if an index occurs twice or is out of range, or if resuming returned another index."""
     half = case.size // 2
     found = np.fromiter(itertools.islice(iter(sampler), case.drawn), np.int64)
     if half < found.size and found[half] != resumed:
@@ -90,7 +90,7 @@ def _proof(sampler: Any, resumed: int, case: Case) -> dict[str, Any]:
 
 
 def _reset_peak_mb() -> float:
-    """Has the kernel count this process's peak anew. Returns what is resident now."""
+    """Resets the kernel's count of this process's peak. Returns the memory that is resident now."""
     Path("/proc/self/clear_refs").write_text("5")
     return _memory_mb("VmRSS")
 

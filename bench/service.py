@@ -1,7 +1,7 @@
 """Our service for one cell: feeders and a sidecar as processes of this machine, without Ray.
 
-Who places feeders is not in the data path, so B1 to B3 leave it out. B7 measures the start of what a script by
-itself gets.
+The component that places feeders is not in the data path, so B1 to B3 leave it out. B7 measures the start of the
+private service of a script by itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _START_TIMEOUT_S = 60.0
 
 
 def need(*modules: str) -> None:
-    """Raises NotImplementedError naming the first module that is not there."""
+    """Raises NotImplementedError with the name of the first missing module."""
     for name in modules:
         try:
             found = importlib.util.find_spec(name)
@@ -48,11 +48,11 @@ class Service:
 
     @property
     def sidecar(self) -> int:
-        """Its pid."""
+        """The sidecar's pid."""
         return self._sidecar.pid
 
     def receiver(self) -> dict[str, Any]:
-        """Figures of the only receiver, as the sidecar tells them."""
+        """Returns the figures of the only receiver, as reported by the sidecar."""
         from dataloaderjob.core import ipc
 
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -62,16 +62,16 @@ class Service:
         return dict(found)
 
     def receivers(self) -> list[int]:
-        """Pids of the receivers: one for each attached trainer process."""
+        """Returns the pids of the receivers, one for each attached trainer process."""
         return _children(self._sidecar.pid)
 
     def on_trainer_node(self) -> list[int]:
-        """Pids that cannot be elsewhere: this process, the sidecar and its receivers."""
+        """Returns the pids that must be on the trainer's node: this process, the sidecar and its receivers."""
         return on_trainer_node(self._sidecar.pid)
 
 
 def on_trainer_node(sidecar: int) -> list[int]:
-    """Pids that cannot be elsewhere: this process, the sidecar of that pid and its receivers."""
+    """Returns the pids that must be on the trainer's node: this process, the given sidecar and its receivers."""
     return [os.getpid(), sidecar, *_children(sidecar)]
 
 
@@ -91,10 +91,11 @@ def service(
     feeder_env: Mapping[str, str] = MappingProxyType({}),
     same_machine: bool = False,
 ) -> Iterator[Service]:
-    """Starts both, announces the sidecar to `dataloaderjob.DataLoader` in this process, ends both by pid.
+    """Starts feeders and a sidecar, points `dataloaderjob.DataLoader` in this process at it, and ends them by pid.
 
-    `host`: the feeders' address; `processes`: trainers that the sidecar serves; `feeder_env`: added to the
-    environment of user code; `same_machine`: batches come by shared memory, not over TCP as from another machine.
+    `host` is the feeders' address, and `processes` the number of trainers that the sidecar serves. `feeder_env` is
+    added to the environment of user code. With `same_machine`, batches arrive by shared memory, not over TCP as from
+    another machine.
     """
     need("dataloaderjob.trainer.loader", "dataloaderjob.sidecar.__main__", "dataloaderjob.feeder.host")
     from dataloaderjob.core import sockets

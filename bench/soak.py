@@ -1,9 +1,9 @@
 """A day of an endless stream in twenty minutes: `python -m bench.soak [--minutes M]`. Memory has to stay flat.
 
-An IterableDataset without an end, whose iterator has a state, is taken as fast as it comes: in twenty minutes as many
-batches as in a day at some 50 a second. Forty times the memory (proportional set size) of trainer, sidecar with its
-receiver, and feeders is printed. Ends with 1 where in any of them the median of the last quarter is more than 8 % and
-8 MB above that of the second.
+The stream is an endless IterableDataset whose iterator has a state. It is taken as fast as it arrives: in twenty
+minutes the batches of a day at some 50 a second. The memory (proportional set size) of the trainer, of the sidecar
+with its receiver, and of the feeders is printed forty times. The exit code is 1 if the median of the last quarter is
+more than 8 % and 8 MB above the median of the second quarter for any of them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from bench.service import Service, service
 from bench.stats import median
 
 SHARE, NBYTES = 0.08, 8_000_000
-"""Growth of one of them that is allowed: what allocators and caches take as they please."""
+"""Allowed growth of each, for allocators and caches."""
 SLOTS = 2
 
 
 class Endless(torch.utils.data.IterableDataset[Any]):
-    """Numbers from the worker's on, and as many random ones."""
+    """Increasing numbers that start with the worker's, each with random values."""
 
     def __iter__(self) -> Iterator[Any]:
         info = torch.utils.data.get_worker_info()
@@ -54,7 +54,7 @@ class _Numbers:
 
 
 def memory(running: Service) -> dict[str, float]:
-    """Proportional set sizes, in bytes, of the processes by what they are."""
+    """Returns proportional set sizes by kind of process, in bytes."""
     here, node = os.getpid(), running.on_trainer_node()
     found: dict[str, float] = {}
     for process in [*psutil.Process(here).children(recursive=True), psutil.Process(here)]:
@@ -68,7 +68,7 @@ def memory(running: Service) -> dict[str, float]:
 
 
 def grown(samples: list[dict[str, float]]) -> list[str]:
-    """What has grown, a line each."""
+    """Returns a line for each kind of process that has grown."""
     quarter = max(1, len(samples) // 4)
     found = []
     for kind in samples[-1]:
@@ -80,7 +80,7 @@ def grown(samples: list[dict[str, float]]) -> list[str]:
 
 
 def soaked(running: Service, minutes: float) -> list[dict[str, float]]:
-    """Takes the stream for so long; returns what was measured meanwhile."""
+    """Takes the stream for `minutes` minutes, and returns the measurements."""
     from dataloaderjob import DataLoader
 
     loader = DataLoader(Endless(), batch_size=8, num_workers=SLOTS)

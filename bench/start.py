@@ -1,10 +1,11 @@
 """B7: time to the first batch, cold and warm, and the gap between epochs.
 
-Cold: from the start of the process (the harness notes it in BENCH_STARTED, Unix seconds) to the first
-batch, imports and service included. Warm: from `iter()` of a second loader in the same process. Gap: from
-the last batch of an epoch to the first of the next one, same loader. Sampled over a few short epochs. Later: as
-warm, PAUSE_S after all loaders of the process are gone. Next script: cold, of a script that starts when another one of
-the same environment has ended.
+- Cold: from the start of the process (recorded by the harness in BENCH_STARTED, Unix seconds) to the first batch,
+  imports and service included.
+- Warm: from `iter()` of a second loader in the same process.
+- Gap: from the last batch of an epoch to the first of the next one, same loader, over a few short epochs.
+- Later: like warm, PAUSE_S after all loaders of the process are gone.
+- Next script: like cold, for a script that starts after another one of the same environment has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from bench.work import Proof, sums
 STARTED = "BENCH_STARTED"
 SIDE = 128
 PAUSE_S = 5.0
-"""Longer than a service without clients waits for another rank."""
+"""A pause that is longer than a service without clients waits for another rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,11 @@ class Case:
     batches: int = 12
     epochs: int = 3
     persistent: bool = False
-    """Workers, or feeders with their datasets, are kept from one epoch to the next."""
+    """True if workers, or feeders with their datasets, are kept from one epoch to the next."""
     began: float = 0.0
-    """When the process was started, Unix seconds; 0: as the environment says."""
+    """Start of the process, Unix seconds; 0: as given by the environment."""
     follows: bool = False
-    """Measured is the second of two scripts."""
+    """True if the second of two scripts is measured."""
     smoke: bool = False
 
     @property
@@ -54,7 +55,7 @@ class Case:
 
 
 class Small(torch.utils.data.Dataset[Any]):
-    """uint8 pictures of 3 x 128 x 128 that hold their index: batches of 1.6 MB for next to no CPU."""
+    """uint8 pictures of 3 x 128 x 128 that contain their index: batches of 1.6 MB for next to no CPU."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -69,14 +70,14 @@ class Small(torch.utils.data.Dataset[Any]):
         return torch.from_numpy(self.picture(index))
 
     def stacked(self, number: int) -> np.ndarray:
-        """Batch `number`, uint8, shape (batch, 3, 128, 128)."""
+        """Returns batch `number`, uint8 of shape (batch, 3, 128, 128)."""
         return np.stack(
             [self.picture(i) for i in range(number * self.case.batch, (number + 1) * self.case.batch)]
         )
 
 
 def measure(new_loader: Callable[[], Iterable[Any]], case: Case) -> dict[str, Any]:
-    """`new_loader` makes a loader that can be iterated again and again."""
+    """Returns the figures. `new_loader` makes a loader that can be iterated repeatedly."""
     dataset, proof = Small(case), Proof()
     expected = [[sums(dataset.stacked(i))] for i in range(case.batches)]
     loader = new_loader()
@@ -110,7 +111,7 @@ def measure(new_loader: Callable[[], Iterable[Any]], case: Case) -> dict[str, An
 
 
 def measure_next_script(party: str, case: Case) -> dict[str, Any]:
-    """Runs one script of this party after another; the figures are the second's."""
+    """Runs two scripts of this party one after the other, and returns the figures of the second."""
     plain = {**asdict(case), "follows": False, "smoke": True}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"

@@ -1,8 +1,7 @@
 """Statistics of paired rounds. Pure: no clock, no files, no global random state.
 
-A claim is about the median of per-round ratios. `ratio` is how many times better ours is, so above 1 is a
-win, for costs (lower is better) as for rates. A floor or target holds only if the worse end of the
-bootstrap 95 % interval still meets it.
+A claim is about the median of per-round ratios. A ratio above 1 means that ours is better, for costs (lower is better)
+and for rates alike. A floor or target holds only if the worse end of the bootstrap 95 % interval still meets it.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ class Interval:
 
 
 def median(values: Sequence[float]) -> float:
-    """Raises ValueError when there are none."""
+    """Returns the median. Raises ValueError if there are no values."""
     return percentile(values, 0.5)
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """Linear between the two nearest ranks, as numpy's default. q in [0, 1]."""
+    """Interpolates linearly between the two nearest ranks, like numpy by default. `q` is in [0, 1]."""
     if not values:
         raise ValueError("a percentile needs at least one value, found none")
     if not 0.0 <= q <= 1.0:
@@ -46,7 +45,7 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 
 def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
-    """Median of `values` and its percentile bootstrap 95 % interval; the same for the same input."""
+    """Returns the median of `values` and its percentile bootstrap 95 % interval. The result is deterministic."""
     rng = random.Random(seed)
     n = len(values)
     centre = median(values)
@@ -58,9 +57,9 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMP
 def paired_ratios(
     ours: Mapping[int, float], peer: Mapping[int, float], *, lower_is_better: bool
 ) -> list[float]:
-    """One ratio for each round that both sides have, above 1 where ours is better.
+    """Returns one ratio for each round that both sides have, above 1 if ours is better.
 
-    A round in which a side is 0 or negative raises ValueError: no cost or rate is that small.
+    Raises ValueError if a figure is 0 or negative, because no cost or rate can be.
     """
     ratios = []
     for number in sorted(ours.keys() & peer.keys()):
@@ -72,7 +71,7 @@ def paired_ratios(
 
 
 def verdict(worst: float, *, floor: float | None, target: float | None, lower_is_better: bool) -> str | None:
-    """`target`, `floor` or `no`; None where nothing was promised. `worst` is the interval's worse end."""
+    """Returns `target`, `floor` or `no`; None if nothing was promised. `worst` is the interval's worse end."""
     if floor is None and target is None:
         return None
 
@@ -85,5 +84,5 @@ def verdict(worst: float, *, floor: float | None, target: float | None, lower_is
 
 
 def abba(parties: Sequence[T], number: int) -> list[T]:
-    """Order of the cells in round `number`: A B C, then C B A, and so on, so that drift hits all alike."""
+    """Returns the order of the cells in round `number`: A B C, then C B A, and so on. Drift then hits all alike."""
     return list(parties) if number % 2 == 0 else list(reversed(parties))

@@ -1,8 +1,8 @@
 """B20: tabular Parquet files into one trainer, in batches of rows: float32 features, and each row's number.
 
-The files are made once, below `build/`, and lie in the page cache for all parties. Flat out only, within one epoch. A
-row's features follow from its number, so any batch can be checked in whatever order rows come; as many batches of each
-party are. No party shuffles. Nothing of ours is imported here, as one party runs in an environment of its own.
+The files are made once, below `build/`, and are in the page cache for all parties. Parties run flat out, within one
+epoch. A row's features follow from its number, so batches can be checked in any order; all parties have the same number
+of checks. No party shuffles. Nothing of ours is imported here, because one party runs in an environment of its own.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _MULTIPLIERS = np.arange(len(FEATURES), dtype=np.int64) * 7_919 + 104_729
 @dataclass(frozen=True, slots=True)
 class Case:
     reader: str = PANDAS
-    """What ours and torch's read with; Petastorm has its own."""
+    """The library with which ours and torch's read. Petastorm has its own."""
     producers: int = 2
-    """Workers, feeders or threads that read."""
+    """Number of workers, feeders or threads that read."""
     seconds: float = 4.0
     batch: int = 16_384
     files: int = 16
@@ -48,12 +48,12 @@ class Case:
 
 
 def features_of(numbers: np.ndarray) -> np.ndarray:
-    """float32, shape (rows, features), of rows with these numbers: whole numbers below 2**20."""
+    """Returns the features of rows with these numbers, float32 of shape (rows, features): whole numbers below 2**20."""
     return ((numbers[:, None] * _MULTIPLIERS) & 0xFFFFF).astype(np.float32)
 
 
 def files(case: Case) -> list[Path]:
-    """Makes those that are not there."""
+    """Returns the paths of the files, and makes missing ones."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -70,7 +70,7 @@ def files(case: Case) -> list[Path]:
 
 
 class Tables(torch.utils.data.IterableDataset[Any]):
-    """Batches of rows, each worker's of every n-th file."""
+    """Batches of rows. Each worker reads every n-th file."""
 
     def __init__(self, case: Case) -> None:
         self._paths, self._case = files(case), case
@@ -106,7 +106,7 @@ def by_pyarrow(path: Path, rows: int) -> Iterator[tuple[torch.Tensor, torch.Tens
 
 
 def measure(stream: Iterator[Any], case: Case, *, node_pids: Callable[[], Iterable[int]]) -> dict[str, Any]:
-    """`stream`: features and numbers of batches. `node_pids`: processes that must be on the trainer's node."""
+    """Measures a stream of features and numbers. `node_pids` returns processes that must be on the trainer's node."""
     warm, seen = 2 if case.smoke else 16, set[int]()
     for number in range(warm):
         features, numbers = next(stream)
@@ -133,9 +133,10 @@ def measure(stream: Iterator[Any], case: Case, *, node_pids: Callable[[], Iterab
 
 
 def _check(features: np.ndarray, numbers: np.ndarray, seen: set[int]) -> None:
-    """Raises RuntimeError unless the features are those of the rows with these numbers, each of which comes once.
+    """Raises RuntimeError if the features do not belong to the rows with these numbers, or if a number is repeated.
 
-    `seen`: numbers of the batches before; these are added."""
+    `seen` has the numbers of earlier batches, and receives these.
+    """
     before = len(seen)
     seen.update(numbers.tolist())
     if len(seen) - before != len(numbers) or not np.array_equal(features, features_of(numbers)):
@@ -143,7 +144,7 @@ def _check(features: np.ndarray, numbers: np.ndarray, seen: set[int]) -> None:
 
 
 def own_tree() -> list[int]:
-    """This process and those below it."""
+    """Returns the pids of this process and its descendants."""
     import psutil
 
     me = psutil.Process()

@@ -1,7 +1,7 @@
-"""B2: bytes from another process over the network stack into a warm pool. Same pool for all, no torch.
+"""B2: bytes from another process over the network stack into a warm pool. All parties use the same pool; no torch.
 
-The pool is shared memory of fixed slots, written once before the measurement. A receiver puts batch i
-into slot i; the checks read the slots, outside the measured time. The sender rotates known contents.
+The pool is shared memory of fixed slots, written once before the measurement. A receiver puts batch i into slot i. The
+checks read the slots outside the measured time. The sender rotates known contents.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.work import KINDS, Contents, Proof, content, size_name
 class Case:
     nbytes: int
     seconds: float
-    """Of measured time, at least."""
+    """Least measured time."""
     smoke: bool = False
 
     @property
@@ -31,7 +31,7 @@ class Case:
 
     @property
     def depth(self) -> int:
-        """Batches on their way, for peers that pull."""
+        """Number of batches requested ahead, for peers that pull."""
         return 4 if self.nbytes > 4e6 else 32
 
     @property
@@ -50,7 +50,7 @@ class Slots:
 
 
 def bodies(nbytes: int) -> list[np.ndarray]:
-    """What a sender sends in turn: body i is bodies[i % KINDS]."""
+    """Returns the bodies that a sender sends in turn: body i is bodies[i % KINDS]."""
     return [content(kind, nbytes) for kind in range(KINDS)]
 
 
@@ -61,7 +61,7 @@ def endless(nbytes: int) -> Iterator[np.ndarray]:
 
 
 def measure(receive: Callable[[np.ndarray], None], case: Case, *, also: Sequence[int] = ()) -> dict[str, Any]:
-    """Figures of a receiver that puts the next batch into the slot that it is given.
+    """Returns the figures of `receive`, which puts the next batch into the slot that it is given.
 
     `also`: further processes that belong to the receiver.
     """
@@ -72,9 +72,9 @@ def measure(receive: Callable[[np.ndarray], None], case: Case, *, also: Sequence
 
 
 class Steps:
-    """Yields the slots to fill, for `case.seconds` and whole turns of the pool; then `found` is there.
+    """Yields the slots to fill, for `case.seconds` and whole turns of the pool, and then sets `found`.
 
-    An iterator and not a loop round a callback, so that a coroutine can fill the slots too.
+    It is an iterator instead of a loop around a callback, so that a coroutine can fill the slots, too.
     """
 
     found: dict[str, Any]
@@ -110,7 +110,7 @@ class Steps:
 def result(
     case: Case, count: int, cpu_s: float, wall_s: float, load: machine.Load, proof: Proof
 ) -> dict[str, Any]:
-    """The figures of B2 from the receiver's CPU seconds for `count` batches."""
+    """Returns the figures of B2 from the receiver's CPU seconds for `count` batches."""
     nbytes = count * case.nbytes
     figures = {
         "rx_cpu_s_per_gb": cpu_s / nbytes * 1e9,

@@ -1,7 +1,7 @@
-"""The work that all cells share, and the proof that it was done. No torch in here.
+"""The work that all cells share, and the proof that it was done. This module does not import torch.
 
-`Ready` batches carry known bytes: what arrives is summed and compared with what must arrive, outside the
-measured time. A cell whose bytes differ ends with an error and gives no figure.
+Batches carry known bytes. Their sums are compared with the expected ones outside the measured time. A cell whose bytes
+differ ends with an error and gives no figure.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 KINDS = 3
-"""Contents rotate; 3 divides neither pool size, so a slot never gets the same bytes twice in a row."""
+"""Number of contents in rotation. 3 divides neither pool size, so no slot gets the same bytes twice in a row."""
 SMALL_NBYTES = 100_352
-"""0.1 MB; a whole number of 64-byte lines for 1, 8 and 32 tensors, as the two below."""
+"""0.1 MB. Like the two sizes below, it is a whole number of 64-byte lines for 1, 8 and 32 tensors."""
 MIDDLE_NBYTES = 1_003_520
 LARGE_NBYTES = 38_535_168
 """256 x 3 x 224 x 224."""
@@ -26,20 +26,20 @@ def size_name(nbytes: int) -> str:
 
 
 def content(kind: int, nbytes: int) -> np.ndarray:
-    """uint8, shape (nbytes,): random bytes of this kind; the first 8 are left 0 for a stamp."""
+    """Returns random bytes of this kind, uint8 of shape (nbytes,). The first 8 are 0, for a stamp."""
     array = np.random.default_rng(kind).integers(0, 256, nbytes, dtype=np.uint8)
     array[:8] = 0
     return array
 
 
 def sums(array: np.ndarray) -> tuple[int, int]:
-    """Of a contiguous uint8 array: the sum of all its 8-byte words, and of every 97th, modulo 2**64."""
+    """Returns two sums of a contiguous uint8 array, modulo 2**64: of all its 8-byte words, and of every 97th."""
     words = array.reshape(-1).view(np.uint64)
     return int(words.sum(dtype=np.uint64)), int(words[::_STRIDE].sum(dtype=np.uint64))
 
 
 class Proof:
-    """Counts what was verified; its digest names the bytes."""
+    """A count of the verified batches, and a digest of their bytes."""
 
     def __init__(self) -> None:
         self.batches = 0
@@ -47,7 +47,7 @@ class Proof:
         self._hash = hashlib.blake2b(digest_size=8)
 
     def add(self, number: int, arrays: list[np.ndarray], expected: list[tuple[int, int]]) -> None:
-        """Raises RuntimeError unless the sums of `arrays` are the expected ones."""
+        """Adds a batch. Raises RuntimeError unless the sums of `arrays` are the expected ones."""
         found = [sums(a) for a in arrays]
         if found != expected:
             raise RuntimeError(
@@ -64,7 +64,7 @@ class Proof:
 
 
 class Contents:
-    """Contents of `tensors` equal parts of one batch, and their sums. Made once in each process."""
+    """Contents of `tensors` equal parts of a batch, and their sums. Made once in each process."""
 
     def __init__(self, nbytes: int, tensors: int) -> None:
         if nbytes % (64 * tensors):
@@ -77,6 +77,6 @@ class Contents:
         self._sums = [[sums(part) for part in parts] for parts in self.parts]
 
     def expected(self, number: int, *, stamped: bool) -> list[tuple[int, int]]:
-        """Sums of batch `number`, each part stamped with the number or not."""
+        """Returns the sums of batch `number`. With `stamped` each part carries the number."""
         stamp = number if stamped else 0
         return [((a + stamp) % 2**64, (b + stamp) % 2**64) for a, b in self._sums[number % KINDS]]

@@ -55,7 +55,7 @@ The last line on standard error gives the cause and the remedy.
 | 0 | all | Success. With `run`, all trainers exited with 0. |
 | {refused} | all | An argument or the manifest cannot work, or the run or record does not exist. Nothing was started. |
 | {refused} | `map` | A result of your function cannot be written. Complete files remain. |
-| {failed} | all except `verify`, `replay` | The service cannot continue, or the system denied a resource, such as a file. |
+| {failed} | all except `verify`, `replay` | The service failed, or the system denied a resource, such as a file. |
 | {failed} | `map` | Your code raised an exception. |
 | {different} | `verify`, `replay` | There is a difference. Standard output describes it. |
 | {trouble} | `verify`, `replay` | Any other failure. It is not known if there is a difference. |

@@ -1,7 +1,7 @@
-"""`python docs/pages.py`: copies the documents into build/docs, of which `make docs` makes the site.
+"""Copies the documents into build/docs, from which `make docs` builds the site: `python docs/pages.py`.
 
-They keep their places in the repository, so a link that works there works in the site. What is copied is what the `nav`
-of mkdocs.yml names, and pictures and other files that those pages link to.
+Files keep their paths, so a link that works in the repository works in the site. Copied are the pages in the `nav` of
+mkdocs.yml, and pictures and other files that those pages link to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 
 
 def paths() -> list[str]:
-    """Paths of all pages of the site, in the order of its navigation."""
+    """Returns the paths of all pages of the site, in the order of its navigation."""
     return list(_leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
 
 
@@ -33,7 +33,7 @@ def _leaves(node: Any) -> Iterator[str]:
 
 
 def linked(page: str) -> set[Path]:
-    """Files that a page links to and that are no pages themselves. A link that leads nowhere is the build's to find."""
+    """Returns the files that a page links to, except other pages. Broken links are skipped; the build reports them."""
     path = ROOT / page
     targets = {(path.parent / target).resolve() for target in _LINK.findall(path.read_text())}
     return {target for target in targets if target.is_file() and target.suffix != ".md"}

@@ -33,7 +33,7 @@ async def measure(running: Cluster, shape: Shape, timing: Timing) -> Bench:
 
 
 def as_json(made: Bench, programs: Programs, shape: Shape, commit: str) -> dict[str, Any]:
-    """In the shape of the other benchmarks' results. `commit`: of the tree when it began."""
+    """Returns results in the format of the other benchmarks. `commit` is the commit of the tree at the start."""
     loads = [record["load"] for record in made.records]
     facts = machine.facts()
     python = {"python": sys.version.split()[0]}
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.pods_per_job < HEADS + TRAINERS + 2:
         parser.error(
-            f"a job needs {HEADS + TRAINERS + 2} pods at least: two of them are feeders, one of which may go"
+            f"a job needs {HEADS + TRAINERS + 2} pods at least: two of them are feeders, and one is removed"
         )
     shape = Shape(SMOKE_JOBS if options.smoke else options.jobs, options.pods_per_job)
     machine.unwind_on_signals()
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write(found: dict[str, Any], *, smoke: bool) -> None:
-    """The results, and the page from all results; of a smaller run only the results, elsewhere."""
+    """Writes the results, and the page from all results. A smaller run writes only its results, elsewhere."""
     out = SMOKE_RESULTS if smoke else RESULTS
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{claims.FILE}.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Requests of the harness to the API server: many at a time, and watches."""
+"""Requests from the harness to the API server, many at a time, and watches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import aiohttp
 MERGE = "application/merge-patch+json"
 WHOLE = "application/json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-"""Instead of whole objects, where their names do."""
+"""Media type that requests names and labels instead of whole objects."""
 WATCH_S = 3600
 LONGEST_LINE_NBYTES = 4 * 1024 * 1024
 CONNECTIONS = 32
@@ -22,17 +22,17 @@ GONE = 410
 
 
 class _TooOldError(Exception):
-    """The server does not know any more what came after what was told last."""
+    """The server no longer has the events after the last one reported."""
 
 
 class Api:
-    """JSON over kept connections."""
+    """A client for JSON over persistent connections."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session, self._url = session, url
 
     async def request(self, method: str, path: str, body: Any = None, kind: str = WHOLE) -> dict[str, Any]:
-        """The object in the answer. Raises aiohttp.ClientResponseError with what the server said."""
+        """Returns the object in the answer. Raises aiohttp.ClientResponseError with the server's message."""
         data = None if body is None else json.dumps(body)
         async with self._session.request(
             method, self._url + path, data=data, headers={"Content-Type": kind}
@@ -45,8 +45,8 @@ class Api:
             return dict(json.loads(text))
 
     async def watch(self, path: str, *, accept: str = WHOLE) -> AsyncIterator[dict[str, Any]]:
-        """Events, those of what is there already first. One that the server ends, as it does with watches that are
-        read late, goes on where it was; where that cannot be, what is there is told once more."""
+        """Yields events, first those of existing objects. A watch that the server ends, as it does with slow readers,
+        resumes at its last event. If that is impossible, all existing objects are reported again."""
         version = "0"
         while True:
             try:
@@ -73,7 +73,7 @@ class Api:
 
 @contextlib.asynccontextmanager
 async def connected(url: str, token: str) -> AsyncIterator[Api]:
-    """For the API server of this machine: its certificate is one that it made for itself a moment ago."""
+    """Connects to this machine's API server, whose certificate is self-made and not verified."""
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     async with aiohttp.ClientSession(

@@ -1,4 +1,4 @@
-"""Binds each new pod to a fake node, in turns: there is no scheduler, and nothing to choose."""
+"""Binds each new pod to a fake node, in turns. There is no scheduler, and nothing to choose."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AT_ONCE = 24
 
 
 async def bind_all(api: Api, nodes: list[str]) -> None:
-    """Until cancelled."""
+    """Binds pods until cancelled."""
     waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     turns = itertools.cycle(nodes)
     async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""The rows of B13 and what is promised. Pure: a table; `bench.rows` judges it."""
+"""The rows of B13 and their promises. Pure: a table, judged by `bench.rows`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ TITLE = "Operator at scale"
 FILE = "b13-operator"
 MB = 1e6
 INTERVAL = ("ours_low", "ours_high")
-"""One round has none."""
+"""Fields of a row that a single round does not have."""
 Figures = dict[str, dict[str, float]]
-"""Case to figure to value."""
+"""Maps case to figure to value."""
 
 NOTHING, COLD, QUIET, RESYNC, MEMORY = "from nothing", "cold start", "nothing happens", "resync", "memory"
 SCALE, SPEC, BUSY = "a change of feeders.replicas", "a change of deadlines", "a change while figures move"
 CROWDED = f"{SCALE}, twice as often"
-"""More than the two cores can do on a slow day, API server and controllers included: a queue grows then, and its wait
-says little of the operator. Nothing is promised."""
+"""A load above the capacity of two cores on a slow day, API server and controllers included. Then a queue grows, and
+its wait says little about the operator. Nothing is promised."""
 CHANGES = (SCALE, SPEC, BUSY)
-"""Each of other jobs; `CROWDED` once more of the first's."""
+"""Changes, each of other jobs. `CROWDED` changes the first one's jobs again."""
 WRITES = {SCALE: 3.0, SPEC: 1.0}
-"""A status; the Deployment, and the number of feeders that a supervisor reads which is started again."""
+"""Most writes: the status; for SCALE also the Deployment, and the number of feeders for a restarted supervisor."""
 
 
 def claims() -> list[Claim]:
-    """In the table's order."""
+    """Returns the claims in the table's order."""
     made = [
         _claim(NOTHING, "all_running_s", "s", "from the first create until all jobs run"),
         _claim(NOTHING, "cpu_s", "CPU-s", "the operator's"),
@@ -74,7 +74,7 @@ def claims() -> list[Claim]:
 
 
 def rows(found: Figures) -> list[dict[str, Any]]:
-    """As the other benchmarks have them; what was not measured is `missing`."""
+    """Returns rows like those of the other benchmarks. A figure that was not measured is `missing`."""
     by_round = {
         (OURS, case, name): {0: value} for case, mine in found.items() for name, value in mine.items()
     }

@@ -1,7 +1,7 @@
 """The cluster without machines: etcd, API server, controllers, and kwok for nodes and pods.
 
-Pods get addresses out of 127.64.0.0/10, all of which are this machine's: a supervisor that listens on all addresses
-answers for each head.
+Pods get addresses in 127.64.0.0/10, all on this machine. So a supervisor that listens on all addresses answers for each
+head.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ CONTROLLERS = (
     "namespace-controller",
 )  # fmt: skip
 QPS, BURST, SYNCS = 500, 1000, 20
-"""Of the controllers: enough that they are not what is waited for."""
+"""Limits of the controllers, high enough that nothing waits for them."""
 STAGES = Path(__file__).parent / "kwok.yaml"
 END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Where they are."""
+    """Paths of the programs."""
 
     etcd: Path
     server: Path
@@ -53,7 +53,7 @@ class Programs:
     kwok: Path
 
     def versions(self) -> dict[str, str]:
-        """By their own words."""
+        """Returns the versions that the programs report."""
         found = {
             "etcd": _said(self.etcd), "kube-apiserver": _said(self.server),
             "kube-controller-manager": _said(self.controllers), "kwok": _said(self.kwok),
@@ -65,7 +65,7 @@ class Programs:
 
 
 def programs() -> Programs:
-    """Raises FileNotFoundError with what to do."""
+    """Finds the programs. Raises FileNotFoundError with instructions."""
     folder = assets()
     found = {name: _program(folder, name) for name in ("kube-controller-manager", "kwok")}
     if lacking := [name for name, path in found.items() if path is None]:
@@ -81,7 +81,7 @@ def programs() -> Programs:
 
 
 def port_is_free(port: int = SUPERVISOR_PORT) -> None:
-    """Raises OSError with what to do: there is one port for supervisors, and it is theirs on all addresses."""
+    """Raises OSError with instructions unless the supervisors' port is free on all addresses."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -95,7 +95,7 @@ def port_is_free(port: int = SUPERVISOR_PORT) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A running one."""
+    """A running cluster."""
 
     server: ApiServer
     folder: Path
@@ -104,13 +104,13 @@ class Cluster:
     others: dict[str, subprocess.Popen[Any]]
 
     def figures(self, mode: str) -> None:
-        """How the figures of sidecars go on from here."""
+        """Sets the mode in which the sidecars' figures change from now on."""
         assert self.stand_ins.stdin is not None
         self.stand_ins.stdin.write(f"{mode}\n")
         self.stand_ins.stdin.flush()
 
     def check(self) -> None:
-        """Raises RuntimeError if a part of it has ended."""
+        """Raises RuntimeError if a part of the cluster has ended."""
         for name, process in self.others.items():
             if process.poll() is not None:
                 log = (self.folder / f"{name}.log").read_text().splitlines()[-10:]
@@ -119,7 +119,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(folder: Path, *, feeders: int) -> Iterator[Cluster]:
-    """`feeders`: of each supervisor, until it is told otherwise."""
+    """Runs a cluster. `feeders` is each supervisor's number of feeders until it receives another."""
     port_is_free()
     found = programs()
     with contextlib.ExitStack() as stack:

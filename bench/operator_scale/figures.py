@@ -1,4 +1,4 @@
-"""Figures out of the operator's metrics and of the statuses that it wrote. Pure."""
+"""Figures from the operator's metrics and from the statuses that it wrote. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PREFIX = "dataloaderjob_operator_"
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 Samples = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
-"""By name and labels in the order of their names."""
+"""Maps a name, and labels in the order of their names, to the value."""
 STATUS = "DataLoaderJob apply_status"
 
 
 def parse_metrics(text: str) -> Samples:
-    """Samples of Prometheus' text format. Raises ValueError for a line that is none."""
+    """Parses Prometheus' text format. Raises ValueError for an invalid line."""
     found = {}
     for line in text.splitlines():
         if not line or line.startswith("#"):
@@ -33,23 +33,23 @@ def parse_metrics(text: str) -> Samples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The operator at one moment."""
+    """The operator's counters at one moment."""
 
     at: float
     """Seconds of the monotonic clock."""
     cpu_s: float
     peak_nbytes: int
-    """The most memory that it ever had resident."""
+    """Peak resident memory."""
     reconciles: float = 0.0
     errors: float = 0.0
     queue_depth: float = 0.0
     lag_s: float = 0.0
     queued_s: float = 0.0
-    """All that jobs waited for a look, together."""
+    """Total time that jobs waited for a reconcile."""
     looking_s: float = 0.0
-    """All that looks took, writes included."""
+    """Total time of reconciles, writes included."""
     writes: Mapping[str, float]
-    """By kind and verb."""
+    """Number of writes by kind and verb."""
 
 
 def reading(samples: Samples, *, at: float, cpu_s: float, peak_nbytes: int) -> Reading:
@@ -70,16 +70,16 @@ def reading(samples: Samples, *, at: float, cpu_s: float, peak_nbytes: int) -> R
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """What the operator did between two readings."""
+    """The operator's work between two readings."""
 
     wall_s: float
     cpu_s: float
     reconciles: float
     errors: float
     queued_s: float
-    """Mean time from when a job was due until it was looked at."""
+    """Mean time from when a job was due until its reconcile."""
     looking_s: float
-    """Mean time of a look, with its writes."""
+    """Mean time of a reconcile, with its writes."""
     writes: dict[str, float]
 
     @property
@@ -99,8 +99,8 @@ def between(before: Reading, after: Reading) -> Between:
 
 
 def what_changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Why a status was written: the first that applies of "generation", "phase", "conditions", "feeders.ready",
-    "pod counts", "figures", "ray", "other"; empty if nothing changed."""
+    """Returns why a status was written: the first that applies of "generation", "phase", "conditions", "feeders.ready",
+    "pod counts", "figures", "ray", "other". The result is empty if nothing changed."""
     if old == new:
         return ""
     if old.get("observedGeneration") != new.get("observedGeneration"):
@@ -123,7 +123,7 @@ def what_changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def _facts(status: Mapping[str, Any]) -> Counter[tuple[str, str, str, str]]:
-    """Conditions without their times and generations."""
+    """Returns the conditions without their times and generations."""
     return Counter(
         (c["type"], c["status"], c["reason"], c.get("message", "")) for c in status.get("conditions") or ()
     )
@@ -134,5 +134,5 @@ def _at(status: Mapping[str, Any], part: str, field: str) -> Any:
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """p50, p99 and max."""
+    """Returns p50, p99 and max."""
     return {"p50_s": percentile(values, 0.5), "p99_s": percentile(values, 0.99), "max_s": max(values)}

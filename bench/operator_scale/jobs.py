@@ -20,12 +20,12 @@ TRAINERS, HEADS = 2, 1
 NAMESPACES = 20
 AT_ONCE = 8
 STARTUP_S = 3600
-"""Longer than the benchmark: a slow machine shall fail no job."""
+"""Startup deadline, longer than the benchmark, so that a slow machine fails no job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many jobs, and of how many pods each."""
+    """The number of jobs, and the number of pods of each."""
 
     jobs: int
     pods_per_job: int
@@ -40,7 +40,7 @@ class Shape:
 
 
 def manifest(shape: Shape, name: Name) -> dict[str, Any]:
-    """The main job's, with as many feeders as asked for."""
+    """Returns the example's manifest with the shape's number of feeders."""
     made: dict[str, Any] = copy.deepcopy(yaml.safe_load(EXAMPLE.read_text()))
     made["metadata"] = {"namespace": name[0], "name": name[1], "labels": {"team": name[0]}}
     spec = made["spec"]
@@ -55,7 +55,7 @@ def folder(name: Name) -> str:
 
 
 async def create(api: Api, shape: Shape) -> None:
-    """All namespaces and jobs, a few at a time."""
+    """Creates all namespaces and jobs, a few at a time."""
     for namespace in sorted({name[0] for name in shape.names}):
         await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
     gate = asyncio.Semaphore(AT_ONCE)
@@ -71,12 +71,12 @@ async def create(api: Api, shape: Shape) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One that the API server has taken."""
+    """A change that the API server has accepted."""
 
     name: Name
     generation: int
     at: float
-    """When it answered, seconds of the monotonic clock."""
+    """Time of its answer, in seconds of the monotonic clock."""
 
 
 async def change(api: Api, name: Name, spec: dict[str, Any]) -> Change:
@@ -87,7 +87,8 @@ async def change(api: Api, name: Name, spec: dict[str, Any]) -> Change:
 async def change_steadily(
     api: Api, names: list[Name], specs: list[dict[str, Any]], per_s: float
 ) -> list[Change]:
-    """One after the other, each job its own spec, at this pace: a slow answer does not slow those after it."""
+    """Changes jobs one after the other at this pace, each to its own spec. A slow answer does not delay later
+    changes."""
     start = time.monotonic()
 
     async def one(number: int) -> Change:

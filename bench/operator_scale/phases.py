@@ -1,4 +1,4 @@
-"""What is measured, in its order: all jobs come up, a cold start, nothing happens, changes, resyncs."""
+"""The measurements in order: all jobs start, a cold start, nothing happens, changes, resyncs."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ LOOK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long things are measured and may take, seconds."""
+    """Durations of measurements, and time limits, in seconds."""
 
     quiet_s: float = 30.0
     changes_s: float = 30.0
     changes_per_s: float = 10.0
-    """Of specs; of feeders.replicas, from which most follows, half as many."""
+    """Rate of spec changes. Changes of feeders.replicas, which cause the most work, come at half the rate."""
     resync_s: float = 30.0
     settled_s: float = 12.0
-    """Without a write, until the next phase; longer than the operator waits between two asks of a supervisor."""
+    """Time without a write before the next phase. It is longer than the operator's interval of polling a supervisor."""
     limit_s: float = 900.0
-    """For whatever is waited for."""
+    """Longest wait for anything."""
 
 
 TRIES = 3
 KWOKS_S = 8.0
-"""CPU seconds that kwok takes for 300 changes, at most, but while it goes through all of its pods."""
+"""Most CPU seconds that kwok takes for 300 changes, unless it goes through all of its pods meanwhile."""
 SMOKE = Timing(quiet_s=3.0, changes_s=2.0, changes_per_s=5.0, resync_s=5.0, settled_s=4.0, limit_s=60.0)
 
 
@@ -60,11 +60,11 @@ class Bench:
     jobs: Jobs = field(default_factory=Jobs)
     figures: claims.Figures = field(default_factory=dict)
     scaled: int = 0
-    """How often feeders.replicas were changed."""
+    """Number of phases that changed feeders.replicas."""
     again: int = 0
-    """Phases that were measured once more."""
+    """Number of phases that were measured again."""
     records: list[dict[str, Any]] = field(default_factory=list)
-    """What each phase saw, for whoever asks where a figure comes from."""
+    """Observations of each phase, which explain its figures."""
 
     async def all(self) -> None:
         following = asyncio.create_task(self.jobs.follow(self.api))
@@ -106,13 +106,13 @@ class Bench:
             found.figures |= {"looked_at_s": done.at - operator.started_at, "cpu_s": done.cpu_s}
             await asyncio.sleep(
                 self.timing.settled_s
-            )  # supervisors are asked, and the watches have told all once more
+            )  # supervisors are polled, and the watches have reported all objects again
         figures = found.statuses[FIGURES]
         found.figures |= {"writes": sum(found.after.writes.values()) - figures, "figure_writes": figures}
         self._figure(claims.MEMORY, start_mb=found.after.peak_nbytes / claims.MB)
 
     async def nothing_happens(self, operator: Process, prefix: str = "") -> None:
-        """`prefix`: of the names of its figures."""
+        """Measures the idle operator. `prefix` begins the names of its figures."""
         async with self._phase(operator, claims.QUIET, f"figures {prefix.rstrip('_') or 'steady'}") as found:
             await asyncio.sleep(self.timing.quiet_s)
         found.figures |= {
@@ -149,7 +149,8 @@ class Bench:
         kind: Callable[[int], dict[str, Any]],
         per_s: float,
     ) -> None:
-        """Once more where kwok took a core meanwhile: every some minutes it goes through all of its pods."""
+        """Measures changes, and repeats them if kwok took a core meanwhile. Every few minutes it goes through all its
+        pods."""
         for left in reversed(range(TRIES)):
             async with self._phase(operator, case) as found:
                 specs = [kind(i) for i in range(len(names))]
@@ -167,7 +168,7 @@ class Bench:
         return spread(await self._observed(made))
 
     def _costs(self, found: Phase, count: int) -> dict[str, float]:
-        """Writes and CPU of each of `count` changes; figures, which would have been written anyway, are left out."""
+        """Returns writes and CPU per change, without the writes of figures, which would have happened anyway."""
         done, statuses = found.between, found.statuses
         events = sum(n for kind, n in done.writes.items() if kind.startswith("Event"))
         children = done.written - done.writes.get(STATUS, 0.0) - events
@@ -201,18 +202,18 @@ class Bench:
         return {"feeders": {"replicas": self.shape.feeders + (-1) ** (number + self.scaled)}}
 
     async def _observed(self, made: list[Change]) -> list[float]:
-        """Seconds from each change's answer until a status was about it."""
+        """Returns the seconds from each change's answer until a status observed it."""
         deadline = time.monotonic() + self.timing.limit_s
         while missing := [c for c in made if (c.name, c.generation) not in self.jobs.observed_at]:
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"{len(missing)} changes were not observed, such as that of {missing[0].name}"
+                    f"{len(missing)} changes were not observed, such as the one of {missing[0].name}"
                 )
             await asyncio.sleep(0.1)
         return [max(0.0, self.jobs.observed_at[c.name, c.generation] - c.at) for c in made]
 
     async def _settled(self) -> None:
-        """Until no status was written for a while but for figures. Raises TimeoutError."""
+        """Waits until no status except figures has been written for a while. Raises TimeoutError."""
         deadline = time.monotonic() + self.timing.limit_s
         last, since = self._told(), time.monotonic()
         while time.monotonic() - since < self.timing.settled_s:
@@ -234,7 +235,7 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def _phase(self, operator: Process, case: str, detail: str = "") -> AsyncIterator[Phase]:
-        """Yields what was found, which is whole at the end; figures may be added later."""
+        """Yields the findings, which are complete at the end. Figures may be added later."""
         alive = operator.alive
         found = Phase(figures=self.figures.setdefault(case, {}))
         found.before = await operator.read() if alive else None
@@ -260,7 +261,7 @@ class Bench:
         )
 
     def _used(self) -> dict[str, float]:
-        """CPU seconds of what is not the operator."""
+        """Returns the CPU seconds of all processes except the operator."""
         found: Counter[str] = Counter()
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -276,11 +277,11 @@ class Bench:
 
 @dataclass(slots=True)
 class Phase:
-    """What a phase finds."""
+    """The findings of a phase."""
 
     figures: dict[str, float]
     before: Reading | None = None
-    """None: the operator began with it."""
+    """None if the operator started in this phase."""
     after: Reading = field(init=False)
     between: Between = field(init=False)
     statuses: Counter[str] = field(default_factory=Counter)

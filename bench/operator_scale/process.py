@@ -1,4 +1,4 @@
-"""The operator's process, as the benchmark starts, reads and kills it."""
+"""The operator's process, which the benchmark starts, reads and kills."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bench.operator_scale.figures import Reading, parse_metrics, reading
 from processes_of_operator import Operator  # isort: skip  bench.operator_scale.cluster puts its folder on the path
 
 LOOK_S = 0.25
-"""Between two readings while something is waited for; each takes the operator some milliseconds."""
+"""Interval of readings during a wait. Each reading takes the operator some milliseconds."""
 
 
 class Process:
-    """Started at most once at a time."""
+    """The operator's process. At most one runs at a time."""
 
     def __init__(self, cluster: cluster_of.Cluster) -> None:
         self._operator = Operator(cluster.server, cluster.folder)
@@ -44,11 +44,11 @@ class Process:
             self._operator.end(kill=True)
 
     async def ready(self) -> bool:
-        """Whether it has listed all that is there."""
+        """Returns True if the operator has listed all objects."""
         return (await asyncio.to_thread(self._operator.ask, "/readyz"))[0] == 200
 
     async def read(self) -> Reading:
-        """Raises RuntimeError if it has ended."""
+        """Reads the operator's counters. Raises RuntimeError if it has ended."""
         self.check()
         code, text = await asyncio.to_thread(self._operator.ask, "/metrics")
         used = psutil.Process(self.pid).cpu_times()
@@ -58,7 +58,7 @@ class Process:
         )  # fmt: skip
 
     async def worked_off(self, jobs: int, seconds: float) -> Reading:
-        """When it has looked at so many jobs and none waits. Raises TimeoutError."""
+        """Waits until `jobs` reconciles are done and no job is queued. Raises TimeoutError."""
         deadline = time.monotonic() + seconds
         while True:
             found = await self.read()
@@ -69,14 +69,14 @@ class Process:
             await asyncio.sleep(LOOK_S)
 
     def check(self) -> None:
-        """Raises RuntimeError if it, or a part of the cluster, has ended."""
+        """Raises RuntimeError if the operator or a part of the cluster has ended."""
         self._cluster.check()
         if not self.alive:
             raise RuntimeError(f"the operator ended; it said:\n{self._operator.log[-3000:]}")
 
 
 def peak_nbytes(pid: int) -> int:
-    """The most that was resident (VmHWM)."""
+    """Returns the peak resident memory (VmHWM)."""
     text = Path(f"/proc/{pid}/status").read_text()
     match = re.search(r"VmHWM:\s+(\d+) kB", text)
     return int(match.group(1)) * 1024 if match else 0

@@ -1,8 +1,8 @@
 """Two hours of an operator with 1,000 jobs: `python -m bench.operator_scale.soak [--minutes M] [--jobs N]`.
 
 Figures of all jobs move. Each second one job is changed: its feeders, a deadline, or, each tenth time, the whole job,
-which is deleted and made anew. The operator's memory (resident set) is printed 120 times. Ends with 1 where, after the
-first quarter, it rises by more than 1 MB an hour.
+which is deleted and created again. The operator's memory (resident set) is printed 120 times. The exit code is 1 if the
+memory rises by more than 1 MB an hour after the first quarter.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ MB_PER_HOUR = 1.0
 EVERY_S = 1.0
 SAMPLES = 120
 REPLACED = 10
-"""Each change of so many replaces its job."""
+"""One in REPLACED changes replaces its job."""
 TRIES, AGAIN_S = 60, 0.5
-"""The name is free once the deleted job has gone."""
+"""Attempts to create the new job, and seconds between them. Its name is free once the deleted job is gone."""
 
 Sample = tuple[float, float]
-"""(seconds since it began, bytes)."""
+"""Seconds since the start, and bytes."""
 
 
 async def change_all(api: Api, shape: Shape) -> None:
-    """One job after the other, each time round another change of each. Until cancelled."""
+    """Changes one job after the other until cancelled. In each round, a job gets another change."""
     for number in itertools.count():
         began, around = time.monotonic(), number // shape.jobs
         name = shape.names[(number + around) % shape.jobs]
@@ -56,7 +56,7 @@ async def change_all(api: Api, shape: Shape) -> None:
 
 
 async def replace(api: Api, shape: Shape, name: Name) -> None:
-    """Deletes the job and makes it anew. Raises aiohttp.ClientResponseError where the old one stays."""
+    """Deletes the job and creates it again. Raises aiohttp.ClientResponseError if the old job stays."""
     await api.request("DELETE", f"{folder(name)}/{name[1]}")
     for left in reversed(range(TRIES)):
         try:
@@ -80,7 +80,7 @@ async def sampled(operator: Process, minutes: float) -> list[Sample]:
 
 
 def mb_per_hour(samples: list[Sample]) -> float:
-    """The median of the slopes between any two samples after the first quarter: a step or a peak is no trend."""
+    """Returns the median slope between any two samples after the first quarter. A step or a peak is no trend."""
     kept = samples[len(samples) // 4 :]
     return median(
         [(b[1] - a[1]) / 1e6 / ((b[0] - a[0]) / 3600) for a, b in itertools.combinations(kept, 2)] or [0.0]
@@ -99,7 +99,7 @@ async def soaked(running: Cluster, shape: Shape, minutes: float) -> list[Sample]
                 samples = await sampled(operator, minutes)
                 changing.cancel()
             say(
-                f"statuses told, by what was new: {dict(made.jobs.written)}; jobs: {dict(made.jobs.phases())}"
+                f"statuses reported, by what was new: {dict(made.jobs.written)}; jobs: {dict(made.jobs.phases())}"
             )
             return samples
         finally:

@@ -1,7 +1,7 @@
 """The process that stands in for supervisors and a scheduler, so that their CPU is not the operator's.
 
-`python -m bench.operator_scale.stand_ins`: its settings come as the first line of stdin, as JSON; each further line is
-a mode of the supervisors. It ends with its stdin.
+It is run as `python -m bench.operator_scale.stand_ins`. The first line of stdin has its settings as JSON, and each
+further line is a mode of the supervisors. It exits at the end of stdin.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def run(settings: dict[str, Any]) -> None:
 
 
 async def _obey(supervisors: Supervisors) -> None:
-    """Until the end of stdin."""
+    """Sets modes until the end of stdin."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin

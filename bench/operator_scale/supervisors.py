@@ -1,6 +1,6 @@
-"""Supervisors of all jobs at one port of all addresses: each pod's address is of this machine.
+"""Supervisors of all jobs at one port of all addresses, because each pod's address is on this machine.
 
-They have as many feeders as they were told to have, all of them ready, and sidecars that receive at a known rate.
+They report the requested number of feeders, all of them ready, and sidecars that receive at a known rate.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ BATCH_NBYTES = 38_535_168
 POOL_NBYTES = 256 * 1024 * 1024
 SIDECARS = 2
 SWING, SWING_PERIOD_S = 0.25, 60.0
-"""By how much a moving rate rises and falls, and how fast."""
+"""Amplitude and period of a moving rate."""
 STALL = 0.04
 MAX_NBYTES = 64 * 1024
 RAY = {
     "version": "2.60.0", "worker_register_timeout_seconds": 300, "health_check_period_ms": 3000,
     "health_check_timeout_ms": 10000, "health_check_failure_threshold": 5,
 }  # fmt: skip
-"""What a GCS would say is in force."""
+"""Ray's settings, as reported by a GCS."""
 
 
 class Mode(StrEnum):
-    """How the sidecars' figures go on."""
+    """Ways in which the sidecars' figures change."""
 
     STEADY = "steady"
-    """Each job has its rate, always the same."""
+    """Each job has its own constant rate."""
     MOVING = "moving"
-    """It rises and falls by a quarter within a minute, each job at another time."""
+    """Each job's rate rises and falls by a quarter within a minute, at its own time."""
 
 
 @dataclass(slots=True)
 class Job:
-    """What one supervisor knows. Time comes in, seconds of one clock."""
+    """The state of one supervisor. Callers pass the time, in seconds of one clock."""
 
     name: str
     desired: int
@@ -51,7 +51,7 @@ class Job:
     born: float = 0.0
     at: float = 0.0
     batches: float = 0.0
-    """Of each of its sidecars."""
+    """Number of batches of each of its sidecars."""
     rate: float = field(init=False)
     phase: float = field(init=False)
 
@@ -67,7 +67,7 @@ class Job:
         self.at = now
 
     def status(self) -> dict[str, Any]:
-        """As `core.supervision` has it."""
+        """Returns a status message in the format of `core.supervision`."""
         return {
             "type": "status", "pid": 1, "up_seconds": self.at - self.born, "desired": self.desired,
             "ready": self.desired, "notes": [], "failures": [], "ray": RAY,
@@ -93,10 +93,10 @@ class Job:
 
 
 class Supervisors:
-    """All of them, by the name of their job."""
+    """All supervisors, by the names of their jobs."""
 
     def __init__(self, root_key: bytes, *, feeders: int) -> None:
-        """`feeders`: how many each has until it is told another number."""
+        """`feeders`: each supervisor's number of feeders until it receives another."""
         self._root_key, self._feeders, self._mode = root_key, feeders, Mode.STEADY
         self.jobs: dict[str, Job] = {}
 
@@ -108,7 +108,7 @@ class Supervisors:
 
     @contextlib.asynccontextmanager
     async def serving(self, host: str, port: int) -> Any:
-        """Yields the port. Raises OSError when it is taken."""
+        """Yields the port. Raises OSError if it is taken."""
         server = await asyncio.start_server(self._connection, host, port, backlog=1024)
         async with server:
             yield server.sockets[0].getsockname()[1]
@@ -122,7 +122,7 @@ class Supervisors:
         writer.close()
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Job:
-        """The accepting side of the handshake. Raises AuthError for who does not hold the job's key."""
+        """Performs the accepting side of the handshake. Raises AuthError for a peer without the job's key."""
         first = sockets.new_challenge()
         writer.write(sockets.pack_message(first))
         hello = await _receive(reader)

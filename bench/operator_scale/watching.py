@@ -1,4 +1,4 @@
-"""A watch of all jobs: when a status was first about a change, and why statuses were written."""
+"""A watch of all jobs. It records when a status first observed a change, and why statuses were written."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Name = tuple[str, str]
 
 @dataclass(slots=True)
 class Jobs:
-    """The jobs as they were told last."""
+    """The jobs as last reported by the watch."""
 
     statuses: dict[Name, dict[str, Any]] = field(default_factory=dict)
     written: Counter[str] = field(default_factory=Counter)
-    """Statuses that were told, by what was new in them."""
+    """Number of reported statuses, by the part that was new."""
     observed_at: dict[tuple[Name, int], float] = field(default_factory=dict)
-    """When a status was first told that is about this generation; seconds of the monotonic clock."""
+    """Time of the first report of a status about this generation, in seconds of the monotonic clock."""
 
     async def follow(self, api: Api) -> None:
-        """Until cancelled."""
+        """Follows the watch until cancelled."""
         async for event in api.watch(PATH):
             if event["type"] in {"ADDED", "MODIFIED"}:
                 self.told(event["object"], time.monotonic())
@@ -52,7 +52,7 @@ class Jobs:
         return Counter(str(status.get("phase", "none")) for status in self.statuses.values())
 
     async def until_phase(self, phase: str, count: int, seconds: float) -> None:
-        """Raises TimeoutError with the phases that there are."""
+        """Waits until `count` jobs have this phase. Raises TimeoutError with the current phases."""
         deadline = time.monotonic() + seconds
         while (found := self.phases())[phase] < count:
             if time.monotonic() > deadline:

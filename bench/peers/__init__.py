@@ -1,1 +1,1 @@
-"""The peers, one module for each benchmark. Each builds the same batches as ours, by its own best means."""
+"""The peers, one module for each benchmark. Each builds the same batches as ours, in its own best way."""

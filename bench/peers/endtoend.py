@@ -21,7 +21,7 @@ _STORE_NBYTES = 1_000_000_000
 
 
 def torch_loader(case: Case) -> dict[str, Any]:
-    """`producers` workers, torch's default prefetch; trainer and workers are the node's processes."""
+    """Uses `producers` workers and torch's default prefetch. Trainer and workers are the node's processes."""
     loader = torch.utils.data.DataLoader(Images(case), batch_size=case.batch, num_workers=case.producers)
     stream = iter(loader)
     return measure(
@@ -30,7 +30,7 @@ def torch_loader(case: Case) -> dict[str, Any]:
 
 
 class Maker:
-    """Makes whole batches, in an actor."""
+    """An actor that makes whole batches."""
 
     def __init__(self, case: Case) -> None:
         self._case, self._dataset = case, Images(case)
@@ -40,12 +40,12 @@ class Maker:
 
 
 def ray_data(case: Case) -> dict[str, Any]:
-    """One block a batch, order kept, as everywhere else; driver and raylet are the node's processes."""
+    """Uses one block per batch and keeps the order, as elsewhere. Driver and raylet are the node's processes."""
     return iter_torch_batches(raydata.Case(**dataclasses.asdict(case)))
 
 
 def ray_actors(case: Case) -> dict[str, Any]:
-    """Actors asked in turn, two batches ahead each; driver and raylet are the node's processes."""
+    """Asks actors in turn, two batches ahead for each. Driver and raylet are the node's processes."""
     import ray
 
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

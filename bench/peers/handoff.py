@@ -15,7 +15,7 @@ from bench.raybox import ray_box
 
 
 def torch_loader(case: Case, *, strategy: str) -> dict[str, Any]:
-    """One worker, as many batches ahead as a window; the sharing strategy is torch's own setting."""
+    """Uses one worker, with `case.window` batches ahead. The sharing strategy is a setting of torch."""
     torch.multiprocessing.set_sharing_strategy(strategy)
     loader = torch.utils.data.DataLoader(
         ReadyBatches(case), batch_size=None, num_workers=1, prefetch_factor=case.window
@@ -29,7 +29,7 @@ def torch_loader(case: Case, *, strategy: str) -> dict[str, Any]:
 def spdl_pool(case: Case) -> dict[str, Any]:
     from spdl.pipeline import SharedMemorySegmentPool, iterate_in_subprocess
 
-    # a segment holds one batch, each part on a line of its own; the last burst is still held meanwhile
+    # a segment holds one batch, each part on a line of its own; the last burst is still held
     pool = SharedMemorySegmentPool(case.nbytes + 256 * case.tensors, case.window + case.burst + 2)
     batches = iterate_in_subprocess(
         functools.partial(_all_batches, case), buffer_size=case.window, arena=pool, mp_context="fork"
@@ -55,7 +55,7 @@ def _all_batches(case: Case) -> _AllBatches:
 
 
 class Producer:
-    """Ray actor: makes batches as numpy arrays, which Ray hands out without a copy."""
+    """A Ray actor that makes batches as numpy arrays, which Ray hands out without a copy."""
 
     def __init__(self, case: Case) -> None:
         self._dataset = ReadyBatches(case)
@@ -85,7 +85,7 @@ def _fetched(actor: Any, case: Case) -> Iterator[Any]:
         for i in asked:
             out.append(actor.make.remote(i))
             break
-        # the frame must not keep what the caller lets go
+        # the frame must not keep a batch that the caller releases
         if isinstance(value, list):
             value = [torch.from_numpy(a) for a in value]
         else:
@@ -95,7 +95,7 @@ def _fetched(actor: Any, case: Case) -> Iterator[Any]:
 
 
 def on_our_feeders(case: Case) -> dict[str, Any]:
-    """torch's own iterator, with our context in the place of worker processes."""
+    """Uses torch's own iterator, with our context instead of worker processes."""
     from bench.ours import handoff_service
 
     with handoff_service(case):

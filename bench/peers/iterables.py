@@ -12,7 +12,7 @@ from bench import endtoend, iterables
 
 
 def torch_loader(case: iterables.Case) -> dict[str, Any]:
-    """`producers` workers, or as many as can share the dataset, with torch's default prefetch.
+    """Uses one worker for each reader of the dataset, with torch's default prefetch.
 
     Trainer and workers are the node's processes.
     """

@@ -68,7 +68,7 @@ def pyzmq(case: Case) -> dict[str, Any]:
 
 
 def ray_get(case: Case) -> dict[str, Any]:
-    """The driver's raylet counts as receiver: objects come through it."""
+    """Counts the driver's raylet as receiver, because objects pass through it."""
     import ray
 
     store_nbytes = (2 * case.depth + 6) * case.nbytes

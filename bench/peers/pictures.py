@@ -12,7 +12,7 @@ from bench import endtoend, pictures
 
 
 def torch_loader(case: pictures.Case) -> dict[str, Any]:
-    """`producers` workers, with torch's default prefetch. Trainer and workers are the node's processes."""
+    """Uses `producers` workers and torch's default prefetch. Trainer and workers are the node's processes."""
     loader = torch.utils.data.DataLoader(
         pictures.Decoded(case), batch_size=case.batch, num_workers=case.producers
     )

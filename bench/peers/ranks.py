@@ -8,7 +8,7 @@ from bench.ranks import Case, measure
 
 
 def dataloader(case: Case) -> dict[str, Any]:
-    """Two workers for each rank: one alone leaves it waiting while it makes a batch."""
+    """Uses two workers for each rank, because a single one leaves the rank waiting while it makes a batch."""
     return measure("2", case, list)
 
 

@@ -16,8 +16,11 @@ COORDINATOR = "ray::SplitCoordinator"
 
 
 def iter_torch_batches(case: raydata.Case) -> dict[str, Any]:
-    """The trainer is the driver, and several are actors without a CPU, as those of Ray Train; they and their raylet are
-    the node's processes. Tasks elsewhere run on another raylet, and blocks come through Ray's own transfer."""
+    """Measures a trainer that is the driver, or several that are actors without a CPU, as in Ray Train.
+
+    The trainers and their raylet are the node's processes. Tasks elsewhere run on another raylet, and their blocks
+    arrive through Ray's own transfer.
+    """
     cpus = raydata.cpus(case)
     with ray_box(num_cpus=cpus, store_nbytes=raydata.STORE_NBYTES, far_node=case.elsewhere) as pids:
         made = raydata.pipeline(case)
@@ -27,12 +30,12 @@ def iter_torch_batches(case: raydata.Case) -> dict[str, Any]:
         try:
             return endtoend.measure(stream, case, node_pids=lambda: pids)
         finally:
-            stream.close()  # ends the executor while Ray is still there
+            stream.close()  # ends the executor while Ray still runs
             await_iterators()
 
 
 def _several(made: Any, case: raydata.Case, raylet: int) -> dict[str, Any]:
-    """What coordinates them is where `streaming_split` is called, here beside them."""
+    """Runs several trainers. Their coordinator runs on the node that calls `streaming_split`, next to them."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -45,7 +48,7 @@ def _several(made: Any, case: raydata.Case, raylet: int) -> dict[str, Any]:
 
 
 class Trainer:
-    """One of several, which have blocks in turn."""
+    """One of several trainers, which receive blocks in turn."""
 
     def __init__(self, case: raydata.Case, rank: int, raylet: int) -> None:
         self._case, self._rank, self._raylet = case, rank, raylet
@@ -62,7 +65,7 @@ class Trainer:
 
 
 def _coordinator() -> list[int]:
-    """Its pid."""
+    """Returns the coordinator's pid."""
     (pid,) = (p.pid for p in psutil.process_iter() if _title(p).startswith(COORDINATOR))
     return [pid]
 

@@ -13,7 +13,7 @@ from bench.samplers import Case, measure
 
 
 def _skip(sampler: Any, position: int) -> Iterator[int]:
-    """What torch's StatefulDataLoader and others do for a sampler without a state."""
+    """Resumes as torch's StatefulDataLoader and others do for a sampler without a state."""
     return itertools.islice(iter(sampler), position, None)
 
 

@@ -1,4 +1,4 @@
-"""Peers of B7: torch DataLoader, its workers kept between epochs or not, and Ray Data."""
+"""Peers of B7: torch DataLoader, with and without persistent workers, and Ray Data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def torch_loader(case: Case) -> dict[str, Any]:
 
 
 class Maker:
-    """Callable for map_batches: one batch of pictures."""
+    """A callable for map_batches that makes one batch of pictures."""
 
     def __init__(self, case: Case) -> None:
         self._dataset = Small(case)
@@ -46,7 +46,7 @@ class _Epochs:
 def ray_data(case: Case) -> dict[str, Any]:
     import ray
 
-    # the tasks that make the ranges of indices need a slot beside the actors, else nothing ever runs
+    # the tasks that make the ranges of indices need a slot in addition to the actors, or nothing ever runs
     with ray_box(num_cpus=case.producers + 1, store_nbytes=0):
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False

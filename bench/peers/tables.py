@@ -1,7 +1,7 @@
 """Peers of B20: torch's own DataLoader over the same dataset, and Petastorm, by batches and by rows.
 
-Petastorm's last release needs an older pyarrow and numpy than all else here, so it runs in an environment of its own,
-which `make bench-petastorm` makes: this module is also what runs there.
+Petastorm's last release needs an older pyarrow and numpy than the rest, so `make bench-petastorm` makes an environment
+of its own for it. This module also runs there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCHES, ROWS = "Petastorm, batches", "Petastorm, rows"
 
 
 def torch_loader(case: Case) -> dict[str, Any]:
-    """Trainer and workers are the node's processes."""
+    """Measures torch's loader. Trainer and workers are the node's processes."""
     dataset = tables.Tables(case)
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=case.producers)
     return tables.measure(iter(loader), case, node_pids=tables.own_tree)

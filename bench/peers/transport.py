@@ -1,7 +1,7 @@
 """Peers of B2: Arrow Flight, grpcio, pyzmq, asyncio streams, ray.get with copy.
 
-Each sender is a process of its own; this process is the receiver and nothing else. All send the body as it
-lies, without serialising more than the library itself insists on.
+Each sender is a process of its own. This process is only the receiver. All send the body as it lies in memory, with no
+more serialisation than the library requires.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def serve_tcp(host: str, nbytes: int, pipe: Any) -> None:
 
 
 def asyncio_streams(case: Case) -> dict[str, Any]:
-    """The reader's limit is raised from 64 KiB to two bodies, which is its best setting."""
+    """Raises the reader's limit from 64 KiB to two bodies, its best setting."""
     with sender(serve_tcp, case.nbytes) as port:
         return asyncio.run(_receive_streams(port, case))
 
@@ -175,7 +175,7 @@ async def _receive_streams(port: int, case: Case) -> dict[str, Any]:
 
 
 class Sender:
-    """Ray actor: returns the bodies in turn."""
+    """A Ray actor that returns the bodies in turn."""
 
     def __init__(self, nbytes: int) -> None:
         self._bodies = endless(nbytes)
@@ -185,9 +185,9 @@ class Sender:
 
 
 def ray_get(case: Case, *, far: bool) -> dict[str, Any]:
-    """`far`: the sender is on a second raylet of this machine, and the driver's raylet counts as receiver.
-    Otherwise sender and driver share an object store, nothing crosses the network stack, and the CPU is the
-    driver's alone."""
+    """Measures `ray.get` with a copy. With `far` the sender is on a second raylet of this machine, and the driver's
+    raylet counts as receiver. Otherwise sender and driver share an object store, nothing crosses the network stack,
+    and only the driver's CPU counts."""
     import ray
 
     with ray_box(num_cpus=1, store_nbytes=(2 * case.depth + 6) * case.nbytes, far_node=far) as pids:

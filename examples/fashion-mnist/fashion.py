@@ -1,7 +1,7 @@
-"""Fashion-MNIST as a map-style Dataset that can augment its images. Knows nothing of loaders or training.
+"""Fashion-MNIST as a map-style Dataset that can augment its images. It is independent of loaders and training.
 
-Reads the four idx files of the data set, gzip-compressed or not, from the folder FASHION_MNIST, which is
-by default where Debian's package `dataset-fashion-mnist` puts them.
+It reads the four idx files of the data set, gzip-compressed or not, from the folder FASHION_MNIST. The default is the
+folder of Debian's package `dataset-fashion-mnist`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 from torch.utils.data import Dataset
 
 FOLDER = "/usr/share/datasets/fashion-mnist"
-"""Of Debian's package `dataset-fashion-mnist`."""
+"""Folder of Debian's package `dataset-fashion-mnist`."""
 FILES = {"train": "train", "test": "t10k"}
 SIDE = 28
 MEAN, STD = 0.2860, 0.3530
-"""Of the training images, as fractions of 255."""
+"""Mean and standard deviation of the training images, as fractions of 255."""
 MAX_SHIFT = 2
-"""Pixels, in each direction."""
+"""Most pixels of a shift, in each direction."""
 ERASE = 8
 """Side of the square that is blanked, in pixels."""
 
@@ -34,20 +34,20 @@ Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
 class MissingDataError(FileNotFoundError):
-    """The data set is not on this machine; the message says how to get it."""
+    """The data set is not on this machine. The message explains how to get it."""
 
 
 class FashionMNIST(Dataset[tuple[torch.Tensor, int]]):
-    """(image, label): float32 of shape (1, 28, 28), about normal, and 0 to 9.
+    """Pairs (image, label): float32 of shape (1, 28, 28), about normal, and 0 to 9.
 
-    `augment` may change between epochs. Whatever is random in an image comes from `random`, numpy's and
-    torch's default generators, as in any Dataset; the loader seeds all three for each sample.
+    `augment` may change between epochs. Random changes of an image use `random`, numpy's and torch's default
+    generators, as in any Dataset. The loader seeds all three for each sample.
     """
 
     def __init__(
         self, split: Split, *, augment: bool = False, limit: int | None = None, folder: str | None = None
     ) -> None:
-        """Takes the first `limit` images. Raises MissingDataError, or ValueError for a damaged file."""
+        """Reads the first `limit` images. Raises MissingDataError, or ValueError for a damaged file."""
         where = Path(folder or os.environ.get("FASHION_MNIST") or FOLDER)
         self.images = _read(where, f"{FILES[split]}-images-idx3-ubyte", ndim=3)[:limit]
         self.labels = _read(where, f"{FILES[split]}-labels-idx1-ubyte", ndim=1)[:limit]
@@ -68,7 +68,7 @@ class FashionMNIST(Dataset[tuple[torch.Tensor, int]]):
 
 
 def shifted(image: Bytes) -> Bytes:
-    """Mirrors one image in two, and shifts each by up to MAX_SHIFT pixels. image: (28, 28)."""
+    """Mirrors every second image on average, and shifts each by up to MAX_SHIFT pixels. `image` is (28, 28)."""
     if random.random() < 0.5:
         image = image[:, ::-1]
     canvas = np.zeros((SIDE + 2 * MAX_SHIFT, SIDE + 2 * MAX_SHIFT), dtype=np.uint8)
@@ -78,7 +78,7 @@ def shifted(image: Bytes) -> Bytes:
 
 
 def erase(x: torch.Tensor) -> None:
-    """Blanks a square of one image in two, in place. x: (28, 28)."""
+    """Blanks a square in every second image on average, in place. `x` is (28, 28)."""
     chance, top, left = torch.rand(3).tolist()
     if chance < 0.5:
         y, z = int(top * (SIDE - ERASE)), int(left * (SIDE - ERASE))
@@ -86,7 +86,7 @@ def erase(x: torch.Tensor) -> None:
 
 
 def _read(folder: Path, name: str, *, ndim: int) -> Bytes:
-    """The array of one idx file of bytes."""
+    """Returns the array of one idx file of bytes."""
     for path in (folder / f"{name}.gz", folder / name):
         if path.exists():
             content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -104,5 +104,5 @@ def _parse(content: bytes, path: Path, ndim: int) -> Bytes:
         raise ValueError(f"{path}: an idx file begins with {header.size} bytes, found {len(content)} in all")
     zero, kind, dims, *shape = header.unpack_from(content)
     if (zero, kind, dims) != (0, 8, ndim) or len(content) != header.size + math.prod(shape):
-        raise ValueError(f"{path}: no whole idx file of bytes in {ndim} dimensions: get the file anew")
+        raise ValueError(f"{path}: no whole idx file of bytes in {ndim} dimensions: get the file again")
     return np.frombuffer(bytearray(content), dtype=np.uint8, offset=header.size).reshape(shape)

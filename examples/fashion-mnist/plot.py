@@ -15,13 +15,13 @@ BLUE, SHADES = "#1f5a96", ("#1f5a96", "#7fb0de", "#c9791b", "#ecbf85")
 
 
 def stall(record: dict[str, Any], epoch: int) -> float:
-    """Percentage of an epoch's training pass that one rank waited for batches, its first one included."""
+    """Returns the percentage of an epoch's training pass that one rank waited for batches, the first included."""
     (one,) = (p for p in record["passes"] if p["epoch"] == epoch and p["split"] == "train")
     return 100 * one["wait_s"] / one["seconds"]
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
-    """Two charts over the epochs: accuracy on the test images, and each rank's stall."""
+    """Draws two charts over the epochs: accuracy on the test images, and each rank's stall."""
     accuracies = [100 * epoch["accuracy"] for epoch in records[0]["epochs"]]
     epochs = range(1, len(accuracies) + 1)
     figure = Figure(figsize=(7, 6), layout="constrained")
@@ -50,7 +50,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="what train.py was given as --record")
+    parser.add_argument("folder", type=Path, help="the --record folder of train.py")
     folder = parser.parse_args().folder
     try:
         draw(load(folder), folder / "run.png")

@@ -1,12 +1,12 @@
 """Proves that the ranks of a run consumed the right batches: `python proof.py out`.
 
-While a run with `--record out` trains, `Record` hashes every batch that a rank takes. Afterwards each
-rank's epochs are made again in this process, by the loader with num_workers=0 and, where nothing was
-augmented, by torch's own DataLoader over the same sampler. All digests have to be equal, byte for byte.
+While a run with `--record out` trains, `Record` hashes every batch that a rank takes. Afterwards each rank's epochs are
+made again in this process, by the loader with num_workers=0. Epochs without augmentation are also made by torch's own
+DataLoader over the same sampler. All digests have to be equal.
 
-`dataloaderjob verify` needs no line in a script, but it trusts the loader: feeders make its digests, and the
-record has the keys. This is the witness that does not: it hashes the tensors that the training loop got,
-draws the keys anew from the script's seeds, and asks torch's loader.
+`dataloaderjob verify` needs no line in a script, but it trusts the loader: feeders make its digests, and the record has
+the keys. This proof does not trust the loader. It hashes the tensors that the training loop received, draws the keys
+again from the script's seeds, and compares with torch's loader.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Pass = dict[str, Any]
 
 
 class ProofError(Exception):
-    """A record is missing, or a digest differs; the message says which."""
+    """A record is missing or a digest differs. The message names it."""
 
 
 class Record:
-    """What one rank consumed, and how long it waited for it; a JSON file, whole after each epoch."""
+    """The batches that one rank consumed, and its waits: a JSON file, complete after each epoch."""
 
     def __init__(self, folder: str, *, rank: int, world: int, options: dict[str, Any]) -> None:
         self._path = Path(folder) / f"rank-{rank}.json"
@@ -43,7 +43,7 @@ class Record:
         self._about = {"rank": rank, "world": world, "options": options}
 
     def watch(self, loader: Any, epoch: int) -> Iterator[Any]:
-        """The loader's batches, each hashed as it is handed out."""
+        """Yields the loader's batches, and hashes each."""
         hasher, waits = hashlib.sha256(), []
         began = now = time.perf_counter()
         batches = iter(loader)
@@ -66,11 +66,11 @@ class Record:
         )
 
     def digests(self) -> list[str]:
-        """Of all passes so far."""
+        """Returns the digests of all passes so far."""
         return [str(one["digest"]) for one in self._passes]
 
     def epoch(self, **figures: float) -> None:
-        """Ends an epoch: its figures, and all so far, are on disk when this returns."""
+        """Ends an epoch. All figures so far are on disk when this returns."""
         self._epochs.append(figures)
         text = json.dumps({**self._about, "epochs": self._epochs, "passes": self._passes}, indent=1)
         part = self._path.with_suffix(".part")
@@ -79,7 +79,7 @@ class Record:
 
 
 def load(folder: Path) -> list[dict[str, Any]]:
-    """The records of all ranks, in order of rank. Raises ProofError where one is missing or short."""
+    """Returns the records of all ranks, in order of rank. Raises ProofError if one is missing or incomplete."""
     records = [json.loads(path.read_text()) for path in folder.glob("rank-*.json")]
     records.sort(key=lambda record: record["rank"])
     if not records:
@@ -96,8 +96,8 @@ def load(folder: Path) -> list[dict[str, Any]]:
 
 
 def reference(record: dict[str, Any], kind: str, passes: Iterable[Pass]) -> Iterator[str]:
-    """Makes the same passes of one rank here, one after another, and yields their digests. kind: inprocess, or torch
-    with num_workers=0."""
+    """Makes the same passes of one rank here, one after another, and yields their digests. `kind` is inprocess, or
+    torch for torch's loader with num_workers=0."""
     import train
     from fashion import FashionMNIST
 
@@ -119,7 +119,7 @@ def reference(record: dict[str, Any], kind: str, passes: Iterable[Pass]) -> Iter
 
 
 def prove(record: dict[str, Any]) -> None:
-    """Prints a line for each pass of one rank, as soon as it is made. Raises ProofError at the first difference."""
+    """Makes each pass of one rank and prints a line for it. Raises ProofError at the first difference."""
     passes = record["passes"]
     torchs = reference(record, "torch", [one for one in passes if not one["augment"]])
     for one, own in zip(passes, reference(record, "inprocess", passes), strict=True):
@@ -138,13 +138,13 @@ def prove(record: dict[str, Any]) -> None:
 
 
 def digest(ranks: Iterable[Iterable[str]]) -> str:
-    """Of all batches of all ranks, from the digests of each rank's passes."""
+    """Returns the digest of all batches of all ranks, from the digests of each rank's passes."""
     return hashlib.sha256("".join(one for passes in ranks for one in passes).encode()).hexdigest()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path, help="what train.py was given as --record")
+    parser.add_argument("folder", type=Path, help="the --record folder of train.py")
     folder = parser.parse_args().folder
     try:
         records = load(folder)

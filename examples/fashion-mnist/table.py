@@ -1,8 +1,8 @@
 """Measures the table of README.md: `python table.py --epochs 5 --write`.
 
-Six runs of train.py, one after the other: a single process, DataParallel and DistributedDataParallel of
-two ranks, each with torch's DataLoader (two workers in all) and with ours (two feeders in all, of the
-private service that the loader starts by itself). The machine should have nothing else to do.
+It runs train.py six times, one after the other: a single process, DataParallel and DistributedDataParallel of two
+ranks. Each runs with torch's DataLoader (two workers in all) and with ours (two feeders in all, of the private service
+that the loader starts by itself). The machine should have no other work.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
 BEGIN, END = "<!-- table.py writes from here -->\n", "<!-- to here -->\n"
 WORKERS = 2
-"""Workers of torch's DataLoader, or feeders, of all ranks together."""
+"""Number of torch's workers, or of feeders, for all ranks together."""
 RANKS = 2
-"""Of DistributedDataParallel."""
+"""Number of ranks of DistributedDataParallel."""
 DEADLINE_S = 3600.0
 PAUSE_S, SAMPLE_S = 5.0, 5.0
 CALM = 0.1
-"""Share of the CPUs that others may use before each run, for times to be told."""
+"""Share of the CPUs that other processes may use before each run; above it, no times are shown."""
 LAUNCHES = {"single": "single process", "dp": "DataParallel (one replica)", "ddp": "DDP, two ranks"}
 LOADERS = {"torch": "torch's `DataLoader`", "service": "`dataloaderjob.DataLoader`"}
 PUBLISHED = {"single": (91.09, 90.65), "dp": (90.32, 90.67), "ddp": (89.84, 88.98)}
-"""Per cent after 40 epochs, with torch's DataLoader and with the published distributed one."""
+"""Percentages after 40 epochs, with torch's DataLoader and with the published distributed one."""
 
 
 def command(launch: str, loader: str, folder: Path, epochs: int) -> list[str]:
-    """The command line of one run."""
+    """Returns the command line of one run."""
     workers = WORKERS // RANKS if (launch, loader) == ("ddp", "torch") else WORKERS
     python = [sys.executable]
     if launch == "ddp":
@@ -60,7 +60,7 @@ def free_port() -> int:
 
 
 def busy() -> float:
-    """Share of the CPUs' time that is in use, over SAMPLE_S seconds."""
+    """Returns the busy share of the CPUs' time over SAMPLE_S seconds."""
 
     def read() -> tuple[int, int]:
         ticks = [int(n) for n in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
@@ -73,20 +73,20 @@ def busy() -> float:
 
 
 def run(launch: str, loader: str, folder: Path, epochs: int) -> None:
-    """Trains once; the records of its ranks, and what others did before it, are in `folder` afterwards."""
+    """Trains once. Afterwards `folder` has the records of its ranks, and the load of other processes before it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     time.sleep(PAUSE_S)  # the service of the run before may still be ending
     others, began = busy(), time.monotonic()
     print(f"-- {launch}, {loader}; CPUs {100 * others:.0f} % in use by others", flush=True)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # as torchrun sets it for its ranks; alike in all runs
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # as torchrun sets it for its ranks; same in all runs
     subprocess.run(command(launch, loader, folder, epochs), check=True, env=env, timeout=DEADLINE_S)
     figures = {"busy_before": others, "wall_s": time.monotonic() - began}
     (folder / "run.json").write_text(json.dumps(figures))
 
 
 def cell(folder: Path, *, times: bool) -> str:
-    """Accuracy, and where asked for median time of an epoch and median stall, of one run."""
+    """Returns the accuracy of one run, and with `times` the median time of an epoch and the median stall."""
     records = load(folder)
     epochs = records[0]["epochs"]
     accuracy = f"{100 * epochs[-1]['accuracy']:.2f} %"
@@ -98,7 +98,7 @@ def cell(folder: Path, *, times: bool) -> str:
 
 
 def table(folders: dict[tuple[str, str], Path]) -> str:
-    """Markdown: the table, and what it was measured with."""
+    """Returns the table as Markdown, with the conditions of the measurement."""
     runs: list[dict[str, Any]] = [json.loads((f / "run.json").read_text()) for f in folders.values()]
     calm = all(run.get("busy_before", 1.0) <= CALM for run in runs)
     lines = [
@@ -130,11 +130,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=HERE / "out" / "table", help="where the records go")
+    parser.add_argument("--out", type=Path, default=HERE / "out" / "table", help="folder of the records")
     parser.add_argument(
         "--only", default="", metavar="CASES", help="run only these, such as dp-torch,ddp-service"
     )
-    parser.add_argument("--keep", action="store_true", help="run nothing, make the table from the records")
+    parser.add_argument("--keep", action="store_true", help="run nothing; use existing records")
     parser.add_argument("--write", action="store_true", help="put the table into README.md")
     args = parser.parse_args()
     folders = {(la, lo): args.out / f"{la}-{lo}" for la in LAUNCHES for lo in LOADERS}

@@ -26,7 +26,7 @@ from dataloaderjob import DataLoader  # the one difference from plain PyTorch
 
 
 def make_model() -> nn.Module:
-    """Two convolutions, two linear layers: 0.2 million parameters."""
+    """Makes two convolutions and two linear layers: 0.2 million parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),
@@ -45,7 +45,7 @@ def make_model() -> nn.Module:
 def make_loader(
     args: argparse.Namespace, dataset: FashionMNIST, *, rank: int, world: int, shuffle: bool
 ) -> torch.utils.data.DataLoader[Any]:
-    """The loader of one rank."""
+    """Makes the loader of one rank."""
     loader = torch.utils.data.DataLoader if args.loader == "torch" else DataLoader
     return loader(
         dataset,
@@ -57,7 +57,7 @@ def make_loader(
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Any]) -> float:
-    """One epoch. Returns the mean loss of this rank's batches."""
+    """Trains for one epoch. Returns the mean loss of this rank's batches."""
     model.train()
     losses = []
     for images, labels in batches:
@@ -71,7 +71,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Iterable[Any]) -> float:
-    """Share of the images of all ranks that are told rightly."""
+    """Returns the share of correctly classified images, over all ranks."""
     model.eval()
     right, seen = 0, 0
     for images, labels in batches:
@@ -118,19 +118,19 @@ def main() -> None:
     if record:
         say_digest(record.digests(), rank, world)
     if world > 1:
-        # Gloo's threads live as long as the model, and abort where one frees a tensor while the interpreter ends.
+        # Gloo's threads live as long as the model, and abort if one frees a tensor while the interpreter exits.
         del model
         gc.collect()  # DistributedDataParallel refers to itself
         distributed.destroy_process_group()
 
 
 def augmented(args: argparse.Namespace, epoch: int) -> bool:
-    """The last epochs see the images as the test has them."""
+    """Returns False for the last epochs, which use plain images like the test."""
     return args.augment and epoch < args.epochs - args.plain_last
 
 
 def start_record(args: argparse.Namespace, rank: int, world: int) -> Any:
-    """What proof.py and plot.py read, where --record asks for it."""
+    """Makes the record for proof.py and plot.py if --record is given."""
     if args.record is None:
         return None
     from proof import Record
@@ -139,7 +139,7 @@ def start_record(args: argparse.Namespace, rank: int, world: int) -> Any:
 
 
 def say_digest(digests: list[str], rank: int, world: int) -> None:
-    """Rank 0 prints the digest of what all ranks consumed: proof.py says whether it is right."""
+    """Prints the digest of the batches of all ranks, on rank 0. proof.py checks it."""
     from proof import digest
 
     ranks = [digests] * world
@@ -159,14 +159,14 @@ def options() -> argparse.Namespace:
 
     add("epochs", "5", type=int)
     add("augment", "1", action=argparse.BooleanOptionalAction, help="mirror, shift and blank training images")
-    add("plain-last", "1", type=int, metavar="N", help="the last N epochs go without augmentation")
+    add("plain-last", "1", type=int, metavar="N", help="train the last N epochs without augmentation")
     add("loader", "service", help="service (feeders), inprocess (num_workers=0) or torch (its own loader)")
     add("workers", "2", type=int, help="workers, or feeders of a private service")
-    add("batch-size", "100", type=int, help="of each rank")
+    add("batch-size", "100", type=int, help="batch size of each rank")
     add("lr", "0.001", type=float)
     add("seed", "0", type=int)
     add("limit", None, type=int, metavar="N", help="use the first N images only")
-    add("record", None, metavar="DIR", help="write down what was consumed, for proof.py and plot.py")
+    add("record", None, metavar="DIR", help="record the consumed batches, for proof.py and plot.py")
     parser.add_argument("--data-parallel", action="store_true", help="wrap the model in DataParallel")
     args = parser.parse_args()
     args.augment = args.augment in (True, "1", "yes", "true")

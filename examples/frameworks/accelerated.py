@@ -10,7 +10,7 @@ from dataloaderjob.accelerate import adopt
 
 
 class Steps:
-    """The steps of this epoch, which Accelerate does not save."""
+    """The number of steps in this epoch, which Accelerate does not save."""
 
     taken = 0
 

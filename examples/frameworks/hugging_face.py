@@ -10,7 +10,7 @@ from dataloaderjob.transformers import FeedersMixin
 
 
 class Model(nn.Module):
-    """Counts as seen what it is trained on; a checkpoint has its parameters and buffers."""
+    """A model with a digest of its training batches in a buffer, because a checkpoint has parameters and buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class FeederTrainer(FeedersMixin, Trainer):
 
 
 class Stop(TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):  # noqa: ARG002  as there
+    def on_step_end(self, args, state, control, **kwargs):  # noqa: ARG002  signature of the base class
         count_step()
 
 

@@ -33,7 +33,7 @@ class Model(lightning.LightningModule):
 
 
 class Stop(Callback):
-    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):  # noqa: ARG002  as there
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):  # noqa: ARG002  signature of the base class
         count_step()
 
 

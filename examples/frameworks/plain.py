@@ -1,4 +1,4 @@
-"""A loop of one's own."""
+"""A plain PyTorch training loop."""
 
 import torch
 from task import BATCH, EPOCHS, SAVE_EVERY, WORKERS, Seen, count_step, dataset, folder, loss_of, model, report

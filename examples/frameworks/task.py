@@ -1,10 +1,10 @@
-"""What the loops of this folder have in common: data, a model, and a digest of what they trained on.
+"""Common parts of the loops in this folder: data, a model, and a digest of the training batches.
 
     python plain.py out          # or fabric.py, lightning_trainer.py, accelerated.py, hugging_face.py, torchdatas.py
     STOP_AFTER=19 python plain.py out; python plain.py out
 
-Each writes a checkpoint every few steps into its folder, and goes on from the last one that is there. With
-STOP_AFTER=n it kills itself in its n-th step.
+Each writes a checkpoint into its folder every few steps, and resumes from the last one. With STOP_AFTER=n it kills
+itself in its n-th step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WORKERS = int(os.environ.get("WORKERS", "2"))
 
 
 def folder() -> Path:
-    """Where checkpoints go."""
+    """Returns the folder of checkpoints."""
     path = Path(sys.argv[1])
     path.mkdir(parents=True, exist_ok=True)
     return path
@@ -50,7 +50,7 @@ def loss_of(net: nn.Module, batch: Any) -> torch.Tensor:
 
 
 class Seen:
-    """A digest of all batches in their order; its state goes into the checkpoint."""
+    """A digest of all batches in their order. The checkpoint contains its state."""
 
     def __init__(self) -> None:
         self.digest = ""
@@ -68,13 +68,13 @@ class Seen:
 
 
 def count_step() -> None:
-    """Kills this process in the step that STOP_AFTER says."""
+    """Kills this process in step number STOP_AFTER."""
     if next(_steps) == int(os.environ.get("STOP_AFTER", "-1")):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def report(net: nn.Module, seen: Seen) -> None:
-    """Prints what two runs of one loop must have in common."""
+    """Prints the digests that two runs of one loop must have in common."""
     weights = hashlib.sha256()
     for parameter in net.parameters():
         weights.update(parameter.detach().numpy().tobytes())

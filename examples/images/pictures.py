@@ -1,4 +1,4 @@
-"""Makes the example's pictures: JPEGs cut at random from the photographs of Debian's package mate-backgrounds, in a
+"""Makes the example's pictures: JPEGs cut at random from the photographs of Debian's package mate-backgrounds, with a
 folder for each photograph. python examples/images/pictures.py"""
 
 import argparse
@@ -8,11 +8,11 @@ from pathlib import Path
 from PIL import Image
 
 SIZE = (500, 375)
-"""That of ImageNet's pictures, on average: some 100 KB as JPEG, 560 KB decoded."""
+"""Average size of ImageNet's pictures: some 100 KB as JPEG, 560 KB decoded."""
 
 
 def cut(photograph: Image.Image, dice: random.Random) -> Image.Image:
-    """A part of the photograph, scaled to the size of the pictures."""
+    """Returns a random part of the photograph, scaled to SIZE."""
     width = dice.randint(SIZE[0], min(photograph.width, photograph.height * SIZE[0] // SIZE[1]))
     height = width * SIZE[1] // SIZE[0]
     left, top = dice.randint(0, photograph.width - width), dice.randint(0, photograph.height - height)

@@ -1,4 +1,4 @@
-"""Feeders read files, the trainer's device decodes and augments: python examples/images/train.py [--device cuda]"""
+"""Feeders read files; the trainer's device decodes and augments: python examples/images/train.py [--device cuda]"""
 
 import argparse
 import io
@@ -21,7 +21,7 @@ SIZE = 160
 
 
 class Files(Dataset[dict[str, Any]]):
-    """JPEGs as they are, and the number of the folder that they are in."""
+    """Undecoded JPEGs, each with the number of its folder."""
 
     def __init__(self, folder: Path) -> None:
         self.files = sorted(folder.glob("*/*.jpg"))
@@ -36,7 +36,7 @@ class Files(Dataset[dict[str, Any]]):
 
 
 def decoded(jpegs: RaggedBytes, device: torch.device) -> list[torch.Tensor]:
-    """Pictures of uint8, (3, height, width)."""
+    """Returns pictures, uint8 of shape (3, height, width)."""
     if device.type == "cuda":
         return decode_jpegs(jpegs, device)
     files = (io.BytesIO(jpeg.numpy()) for jpeg in jpegs.views())
@@ -45,8 +45,8 @@ def decoded(jpegs: RaggedBytes, device: torch.device) -> list[torch.Tensor]:
 
 
 def augmented(picture: torch.Tensor, dice: torch.Tensor) -> torch.Tensor:
-    """A random square of the picture, at random mirrored, (3, SIZE, SIZE) of float32 from -1 to 1. dice: four numbers
-    from 0 to 1."""
+    """Returns a random square of the picture, sometimes mirrored: float32 from -1 to 1, of shape (3, SIZE, SIZE).
+    `dice` has four numbers from 0 to 1."""
     _, height, width = picture.shape
     scale, down, right, mirror = dice.tolist()
     side = int(min(height, width) * (0.5 + scale / 2))
@@ -57,7 +57,7 @@ def augmented(picture: torch.Tensor, dice: torch.Tensor) -> torch.Tensor:
 
 
 def stage(batch: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
-    """What the loader runs in the trainer's process, on its own stream."""
+    """Decodes and augments a batch. The loader runs it in the trainer's process, on its own stream."""
     pictures = decoded(batch["jpeg"], generator.device)
     dice = torch.rand(len(pictures), 4, generator=generator, device=generator.device).cpu()
     return {

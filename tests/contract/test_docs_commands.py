@@ -34,7 +34,8 @@ def help_of(*words: str, cwd: Path = ROOT) -> str:
 
 
 def options(words: tuple[str, ...]) -> list[str]:
-    return [word.partition("=")[0] for word in words if word.startswith("-")]
+    own = words[: words.index("--")] if "--" in words else words  # another program's follow
+    return [word.partition("=")[0] for word in own if word.startswith("-")]
 
 
 def targets() -> set[str]:
