@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataloaderjob.core import frames
-from dataloaderjob.core.frames import FROM_RECEIVER, Header, Kind
+from dataloaderjob.core.frames import FROM_RECEIVER, FrameKind, Header
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 from dataloaderjob.sidecar.dispatch.streams import Connect, Endpoint, Publish, Send
@@ -65,7 +65,7 @@ class Driver:
             for item in instructions:
                 if type(item) is Send:
                     header = frames.unpack_header(item.header, FROM_RECEIVER)
-                    if header.kind == Kind.TICKET:
+                    if header.kind == FrameKind.TICKET:
                         self.asked.append((item.instance, header))
                 elif type(item) is Publish:
                     self.published += 1
@@ -78,10 +78,10 @@ class Driver:
         """Delivers one body and draws one more ticket."""
         instance, header = self.asked.popleft()
         self.now += MAKE_S
-        body = header._replace(kind=Kind.BODY, nbytes=NBYTES, room=0, load=1)
+        body = header._replace(kind=FrameKind.BODY, nbytes=NBYTES, room=0, load=1)
         if self.machine.begin_body(self.now, instance, body) is None:  # the first bodies have no room yet
             self.machine.frame(
-                self.now, instance, body._replace(kind=Kind.ANNOUNCE, nbytes=0, room=NBYTES), b""
+                self.now, instance, body._replace(kind=FrameKind.ANNOUNCE, nbytes=0, room=NBYTES), b""
             )
             self.work()
             self.machine.begin_body(self.now, instance, body)

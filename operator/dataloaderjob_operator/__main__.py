@@ -19,7 +19,7 @@ from typing import Any
 import kopf
 
 from dataloaderjob_operator import election, keys, names
-from dataloaderjob_operator.client import Client
+from dataloaderjob_operator.client import ApiClient
 from dataloaderjob_operator.monitoring import (
     Health,
     LogFormat,
@@ -44,7 +44,8 @@ log = logging.getLogger("dataloaderjob_operator")
 METRICS_PORT = 9440
 RESOLV_CONF = Path("/etc/resolv.conf")
 CHILD_S = 0.3
-"""Delay of the reconcile after a child or the supervisor's report changes, in seconds: it batches further changes."""
+"""Delay in seconds between a change to a child or to the supervisor's report and the reconcile. Further changes within
+the delay are batched."""
 MAX_CALLS = 25_000
 """Recursion limit. A job may have 10,000 levels, and copying it takes two calls for each. A job that kopf cannot read
 or copy would end the watch of all jobs. JSON of 60,000 levels fits a thread's stack."""
@@ -57,7 +58,7 @@ class Options:
     namespaces: tuple[str, ...]
     """Namespaces to watch; empty: all namespaces of the cluster."""
     config: OperatorConfig
-    """Settings for jobs, not yet with a root key."""
+    """Settings for jobs, still without a root key."""
     root_key: Path | None = None
     """File with the root key; None: `root_key_secret` holds it."""
     root_key_secret: tuple[str, str] = ("", "")
@@ -73,7 +74,7 @@ class Options:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Makes the command line's parser; docs/reference/cli.md is generated from it."""
+    """Makes the command-line parser, from which docs/reference/cli.md is generated."""
     parser = argparse.ArgumentParser(prog="dataloaderjob_operator", description="Reconciles DataLoaderJobs.")
     parser.add_argument(
         "--namespace", action="append", default=[], help="watch only this namespace; may be repeated"
@@ -221,8 +222,8 @@ def _seconds(text: str) -> float:
 
 
 def _peers(text: str) -> tuple[dict[str, Any], ...]:
-    """Parses a list of peers. Raises ArgumentTypeError if it is not one, or has an empty peer: that would allow
-    everybody."""
+    """Parses a list of peers. Raises ArgumentTypeError if the text is not such a list or contains an empty peer, which
+    would admit everybody."""
     try:
         found = json.loads(text)
     except ValueError as exc:
@@ -234,7 +235,7 @@ def _peers(text: str) -> tuple[dict[str, Any], ...]:
 
 
 def _group(text: str) -> int | None:
-    """Parses a group. Raises ArgumentTypeError if it is neither a number nor "none"."""
+    """Parses a group. Raises ArgumentTypeError if the text is neither a number nor "none"."""
     if text == "none":
         return None
     if not text.isdecimal():
@@ -261,12 +262,12 @@ def read_root(path: Path) -> bytes:
 
 
 async def run(options: Options, root: bytes | None) -> None:
-    """Runs until a signal arrives. Raises CancelledError if it arrives before the initial list is complete, and
-    NoRootKey."""
+    """Runs until a signal arrives. Raises CancelledError if the signal arrives before the initial list is complete.
+    Raises NoRootKey."""
     metrics = Metrics()
     requests = Requests(Cache(), watch.list_paths(options.namespaces))
     health = Health(watches=requests.open, expected=requests.expected)
-    client = await Client.connect(metrics)
+    client = await ApiClient.connect(metrics)
     if (this := asyncio.current_task()) is not None:
         for number in (signal.SIGTERM, signal.SIGINT):  # kopf sets its own later
             asyncio.get_running_loop().add_signal_handler(number, this.cancel)
@@ -283,7 +284,7 @@ async def run(options: Options, root: bytes | None) -> None:
 
 @contextlib.asynccontextmanager
 async def _turn(
-    candidate: election.Candidate | None, client: Client, metrics: Metrics, health: Health
+    candidate: election.Candidate | None, client: ApiClient, metrics: Metrics, health: Health
 ) -> AsyncIterator[None]:
     """Waits until it is this operator's turn to work."""
     if candidate is None:
@@ -301,7 +302,7 @@ async def _turn(
 async def reconcile_all(
     options: Options,
     setup: OperatorConfig,
-    client: Client,
+    client: ApiClient,
     metrics: Metrics,
     health: Health,
     requests: Requests,
@@ -331,7 +332,7 @@ async def reconcile_all(
     await watch.prime(client, cache, work.add, options.namespaces)
     health.listed = True
     gc.collect()
-    gc.freeze()  # a collection that visits the objects of 1,000 jobs stops the loop for 0.2 s
+    gc.freeze()  # a collection that visits the objects of 1,000 jobs blocks the loop for 0.2 s
     settings = kopf.OperatorSettings()
     watch.configure(settings)
     watching = kopf.operator(

@@ -1,9 +1,9 @@
-"""Creates, changes and deletes the children of jobs on the API server, by server-side apply, after a trial. Refusals
+"""Creates, changes and deletes the children of jobs on the API server, using server-side apply after a trial. Refusals
 are remembered until the API server accepts the child.
 
-Before a job has any pods, the children built from the user's templates are tried by a dry run. Then a pod of each is
-tried, because LimitRanges and Pod Security check pods only. If one is refused, nothing is created, so no head or feeder
-waits for trainers that cannot exist.
+Before a job has any pods, the children built from the user's templates are tried in a dry run. Then a pod of each is
+tried as well, because LimitRanges and Pod Security check pods only. If one is refused, nothing is created, so no head
+or feeder waits for trainers that cannot exist.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob_operator.client import ApiError, Client
+from dataloaderjob_operator.client import ApiClient, ApiError
 from dataloaderjob_operator.decide import refusals
 from dataloaderjob_operator.decide.decision import WORKLOADS
 from dataloaderjob_operator.decide.observed import Key, Observed, key_of
@@ -25,9 +25,9 @@ from dataloaderjob_operator.observe.cache import Cache, JobKey
 log = logging.getLogger(__name__)
 
 FOR_GOOD = frozenset({400, 403, 422})
-"""Status codes that a retry cannot change: they are reported to the user."""
+"""Status codes of errors that a retry cannot fix; these errors are reported to the user."""
 NOT_OURS = "NotOurs"
-"""Our own reason for a child whose name another object has taken; other conflicts pass."""
+"""Our own reason for a child whose name another object has taken; other conflicts are temporary."""
 NOT_TYPED = (
     "field not declared in schema",
     "failed to create typed patch object",
@@ -38,8 +38,8 @@ NOT_TYPED = (
 NOT_NOW = frozenset({0, 429})
 """Status codes of an API server that accepts no request at the moment."""
 REPETITIONS = 3
-"""Consecutive errors of one child after which they are reported to the user, whatever they are: a failing webhook may
-recover before."""
+"""Number of consecutive errors of one child after which any error is reported to the user: a failing webhook may
+recover before that."""
 
 
 @dataclass(slots=True)
@@ -59,12 +59,12 @@ def _version(thing: Manifest) -> str:
 class ChildWriter:
     """Creates, changes and deletes children."""
 
-    api: Client
+    api: ApiClient
     cache: Cache
     secrets: JobSecrets = field(init=False)
     refusals: dict[JobKey, dict[Key, Refusal]] = field(default_factory=dict)
     fitting: dict[JobKey, dict[Key, tuple[str, str]]] = field(default_factory=dict)
-    """Children that need no write: the version of each, and the hash of the manifest that it fits."""
+    """Children that need no write, each with its version and the hash of the manifest that it fits."""
 
     def __post_init__(self) -> None:
         self.secrets = JobSecrets(self.api)
@@ -95,13 +95,13 @@ class ChildWriter:
         self, key: JobKey, observed: Observed, wanted: Sequence[Manifest], *, later: Sequence[Manifest] = (),
         begun: bool,
     ) -> bool:  # fmt: skip
-        """Applies children that are missing or differ. `later`: children that are tried with the first, but not
+        """Applies children that are missing or differ. `later`: children that are tried together with `wanted` but not
         created yet. `begun`: the job has a child with pods. Returns whether anything was written.
 
         Raises the first ApiError, after applying all other children; if a trial is refused, nothing is applied.
         """
         job, asked = observed.job, wanted if begun else (*wanted, *later)
-        there = {key_of(manifest) for manifest in asked}  # old refusals of the others no longer count
+        there = {key_of(manifest) for manifest in asked}  # old refusals of other children no longer count
         known = self.refusals.get(key, {})
         self.refusals[key] = {child: refusal for child, refusal in known.items() if child in there}
         if not begun:
@@ -132,7 +132,7 @@ class ChildWriter:
                 if refusals.NO_DRY_RUN in exc.message:
                     continue
                 if await self.api.read(key[0], key_of(manifest)) is not None:
-                    continue  # the apply finds out whose it is
+                    continue  # the apply finds out who owns it
                 self._note(key, job, manifest, exc)
                 first = first or exc
         if first is not None:
@@ -156,7 +156,7 @@ class ChildWriter:
         times = 1 if known is None else known.times + 1
         for_good = error.code in FOR_GOOD or error.reason == NOT_OURS
         for_good = for_good or any(words in error.message for words in NOT_TYPED)
-        if known is not None and known.reported and not for_good:  # it tells more than a passing error
+        if known is not None and known.reported and not for_good:  # it explains more than a passing error
             known.times = times
             return
         text = refusals.explain(error.message, manifest, job)
@@ -187,12 +187,12 @@ class ChildWriter:
         self.cache.put_written(made)
         if found is None or _version(made) != _version(found):
             return True
-        fits[child] = now  # the API server alters what was applied, so they differ for good
+        fits[child] = now  # the API server alters what was applied, so the two always differ
         return False
 
     async def _unobserved(self, namespace: str, child: Key, wanted: Manifest) -> Manifest | None:
-        """Reads a child that no watch has reported; it may be new. Raises ApiError if it belongs to somebody else,
-        because an apply would take it over."""
+        """Reads a child that no watch has reported, perhaps because it is new. Raises ApiError if the child belongs to
+        somebody else, because an apply would take it over."""
         found = await self.api.read(namespace, child)
         if found is None:
             return None

@@ -26,7 +26,7 @@ APPLY = "application/apply-patch+yaml; charset=utf-8"
 API server refuses every character beyond U+FFFF; it accepts them only in bodies declared as JSON."""
 TIMEOUT_S = 30.0
 MAX_EVENTS = 100
-"""Maximum events listed for one object: a starting pod has about ten."""
+"""Maximum number of events listed for one object: a starting pod has about ten."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 """Characters that YAML 1.1 does not accept unescaped; json itself escapes those below a space."""
@@ -42,7 +42,7 @@ class ApiError(Exception):
 
 
 @dataclass(slots=True)
-class Client:
+class ApiClient:
     """Requests over HTTP. Methods that read or write raise ApiError."""
 
     api: kubernetes.ApiClient
@@ -52,7 +52,7 @@ class Client:
     """Shut while this operator must not write."""
 
     @classmethod
-    async def connect(cls, metrics: Metrics | None = None) -> Client:
+    async def connect(cls, metrics: Metrics | None = None) -> ApiClient:
         """Connects with the service account in a pod, and with the kubeconfig elsewhere."""
         configuration = kubernetes.Configuration()
         try:
@@ -76,7 +76,7 @@ class Client:
             raise
 
     async def create(self, manifest: Manifest) -> bool:
-        """Creates an object. Returns False if one of its name exists."""
+        """Creates an object. Returns False if an object of the same name exists."""
         path = _path(manifest["metadata"]["namespace"], manifest["kind"])
         try:
             await self._send("POST", path, manifest, fieldManager=MANAGER)
@@ -120,7 +120,7 @@ class Client:
             how = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid} if uid else {}}
             left = await self._write((kind, "delete"), "DELETE", _path(namespace, *key), how)
         except ApiError as exc:
-            if exc.code == 404 or (exc.code == 409 and uid):  # 409: another object has its name
+            if exc.code == 404 or (exc.code == 409 and uid):  # 409: another object has the name
                 return None
             raise
         return left if left.get("kind") == kind else None
@@ -168,7 +168,7 @@ class Client:
     async def _send(
         self, method: str, path: str, body: Any = None, kind: str = JSON, **query: str
     ) -> Manifest:
-        """Sends a request that writes. Raises ApiError if the gate shuts meanwhile."""
+        """Sends a request that writes. Raises ApiError if the gate is shut while the request is under way."""
         try:
             async with self.gate.passing():
                 return await self._request(method, path, body, kind, **query)
@@ -200,7 +200,7 @@ class Client:
 
 
 def apply_body(value: Any) -> bytes:
-    """Writes JSON that means the same when it is read as YAML.
+    """Returns JSON that means the same when read as YAML.
 
     The API server reads the body of a server-side apply as YAML. JSON is a subset of YAML except in strings. There YAML
     refuses an escaped surrogate pair and some unescaped characters, and turns an unusual line end into a space. So a

@@ -35,7 +35,7 @@ LOST = 3
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The election's times in seconds; the defaults are those of Kubernetes' own components (client-go)."""
+    """The timing of the election, in seconds; the defaults are those of Kubernetes' own components (client-go)."""
 
     lease_s: int = 15
     """Time without a renewal after which another operator takes the Lease: whole seconds, because the Lease stores
@@ -44,7 +44,7 @@ class Timing:
     """Time without a renewal after which an operator stops writing. It is shorter than `lease_s`, so an operator stops
     before another one starts."""
     retry_s: float = 2.0
-    """Interval between two attempts. A killed operator has a successor after `lease_s` plus this at most."""
+    """Interval between two attempts. A killed operator has a successor after at most `lease_s` plus this interval."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for times with which two operators, or none, might work."""
@@ -97,9 +97,9 @@ async def leading(
     leads: Callable[[bool], None],
     lost: Callable[[], None] = lambda: os._exit(LOST),
 ) -> AsyncIterator[None]:
-    """Waits for the Lease and renews it while the context lasts. Calls `leads` with whether this operator is known to
-    hold it. Calls `lost` when another operator holds it: by default the process exits immediately, because any further
-    write may conflict with the other operator's."""
+    """Waits for the Lease and renews it while the context lasts. Calls `leads` with True if this operator is known to
+    hold the Lease, else False. Calls `lost` when another operator holds it: by default the process exits immediately,
+    because any further write may conflict with the other operator's."""
     logging.getLogger(LeaseLock.__module__).setLevel(logging.CRITICAL)  # a traceback for each lost race
     lock, timing = Lock(candidate.lease, candidate.namespace, candidate.identity, api), candidate.timing
     config = Config(lock, timing.lease_s, timing.renew_s, timing.retry_s, _nothing, _nothing)

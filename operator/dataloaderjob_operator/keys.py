@@ -1,5 +1,5 @@
-"""The stores of keys: the operator's root key is in a Secret of its own namespace, which it creates itself. The Secrets
-of jobs are only ever created, never read.
+"""The stores of keys. The operator keeps its root key in a Secret that it creates in its own namespace. The Secrets of
+jobs are only ever created, never read.
 
 A job's Secret has the job's uid in its name, so a create that conflicts has found the job's own Secret. Pods need it
 only when they start: a deleted Secret is recreated before a starting pod can miss it.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dataloaderjob_operator import names
-from dataloaderjob_operator.client import ApiError, Client
+from dataloaderjob_operator.client import ApiClient, ApiError
 from dataloaderjob_operator.decide.observed import Observed, has_condition
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.observe.cache import JobKey
@@ -36,7 +36,7 @@ class NoRootKey(Exception):
     """The Secret or file holds no valid root key."""
 
 
-async def root_key(client: Client, namespace: str, name: str) -> bytes:
+async def root_key(client: ApiClient, namespace: str, name: str) -> bytes:
     """Returns the root key in a Secret, and creates the Secret if it is missing. Operators that start at the same time
     get the same key. Waits while the API server does not answer. Raises NoRootKey."""
     key = base64.b64encode(secrets.token_bytes(NEW_ROOT_NBYTES)).decode()
@@ -81,22 +81,22 @@ class Attempt:
     """An attempt to create a job's Secret."""
 
     at: float
-    """Time in seconds of a monotonic clock."""
+    """Time of the attempt in seconds, by a monotonic clock."""
     placed: frozenset[str]
     """Uids of the pods that had a node by then: the Secret that they mount was created by then or by this attempt."""
 
 
 @dataclass(slots=True)
 class JobSecrets:
-    """Creates the Secrets of jobs, each once, and again if it may have been deleted and a pod needs it."""
+    """Creates each job's Secret once, and again if the Secret may have been deleted and a pod needs it."""
 
-    api: Client
+    api: ApiClient
     clock: Callable[[], float] = time.monotonic
     attempts: dict[JobKey, Attempt] = field(default_factory=dict)
     """The last attempt for each job."""
 
     async def keep(self, key: JobKey, secret: Manifest, observed: Observed) -> bool:
-        """Creates the Secret, unless it surely exists or nothing needs it now. Returns whether it was created."""
+        """Creates the Secret, unless it certainly exists or nothing needs it now. Returns True if it was created."""
         placed = {
             str(pod["metadata"].get("uid")): pod
             for pod in observed.pods

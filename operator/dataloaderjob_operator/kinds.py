@@ -4,7 +4,8 @@ changes, how a live object is compared with the wanted one, and which parts the 
 To add a kind of child, or a watch, add a row here and its rights to the chart's `dataloaderjob.rules`.
 
 Nothing is sent if a live object is already as wanted. The API server fills in defaults and normalizes quantities, and
-others own fields of the same object. So the comparison only checks that each field set by the operator has its value.
+other parties own fields of the same object. So the comparison only checks that each field set by the operator has the
+operator's value.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ POD_STATUS = (
     "message",
 )
 UNREAD_CONDITIONS = frozenset({"Initialized", "PodReadyToStartContainers"})
-"""Conditions of pods that the cache drops: other fields have their causes."""
+"""Conditions of pods that the cache drops, because other fields contain their causes."""
 CONTAINER_STATUS = ("name", "ready", "started", "restartCount", "state", "lastState")
 INTERNED = frozenset(
     {
@@ -55,13 +56,13 @@ INTERNED = frozenset(
         "ownerReferences",
     }
 )
-"""Fields that have only a few different values in all objects, or in all pods of a job. The cache keeps each value
-once, like names of fields."""
+"""Fields that have only a few distinct values across all objects, or across all pods of a job. The cache keeps each
+value once, as it does for field names."""
 ANNOTATION_APPLIED = "dataloading.dev/applied"
 """Hash of the manifest that the operator sent last. If it differs, the operator sends the manifest again, which removes
 fields that it no longer sets."""
 _KEYS = ("name", "mountPath", "containerPort", "type", "uid", "key")
-"""Fields that identify an item of a list: the first of them that differs between all items."""
+"""Fields that may identify an item of a list; the first of them that differs between all items does."""
 _QUANTITIES = frozenset({"requests", "limits", "capacity"})
 _SIZE = "sizeLimit"
 
@@ -77,20 +78,20 @@ class Source(Enum):
 
 
 class Comparison(Enum):
-    """Rules that decide if a live child is as wanted."""
+    """Rules for deciding whether a live child is as wanted."""
 
     FIELDS = auto()
-    """Each field that the operator sets has its value; others may set more fields."""
+    """Each field that the operator sets must have the operator's value; others may set further fields."""
     EXACT = auto()
     """The operator owns each field of the spec as a whole. An addition to a rule of a NetworkPolicy would admit peers
     that the operator excludes, and an empty selector means all peers while a missing one means none."""
     CREATED_ONLY = auto()
-    """The operator leaves a live object alone, whatever it has: its spec cannot be changed."""
+    """The operator leaves a live object alone, whatever its content, because its spec cannot be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """A kind of objects."""
+class ObjectKind:
+    """A kind of object."""
 
     name: str
     group: str
@@ -98,7 +99,7 @@ class Kind:
     plural: str
     source: Source = Source.WATCH
     compared: Comparison | None = None
-    """None: it is no kind of child."""
+    """None: objects of this kind are not children."""
     transform: Callable[[Object], Object] = lambda thing: thing
     """Drops parts that the cache does not need, in addition to UNREAD_METADATA."""
     packed: bool = True
@@ -110,7 +111,7 @@ class Kind:
 
     @property
     def resource(self) -> tuple[str, str, str]:
-        """The names that kopf identifies the kind with."""
+        """The names that identify the kind in kopf."""
         return self.group, self.version, self.plural
 
     def path(self, namespace: str | None) -> str:
@@ -122,8 +123,8 @@ class Kind:
 
 
 class Packed(Mapping[str, Any]):
-    """A part of an object kept as JSON, in a quarter of the memory of the parsed part. Each access parses it. It suits
-    parts that are compared after a change and seldom read otherwise."""
+    """A part of an object, kept as JSON in a quarter of the memory that the parsed part takes. Each access parses it.
+    This suits parts that are compared after a change and seldom read otherwise."""
 
     __slots__ = ("_text",)
 
@@ -210,26 +211,26 @@ def _intern(value: str) -> str:
     return sys.intern(value) if type(value) is str else value
 
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, ObjectKind] = {
     kind.name: kind
     for kind in (
-        Kind(name=KIND, group=GROUP, version=VERSION, plural=PLURAL),
-        Kind(
+        ObjectKind(name=KIND, group=GROUP, version=VERSION, plural=PLURAL),
+        ObjectKind(
             name="Deployment", group="apps", version="v1", plural="deployments", compared=Comparison.FIELDS,
         ),
-        Kind(name="Job", group="batch", version="v1", plural="jobs", compared=Comparison.CREATED_ONLY),
-        Kind(name="Pod", group="", version="v1", plural="pods", transform=_pod, packed=False),
-        Kind(name="Service", group="", version="v1", plural="services", compared=Comparison.FIELDS),
-        Kind(name="ConfigMap", group="", version="v1", plural="configmaps", compared=Comparison.FIELDS),
-        Kind(
+        ObjectKind(name="Job", group="batch", version="v1", plural="jobs", compared=Comparison.CREATED_ONLY),
+        ObjectKind(name="Pod", group="", version="v1", plural="pods", transform=_pod, packed=False),
+        ObjectKind(name="Service", group="", version="v1", plural="services", compared=Comparison.FIELDS),
+        ObjectKind(name="ConfigMap", group="", version="v1", plural="configmaps", compared=Comparison.FIELDS),
+        ObjectKind(
             name="NetworkPolicy", group="networking.k8s.io", version="v1", plural="networkpolicies",
             compared=Comparison.EXACT,
         ),
-        Kind(
+        ObjectKind(
             name="Secret", group="", version="v1", plural="secrets", source=Source.NONE,
             compared=Comparison.CREATED_ONLY,
         ),
-        Kind(name="Event", group="", version="v1", plural="events", source=Source.LOOKUP),
+        ObjectKind(name="Event", group="", version="v1", plural="events", source=Source.LOOKUP),
     )
 }  # fmt: skip
 WATCHED = tuple(kind for kind in KINDS.values() if kind.source is Source.WATCH)
@@ -307,7 +308,7 @@ def _covers_list(live: Any, wanted: list[Any]) -> bool:
         found = {item.get(key): item for item in live if isinstance(item, Mapping)}
         if len(found) == len(live) and len({w[key] for w in wanted}) == len(wanted):
             return all(covers(found.get(item[key]), item) for item in wanted)
-    # Items that only differ as a whole, such as one port with two protocols, or two tolerations of a key.
+    # Items that differ only as a whole, such as one port with two protocols, or two tolerations of a key.
     return all(any(covers(item, w) for item in live) for w in wanted)
 
 

@@ -1,6 +1,6 @@
-"""The operator's log, metrics and probes. Each log line about a job has the job's name, namespace, uid and generation.
-docs/reference/metrics.md is generated from the metrics. The event loop that does the work also serves /healthz, /readyz
-and /metrics: if it hangs, none of them answers.
+"""The operator's log, metrics and probes. Each log line about a job contains the job's name, namespace, uid and
+generation. docs/reference/metrics.md is generated from the metrics. The event loop that does the work also serves
+/healthz, /readyz and /metrics: if it hangs, none of them answers.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _TextFormatter(logging.Formatter):
 
 
 def mark_record(record: logging.LogRecord) -> bool:
-    """Adds the job that a record is about to the record."""
+    """Adds to a log record the job that the record is about."""
     fields: dict[str, object] = dict(_ABOUT.get() or {})
     ref = getattr(record, "k8s_ref", None)
     if isinstance(ref, Mapping):
@@ -110,7 +110,7 @@ class ErrorKind(StrEnum):
     UNREACHABLE = "unreachable"
     """The API server did not answer."""
     CONFLICT = "conflict"
-    """An object of the same name exists, or the object changed meanwhile (409)."""
+    """An object of the same name exists, or the object was changed in the meantime (409)."""
     REFUSED = "refused"
     """The API server refuses the request as it is (400, 403, 422)."""
     GONE = "gone"
@@ -240,7 +240,7 @@ class Health:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     """Tasks that must never end."""
     remark: Callable[[], str] = str
-    """Describes other problems that are no reason to restart the process; empty if there are none."""
+    """Describes other problems that do not justify a restart of the process; empty if there are none."""
     listed: bool = False
     """True once everything has been listed and the operator makes decisions."""
     stands_by: bool = False

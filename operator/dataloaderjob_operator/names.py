@@ -49,7 +49,7 @@ def key_secret(job: str, uid: str) -> str:
 
 
 def settings_map(job: str, content: str) -> str:
-    """Names the ConfigMap with settings of this content, a digest."""
+    """Names the ConfigMap with settings. `content`: the digest of the settings."""
     return f"{job}-settings-{content}"
 
 
@@ -119,7 +119,7 @@ def child_labels(
 def metadata(
     job: DataLoaderJob, name: str, role: Role | None = None, theirs: WorkloadMetadata | None = None
 ) -> dict[str, Any]:
-    """Makes name, namespace, labels, annotations and owner of a child. Raises ValueError for a job that is not on a
+    """Makes the name, namespace, labels, annotations and owner of a child. Raises ValueError for a job that is not on a
     cluster."""
     if not job.metadata.uid or not job.metadata.namespace:
         raise ValueError(f"job {job.name} has no uid or namespace: it is not on a cluster")

@@ -2,11 +2,11 @@
 
 A reconcile is level-triggered and idempotent: after any interruption, the next call decides from the state that it
 finds. The status is written first, so that an attempt is counted before its pods are deleted. Events are sent after the
-status. An event that cannot be sent is lost, and so is one whose operator dies in between; the status has the same
+status. An event is lost if it cannot be sent, or if the operator dies in between; the status contains the same
 information.
 
-Every failure is reported in the job's status: a spec that the models refuse, a child that the API server refuses, an
-internal error of the operator. A job whose status cannot be written is reported by the operator's metrics, log and
+Every failure is reported in the job's status: a spec that the models refuse, a child that the API server refuses, or
+an internal error of the operator. A job whose status cannot be written is reported by the operator's metrics, log and
 health.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 from dataloaderjob.api import KIND, ManifestError
 from dataloaderjob.api.status import DataLoaderJobStatus
 from dataloaderjob_operator.children import NOT_NOW, ChildWriter
-from dataloaderjob_operator.client import ApiError, Client
+from dataloaderjob_operator.client import ApiClient, ApiError
 from dataloaderjob_operator.decide import conditions, events
 from dataloaderjob_operator.decide.decision import WORKLOADS, Decision, decide, not_understood
 from dataloaderjob_operator.decide.health import ConditionState
@@ -40,11 +40,11 @@ from dataloaderjob_operator.workqueue import NEVER
 log = logging.getLogger(__name__)
 
 CHANGED = 409
-"""Status code for writing a status that was decided from another version of its job."""
+"""Status code of the answer if the written status was decided from another version of the job."""
 FOR_TEXT = frozenset({400, 413, 422})
-"""Status codes for writing a status that may be accepted without its texts."""
+"""Status codes of the answer if the written status may be accepted without its texts."""
 MAX_REFUSED_TEXTS = 64
-"""Maximum texts of a job that are remembered as refused: those of at least seven statuses."""
+"""Maximum number of a job's texts that are remembered as refused: enough for at least seven statuses."""
 UNDECLARED = re.compile(r"\.status\.([A-Za-z0-9.]+): field not declared in schema")
 UNDECLARED_S = 300.0
 """Seconds after which the operator retries a field that the CustomResourceDefinition did not have."""
@@ -68,14 +68,14 @@ def _now() -> datetime:
 class Reconciler:
     """Brings jobs to the state that their specs describe."""
 
-    api: Client
+    api: ApiClient
     cache: Cache
     setup: OperatorConfig
     supervisors: SupervisorPoller
     now: Callable[[], datetime] = _now
     metrics: Metrics = field(default_factory=Metrics)
     uids: dict[JobKey, str] = field(default_factory=dict)
-    """Uids of the jobs that the fields below are about."""
+    """Uids of the jobs to which the fields below refer."""
     written_at: dict[JobKey, datetime] = field(default_factory=dict)
     """Times of the last writes of statuses."""
     metrics_at: dict[JobKey, datetime] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Reconciler:
     bugs: dict[JobKey, str] = field(default_factory=dict)
     """Internal errors that were logged."""
     lookup: EventLookup | None = None
-    """None: causes that only events have are not reported."""
+    """None: causes that appear only in events are not reported."""
     recorder: EventRecorder = field(init=False)
     children: ChildWriter = field(init=False)
 
@@ -130,7 +130,7 @@ class Reconciler:
         """
         try:
             return await self._reconcile(key)
-        except ManifestError as exc:  # the API server accepts more than the models do
+        except ManifestError as exc:  # the API server accepts specs that the models refuse
             text = "; ".join(str(problem) for problem in exc.problems)
             log.error("cannot read the job: %s", text)
             await self._write_not_ready(key, "InvalidSpec", text)
@@ -148,7 +148,7 @@ class Reconciler:
             self.forget(key)
             return NEVER
         uid = observed.job.metadata.uid or ""
-        if self.uids.setdefault(key, uid) != uid:  # the state kept is about an earlier job of this name
+        if self.uids.setdefault(key, uid) != uid:  # the kept state belongs to an earlier job of this name
             self.forget(key)
             self.uids[key] = uid
         add_log_fields(uid=uid, generation=observed.generation)
@@ -183,7 +183,7 @@ class Reconciler:
             log.error("the operator cannot process this job", exc_info=error)
 
     def _with_what_is_kept(self, key: JobKey, observed: Observed) -> Observed:
-        """Adds state that only this operator has to the state of the job's objects."""
+        """Adds the state that only this operator has to the observed state of the job's objects."""
         refused = self.children.refused(key)
         return replace(
             observed, refused="; ".join((refused, *observed.doubts)) if refused else "",
@@ -194,7 +194,7 @@ class Reconciler:
         )  # fmt: skip
 
     async def _execute(self, key: JobKey, observed: Observed, decision: Decision) -> bool:
-        """Carries out a decision. Returns whether anything was written that may lead to further changes."""
+        """Carries out a decision. Returns True if anything was written that may lead to further changes."""
         if decision.delete_job:
             await self.children.delete((KIND, key[1]), self.cache.job(key))
             return True
@@ -299,8 +299,8 @@ class Reconciler:
         return True
 
     async def _write_not_ready(self, key: JobKey, reason: str, message: str) -> None:
-        """Reports why the operator does nothing about a job. The rest of the status stays, and so does the whole status
-        of a job that has ended."""
+        """Reports why the operator does nothing about a job. The rest of the status is kept, and so is the whole
+        status of a job that has ended."""
         before, why = self.cache.status(key), ConditionState(False, reason, message)
         known = self.refused_texts.get(key, frozenset())
         after = conditions.not_ready(before, why, self.cache.generation(key), self.now(), refused_texts=known)

@@ -1,5 +1,5 @@
-"""Sends the events of jobs. Sending never fails and takes seconds at most: an event that cannot be sent is lost, and
-the status has the same information."""
+"""Sends the events of jobs. Sending never fails and takes a few seconds at most. An event that cannot be sent is lost,
+but the status contains the same information."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from datetime import datetime
 
 from dataloaderjob.api.job import Metadata
 from dataloaderjob.api.status import DataLoaderJobStatus
-from dataloaderjob_operator.client import ApiError, Client
+from dataloaderjob_operator.client import ApiClient, ApiError
 from dataloaderjob_operator.decide import events
 from dataloaderjob_operator.observe.cache import JobKey
 
@@ -27,15 +27,15 @@ TIMEOUT_S = 5.0
 class EventRecorder:
     """Sends the events of jobs within their budget."""
 
-    api: Client
+    api: ApiClient
     now: Callable[[], datetime]
     clock: Callable[[], float] = time.monotonic
     host: str = field(default_factory=socket.gethostname)
     budget: events.Budget = field(default_factory=events.Budget)
     jobs: dict[JobKey, str] = field(default_factory=dict)
     """Uids of the jobs that have had events."""
-    remarks: defaultdict[JobKey, set[events.Event]] = field(default_factory=lambda: defaultdict(set))
-    """Events sent that do not follow from a change of status."""
+    remarks: defaultdict[JobKey, set[events.JobEvent]] = field(default_factory=lambda: defaultdict(set))
+    """Events that were sent and do not follow from a change of status."""
 
     async def record(
         self, key: JobKey, about: Metadata, before: DataLoaderJobStatus, after: DataLoaderJobStatus
@@ -44,13 +44,13 @@ class EventRecorder:
         for event in events.events_of(before, after):
             await self._record(key, about, event)
 
-    async def remark(self, key: JobKey, about: Metadata, event: events.Event) -> None:
+    async def remark(self, key: JobKey, about: Metadata, event: events.JobEvent) -> None:
         """Sends, once, an event that does not follow from a change of status."""
         if event not in self.remarks[key]:
             self.remarks[key].add(event)
             await self._record(key, about, event)
 
-    async def _record(self, key: JobKey, about: Metadata, event: events.Event) -> None:
+    async def _record(self, key: JobKey, about: Metadata, event: events.JobEvent) -> None:
         uid = self.jobs[key] = about.uid or ""
         log.log(
             logging.WARNING if event.type == "Warning" else logging.INFO,

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from dataloaderjob.api import KIND, ManifestError, parse_object
-from dataloaderjob_operator.client import ApiError, Client
+from dataloaderjob_operator.client import ApiClient, ApiError
 from dataloaderjob_operator.decide.observed import has_condition
 from dataloaderjob_operator.kinds import Manifest
 
@@ -42,7 +42,7 @@ def lines(job: Mapping[str, Any]) -> list[str]:
     return found
 
 
-async def test(client: Client, job: Manifest, timeout_s: float) -> bool:
+async def test(client: ApiClient, job: Manifest, timeout_s: float) -> bool:
     """Tries the job. Raises ApiError, also if an earlier job of that name is not deleted in time."""
     namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
     await _delete(client, namespace, name)
@@ -54,7 +54,7 @@ async def test(client: Client, job: Manifest, timeout_s: float) -> bool:
         await client.delete(namespace, (KIND, name))
 
 
-async def _watch(client: Client, namespace: str, name: str, timeout_s: float) -> bool:
+async def _watch(client: ApiClient, namespace: str, name: str, timeout_s: float) -> bool:
     loop, phase = asyncio.get_running_loop(), ""
     found: Manifest = {}
     deadline = loop.time() + timeout_s
@@ -73,8 +73,8 @@ async def _watch(client: Client, namespace: str, name: str, timeout_s: float) ->
     return done
 
 
-async def _read(client: Client, namespace: str, name: str) -> Manifest | None:
-    """Reads the job. Returns None also while the API server does not answer, because the test has its own timeout."""
+async def _read(client: ApiClient, namespace: str, name: str) -> Manifest | None:
+    """Reads the job. Also returns None while the API server does not answer, because the test has its own timeout."""
     try:
         return await client.read(namespace, (KIND, name))
     except ApiError as exc:
@@ -83,7 +83,7 @@ async def _read(client: Client, namespace: str, name: str) -> Manifest | None:
         return None
 
 
-async def _delete(client: Client, namespace: str, name: str) -> None:
+async def _delete(client: ApiClient, namespace: str, name: str) -> None:
     """Deletes a job that an earlier test left behind."""
     if await client.read(namespace, (KIND, name)) is None:
         return
@@ -102,7 +102,7 @@ def _say(*texts: str) -> None:
 
 
 async def _run(job: Manifest, timeout_s: float) -> bool:
-    client = await Client.connect()
+    client = await ApiClient.connect()
     try:
         return await test(client, job, timeout_s)
     finally:

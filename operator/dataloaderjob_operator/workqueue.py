@@ -1,11 +1,11 @@
-"""A keyed queue of jobs that are due for a reconcile, and the loop that takes jobs off it, a few at a time. The queue
+"""A keyed queue of jobs that are due for a reconcile, and the loop that takes a few jobs off it at a time. The queue
 is pure: callers pass the time.
 
-A key that is added twice is taken once. A key in work is taken again only afterwards. A key that failed waits, longer
-each time; an event shortens the wait to EVENT_WAIT_S, because it may have removed the cause. Jobs that a user changed
-go first. The number of the others in work is limited: the API server then answers the requests for the user's change in
-a tenth of the time that it takes under 32 requests at once. A single loop takes the keys, because each key would wake
-all workers that wait for the queue.
+A key that is added twice is taken once. A key in work is taken again only when that work is done. A key that failed
+waits longer each time; an event shortens the wait to EVENT_WAIT_S, because it may have removed the cause. Jobs that a
+user changed go first. The number of the others in work is limited: the API server then answers the requests for the
+user's change in a tenth of the time that it takes under 32 requests at once. A single loop takes the keys, because each
+key would wake all workers that wait for the queue.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ RESYNC_S = 600.0
 MIN_INTERVAL_S = 0.05
 """Minimum interval between two reconciles of a job, whatever it requests."""
 FOLLOWING = 8
-"""Places for keys that are taken in order of time; a quarter of all places if that is more. Keys that go first have
-places of their own, so users' changes alone hold up nothing."""
+"""Places for keys that are taken in order of time, or a quarter of all places if that is more. Keys that go first have
+places of their own, so users' changes alone do not hold up anything."""
 NEVER = float("inf")
 Reconcile = Callable[[JobKey], Awaitable[float | None]]
 """Returns the seconds until the next reconcile; None: at the resync; NEVER: the job is gone."""
 
 
 class WorkQueue(Generic[K]):
-    """Keys and the times from which they are due."""
+    """Keys and the times at which they become due."""
 
     def __init__(
         self, jitter: random.Random | None = None, *, most_first: int = 24, most_following: int = FOLLOWING
@@ -55,7 +55,7 @@ class WorkQueue(Generic[K]):
         self._busy: dict[K, bool] = {}
         """Keys in work; True if the key went first."""
         self._following = 0
-        """The number of keys in work that did not."""
+        """The number of keys in work that did not go first."""
         self._readded: dict[K, float] = {}
         """Keys that were added while in work."""
         self._failures: dict[K, int] = {}
@@ -70,7 +70,8 @@ class WorkQueue(Generic[K]):
         return len(self._due) + len(self._readded)
 
     def add(self, key: K, now: float, after_s: float = 0.0, *, first: bool = False) -> None:
-        """Makes a key due after `after_s` seconds, or earlier if it already is. `first`: it goes before others."""
+        """Makes a key due after `after_s` seconds, or earlier if it already was due earlier. `first`: it goes before
+        others."""
         if first:
             self._first[key] = None
         due = max(now + after_s, self._not_before.get(key, now))
@@ -191,7 +192,7 @@ class Workers:
                 else:
                     self._metrics.queue_latency.observe(self._queue.latency_s)
                     group.create_task(self._work(key))
-                    await asyncio.sleep(0)  # reconciles that wait for nothing would give no other task a turn
+                    await asyncio.sleep(0)  # reconciles that never wait would give no other task a turn
 
     async def _work(self, key: JobKey) -> None:
         with about_job(*key), self._metrics.reconcile_duration.time():

@@ -20,7 +20,7 @@ class WriteGate:
         return self._open.is_set()
 
     def shut(self) -> None:
-        """Makes writes wait, and gives up those under way."""
+        """Makes new writes wait, and abandons those under way."""
         self._open.clear()
         for write in self._under_way:
             write.reschedule(asyncio.get_running_loop().time())
@@ -31,7 +31,8 @@ class WriteGate:
 
     @contextlib.asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
-        """Waits until the gate is open, then lets one write pass. Raises TimeoutError if the gate is shut meanwhile."""
+        """Waits until the gate is open, then lets one write pass. Raises TimeoutError if the gate is shut before the
+        write is done."""
         await self._open.wait()
         async with asyncio.timeout(None) as write:
             self._under_way.add(write)

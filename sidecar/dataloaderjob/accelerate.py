@@ -23,7 +23,7 @@ from dataloaderjob.trainer.interop.context import FeedersContext
 from dataloaderjob.trainer.loader import DataLoader
 from dataloaderjob.trainer.resume import generators, sampling
 from dataloaderjob.trainer.resume.progress import new_epoch
-from dataloaderjob.trainer.resume.state import Resume, State
+from dataloaderjob.trainer.resume.state import LoaderState, Resume
 from dataloaderjob.trainer.session import service
 from dataloaderjob.trainer.session.service import LeftOut
 from dataloaderjob.trainer.session.tickets import Placed
@@ -130,7 +130,7 @@ class Placing(BatchSampler):
         sampling.set_epoch(self.batch_sampler, epoch)
 
     def epoch_seed(self) -> int:
-        """The seed that replaces the one torch would draw for an iterator."""
+        """The seed that replaces the seed which torch would draw for an iterator."""
         return derive_seed(torch.initial_seed(), self.epoch) >> 1
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -201,7 +201,7 @@ class _Adopted(DataLoader[Any]):
         if self.persistent_workers and self.num_workers:  # one iterator for all epochs, which draws one seed
             self._resume = Resume.of(self._next_of_persistent(left))
 
-    def _next_of_persistent(self, left: Resume) -> State:
+    def _next_of_persistent(self, left: Resume) -> LoaderState:
         """The state between that epoch and the next one of the same iterator, with the generators' current states."""
         state, own = left.state, generators.generators_of(self)
         states = state.get("generators") or {}
@@ -236,8 +236,8 @@ class _Adopted(DataLoader[Any]):
 def adopt(prepared: _Prepared, *, allow_pickle: bool = False, dataset_id: str | None = None) -> _Prepared:
     """Puts our loader into a loader that `accelerator.prepare()` returned, and returns the prepared loader.
 
-    prepared: a map-style loader, of any kind before. allow_pickle, dataset_id: as for `dataloaderjob.DataLoader`.
-    Raises InputError if `prepared` is anything else.
+    prepared: a map-style loader, whatever its class was before. allow_pickle, dataset_id: as for
+    `dataloaderjob.DataLoader`. Raises InputError if `prepared` is anything else.
     """
     base = getattr(prepared, "base_dataloader", None)
     if base is None or not hasattr(prepared, "use_stateful_dataloader"):

@@ -17,7 +17,7 @@ from dataloaderjob.core.errors import InputError
 
 
 def decode_jpegs(encoded: RaggedBytes, device: torch.device | str = "cpu") -> list[torch.Tensor]:
-    """Images decoded by torchvision, uint8, (3, height, width) each. A GPU's own decoder takes them all at once."""
+    """Decodes images with torchvision: uint8, (3, height, width) each. A GPU's own decoder takes all images at once."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
     views = encoded.views()
@@ -27,7 +27,8 @@ def decode_jpegs(encoded: RaggedBytes, device: torch.device | str = "cpu") -> li
 def decode_frames(
     encoded: RaggedBytes, indices: Sequence[Sequence[int]], device: torch.device | str = "cpu"
 ) -> list[torch.Tensor]:
-    """Video frames decoded by torchcodec, uint8, (frames, 3, height, width) per video. indices: the frames of each."""
+    """Decodes video frames with torchcodec: uint8, (frames, 3, height, width) per video. indices: the frames of each
+    video."""
     from torchcodec.decoders import VideoDecoder
 
     videos = zip(encoded.views(), indices, strict=True)
@@ -64,7 +65,7 @@ class DaliPipeline:
         is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         stream = torch.cuda.current_stream() if is_used else None
         arrays = {name: _samples(value) for name, value in inputs.items()}
-        with self._turn:  # stages of two loaders may share it
+        with self._turn:  # stages of two loaders may share the pipeline
             return tuple(map(_tensors, self._pipeline.run(stream, **arrays)))
 
 

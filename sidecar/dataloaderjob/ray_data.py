@@ -23,7 +23,7 @@ _ROWS = 256
 """Rows fetched at a time if the dataset yields them one by one."""
 _TASKS_PER_ACTOR = 4
 """Tasks submitted ahead for each actor unless the user sets another number. Ray waits up to 0.1 s for all tasks before
-it submits new ones, and with its own default of 2 an actor often has nothing to do until then."""
+it submits new ones. With Ray's own default of 2, an actor often has nothing to do in the meantime."""
 
 
 class RayData(IterableDataset[Any]):

@@ -7,7 +7,7 @@ from rights import Right, granted
 
 from chart import render
 from dataloaderjob.api import KIND
-from dataloaderjob_operator.kinds import CHILDREN, KINDS, Kind, Source
+from dataloaderjob_operator.kinds import CHILDREN, KINDS, ObjectKind, Source
 
 VERBS = {
     Source.WATCH: {"list", "watch"},
@@ -22,7 +22,7 @@ def rights() -> set[Right]:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
-def test_chart_grants_exactly_the_verbs_of_each_kind(kind: Kind, rights: set[Right]) -> None:
+def test_chart_grants_exactly_the_verbs_of_each_kind(kind: ObjectKind, rights: set[Right]) -> None:
     wanted = set(VERBS[kind.source])
     if kind in CHILDREN:
         wanted |= {"create"} if kind.source is Source.NONE else {"get", "create", "patch", "delete"}

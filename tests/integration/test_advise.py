@@ -214,7 +214,7 @@ def test_frameworks_get_advice_from_an_unchanged_script(
         pytest.param("collate", (), "cpu", "trainer", id="collate"),
         pytest.param("tail", (), "cpu", "trainer", id="tail"),
         pytest.param("stream", (), "cpu", "slots", id="stream"),
-        pytest.param("big", ("--link", "2.5"), "cpu", "network", id="network"),
+        pytest.param("big", ("--link", "5"), "cpu", "network", id="network"),
         pytest.param("big", (), "cpu", "receiver", id="receiver"),
         pytest.param("quick", (), "trainer", "trainer", id="quick"),
     ],

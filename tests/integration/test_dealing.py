@@ -224,7 +224,7 @@ def test_ranks_with_different_seeds_data_or_workers_are_refused(rig: Rig, ran: R
     assert any("draw one base seed" in text for text in said)
     others = [{"lengths": [400, 400]}, {"lengths": [400, 401]}]
     said = [rank["ended"] for rank in ran(rig, **config, others=others)]
-    assert any("one dataset" in text for text in said)
+    assert any("the same dataset" in text for text in said)
     said = [rank["ended"] for rank in ran(rig, **config, more_workers=1)]
     assert any("num_workers" in text for text in said)
 

@@ -27,7 +27,7 @@ from strangers import call, heard
 from dataloaderjob import DataLoader
 from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.blobs import MAX_MANIFEST_NBYTES, Bundle
-from dataloaderjob.core.frames import HEADER_NBYTES, MAGIC, PROTOCOL, Kind
+from dataloaderjob.core.frames import HEADER_NBYTES, MAGIC, PROTOCOL, FrameKind
 from processes import children
 
 
@@ -45,7 +45,7 @@ def receiver(job: LiveJob) -> Receiver:
 
 
 def header(
-    *, magic: int = MAGIC, version: int = PROTOCOL, kind: int = Kind.TICKET, nbytes: int = 0, room: int = 0,
+    *, magic: int = MAGIC, version: int = PROTOCOL, kind: int = FrameKind.TICKET, nbytes: int = 0, room: int = 0,
     check: int | None = None,
 ) -> bytes:  # fmt: skip
     """Of any frame, also one that `pack_header` would not make."""
@@ -54,7 +54,7 @@ def header(
 
 
 def bundle_frame(manifest: bytes) -> bytes:
-    return frames.pack_header(Kind.BUNDLE, nbytes=len(manifest), bundle=bytes(16)) + manifest
+    return frames.pack_header(FrameKind.BUNDLE, nbytes=len(manifest), bundle=bytes(16)) + manifest
 
 
 def manifest(blobs: Any, **fields: Any) -> bytes:
@@ -66,12 +66,12 @@ FRAMES = {
     "magic": (header(magic=0x4A45), "a frame header is corrupt"),
     "check": (header(check=7), "a frame header is corrupt"),
     "version": (header(version=PROTOCOL + 1), f"version {PROTOCOL} is needed, the peer speaks {PROTOCOL + 1}"),
-    "kind-of-a-feeder": (header(kind=Kind.BODY), "a frame of kind 5 is not allowed"),
+    "kind-of-a-feeder": (header(kind=FrameKind.BODY), "a frame of kind 5 is not allowed"),
     "no-kind": (header(kind=200), "a frame of kind 200 is not allowed"),
     "length-2-63": (header(nbytes=2**63), f"a TICKET frame of {2**63} bytes exceeds"),
     "length-2-64": (header(nbytes=2**64 - 1), f"a TICKET frame of {2**64 - 1} bytes exceeds"),
     "room-2-63": (header(room=2**63), "a TICKET frame of 0 bytes exceeds"),
-    "taken-of-none": (header(kind=Kind.TAKEN), "a batch is reported as taken, but none was offered"),
+    "taken-of-none": (header(kind=FrameKind.TAKEN), "a batch is reported as taken, but none was offered"),
     "no-ticket": (header(nbytes=3) + b"abc", "a ticket needs at least"),
     "no-manifest": (bundle_frame(os.urandom(100)), "a bundle's manifest cannot be read"),
     "nested-manifest": (bundle_frame(b"[" * 100_000), "a bundle's manifest cannot be read"),
@@ -128,10 +128,10 @@ def test_malformed_tickets_fail_individually(job: LiveJob) -> None:
     with job.unimpressed(), receiver(job) as bad:
         bad.know(bundle)
         for number, payload in enumerate(TICKETS.values()):
-            bad.send(Kind.TICKET, payload, stream=1, ticket=number, bundle=bundle.id, room=1 << 20)
+            bad.send(FrameKind.TICKET, payload, stream=1, ticket=number, bundle=bundle.id, room=1 << 20)
         bad.ticket(99, [3], bundle.id)
         told = [bad.next() for _ in range(len(TICKETS) + 1)]
-        failed = {frame.header.ticket for frame in told if frame.kind is Kind.FAILED}
+        failed = {frame.header.ticket for frame in told if frame.kind is FrameKind.FAILED}
         assert failed == set(range(len(TICKETS)))
         assert told[-1].batch().tolist() == [9]
 
@@ -153,10 +153,10 @@ def test_frames_with_corrupt_bytes_close_at_most_their_own_connection(job: LiveJ
     bundle = bundle_of(Squares(), job.home / "blobs")
     payload = frames.pack_ticket(7, 0, [1, 2])
     good = [
-        frames.pack_header(Kind.TICKET, nbytes=len(payload), bundle=bundle.id, room=1 << 20) + payload,
-        frames.pack_header(Kind.BUNDLE, nbytes=len(bundle.manifest()), bundle=bundle.id) + bundle.manifest(),
-        frames.pack_header(Kind.GRANT, room=1 << 20), frames.pack_header(Kind.CANCEL),
-        frames.pack_header(Kind.RELEASE, bundle=bundle.id),
+        frames.pack_header(FrameKind.TICKET, nbytes=len(payload), bundle=bundle.id, room=1 << 20) + payload,
+        frames.pack_header(FrameKind.BUNDLE, nbytes=len(bundle.manifest()), bundle=bundle.id) + bundle.manifest(),
+        frames.pack_header(FrameKind.GRANT, room=1 << 20), frames.pack_header(FrameKind.CANCEL),
+        frames.pack_header(FrameKind.RELEASE, bundle=bundle.id),
     ]  # fmt: skip
     ended = 0
     with job.unimpressed():
@@ -267,25 +267,25 @@ def silent(link: Link) -> None:
 
 
 def ends_in_the_middle_of_a_body(link: Link) -> None:
-    link.send(Kind.BODY, link.ticket(), bytes(100), nbytes=400)
+    link.send(FrameKind.BODY, link.ticket(), bytes(100), nbytes=400)
     link.sock.close()
 
 
 def body_of_no_ticket(link: Link) -> None:
     about = link.ticket()
-    for kind in (Kind.BODY, Kind.ANNOUNCE, Kind.FAILED, Kind.LOST, Kind.PROGRESS):
+    for kind in (FrameKind.BODY, FrameKind.ANNOUNCE, FrameKind.FAILED, FrameKind.LOST, FrameKind.PROGRESS):
         link.send(kind, about, b"x" * 100, ticket=2**64 - 1)
         link.send(kind, about, b"x" * 100, stream=2**32 - 1)
 
 
 def body_larger_than_its_room(link: Link) -> None:
     about = link.ticket()
-    link.send(Kind.BODY, about, bytes(about.room + 4096))
+    link.send(FrameKind.BODY, about, bytes(about.room + 4096))
 
 
 def body_of(nbytes: int) -> Deed:
     def body_of_any_size(link: Link) -> None:
-        link.send(Kind.BODY, link.ticket(), nbytes=nbytes)
+        link.send(FrameKind.BODY, link.ticket(), nbytes=nbytes)
 
     return body_of_any_size
 
@@ -296,24 +296,24 @@ def garbage(link: Link) -> None:
 
 
 def frame_of_a_receiver(link: Link) -> None:
-    link.send(Kind.TICKET, link.ticket())
+    link.send(FrameKind.TICKET, link.ticket())
 
 
 def wrong_check(link: Link) -> None:
     link.ticket()
-    link.sock.sendall(header(kind=Kind.NOTE, check=1))
+    link.sock.sendall(header(kind=FrameKind.NOTE, check=1))
 
 
 def flood(link: Link) -> None:
     about = link.ticket()
     for _ in range(2000):
-        for kind in (Kind.NEED_BUNDLE, Kind.PROGRESS, Kind.CANCELLED, Kind.ALIVE):
+        for kind in (FrameKind.NEED_BUNDLE, FrameKind.PROGRESS, FrameKind.CANCELLED, FrameKind.ALIVE):
             link.send(kind, about, room=2**40)
-    link.send(Kind.NOTE, about, b"\xff" * 1000)
+    link.send(FrameKind.NOTE, about, b"\xff" * 1000)
 
 
 def trickles(link: Link) -> None:
-    link.send(Kind.BODY, link.ticket(), nbytes=400)
+    link.send(FrameKind.BODY, link.ticket(), nbytes=400)
     link.trickle(bytes(8), 0.3)
 
 

@@ -24,7 +24,7 @@ from supervised import KEY, Supervised, head
 from dataloaderjob.core import sockets
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError, ServiceError
-from dataloaderjob.core.frames import Kind
+from dataloaderjob.core.frames import FrameKind
 from dataloaderjob.core.settings import RayTasks, RayTuning
 from dataloaderjob.core.supervision import EXIT_RAY_LATE, EXIT_RAY_LOST
 from dataloaderjob.local.head import RayHead
@@ -138,18 +138,18 @@ def test_restarted_supervisor_adopts_feeders_number_and_output(start: Start, tmp
     with Receiver(before[1]["port"], KEY, job=supervised.job) as receiver:
         receiver.know(bundle)
         receiver.ticket(0, [3], bundle.id)
-        assert receiver.next().kind is Kind.BODY
+        assert receiver.next().kind is FrameKind.BODY
         wait_until(lambda: "[feeder-1] making 3" in supervised.output, 10, "output is shown")
         wait_until(lambda: "[feeder-1] native 3" in supervised.output, 10, "output of native code, too")
         supervised.kill()
         receiver.ticket(1, [4], bundle.id)
-        assert receiver.next().kind is Kind.BODY, "feeders go on without a supervisor"
+        assert receiver.next().kind is FrameKind.BODY, "feeders go on without a supervisor"
         supervised.start()
         after = supervised.ready(2)
         assert [f["instance"] for f in after] == [f["instance"] for f in before]
         wait_until(lambda: supervised.output.count("INFO feeder-1") >= 2, 5)
         receiver.ticket(2, [5], bundle.id)
-        assert receiver.next().kind is Kind.BODY
+        assert receiver.next().kind is FrameKind.BODY
         wait_until(
             lambda: "[feeder-1] making 5" in supervised.output, 10, "the adopted one's output is shown"
         )
@@ -205,7 +205,7 @@ def test_missing_blobs_reach_a_node_through_the_supervisor(start: Start, tmp_pat
             sidecar.say(type="have", digest=digest, nbytes=nbytes)
         receiver.know(bundle)
         receiver.ticket(0, [3], bundle.id)
-        assert receiver.read().kind is Kind.NEED_BUNDLE
+        assert receiver.read().kind is FrameKind.NEED_BUNDLE
         receiver.send_bundle(bundle.id)
         wanted = set()
         while len(wanted) < len(bundle.blobs):

@@ -16,14 +16,14 @@ from patience import PATIENCE_S
 from dataloaderjob.batches.decoding import Decoder
 from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Kind
+from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, FrameKind
 from dataloaderjob.shipping.bundles import make_bundle
 
 PLENTY = 1 << 30
 
 
 class Frame(NamedTuple):
-    kind: Kind
+    kind: FrameKind
     header: frames.Header
     payload: bytes
 
@@ -89,7 +89,7 @@ class Receiver:
     ) -> None:
         payload = frames.pack_ticket(base_seed, 0, keys, bare=bare)
         self.send(
-            Kind.TICKET,
+            FrameKind.TICKET,
             payload,
             stream=stream,
             ticket=number,
@@ -99,34 +99,34 @@ class Receiver:
         )
 
     def grant(self, number: int, *, stream: int = 1, room: int = PLENTY) -> None:
-        self.send(Kind.GRANT, stream=stream, ticket=number, room=room)
+        self.send(FrameKind.GRANT, stream=stream, ticket=number, room=room)
 
     def cancel(self, number: int, *, stream: int = 1) -> None:
-        self.send(Kind.CANCEL, stream=stream, ticket=number)
+        self.send(FrameKind.CANCEL, stream=stream, ticket=number)
 
-    def send(self, kind: Kind, payload: bytes = b"", **fields: Any) -> None:
+    def send(self, kind: FrameKind, payload: bytes = b"", **fields: Any) -> None:
         self.sock.sendall(frames.pack_header(kind, nbytes=len(payload), **fields) + payload)
 
     def read(self) -> Frame:
         """The next frame, as it is."""
         header = frames.unpack_header(sockets.recv_exactly(self.sock, HEADER_NBYTES), FROM_FEEDER)
-        return Frame(Kind(header.kind), header, sockets.recv_exactly(self.sock, header.nbytes))
+        return Frame(FrameKind(header.kind), header, sockets.recv_exactly(self.sock, header.nbytes))
 
     def next(self) -> Frame:
         """The next frame but NEED_BUNDLE, which is answered, NOTE, which is kept, and ALIVE, which is counted."""
         while True:
             frame = self.read()
-            if frame.kind is Kind.NOTE:
+            if frame.kind is FrameKind.NOTE:
                 self.notes.append(frame.payload.decode())
-            elif frame.kind is Kind.NEED_BUNDLE:
+            elif frame.kind is FrameKind.NEED_BUNDLE:
                 self.send_bundle(frame.header.bundle)
-            elif frame.kind is Kind.ALIVE:
+            elif frame.kind is FrameKind.ALIVE:
                 self.alive += 1
             else:
                 return frame
 
     def send_bundle(self, bundle: bytes) -> None:
-        self.send(Kind.BUNDLE, self.bundles[bundle].manifest(), bundle=bundle)
+        self.send(FrameKind.BUNDLE, self.bundles[bundle].manifest(), bundle=bundle)
 
     def quiet(self, seconds: float = 0.3) -> bool:
         """Whether nothing comes for so long."""

@@ -9,9 +9,9 @@ import time
 from typing import Any
 
 from dataloaderjob.core import frames, sockets
-from dataloaderjob.core.frames import Header, Kind
+from dataloaderjob.core.frames import FrameKind, Header
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
-from dataloaderjob.sidecar.feeder_connection import FeederConnection, Phase
+from dataloaderjob.sidecar.feeder_connection import BodyPhase, FeederConnection
 
 KEY, JOB, INSTANCE = bytes(range(32)), "job", "i0"
 WAIT_S = 5.0
@@ -84,7 +84,7 @@ def step(connection: FeederConnection) -> None:
     connection.on_ready(events[0][1])
 
 
-def frame(kind: Kind, payload: bytes, ticket: int) -> bytes:
+def frame(kind: FrameKind, payload: bytes, ticket: int) -> bytes:
     return frames.pack_header(kind, ticket=ticket, nbytes=len(payload)) + payload
 
 
@@ -92,6 +92,6 @@ def up(feeder: Feeder, sink: Sink) -> tuple[FeederConnection, socket.socket]:
     """A connection of which the next event is a frame, and the feeder's end of it."""
     connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
     sock = feeder.link(connection)
-    while connection.phase is not Phase.UP:
+    while connection.phase is not BodyPhase.UP:
         step(connection)
     return connection, sock

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dataloaderjob.core import frames
-from dataloaderjob.core.frames import FROM_FEEDER, FROM_RECEIVER, Kind
+from dataloaderjob.core.frames import FROM_FEEDER, FROM_RECEIVER, FrameKind
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Announce, Instruction, Send, Task
@@ -140,7 +140,7 @@ class Fleet:
                 rank.machine.feeder_up(self.now, item.endpoint.instance, {})
             elif isinstance(item, SendFrame):
                 header = frames.unpack_header(item.header, FROM_RECEIVER)
-                if header.kind == Kind.TICKET:
+                if header.kind == FrameKind.TICKET:
                     rank.askings.append(item.instance)
                 feeder = self.feeders[item.instance]
                 self._at(LATENCY_S, lambda f=feeder, h=header: self._to_feeder(rank, f, h))  # type: ignore[misc]
@@ -153,11 +153,11 @@ class Fleet:
     def _to_feeder(self, rank: Rank, feeder: Feeder, header: frames.Header) -> None:
         machine, about = feeder.machine, {"stream": STREAM, "ticket": header.ticket}
         made: list[Instruction] = []
-        if header.kind == Kind.TICKET:
+        if header.kind == FrameKind.TICKET:
             made = machine.ticket(rank.number, **about, bundle=BUNDLE, flags=0, room=header.room, payload=b"")
-        elif header.kind == Kind.GRANT:
+        elif header.kind == FrameKind.GRANT:
             made = machine.grant(rank.number, **about, room=header.room)
-        elif header.kind == Kind.CANCEL:
+        elif header.kind == FrameKind.CANCEL:
             made = machine.cancel(rank.number, **about)
         self._perform(feeder, made)
 
@@ -170,7 +170,7 @@ class Fleet:
                 feeder.machine.started(task)
                 self._at(LATENCY_S, lambda t=task, r=rank: self._body(feeder, r, t))  # type: ignore[misc]
             elif isinstance(instruction, Announce):
-                header = self._header(feeder, Kind.ANNOUNCE, task, room=task.nbytes)
+                header = self._header(feeder, FrameKind.ANNOUNCE, task, room=task.nbytes)
                 self._at(LATENCY_S, lambda h=header, r=rank: self._frame(feeder, r, h))  # type: ignore[misc]
         if not feeder.building and (task := feeder.machine.next_build(lambda _: True)) is not None:
             feeder.building = True
@@ -181,7 +181,7 @@ class Fleet:
         self._perform(feeder, feeder.machine.built(task, self.nbytes))
 
     def _header(
-        self, feeder: Feeder, kind: Kind, task: Task, *, nbytes: int = 0, room: int = 0
+        self, feeder: Feeder, kind: FrameKind, task: Task, *, nbytes: int = 0, room: int = 0
     ) -> frames.Header:
         data = frames.pack_header(
             kind, stream=STREAM, ticket=task.ticket, nbytes=nbytes, room=room,
@@ -194,7 +194,10 @@ class Fleet:
         self._carry_out(rank)
 
     def _body(self, feeder: Feeder, rank: Rank, task: Task) -> None:
-        header, instance = self._header(feeder, Kind.BODY, task, nbytes=task.nbytes), feeder.endpoint.instance
+        header, instance = (
+            self._header(feeder, FrameKind.BODY, task, nbytes=task.nbytes),
+            feeder.endpoint.instance,
+        )
         if rank.machine.begin_body(self.now, instance, header) is not None:
             rank.machine.end_body(self.now, instance, header)
         feeder.machine.sent(task)

@@ -13,7 +13,7 @@ from typing import Any, Self
 from rig import JOB, Rig
 
 from dataloaderjob.core import frames, sockets
-from dataloaderjob.core.frames import FROM_RECEIVER, HEADER_NBYTES, Header, Kind
+from dataloaderjob.core.frames import FROM_RECEIVER, HEADER_NBYTES, FrameKind, Header
 from dataloaderjob.shipping.facts import facts
 
 NAME, INSTANCE = "impostor", "i"
@@ -30,7 +30,7 @@ class Link:
         while True:
             header = frames.unpack_header(sockets.recv_exactly(self.sock, HEADER_NBYTES), FROM_RECEIVER)
             sockets.recv_exactly(self.sock, header.nbytes)
-            if header.kind == Kind.TICKET:
+            if header.kind == FrameKind.TICKET:
                 return header
 
     def send(self, kind: int, about: Header, payload: bytes = b"", **fields: Any) -> None:

@@ -17,7 +17,7 @@ from operated import SETUP, Supervisors
 
 from dataloaderjob.api import KIND
 from dataloaderjob.api.base import spell
-from dataloaderjob_operator.client import ApiError, Client
+from dataloaderjob_operator.client import ApiClient, ApiError
 from dataloaderjob_operator.decide.decision import decide
 from dataloaderjob_operator.kinds import CHILDREN, KINDS, Manifest
 from dataloaderjob_operator.observe.cache import Cache, JobKey
@@ -82,7 +82,7 @@ class Tried:
 class Judge:
     """Has all mutants in one namespace of an API server, each with an operator of its own."""
 
-    def __init__(self, client: Client, namespace: str) -> None:
+    def __init__(self, client: ApiClient, namespace: str) -> None:
         self._client, self._namespace, self._turns = client, namespace, asyncio.Semaphore(AT_ONCE)
 
     async def judge(self, found: Sequence[Mutant]) -> list[Judged]:

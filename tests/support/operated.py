@@ -15,7 +15,7 @@ from kubernetes.aio import client as kubernetes
 from apiserver import ApiServer
 from dataloaderjob.api import KIND
 from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.client import ApiError, Client
+from dataloaderjob_operator.client import ApiClient, ApiError
 from dataloaderjob_operator.decide.observed import SupervisorStatus
 from dataloaderjob_operator.kinds import CHILDREN, KINDS
 from dataloaderjob_operator.names import LABEL_JOB
@@ -33,9 +33,9 @@ class Killed(BaseException):
 
 
 class Api:
-    """`Client`, which may fail before a write: `fault` is asked with the number of the write."""
+    """`ApiClient`, which may fail before a write: `fault` is asked with the number of the write."""
 
-    def __init__(self, client: Client, fault: Callable[[int], BaseException | None]) -> None:
+    def __init__(self, client: ApiClient, fault: Callable[[int], BaseException | None]) -> None:
         self._client, self._fault, self.writes, self.reported = client, fault, 0, 0
 
     def _count(self) -> None:
@@ -84,15 +84,15 @@ class Api:
 
 
 @functools.cache
-def client_of(server: ApiServer) -> tuple[asyncio.Runner, Client]:
+def client_of(server: ApiServer) -> tuple[asyncio.Runner, ApiClient]:
     """One event loop and one client for all tests: connections are kept."""
     runner = asyncio.Runner()
 
-    async def connect() -> Client:
+    async def connect() -> ApiClient:
         configuration = kubernetes.Configuration(host=server.url)
         configuration.verify_ssl = False
         configuration.api_key = {"BearerToken": f"Bearer {server.token}"}
-        return Client(kubernetes.ApiClient(configuration))
+        return ApiClient(kubernetes.ApiClient(configuration))
 
     return runner, runner.run(connect())
 

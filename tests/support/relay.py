@@ -12,7 +12,7 @@ from typing import Any
 from rig import Rig
 
 from dataloaderjob.core import frames, sockets
-from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Kind
+from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, FrameKind
 
 PIECE_NBYTES = 1 << 16
 
@@ -71,11 +71,11 @@ class Relay:
         header = frames.unpack_header(raw, FROM_FEEDER)
         receiver.sendall(raw)
         left = header.nbytes
-        cut = header.kind == Kind.BODY and self.cuts < self._most and self._chance.random() < 0.5
+        cut = header.kind == FrameKind.BODY and self.cuts < self._most and self._chance.random() < 0.5
         if cut:
             self.cuts += 1
             left = self._chance.randrange(1, left)
-        flip = header.kind == Kind.BODY and self.flips < self._most_flips and self._chance.random() < 0.5
+        flip = header.kind == FrameKind.BODY and self.flips < self._most_flips and self._chance.random() < 0.5
         self.flips += flip
         while left:
             piece = sockets.recv_exactly(feeder, min(left, self._piece_nbytes))

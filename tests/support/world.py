@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass, field
 
 from dataloaderjob.core import frames
-from dataloaderjob.core.frames import FROM_RECEIVER, Kind
+from dataloaderjob.core.frames import FROM_RECEIVER, FrameKind
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar.dispatch import overseer
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
@@ -104,7 +104,7 @@ class World:
     def _alive(self) -> None:
         for feeder in self.feeders.values():
             if feeder.building and not feeder.frozen:
-                self._frame(feeder, Kind.ALIVE, feeder.building[0])
+                self._frame(feeder, FrameKind.ALIVE, feeder.building[0])
         self.carry_out()
         self.at(ALIVE_S, self._alive)
 
@@ -169,35 +169,35 @@ class World:
             self.at(0.5, lambda: self._to_feeder(feeder, header))
             return
         key = (header.stream, header.ticket)
-        if header.kind == Kind.TICKET:
+        if header.kind == FrameKind.TICKET:
             feeder.queue.append((key, header.room, bool(header.flags & frames.Flag.PROBE)))
             self._build(feeder)
-        elif header.kind == Kind.GRANT and key in feeder.built:
+        elif header.kind == FrameKind.GRANT and key in feeder.built:
             feeder.built.pop(key)
             self._body(feeder, key)
             self._build(feeder)
-        elif header.kind == Kind.GRANT:  # asked again after its announcement: it is room
+        elif header.kind == FrameKind.GRANT:  # asked again after its announcement: it is room
             feeder.queue = [
                 (k, max(room, header.room) if k == key else room, probe) for k, room, probe in feeder.queue
             ]
             if feeder.building and feeder.building[0] == key:
                 feeder.building = (key, max(feeder.building[1], header.room))
-        elif header.kind == Kind.CANCEL:
+        elif header.kind == FrameKind.CANCEL:
             feeder.queue = [q for q in feeder.queue if q[0] != key]
             feeder.built.pop(key, None)
             if feeder.building and feeder.building[0] == key and key[1] in feeder.hung:
                 # its builder is ended after a grace
                 self.at(HUNG_S, lambda: self._builder_ended(feeder, key))
             else:
-                self.at(0.001, lambda: self._frame(feeder, Kind.CANCELLED, key))
+                self.at(0.001, lambda: self._frame(feeder, FrameKind.CANCELLED, key))
             self._build(feeder)
-        elif header.kind == Kind.RELEASE:
+        elif header.kind == FrameKind.RELEASE:
             feeder.released.append(header.bundle)
 
     def _builder_ended(self, feeder: SimFeeder, key) -> None:
         if feeder.building and feeder.building[0] == key:
             feeder.building = None
-        self._frame(feeder, Kind.CANCELLED, key)
+        self._frame(feeder, FrameKind.CANCELLED, key)
         self._build(feeder)
 
     def _build(self, feeder: SimFeeder) -> None:
@@ -206,7 +206,7 @@ class World:
         key, room, probe = feeder.queue.pop(0)
         feeder.building = (key, room)
         if probe:
-            self.at(0.0, lambda: self._frame(feeder, Kind.PROGRESS, key, room=3))
+            self.at(0.0, lambda: self._frame(feeder, FrameKind.PROGRESS, key, room=3))
         if key in self.deadly:
             self.at(0.005, lambda: self.kill(feeder))
             return
@@ -216,7 +216,9 @@ class World:
         if feeder.unloadable:
             feeder.building = None
             feeder.refused += 1
-            self.at(feeder.load_s, lambda: self._frame(feeder, Kind.FAILED, key, flags=frames.Flag.ELSEWHERE))
+            self.at(
+                feeder.load_s, lambda: self._frame(feeder, FrameKind.FAILED, key, flags=frames.Flag.ELSEWHERE)
+            )
             self.at(feeder.load_s, lambda: self._build(feeder))
             return
         if key[1] in feeder.hung:
@@ -226,7 +228,9 @@ class World:
     def _lost(self, feeder: SimFeeder, key) -> None:
         """The process that made it ended; the feeder has another one."""
         feeder.building = None
-        self._frame(feeder, Kind.LOST, key, room=4, flags=frames.Flag.MEMORY if key in self.hungry else 0)
+        self._frame(
+            feeder, FrameKind.LOST, key, room=4, flags=frames.Flag.MEMORY if key in self.hungry else 0
+        )
         self._build(feeder)
 
     def _finished(self, feeder: SimFeeder, key) -> None:
@@ -242,7 +246,7 @@ class World:
             self._body(feeder, key)
         else:
             feeder.built[key] = room
-            self._frame(feeder, Kind.ANNOUNCE, key, room=self.sizes[key])
+            self._frame(feeder, FrameKind.ANNOUNCE, key, room=self.sizes[key])
         self._build(feeder)
 
     def _header(self, kind, key, *, nbytes=0, room=0, flags=0):
@@ -264,7 +268,7 @@ class World:
         state = self.machine.feeders.get(instance)
         if feeder.dead or state is None or not state.up:
             return
-        header = self._header(Kind.BODY, key, nbytes=self.sizes[key])
+        header = self._header(FrameKind.BODY, key, nbytes=self.sizes[key])
         extent = self.machine.begin_body(self.now, instance, header)
         self.receiving[instance] = (header, extent)
         if extent is not None:

@@ -19,7 +19,7 @@ from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.sockets import EVERYWHERE, Acceptor, address_text, listen, parse_address
 from dataloaderjob.pod import feeder
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
-from dataloaderjob.sidecar.feeder_connection import FeederConnection, Phase
+from dataloaderjob.sidecar.feeder_connection import BodyPhase, FeederConnection
 from dataloaderjob.sidecar.listeners import HttpServer
 
 KEY = bytes(range(32))
@@ -100,7 +100,7 @@ def connected(connection: FeederConnection) -> bool:
         pass
     except OSError:
         connection.give_up(time.monotonic())
-    return connection.phase is Phase.UP
+    return connection.phase is BodyPhase.UP
 
 
 @needs_ipv6

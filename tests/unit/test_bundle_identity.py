@@ -91,14 +91,14 @@ def store(tmp_path: Path) -> BlobStore:
 def slow(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Everything counts as slow to pickle; the list has an entry for each time that it is pickled."""
     taken: list[Any] = []
-    take = snapshot.Snapshots.take
+    take = snapshot.SnapshotMaker.take
 
-    def counted(self: snapshot.Snapshots, roots: Any) -> Any:
+    def counted(self: snapshot.SnapshotMaker, roots: Any) -> Any:
         taken.append(roots)
         return take(self, roots)
 
     monkeypatch.setattr(snapshot, "SLOW_S", 0.0)
-    monkeypatch.setattr(snapshot.Snapshots, "take", counted)
+    monkeypatch.setattr(snapshot.SnapshotMaker, "take", counted)
     return taken
 
 
@@ -174,7 +174,7 @@ def test_a_tensor_in_shared_memory_is_warned_of_by_name_once(
     store: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = Held({"epoch": torch.zeros(3).share_memory_()})
-    monkeypatch.setattr("dataloaderjob.shipping.bundles._snapshots", snapshot.Snapshots())
+    monkeypatch.setattr("dataloaderjob.shipping.bundles._snapshots", snapshot.SnapshotMaker())
     with pytest.warns(UserWarning, match=r"dataset\.held\['epoch'\] is a tensor in shared memory"):
         made(dataset, store)
     with warnings.catch_warnings():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import sys
@@ -95,3 +96,13 @@ def test_package_runs_as_a_command_and_prints_its_version(words: list[str]) -> N
         [sys.executable, "-m", "dataloaderjob", *words], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"dataloaderjob {__version__}\n"
+
+
+def test_closed_standard_output_ends_a_command_quietly():
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "dataloaderjob", "version"], stdout=write, stderr=subprocess.PIPE, timeout=60
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")

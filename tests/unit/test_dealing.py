@@ -16,16 +16,16 @@ from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.feeder import dealing
 from dataloaderjob.feeder.dealing import Needs
 from dataloaderjob.trainer.epochs.dealing import Deal
-from dataloaderjob.trainer.session.slot_places import DEALT, Place, Saved
+from dataloaderjob.trainer.session.slot_places import DEALT, Saved, SlotPlace
 
 LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=5)
 RANKS = st.integers(1, 6)
 
 
-def in_turn(lengths: list[int]) -> list[Place]:
+def in_turn(lengths: list[int]) -> list[SlotPlace]:
     """Batches as one process has them."""
     return [
-        Place(s, n) for n in range(max(lengths, default=0)) for s in range(len(lengths)) if n < lengths[s]
+        SlotPlace(s, n) for n in range(max(lengths, default=0)) for s in range(len(lengths)) if n < lengths[s]
     ]
 
 
@@ -37,12 +37,12 @@ class Walk:
     deal: Deal
     steps_ahead: int
     ranks: int
-    given: list[Place] = field(default_factory=list)
+    given: list[SlotPlace] = field(default_factory=list)
     bodies: int = 0
-    padded: Place | None = None
+    padded: SlotPlace | None = None
 
     def run(self, most: int | None = None) -> None:
-        on_the_way: deque[tuple[Place, bool]] = deque()
+        on_the_way: deque[tuple[SlotPlace, bool]] = deque()
         hand = None
         while most is None or len(self.given) < most:
             while (asked := self.deal.next(self.steps_ahead * self.ranks)) is not None:
@@ -221,10 +221,10 @@ class Lockstep:
         self.lengths, self.ranks, self.most = lengths, ranks, steps_ahead * ranks
         self.has_stage, self.needs = has_stage, Needs()
         self.deals = [Deal(len(lengths), ranks, rank) for rank in range(ranks)]
-        self.asked: list[deque[tuple[Place, bool]]] = [deque() for _ in range(ranks)]
-        self.hands: list[Place | None] = [None] * ranks
-        self.lines: list[deque[tuple[Place, Any]]] = [deque() for _ in range(ranks)]
-        self.given: list[list[Place]] = [[] for _ in range(ranks)]
+        self.asked: list[deque[tuple[SlotPlace, bool]]] = [deque() for _ in range(ranks)]
+        self.hands: list[SlotPlace | None] = [None] * ranks
+        self.lines: list[deque[tuple[SlotPlace, Any]]] = [deque() for _ in range(ranks)]
+        self.given: list[list[SlotPlace]] = [[] for _ in range(ranks)]
         self.ended: set[int] = set()
         if has_stage:
             for deal in self.deals:
@@ -265,7 +265,7 @@ class Lockstep:
             moved = True
         return moved
 
-    def _is_made(self, place: Place) -> bool:
+    def _is_made(self, place: SlotPlace) -> bool:
         return place.slot in self.ended or self.needs.may_make(self.bundle(place.slot), place.number)
 
     def _may_step(self, rank: int) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from world import World
 
 from dataloaderjob.core import errors
-from dataloaderjob.core.frames import TICKET_DEPTH, Header, Kind
+from dataloaderjob.core.frames import TICKET_DEPTH, FrameKind, Header
 from dataloaderjob.feeder.bundles import is_due
 from dataloaderjob.sidecar.dispatch.dispatcher import LOAD_AGAIN, MAX_LOADS
 
@@ -156,7 +156,7 @@ def test_body_larger_than_its_room_is_dropped_and_requested_with_more_room():
     world.run(lambda: len(world.taken[1]) == 5)
     state = world.machine.feeders[feeder.endpoint.instance]
     key, attempt = next((k, a) for k, a in state.attempts.items() if a.extent is not None)
-    late = world._header(Kind.BODY, key, nbytes=attempt.extent.nbytes + 1)
+    late = world._header(FrameKind.BODY, key, nbytes=attempt.extent.nbytes + 1)
     assert world.machine.begin_body(world.now, feeder.endpoint.instance, late) is None
     assert world.machine.counters.late_copies == 1
     world.carry_out()
@@ -532,7 +532,7 @@ def test_simultaneous_loading_notes_are_reported_once():
     world.run(lambda: world.now > 1)
 
     def note(feeder, text: str) -> None:
-        header = Header(Kind.NOTE, 0, 0, 0, 0, bytes(16), len(text), 0)
+        header = Header(FrameKind.NOTE, 0, 0, 0, 0, bytes(16), len(text), 0)
         world.machine.frame(world.now, feeder.endpoint.instance, header, text.encode())
         world.carry_out()
 

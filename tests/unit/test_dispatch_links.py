@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dataloaderjob.core.frames import Header, Kind
+from dataloaderjob.core.frames import FrameKind, Header
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar.dispatch import overseer
 from dataloaderjob.sidecar.dispatch.choose import MISFIT_GRACE_S
@@ -28,7 +28,7 @@ def failed(machine: Dispatcher) -> list[str]:
 
 def makes(machine: Dispatcher, instance: str, ticket: int = 0) -> None:
     """The feeder says that it makes the third sample."""
-    header = Header(Kind.PROGRESS, 0, 0, 1, ticket, bytes(16), 0, 3)
+    header = Header(FrameKind.PROGRESS, 0, 0, 1, ticket, bytes(16), 0, 3)
     machine.frame(0.0, instance, header, b"")
 
 
@@ -139,9 +139,9 @@ def test_waiting_for_space_does_not_count_as_slowness() -> None:
     machine.open_stream(1, manifest=b"{}", bundle=bytes(16), facts={}, window=4)
     machine.feeder_up(0.0, "i0", {})
     machine.tickets(0.0, 1, [(n, b"") for n in range(2)], 0)
-    announce = Header(Kind.ANNOUNCE, 0, 0, 1, 0, bytes(16), 0, 4096)
+    announce = Header(FrameKind.ANNOUNCE, 0, 0, 1, 0, bytes(16), 0, 4096)
     machine.frame(0.05, "i0", announce, b"")
-    body = announce._replace(kind=Kind.BODY, nbytes=4096, room=0)
+    body = announce._replace(kind=FrameKind.BODY, nbytes=4096, room=0)
     machine.begin_body(5.0, "i0", body)
     machine.end_body(5.0, "i0", body)
     assert machine.streams[1].pace.typical == 0.05

@@ -10,10 +10,10 @@ from world import World
 from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.frames import TICKET_DEPTH, Flag, Kind, SlotTicket
+from dataloaderjob.core.frames import TICKET_DEPTH, Flag, FrameKind, SlotTicket
 from dataloaderjob.sidecar.dispatch.homes import GATHER_S, MAX_SLOTS, MOST_AGAIN
 from dataloaderjob.sidecar.dispatch.streams import Fail, SayThere, Send
-from dataloaderjob.trainer.session.slot_places import Place, Places
+from dataloaderjob.trainer.session.slot_places import Places, SlotPlace
 
 
 class SlotWorld(World):
@@ -22,7 +22,7 @@ class SlotWorld(World):
     def __init__(self, lengths: list[int], seed: int = 0, **more) -> None:
         super().__init__(seed, **more)
         self.lengths = lengths
-        self.asked: dict[tuple[int, int], Place] = {}
+        self.asked: dict[tuple[int, int], SlotPlace] = {}
         """What each ticket (stream, number) asks for."""
         self.at_feeder: dict[tuple[str, int, int], int] = {}
         """Batches made of (instance, stream, slot)."""
@@ -31,7 +31,7 @@ class SlotWorld(World):
         self.remade = 0
 
     def _do(self, item) -> None:
-        if isinstance(item, Send) and len(item.header) and item.header[3] == Kind.TICKET:
+        if isinstance(item, Send) and len(item.header) and item.header[3] == FrameKind.TICKET:
             header = frames.unpack_header(item.header, frames.FROM_RECEIVER)
             ticket = frames.unpack_slot_ticket(item.payload)
             homes = self.homes.setdefault(ticket.slot, [])
@@ -59,7 +59,7 @@ class SlotWorld(World):
     def _ended(self, feeder, key, batches: int) -> None:
         state = self.machine.feeders.get(feeder.endpoint.instance)
         if state is not None and state.up:
-            header = self._header(Kind.FAILED, key, flags=Flag.ENDED)
+            header = self._header(FrameKind.FAILED, key, flags=Flag.ENDED)
             self.machine.frame(self.now, feeder.endpoint.instance, header, frames.pack_end(batches))
 
     def open_slots(self, stream: int, *, window: int = 8, size: int = 12_288) -> SlotTrainer:
@@ -302,7 +302,7 @@ def test_slow_batch_is_waited_for_at_its_home():
     held: list = []
 
     def finished(feeder, key) -> None:
-        if world.asked[key] == Place(1, 9) and not held:
+        if world.asked[key] == SlotPlace(1, 9) and not held:
             held.append(key)
             world.at(40.0, lambda: slow(feeder, key))
         else:
@@ -376,7 +376,7 @@ def test_deadline_counts_from_the_last_batch_remade(tells):
         held.append(key)
         for second in range(0, 60, 5):
             told = 1 + second if tells else 0
-            world.at(second, lambda told=told: world._frame(feeder, Kind.ALIVE, key, room=told))
+            world.at(second, lambda told=told: world._frame(feeder, FrameKind.ALIVE, key, room=told))
         world.at(60.0, lambda: finished(feeder, key))
 
     world._finished = slow
@@ -396,7 +396,7 @@ def test_snapshot_of_a_slot_is_flagged_and_passed_to_a_new_home():
     do = world._do
 
     def noted(item) -> None:
-        if isinstance(item, Send) and item.header[3] == Kind.TICKET:
+        if isinstance(item, Send) and item.header[3] == FrameKind.TICKET:
             header = frames.unpack_header(item.header, frames.FROM_RECEIVER)
             sent.append((header.flags, frames.unpack_slot_ticket(item.payload)))
         do(item)
@@ -405,7 +405,7 @@ def test_snapshot_of_a_slot_is_flagged_and_passed_to_a_new_home():
     trainer = world.open_slots(1, window=2)
     world.run(lambda: len(trainer.given) == 10)
     home = world.feeders[world.homes[0][0]]
-    header = world._header(Kind.SNAPSHOT, (1, 0))
+    header = world._header(FrameKind.SNAPSHOT, (1, 0))
     world.machine.frame(world.now, home.endpoint.instance, header, frames.pack_snapshot(0, 6, b"state"))
     world.run(lambda: len(trainer.given) == 15)
     flags, ticket = sent[-1]
@@ -432,7 +432,7 @@ def asked():
     world.machine.take()
 
     def answer(number: int, payload: bytes) -> list[object]:
-        header = world._header(Kind.FAILED, (1, number), flags=Flag.ENDED)
+        header = world._header(FrameKind.FAILED, (1, number), flags=Flag.ENDED)
         world.machine.frame(world.now, feeder.endpoint.instance, header, payload)
         assert world.machine.counters.failures == 0
         return [item for item in world.machine.take() if isinstance(item, (Fail, SayThere))]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dataloaderjob.core import digests, frames
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Kind
+from dataloaderjob.core.frames import HEADER_NBYTES, Flag, FrameKind
 from dataloaderjob.sidecar.feeder_connection import BODY_WAIT_S, WAITALL_ABOVE_NBYTES, FeederConnection
 
 NOTE = b"loading"
@@ -53,14 +53,16 @@ def cut_and_come_back(feeder: Feeder, sink: Sink, start: bytes, *, reset: bool =
     second = feeder.link(connection)
     step(connection)  # it is up, and nothing has come yet
     for ticket, payload in whole:
-        second.sendall(frame(Kind.BODY if payload in BODY and payload else Kind.NOTE, payload, ticket))
+        second.sendall(
+            frame(FrameKind.BODY if payload in BODY and payload else FrameKind.NOTE, payload, ticket)
+        )
         while len(sink.came) <= ticket - 7:
             step(connection)
     assert sink.came == whole
     connection.close()
 
 
-STREAM = frame(Kind.NOTE, NOTE, 1) + frame(Kind.BODY, BODY, 2) + frame(Kind.FAILED, BODY, 3)
+STREAM = frame(FrameKind.NOTE, NOTE, 1) + frame(FrameKind.BODY, BODY, 2) + frame(FrameKind.FAILED, BODY, 3)
 TO_BODY = 2 * HEADER_NBYTES + len(NOTE)
 
 
@@ -99,7 +101,7 @@ def test_damaged_body_ends_the_link_if_it_is_checked(feeder: Feeder, bit: int | 
     connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
     link = feeder.link(connection)
     for flags in (0, Flag.CHECKSUM):
-        header = frames.pack_header(Kind.BODY, ticket=flags, nbytes=len(body), flags=flags)
+        header = frames.pack_header(FrameKind.BODY, ticket=flags, nbytes=len(body), flags=flags)
         link.sendall(header + body)
     while not sink.came:
         step(connection)
@@ -138,7 +140,7 @@ def test_bodies_of_a_slow_feeder_are_not_waited_for(feeder: Feeder) -> None:
     def body(ticket: int, *, late: bool) -> bool:
         """Whether it was waited for."""
         recording.waited.clear()
-        data = frame(Kind.BODY, BODY, ticket)
+        data = frame(FrameKind.BODY, BODY, ticket)
         sock.sendall(data[: len(data) // 3] if late else data)
         begun = time.monotonic()
         step(connection)
@@ -165,7 +167,7 @@ def test_early_bytes_of_a_slow_feeders_body_do_not_make_it_fast(feeder: Feeder) 
     def body(ticket: int) -> bool:
         """Whether it was waited for. Most of it came while the receiver was busy, the rest comes while it waits."""
         recording.waited.clear()
-        data = frame(Kind.BODY, BODY, ticket)
+        data = frame(FrameKind.BODY, BODY, ticket)
         most = 3 * len(data) // 4
         sock.sendall(data[:most])
         rest = threading.Timer(BODY_WAIT_S / 4, sock.sendall, [data[most:]])
@@ -182,7 +184,7 @@ def test_early_bytes_of_a_slow_feeders_body_do_not_make_it_fast(feeder: Feeder) 
 def test_body_already_received_is_taken_with_its_header(feeder: Feeder) -> None:
     sink = Sink()
     connection, sock = up(feeder, sink)
-    sock.sendall(frame(Kind.BODY, BODY, 0))
+    sock.sendall(frame(FrameKind.BODY, BODY, 0))
     time.sleep(0.05)
     step(connection)
     assert [ticket for ticket, _ in sink.came] == [0]

@@ -21,7 +21,7 @@ from feeder_client import Receiver, Squares, bundle_of, wait_until
 from feeder_serving import KEY, Connect, Served, blobs, connecting, feeder_process, serving
 from torch.utils.data._utils import collate
 
-from dataloaderjob.core.frames import Kind
+from dataloaderjob.core.frames import FrameKind
 from dataloaderjob.feeder.builder import Builder, copy
 from dataloaderjob.feeder.builders import LINGER_S
 from dataloaderjob.feeder.bundles import MAX_IDLE_TEMPLATES
@@ -90,7 +90,7 @@ def test_reopened_session_starts_before_the_old_one_has_lingered(connect: Connec
             receiver.ticket(number, [0], session)
             assert receiver.next().batch().tolist() == [1], "of a builder of its own"
             took.append(time.monotonic() - began)
-            receiver.send(Kind.RELEASE, bundle=session)
+            receiver.send(FrameKind.RELEASE, bundle=session)
     assert min(took[1:]) < LINGER_S
 
 
@@ -115,7 +115,7 @@ def test_processes_started_while_loading_end_with_the_bundle(connect: Connect, t
             session = receiver.know(replace(shipped, epoch=epoch))
             receiver.ticket(0, [0], session, stream=epoch + 1)
             helpers.append(receiver.next().batch())
-            receiver.send(Kind.RELEASE, bundle=session)
+            receiver.send(FrameKind.RELEASE, bundle=session)
         wait_until(lambda: not any(map(alive, helpers[:2])), 5, "the first two are gone")
         assert alive(helpers[2])
 
@@ -131,7 +131,7 @@ def test_processes_started_in_a_sample_end_with_the_session(connect: Connect, tm
         receiver.ticket(0, [0], session)
         pid = receiver.next().batch()
         assert alive(pid)
-        receiver.send(Kind.RELEASE, bundle=session)
+        receiver.send(FrameKind.RELEASE, bundle=session)
         wait_until(lambda: not alive(pid), 10, "it is gone")
 
 
@@ -146,8 +146,8 @@ def test_killed_template_is_replaced_while_its_helper_lives(connect: Connect, tm
         wait_until(lambda: not alive(template), 5, "it is gone")
         receiver.ticket(1, [0], session)
         frame = receiver.next()
-        while frame.kind is not Kind.BODY:  # what was under way is lost, and asked for again
-            assert frame.kind is Kind.LOST
+        while frame.kind is not FrameKind.BODY:  # what was under way is lost, and asked for again
+            assert frame.kind is FrameKind.LOST
             receiver.ticket(1, [0], session)
             frame = receiver.next()
         assert frame.batch() != template
@@ -161,7 +161,7 @@ def test_user_code_ignoring_its_children_ends_no_other_session(connect: Connect,
         for number, session in enumerate(sessions):
             receiver.ticket(0, [0], session, stream=number + 1)
             found.append(receiver.next().batch())
-        receiver.send(Kind.RELEASE, bundle=sessions[0])
+        receiver.send(FrameKind.RELEASE, bundle=sessions[0])
         wait_until(lambda: not alive(found[0][1]), 5, "the first builder is gone")
         receiver.ticket(1, [0], sessions[1], stream=2)
         assert receiver.next().batch() == found[1]
@@ -203,7 +203,7 @@ def test_templates_of_closed_loaders_are_bounded(connect: Connect, tmp_path: Pat
             session = receiver.know(replace(shipped, loader=loader))
             receiver.ticket(0, [0], session, stream=loader + 1)
             templates.append(receiver.next().batch())
-            receiver.send(Kind.RELEASE, bundle=session)
+            receiver.send(FrameKind.RELEASE, bundle=session)
         wait_until(lambda: sum(map(alive, templates)) == MAX_IDLE_TEMPLATES, 10, "the oldest are gone")
         assert alive(templates[-1])
 

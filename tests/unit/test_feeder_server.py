@@ -26,7 +26,7 @@ from feeder_serving import KEY, Connect, Served, blobs, connecting, serving
 from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import AuthError
-from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Kind
+from dataloaderjob.core.frames import HEADER_NBYTES, Flag, FrameKind
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_tickets_return_the_batches_that_torch_would_make(connect: Connect, squa
             receiver.ticket(k, [k, k + 1], bundle)
         for k in range(5):
             frame = receiver.next()
-            assert (frame.kind, frame.header.ticket, frame.header.bundle) == (Kind.BODY, k, bundle)
+            assert (frame.kind, frame.header.ticket, frame.header.bundle) == (FrameKind.BODY, k, bundle)
             assert frame.batch().tolist() == [k * k, (k + 1) ** 2]
 
 
@@ -69,20 +69,20 @@ def test_bundle_is_requested_once_while_its_tickets_wait(connect: Connect, squar
         bundle = receiver.know(squares)
         for k in range(3):
             receiver.ticket(k, [k], bundle)
-        assert receiver.read().kind is Kind.NEED_BUNDLE
+        assert receiver.read().kind is FrameKind.NEED_BUNDLE
         assert receiver.quiet()
         receiver.send_bundle(bundle)
-        assert [receiver.read().kind for _ in range(3)] == [Kind.BODY] * 3
+        assert [receiver.read().kind for _ in range(3)] == [FrameKind.BODY] * 3
         receiver.ticket(3, [3], bundle)
-        assert receiver.read().kind is Kind.BODY
+        assert receiver.read().kind is FrameKind.BODY
 
 
 def test_manifest_of_a_different_bundle_ends_the_link(connect: Connect, squares: Bundle, tmp_path: Path):
     other = bundle_of(Squares(5), blobs(tmp_path))
     with connect() as receiver:
         receiver.ticket(0, [0], squares.id)
-        assert receiver.read().kind is Kind.NEED_BUNDLE
-        receiver.send(Kind.BUNDLE, other.manifest(), bundle=squares.id)
+        assert receiver.read().kind is FrameKind.NEED_BUNDLE
+        receiver.send(FrameKind.BUNDLE, other.manifest(), bundle=squares.id)
         with pytest.raises(ConnectionError):
             receiver.read()
 
@@ -92,12 +92,12 @@ def test_body_above_its_room_is_announced_and_waits_for_a_grant(connect: Connect
         bundle = receiver.know(bundle_of(Large(100_000), blobs(tmp_path)))
         receiver.ticket(0, [7], bundle, room=1000)
         announced = receiver.next()
-        assert announced.kind is Kind.ANNOUNCE
+        assert announced.kind is FrameKind.ANNOUNCE
         assert announced.header.room > 100_000
         assert receiver.quiet()
         receiver.grant(0, room=announced.header.room)
         body = receiver.next()
-        assert (body.kind, body.header.nbytes) == (Kind.BODY, announced.header.room)
+        assert (body.kind, body.header.nbytes) == (FrameKind.BODY, announced.header.room)
 
 
 def test_two_ungranted_batches_of_one_receiver_do_not_block_another(connect: Connect, tmp_path: Path):
@@ -106,12 +106,12 @@ def test_two_ungranted_batches_of_one_receiver_do_not_block_another(connect: Con
         other.know(hoarder.bundles[bundle])
         for k in range(5):
             hoarder.ticket(k, [k], bundle, room=0)
-        assert [hoarder.next().kind for _ in range(2)] == [Kind.ANNOUNCE] * 2
+        assert [hoarder.next().kind for _ in range(2)] == [FrameKind.ANNOUNCE] * 2
         assert hoarder.quiet()
         other.ticket(0, [0], bundle)
-        assert other.next().kind is Kind.BODY
+        assert other.next().kind is FrameKind.BODY
         hoarder.grant(1)
-        assert [hoarder.next()[:1] for _ in range(2)] == [(Kind.BODY,), (Kind.ANNOUNCE,)]
+        assert [hoarder.next()[:1] for _ in range(2)] == [(FrameKind.BODY,), (FrameKind.ANNOUNCE,)]
 
 
 def test_receiver_that_reads_nothing_does_not_block_another(connect: Connect, tmp_path: Path):
@@ -119,7 +119,7 @@ def test_receiver_that_reads_nothing_does_not_block_another(connect: Connect, tm
         bundle = frozen.know(bundle_of(Large(30_000_000), blobs(tmp_path)))
         other.know(frozen.bundles[bundle])
         frozen.ticket(0, [0], bundle)
-        assert frozen.read().kind is Kind.NEED_BUNDLE
+        assert frozen.read().kind is FrameKind.NEED_BUNDLE
         frozen.send_bundle(bundle)
         for k in range(1, 8):
             frozen.ticket(k, [k], bundle)
@@ -146,7 +146,7 @@ def test_an_announced_body_is_checked_too(connect: Connect, tmp_path: Path):
     with connect() as receiver:
         bundle = receiver.know(bundle_of(Large(10_000), blobs(tmp_path)))
         receiver.ticket(0, [1, 2], bundle, room=0, flags=Flag.CHECKSUM)
-        assert receiver.next().kind is Kind.ANNOUNCE
+        assert receiver.next().kind is FrameKind.ANNOUNCE
         receiver.grant(0)
         assert checksum_holds(receiver.next())
 
@@ -167,7 +167,7 @@ def test_a_probed_ticket_reports_each_sample_before_it_is_made(connect: Connect,
         bundle = receiver.know(squares)
         receiver.ticket(0, [5, 6, 7], bundle, flags=Flag.PROBE)
         told = [receiver.next() for _ in range(4)]
-        assert [f.kind for f in told] == [Kind.PROGRESS] * 3 + [Kind.BODY]
+        assert [f.kind for f in told] == [FrameKind.PROGRESS] * 3 + [FrameKind.BODY]
         assert [f.header.room for f in told[:3]] == [0, 1, 2]
 
 
@@ -178,19 +178,19 @@ def test_a_cancelled_ticket_is_not_built_and_not_sent(connect: Connect, tmp_path
         receiver.ticket(0, [0], bundle, flags=Flag.PROBE)
         receiver.ticket(1, [1], bundle)
         receiver.ticket(2, [2], bundle)
-        assert receiver.next().kind is Kind.PROGRESS
+        assert receiver.next().kind is FrameKind.PROGRESS
         receiver.cancel(0)
         receiver.cancel(1)
         receiver.ticket(3, [3], bundle)
         receiver.ticket(4, [4], b"unknown bundle 123")
-        assert receiver.read().kind is Kind.NEED_BUNDLE, "all frames before were read"
+        assert receiver.read().kind is FrameKind.NEED_BUNDLE, "all frames before were read"
         gate.touch()
         told = [receiver.next() for _ in range(4)]
         assert [(f.kind, f.header.ticket) for f in told] == [
-            (Kind.CANCELLED, 0),
-            (Kind.CANCELLED, 1),
-            (Kind.BODY, 2),
-            (Kind.BODY, 3),
+            (FrameKind.CANCELLED, 0),
+            (FrameKind.CANCELLED, 1),
+            (FrameKind.BODY, 2),
+            (FrameKind.BODY, 3),
         ]
         assert receiver.quiet()
 
@@ -200,7 +200,7 @@ def test_blobs_found_nowhere_fail_the_ticket_without_a_supervisor(connect: Conne
         bundle = receiver.know(bundle_of(Squares(), tmp_path / "elsewhere"))
         receiver.ticket(0, [1], bundle)
         frame = receiver.next()
-        assert frame.kind is Kind.FAILED
+        assert frame.kind is FrameKind.FAILED
         assert "no supervisor" in json.loads(frame.payload)["message"]
 
 
@@ -240,7 +240,7 @@ def test_silent_or_babbling_peer_is_cut_off_without_delaying_others(
     with connect() as receiver:
         bundle = receiver.know(squares)
         receiver.ticket(0, [1], bundle)
-        assert receiver.next().kind is Kind.BODY
+        assert receiver.next().kind is FrameKind.BODY
     for sock in (slow, babbling):
         sock.settimeout(5)
         with pytest.raises(ConnectionError):
@@ -254,8 +254,8 @@ def test_a_corrupt_frame_ends_its_link_only(connect: Connect, squares: Bundle, d
     with connect() as bad, connect() as good:
         header = {
             "magic": b"x" * HEADER_NBYTES,
-            "kind": frames.pack_header(Kind.BODY),
-            "length": frames.pack_header(Kind.TICKET, nbytes=frames.MAX_CONTROL_NBYTES + 1),
+            "kind": frames.pack_header(FrameKind.BODY),
+            "length": frames.pack_header(FrameKind.TICKET, nbytes=frames.MAX_CONTROL_NBYTES + 1),
         }[damage]
         bad.sock.sendall(header)
         with pytest.raises(ConnectionError):
@@ -276,7 +276,7 @@ def test_receiver_that_takes_no_answers_is_not_read_further(
         good.ticket(0, [2], bundle)
         assert good.next().batch().tolist() == [4]
         before = memory()
-        order = frames.pack_header(Kind.CANCEL, stream=9, ticket=7) * 1000
+        order = frames.pack_header(FrameKind.CANCEL, stream=9, ticket=7) * 1000
         bad.sock.settimeout(1)
         with pytest.raises(TimeoutError):
             for _ in range(2000):  # 128 MB
@@ -290,7 +290,7 @@ def test_frames_cut_at_any_byte_are_understood(connect: Connect, squares: Bundle
     with connect() as receiver:
         bundle = receiver.know(squares)
         receiver.ticket(0, [1], bundle)
-        assert receiver.next().kind is Kind.BODY
+        assert receiver.next().kind is FrameKind.BODY
         sent = bytearray()
         receiver.send = lambda kind, payload=b"", **f: sent.extend(  # type: ignore[method-assign]
             frames.pack_header(kind, nbytes=len(payload), **f) + payload

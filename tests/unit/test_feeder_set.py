@@ -12,10 +12,10 @@ from dataloaderjob.supervisor.feeder_set import (
     TROUBLE_S,
     Drain,
     Endpoint,
+    FeederPlace,
     FeederSet,
+    FeederState,
     Kill,
-    Place,
-    State,
 )
 
 
@@ -33,7 +33,7 @@ def names(made: FeederSet) -> list[str]:
 
 def ready(desired: int) -> FeederSet:
     made = feeders(desired)
-    assert made.step(0) == [Place(i) for i in range(desired)]
+    assert made.step(0) == [FeederPlace(i) for i in range(desired)]
     for i in range(desired):
         assert made.report(feeder(i), 1)
     return made
@@ -68,7 +68,7 @@ def test_unreported_feeder_is_killed_and_placed_with_growing_delays():
         killed = now
         while not (instructions := made.step(now)):
             now += 0.5
-        assert instructions == [Place(0)]
+        assert instructions == [FeederPlace(0)]
         delays.append(now - killed)
     assert delays == [1, 2, 4, 8, 16, 30, BACKOFF.last_s]
     assert "had not reported 100 s after it was placed" in made.notes()[0]
@@ -89,7 +89,7 @@ def test_cause_that_a_restart_does_not_fix_stays_until_the_feeder_reports():
     made = feeders(1)
     made.step(0)
     made.failed(0, "no torch", 5, Cause.FAILS)
-    assert made.step(7) == [Place(0)]
+    assert made.step(7) == [FeederPlace(0)]
     made.explain(0, "it has room", Cause.STARTS)
     assert (made.members[0].cause, made.notes()) == (Cause.FAILS, ["feeder-0: no torch"])
     made.step(107)
@@ -107,7 +107,7 @@ def test_lost_feeder_given_up_by_ray_is_placed_again_at_once():
     made.explain(0, "it has room", Cause.STARTS)
     assert made.members[0].cause is Cause.LOST
     made.failed(0, "too slow", 12, Cause.REGISTER_TIMEOUT)
-    assert made.step(13) == [Place(0)]
+    assert made.step(13) == [FeederPlace(0)]
     assert made.members[0].cause is Cause.REGISTER_TIMEOUT
 
 
@@ -116,7 +116,7 @@ def test_feeder_refused_by_ray_is_placed_again_later():
     made.step(0)
     made.failed(0, "the name is taken", 1)
     assert made.step(1.5) == []
-    assert made.step(2) == [Place(0)]
+    assert made.step(2) == [FeederPlace(0)]
 
 
 def test_lost_feeder_has_the_usual_time_to_return():
@@ -156,15 +156,15 @@ def test_draining_feeder_that_is_wanted_again_is_kept():
     assert made.step(1000) == []
 
 
-@pytest.mark.parametrize("state", [State.PLACING, State.LOST, State.BACKOFF])
-def test_unready_feeder_no_longer_wanted_is_killed_at_once(state: State):
+@pytest.mark.parametrize("state", [FeederState.PLACING, FeederState.LOST, FeederState.BACKOFF])
+def test_unready_feeder_no_longer_wanted_is_killed_at_once(state: FeederState):
     made = ready(1)
-    if state is not State.LOST:
+    if state is not FeederState.LOST:
         made = feeders(1)
         made.step(0)
-    if state is State.BACKOFF:
+    if state is FeederState.BACKOFF:
         made.failed(0, "no", 1)
-    if state is State.LOST:
+    if state is FeederState.LOST:
         made.leave("feeder-0", "0x", 1)
     assert made.members[0].state is state
     made.scale(0)
@@ -179,7 +179,7 @@ def test_hanging_feeder_is_killed_and_placed_again():
     assert names(made) == []
     assert made.notes() == ["feeder-0: replaced: late"]
     assert not made.report(feeder(0), 5.5), "it is being killed"
-    assert made.step(6) == [Place(0)]
+    assert made.step(6) == [FeederPlace(0)]
 
 
 def test_feeders_of_an_earlier_supervisor_are_adopted_and_strays_killed():
@@ -216,7 +216,7 @@ def test_any_events_end_with_exactly_the_wanted_feeders(events: list[tuple]):
 
     def step() -> None:
         for instruction in made.step(now):
-            if isinstance(instruction, Place):
+            if isinstance(instruction, FeederPlace):
                 placed.add(instruction.index)
             elif isinstance(instruction, Kill):
                 placed.discard(instruction.index)
@@ -256,13 +256,13 @@ def test_feeders_of_a_lost_cluster_serve_until_their_successors_report():
     made.opened("new", 0)
     assert made.report(guest(0, "old"), 1)
     assert made.report(guest(1, "old"), 1)
-    assert made.step(1) == [Place(0), Place(1)], "guests are no members"
+    assert made.step(1) == [FeederPlace(0), FeederPlace(1)], "guests are no members"
     assert names(made) == ["feeder-0", "feeder-1"]
     made.report(guest(0, "new", "n"), 2)
     assert [e.instance for e in made.listed()] == ["0n", "1g"]
     made.leave("feeder-1", "1g", 3)
     assert [e.instance for e in made.listed()] == ["0n"]
-    assert made.members[1].state is State.PLACING, "the end of a guest is nothing to its successor"
+    assert made.members[1].state is FeederState.PLACING, "the end of a guest is nothing to its successor"
 
 
 def test_feeder_reporting_before_ray_answers_is_adopted_by_its_cluster():
@@ -271,7 +271,7 @@ def test_feeder_reporting_before_ray_answers_is_adopted_by_its_cluster():
     assert names(made) == ["feeder-0"]
     made.opened("same", 2)
     assert made.step(2) == []
-    assert made.members[0].state is State.READY
+    assert made.members[0].state is FeederState.READY
     made.leave("feeder-0", "0g", 3)
     assert names(made) == []
 

@@ -14,7 +14,7 @@ from feeder_serving import KEY, Served, blobs, serving
 
 from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.control import sealed
-from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Kind
+from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, FrameKind
 from dataloaderjob.feeder.connections import SHARED_FROM_NBYTES
 
 LARGE_NBYTES = 2 * SHARED_FROM_NBYTES
@@ -33,7 +33,7 @@ class ReceiverHere(Receiver):
         header = frames.unpack_header(head, FROM_FEEDER)
         payload = sockets.recv_exactly(self.sock, header.nbytes)
         if fds:
-            assert header.kind == Kind.SHARED
+            assert header.kind == FrameKind.SHARED
             assert sealed(fds[0])
             number, _ = frames.unpack_shared(payload)
             assert number not in self.buffers, "its descriptor came before"
@@ -41,20 +41,20 @@ class ReceiverHere(Receiver):
                 mmap.mmap(fds[0], 0)
             self.buffers[number] = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
             os.close(fds[0])
-        if header.kind == Kind.UNMAP:
+        if header.kind == FrameKind.UNMAP:
             self.buffers.pop(header.room).close()
-        return Frame(Kind(header.kind), header, payload)
+        return Frame(FrameKind(header.kind), header, payload)
 
     def body(self) -> Frame:
         """The next one, as it lies there."""
-        while (told := self.next()).kind is Kind.UNMAP:
+        while (told := self.next()).kind is FrameKind.UNMAP:
             pass
-        assert told.kind is Kind.SHARED
+        assert told.kind is FrameKind.SHARED
         number, nbytes = frames.unpack_shared(told.payload)
-        return Frame(Kind.BODY, told.header, self.buffers[number][:nbytes])
+        return Frame(FrameKind.BODY, told.header, self.buffers[number][:nbytes])
 
     def taken(self) -> None:
-        self.send(Kind.TAKEN)
+        self.send(FrameKind.TAKEN)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_large_batch_is_passed_in_shared_memory_and_a_small_one_is_sent(
     receiver.taken()
     receiver.ticket(1, [3, 4], small)
     sent = receiver.next()
-    assert (sent.kind, sent.batch().tolist()) == (Kind.BODY, [9, 16])
+    assert (sent.kind, sent.batch().tolist()) == (FrameKind.BODY, [9, 16])
 
 
 def test_buffer_is_reused_only_after_its_batch_is_taken(receiver: ReceiverHere, tmp_path: Path) -> None:
@@ -104,9 +104,9 @@ def test_unused_buffers_are_announced_for_unmapping(receiver: ReceiverHere, tmp_
         receiver.ticket(k, [k], bundle)
         receiver.body()
         receiver.taken()
-        receiver.send(Kind.RELEASE, bundle=bundle)
+        receiver.send(FrameKind.RELEASE, bundle=bundle)
     while receiver.buffers:
-        assert receiver.read().kind is Kind.UNMAP
+        assert receiver.read().kind is FrameKind.UNMAP
 
 
 def test_receiver_that_leaves_without_answering_blocks_no_later_batch(server: Served, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_cancelled_batch_already_offered_must_still_be_taken(receiver: ReceiverH
     receiver.ticket(0, [5], bundle)
     body = receiver.body()
     receiver.cancel(0)
-    assert receiver.next().kind is Kind.CANCELLED
+    assert receiver.next().kind is FrameKind.CANCELLED
     receiver.ticket(0, [6], bundle)  # the same one anew, in another buffer
     again = receiver.body()
     assert (body.batch()[0, 0], again.batch()[0, 0]) == (5, 6)
@@ -151,4 +151,4 @@ def test_feeder_that_shares_no_memory_is_reached_over_tcp_only(tmp_path: Path) -
         with Receiver(server.port, KEY) as receiver:
             bundle = receiver.know(bundle_of(Large(LARGE_NBYTES), blobs(tmp_path)))
             receiver.ticket(0, [7], bundle)
-            assert receiver.next().kind is Kind.BODY
+            assert receiver.next().kind is FrameKind.BODY

@@ -22,7 +22,7 @@ from feeder_serving import KEY, Connect, Served, blobs, connecting, feeder_proce
 
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import InputError, UserCodeError
-from dataloaderjob.core.frames import Flag, Kind
+from dataloaderjob.core.frames import Flag, FrameKind
 from dataloaderjob.feeder.builders import HUNG_S
 from dataloaderjob.making.failures import unpack_failure
 
@@ -49,7 +49,7 @@ def test_user_code_error_names_index_feeder_and_line(connect: Connect, squares: 
         bundle = receiver.know(squares)
         receiver.ticket(0, [1, 5000], bundle)
         frame = receiver.next()
-        assert frame.kind is Kind.FAILED
+        assert frame.kind is FrameKind.FAILED
         error = unpack_failure(frame.payload)
         assert isinstance(error, IndexError)
         assert "index 5000 of 1000" in str(error)
@@ -57,7 +57,7 @@ def test_user_code_error_names_index_feeder_and_line(connect: Connect, squares: 
         assert "for index 5000 in feeder-0" in note
         assert "feeder_client.py" in note
         receiver.ticket(1, [1], bundle)
-        assert receiver.next().kind is Kind.BODY, "the feeder goes on"
+        assert receiver.next().kind is FrameKind.BODY, "the feeder goes on"
 
 
 def test_a_batch_that_cannot_travel_names_the_leaf(connect: Connect, tmp_path: Path):
@@ -76,7 +76,7 @@ def test_sys_exit_in_user_code_fails_the_batch_and_not_the_feeder(connect: Conne
         receiver.ticket(0, [1], bundle)
         assert isinstance(unpack_failure(receiver.next().payload), UserCodeError)
         receiver.ticket(1, [1], bundle)
-        assert receiver.next().kind is Kind.FAILED
+        assert receiver.next().kind is FrameKind.FAILED
 
 
 def test_worker_init_fn_runs_once_in_a_session_and_worker_info_answers(connect: Connect, tmp_path: Path):
@@ -160,7 +160,7 @@ def test_sample_that_ends_its_process_is_named_and_the_feeder_continues(
         if flags:
             assert [receiver.next().header.room for _ in range(3)] == [0, 1, 2]
         lost = receiver.next()
-        assert (lost.kind, lost.header.ticket, lost.header.room) == (Kind.LOST, 0, 3)
+        assert (lost.kind, lost.header.ticket, lost.header.room) == (FrameKind.LOST, 0, 3)
         assert lost.payload == b"ended with exit code 0"
         assert receiver.next().batch().tolist() == [1, 4]
 
@@ -204,7 +204,7 @@ def test_released_session_ends_its_process_but_keeps_the_bundle_loaded(connect: 
             frame = receiver.next()
             pid, parent = frame.batch()
             parents.add(parent)
-            receiver.send(Kind.RELEASE, bundle=session)
+            receiver.send(FrameKind.RELEASE, bundle=session)
             wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), 5, "the builder is gone")
             assert frame.header.room == 1, "so often was a bundle loaded"
     assert len(parents) == 1, "one template for all epochs"
@@ -221,7 +221,7 @@ def test_bundle_replaced_by_its_loader_is_unloaded(connect: Connect, tmp_path: P
             session = receiver.know(replace(shipped, epoch=epoch))
             receiver.ticket(0, [0], session, stream=epoch + 1)
             parents.append(receiver.next().batch())
-            receiver.send(Kind.RELEASE, bundle=session)
+            receiver.send(FrameKind.RELEASE, bundle=session)
         wait_until(lambda: not Path(f"/proc/{parents[0]}").exists(), 5, "the first template is gone")
         wait_until(lambda: not Path(f"/proc/{parents[1]}").exists(), 5, "the second template is gone")
         assert Path(f"/proc/{parents[2]}").exists()
@@ -232,11 +232,11 @@ def test_cancelled_sample_that_hangs_ends_its_process_not_the_feeder(connect: Co
         bundle = receiver.know(bundle_of(Gated(tmp_path / "never"), blobs(tmp_path)))
         receiver.ticket(0, [0], bundle, flags=Flag.PROBE)
         receiver.ticket(1, [1], bundle)
-        assert receiver.next().kind is Kind.PROGRESS
+        assert receiver.next().kind is FrameKind.PROGRESS
         began = time.monotonic()
         receiver.cancel(0)
         told = [receiver.next() for _ in range(2)]
-        assert [(f.kind, f.header.ticket) for f in told] == [(Kind.CANCELLED, 0), (Kind.BODY, 1)]
+        assert [(f.kind, f.header.ticket) for f in told] == [(FrameKind.CANCELLED, 0), (FrameKind.BODY, 1)]
         assert HUNG_S < time.monotonic() - began < HUNG_S + 3
 
 
@@ -279,7 +279,7 @@ def test_worker_init_fn_that_ends_its_process_fails_tickets_with_the_cause(conne
     with connect() as receiver:
         receiver.ticket(0, [1], receiver.know(shipped))
         frame = receiver.next()
-        assert (frame.kind, frame.header.flags) == (Kind.FAILED, Flag.ELSEWHERE)
+        assert (frame.kind, frame.header.flags) == (FrameKind.FAILED, Flag.ELSEWHERE)
         told = json.loads(frame.payload)
         assert told["service"] == "ServiceError"
         assert "runs worker_init_fn was ended by SIGKILL, 2 times" in told["message"]
@@ -294,7 +294,7 @@ def test_dataset_that_ends_the_loading_process_fails_its_tickets(connect: Connec
         receiver.ticket(0, [1], receiver.know(bundle_of(Deadly(), blobs(tmp_path))))
         assert "ended while it did so" in json.loads(receiver.next().payload)["message"]
         receiver.ticket(1, [1], receiver.know(bundle_of(Squares(), blobs(tmp_path))))
-        assert receiver.next().kind is Kind.BODY
+        assert receiver.next().kind is FrameKind.BODY
 
 
 def test_worker_init_fn_runs_with_generators_seeded_as_in_torch(connect: Connect, tmp_path: Path):

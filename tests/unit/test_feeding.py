@@ -8,13 +8,13 @@ from feeding_machine import A, B, all_free, ask, build, machine, send, which
 from dataloaderjob.feeder.feeding_states import (
     TRANSITIONS,
     Announce,
-    Event,
     Fail,
     IllegalTransition,
     Lost,
     NeedBundle,
     Send,
-    State,
+    TaskEvent,
+    TaskState,
     Withdraw,
 )
 
@@ -301,5 +301,5 @@ def test_invalid_step_is_refused_with_its_history():
 
 
 def test_every_reachable_state_handles_cancel_and_grant():
-    met = {State.PARKED, State.QUEUED, State.BUILDING, State.HELD, State.READY}
-    assert {(s, e) for s in met for e in (Event.GRANT, Event.CANCEL)} <= set(TRANSITIONS)
+    met = {TaskState.PARKED, TaskState.QUEUED, TaskState.BUILDING, TaskState.HELD, TaskState.READY}
+    assert {(s, e) for s in met for e in (TaskEvent.GRANT, TaskEvent.CANCEL)} <= set(TRANSITIONS)

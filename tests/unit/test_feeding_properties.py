@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dataloaderjob.feeder.feeding import Feeding
-from dataloaderjob.feeder.feeding_states import Announce, Fail, Lost, Send, State, Task, Withdraw
+from dataloaderjob.feeder.feeding_states import Announce, Fail, Lost, Send, Task, TaskState, Withdraw
 
 
 class Feeder(RuleBasedStateMachine):
@@ -142,11 +142,11 @@ class Feeder(RuleBasedStateMachine):
     @invariant()
     def load_counts_what_is_not_built(self) -> None:
         unbuilt = sum(
-            task.state in (State.PARKED, State.QUEUED, State.BUILDING)
+            task.state in (TaskState.PARKED, TaskState.QUEUED, TaskState.BUILDING)
             for owner in self.m._receivers.values()
             for task in owner.tasks.values()
         )
-        discarded = self.building is not None and self.building.state is State.DISCARDED
+        discarded = self.building is not None and self.building.state is TaskState.DISCARDED
         assert self.m.load == unbuilt + discarded
 
     @invariant()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dataloaderjob.core import frames, ipc, sockets
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
-from dataloaderjob.core.frames import FROM_FEEDER, FROM_RECEIVER, Kind
+from dataloaderjob.core.frames import FROM_FEEDER, FROM_RECEIVER, FrameKind
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -56,7 +56,7 @@ def test_random_bytes_are_refused_as_a_header(data):
 
 @given(bit=st.integers(0, 64 * 8 - 1))
 def test_any_flipped_bit_is_noticed(bit):
-    data = bytearray(frames.pack_header(Kind.ANNOUNCE, stream=2, ticket=3, room=1000))
+    data = bytearray(frames.pack_header(FrameKind.ANNOUNCE, stream=2, ticket=3, room=1000))
     data[bit // 8] ^= 1 << bit % 8
     with pytest.raises(RemoteProtocolError):
         frames.unpack_header(data, FROM_FEEDER)
@@ -65,12 +65,12 @@ def test_any_flipped_bit_is_noticed(bit):
 @pytest.mark.parametrize("nbytes", [frames.MAX_CONTROL_NBYTES + 1, 2**63, 2**64 - 1])
 def test_excessive_length_is_refused_before_allocation(nbytes):
     with pytest.raises(RemoteProtocolError, match="exceeds"):
-        frames.unpack_header(frames.pack_header(Kind.FAILED, nbytes=nbytes), FROM_FEEDER)
+        frames.unpack_header(frames.pack_header(FrameKind.FAILED, nbytes=nbytes), FROM_FEEDER)
 
 
 def test_frame_kind_of_the_other_side_is_refused():
     with pytest.raises(RemoteProtocolError, match="not allowed"):
-        frames.unpack_header(frames.pack_header(Kind.TICKET), FROM_FEEDER)
+        frames.unpack_header(frames.pack_header(FrameKind.TICKET), FROM_FEEDER)
     assert not FROM_FEEDER & FROM_RECEIVER
 
 

@@ -4,13 +4,16 @@ import os
 import resource
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
+import dataloaderjob
 from dataloaderjob.core import imported
 from dataloaderjob.core.claims import Claim
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local.service import LINGER_S, IdleShutdown
+from dataloaderjob.shipping import process_state
 from dataloaderjob.trainer.session import keeping
 
 CLAIM = Claim(run="ab12", pid=7, keep_s=600.0, script="train.py")
@@ -71,6 +74,38 @@ def test_variable_matters_unless_it_belongs_to_the_launch(name, matters):
     plain = {"HOME": "/root"}
     same = keeping.environment_key({**plain, name: "1"}) == keeping.environment_key(plain)
     assert same is not matters
+
+
+def test_any_file_of_this_package_changes_the_environment_key_when_edited():
+    found = {
+        str(Path(file).relative_to(Path(dataloaderjob.__file__).parent)) for file in keeping._own_files()
+    }
+    assert {"__init__.py", "feeder/server.py", "local/service.py", "trainer/loader.py"} <= found
+
+
+@pytest.mark.parametrize(
+    ("name", "travels"),
+    [
+        ("SLURM_JOB_ID", True),
+        ("SLURM_TMPDIR", True),
+        ("OMPI_COMM_WORLD_SIZE", True),
+        ("RAY_ADDRESS", True),
+        ("SLURM_PROCID", False),
+        ("SLURM_LOCALID", False),
+        ("SLURM_STEP_NUM_TASKS", False),
+        ("OMPI_COMM_WORLD_RANK", False),
+        ("PMIX_RANK", False),
+        ("PMIX_SERVER_URI41", False),
+        ("RANK", False),
+    ],
+)
+def test_launchers_variables_reach_kept_feeders_except_a_ranks(monkeypatch, name, travels):
+    monkeypatch.setenv("DATALOADERJOB_KEEP", "60")
+    monkeypatch.delenv("DATALOADERJOB_SOCKET", raising=False)
+    monkeypatch.setenv(name, "9")
+    assert (process_state.ProcessState()._chosen().get(name) == "9") is travels
+    monkeypatch.delenv("DATALOADERJOB_KEEP")
+    assert name not in process_state.ProcessState()._chosen(), "feeders then start with it"
 
 
 def test_installed_package_changes_the_environment_key(tmp_path, monkeypatch):

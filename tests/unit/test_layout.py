@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.layout import Kind, node
+from dataloaderjob.core.layout import NodeKind, node
 
 
-def leaf(*shape: int, kind: Kind = Kind.TENSOR, strides: Any = None, itemsize: Any = 4) -> tuple[Any, ...]:
+def leaf(
+    *shape: int, kind: NodeKind = NodeKind.TENSOR, strides: Any = None, itemsize: Any = 4
+) -> tuple[Any, ...]:
     return node(kind, "float32", itemsize, shape, strides, 0)
 
 
@@ -22,18 +24,18 @@ def parse(schema: tuple[Any, ...]) -> layout.Layout:
     return layout.parse(layout.pack_schema(schema))
 
 
-MADE = node(Kind.MADE, "instance", ("m", "C"), node(Kind.LIST, ()))
+MADE = node(NodeKind.MADE, "instance", ("m", "C"), node(NodeKind.LIST, ()))
 leaves = st.lists(st.integers(0, 5), max_size=3).map(lambda shape: leaf(*shape))
 names = st.lists(st.text(min_size=1, max_size=3), max_size=4, unique=True)
 schemas: st.SearchStrategy[tuple[Any, ...]] = st.recursive(
     leaves,
     lambda inner: (
-        st.lists(inner, max_size=4).map(lambda c: node(Kind.LIST, tuple(c)))
-        | st.lists(inner, max_size=4).map(lambda c: node(Kind.NAMEDTUPLE, ("m", "C"), tuple(c)))
-        | inner.map(lambda child: node(Kind.MADE, "list", ("m", "C"), child))
-        | inner.map(lambda child: node(Kind.ATTRIBUTES, ("a",), (MADE, child)))
+        st.lists(inner, max_size=4).map(lambda c: node(NodeKind.LIST, tuple(c)))
+        | st.lists(inner, max_size=4).map(lambda c: node(NodeKind.NAMEDTUPLE, ("m", "C"), tuple(c)))
+        | inner.map(lambda child: node(NodeKind.MADE, "list", ("m", "C"), child))
+        | inner.map(lambda child: node(NodeKind.ATTRIBUTES, ("a",), (MADE, child)))
         | st.dictionaries(st.text(max_size=3), inner, max_size=4).map(
-            lambda d: node(Kind.DICT, tuple(d), tuple(d.values()))
+            lambda d: node(NodeKind.DICT, tuple(d), tuple(d.values()))
         )
     ),
     max_leaves=10,
@@ -76,37 +78,41 @@ def test_a_damaged_schema_parses_or_is_refused(schema: tuple[Any, ...], data: st
     [
         pytest.param((), "malformed", id="empty-node"),
         pytest.param((99,), "malformed", id="unknown-kind"),
-        pytest.param(node(Kind.LIST, [leaf(2)]), "tuple is needed", id="children-in-a-list"),
-        pytest.param(node(Kind.LIST, (5,)), "node is a int", id="child-no-node"),
-        pytest.param(node(Kind.DICT, ("a",), ()), "1 keys for 0", id="more-keys-than-children"),
-        pytest.param(node(Kind.DICT, (bytearray(),), (leaf(),)), "key", id="unhashable-key"),
-        pytest.param(node(Kind.MAPPING, ("m",), (), ()), "malformed", id="half-a-class"),
-        pytest.param(node(Kind.MAPPING, None, (), ()), "malformed", id="no-class"),
-        pytest.param(node(Kind.MAPPING, ("m", 5), (), ()), "names no class", id="class-no-string"),
-        pytest.param(node(Kind.DATACLASS, ("m", "C"), ("__class__",), (leaf(),)), "field", id="dunder"),
-        pytest.param(node(Kind.SAME, 0), "does not come before", id="same-as-nothing"),
+        pytest.param(node(NodeKind.LIST, [leaf(2)]), "tuple is needed", id="children-in-a-list"),
+        pytest.param(node(NodeKind.LIST, (5,)), "node is a int", id="child-no-node"),
+        pytest.param(node(NodeKind.DICT, ("a",), ()), "1 keys for 0", id="more-keys-than-children"),
+        pytest.param(node(NodeKind.DICT, (bytearray(),), (leaf(),)), "key", id="unhashable-key"),
+        pytest.param(node(NodeKind.MAPPING, ("m",), (), ()), "malformed", id="half-a-class"),
+        pytest.param(node(NodeKind.MAPPING, None, (), ()), "malformed", id="no-class"),
+        pytest.param(node(NodeKind.MAPPING, ("m", 5), (), ()), "names no class", id="class-no-string"),
+        pytest.param(node(NodeKind.DATACLASS, ("m", "C"), ("__class__",), (leaf(),)), "field", id="dunder"),
+        pytest.param(node(NodeKind.SAME, 0), "does not come before", id="same-as-nothing"),
         pytest.param(
-            node(Kind.LIST, (node(Kind.SAME, 0), leaf(1))), "come before", id="same-as-what-follows"
+            node(NodeKind.LIST, (node(NodeKind.SAME, 0), leaf(1))), "come before", id="same-as-what-follows"
         ),
-        pytest.param(node(Kind.AGAIN, 0), "does not come before", id="again-of-nothing"),
+        pytest.param(node(NodeKind.AGAIN, 0), "does not come before", id="again-of-nothing"),
         pytest.param(
-            node(Kind.MADE, "list", None, node(Kind.AGAIN, 0)), "come before", id="again-within-itself"
+            node(NodeKind.MADE, "list", None, node(NodeKind.AGAIN, 0)),
+            "come before",
+            id="again-within-itself",
         ),
-        pytest.param(node(Kind.MADE, 5, None, leaf(1)), "no way to make", id="way-no-string"),
-        pytest.param(node(Kind.MADE, "list", ("m",), leaf(1)), "malformed", id="made-of-half-a-class"),
-        pytest.param(node(Kind.MADE, "list", None), "malformed", id="made-of-nothing"),
-        pytest.param(node(Kind.ATTRIBUTES, (), (MADE,)), "0 attributes", id="no-attributes"),
+        pytest.param(node(NodeKind.MADE, 5, None, leaf(1)), "no way to make", id="way-no-string"),
+        pytest.param(node(NodeKind.MADE, "list", ("m",), leaf(1)), "malformed", id="made-of-half-a-class"),
+        pytest.param(node(NodeKind.MADE, "list", None), "malformed", id="made-of-nothing"),
+        pytest.param(node(NodeKind.ATTRIBUTES, (), (MADE,)), "0 attributes", id="no-attributes"),
         pytest.param(
-            node(Kind.ATTRIBUTES, ("a",), (MADE,)), "1 attributes for 1", id="attribute-of-no-value"
-        ),
-        pytest.param(
-            node(Kind.ATTRIBUTES, ("__class__",), (MADE, leaf(1))), "attribute that", id="dunder-attribute"
-        ),
-        pytest.param(
-            node(Kind.ATTRIBUTES, (5,), (MADE, leaf(1))), "attribute that", id="attribute-no-string"
+            node(NodeKind.ATTRIBUTES, ("a",), (MADE,)), "1 attributes for 1", id="attribute-of-no-value"
         ),
         pytest.param(
-            node(Kind.ATTRIBUTES, ("a",), (leaf(1), leaf(1))), "has none", id="attribute-of-a-tensor"
+            node(NodeKind.ATTRIBUTES, ("__class__",), (MADE, leaf(1))),
+            "attribute that",
+            id="dunder-attribute",
+        ),
+        pytest.param(
+            node(NodeKind.ATTRIBUTES, (5,), (MADE, leaf(1))), "attribute that", id="attribute-no-string"
+        ),
+        pytest.param(
+            node(NodeKind.ATTRIBUTES, ("a",), (leaf(1), leaf(1))), "has none", id="attribute-of-a-tensor"
         ),
         pytest.param(leaf(-1), "natural", id="negative-size"),
         pytest.param(leaf(2, itemsize=-4), "natural", id="negative-itemsize"),
@@ -115,9 +121,9 @@ def test_a_damaged_schema_parses_or_is_refused(schema: tuple[Any, ...], data: st
         pytest.param(leaf(2, 2, strides=(0, 1)), "gaps or overlap", id="overlap"),
         pytest.param(leaf(2, strides=(-1,)), "gaps or overlap", id="negative-stride"),
         pytest.param(leaf(2, strides=(1, 1)), "gaps or overlap", id="more-strides-than-sizes"),
-        pytest.param(node(Kind.VALUE, 1), "leaves out", id="value-left-out"),
-        pytest.param(node(Kind.VALUE, -1), "natural", id="value-of-negative-index"),
-        pytest.param(node(Kind.TENSOR, "float32", 4), "malformed", id="half-a-leaf"),
+        pytest.param(node(NodeKind.VALUE, 1), "leaves out", id="value-left-out"),
+        pytest.param(node(NodeKind.VALUE, -1), "natural", id="value-of-negative-index"),
+        pytest.param(node(NodeKind.TENSOR, "float32", 4), "malformed", id="half-a-leaf"),
     ],
 )
 def test_malformed_schema_is_refused_with_the_reason(schema: Any, why: str) -> None:
@@ -128,10 +134,10 @@ def test_malformed_schema_is_refused_with_the_reason(schema: Any, why: str) -> N
 def test_depth_is_bounded() -> None:
     schema = leaf(1)
     for _ in range(layout.MAX_DEPTH):
-        schema = node(Kind.LIST, (schema,))
+        schema = node(NodeKind.LIST, (schema,))
     assert len(parse(schema).buffers) == 1
     with pytest.raises(RemoteProtocolError, match="deeper"):
-        parse(node(Kind.LIST, (schema,)))
+        parse(node(NodeKind.LIST, (schema,)))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +162,7 @@ def test_malformed_header_is_refused_with_the_reason(head: bytes, why: str) -> N
 
 
 def test_schema_that_does_not_match_its_digest_is_refused() -> None:
-    key = bytearray(layout.pack_schema(node(Kind.LIST, ())))
+    key = bytearray(layout.pack_schema(node(NodeKind.LIST, ())))
     layout.parse(bytes(key))
     key[24] ^= 1
     with pytest.raises(RemoteProtocolError, match="digest"):
@@ -164,7 +170,7 @@ def test_schema_that_does_not_match_its_digest_is_refused() -> None:
 
 
 def test_the_schema_does_not_depend_on_values() -> None:
-    schema = node(Kind.LIST, (leaf(2), node(Kind.VALUE, 0)))
+    schema = node(NodeKind.LIST, (leaf(2), node(NodeKind.VALUE, 0)))
     parsed = parse(schema)
     assert parsed.num_values == 1
     assert parsed.root.children[1].index == 0

@@ -13,7 +13,7 @@ from dataloaderjob.core.errors import InputError
 from dataloaderjob.local import cluster as stacks
 from dataloaderjob.local.children import Loop
 from dataloaderjob.local.cluster import LocalCluster, ServicePlan
-from dataloaderjob.local.restarts import Part
+from dataloaderjob.local.restarts import ServicePart
 
 
 @pytest.fixture
@@ -51,5 +51,5 @@ def test_settings_are_written_once_so_restarts_need_no_disk_space(
 def test_a_line_that_does_not_fit_on_the_disk_does_not_end_the_run(cluster: LocalCluster):
     (cluster.home / "sidecar.log").symlink_to("/dev/full")
     cluster._words["sidecar"] = []  # type: ignore[assignment]
-    cluster._log(Part.SIDECAR, "a line")
+    cluster._log(ServicePart.SIDECAR, "a line")
     assert cluster._words["sidecar"] == ["a line"]

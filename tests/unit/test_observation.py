@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dataloaderjob.advise.observation import LEAST, OBSERVE_S, REPLAYED, SKIPPED, Observation, Phase
+from dataloaderjob.advise.observation import LEAST, OBSERVE_S, REPLAYED, SKIPPED, Observation, WatchPhase
 
 
 class Loop:
@@ -28,10 +28,10 @@ class Loop:
 def test_phases_follow_each_other_after_enough_steps() -> None:
     loop = Loop(10, 0.3, 0.1)
     loop.steps(1 + SKIPPED + 10)
-    assert loop.observation.phase is Phase.REPLAYING
+    assert loop.observation.phase is WatchPhase.REPLAYING
     loop.wait_s = 0.0
     loop.steps(REPLAYED)
-    assert loop.observation.phase is Phase.DONE
+    assert loop.observation.phase is WatchPhase.DONE
     assert loop.observation.observed.period_s() == pytest.approx(0.4)
     assert loop.observation.replayed.step_s() == pytest.approx(0.1)
 
@@ -40,7 +40,7 @@ def test_slow_steps_are_cut_short_by_time() -> None:
     loop = Loop(1000, 4.0, 4.0)
     loop.steps(1 + SKIPPED + LEAST)
     assert loop.now - 100 > OBSERVE_S
-    assert loop.observation.phase is Phase.REPLAYING
+    assert loop.observation.phase is WatchPhase.REPLAYING
 
 
 def test_a_pause_for_a_checkpoint_does_not_count() -> None:

@@ -29,7 +29,7 @@ from observed_jobs import (
 )  # fmt: skip
 
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
-from dataloaderjob_operator.decide.conditions import WANTED, Part, Stage
+from dataloaderjob_operator.decide.conditions import WANTED, ChildPart, Stage
 from dataloaderjob_operator.decide.decision import COUNTS_EVERY_S, WORKLOADS, Decision, decide
 from dataloaderjob_operator.decide.observed import Observed
 from dataloaderjob_operator.objects.pods import map_of
@@ -343,7 +343,7 @@ def test_policies_are_deleted_when_disabled_and_kept_while_pods_may_exist():
 
 def test_every_stage_has_an_entry_in_the_table_of_children():
     assert set(WANTED) == set(Stage)
-    assert all(Part.BASE in parts for parts in WANTED.values())
+    assert all(ChildPart.BASE in parts for parts in WANTED.values())
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])

@@ -12,7 +12,7 @@ from observed_jobs import SUPERVISOR
 
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.decide import decision
-from dataloaderjob_operator.decide.conditions import Part
+from dataloaderjob_operator.decide.conditions import ChildPart
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.monitoring import Metrics
 
@@ -230,7 +230,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def fails(*_: object) -> list[Manifest]:
         raise TypeError("no template")
 
-    return lambda: monkeypatch.setitem(decision._BUILDERS, Part.TRAINERS, fails)
+    return lambda: monkeypatch.setitem(decision._BUILDERS, ChildPart.TRAINERS, fails)
 
 
 def test_child_that_cannot_be_built_gives_condition_metric_and_traceback(

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dataloaderjob_operator.client import ApiError, Client
+from dataloaderjob_operator.client import ApiClient, ApiError
 from dataloaderjob_operator.election import Timing
 from dataloaderjob_operator.write_gate import WriteGate
 
@@ -31,7 +31,7 @@ def test_writes_wait_while_the_gate_is_shut_and_then_proceed():
     assert asyncio.run(scenario()) == ["before", "after"]
 
 
-class Hanging(Client):
+class Hanging(ApiClient):
     """A client whose API server does not answer."""
 
     async def _request(self, *_: object, **__: object) -> dict[str, object]:

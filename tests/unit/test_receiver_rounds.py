@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dataloaderjob.core.frames import Header, Kind
+from dataloaderjob.core.frames import FrameKind, Header
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar import receiver as module
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
@@ -74,7 +74,7 @@ class Rounds:
         machine.tickets(0.0, 1, [(n, b"") for n in range(FEEDERS)], 0)
         for feeder in machine.feeders.values():
             for stream, ticket in list(feeder.attempts):
-                header = Header(Kind.ANNOUNCE, 0, 0, stream, ticket, BUNDLE, 0, NBYTES)
+                header = Header(FrameKind.ANNOUNCE, 0, 0, stream, ticket, BUNDLE, 0, NBYTES)
                 machine.frame(0.0, feeder.endpoint.instance, header, b"")
         machine.take()
 

@@ -17,12 +17,12 @@ from feeder_link import BODY, JOB, KEY, Feeder, Sink, frame, step, up
 from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.control import seal
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Kind
-from dataloaderjob.sidecar.feeder_connection import MAX_NOT_GREETED, FeederConnection, Phase
+from dataloaderjob.core.frames import HEADER_NBYTES, Flag, FrameKind
+from dataloaderjob.sidecar.feeder_connection import MAX_NOT_GREETED, BodyPhase, FeederConnection
 from dataloaderjob.sidecar.shared_bodies import MOST_BUFFERS, connect
 
 _instances = (f"shares-{os.getpid()}-{n}" for n in itertools.count())
-TAKEN = frames.pack_header(Kind.TAKEN)
+TAKEN = frames.pack_header(FrameKind.TAKEN)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ class Buffer:
 
 def shared(ticket: int, number: int = 1, *, nbytes: int = len(BODY), flags: int = 0) -> bytes:
     payload = frames.pack_shared(number, nbytes)
-    return frames.pack_header(Kind.SHARED, ticket=ticket, nbytes=len(payload), flags=flags) + payload
+    return frames.pack_header(FrameKind.SHARED, ticket=ticket, nbytes=len(payload), flags=flags) + payload
 
 
 def answered(sock: socket.socket, connection: FeederConnection) -> bytes:
@@ -90,10 +90,10 @@ def test_bodies_and_other_frames_keep_their_order_for_any_split(feeder: Feeder) 
     sink, buffer = Sink(), Buffer()
     connection, sock = up(feeder, sink)
     stream = (
-        frame(Kind.NOTE, b"loading", 1),
-        frame(Kind.BODY, BODY[:999], 2),
+        frame(FrameKind.NOTE, b"loading", 1),
+        frame(FrameKind.BODY, BODY[:999], 2),
         shared(3),
-        frame(Kind.NOTE, b"on", 4),
+        frame(FrameKind.NOTE, b"on", 4),
     )
     sock.sendall(stream[0] + stream[1])
     socket.send_fds(sock, [stream[2][:10]], [buffer.fd])
@@ -158,7 +158,7 @@ def test_buffer_is_unmapped_when_dropped_or_when_the_connection_ends(feeder: Fee
         buffer.close()
         step(connection)
     assert mapped() == 2
-    sock.sendall(frames.pack_header(Kind.UNMAP, room=1))
+    sock.sendall(frames.pack_header(FrameKind.UNMAP, room=1))
     step(connection)
     assert mapped() == 1
     connection.close()
@@ -193,7 +193,7 @@ def test_invalid_buffer_is_refused_and_the_next_connection_uses_tcp(feeder: Feed
     connection.give_up(0.0)
     again = feeder.link(connection)
     assert again.family == socket.AF_INET
-    again.sendall(frame(Kind.BODY, BODY, 4))
+    again.sendall(frame(FrameKind.BODY, BODY, 4))
     while len(sink.came) < 2:
         step(connection)
     assert sink.came == [(3, BODY), (4, BODY)]
@@ -210,7 +210,7 @@ def test_broken_connection_reconnects_over_the_same_path(feeder: Feeder) -> None
         connection.give_up(0.0)
         sock = feeder.link(connection)
         assert sock.family == socket.AF_UNIX
-        while connection.phase is not Phase.UP:
+        while connection.phase is not BodyPhase.UP:
             step(connection)
     connection.close()
 
@@ -234,7 +234,7 @@ def test_feeder_that_never_greets_locally_is_reached_over_tcp(feeder: Feeder) ->
     [
         (shared(3, nbytes=1 << 20), True, "is claimed to be in a buffer of"),
         (shared(3), False, "buffer 1 came without its descriptor"),
-        (frame(Kind.SHARED, b"abc", 3), True, "a SHARED payload needs 16 bytes, found 3"),
+        (frame(FrameKind.SHARED, b"abc", 3), True, "a SHARED payload needs 16 bytes, found 3"),
     ],
     ids=["beyond-the-buffer", "no-descriptor", "no-place"],
 )
@@ -294,7 +294,7 @@ def test_feeder_cannot_exhaust_the_descriptors(feeder: Feeder) -> None:
     connection, sock = up(feeder, sink)
     with pytest.raises(RemoteProtocolError, match="that belong to no batch"):
         for number in range(20):
-            socket.send_fds(sock, [frame(Kind.NOTE, b"here", number)], [buffer.fd])
+            socket.send_fds(sock, [frame(FrameKind.NOTE, b"here", number)], [buffer.fd])
             step(connection)
     connection.give_up(0.0)
     connection, sock = up(feeder, sink)

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dataloaderjob.core import control
 from dataloaderjob.core.control import Control
-from dataloaderjob.core.frames import Header, Kind
+from dataloaderjob.core.frames import FrameKind, Header
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar import metrics
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
@@ -37,9 +37,9 @@ def test_count_of_bundle_loads_arrives_with_batches() -> None:
     machine.feeder_up(0.0, "i0", {})
     machine.open_stream(1, manifest=b"{}", bundle=bytes(16), facts={}, window=4)
     machine.tickets(0.0, 1, [(0, b"")], 0)
-    announce = Header(Kind.ANNOUNCE, 0, 0, 1, 0, bytes(16), 0, room=4096)
+    announce = Header(FrameKind.ANNOUNCE, 0, 0, 1, 0, bytes(16), 0, room=4096)
     machine.frame(0.1, "i0", announce, b"")
-    body = announce._replace(kind=Kind.BODY, nbytes=4096, room=3)
+    body = announce._replace(kind=FrameKind.BODY, nbytes=4096, room=3)
     machine.begin_body(0.1, "i0", body)
     machine.end_body(0.1, "i0", body)
     metrics.store(words, machine)

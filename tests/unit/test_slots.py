@@ -27,12 +27,12 @@ from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
 from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.core.snapshots import DATA, MAX_SNAPSHOTS, PICKLE
-from dataloaderjob.feeder.answers import Answer, Answers, Snapshots
-from dataloaderjob.feeder.channel import Kind
+from dataloaderjob.feeder.answers import Answer, Answers, SnapshotClock
+from dataloaderjob.feeder.channel import MessageKind
 from dataloaderjob.making.fetcher import SampleError, preserved_generators, seed_worker
 from dataloaderjob.making.slot_source import SlotEnded, SlotSource
 from dataloaderjob.sidecar.dispatch.homes import Slot
-from dataloaderjob.trainer.session.slot_places import Place, Places, Saved, counts_before, pack
+from dataloaderjob.trainer.session.slot_places import Places, Saved, SlotPlace, counts_before, pack
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 
@@ -182,7 +182,7 @@ def test_buffer_is_free_once_sent_and_no_longer_needed():
     freed: list[int] = []
     answers = Answers(freed.append)
     for number in range(3):
-        answer = Answer(kind=Kind.BUILT, payload=b"", buffer=10 + number)
+        answer = Answer(kind=MessageKind.BUILT, payload=b"", buffer=10 + number)
         answers.keep(number, answer)
         answers.lend(answer)
     answers.returned(10)
@@ -286,7 +286,7 @@ def test_snapshots_take_at_most_a_fiftieth_of_a_slots_time():
         return original()
 
     source.snapshot = slow
-    snapshots, taken = Snapshots(clock), []
+    snapshots, taken = SnapshotClock(clock), []
     while clock.now < 100:
         if snapshots.take(source) is not None:
             taken.append(clock.now)
@@ -299,7 +299,7 @@ def test_snapshots_take_at_most_a_fiftieth_of_a_slots_time():
     [(LargeState(), b"more than the 1 MiB that are kept"), (BadState(), b"no state today")],
 )
 def test_state_that_cannot_be_kept_is_reported_once(dataset, why):
-    snapshots, source = Snapshots(Clock()), SlotSource(dataset, None)
+    snapshots, source = SnapshotClock(Clock()), SlotSource(dataset, None)
     made(source, range(2))
     assert why in snapshots.take(source)
     assert snapshots.stopped
@@ -358,7 +358,7 @@ def test_slot_part_of_a_state_round_trips(found):
     saved = json.loads(json.dumps(pack(places, rank=3)))
     trusted = Saved.of(saved, 3, allow_pickle=True)
     assert trusted.snapshots == {slot: (2, state) for slot, (has, _, state) in enumerate(found) if has}
-    assert trusted.digests == {Place(slot, 2, True): one[1] for slot, one in enumerate(found)}
+    assert trusted.digests == {SlotPlace(slot, 2, True): one[1] for slot, one in enumerate(found)}
     assert Saved.of(saved, 2) == Saved()  # another rank's slots
 
 
@@ -388,10 +388,10 @@ def test_snapshot_is_pickled_only_if_allowed(allowed: bool):
 def test_state_that_needs_pickle_is_named():
     source = SlotSource(OddState(60), None)
     made(source, range(1))
-    why = Snapshots(Clock()).take(source).decode()
+    why = SnapshotClock(Clock()).take(source).decode()
     assert why == f"state_dict()['reader']: {__name__}.Reader, which needs allow_pickle=True to be kept"
     source.allow_pickle = True
-    assert Snapshots(Clock()).take(source)[:1] == PICKLE
+    assert SnapshotClock(Clock()).take(source)[:1] == PICKLE
 
 
 def test_a_damaged_snapshot_is_refused():
@@ -409,7 +409,7 @@ def test_snapshots_in_a_state_precede_the_next_batch():
     for _ in range(20):
         places.next()
     for number in range(10):
-        places.took(Place(number % 2, number // 2), number)
+        places.took(SlotPlace(number % 2, number // 2), number)
     for number in (2, 4, 5, 7):
         places.keep(0, number, b"state")
     assert places.taken == [5, 5]

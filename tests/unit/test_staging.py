@@ -19,7 +19,7 @@ from dataloaderjob.core.frames import ReadSamples, SlotTicket, Ticket
 from dataloaderjob.making.fetcher import SampleError, identity_in_slot, identity_of
 from dataloaderjob.making.staged import COLLATE, STAGE, Staged
 from dataloaderjob.making.staging import StageFetcher
-from dataloaderjob.trainer.session.slot_places import Place, Places, pack
+from dataloaderjob.trainer.session.slot_places import Places, SlotPlace, pack
 
 
 def read(samples: Any, *, seed: int = 1, number: int = 5, slot: int = 2, bare: bool = False) -> Ticket:
@@ -106,7 +106,7 @@ def test_read_samples_are_not_requested_again_and_state_counts_returned():
     places = Places(1)
     places.hands_on()
     first, second = places.next(), places.next()
-    assert (first, second) == (Place(0, 0), Place(0, 1))
+    assert (first, second) == (SlotPlace(0, 0), SlotPlace(0, 1))
     places.had(first)
     places.had(second)
     assert (places.needed, places.taken) == ([2], [0])
@@ -114,7 +114,7 @@ def test_read_samples_are_not_requested_again_and_state_counts_returned():
     places.keep(0, 2, b"after two")
     places.took(first, 11)
     assert places.snapshots() == [None], "the state is to begin with what was read and not given"
-    places.ended(Place(0, 2), 2)
+    places.ended(SlotPlace(0, 2), 2)
     assert pack(places, 0)["ends"] == [], "one of its batches is still to be given"
     places.took(second, 12)
     assert pack(places, 0)["ends"] == [[0, 2]]

@@ -23,7 +23,7 @@ from dataloaderjob.batches.decoding import Decoder
 from dataloaderjob.batches.encoding import encode
 from dataloaderjob.core import layout
 from dataloaderjob.core.errors import InputError, RemoteProtocolError, UnsupportedBatch
-from dataloaderjob.core.layout import Kind, node
+from dataloaderjob.core.layout import NodeKind, node
 
 
 class Stays:
@@ -123,7 +123,7 @@ def test_class_missing_in_this_process_is_named() -> None:
 
 def test_no_package_is_imported_because_a_feeder_names_it() -> None:
     assert "antigravity" not in sys.modules
-    schema = node(Kind.NAMEDTUPLE, ("antigravity", "Point"), ())
+    schema = node(NodeKind.NAMEDTUPLE, ("antigravity", "Point"), ())
     with pytest.raises(
         UnsupportedBatch, match=r"'antigravity' is not imported here.*training script imports"
     ):
@@ -146,12 +146,12 @@ def forged(schema: tuple[Any, ...], more: int = 0) -> np.ndarray[Any, np.dtype[n
     return np.frombuffer(bytearray(layout.pack_schema(schema) + bytes(more)), np.uint8)
 
 
-def leaf(dtype: Any, itemsize: int, *shape: int, kind: Kind = Kind.TENSOR) -> tuple[Any, ...]:
+def leaf(dtype: Any, itemsize: int, *shape: int, kind: NodeKind = NodeKind.TENSOR) -> tuple[Any, ...]:
     return node(kind, dtype, itemsize, shape, None, 0)
 
 
 def made(way: str, cls: Any, children: tuple[Any, ...]) -> tuple[Any, ...]:
-    return node(Kind.MADE, way, cls, node(Kind.TUPLE, children))
+    return node(NodeKind.MADE, way, cls, node(NodeKind.TUPLE, children))
 
 
 class Colour(enum.IntEnum):
@@ -165,31 +165,37 @@ class Colour(enum.IntEnum):
         pytest.param(leaf("float32", 8, 1), "no tensor dtype", id="wrong-itemsize"),
         pytest.param(leaf("float99", 4, 1), "no tensor dtype", id="unknown-dtype"),
         pytest.param(leaf(("float32",), 4, 1), "no tensor dtype", id="dtype-no-name"),
-        pytest.param(leaf("|O", 8, 1, kind=Kind.ARRAY), "not allowed", id="objects"),
-        pytest.param(leaf([("a", "|O")], 8, 1, kind=Kind.ARRAY), "not allowed", id="objects-within"),
-        pytest.param(leaf("T", 16, 1, kind=Kind.ARRAY), "dtype", id="strings-elsewhere"),
-        pytest.param(leaf("<f4", 8, 1, kind=Kind.ARRAY), "not allowed", id="array-of-wrong-itemsize"),
-        pytest.param(leaf("nonsense", 4, 1, kind=Kind.ARRAY), "no array dtype", id="no-dtype"),
-        pytest.param(leaf("<f4", 4, 2, kind=Kind.SCALAR), "scalar of shape", id="scalar-with-a-shape"),
+        pytest.param(leaf("|O", 8, 1, kind=NodeKind.ARRAY), "not allowed", id="objects"),
+        pytest.param(leaf([("a", "|O")], 8, 1, kind=NodeKind.ARRAY), "not allowed", id="objects-within"),
+        pytest.param(leaf("T", 16, 1, kind=NodeKind.ARRAY), "dtype", id="strings-elsewhere"),
+        pytest.param(leaf("<f4", 8, 1, kind=NodeKind.ARRAY), "not allowed", id="array-of-wrong-itemsize"),
+        pytest.param(leaf("nonsense", 4, 1, kind=NodeKind.ARRAY), "no array dtype", id="no-dtype"),
+        pytest.param(leaf("<f4", 4, 2, kind=NodeKind.SCALAR), "scalar of shape", id="scalar-with-a-shape"),
         pytest.param(
-            node(Kind.LIST, (leaf("float32", 4, 0, 1 << 62, 1 << 62), node(Kind.VALUE, 0))),
+            node(NodeKind.LIST, (leaf("float32", 4, 0, 1 << 62, 1 << 62), node(NodeKind.VALUE, 0))),
             "cannot be",
             id="empty-but-huge",
         ),
         pytest.param(
-            node(Kind.LIST, (leaf("float32", 4, *[1] * 100), node(Kind.VALUE, 0))),
+            node(NodeKind.LIST, (leaf("float32", 4, *[1] * 100), node(NodeKind.VALUE, 0))),
             "cannot be",
             id="hundred-dimensions",
         ),
-        pytest.param(node(Kind.NAMEDTUPLE, ("os", "system"), ()), "not a class", id="function-for-a-class"),
-        pytest.param(node(Kind.NAMEDTUPLE, ("builtins", "int"), ()), "no tuple", id="int-for-a-named-tuple"),
         pytest.param(
-            node(Kind.NAMEDTUPLE, ("builtins", "tuple"), (leaf("bool", 1, 0),)), "fields", id="fields"
+            node(NodeKind.NAMEDTUPLE, ("os", "system"), ()), "not a class", id="function-for-a-class"
         ),
-        pytest.param(node(Kind.SEQUENCE, ("builtins", "tuple"), ()), "not made from items", id="no-sequence"),
-        pytest.param(node(Kind.MAPPING, ("subprocess", "Popen"), (), ()), "no Mapping", id="no-mapping"),
         pytest.param(
-            node(Kind.MAPPING, ("shelve", "Shelf"), (), ()),
+            node(NodeKind.NAMEDTUPLE, ("builtins", "int"), ()), "no tuple", id="int-for-a-named-tuple"
+        ),
+        pytest.param(
+            node(NodeKind.NAMEDTUPLE, ("builtins", "tuple"), (leaf("bool", 1, 0),)), "fields", id="fields"
+        ),
+        pytest.param(
+            node(NodeKind.SEQUENCE, ("builtins", "tuple"), ()), "not made from items", id="no-sequence"
+        ),
+        pytest.param(node(NodeKind.MAPPING, ("subprocess", "Popen"), (), ()), "no Mapping", id="no-mapping"),
+        pytest.param(
+            node(NodeKind.MAPPING, ("shelve", "Shelf"), (), ()),
             "not made from a dict",
             id="mapping-that-unpickles",
         ),
@@ -198,9 +204,9 @@ class Colour(enum.IntEnum):
         ),
         pytest.param(
             node(
-                Kind.ATTRIBUTES,
+                NodeKind.ATTRIBUTES,
                 ("maps",),
-                (node(Kind.MAPPING, ("collections", "ChainMap"), (), ()), node(Kind.LIST, ())),
+                (node(NodeKind.MAPPING, ("collections", "ChainMap"), (), ()), node(NodeKind.LIST, ())),
             ),
             "has no attributes",
             id="attributes-of-a-library-s-mapping",
@@ -222,13 +228,15 @@ class Colour(enum.IntEnum):
             made("datetime.date", ("os", "system"), ()), "no object is made as", id="class-not-asked-for"
         ),
         pytest.param(
-            node(Kind.ATTRIBUTES, ("a",), (made("builtins.range", None, ()), node(Kind.LIST, ()))),
+            node(NodeKind.ATTRIBUTES, ("a",), (made("builtins.range", None, ()), node(NodeKind.LIST, ()))),
             "has no attributes",
             id="attributes-of-what-is-shared",
         ),
-        pytest.param(node(Kind.DATACLASS, ("builtins", "list"), (), ()), "no dataclass", id="no-dataclass"),
         pytest.param(
-            node(Kind.DEFAULTDICT, ("os", "abort"), (), ()), "not a class", id="function-for-a-factory"
+            node(NodeKind.DATACLASS, ("builtins", "list"), (), ()), "no dataclass", id="no-dataclass"
+        ),
+        pytest.param(
+            node(NodeKind.DEFAULTDICT, ("os", "abort"), (), ()), "not a class", id="function-for-a-factory"
         ),
     ],
 )
@@ -244,10 +252,11 @@ def test_a_forged_schema_is_refused_with_the_reason(schema: Any, why: str) -> No
         pytest.param(made("torch.dtype", None, ()), id="dtype-of-no-name"),
         pytest.param(made("mapping", ("collections", "UserDict"), ()), id="mapping-of-no-dict"),
         pytest.param(
-            made("objects", None, (node(Kind.LIST, ()), node(Kind.TUPLE, ()))), id="objects-too-few"
+            made("objects", None, (node(NodeKind.LIST, ()), node(NodeKind.TUPLE, ()))), id="objects-too-few"
         ),
         pytest.param(
-            node(Kind.SET, (made("collections.deque", None, (node(Kind.LIST, ()),)),)), id="unhashable"
+            node(NodeKind.SET, (made("collections.deque", None, (node(NodeKind.LIST, ()),)),)),
+            id="unhashable",
         ),
     ],
 )

@@ -1,5 +1,5 @@
-"""A job's stage, the children it has in that stage, and the conditions that follow from its health. Pure: callers pass
-the time, and a condition keeps its transition time while its status stays the same.
+"""A job's stage, the job's children in that stage, and the conditions that follow from the job's health. Pure: callers
+pass the time, and a condition keeps its transition time while its status stays the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataloaderjob_operator.decide.observed import (
     shown,
 )
 from dataloaderjob_operator.decide.queueing import Queue
-from dataloaderjob_operator.decide.restarts import Kind, Tally
+from dataloaderjob_operator.decide.restarts import FailureKind, Tally
 from dataloaderjob_operator.names import Role
 
 STARTS = frozenset(
@@ -41,7 +41,7 @@ STARTS = frozenset(
 FAULTS = frozenset({"InvalidSpec", "NotUnderstood"})
 """Reasons that persist until the job's spec changes."""
 MAX_MESSAGE = 4096
-"""Maximum characters of a message, as in the CRD."""
+"""Maximum number of characters of a message, as in the CRD."""
 WITHHELD = "the API server refused the text of this condition: see the operator's log"
 """Replacement for a message that made the API server refuse a status."""
 _NOT_IN_REASONS = re.compile("[^A-Za-z0-9]+")
@@ -53,7 +53,7 @@ class Stage(StrEnum):
     RUNNING = "Running"
     """Head, sidecars and feeders have served; the trainers train."""
     RESTARTING = "Restarting"
-    """A trainer failed; all trainers are recreated in a further attempt."""
+    """A trainer failed; all trainers are being recreated in a new attempt."""
     SUSPENDING = "Suspending"
     """The job's pods are terminating."""
     SUSPENDED = "Suspended"
@@ -61,10 +61,10 @@ class Stage(StrEnum):
     COMPLETE = "Complete"
     """All trainers ended with exit code 0."""
     FAILED = "Failed"
-    """The job ended otherwise."""
+    """The job ended in any other way."""
 
 
-class Part(StrEnum):
+class ChildPart(StrEnum):
     """Groups of children that are created and deleted together."""
 
     BASE = "base"
@@ -75,8 +75,8 @@ class Part(StrEnum):
 MOVING = frozenset({Stage.STARTING, Stage.RESTARTING, Stage.SUSPENDING})
 HELD = frozenset({Stage.SUSPENDING, Stage.SUSPENDED})
 ENDED = frozenset({Stage.COMPLETE, Stage.FAILED})
-WANTED: dict[Stage, frozenset[Part]] = {
-    stage: frozenset({Part.BASE}) if stage in HELD | ENDED else frozenset(Part) for stage in Stage
+WANTED: dict[Stage, frozenset[ChildPart]] = {
+    stage: frozenset({ChildPart.BASE}) if stage in HELD | ENDED else frozenset(ChildPart) for stage in Stage
 }
 Parts = Mapping[ConditionType, ConditionState]
 """HeadReady, FeedersReady, SidecarsReady and TrainersReady."""
@@ -91,11 +91,11 @@ class StageResult:
     """CamelCase, for the condition."""
     message: str = ""
     attempt: int = 0
-    """The attempt whose trainers are wanted."""
+    """The attempt that the wanted trainers belong to."""
     tally: Tally | None = None
-    """The new counts of restarts; None: unchanged."""
+    """The new restart counts; None: unchanged."""
     queue: ConditionState | None = None
-    """The reason for which the job is queued; None: it is not."""
+    """The reason why the job is queued; None: it is not queued."""
 
 
 def find_stage(
@@ -139,7 +139,7 @@ def _held(observed: Observed, attempt: int, now: datetime) -> StageResult:
 
 
 def _restarting(observed: Observed, attempt: int, now: datetime) -> StageResult | None:
-    """Returns the pause before an attempt, or a further attempt because the name of the present one's Job is still in
+    """Returns the pause before an attempt, or a new attempt because the name of the current attempt's Job is still in
     use; None if neither applies."""
     if restarts.waits_until(observed, now) is not None:
         why = observed.status.condition(ConditionType.PROGRESSING)
@@ -151,8 +151,8 @@ def _restarting(observed: Observed, attempt: int, now: datetime) -> StageResult 
 
 
 def _late(observed: Observed, health: Health, queue: Queue | None, now: datetime) -> StageResult | None:
-    """Judges the deadlines; None if none has passed. The startup deadline counts from the time at which all needed pods
-    had a node."""
+    """Checks the deadlines; returns None if none has passed. The startup deadline counts from the time at which all
+    needed pods had a node."""
     if observed.status.start_time is None:
         return None
     elapsed = now - parse_time(observed.status.start_time)
@@ -179,26 +179,26 @@ def _late(observed: Observed, health: Health, queue: Queue | None, now: datetime
 
 
 def _failed(observed: Observed, health: Health, now: datetime) -> StageResult:
-    """Restarts all trainers after one failed, or fails the job, as the failure policy asks."""
+    """Restarts all trainers after one has failed, or fails the job, as the failure policy requires."""
     failure, attempt = restarts.judge(observed, health, now), observed.attempt
-    if failure.kind is Kind.UNKNOWN:
+    if failure.kind is FailureKind.UNKNOWN:
         return StageResult(Stage.RESTARTING, "TrainerFailed", failure.cause, attempt)
-    if failure.kind is Kind.FATAL:
+    if failure.kind is FailureKind.FATAL:
         return StageResult(Stage.FAILED, "FailurePolicy", failure.cause, attempt)
     before, most = restarts.tally_of(observed), observed.job.spec.trainers.job.failure_policy.max_restarts
-    if failure.kind is Kind.COUNTED and before.failures >= most:
+    if failure.kind is FailureKind.COUNTED and before.failures >= most:
         return StageResult(
             Stage.FAILED,
             "MaxRestartsExceeded",
             f"{failure.cause} (failurePolicy.maxRestarts {most})",
             attempt,
         )
-    if failure.kind is Kind.IGNORED and before.disruptions >= restarts.MAX_DISRUPTIONS:
+    if failure.kind is FailureKind.IGNORED and before.disruptions >= restarts.MAX_DISRUPTIONS:
         many = f"{before.disruptions} consecutive disruptions without progress"
         return StageResult(Stage.FAILED, "DisruptedTooOften", f"{failure.cause} ({many})", attempt)
     tally = restarts.counted(observed, failure.kind, now)
     reason, how = "TrainerFailed", f"restart {tally.failures} of {most}"
-    if failure.kind is Kind.IGNORED:
+    if failure.kind is FailureKind.IGNORED:
         reason, how = (
             "Disrupted",
             f"restart not counted as a failure ({_ordinal(tally.disruptions)} consecutive disruption)",
@@ -223,8 +223,8 @@ def _served(observed: Observed) -> bool:
 
 
 def _up(observed: Observed, health: Health) -> bool:
-    """Checks whether the job has come up, by its pods alone if the supervisor does not answer: an operator that reaches
-    no supervisor must not end a job that may be training."""
+    """Checks whether the job has started up. If the supervisor does not answer, the pods alone decide: an operator that
+    reaches no supervisor must not end a job that may be training."""
     answered = observed.supervisor is not None and not observed.supervisor.silent
     return all(
         pods.holds for pods in (health.head_pods, health.feeder_pods, health.sidecars, health.trainer_pods)
@@ -246,11 +246,11 @@ def serves(found: Parts) -> bool:
 
 
 def _head(observed: Observed, pods: ConditionState) -> ConditionState:
-    """The head serves if its pod is ready, and the supervisor in it answers and is connected to Ray."""
+    """The head serves if its pod is ready and the supervisor in the pod answers and is connected to Ray."""
     supervisor = observed.supervisor
     if not pods.holds:
         return pods
-    if supervisor is None:  # this operator has just started, or the head has
+    if supervisor is None:  # either this operator or the head has just started
         before = observed.status.condition(ConditionType.HEAD_READY)
         if before is not None and before.status == "True":
             return ConditionState(True, before.reason, before.message)
@@ -270,7 +270,7 @@ def _head(observed: Observed, pods: ConditionState) -> ConditionState:
 
 
 def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
-    """Feeders serve if the supervisor reports enough of them for `minAvailable` pods, and no trainer is stuck at an
+    """Feeders serve if the supervisor reports enough of them for `minAvailable` pods and no trainer is stuck on an
     error from a feeder."""
     supervisor, serving = observed.supervisor, observed.serving()
     needed = observed.job.spec.feeders.min_available
@@ -294,7 +294,7 @@ _TELLING = (
     (ConditionType.READY, "False"),
     (ConditionType.PROGRESSING, "True"),
 )
-"""Conditions, and the statuses in which they have the reason why a job is not as wanted; the first one counts."""
+"""Conditions, and for each the status with which it explains why a job is not as wanted; the first one counts."""
 _SAID = frozenset(stage.value for stage in Stage)
 """Reasons that only repeat the phase."""
 
@@ -342,12 +342,12 @@ def not_ready(
 
 
 def reason_word(text: str, most: int = 128) -> str:
-    """Turns a text into one word, for a condition's reason."""
+    """Turns text into one word, for a condition's reason."""
     return _NOT_IN_REASONS.sub("", text)[:most] or "Unknown"
 
 
 def without_messages(status: DataLoaderJobStatus) -> tuple[DataLoaderJobStatus, frozenset[str]]:
-    """Removes the messages from a status. Returns both."""
+    """Removes the messages from a status. Returns the status and the messages."""
     messages = frozenset(c.message for c in status.conditions) - {"", WITHHELD}
     bare = tuple(c.model_copy(update={"message": c.message and WITHHELD}) for c in status.conditions)
     return status.model_copy(update={"conditions": bare}), messages
@@ -401,7 +401,7 @@ def _all(
 
 
 def _stalled(result: StageResult, ready: ConditionState) -> ConditionState:
-    """A job is stalled, for tools that wait for it, if it failed or needs another spec."""
+    """A job is stalled, for tools that wait for it, if it failed or needs a change of its spec."""
     if result.stage is Stage.FAILED:
         return ConditionState(True, result.reason, result.message)
     if ready.reason in FAULTS:

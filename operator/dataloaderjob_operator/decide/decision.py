@@ -1,4 +1,4 @@
-"""The decision of one reconcile, from the observed state: children to apply, children to delete, the status. Pure."""
+"""The decision of one reconcile from the observed state: children to apply or delete, and the status. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dataloaderjob_operator.decide.conditions import (
     ENDED,
     HELD,
     WANTED,
-    Part,
+    ChildPart,
     Parts,
     Stage,
     StageResult,
@@ -59,7 +59,7 @@ ROLES = {
     ConditionType.FEEDERS_READY: names.Role.FEEDER,
     ConditionType.SIDECARS_READY: names.Role.TRAINER,
 }
-"""The role of the pods that each condition is about."""
+"""The role of the pods that each condition refers to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Decision:
     """Children that wait until others serve; they are tried together with the first children."""
     delete: tuple[Key, ...] = ()
     delete_job: bool = False
-    """True if the job itself is to be deleted, because its `ttlSecondsAfterFinished` is over."""
+    """True if the job itself is to be deleted because its `ttlSecondsAfterFinished` has passed."""
     feeders: int | None = None
     """Number of feeder processes that the supervisor should keep; None: there is no supervisor."""
     requeue_after_s: float | None = None
@@ -81,9 +81,10 @@ class Decision:
     only_counts: bool = False
     """True if the status changes only in counts, messages or metrics, which have no further effect."""
     event_queries: tuple[EventQuery, ...] = ()
-    """Objects whose events to list: a part of the job does not serve, and no status has the cause."""
+    """Objects whose events are to be listed, because a part of the job does not serve and no status contains the
+    cause."""
     bug: Exception | None = None
-    """The error of a child that could not be built; the status has it too."""
+    """The error that prevented a child from being built; the status contains it too."""
 
 
 def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
@@ -140,7 +141,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         if bug is not None
         else (*_unwanted(observed, result, {*wanted, *map(key_of, later)}), *_hung(observed, set(wanted))),
         delete_job=result.stage in ENDED and due is not None and due <= now,
-        feeders=observed.job.spec.feeders.count if Part.FEEDING in WANTED[result.stage] else None,
+        feeders=observed.job.spec.feeders.count if ChildPart.FEEDING in WANTED[result.stage] else None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
         only_counts=only_counts,
         event_queries=looked_up.queries,
@@ -164,7 +165,7 @@ def _counted(
 
 
 def _wait_s(every_s: float, last: datetime, now: datetime) -> float:
-    """Returns the seconds until an interval since the last write has passed; 0 if the clock was set back meanwhile."""
+    """Returns the seconds until an interval since the last write has passed; 0 if the clock was set back since."""
     passed_s = (now - last).total_seconds()
     return 0.0 if passed_s < 0.0 else every_s - passed_s
 
@@ -183,8 +184,8 @@ def _loader(
     """Returns the metrics to write, and the seconds until newer ones may be written. `changes`: the status is written
     anyway.
 
-    A job that has ended keeps the metrics of its last seconds of work. A suspended job has none, and neither has one
-    whose head does not answer, because nobody can measure them.
+    A job that has ended keeps the metrics of its last seconds of work. A suspended job has no metrics. Neither has a
+    job whose head does not answer, because nobody can measure them.
     """
     written, rates = observed.status.loader, observed.supervisor.rates if observed.supervisor else None
     if result.stage in HELD:
@@ -206,10 +207,10 @@ def _children(
     observed: Observed, setup: OperatorConfig, result: StageResult, now: datetime
 ) -> tuple[dict[Key, Manifest], tuple[Manifest, ...], Exception | None]:
     """Builds the wanted children, and the children that wait for them. If one cannot be built, the others are kept up
-    to date. But a job without pods then gets no children at all, so that it never has only some of its pods."""
+    to date. But a job without pods then gets no children at all, so that it never runs with only some of its pods."""
     made, later, bug = list[Manifest](), list[Manifest](), None
     for part in sorted(WANTED[result.stage]):
-        waits = part is Part.TRAINERS and observed.waits_for_feeders(result.attempt)
+        waits = part is ChildPart.TRAINERS and observed.waits_for_feeders(result.attempt)
         try:
             (later if waits else made).extend(
                 pinned.settled(observed, _BUILDERS[part](observed, setup, result, now))
@@ -241,11 +242,11 @@ def _attempt(
     return objects.training(observed.job, setup, result.attempt)
 
 
-_BUILDERS = {Part.BASE: _base, Part.FEEDING: _feeding, Part.TRAINERS: _attempt}
+_BUILDERS = {ChildPart.BASE: _base, ChildPart.FEEDING: _feeding, ChildPart.TRAINERS: _attempt}
 
 
 def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list[Key]:
-    """Returns the children to delete. Trainers that ended with their job stay, because their pods have the logs.
+    """Returns the children to delete. Trainers that ended with their job are kept, because their pods have the logs.
     Trainers that a deadline stopped are deleted, which frees their resources."""
     kept = wanted | pinned.in_use(observed)
     if result.stage in ENDED and observed.trainers() in {Trainers.COMPLETE, Trainers.FAILED}:
@@ -301,7 +302,7 @@ def _served_at(observed: Observed, result: StageResult, now: datetime) -> str | 
 
 def _feeders(observed: Observed, result: StageResult) -> FeedersStatus:
     live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {}).get("status", {})
-    desired = observed.job.spec.feeders.replicas if Part.FEEDING in WANTED[result.stage] else 0
+    desired = observed.job.spec.feeders.replicas if ChildPart.FEEDING in WANTED[result.stage] else 0
     ready = observed.serving() if desired else 0
     return FeedersStatus(
         desired=desired, replicas=int(live.get("replicas") or 0), ready=ready, summary=f"{ready}/{desired}"
@@ -326,7 +327,7 @@ def _trainers(
 
 
 def _tally(observed: Observed, result: StageResult, now: datetime) -> restarts.Tally:
-    """Returns the counts of restarts, which are reset after enough progress."""
+    """Returns the restart counts, which are reset after enough progress."""
     if result.tally is not None:
         return result.tally
     known = restarts.tally_of(observed)

@@ -1,7 +1,7 @@
 """Kubernetes events of a job, as `kubectl describe` shows them, derived from a status and its replacement. Pure.
 
-Events are sent after the status is written. An operator that dies in between loses the event. No event is created
-twice, because its name follows from its content.
+Events are sent after the status is written. If the operator dies in between, the event is lost. No event is created
+twice, because the name of an event follows from its content.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dataloaderjob_operator.names import MANAGER
 MAX_MESSAGE_NBYTES = 1024
 """The API's limit for the message of an event."""
 BURST = 20
-"""Repeated events that a job may have at once."""
+"""Number of repeated events that a job may have at once."""
 REFILL_S = 120.0
-"""Seconds after which a job may have one more repeated event."""
+"""Seconds after which a job may have another repeated event."""
 
 
 class Reason(StrEnum):
@@ -34,13 +34,13 @@ class Reason(StrEnum):
     STARTED = "Started"
     """The operator creates the job's children."""
     NOT_READY = "NotReady"
-    """The job does not serve; reported once for each cause."""
+    """The job does not serve. This is reported once for each cause."""
     SERVING = "Serving"
     """Head, sidecars and feeders serve."""
     DEGRADED = "Degraded"
     """A part of a running job no longer serves."""
     RECOVERED = "Recovered"
-    """The job's parts all serve again."""
+    """All parts of the job serve again."""
     RESTARTED = "Restarted"
     """A trainer failed; all trainers are recreated."""
     SUSPENDED = "Suspended"
@@ -50,7 +50,7 @@ class Reason(StrEnum):
     COMPLETED = "Completed"
     """All trainers ended with exit code 0."""
     FAILED = "Failed"
-    """The job ended otherwise."""
+    """The job ended in any other way."""
     FEEDERS_MISSING = "FeedersMissing"
     """Fewer feeders serve than the spec asks for; a running job continues with them."""
     OUT_OF_MEMORY = "OutOfMemory"
@@ -92,13 +92,13 @@ Status = DataLoaderJobStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class JobEvent:
     """An event without its job."""
 
     reason: Reason
     message: str
     once: str
-    """Events of one reason with the same value here are the same event."""
+    """Events with the same reason and the same value here are the same event."""
 
     @property
     def type(self) -> str:
@@ -115,32 +115,32 @@ class _Row:
     once: Callable[[Status], str]
 
 
-def events_of(before: Status, after: Status) -> tuple[Event, ...]:
+def events_of(before: Status, after: Status) -> tuple[JobEvent, ...]:
     """Returns the events of a change of status; none if nothing changed."""
     return tuple(
-        Event(row.reason, cut(row.text(after), MAX_MESSAGE_NBYTES), row.once(after))
+        JobEvent(row.reason, cut(row.text(after), MAX_MESSAGE_NBYTES), row.once(after))
         for row in _ROWS
         if row.happened(before, after)
     )
 
 
 def cut(text: str, nbytes: int) -> str:
-    """Cuts a text to at most `nbytes` bytes of UTF-8, at the end of a character."""
+    """Cuts text to at most `nbytes` bytes of UTF-8, at the end of a character."""
     return text.encode(errors="replace")[:nbytes].decode(errors="ignore")
 
 
-def unknown_fields(doubts: Sequence[str], generation: int) -> Event:
+def unknown_fields(doubts: Sequence[str], generation: int) -> JobEvent:
     """Makes the event about unknown fields that resemble known ones, once for each spec."""
-    return Event(Reason.UNKNOWN_FIELD, cut("; ".join(doubts), MAX_MESSAGE_NBYTES), str(generation))
+    return JobEvent(Reason.UNKNOWN_FIELD, cut("; ".join(doubts), MAX_MESSAGE_NBYTES), str(generation))
 
 
-def managed_elsewhere(manager: str) -> Event:
+def managed_elsewhere(manager: str) -> JobEvent:
     """Makes the event about a job that the operator leaves alone."""
     text = f"spec.managedBy is {manager}: this operator, {MANAGED_BY}, leaves the job to that controller"
-    return Event(Reason.MANAGED_ELSEWHERE, text, manager)
+    return JobEvent(Reason.MANAGED_ELSEWHERE, text, manager)
 
 
-def manifest(event: Event, about: Metadata, now: datetime, host: str) -> Manifest:
+def manifest(event: JobEvent, about: Metadata, now: datetime, host: str) -> Manifest:
     """Makes the object for the API server. The same event always has the same name."""
     identity = f"{about.uid}/{event.reason.value}/{event.once}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -196,7 +196,7 @@ def _message(kind: ConditionType, default: str = "") -> Callable[[Status], str]:
 
 
 def _why(kind: ConditionType) -> Callable[[Status], str]:
-    """Formats reason and message of a condition."""
+    """Returns a function that formats the reason and message of a condition."""
 
     def text(status: Status) -> str:
         found = status.condition(kind)
@@ -248,7 +248,7 @@ def _serves(before: Status, after: Status) -> bool:
 
 
 def _new_cause(before: Status, after: Status) -> bool:
-    """A cause is new if its reason differs from the one before, and no event `Degraded` or `Restarted` reports it."""
+    """A cause is new if its reason differs from the previous one and no `Degraded` or `Restarted` event reports it."""
     old, new = before.condition(ConditionType.READY), after.condition(ConditionType.READY)
     if new is None or new.status == "True" or new.reason in STARTS:
         return False
@@ -266,7 +266,7 @@ def _cause(status: Status) -> str:
 
 
 def _moves_because(reason: Reason) -> Callable[[Status, Status], bool]:
-    """Returns a check of whether Progressing changed to this reason."""
+    """Returns a function that checks whether Progressing changed to this reason."""
 
     def begins(before: Status, after: Status) -> bool:
         old, new = (status.condition(ConditionType.PROGRESSING) for status in (before, after))

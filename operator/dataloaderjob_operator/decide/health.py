@@ -1,9 +1,10 @@
-"""The health of a job's pods, diagnosed once for each decision: whether enough of each role serve, and why not. Pure.
+"""The health of a job's pods, diagnosed once for each decision: whether enough pods of each role serve and, if not,
+why. Pure.
 
-The cause is in the pods' own statuses (`trouble_of`). Some causes are only in events: volumes that cannot be mounted,
-pods refused by a quota or a policy. The operator does not watch all events of a cluster. It lists the events of a few
-objects of the job (`queries`), only while the job does not serve and no status has the cause, and reads them
-(`meaning`).
+The cause is usually in the pods' own statuses (`trouble_of`). Some causes appear only in events: volumes that cannot be
+mounted, pods refused by a quota or a policy. The operator does not watch all events of a cluster. It lists the events
+of a few objects of the job (`queries`), only while the job does not serve and no status contains the cause. `meaning`
+reads the events.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SETTLE_S = 5.0
 AGAIN_S = 10.0
 """Interval between two lists of the same job's events."""
 PODS = 2
-"""Pods of a role whose events are listed at a time: the others are held up by the same cause."""
+"""Number of pods of a role whose events are listed at a time; the same cause holds up the others."""
 REASONS = {
     "FailedMount": "VolumeNotMounted",
     "FailedMapVolume": "VolumeNotMounted",
@@ -49,11 +50,11 @@ REASONS = {
     "NetworkNotReady": "SandboxNotCreated",
     "FailedCreate": "PodsRefused",
 }
-"""A condition's reason for the reason of an event; other reasons are used unchanged."""
+"""The condition's reason for each reason of an event; other reasons are used unchanged."""
 MOVED_ON = frozenset({"Pulling", "Pulled", "Created", "Started", "SuccessfulCreate"})
-"""Reasons of events which show that a pod or Job has overcome an earlier trouble."""
+"""Reasons of events that show that a pod or Job has overcome an earlier trouble."""
 WAITS = "WaitsForFeeders"
-"""Reason while trainers are not created because too few feeders serve."""
+"""The reason while trainers are not created because too few feeders serve."""
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _NOISE = (
     (re.compile(r"\b[0-9a-f]{32,}\b"), "…"),
@@ -80,7 +81,7 @@ class ConditionState:
 
 @dataclass(frozen=True, slots=True)
 class EventQuery:
-    """An object whose events may have a cause."""
+    """An object whose events may contain a cause."""
 
     kind: str
     name: str
@@ -89,7 +90,7 @@ class EventQuery:
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Events to list now, and the time of the next decision about it."""
+    """Events to list now, and the time of the next decision about listing events."""
 
     queries: tuple[EventQuery, ...] = ()
     again_s: float | None = None
@@ -106,16 +107,16 @@ class RoleHealth:
     trouble: Trouble | None
     """The first trouble in the status of one of `pods`."""
     replaced: Trouble | None
-    """The first trouble of pods that their Deployment has replaced: they remain, as evicted pods do."""
+    """The first trouble of pods that their Deployment has replaced. Such pods remain, as evicted pods do."""
     culprit: Trouble | None
-    """The first trouble of any pod of the attempt, also of one being deleted: an evicted trainer is being deleted, and
-    has brought down the others."""
+    """The first trouble of any pod of the attempt, including pods being deleted: an evicted trainer is being deleted,
+    and it has brought down the others."""
     leaving: tuple[Manifest, ...]
     """Pods that are being deleted."""
     held_up: tuple[tuple[EventQuery, datetime], ...]
-    """Objects that wait for something that their status does not name, and the start of their wait."""
+    """Objects that wait for something that their status does not name, each with the start of its wait."""
     event_trouble: Trouble | None
-    """The trouble that events reported about the first of `held_up` that has one."""
+    """The trouble that events reported about the first object of `held_up` that has one."""
 
     @property
     def cause(self) -> Trouble | None:
@@ -129,7 +130,7 @@ class Health:
 
     roles: Mapping[Role, RoleHealth]
     trouble: Trouble | None
-    """The first trouble in the status of a pod that was not replaced; pods being deleted count too."""
+    """The first trouble in the status of a pod that was not replaced, including pods being deleted."""
     head_pods: ConditionState
     """True if the head's pod is ready."""
     feeder_pods: ConditionState
@@ -296,7 +297,7 @@ def _doing(observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, 
 
 
 def _succeeded_and_gone(observed: Observed, health: RoleHealth) -> int:
-    """Counts trainers that succeeded and whose pods somebody has removed since."""
+    """Counts trainers that succeeded and whose pods somebody has since removed."""
     live = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)), {})
     ended = int(live.get("status", {}).get("succeeded") or 0)
     there: int = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in health.pods)
@@ -312,7 +313,8 @@ def _sidecar_listens(status: Mapping[str, Any]) -> bool:
 
 
 def _ended_well(status: Mapping[str, Any]) -> bool:
-    """Checks whether a pod succeeded: its containers' exit codes are known a little before its phase."""
+    """Checks whether a pod succeeded, by the exit codes of its containers, which are known a little before its
+    phase."""
     codes = [
         c.get("state", {}).get("terminated", {}).get("exitCode")
         for c in status.get("containerStatuses") or ()
@@ -328,8 +330,8 @@ def _trains(status: Mapping[str, Any]) -> bool:
 
 
 def _held_up(observed: Observed, role: Role, found: _Diagnosed) -> Iterator[tuple[EventQuery, datetime]]:
-    """Yields objects, in order of name, that wait for something that their status does not name, and the start of their
-    wait."""
+    """Yields objects that wait for something that their status does not name, each with the start of its wait, in order
+    of name."""
     for pod, trouble in sorted(found, key=lambda each: str(each[0]["metadata"]["name"])):
         if trouble is None and (since := _waits_on_node(pod)) is not None:
             yield EventQuery("Pod", pod["metadata"]["name"], pod["metadata"].get("uid", "")), since

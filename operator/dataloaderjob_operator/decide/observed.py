@@ -1,5 +1,5 @@
-"""One job as the operator observed it: its children, its supervisor's report, the troubles of its pods. The module also
-formats times and cleans texts from other sources. Pure.
+"""One job as the operator observed it: its children, its supervisor's report and the troubles of its pods. The module
+also formats times and cleans text from other sources. Pure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BY_WAITING = {
     "StartError": "ContainerNotStarted",
     "CrashLoopBackOff": CRASHES,
 }
-"""Reasons of waiting containers that are troubles, and their names in a condition."""
+"""Reasons of waiting containers that count as troubles, and their names in a condition."""
 DISRUPTIONS = frozenset(
     {
         "Evicted", "Preempting", "Preempted", "NodeShutdown", "Shutdown", "Terminated", "NodeLost",
@@ -56,7 +56,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uf
 KILLED_S = 60.0
 """Seconds for which an out-of-memory kill of a container is reported."""
 CAUSED_S = 60.0
-"""Seconds within which a container fails if another one's end has brought it down."""
+"""Seconds within which a container fails if the end of another container has brought it down."""
 
 
 class Trainers(Enum):
@@ -64,7 +64,7 @@ class Trainers(Enum):
 
     ABSENT = auto()
     LEAVING = auto()
-    """The Job is being deleted; its name is free again once it is gone."""
+    """The Job is being deleted; its name is free again once the Job is gone."""
     ACTIVE = auto()
     COMPLETE = auto()
     FAILED = auto()
@@ -83,7 +83,7 @@ class Trouble:
     kind: str = "pod"
     """The kind of the object named by `pod`; a Job whose pods are refused has no pod."""
     ended_at: datetime | None = None
-    """The time at which it ended for good; None: it may still start."""
+    """The time at which the pod or container ended for good; None: it may still start."""
     is_root: bool = False
     """True if no other pod caused it: the node or the cluster ended the pod or container."""
     is_disruption: bool = False
@@ -103,7 +103,7 @@ class Cause:
     """CamelCase, for a condition."""
     text: str
     host: str = ""
-    """Address of the pod with the cause; empty if no pod has it, or the pod is unknown."""
+    """Address of the pod that has the cause; empty if no pod has it or the pod is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +114,9 @@ class SupervisorStatus:
     silent: str = ""
     """The reason why several consecutive polls got no answer; empty while the supervisor answers."""
     hung: bool = False
-    """True if it has been silent for minutes, although its pod is ready and it answered before."""
+    """True if the supervisor has been silent for minutes although its pod is ready and it answered before."""
     desired: int = 0
-    """The number of feeder processes that it keeps."""
+    """The number of feeder processes that the supervisor keeps."""
     ready: int = 0
     """Feeder processes that serve."""
     cause: Cause | None = None
@@ -147,7 +147,7 @@ class Observed:
     refused_texts: frozenset[str] = frozenset()
     """Messages that made the API server refuse a status."""
     supervisor: SupervisorStatus | None = None
-    """The supervisor's last report, which may be its silence; None while it has not been polled."""
+    """The supervisor's last report, which may be of its silence; None while it has not been polled."""
     written_at: datetime | None = None
     """The time at which this operator last wrote the status."""
     metrics_at: datetime | None = None
@@ -168,8 +168,8 @@ class Observed:
         return [pod for pod in self.pods if role_of(pod) == role]
 
     def serving(self) -> int:
-        """Returns the number of pods whose feeders serve, by the supervisor's report. While it is silent, the number
-        cannot rise."""
+        """Returns the number of pods whose feeders serve, by the supervisor's report. While the supervisor is silent,
+        the number cannot rise."""
         if self.supervisor is not None and not self.supervisor.silent:
             return self.supervisor.ready // self.job.spec.feeders.processes_per_pod
         feeders = self.children.get(("Deployment", names.feeders(self.job.name)), {})
@@ -177,7 +177,7 @@ class Observed:
 
     def waits_for_feeders(self, attempt: int) -> bool:
         """Checks whether the trainers of this attempt are held back because too few feeders serve, so that no GPU waits
-        for feeders. Trainers that exist stay, whatever happens to feeders."""
+        for feeders. Existing trainers are kept, whatever happens to feeders."""
         there = ("Job", names.trainers(self.job.name, attempt)) in self.children
         return not there and self.serving() < self.job.spec.feeders.min_available
 
@@ -243,20 +243,20 @@ def show_time(moment: datetime) -> str:
 
 
 def shown(text: str, most: int) -> str:
-    """Makes a text safe to display, with at most `most` characters: replaces control characters and invalid characters.
-    Applying it twice changes nothing."""
+    """Makes text safe to display, with at most `most` characters: replaces control characters and invalid characters.
+    A second application changes nothing."""
     return _CONTROLS.sub(UNKNOWN, text)[:most]
 
 
 def one_line(text: str, most: int) -> str:
-    """Joins a text into one line of at most `most` characters and an ellipsis."""
+    """Joins text into one line of at most `most` characters plus an ellipsis."""
     line = " ".join(str(text).split())
     return line if len(line) <= most else f"{line[:most]}…"
 
 
 def first_trouble(found: Iterable[Trouble | None]) -> Trouble | None:
-    """Chooses the trouble to report: ended by the node or cluster before failed by itself, then the first in time, then
-    the first pod by name, so that the text is stable."""
+    """Chooses the trouble to report: pods that the node or cluster ended come before pods that failed on their own,
+    then the earliest in time, then the first pod by name. This order keeps the text stable."""
 
     def order(trouble: Trouble) -> tuple[bool, datetime, str]:
         return not trouble.is_root, trouble.ended_at or _NEVER, trouble.pod
@@ -280,7 +280,7 @@ def killed_of_late(pod: Pod, now: datetime) -> Trouble | None:
 
 
 def trouble_of(pod: Pod) -> Trouble | None:
-    """Diagnoses a pod. Returns None if nothing is wrong, also while it is merely starting."""
+    """Diagnoses a pod. Returns None if nothing is wrong or the pod is merely starting."""
     return next((found for check in _CHECKS for found in check(pod)), None)
 
 
@@ -418,7 +418,7 @@ def _tries_again(pod: Pod) -> Iterator[Trouble]:
 _CHECKS: tuple[Callable[[Pod], Iterator[Trouble]], ...] = (
     _unscheduled, _evicted, _disrupted, _on_lost_node, _waiting, _ended, _tries_again,
 )  # fmt: skip
-"""Checks in order: the first that applies is the cause, later ones are its consequences."""
+"""Checks in order: the first that applies is the cause; later ones are its consequences."""
 
 
 def _starts_again(pod: Pod, status: Mapping[str, Any]) -> bool:
@@ -439,7 +439,7 @@ def _oom(ended: Mapping[str, Any] | None) -> bool:
 
 
 def _crash(pod: Pod, status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
-    """Describes a crash, in a text that stays the same from the container's end until it is ready again."""
+    """Describes a crash in text that stays the same from the container's end until the container is ready again."""
     count = int(status.get("restartCount") or 0)
     return _exit(pod, status, ended) + (f", {count} restart{'' if count == 1 else 's'}" if count else "")
 

@@ -1,5 +1,5 @@
-"""Pods keep what they were started with, whatever happens to the spec or the operator: their settings, the template
-that another version of the operator made, the sidecar's image of a job's trainers, and a serving head's image. Pure.
+"""Pods keep what they were started with, whatever happens to the spec or the operator: their settings, a template made
+by another version of the operator, the sidecar image of a job's trainers, and the image of a serving head. Pure.
 
 Settings are in ConfigMaps that never change (`objects.settings`). A ConfigMap is created when a workload needs it, and
 deleted when no workload does.
@@ -22,8 +22,8 @@ MAP = "ConfigMap"
 
 
 def first_setup(observed: Observed, setup: OperatorConfig) -> OperatorConfig:
-    """Returns the operator's settings with the sidecar image of the trainers' first attempt. It fits the library in the
-    trainers' own image, so it is kept until the latter changes."""
+    """Returns the operator's settings with the sidecar image of the trainers' first attempt. That image fits the
+    library in the trainers' own image, so it is kept until the trainers' image changes."""
     known = observed.status.trainers
     if known.sidecar_image and known.image == trainer_image(observed.job):
         return replace(setup, sidecar_image=known.sidecar_image)
@@ -60,8 +60,8 @@ def in_use(observed: Observed) -> set[Key]:
 
 
 def _kept(observed: Observed, child: Manifest) -> Manifest:
-    """Returns a workload with its live template if its pods stay. If somebody deleted the settings of that template, it
-    is replaced: they cannot be recreated, and further pods would wait for them."""
+    """Returns a workload with its live template if its pods stay. If somebody deleted the settings of that template,
+    the template is replaced: the settings cannot be recreated, and further pods would wait for them."""
     live = observed.children.get(key_of(child))
     if live is None or child["kind"] != "Deployment":
         return child

@@ -31,7 +31,7 @@ _SAYS_NOTHING = (
     "failed calling webhook",
     "ValidatingAdmissionPolicy",
 )
-"""Messages (1.34) that refuse a tried pod although they may accept the job's own pods."""
+"""Messages (1.34) with which a tried pod is refused although the job's own pods may be accepted."""
 _NAMED_BY_PODS = {"no PriorityClass": "priorityClassName", "RuntimeClass": "runtimeClassName"}
 """Messages that refuse a pod because of an object that it names (1.34), and the field that names it."""
 TRAINERS, FEEDERS, HEAD = (
@@ -64,7 +64,7 @@ _SCRATCHES = {
     (names.Role.FEEDER, TMP["name"]): "spec.feeders.scratch",
     (names.Role.TRAINER, RUN["name"]): "spec.sidecar.scratch",
 }
-"""The job's field that determines a volume of the operator's, by role and volume."""
+"""The job's field that determines one of the operator's volumes, by role and volume."""
 _Token = str | int | tuple[str, str]
 
 

@@ -1,5 +1,5 @@
 """Restarts of failed trainers: whether a failure counts, when the next attempt starts, and how long the operator waits
-for the pods of the last one. Pure.
+for the pods of the last attempt. Pure.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from dataloaderjob_operator.decide.observed import (
 LONGEST_PAUSE_S = 300.0
 """Longest pause before a restart, the same as the kubelet's for containers."""
 MAX_DISRUPTIONS = 50
-"""Consecutive disruptions without progress after which a job fails: four hours of them, with the pauses between."""
+"""Number of consecutive disruptions without progress after which a job fails: four hours of them, including pauses."""
 FORGETS_AFTER_S = 600.0
 """Seconds for which trainers must run and take batches before earlier restarts are forgotten."""
 AGAIN_S = 30.0
 """Interval between checks of trainers that have run for FORGETS_AFTER_S but take no batches."""
 SETTLE_S = 5.0
-"""Maximum seconds that the statuses of pods lag behind their Job's, because each kind has its own watch."""
+"""Maximum lag of the pods' statuses behind their Job's, in seconds: each kind has its own watch."""
 STUCK_S = 60.0
 """Seconds after the end of its grace period from which a pod is stuck."""
 SILENT_GRACE_S = 30.0
 """Longest grace period of a pod whose node does not answer: nobody can ask it to end, however long the wait."""
 
 
-class Kind(Enum):
+class FailureKind(Enum):
     """Kinds of failures of an attempt."""
 
     COUNTED = auto()
@@ -58,13 +58,13 @@ class Kind(Enum):
 class Failure:
     """The failure of an attempt, with its cause as text."""
 
-    kind: Kind
+    kind: FailureKind
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts of restarts since the last progress, and the time of the next one."""
+    """Counts of restarts since the last progress, and the time of the next restart."""
 
     failures: int = 0
     disruptions: int = 0
@@ -78,15 +78,15 @@ def judge(observed: Observed, health: Health, now: datetime) -> Failure:
     disruption = first_trouble(t for t in map(trouble_of, pods) if t and t.is_disruption)
     failed = [pod for pod in pods if not leaving(pod) and first_exit_codes([pod])]
     cause = _cause(observed, disruption or role.culprit)
-    ignored = Kind.IGNORED if policy.ignore_disruptions else Kind.COUNTED
+    ignored = FailureKind.IGNORED if policy.ignore_disruptions else FailureKind.COUNTED
     if disruption is not None:
         return Failure(ignored, cause)
     if not failed and _age_s(observed, now) < SETTLE_S:
-        return Failure(Kind.UNKNOWN, cause)
+        return Failure(FailureKind.UNKNOWN, cause)
     if not failed and _deleted(observed, pods):
         return Failure(ignored, f"{cause}; a trainer pod was deleted")
     action, rule = policy.action(first_exit_codes(failed))
-    kind = {"FailJob": Kind.FATAL, "Ignore": Kind.IGNORED, "Count": Kind.COUNTED}[action]
+    kind = {"FailJob": FailureKind.FATAL, "Ignore": FailureKind.IGNORED, "Count": FailureKind.COUNTED}[action]
     return Failure(kind, f"{cause} ({rule})" if rule else cause)
 
 
@@ -102,10 +102,10 @@ def tally_of(observed: Observed) -> Tally:
     return Tally(found.failures, found.disruptions, found.next_start)
 
 
-def counted(observed: Observed, kind: Kind, now: datetime) -> Tally:
+def counted(observed: Observed, kind: FailureKind, now: datetime) -> Tally:
     """Returns the counts with this failure, and the time of the next attempt; a first disruption causes no wait."""
     before, first_s = tally_of(observed), observed.job.spec.trainers.job.failure_policy.backoff_seconds
-    is_disruption = kind is Kind.IGNORED
+    is_disruption = kind is FailureKind.IGNORED
     failures, disruptions = before.failures + (not is_disruption), before.disruptions + is_disruption
     pause_s = pause(float(first_s), failures + disruptions - (1 if is_disruption else 0))
     start = now + timedelta(seconds=pause_s)
@@ -145,7 +145,8 @@ def makes_progress(observed: Observed) -> bool:
 
 
 def stuck_at(pod: Pod) -> datetime | None:
-    """Returns the time from which the operator no longer waits for a pod being deleted; None: it is not."""
+    """Returns the time from which the operator no longer waits for a pod being deleted; None: it is not being
+    deleted."""
     metadata = pod["metadata"]
     if not leaving(pod):
         return None
@@ -186,8 +187,8 @@ def describe_stuck(pods: Sequence[Pod]) -> str:
 
 
 def holds_up(observed: Observed, attempt: int, now: datetime) -> bool:
-    """Checks whether trainers of another attempt still hold resources that those of this one need. A Job deleted in the
-    foreground exists as long as its pods do."""
+    """Checks whether trainers of another attempt still hold resources that the trainers of this attempt need. A Job
+    deleted in the foreground exists as long as its pods do."""
     wanted = ("Job", names.trainers(observed.job.name, attempt))
     others = [child for key, child in observed.children.items() if key[0] == "Job" and key != wanted]
     return any(not leaving(child) or not _given_up(observed, child, now) for child in others)
@@ -247,7 +248,7 @@ def _cause(observed: Observed, trouble: Trouble | None) -> str:
 
 
 def _deleted(observed: Observed, pods: Sequence[Pod]) -> bool:
-    """Checks whether somebody deleted a pod: a pod that fails by itself remains and shows its failure."""
+    """Checks whether somebody deleted a pod: a pod that fails on its own remains and shows its failure."""
     live = observed.children[("Job", names.trainers(observed.job.name, observed.attempt))]
     missing = observed.job.spec.trainers.job.replicas - len(pods)
     gone = missing > 0 and int(live.get("status", {}).get("failed") or 0) > 0

@@ -1,4 +1,4 @@
-"""Builds the wanted children of a job from the job alone. Pure.
+"""Builds a job's wanted children from the job alone. Pure.
 
 The children of recent jobs are cached: a job that changes is reconciled several times within seconds, and building the
 children was a third of a reconcile. Callers must not modify them.
@@ -29,8 +29,8 @@ Make = TypeVar("Make", bound=Callable[..., Sequence[Manifest]])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Given:
-    """The input from which children are built. Two jobs are equal only if they are the same object, because the cache
-    returns the same object until the job changes."""
+    """The input from which children are built. Two jobs are equal only if they are the same object: the cache returns
+    the same object until the job changes."""
 
     job: DataLoaderJob
     setup: OperatorConfig
@@ -46,7 +46,7 @@ class _Given:
 
 
 def _made_once(make: Make) -> Make:
-    """Caches the children of the RECENT jobs requested last."""
+    """Caches the children of the RECENT most recently requested jobs."""
 
     @lru_cache(RECENT)
     def made(given: _Given) -> Sequence[Manifest]:

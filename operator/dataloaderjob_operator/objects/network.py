@@ -18,8 +18,8 @@ from dataloaderjob_operator.objects.pods import AMBIENT
 
 
 def head_service(job: DataLoaderJob) -> Manifest:
-    """Builds the Service that gives the head its name, even before it is ready: otherwise DNS answers late on a fresh
-    cluster."""
+    """Builds the Service that gives the head its name, even before the head is ready: otherwise DNS answers late on a
+    fresh cluster."""
     return _headless(
         job,
         names.head_service(job.name),
@@ -102,7 +102,7 @@ AMBIENT_PROBES = [
 
 
 def policies(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest]:
-    """Builds the policies of all roles; mode None has none, and only mode Strict has egress rules."""
+    """Builds the policies of all roles. Mode None has no policies, and only mode Strict has egress rules."""
     mode = job.spec.network_policy.mode
     return [] if mode == "None" else [_policy(job, role, setup, strict=mode == "Strict") for role in Role]
 

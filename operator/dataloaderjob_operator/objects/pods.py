@@ -65,7 +65,7 @@ def image(job: DataLoaderJob) -> str:
 def template(
     job: DataLoaderJob, role: names.Role, user: PodTemplate, spec: Manifest, *, asked: Any, version: str
 ) -> Manifest:
-    """Builds a pod template. `asked`: the user's part of it; a change of that part replaces the pods."""
+    """Builds a pod template. `asked`: the user's part of the template; any change to that part replaces the pods."""
     mesh = outside_mesh(user.metadata)
     annotations = {
         **mesh["annotations"],
@@ -79,9 +79,9 @@ def template(
 
 
 def outside_mesh(user: PodMetadata) -> dict[str, dict[str, str]]:
-    """Returns labels and annotations that exclude a pod from service meshes: its connections are authenticated by the
-    job's key, at ports that no proxy knows. If the user wants Istio's sidecar, they make the job's connections bypass
-    it."""
+    """Returns labels and annotations that exclude a pod from service meshes: its connections are authenticated with
+    the job's key, on ports that no proxy knows. If the user wants Istio's sidecar, the annotations make the job's
+    connections bypass it."""
     labels, annotations = user.labels, user.annotations
     found = {"labels": {AMBIENT: "none"}, "annotations": {"linkerd.io/inject": "disabled"}}
     wanted = labels.get(ISTIO, annotations.get(ISTIO))
@@ -114,8 +114,8 @@ def shared_fields(
 
 
 def _tolerations(theirs: Any) -> Any:
-    """Puts the tolerations for lost nodes before the user's, unless the user has some for the same taint: the first one
-    that matches a taint counts."""
+    """Puts the tolerations for lost nodes before the user's, unless the user has some for the same taint: the first
+    toleration that matches a taint counts."""
     if not isinstance(theirs, list) or not all(isinstance(toleration, Mapping) for toleration in theirs):
         return theirs  # the API server reports the error
     own = [toleration.get("key") for toleration in theirs]
@@ -205,7 +205,7 @@ def scratch_volume(name: str, scratch: ScratchSpec) -> Manifest:
 
 def mounts(ours: Iterable[Manifest], theirs: Iterable[Mapping[str, Any]]) -> list[Manifest]:
     """Joins the mounts of a container. The operator's /tmp and /dev/shm give way to the user's mounts at the same path.
-    Others do not: the API server refuses two mounts at one path."""
+    Other mounts of the operator do not: the API server refuses two mounts at one path."""
     taken = {str(mount.get("mountPath")).rstrip("/") for mount in theirs}
     kept = [mount for mount in ours if mount not in (TMP, SHM) or mount["mountPath"] not in taken]
     return [*kept, *map(dict, theirs)]
@@ -254,14 +254,14 @@ def with_data(theirs: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, A
 
 
 def resources(model: Any) -> dict[str, Any]:
-    """Returns the requests and limits of a spec, without empty ones."""
+    """Returns the requests and limits of a spec, leaving out empty ones."""
     dumped = model.model_dump(mode="json", by_alias=True)
     return {kind: values for kind, values in dumped.items() if values}
 
 
 def joined(ours: Iterable[Manifest], theirs: Iterable[Manifest]) -> list[Manifest]:
-    """Joins named items, such as variables. The operator's come first, because the user's may refer to them; the user's
-    win if both have a name."""
+    """Joins named items, such as variables. The operator's come first, because the user's may refer to them. If both
+    have an item of the same name, the user's wins."""
     found = list(theirs)
     taken = [item.get("name") for item in found]
     return [*(item for item in ours if item["name"] not in taken), *found]

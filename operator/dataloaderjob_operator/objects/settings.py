@@ -1,9 +1,9 @@
 """The operator's own settings, and the job's Secret and ConfigMaps with the settings files that head, feeders and
 sidecars read when they start. Pure.
 
-Each role's file is in a ConfigMap whose name has the file's digest and whose content never changes. So pods read the
-same settings as long as they live, whatever happens to the spec or the operator. The reader of a file may be older than
-this operator, so keys are only added; `tests/contract/test_skew.py` has the keys of each release.
+Each role's file is in a ConfigMap whose name contains the file's digest and whose content never changes. So pods read
+the same settings throughout their lives, whatever happens to the spec or the operator. The reader of a file may be
+older than this operator, so keys are only added; `tests/contract/test_skew.py` lists the keys of each release.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataloaderjob_operator.kinds import Manifest, digest
 KEY_FOLDER = "/etc/dataloaderjob/key"
 SETTINGS_FOLDER = "/etc/dataloaderjob/settings"
 RUN_FOLDER = "/run/dataloaderjob"
-"""Folder shared by the containers of a trainer pod, with the socket, and the user's code and data in transit."""
+"""Folder shared by the containers of a trainer pod. It holds the socket, and the user's code and data in transit."""
 SOCKET = f"{RUN_FOLDER}/s"
 GCS_PORT = 6379
 SUPERVISOR_PORT = 6400
@@ -72,14 +72,14 @@ class OperatorConfig:
     sidecar_pull_secrets: tuple[str, ...] = ()
     """Pull secrets for `sidecar_image` in the jobs' namespaces."""
     metrics_from: tuple[Manifest, ...] = ()
-    """Peers of a NetworkPolicy that may collect the sidecars' metrics; empty: nobody."""
+    """Peers of a NetworkPolicy that may collect the sidecars' metrics; if empty, none may."""
     fs_group: int | None = USER
-    """Group for templates that set none. It makes key and token readable and lets trainer and sidecar share the socket,
-    whatever their users are. None: namespaces set one, as on OpenShift."""
+    """Group for templates that set none. It makes the key and the token readable and lets trainer and sidecar share the
+    socket, whatever their users are. None: namespaces set a group, as on OpenShift."""
     cluster_domain: str = ""
     """DNS domain of the cluster, such as cluster.local; empty: pods add it themselves."""
     managed_by: str = ""
-    """The operator manages only jobs with this `spec.managedBy`; empty: jobs without one, or with MANAGED_BY."""
+    """The operator manages only jobs with this `spec.managedBy`; if empty, jobs without one or with MANAGED_BY."""
 
     def manages(self, named: str | None) -> bool:
         """Checks whether this operator manages a job with this `spec.managedBy`."""
@@ -97,9 +97,8 @@ class Ports:
 
 
 def ports(job: DataLoaderJob) -> Ports:
-    """Returns the manifest's ports, else the default ones; on the host network, a pair derived from the job's uid.
-
-    So trainers of several jobs may share a node. The scheduler does not place two pods of one job on the same node.
+    """Returns the manifest's ports, else the defaults; on the host network, a pair derived from the job's uid.
+    This lets trainers of several jobs share a node. The scheduler does not place two pods of one job on the same node.
     """
     first, second = METRICS_PORT, MASTER_PORT
     if job.spec.trainers.job.template.spec.host_network:
@@ -126,7 +125,7 @@ def cluster_domain(resolv_conf: str) -> str:
 
 
 def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
-    """Builds the Secret with both keys of the job."""
+    """Builds the Secret that holds both of the job's keys."""
     uid = job.metadata.uid or ""
     metadata = names.metadata(job, names.key_secret(job.name, uid))
     values = {
@@ -227,8 +226,8 @@ def tasks(job: DataLoaderJob) -> dict[str, Any]:
 
 
 def scratch(job: DataLoaderJob) -> dict[str, int]:
-    """Returns the bytes for user code and data in pods of trainers, and of feeders and head, by the field that sets
-    them."""
+    """Returns the bytes available for user code and data in the pods of trainers, and of feeders and head, by the field
+    that sets them."""
     found = {}
     parts = {"sidecar": job.spec.sidecar.scratch}
     shared = any(mount.mount_path.rstrip("/") == TMP for mount in job.spec.data.volume_mounts)

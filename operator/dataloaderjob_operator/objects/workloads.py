@@ -38,7 +38,7 @@ from dataloaderjob_operator.objects.pods import (
 HEAD_MODULE = "dataloaderjob.pod.head"
 FEEDER_MODULE = "dataloaderjob.pod.feeder"
 STARTS = 60
-"""Probes of a starting head, five seconds apart, after which it is restarted."""
+"""Number of probes of a starting head, five seconds apart, after which the head is restarted."""
 _NODE = f"{TEMP_DIR}/{NODE_FOLDER}"
 READINESS: Manifest = {
     # Earlier images have no such file. They are ready, as before, once they accept the output of feeders.
@@ -49,7 +49,7 @@ READINESS: Manifest = {
     "failureThreshold": 1,
 }
 PROGRESS_S = 900
-"""Seconds after which a new feeder pod that is not ready is reported: images may be large, and the head late."""
+"""Seconds after which a new feeder pod that is not ready is reported: images may be large, and the head may be late."""
 SIDECAR = "dataloaderjob-sidecar"
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
 BY_INDEX = ("PET_NODE_RANK", "RANK")
@@ -173,7 +173,8 @@ def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manif
 def _trainer(
     job: DataLoaderJob, setup: settings.OperatorConfig, theirs: dict[str, Any], name: str
 ) -> Manifest:
-    """Adds the launch variables to the user's container, before the container's own, which may refer to them."""
+    """Adds the launch variables to the user's container, before the container's own variables, which may refer to
+    them."""
     master = f"{name}-0.{settings.service_host(job, names.trainers_service(job.name), setup)}"
     port = settings.ports(job).master
     launch = job.spec.trainers.job.launch_environment(replica=0, master_addr=master, master_port=port)
@@ -191,8 +192,8 @@ def _trainer(
 
 
 def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
-    """Builds the sidecar: the first of the init containers, so that the others can read batches too. It does not keep
-    the pod running after the trainer."""
+    """Builds the sidecar. It is the first init container, so that the others can read batches too. It does not keep the
+    pod running after the trainer has ended."""
     spec = job.spec.sidecar
     asked = plain(spec)
     return {
@@ -214,8 +215,8 @@ def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
 
 
 def _user(job: DataLoaderJob) -> dict[str, int]:
-    """Returns the sidecar's user if the pod's user is root, which the sidecar may not be; otherwise its image or the
-    namespace sets it."""
+    """Returns the sidecar's user if the pod's user is root, as which the sidecar may not run. Otherwise the sidecar's
+    image or the namespace sets the user."""
     pod = plain(job.spec.trainers.job.template)["spec"].get("securityContext") or {}
     return {"runAsUser": settings.USER} if pod.get("runAsUser") == 0 else {}
 
@@ -236,7 +237,7 @@ def _resources(job: DataLoaderJob) -> dict[str, Any]:
 
 
 def _guaranteed(user: Mapping[str, Any]) -> bool:
-    """Checks whether the user's containers alone would have the quality of service Guaranteed, which the sidecar must
+    """Checks whether the user's containers alone would have the Guaranteed quality of service, which the sidecar must
     preserve."""
     for container in (*user["containers"], *user.get("initContainers", ())):
         asked = container.get("resources") or {}

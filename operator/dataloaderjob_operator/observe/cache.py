@@ -1,7 +1,8 @@
 """Caches the last reported state of jobs and their children, and the operator's writes since. Pure except for the
 clock: events come in, `Observed` goes out.
 
-It keeps only the parts of an object that are read (`kinds.transform`): a cluster may have ten thousand pods of jobs.
+The cache keeps only the parts of an object that are read (`kinds.transform`): a cluster may have ten thousand pods of
+jobs.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ connection after 70 s, and the next connection resumes at the same version."""
 GONE = 4096
 """Number of uids of removed or replaced objects that are remembered."""
 MAX_UNREADABLE = 64
-"""Maximum parts of a status that are left out because they are unreadable."""
+"""Maximum number of parts of a status that are left out because they are unreadable."""
 MAX_LEVELS = 200
-"""Maximum levels of a spec: pydantic serializes 255, the API server accepts 10,000."""
+"""Maximum number of levels of a spec: pydantic serializes 255, and the API server accepts 10,000."""
 RECENT = 128
 """Number of jobs that are kept parsed: a job that changes is reconciled several times within seconds."""
 NAMED_PARTS = 7
-"""Maximum parts of the path that names a value with too many levels, enough for a field of the head's pod."""
+"""Maximum number of parts in the path to a value with too many levels, enough for a field of the head's pod."""
 JobKey = tuple[str, str]
 """(namespace, name) of a job."""
 K = TypeVar("K")
@@ -110,7 +111,7 @@ class Cache:
         return owner
 
     def _outdated(self, thing: Manifest) -> bool:
-        """Checks whether the operator has written a newer version. After a restore of etcd versions are lower, so a
+        """Checks whether the operator has written a newer version. After a restore of etcd, versions are lower, so a
         write counts only for WRITE_WINS_S."""
         uid = thing["metadata"].get("uid", "")
         version, until = self._written.get(uid, (None, 0.0))
@@ -146,7 +147,7 @@ class Cache:
         return owner is not None and self._live(owner, thing) is not None
 
     def has(self, thing: Manifest) -> bool:
-        """Checks whether the cache has this very object, not another one of its name."""
+        """Checks whether the cache has this very object, not another one of the same name."""
         owner = owner_of(thing)
         live = None if owner is None else self._live(owner, thing)
         return live is not None and live["metadata"].get("uid") == thing["metadata"].get("uid")
@@ -187,7 +188,7 @@ class Cache:
         return _status(self.live_status(owner))
 
     def managed_by(self, owner: JobKey) -> str | None:
-        """Returns the controller that the job names, even if the job is invalid otherwise."""
+        """Returns the controller that the job names, even if the job is otherwise invalid."""
         named = (self._jobs.get(owner, {}).get("spec") or {}).get("managedBy")
         return None if named is None else str(named)
 
@@ -303,8 +304,8 @@ def _check_levels(spec: Any) -> None:
 
 
 def _status(found: Any) -> DataLoaderJobStatus:
-    """Parses a status, leaving out unreadable parts, such as fields of a newer operator. So the count of attempts and
-    the end of a job are kept."""
+    """Parses a status, leaving out unreadable parts, such as fields of a newer operator. This way, the count of
+    attempts and the end of a job are kept."""
     left = copy.deepcopy(found or {})
     for _ in range(MAX_UNREADABLE):
         try:
@@ -315,7 +316,7 @@ def _status(found: Any) -> DataLoaderJobStatus:
 
 
 def _leave_out(thing: Any, place: Sequence[str | int]) -> None:
-    """Removes the value at a place; if there is none, the value that should contain it."""
+    """Removes the value at a place; if there is no such value, removes the value that should contain it."""
     inside = thing
     for depth, step in enumerate(place[:-1]):
         try:

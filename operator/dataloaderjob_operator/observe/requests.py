@@ -3,7 +3,7 @@ their last request, and which lists were repeated. kopf itself reports neither, 
 connection.
 
 A repeated list reports the objects that exist, not those that are gone. If an object was known before the list and is
-not reported by the time its watch opens, the operator makes a list of its own.
+not reported by the time its watch opens, the operator requests a list of its own.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from dataloaderjob_operator.kinds import KINDS, Manifest
 from dataloaderjob_operator.observe.cache import Cache
 
 WATCH_S = 300
-"""Seconds after which the API server ends each watch and kopf reopens it, so that its last request is never older."""
+"""Seconds after which the API server ends each watch and kopf reopens it, so that a watch's last request is never
+older."""
 LAST_WORD_S = WATCH_S + 60.0
 """Seconds for which a watch counts as open after it was opened."""
 SETTLE_S = 3.0
-"""Seconds from the end of a list until kopf's tasks have passed on all of it."""
+"""Seconds from the end of a list until kopf's tasks have passed on all of its objects."""
 
 
 class Requests:

@@ -1,7 +1,7 @@
 """Polls the supervisor of each job with a ready head for its status, and sends it the number of feeders in the spec.
 
 Each poll opens a connection to the address of the head's pod, so no name is resolved and no other head can answer. The
-last status is kept (`decide.supervisor_status`). A job is queued when its own status would change.
+last status is kept (`decide.supervisor_status`). A job is queued when the job's own status would change.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
 POLLS_PER_S = 60
-"""Maximum rate of polls of settled supervisors, over all jobs: with more than 600, each is polled less often."""
+"""Maximum rate of polls of settled supervisors, over all jobs: with more than 600 jobs, each is polled less often."""
 UNSETTLED_PERIOD_S = 4.0
 """Interval between polls while feeders are starting, or a trainer has failed."""
 MIN_INTERVAL_S = 2.0
 """Minimum interval between two polls of one supervisor, whatever happens to its job."""
 TIMEOUT_S = 5.0
 MAX_MISSES = 3
-"""Consecutive polls without an answer after which a supervisor counts as silent: a single restart is not reported."""
+"""Number of consecutive unanswered polls after which a supervisor counts as silent, so that a single restart is not
+reported."""
 TICK_S = 0.5
 MAX_CONCURRENT = 64
 """Maximum concurrent polls. Each takes 0.5 ms of CPU."""
@@ -46,7 +47,7 @@ RATES_SPAN_S = 8.0
 """Minimum time span of rates: a shorter one shows single batches."""
 MAX_STATUS_NBYTES = 1024 * 1024
 """Maximum size of a status; a brief status of 1000 sidecars has 400 KB. A supervisor runs in the user's image, so this
-limits its use of the operator's time and memory."""
+size limits its use of the operator's time and memory."""
 MAX_ANSWER_NBYTES = 64 * 1024
 """Maximum size of the answer to a number of feeders, which is one line."""
 LARGE_NBYTES = 64 * 1024
@@ -89,7 +90,7 @@ class _Job:
     misses: int = 0
     status: SupervisorStatus | None = None
     answered_at: float | None = None
-    """The time of the last answer of this head's supervisor; None: it never answered."""
+    """The time of the last answer from this head's supervisor; None: it has never answered."""
     base: tuple[float, supervision.Readings] | None = None
     """Start of the current span of rates: the time, and the counters at that time."""
     rates: supervision.Rates | None = None
@@ -196,7 +197,7 @@ class SupervisorPoller:
                 received = f"its answer cannot be used: {exc!r}"
         job.busy = False
         if self._jobs.get(key) is not job or job.head != head:
-            return  # the job has ended meanwhile, or has another head
+            return  # the job has since ended, or has another head
         if isinstance(received, _Status):
             self._received(key, job, received.status, received.readings)
         else:

@@ -17,7 +17,7 @@ from typing import Any
 import kopf
 
 from dataloaderjob.api import KIND
-from dataloaderjob_operator.client import ApiError, Client
+from dataloaderjob_operator.client import ApiClient, ApiError
 from dataloaderjob_operator.decide.health import AGAIN_S, EventQuery, meaning
 from dataloaderjob_operator.decide.observed import Trouble
 from dataloaderjob_operator.kinds import KINDS, WATCHED, Manifest
@@ -29,7 +29,7 @@ from dataloaderjob_operator.observe.requests import WATCH_S, Requests
 log = logging.getLogger(__name__)
 
 CHUNK = 100
-"""Objects in a page of a list: with 500, pages of pods took 40 MB in kopf."""
+"""Number of objects in a page of a list: with 500, pages of pods took 40 MB in kopf."""
 IDLE_S = 0.5
 """Seconds for which kopf keeps an object's task after the object's last event."""
 RETRY_S = 5.0
@@ -61,12 +61,12 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 def list_paths(namespaces: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the paths at which all objects of each kind are listed; in all namespaces if none is named."""
+    """Returns the paths at which all objects of each kind are listed, in all namespaces if none is named."""
     return {kind.name: [kind.path(name) for name in namespaces] or [kind.path(None)] for kind in WATCHED}
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Configures kopf to notice dead connections, to filter on the server, and to post no events."""
+    """Configures kopf to notice dead connections, to filter on the server and to post no events."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.watching.server_timeout = WATCH_S
@@ -84,9 +84,9 @@ def registry(
     cache: Cache, changed: Callable[[JobKey, bool], None], gone: Callable[[JobKey], None],
     received: Callable[[str, str], None], requests: Requests,
 ) -> kopf.OperatorRegistry:  # fmt: skip
-    """Makes handlers that only put received objects into the cache. `changed` gets a job, and whether the job itself
-    changed or a child of it. `gone` gets a job, and `received` the kind and uid of each object. `requests` tracks the
-    requests of kopf."""
+    """Makes handlers that only put received objects into the cache. `changed` receives a job, and True if the job
+    itself changed or False if one of its children did. `gone` receives a job, and `received` receives the kind and uid
+    of each object. `requests` tracks kopf's requests."""
     made = kopf.OperatorRegistry()
 
     async def note(event: Any, resource: Any, **_: Any) -> None:
@@ -121,9 +121,9 @@ def registry(
 
 
 async def prime(
-    client: Client, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
+    client: ApiClient, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> None:
-    """Lists everything into the cache: otherwise objects not yet reported by a watch would seem to be gone."""
+    """Lists everything into the cache: otherwise, objects that no watch has reported yet would seem to be gone."""
     for kind, paths in list_paths(namespaces).items():
         for path in paths:
             while True:
@@ -138,7 +138,7 @@ async def prime(
 
 
 async def sweep(
-    client: Client,
+    client: ApiClient,
     cache: Cache,
     add: Callable[[JobKey], None],
     namespaces: Sequence[str],
@@ -171,9 +171,13 @@ async def sweep(
 
 
 async def keep_sweeping(
-    client: Client, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str], requests: Requests
+    client: ApiClient,
+    cache: Cache,
+    add: Callable[[JobKey], None],
+    namespaces: Sequence[str],
+    requests: Requests,
 ) -> None:
-    """Sweeps every SWEEP_S, and at once after a list of kopf's that lacked a known object, until it is cancelled."""
+    """Sweeps every SWEEP_S, and at once after one of kopf's lists lacked a known object, until it is cancelled."""
     loop = asyncio.get_running_loop()
     due, kinds = loop.time() + SWEEP_S, frozenset[str]()
     while True:
@@ -192,18 +196,18 @@ async def keep_sweeping(
             log.warning("relist failed, retry in %.0f s: %s", RETRY_S, exc)
 
 
-async def _listed(client: Client, path: str, kind: str) -> AsyncIterator[Manifest]:
+async def _listed(client: ApiClient, path: str, kind: str) -> AsyncIterator[Manifest]:
     query = {"limit": str(CHUNK)} | ({} if kind == KIND else {"labelSelector": LABEL_JOB})
     async for thing in client.list(path, **query):
         yield {**thing, "kind": kind}
 
 
 class EventLookup:
-    """Finds causes that only events have. Reconciles call `request`, which does not wait, and `found`. `run` lists
+    """Finds causes that appear only in events. Reconciles call `request`, which does not wait, and `found`. `run` lists
     events, one request at a time, and queues a job when it finds another cause, until it is cancelled."""
 
     def __init__(
-        self, api: Client, changed: Callable[[JobKey], None], clock: Callable[[], float] = time.monotonic
+        self, api: ApiClient, changed: Callable[[JobKey], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._api, self._changed, self._clock = api, changed, clock
         self._requested: dict[JobKey, tuple[EventQuery, ...]] = {}

@@ -19,7 +19,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.advise.observation import LEAST, Observation, Phase, Steps
+from dataloaderjob.advise.observation import LEAST, Observation, Steps, WatchPhase
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE
 
@@ -93,9 +93,9 @@ class Watcher:
         vars(iterator)["_dataloaderjob_seen"] = True
         if now - self._reported > REPORT_S:
             self._report(loader, now)
-        if observation.phase is Phase.DONE:
+        if observation.phase is WatchPhase.DONE:
             self._finish(iterator, loader)
-        if observation.phase is Phase.REPLAYING:
+        if observation.phase is WatchPhase.REPLAYING:
             if self._replaying is None:
                 self._replaying = loader
                 _wait_for_device()

@@ -19,7 +19,7 @@ PAUSE = 5.0
 """A step of more than this many medians is a pause, such as a checkpoint or an evaluation, and does not count."""
 
 
-class Phase(Enum):
+class WatchPhase(Enum):
     OBSERVING = auto()
     """The script has its own batches."""
     REPLAYING = auto()
@@ -60,7 +60,7 @@ class Observation:
     """Phases of one loader. The caller reports each call and each return of next()."""
 
     def __init__(self, steps: int, now: float) -> None:
-        self.phase = Phase.OBSERVING
+        self.phase = WatchPhase.OBSERVING
         self.observed, self.replayed = Steps(), Steps()
         self._wanted, self._began, self._skipped = steps, now, 0
         self._called = self._returned = 0.0
@@ -87,22 +87,22 @@ class Observation:
 
     def finish(self) -> None:
         """There is no time left: what was seen has to do."""
-        self.phase = Phase.DONE
+        self.phase = WatchPhase.DONE
 
     def _count(self, wait_s: float, think_s: float) -> None:
-        if self.phase is Phase.OBSERVING and self._skipped < SKIPPED:
+        if self.phase is WatchPhase.OBSERVING and self._skipped < SKIPPED:
             self._skipped += 1
             return
-        steps = self.observed if self.phase is Phase.OBSERVING else self.replayed
+        steps = self.observed if self.phase is WatchPhase.OBSERVING else self.replayed
         steps.waits.append(wait_s)
         steps.thinks.append(think_s)
 
     def _advance(self, now: float) -> None:
-        if self.phase is Phase.OBSERVING:
+        if self.phase is WatchPhase.OBSERVING:
             if self._is_enough(self.observed, self._wanted, OBSERVE_S, now):
-                self.phase, self._began = Phase.REPLAYING, now
-        elif self.phase is Phase.REPLAYING and self._is_enough(self.replayed, REPLAYED, REPLAY_S, now):
-            self.phase = Phase.DONE
+                self.phase, self._began = WatchPhase.REPLAYING, now
+        elif self.phase is WatchPhase.REPLAYING and self._is_enough(self.replayed, REPLAYED, REPLAY_S, now):
+            self.phase = WatchPhase.DONE
 
     def _is_enough(self, steps: Steps, wanted: int, most_s: float, now: float) -> bool:
         return steps.count >= wanted or (steps.count >= LEAST and now - self._began > most_s)

@@ -1,7 +1,7 @@
-"""The base of every API model: camelCase in YAML, frozen values, quantities, and rules that cross fields. Pure.
+"""The base of every API model: camelCase in YAML, frozen values, quantities, and rules that span fields. Pure.
 
-A rule is written once, in CEL, as a row of the model's `RULES`. The API server evaluates it (`crd.py` emits it as
-x-kubernetes-validations), and so does pydantic here. Quantities are those of Kubernetes ("500m", "2Gi").
+A rule is written once, in CEL, as a row of the model's `RULES`. Both the API server (`crd.py` emits it as
+x-kubernetes-validations) and pydantic here evaluate it. Quantities are written as in Kubernetes ("500m", "2Gi").
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 Path = tuple[str | int, ...]
-"""Keys and list positions, as the manifest spells them."""
+"""Keys and list indices, as spelled in the manifest."""
 
 Whole = Annotated[int, Strict()]
 Flag = Annotated[bool, Strict()]
 Free = Annotated[dict[str, Any], Field(max_length=1024)]
-"""A part that Kubernetes defines and this package passes on unread."""
+"""A part that Kubernetes defines and that this package passes on without reading it."""
 
 BREACHES = "breaches"
 """Type of the pydantic error that carries the broken rules of one model."""
 ONE_MACHINE = "one_machine"
-"""Key of a validation's context that is true if no cluster is to run the manifest."""
+"""Key in the context of a validation; its value is true if the manifest will not run on a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Metadata of a field: the valid values, in words, if its type and bounds do not express them."""
+    """Field metadata that describes the valid values in words, if the field's type and bounds do not express them."""
 
     text: str
 
@@ -57,41 +57,42 @@ class Breach:
     """One broken rule in one place."""
 
     path: Path
-    """Path from the model that holds the rule."""
+    """Path relative to the model that holds the rule."""
     found: str
     use: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A check that one field's type and bounds cannot express."""
+    """A check that the type and bounds of a single field cannot express."""
 
     field: str
-    """Dotted path of the field to blame, from the model that holds the rule; `[]`: each entry of a list or key of a
-    mapping. The rule holds if there is none."""
+    """Dotted path of the offending field, relative to the model that holds the rule. `[]` stands for each entry of a
+    list or each key of a mapping. If there are none, the rule holds."""
     use: str
     """The valid values, in words."""
     cel: str
-    """True if the object is valid. `self` is the model as the API server has it, with defaults filled in. `item` is the
-    entry or key that the last `[]` stands for. Mappings show their keys and quantities."""
+    """CEL expression that is true if the object is valid. `self` is the model as the API server stores it, with
+    defaults filled in. `item` is the entry or key that the last `[]` stands for. Of a mapping, only the keys and the
+    quantities are visible."""
     found: str
-    """CEL expression of type string: the value that was found."""
+    """CEL expression of type string that gives the value found."""
     only_on_a_cluster: bool = False
-    """One machine ignores the field, and works without it."""
+    """True if only a cluster needs the rule: one machine ignores the field and works without it."""
 
     @cached_property
     def whole(self) -> str:
-        """`cel` for everything that `[]` stands for at once: the expression that the API server evaluates."""
+        """The expression that the API server evaluates: `cel`, applied to everything that `[]` stands for."""
         *lists, _ = re.split(r"\[\]\.?", self.field)
         return _for_all("self", lists, self.cel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Immutable:
-    """A field that may not change while the object lives."""
+    """A field that may not change during the object's lifetime."""
 
     field: str
-    """Alias of a field of the model; optional fields may be absent on both sides."""
+    """Alias of one of the model's fields. An optional field may be absent both before and after an update."""
     use: str
 
     @property
@@ -151,28 +152,28 @@ class Model(BaseModel):
 
 
 class OpenModel(Model):
-    """A part that Kubernetes defines: the fields that matter here are typed, others are passed on.
+    """A part that Kubernetes defines. The fields that matter here are typed; all others are passed on.
 
-    In a manifest, a key that is nearly a typed field is rejected (`problems.near_misses`).
+    In a manifest, a key that closely resembles a typed field is rejected (`problems.near_misses`).
     """
 
     model_config = ConfigDict(extra="allow")
 
 
 def nested(model: type[Model]) -> Any:
-    """A field that holds `model` with its defaults, made once. The schema has `{}`, so that each default appears
-    once."""
+    """Makes a field that defaults to one shared `model()`. The default in the schema is `{}`, so that each nested
+    default appears only once."""
     return Field(default_factory=cache(model), json_schema_extra={"default": {}})
 
 
 @cache
 def fields_by_alias(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The model's fields by their names in the manifest."""
+    """Returns the model's fields, keyed by their names in the manifest."""
     return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
 def spell(path: Path) -> str:
-    """A path as messages show it: `spec.trainers.job.template.spec.containers[0].command`."""
+    """Formats a path for messages: `spec.trainers.job.template.spec.containers[0].command`."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -185,7 +186,8 @@ def spell(path: Path) -> str:
 
 
 def unique_names(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Checks a list that is a map by `name`. In the schema, x-kubernetes-list-type expresses this."""
+    """Checks that no two entries of a list have the same `name`. In the schema, x-kubernetes-list-type expresses
+    this."""
     seen: set[str] = set()
     breaches = []
     for index, value in enumerate(values):
@@ -205,7 +207,7 @@ def _refusal(breaches: list[Breach]) -> PydanticCustomError:
 
 
 BY_NAME: Any = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-"""Schema of a list whose entries are distinguished by their `name`."""
+"""Schema of a list whose entries are identified by their `name`."""
 
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
@@ -223,7 +225,7 @@ PATTERN = rf"^{_NUMBER}(n|u|m|k|[MGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{{1,2}})?$"
 
 @total_ordering
 class Quantity:
-    """A number with a unit, compared and ordered by its value; `text` is as written."""
+    """A number with a unit. Quantities are compared and ordered by value; `text` is the number as written."""
 
     __slots__ = ("text", "value")
     EXAMPLE: ClassVar[str] = 'a quantity such as "500m", "1.5", 2 or "2Gi"'
@@ -315,13 +317,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isInteger": lambda one: _quantity(one).value.denominator == 1,
     "asInteger": lambda one: int(_quantity(one).value),
 }
-"""Kubernetes' additions to CEL, as far as rules use them. A quantity is its text here."""
+"""The Kubernetes extensions to CEL that rules use. Here, a quantity is represented by its text."""
 _program = cache(cel.compile)
 _NAMED = re.compile(r"self((?:\.\w+\b(?!\())+)")
-"""A field named in CEL, with the fields on the path to it."""
+"""Matches a field named in CEL, including the path to it."""
 Tree = dict[str, Any]
-"""Fields by name, each with the fields below it; none below: all of them. Converting a whole job for CEL is
-expensive."""
+"""Fields by name, each with the fields below it; an empty tree stands for all fields. It limits what is converted for
+CEL, because converting a whole job is expensive."""
 
 
 def _breaches(model: Model, *, one_machine: bool) -> Iterator[Breach]:
@@ -338,7 +340,7 @@ def _breaches(model: Model, *, one_machine: bool) -> Iterator[Breach]:
 
 @cache
 def _seen(model: type[Model]) -> Tree:
-    """The fields that the model's rules name."""
+    """Returns the fields that the model's rules name."""
     tree: Tree = {}
     for rule in model.RULES:
         for path in _NAMED.findall(f"self.{rule.field} {rule.cel} {rule.found}"):
@@ -349,8 +351,8 @@ def _seen(model: type[Model]) -> Tree:
 
 
 def stored(value: Any, seen: Tree) -> Any:
-    """Converts a value to the form that rules see and the API server has: by the manifest's names, after defaults,
-    without absent fields. A mapping keeps only its keys, and values that are quantities."""
+    """Converts a value to the form that rules see and the API server stores: under the manifest's names, with defaults
+    filled in and absent fields left out. A mapping keeps all keys, but only those values that are quantities."""
     if isinstance(value, Model):
         made, names = {}, type(value).model_fields
         for alias, name in zip(fields_by_alias(type(value)), names, strict=True):
@@ -381,7 +383,7 @@ def _places(field: str, value: Any, path: Path = (), item: Any = None) -> Iterat
 
 
 def in_quotes(text: str) -> str:
-    """CEL for a found value that is a string."""
+    """Returns CEL that puts a found string in double quotes."""
     return f"'\"' + {text} + '\"'"
 
 
@@ -400,7 +402,7 @@ def _memory_rule(kind: str) -> Rule:
 
 
 class Resources(Model):
-    """Resources that a container asks of its node. Ignored on one machine, unless stated otherwise."""
+    """Resources that a container requests from its node. Ignored on one machine unless stated otherwise."""
 
     requests: Quantities = Field(default_factory=dict)
     """Reserved amounts, by resource name (`cpu`, `memory`, ...)."""
@@ -421,14 +423,14 @@ class Resources(Model):
 
 
 class ContainerResources(OpenModel, Resources):
-    """Resources of a container in a pod template, including Kubernetes' addition to them (`claims`)."""
+    """Resources of a container in a pod template, including `claims`, which Kubernetes has added to them."""
 
     claims: Annotated[tuple[Free, ...], Field(max_length=16)] = ()
     """Names of claims in the pod's `resourceClaims`."""
 
 
 def resources(**kinds: dict[str, str]) -> Any:
-    """A field of resources with a default, which the schema shows as written here."""
+    """Makes a resources field with a default, which the schema shows as written here."""
     return Field(
         default_factory=cache(lambda: Resources.model_validate(kinds)),
         json_schema_extra=lambda schema: schema.update(default=cast("Any", kinds)),

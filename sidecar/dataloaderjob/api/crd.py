@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, made from the models. Pure except for main.
+"""The CustomResourceDefinition, generated from the models. Pure except for main.
 
 `python -m dataloaderjob.api.crd > crds/dataloaderjobs.yaml` prints the CRD. Its schema comes from the models, with
 their rules as CEL. Kubernetes supports neither $ref nor unions nor `additionalProperties: false`. So references are
@@ -28,9 +28,10 @@ Schema = dict[str, Any]
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 VALIDATIONS = "x-kubernetes-validations"
 _NUMBER_AS_TEXT = re.compile(r"string\((?!self(\.\w+)*\.(memoryPerProcess|poolSize)\))")
-"""The API server knows no bound on a number's text, and rejects the message as too expensive."""
+"""Matches a number that a message converts to text: the API server knows no bound on the text and rejects the message
+as too expensive."""
 _LITERAL = re.compile(r"'[^'\\]*'")
-"""A found value that is always the same text: it needs no expression."""
+"""Matches a `found` that always gives the same text and so needs no expression."""
 COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
     ("Feeders", "string", ".status.feeders.summary", 0),
@@ -42,11 +43,11 @@ COLUMNS = (
     ("Batches/s", "string", ".status.loader.batchesPerSecond", 1),
     ("Restarts", "integer", ".status.trainers.restarts", 1),
 )
-"""Name, type, path and priority of each column of `kubectl get`; priority 1 is shown with `-o wide` only."""
+"""Name, type, path and priority of each column of `kubectl get`; columns of priority 1 need `-o wide`."""
 
 
 def structural_schema(model: type[Model] = DataLoaderJob) -> Schema:
-    """The schema for `spec.versions[].schema.openAPIV3Schema`; `status` is a free object here."""
+    """Returns the schema for `spec.versions[].schema.openAPIV3Schema`, in which `status` is a free-form object."""
     raw = model.model_json_schema(by_alias=True, schema_generator=_WithoutNull)
     schema = _inline(raw, raw.get("$defs", {}))
     _spell_out_defaults(schema)
@@ -100,7 +101,7 @@ def _inline(schema: Schema, definitions: Schema) -> Schema:
 
 
 def _spell_out_defaults(schema: Schema) -> None:
-    """Fills in nested defaults: the API server checks rules against a default as it is written."""
+    """Fills in nested defaults, because the API server checks rules against a default exactly as written."""
     for part in schema.get("properties", {}).values():
         _spell_out_defaults(part)
         if part.get("default") == {}:
@@ -110,7 +111,7 @@ def _spell_out_defaults(schema: Schema) -> None:
 
 
 def defaults_within(schema: Schema) -> dict[str, Any]:
-    """Defaults of the fields of an object, by name."""
+    """Returns the defaults of an object's fields, by name."""
     return {n: part["default"] for n, part in schema.get("properties", {}).items() if "default" in part}
 
 
@@ -123,12 +124,13 @@ def _add_rules(schema: Schema, model: type[BaseModel]) -> None:
         if inner is not None and not (model is DataLoaderJob and alias == "metadata"):
             part = schema["properties"].get(alias, {})
             part = part["items"] if listed and part else part
-            if "properties" in part:  # else the models' rules apply alone, or Kubernetes'
+            if "properties" in part:  # otherwise only the models' or Kubernetes' own rules apply
                 _add_rules(part, inner)
 
 
 def _validation(rule: Rule, below: str = "") -> Schema:
-    """Makes one rule. `below`: the field that holds the rule's model, if the rule must stand above it."""
+    """Makes the schema of one rule. `below`: the field that holds the rule's model, if the rule must be placed above
+    that field."""
 
     def lift(cel: str) -> str:
         return cel.replace("self.", f"self.{below}.") if below else cel
@@ -161,7 +163,7 @@ def _quoted(text: str) -> str:
 
 
 def custom_resource_definition() -> Schema:
-    """The whole object, for `kubectl apply` and the chart."""
+    """Returns the whole object, for `kubectl apply` and the chart."""
     schema = structural_schema()
     schema["properties"]["status"] = structural_schema(DataLoaderJobStatus)
     version: dict[str, Any] = {
@@ -203,9 +205,9 @@ def custom_resource_definition() -> Schema:
 
 
 def crd_text() -> str:
-    """The CRD as YAML; the same models always give the same text."""
+    """Returns the CRD as YAML; the same models always produce the same text."""
     head = "# Made by `python -m dataloaderjob.api.crd`; do not edit.\n"
-    # No object occurs twice then, so the YAML has no aliases, which not all tools support.
+    # In this copy, no object occurs twice. So the YAML contains no aliases, which some tools do not support.
     plain = json.loads(json.dumps(custom_resource_definition()))
     return head + yaml.safe_dump(plain, sort_keys=False, width=110)
 

@@ -1,4 +1,4 @@
-"""spec.data: volumes and variables with the data, for trainers and feeders alike. Pure."""
+"""spec.data: volumes and variables that give both trainers and feeders access to the data. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from dataloaderjob.api.trainer import SET_FOR_TRAINERS
 
 
 class DataSpec(Model):
-    """Volumes and variables for the trainers' first container and for the feeders: a Dataset finds the same in both.
+    """Volumes and variables for the trainers' first container and for the feeders. A Dataset finds the same in both.
 
-    They are added to those of a template. A template's variable takes precedence over one of the same name here.
+    They are added to those of the templates. If a template has a variable of the same name, the template's takes
+    precedence.
     """
 
     volumes: Volumes = ()
-    """Volumes of both kinds of pods. Ignored on one machine, which has its files anyway."""
+    """Volumes of the trainer and feeder pods. Ignored on one machine, where the files are available anyway."""
     volume_mounts: VolumeMounts = ()
-    """Mount points of the volumes in both containers. Ignored on one machine."""
+    """Mounts of the volumes in both containers. Ignored on one machine."""
     env: Env = ()
     """Variables of both containers."""
     env_from: EnvFrom = ()

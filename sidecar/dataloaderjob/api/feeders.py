@@ -28,33 +28,34 @@ OWNED = {
 
 
 class FeedersSpec(Model):
-    """Feeders: one Ray actor each, with its own processes for user code."""
+    """The feeders. Each is one Ray actor with its own processes for user code."""
 
     replicas: Whole = Field(default=1, ge=0, le=1_024)
-    """Feeder pods; on one machine, a factor of the number of feeders. May change while the job runs.
+    """Number of feeder pods; on one machine, a factor in the number of feeders. May be changed while the job runs.
 
-    `kubectl scale dlj` changes it.
+    `kubectl scale dlj` changes this field.
     """
     min_available: Whole = Field(default=1, ge=0, le=1_024)
-    """Feeder pods that must serve before trainers start, and for the job to be Ready. It gets up to `replicas` as room
-    allows. 0: trainers start at once and wait for batches, as on one machine."""
+    """Number of feeder pods that must serve before the trainers start and the job is Ready. The job gets up to
+    `replicas` pods if there is room. 0: trainers start at once and wait for batches, as on one machine."""
     processes_per_pod: Whole = Field(default=1, ge=1, le=64)
-    """Feeders in each pod, replicas * processesPerPod in all. A pod's feeders share one copy of the dataset's
+    """Feeders per pod; the total is replicas * processesPerPod. The feeders of a pod share one copy of the dataset's
     arrays."""
     resources: Resources = resources(
         requests={"cpu": "1", "memory": "2Gi"}, limits={"cpu": "1", "memory": "2Gi"}
     )
     """Resources of each feeder pod, for all of its processes together. Ignored on one machine."""
     scratch: ScratchSpec = nested(ScratchSpec)
-    """Disk of each feeder pod, and of the head, for data that the Dataset holds. Ignored on one machine."""
+    """Disk space of each feeder pod, and of the head, for data that the Dataset holds. Ignored on one machine."""
     image: Image | None = None
-    """Image of the feeders and the Ray head. Left out: the trainer's, which then needs `dataloaderjob[feeder]`."""
+    """Image of the feeders and the Ray head. Left out: the trainer's, which must then contain
+    `dataloaderjob[feeder]`."""
     metadata: WorkloadMetadata = nested(WorkloadMetadata)
     """Labels and annotations of the feeders' Deployment."""
     template: PodTemplate = nested(PodTemplate)
-    """Additions to the feeder pods: volumes, tolerations, ...
+    """Additions to the feeder pods, such as volumes and tolerations.
 
-    A container named `feeder` adds to the feeders' own container (env, volumeMounts, ...).
+    A container named `feeder` extends the feeders' own container (env, volumeMounts, ...).
     """
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -76,5 +77,5 @@ class FeedersSpec(Model):
 
     @property
     def count(self) -> int:
-        """Feeder processes in all."""
+        """The total number of feeder processes."""
         return self.replicas * self.processes_per_pod

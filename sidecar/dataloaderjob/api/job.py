@@ -35,18 +35,18 @@ Mode = Literal["Ingress", "Strict", "None"]
 
 
 class NetworkPolicySpec(Model):
-    """NetworkPolicies of the job's pods. Ignored on one machine, and if the cluster's network does not support them.
+    """NetworkPolicies of the job's pods. Ignored on one machine, and on clusters whose network does not support them.
 
-    They list the allowed connections. A job may need more, such as its storage in mode Strict or a port of the
-    trainer's own. Allow these in a NetworkPolicy of yours that selects the job's pods by their labels: policies add
-    up. docs/kubernetes/networking.md has the connections and examples.
+    They list the allowed connections. A job may need others, for example to its storage in mode Strict, or to a port
+    that the trainer itself opens. Allow these in a NetworkPolicy of your own that selects the job's pods by their
+    labels, because policies are additive. docs/kubernetes/networking.md lists the connections and gives examples.
     """
 
     mode: Mode = "Ingress"
     """`Ingress`: only the job itself and the operator may connect to the job's pods. The sources in the operator's
     `--metrics-from` may also connect to the sidecars' metrics.
 
-    `Strict`: in addition, the pods may connect only to the job itself and to DNS. `None`: no NetworkPolicy is made.
+    `Strict`: in addition, the pods may connect only to the job itself and to DNS. `None`: no NetworkPolicy is created.
     """
 
 
@@ -59,8 +59,8 @@ SHORT_NAME = "dlj"
 MANAGED_BY = f"{GROUP}/operator"
 """The operator's own name in `managedBy`."""
 MAX_NAME_LENGTH = 44
-"""Host names of trainers have 63 characters: the name, `-trainers-`, an attempt and a replica of four digits each."""
-"""Names of children add up to 23 characters to the job's name and must stay within 63."""
+"""Leaves room for host names of trainers, which have at most 63 characters: the job's name, `-trainers-`, and an
+attempt and a replica of four digits each."""
 _NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 
@@ -88,24 +88,24 @@ class DataLoaderJobSpec(Model):
     loader: LoaderSpec = nested(LoaderSpec)
     """Delivery of batches to the training loop."""
     data: DataSpec = nested(DataSpec)
-    """Volumes and variables with the data, for trainers and feeders alike."""
+    """Volumes and variables that give both trainers and feeders access to the data."""
     startup_deadline_seconds: Whole = Field(default=900, ge=1, le=604_800)
-    """Longest time until head, sidecars and `minAvailable` feeders serve, after all needed pods have a node."""
+    """Maximum time until the head, the sidecars and `minAvailable` feeders serve, once all needed pods have a node."""
     active_deadline_seconds: Whole | None = Field(default=None, ge=1, le=31_536_000)
-    """Longest time for the whole job, including queueing. Left out: no limit."""
+    """Maximum time for the whole job, including queueing. Left out: no limit."""
     network_policy: NetworkPolicySpec = nested(NetworkPolicySpec)
     """Connections allowed to and from the job's pods. Ignored on one machine."""
     ttl_seconds_after_finished: Whole | None = Field(default=None, ge=0, le=31_536_000)
     """Time after which the finished job is deleted. Left out: never. Ignored on one machine."""
     suspend: Flag = False
-    """Suspend the job: its pods are released until this is false again."""
+    """Suspend the job: it has no pods until this field is false again."""
     managed_by: Annotated[
         str | None,
         Field(max_length=63, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"),
         Use("a controller's name such as kueue.x-k8s.io/multikueue"),
     ] = None
-    """The controller that runs this job. Left out or `dataloading.dev/operator`: the operator. Another name: the
-    operator leaves the job alone, and reports this in an event. Ignored on one machine."""
+    """The controller that runs this job. Left out or `dataloading.dev/operator`: the operator. Any other name:
+    the operator leaves the job alone and reports this in an event. Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -140,11 +140,11 @@ class DataLoaderJobSpec(Model):
 
     @property
     def shared_nbytes(self) -> int:
-        """Shared memory that all pools of one trainer pod may take together."""
+        """Shared memory that all pools of one trainer pod may use together."""
         return self.loader.memory_per_process.nbytes * self.trainers.job.processes_per_pod
 
     def loader_settings(self, *, replicas: int = 1) -> LoaderSettings:
-        """Settings of one sidecar that serves `replicas` replicas of the trainer."""
+        """Returns the settings of one sidecar that serves `replicas` replicas of the trainer."""
         loader = self.loader
         return LoaderSettings(
             processes=self.trainers.job.processes_per_pod * replicas,
@@ -156,7 +156,7 @@ class DataLoaderJobSpec(Model):
         )
 
     def loader_environment(self) -> dict[str, str]:
-        """Variables that pass the manifest's settings to the loader in a trainer process."""
+        """Returns the variables that pass the manifest's settings to the loader in a trainer process."""
         found = {FEEDERS_VARIABLE: str(max(1, self.feeders.count))}
         if self.loader.prefetch is not None:
             found[PREFETCH_VARIABLE] = str(self.loader.prefetch)

@@ -1,6 +1,6 @@
-"""Reads a DataLoaderJob from a file or text. Reports every problem with its line, and guesses nothing.
+"""Reads a DataLoaderJob from a file or a string. Reports every problem with its line number and guesses nothing.
 
-Duplicate YAML keys, and keys that are not strings, are problems, too.
+Duplicate YAML keys and keys that are not strings are also problems.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from dataloaderjob.api.problems import (
 )
 
 MAX_NODES = 100_000
-"""Most values in a document, counting aliases at each use: a few lines of aliases can stand for billions."""
+"""Maximum number of values in a document. An alias counts at each use: a few lines of aliases can stand for
+billions of values."""
 MAX_DEPTH = 64
 _MERGE = "tag:yaml.org,2002:merge"
 _STRING = "tag:yaml.org,2002:str"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as Kubernetes reads it: a date is a string."""
+    """Loads YAML as Kubernetes does: a date is a string."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012  PyYAML's way to say it
+    yaml_implicit_resolvers = {  # noqa: RUF012  declared as in PyYAML
         first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -49,7 +50,7 @@ class Document:
 
     data: Any
     lines: Mapping[Path, int]
-    """Line of every key and list entry, from 1."""
+    """Line number of every key and list entry, starting at 1."""
     line: int | None
     """Line on which the document begins."""
     problems: tuple[Problem, ...]
@@ -57,7 +58,7 @@ class Document:
 
 
 def parse_documents(text: str, source: str) -> list[Document]:
-    """Returns all documents that are not empty. Raises ManifestError if the text is not YAML."""
+    """Returns all non-empty documents. Raises ManifestError if the text is not YAML."""
     documents = []
     try:
         loader = _Loader(text)
@@ -90,7 +91,8 @@ class _Scan:
         self._visited = 0
 
     def visit(self, node: yaml.Node, path: Path, depth: int) -> None:
-        """Visits a node and all below it. Raises ManifestError if the document is too large or contains itself."""
+        """Visits a node and everything below it. Raises ManifestError if the document is too large or contains
+        itself."""
         self._visited += 1
         line = node.start_mark.line + 1
         if self._visited > MAX_NODES or depth > MAX_DEPTH:
@@ -137,14 +139,14 @@ def _not_yaml(exc: Exception) -> Problem:
 
 
 MAX_NBYTES = 1 << 20
-"""Largest manifest. A larger object would not fit into etcd either."""
+"""Maximum size of a manifest. A larger object would not fit into etcd either."""
 
 
 def load_manifest(path_or_text: str | os.PathLike[str], *, one_machine: bool = False) -> DataLoaderJob:
-    """Reads the manifest at a path, or the manifest itself if a string has a line break or `key: value`.
+    """Reads a manifest from a path, or from the string itself if the string contains a line break or `key: value`.
     `one_machine`: the manifest may lack fields that only a cluster needs, such as an image.
 
-    Raises ManifestError (an InputError) that names every problem.
+    Raises ManifestError (an InputError) that lists every problem.
     """
     if isinstance(path_or_text, str) and _is_text(path_or_text):
         return parse_manifest(path_or_text, one_machine=one_machine)
@@ -173,19 +175,19 @@ def parse_manifest(
 
 
 def parse_object(data: Mapping[str, Any], *, source: str = "object") -> DataLoaderJob:
-    """Makes a DataLoaderJob from plain values, as the API server sends them. Raises ManifestError."""
+    """Makes a DataLoaderJob from plain values, such as those that the API server sends. Raises ManifestError."""
     return _build(Document(data=data, lines={}, line=None, problems=()), source)
 
 
 def parse_live(
     data: Mapping[str, Any], *, source: str = "object"
 ) -> tuple[DataLoaderJob, tuple[Problem, ...]]:
-    """Makes a DataLoaderJob from an object that an API server has accepted. Also returns problems for its fields that
-    resemble a misspelt field or are unknown here.
+    """Makes a DataLoaderJob from an object that an API server has accepted. Also returns problems for
+    fields that seem to be misspelt or are unknown here.
 
-    The API server has checked the fields. A field that the models lack belongs to a later release's definition, and is
-    left out. Metadata fields of a later Kubernetes are left out silently. Raises ManifestError if the models cannot
-    read the rest.
+    The API server has checked the fields. A field that the models lack belongs to a later release's definition and is
+    left out. Metadata fields of a later Kubernetes version are left out silently. Raises ManifestError if the models
+    cannot read the rest.
     """
     kept, unknown = without_unknown(Shape(DataLoaderJob), data)
     doubts = [
@@ -225,7 +227,7 @@ def _build(
 
 
 def _wrong_type(document: Document) -> list[Problem]:
-    """Reports an object of another kind, whose other differences do not matter."""
+    """Reports an object of another kind; its other problems then do not matter."""
     return [
         Problem(
             path=key, found=describe(document.data.get(key)), use=right, line=line_of((key,), document.lines)

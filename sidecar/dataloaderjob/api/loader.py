@@ -13,21 +13,23 @@ class LoaderSpec(Model):
     """Delivery of batches to the training loop: prefetching, memory, and time limits."""
 
     prefetch: Whole | None = Field(default=None, ge=2, le=512)
-    """Batches requested ahead of the trainer, per iterator. Left out: twice the number of feeders, at least 16."""
+    """Number of batches requested ahead of the trainer, per iterator. Left out: twice the number of feeders, but at
+    least 16."""
     memory_per_process: Bytes = Field(
         default_factory=lambda: ByteSize("1Gi"), json_schema_extra={"default": "1Gi"}
     )
-    """Most shared memory that one trainer process's batches may take."""
+    """Maximum shared memory for the batches of one trainer process."""
     pool_size: Bytes | None = None
-    """Size of a process's pool. Left out: enough for the first batch's size and `prefetch`, within memoryPerProcess."""
+    """Size of each process's pool. Left out: enough for `prefetch` batches of the first batch's size, up to
+    memoryPerProcess."""
     checksum: Flag = False
     """Compare each batch with its feeder's digest. This costs the sidecar CPU time."""
     allow_pickle: Flag = False
-    """Allow batches with objects that only pickle can carry. The trainer then unpickles data from feeders."""
+    """Allow batches that contain objects which only pickle can carry. The trainer then unpickles data from feeders."""
     batch_timeout_seconds: Whole = Field(default=300, ge=1, le=604_800)
-    """Longest time that the trainer waits for one batch. `timeout=0` of the DataLoader means this time."""
+    """Maximum time that the trainer waits for one batch. The DataLoader's `timeout=0` stands for this time."""
     warn_after_seconds: Whole = Field(default=30, ge=1, le=604_800)
-    """A trainer that waits longer than this for a batch prints a warning every 30 s, naming who is late."""
+    """A trainer that waits longer than this for a batch prints a warning every 30 s that names who is late."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -1,6 +1,6 @@
 """Pod templates of trainers, feeders and head. Pure.
 
-The fields that this package reads are typed; the others are Kubernetes' and are passed on.
+The fields that this package reads are typed; all other fields of Kubernetes are passed on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Words = Annotated[
 
 
 class EnvVar(Model):
-    """A variable of a container's environment."""
+    """An environment variable of a container."""
 
     name: Annotated[
         str, Field(min_length=1, max_length=256, pattern=r"^[^=\s]+$"), Use("a name without = or spaces")
@@ -57,7 +57,7 @@ class EnvVar(Model):
     ] = None
     """Value of the variable. Kubernetes expands `$(OTHER)`."""
     value_from: Free | None = None
-    """Source of the value in a cluster (Secret, ConfigMap, field of the pod). Ignored on one machine."""
+    """Source of the value in a cluster (a Secret, a ConfigMap or a field of the pod). Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -75,11 +75,12 @@ Env = Annotated[
 
 
 LEFT_OUT: JsonDict = {"x-left-out": True}
-"""Leaves a field out of the CRD, which is large: only the models check it, and the job's status reports the result."""
+"""Leaves a field out of the CRD, which is large. Only the models check the field, and the job's status reports the
+result."""
 
 
 class VolumeMount(OpenModel):
-    """Mount of a volume from `volumes`. All other fields of Kubernetes' VolumeMount pass through."""
+    """A mount of a volume from `volumes`. All other fields of Kubernetes' VolumeMount pass through."""
 
     name: Name
     """Name of the volume."""
@@ -92,7 +93,7 @@ EnvFrom = Annotated[tuple[Free, ...], Field(max_length=64)]
 
 
 def _left_to_kubernetes(schema: JsonDict) -> None:
-    """Leaves a field's type out of the CRD, which is large: the API server checks it as part of a pod."""
+    """Leaves a field's type out of the CRD, which is large. The API server checks the field as part of a pod."""
     schema.pop("$ref", None)
     schema.update(type="object", additionalProperties=True)
 
@@ -107,25 +108,26 @@ class Container(OpenModel):
     command: Words = ()
     """Program and first arguments; replaces the image's entrypoint. Required on one machine, which has no image."""
     args: Words = ()
-    """Further arguments, after `command`."""
+    """Further arguments, appended to `command`."""
     env: Env = ()
-    """Environment of the container. User code in feeders sees it, too, except variables of one process or machine."""
+    """Environment of the container. User code in feeders sees it too, except for variables that concern one process or
+    machine."""
     resources: ContainerResources | None = Field(default=None, json_schema_extra=_left_to_kubernetes)
-    """Resources that the container asks of its node. Ignored on one machine."""
+    """Resources that the container requests from its node. Ignored on one machine."""
     env_from: EnvFrom = Field(default=(), json_schema_extra=LEFT_OUT)
-    """Secrets and ConfigMaps with further variables. Ignored on one machine."""
+    """Secrets and ConfigMaps that provide further variables. Ignored on one machine."""
     ports: Annotated[tuple[Free, ...], Field(max_length=64)] = Field(default=(), json_schema_extra=LEFT_OUT)
     """Ports on which the container listens. Ignored on one machine."""
     volume_mounts: VolumeMounts = Field(default=(), json_schema_extra=LEFT_OUT)
     """Mounts of the container's volumes. Ignored on one machine."""
     security_context: Free | None = Field(default=None, json_schema_extra=LEFT_OUT)
-    """User and rights of the container. Ignored on one machine."""
+    """User and privileges of the container. Ignored on one machine."""
     working_dir: Annotated[str | None, Field(max_length=4096)] = None
-    """Folder in which the command runs. On one machine, relative to the manifest's folder."""
+    """Folder in which the command runs. On one machine, it is relative to the manifest's folder."""
 
 
 class Volume(OpenModel):
-    """A volume of a pod template. Everything but its name passes through."""
+    """A volume of a pod template. Everything except its name passes through."""
 
     name: Name
     """Name of the volume."""
@@ -161,8 +163,8 @@ NO_LABELS_OF_OURS = Rule(
 
 
 class WorkloadMetadata(Model):
-    """Labels and annotations of the object that makes the pods (a Deployment, the trainers' Job), not of the pods, such
-    as Kueue's queue. Ignored on one machine."""
+    """Labels and annotations of the object that creates the pods, a Deployment or the trainers' Job, such as Kueue's
+    queue name. The pods themselves do not get them. Ignored on one machine."""
 
     labels: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
     """Labels, such as `kueue.x-k8s.io/queue-name`."""
@@ -201,17 +203,17 @@ class PodSpec(OpenModel):
     volumes: Volumes = ()
     """Volumes of the pod. Ignored on one machine."""
     init_containers: Containers = Field(default=(), json_schema_extra=LEFT_OUT)
-    """Containers that end before the others begin. Ignored on one machine."""
+    """Containers that must finish before the others start. Ignored on one machine."""
     security_context: Free | None = Field(default=None, json_schema_extra=LEFT_OUT)
-    """User and rights of the containers; head and feeders inherit the trainers'. Ignored on one machine."""
+    """User and privileges of the containers; head and feeders inherit those of the trainers. Ignored on one machine."""
     image_pull_secrets: Annotated[tuple[Free, ...], Field(max_length=64)] = Field(
         default=(), json_schema_extra=LEFT_OUT
     )
-    """Secrets for the images; head and feeders inherit the trainers'. Ignored on one machine."""
+    """Secrets for pulling the images; head and feeders inherit those of the trainers. Ignored on one machine."""
     restart_policy: Annotated[str | None, Field(max_length=16)] = None
     """`Always` for head and feeders, `Never` for trainers, or left out."""
     host_network: Flag | None = None
-    """Use the network of the pods' node; needs networkPolicy.mode None. Ignored on one machine."""
+    """Use the network of the pod's node; requires networkPolicy.mode None. Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         restart_rule("Always", "head and feeders are Deployments, whose pods have no other"),
@@ -228,7 +230,7 @@ class PodTemplate(Model):
 
 
 CONTAINERS = "template.spec.containers[]"
-"""Each container of a model's template, in the field of a rule."""
+"""Path in the `field` of a rule that stands for each container of a model's template."""
 
 
 def reserved_env_rule(
@@ -248,12 +250,12 @@ def reserved_env_rule(
 
 
 class ScratchSpec(Model):
-    """Disk for files that a pod may lose: the user's code and data in transit, and Ray's files."""
+    """Disk space for files that a pod may lose: the user's code and data in transit, and Ray's files."""
 
     size: Bytes | None = None
-    """Most space that it may take on the node's disk. Left out: 10Gi."""
+    """Maximum space on the node's disk. Left out: 10Gi."""
     volume: Free | None = None
-    """A volume to use instead, as in a pod's `volumes` but without a name, such as
+    """A volume to use instead, written as in a pod's `volumes` but without a name, such as
     `{ephemeral: {volumeClaimTemplate: ...}}`. Every pod must be able to mount it."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -273,7 +275,8 @@ class ScratchSpec(Model):
 
 
 def owned_field_rules(name: str, owned: Mapping[str, str]) -> tuple[Rule, ...]:
-    """Rejects fields of the operator's own container `name` in `template`. `owned`: what to use instead, by field."""
+    """Rejects fields in `template` that the operator sets in its own container `name`. `owned`: the alternative to each
+    field."""
     return tuple(
         Rule(
             field=f"{CONTAINERS}.{field}",
@@ -299,4 +302,4 @@ RAY_NODE_ENV = (
         use="spec.ray.managed.tuning, which sets it for the head and all feeders alike",
     ),
 )
-"""Rules for the environment of pods that are nodes of the job's Ray."""
+"""Rules for the environment of pods that are nodes of the job's Ray cluster."""

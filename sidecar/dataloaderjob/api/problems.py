@@ -1,6 +1,6 @@
-"""Turns pydantic's errors into problems that a user can act on: the place, the value found, the valid values. Pure.
+"""Turns pydantic's errors into problems that a user can act on: the place, the value found and the valid values. Pure.
 
-It also puts the models' field definitions into words, for messages and for the reference.
+The module also describes the models' fields in words, for messages and for the reference.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def shape_at(model: type[BaseModel], path: Path) -> Shape | None:
 
 
 def expectation(shape: Shape) -> str:
-    """Describes the valid values of this shape, in words that follow `use`."""
+    """Describes the valid values of this shape, in words that follow `use` in a message."""
     for item in shape.metadata:
         if isinstance(item, Use):
             return item.text
@@ -129,7 +129,7 @@ def _has_min(metadata: tuple[Any, ...]) -> bool:
 
 
 MAX_SHOWN = 60
-"""Most characters of a value that a message shows."""
+"""Maximum number of characters of a value that a message shows."""
 OLD_NAMES = {
     "numHeartbeatsTimeout": "healthCheck.failureThreshold, which replaced it in Ray",
     "workerRegisterTimeout": "workerRegisterTimeoutSeconds",
@@ -145,7 +145,7 @@ OLD_NAMES = {
     "processesPerPod": "processesPerPod",
     "numWorkers": "spec.feeders.replicas",
 }
-"""Names that users bring along from elsewhere, and their equivalents here."""
+"""Names that users know from elsewhere, and their equivalents here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +153,11 @@ class Problem:
     """One thing to change in a manifest."""
 
     path: str
-    """Path of the field in the manifest's spelling; empty for the manifest as a whole."""
+    """Path of the field as spelled in the manifest; empty for the manifest as a whole."""
     found: str
     use: str
     line: int | None = None
-    """Line of the file, from 1."""
+    """Line number in the file, starting at 1."""
 
     def __str__(self) -> str:
         subject = f"{self.path}: " if self.path else ""
@@ -165,7 +165,7 @@ class Problem:
 
 
 class ManifestError(InputError):
-    """A manifest cannot work; has every problem that was found in it."""
+    """The manifest cannot work. The error contains every problem found in it."""
 
     def __init__(self, source: str, problems: Iterable[Problem]) -> None:
         self.source = source
@@ -177,7 +177,7 @@ class ManifestError(InputError):
 
 
 def translate(error: ValidationError, model: type[BaseModel], *, lines: Mapping[Path, int]) -> list[Problem]:
-    """Returns every problem in a pydantic error of `model`. `lines`: line of each path in the file."""
+    """Returns every problem in a pydantic error of `model`. `lines`: the line number of each path."""
     problems = []
     for detail in error.errors(include_url=False):
         loc: Path = tuple(part for part in detail["loc"] if part != "[key]")
@@ -189,7 +189,8 @@ def translate(error: ValidationError, model: type[BaseModel], *, lines: Mapping[
 def near_misses(
     model: type[BaseModel], data: Any, *, lines: Mapping[Path, int], path: Path = ()
 ) -> Iterator[Problem]:
-    """Yields keys in open parts that are nearly a typed field: passed on to Kubernetes, they would be lost."""
+    """Yields a problem for each key in an open part that closely resembles a typed field: Kubernetes, to which the key
+    would be passed on, would drop it."""
     if isinstance(data, Mapping):
         known = fields_by_alias(model)
         for key, value in data.items():
@@ -204,7 +205,8 @@ def near_misses(
 
 
 def without_unknown(shape: Shape, data: Any, path: Path = ()) -> tuple[Any, list[Path]]:
-    """Returns the data without fields that the models lack, and the paths of those. Open parts stay as they are."""
+    """Returns the data without the fields that the models lack, and the paths of those fields. Open parts are not
+    changed."""
     dropped: list[Path] = []
     if shape.model is not None and isinstance(data, Mapping):
         known, kept = fields_by_alias(shape.model), {}
@@ -233,7 +235,7 @@ def _below(shape: Shape, value: Any, lines: Mapping[Path, int], path: Path) -> I
 
 
 def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
-    """Line of the path, or of the nearest part above it in the file."""
+    """Returns the line number of the path, or of the nearest part above it in the file."""
     for end in range(len(path), 0, -1):
         if path[:end] in lines:
             return lines[path[:end]]
@@ -241,7 +243,7 @@ def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
 
 
 def describe(value: object) -> str:
-    """A value as a message shows it, in YAML's terms."""
+    """Describes a value for a message, in YAML's terms."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):

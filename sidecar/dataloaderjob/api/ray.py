@@ -29,10 +29,10 @@ class HealthCheck(Model):
     """Settings for when Ray's GCS declares a node dead.
 
     A node that refuses connections is dead after failureThreshold * periodMs (30 s). A node that hangs
-    is dead after failureThreshold * (periodMs + timeoutMs) (150 s). Ray's own 15 s and 65 s are too
-    short for nodes whose CPUs are all busy. The batches of a dead node are requested elsewhere long
-    before that. `numHeartbeatsTimeout` is not a field: Ray replaced it with these four, and two names
-    for one number could contradict each other. Its successor is `failureThreshold`.
+    is dead after failureThreshold * (periodMs + timeoutMs) (150 s). With Ray's own defaults, these
+    times are 15 s and 65 s, too short for nodes whose CPUs are all busy. Long before a node is declared dead, its
+    batches are requested elsewhere. `numHeartbeatsTimeout` is not a field: Ray replaced it with these four fields,
+    and two names for one number could contradict each other. Its successor is `failureThreshold`.
     """
 
     initial_delay_ms: Whole = Field(default=10_000, ge=0, le=600_000)
@@ -40,9 +40,9 @@ class HealthCheck(Model):
     period_ms: Whole = Field(default=5_000, ge=100, le=60_000)
     """Time between two checks. Ray's own default is 3000."""
     timeout_ms: Whole = Field(default=20_000, ge=100, le=300_000)
-    """Time that a check waits for its answer. Ray's own default is 10000."""
+    """Time that a check waits for an answer. Ray's own default is 10000."""
     failure_threshold: Whole = Field(default=6, ge=1, le=1_000)
-    """Failed checks in a row until a node counts as dead. Ray's own default is 5."""
+    """Number of consecutive failed checks after which a node counts as dead. Ray's own default is 5."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -62,10 +62,10 @@ class HealthCheck(Model):
 
 
 class RayTuning(Model):
-    """Ray timeouts that are in force in the head's and all feeders' processes."""
+    """Ray timeouts for the processes of the head and of all feeders."""
 
     worker_register_timeout_seconds: Whole = Field(default=120, ge=1, le=3_600)
-    """Time that a worker process may take to start, including imports, before Ray ends it and starts another.
+    """Time that a worker process may take to start, including imports, before Ray kills it and starts another.
 
     Ray's own default is 60; a cold import of torch from a network disk takes longer than that.
     """
@@ -73,7 +73,7 @@ class RayTuning(Model):
     """Settings for when a node counts as dead."""
 
     def settings(self) -> settings.RayTuning:
-        """Converts these to the units of the processes."""
+        """Converts these timeouts to the units that the processes use."""
         check = self.health_check
         return settings.RayTuning(
             worker_register_timeout_s=self.worker_register_timeout_seconds,
@@ -85,13 +85,13 @@ class RayTuning(Model):
 
 
 class RayTasks(Model):
-    """Room for Ray tasks of user code, such as those of Ray Data, in each feeder pod or on one machine. With it, user
-    code in feeders has the token of the job's Ray."""
+    """Room for Ray tasks of user code, such as those of Ray Data, in each feeder pod or on one machine. If it is set,
+    user code in feeders has the token of the job's Ray cluster."""
 
     cpus: Whole = Field(ge=1, le=1_024)
-    """Tasks of one CPU that run at a time. They share the resources in `spec.feeders.resources`."""
+    """Number of one-CPU tasks that may run at a time. They share the resources in `spec.feeders.resources`."""
     object_store: Bytes | None = None
-    """Shared memory for the tasks' results, a part of the memory in `spec.feeders.resources`. Left out: 80Mi."""
+    """Shared memory for the tasks' results, taken from the memory in `spec.feeders.resources`. Left out: 80Mi."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -113,9 +113,10 @@ class HeadSpec(Model):
     metadata: WorkloadMetadata = nested(WorkloadMetadata)
     """Labels and annotations of the head's Deployment."""
     template: PodTemplate = nested(PodTemplate)
-    """Additions to the head's pod: nodeSelector, tolerations, priorityClassName, ... The feeders' are not added.
+    """Additions to the head's pod, such as nodeSelector, tolerations and priorityClassName. Those of the feeders are
+    not applied to the head.
 
-    A container named `head` adds to the head's own container (env, volumeMounts, ...). Ignored on one machine.
+    A container named `head` extends the head's own container (env, volumeMounts, ...). Ignored on one machine.
     """
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -131,21 +132,21 @@ class HeadSpec(Model):
 
 
 class ManagedRaySpec(Model):
-    """The Ray cluster that is made for the job."""
+    """The Ray cluster that is created for the job."""
 
     version: Annotated[
         str | None,
         Field(max_length=32, pattern=r"^[1-9][0-9]{0,2}\.[0-9]{1,3}(\.[0-9]{1,3})?$"),
         Use('a version in quotes such as "2.60.0"'),
     ] = None
-    """Version of Ray in the feeders' image or on this machine. Checked if given; nothing is installed."""
+    """Version of Ray in the feeders' image or on this machine. It is checked if given; nothing is installed."""
     tuning: RayTuning = nested(RayTuning)
     """Ray timeouts."""
     tasks: RayTasks | None = None
     """Room for Ray tasks of user code. Left out: none, and user code cannot reach the job's Ray."""
     head: HeadSpec = nested(HeadSpec)
-    """The pod of Ray's head, which runs the supervisor and no feeder. It uses the feeders' image, and keeps
-    this image while it serves."""
+    """The pod of Ray's head, which runs the supervisor but no feeders. It uses the feeders' image, and keeps that image
+    while it serves."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -157,7 +158,7 @@ class ManagedRaySpec(Model):
     )
 
     def room(self) -> settings.RayTasks:
-        """Room that each node with feeders leaves to tasks, in the units of the processes."""
+        """Returns the room that each node with feeders leaves for tasks, in the units that the processes use."""
         if self.tasks is None:
             return settings.RayTasks()
         if self.tasks.object_store is None:
@@ -169,4 +170,4 @@ class RaySpec(Model):
     """The Ray cluster of the job."""
 
     managed: ManagedRaySpec = nested(ManagedRaySpec)
-    """A cluster that is made for the job and ends with it."""
+    """A cluster that is created for the job and ends with it."""

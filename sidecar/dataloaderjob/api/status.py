@@ -1,7 +1,7 @@
 """status of a DataLoaderJob, as reported by the operator. Pure.
 
-The conditions are authoritative; `phase` is derived from them, for people. Metrics are strings of few digits, so
-that noise does not cause another write of the status.
+The conditions are authoritative; `phase` is derived from them, for people. Metrics are strings with few
+digits, so that noise does not cause status writes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class ConditionType(StrEnum):
     HEAD_READY = "HeadReady"
     """The Ray head and the supervisor in it answer."""
     FEEDERS_READY = "FeedersReady"
-    """The supervisor reports that feeders of at least `minAvailable` pods serve, and a batch has followed each error
-    that a trainer got from them. Otherwise the reason is the cause, such as WorkerRegisterTimeout or ModuleMissing."""
+    """The supervisor reports that feeders of at least `minAvailable` pods serve, and each error
+    that a trainer received from them was followed by a batch. Otherwise the reason names the cause, such as
+    WorkerRegisterTimeout or ModuleMissing."""
     SIDECARS_READY = "SidecarsReady"
     """The sidecar of every trainer pod listens."""
     TRAINERS_READY = "TrainersReady"
@@ -38,22 +39,22 @@ class ConditionType(StrEnum):
     FAILED = "Failed"
     """The job ended in any other way, which the reason names."""
     STALLED = "Stalled"
-    """The job has failed, or cannot proceed without another spec: Helm and Flux stop waiting for a stalled object."""
+    """The job has failed, or cannot proceed until its spec changes. Helm and Flux stop waiting for a stalled object."""
 
 
 class Phase(StrEnum):
-    """One word for `kubectl get`."""
+    """The state of the job in one word, for `kubectl get`."""
 
     PENDING = "Pending"
     """The operator has not written a status yet."""
     STARTING = "Starting"
-    """Pods are being made or starting; not everything serves yet."""
+    """Pods are being created or are starting; not all parts serve yet."""
     QUEUED = "Queued"
-    """Pods wait for a node, or are held back, for example by Kueue; `Ready` quotes the scheduler."""
+    """Pods wait for a node or are held back, for example by Kueue. The condition `Ready` quotes the scheduler."""
     RUNNING = "Running"
     """Head, sidecars and enough feeders serve, and the trainers run."""
     DEGRADED = "Degraded"
-    """Something no longer serves, or the trainers are being restarted; `Ready` reports what is missing."""
+    """A part no longer serves, or the trainers are being restarted. The condition `Ready` reports what is missing."""
     SUSPENDING = "Suspending"
     """`spec.suspend` is true and some pods still exist."""
     SUSPENDED = "Suspended"
@@ -78,13 +79,13 @@ class Condition(Model):
     status: Literal["True", "False", "Unknown"]
     """State of the fact."""
     reason: Annotated[str, Field(min_length=1, max_length=128)]
-    """Cause of this status, in one CamelCase word."""
+    """Cause of this status, as one CamelCase word."""
     message: Annotated[str, Field(max_length=4096)] = ""
     """Explanation for people: the pod, the container and the cause."""
     observed_generation: Whole = Field(default=0, ge=0)
-    """Generation of the spec that this condition is about."""
+    """Generation of the spec that this condition refers to."""
     last_transition_time: Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
-    """Time of the last change of `status`."""
+    """Time at which `status` last changed."""
 
 
 class FeedersStatus(Model):
@@ -95,7 +96,7 @@ class FeedersStatus(Model):
     replicas: Whole = Field(default=0, ge=0)
     """Pods that exist."""
     ready: Whole = Field(default=0, ge=0)
-    """Pods whose feeders serve: the supervisor's ready feeders, counted in whole pods."""
+    """Pods whose feeders serve: the feeders that the supervisor reports as ready, counted in whole pods."""
     summary: Metric = "0/0"
     """ready/desired, for `kubectl get`."""
 
@@ -110,36 +111,37 @@ class TrainersStatus(Model):
     succeeded: Whole = Field(default=0, ge=0)
     """Pods that ended with exit code 0."""
     restarts: Whole = Field(default=0, ge=0)
-    """Number of restarts of all trainers so far. It is in the names of the current Job and pods."""
+    """Number of times that all trainers were restarted. It is part of the names of the current Job and its pods."""
     failures: Whole = Field(default=0, ge=0)
     """Restarts since the last progress that count against `failurePolicy.maxRestarts`."""
     disruptions: Whole = Field(default=0, ge=0)
-    """Restarts since the last progress that do not count."""
+    """Restarts since the last progress that do not count against it."""
     next_start: Moment = None
     """Earliest time of the next restart."""
     image: Annotated[str, Field(max_length=1024)] = ""
     """The trainers' own image."""
     sidecar_image: Annotated[str, Field(max_length=1024)] = ""
-    """The operator's sidecar image when `image` was new. It is used with `image` if the spec names no other."""
+    """The operator's sidecar image when `image` was first used. It is used with `image` unless the spec names
+    another."""
     summary: Metric = "0/0"
     """Pods that run or ended with exit code 0, out of those requested; for `kubectl get`."""
 
 
 class LoaderStatus(Model):
-    """Metrics of the loader, from the supervisor, over some 10 s.
+    """Metrics of the loader over about 10 s, from the supervisor.
 
-    They are written if they change by more than 5 %, at most once a minute; with n jobs in the cluster, every n/4 s.
-    They are empty if the supervisor has not answered yet, or no longer answers. After the end, they are the last
-    metrics that were written, not the whole job's; a suspended job has none.
+    They are written if they change by more than 5 %, at most once a minute. With n > 120 jobs in the cluster, they are
+    written at most every n/2 s. They are empty if the supervisor has not answered yet or no longer answers. After the
+    job has ended, they are the last metrics written, not those of the whole job; a suspended job has none.
     """
 
     observed_time: Moment = None
-    """Time of the measurement. While an operator works, the metrics have not changed by more than 5 % since, or are
+    """Time of the measurement. While an operator works, the metrics have changed by no more than 5 % since then, or are
     empty."""
     batches_per_second: Metric = ""
-    """Batches that trainers take, over all ranks."""
+    """Batches that trainers take, summed over all ranks."""
     gb_per_second: Metric = ""
-    """10^9 bytes of batches, over all ranks."""
+    """Batches in units of 10^9 bytes, summed over all ranks."""
     stall_percent: Metric = ""
     """Share of time that trainers spend waiting for a batch."""
     occupancy_percent: Metric = ""
@@ -162,14 +164,15 @@ class RayStatus(Model):
 
 
 class DataLoaderJobStatus(Model):
-    """State that the operator observed last."""
+    """State that the operator last observed."""
 
     observed_generation: Whole = Field(default=0, ge=0)
-    """Generation of the spec that this status is about."""
+    """Generation of the spec that this status refers to."""
     phase: Annotated[Phase, WithJsonSchema({"type": "string"})] = Phase.PENDING  # others may follow
     """Summary of the conditions in one word."""
     reason: Annotated[str, Field(max_length=128)] = ""
-    """Reason why the job is not in the state of its spec, from the condition with details; empty if it is."""
+    """Reason why the job is not in the state that its spec describes, from the condition with the details; empty if it
+    is."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=BY_TYPE)] = ()
     """Facts about the job."""
     feeders: FeedersStatus = nested(FeedersStatus)
@@ -183,13 +186,13 @@ class DataLoaderJobStatus(Model):
     selector: Annotated[str, Field(max_length=512)] = ""
     """Label selector of the feeder pods, for the scale subresource."""
     start_time: Moment = None
-    """Time when the job was first seen, or resumed."""
+    """Time at which the job was first seen or was resumed."""
     scheduled_time: Moment = None
-    """Time when the last of the needed pods had a node: the startup deadline counts from here."""
+    """Time at which the last of the needed pods got a node. The startup deadline counts from this time."""
     serving_time: Moment = None
-    """Time when everything first served since the start: the startup deadline is met."""
+    """Time at which all parts first served after the start, which meets the startup deadline."""
     completion_time: Moment = None
-    """Time when the job ended."""
+    """Time at which the job ended."""
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """Returns the condition; None if it has not been written yet."""

@@ -39,12 +39,12 @@ SET_FOR_TRAINERS = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT",
 )  # fmt: skip
-"""Variables that `TrainerSpec.launch_environment` sets. Others that torchrun reads (PET_MAX_RESTARTS) are the
-user's."""
+"""Variables that `TrainerSpec.launch_environment` sets. Others that torchrun reads, such as
+PET_MAX_RESTARTS, are left to the user."""
 FIRST_POOL_OVERHEAD_NBYTES = 64 * MIB
-"""Memory of a sidecar with one pool, in addition to the pool (40 MB measured bound, and headroom)."""
+"""Memory that a sidecar with one pool needs in addition to the pool (a measured bound of 40 MB, plus headroom)."""
 FURTHER_POOL_OVERHEAD_NBYTES = 16 * MIB
-"""Memory of a sidecar for each further pool, in addition to the pool."""
+"""Memory that a sidecar needs for each further pool, in addition to the pool."""
 _FIRST = "template.spec.containers[0]"
 
 
@@ -70,18 +70,19 @@ class TrainerSpec(Model):
     """The trainers: `replicas` pods. Each pod runs the command once."""
 
     replicas: Whole = Field(default=1, ge=1, le=1_024)
-    """Trainer pods. On one machine, the number of times that the command is started."""
+    """Number of trainer pods. On one machine, the number of times that the command is started."""
     processes_per_pod: Whole = Field(default=1, ge=1, le=64)
-    """Trainer processes (ranks) that one command starts, as torchrun does. Each gets a pool."""
+    """Trainer processes (ranks) that one command starts, as torchrun does. Each process gets a pool."""
     master_port: Port | None = None
-    """Port on which the first rank waits for the others. Left out: 29500; with hostNetwork, derived from the job's uid.
+    """Port on which the first rank listens for the others. Left out: 29500; with hostNetwork, derived from the job's
+    uid.
 
     Ignored on one machine.
     """
     metadata: WorkloadMetadata = nested(WorkloadMetadata)
     """Labels and annotations of the trainers' Job. Changes take effect at the next start."""
     failure_policy: FailurePolicy = nested(FailurePolicy)
-    """Treatment of the trainers when one of them fails. Ignored on one machine."""
+    """Response to trainer failures. Ignored on one machine."""
     template: TrainerPodTemplate
     """Template of the trainer pods. Its first container is the trainer."""
 
@@ -124,7 +125,8 @@ class TrainerSpec(Model):
         return self.template.spec.containers[0]
 
     def launch_environment(self, *, replica: int, master_addr: str, master_port: int) -> dict[str, str]:
-        """Variables of one replica's command: torchrun's, and a rank's own if a replica is one process."""
+        """Returns the variables of one replica's command: torchrun's, plus those of a rank if a replica is one
+        process."""
         env = {
             "PET_NNODES": str(self.replicas),
             "PET_NODE_RANK": str(replica),
@@ -148,23 +150,24 @@ class TrainersSpec(Model):
     """The trainers."""
 
     job: TrainerSpec
-    """Pods that the operator makes as one Job."""
+    """Pods that the operator creates as one Job."""
 
 
 class SidecarSpec(Model):
-    """The sidecar: one for each trainer pod, one pool for each trainer process. `loader` has its other settings."""
+    """The sidecar: one for each trainer pod, with one pool for each trainer process. Its other settings are in
+    `loader`."""
 
     image: Image | None = None
     """Image of the sidecar. Left out: the operator's default. Ignored on one machine."""
     scratch: ScratchSpec = nested(ScratchSpec)
-    """Disk of each trainer pod for data that the Dataset holds, until feeders have it. Ignored on one machine."""
+    """Disk space of each trainer pod for data that the Dataset holds, until feeders have it. Ignored on one machine."""
     metrics_port: Port | None = None
     """Port of the sidecar's metrics and probe. Left out: 9400; with hostNetwork, derived from the job's uid.
 
     Ignored on one machine.
     """
     resources: Resources = resources(requests={"cpu": "250m"}, limits={"cpu": "2"})
-    """Resources of the sidecar. Memory left out: enough for the pools and the sidecar itself."""
+    """Resources of the sidecar. If memory is left out, it is enough for the pools and the sidecar itself."""
     env: Env = ()
     """Variables of the sidecar."""
     security_context: Free = Field(default_factory=dict)

@@ -23,7 +23,7 @@ from dataloaderjob.batches import objects, special
 from dataloaderjob.batches.encoding import is_class_of_items
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.layout import Buffer, Kind, Node
+from dataloaderjob.core.layout import Buffer, Node, NodeKind
 from dataloaderjob.shipping import user_code
 
 Body = np.ndarray[Any, np.dtype[np.uint8]]
@@ -145,7 +145,7 @@ class Decoder:
 
 
 def _any_maker(buffers: Sequence[Buffer]) -> Maker:
-    makers = [_tensor_maker(b) if b.kind is Kind.TENSOR else _array_maker(b) for b in buffers]
+    makers = [_tensor_maker(b) if b.kind is NodeKind.TENSOR else _array_maker(b) for b in buffers]
     return lambda base: [make(base) for make in makers]
 
 
@@ -163,7 +163,7 @@ def _known(buffer: Buffer) -> special.TensorType:
 
 
 def _is_plain(buffer: Buffer) -> bool:
-    return buffer.kind is Kind.TENSOR and not buffer.flags and not _known(buffer).carrier
+    return buffer.kind is NodeKind.TENSOR and not buffer.flags and not _known(buffer).carrier
 
 
 def _byte_strides(buffer: Buffer) -> tuple[int, ...] | None:
@@ -196,7 +196,7 @@ def _array_maker(buffer: Buffer) -> Maker:
     def array(base: Body) -> Any:
         return _ndarray(shape, dtype, base, offset, strides)
 
-    if buffer.kind is Kind.ARRAY:
+    if buffer.kind is NodeKind.ARRAY:
         return array
     if shape:
         raise RemoteProtocolError(f"a scalar of shape {shape}")
@@ -229,11 +229,11 @@ class _Builders:
         return _CONTAINERS[node.kind](node, self._items(node.children))
 
     def _leaf(self, node: Node) -> int | None:
-        if node.kind in (Kind.TENSOR, Kind.ARRAY, Kind.SCALAR):
+        if node.kind in (NodeKind.TENSOR, NodeKind.ARRAY, NodeKind.SCALAR):
             return node.index
-        if node.kind is Kind.AGAIN:
+        if node.kind is NodeKind.AGAIN:
             return self.first_made + node.index
-        return self.num_buffers + node.index if node.kind is Kind.VALUE else None
+        return self.num_buffers + node.index if node.kind is NodeKind.VALUE else None
 
     def _items(self, children: tuple[Node, ...]) -> Builder:
         """Returns a builder of the list of children. Adjacent leaves, the usual case, are one slice."""
@@ -294,11 +294,11 @@ class _Builders:
 
 def _may_have_attributes(node: Node) -> bool:
     """True if attributes may be set on the object made. For an object with its own state, they would act as code."""
-    if node.kind is Kind.MAPPING or (node.kind is Kind.MADE and node.way == "mapping"):
+    if node.kind is NodeKind.MAPPING or (node.kind is NodeKind.MADE and node.way == "mapping"):
         return objects.is_rebuilt_from_attributes(_class(node, Mapping))
-    if node.kind is Kind.MADE:
+    if node.kind is NodeKind.MADE:
         return objects.CARRIERS[node.way].attributes
-    return node.kind is Kind.NAMEDTUPLE
+    return node.kind is NodeKind.NAMEDTUPLE
 
 
 def _class(node: Node, base: type) -> type:
@@ -364,20 +364,20 @@ def _of(build: Callable[[list[Any]], Any]) -> Callable[[Node, Builder], Builder]
     return lambda node, items: lambda leaves: build(items(leaves))  # noqa: ARG005
 
 
-_OWN: dict[Kind, Callable[[_Builders, Node], Builder]] = {
-    Kind.PICKLE: _Builders._pickle,  # noqa: SLF001  this module's own
-    Kind.MADE: _Builders._made,  # noqa: SLF001
-    Kind.ATTRIBUTES: _Builders._attributes,  # noqa: SLF001
+_OWN: dict[NodeKind, Callable[[_Builders, Node], Builder]] = {
+    NodeKind.PICKLE: _Builders._pickle,  # noqa: SLF001  this module's own
+    NodeKind.MADE: _Builders._made,  # noqa: SLF001
+    NodeKind.ATTRIBUTES: _Builders._attributes,  # noqa: SLF001
 }
-_CONTAINERS: dict[Kind, Callable[[Node, Builder], Builder]] = {
-    Kind.LIST: lambda node, items: items,  # noqa: ARG005
-    Kind.TUPLE: _of(tuple),
-    Kind.SET: _of(set),
-    Kind.FROZENSET: _of(frozenset),
-    Kind.NAMEDTUPLE: _namedtuple,
-    Kind.SEQUENCE: _class_of_items,
-    Kind.DICT: _dict,
-    Kind.MAPPING: _mapping,
-    Kind.DEFAULTDICT: _defaultdict,
-    Kind.DATACLASS: _dataclass,
+_CONTAINERS: dict[NodeKind, Callable[[Node, Builder], Builder]] = {
+    NodeKind.LIST: lambda node, items: items,  # noqa: ARG005
+    NodeKind.TUPLE: _of(tuple),
+    NodeKind.SET: _of(set),
+    NodeKind.FROZENSET: _of(frozenset),
+    NodeKind.NAMEDTUPLE: _namedtuple,
+    NodeKind.SEQUENCE: _class_of_items,
+    NodeKind.DICT: _dict,
+    NodeKind.MAPPING: _mapping,
+    NodeKind.DEFAULTDICT: _defaultdict,
+    NodeKind.DATACLASS: _dataclass,
 }

@@ -14,10 +14,10 @@ import numpy as np
 from dataloaderjob.batches import special
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.layout import Buffer, Kind, Layout, Node
+from dataloaderjob.core.layout import Buffer, Layout, Node, NodeKind
 
 _MAX_SHOWN = 60
-_BUFFERS = frozenset({Kind.TENSOR, Kind.ARRAY, Kind.SCALAR})
+_BUFFERS = frozenset({NodeKind.TENSOR, NodeKind.ARRAY, NodeKind.SCALAR})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ def _compare(a: Parsed, x: Node, b: Parsed, y: Node, path: str) -> str | None:
         return f"batch{path} is {_about(a, x)} in one and {_about(b, y)} in the other"
     if x.kind in _BUFFERS:
         return _compare_buffers(a, a.layout.buffers[x.index], b, b.layout.buffers[y.index], path)
-    if x.kind is Kind.VALUE:
+    if x.kind is NodeKind.VALUE:
         return _compare_values(a.values[x.index], b.values[y.index], path)
-    if x.kind is Kind.PICKLE and a.values[x.index] != b.values[y.index]:
+    if x.kind is NodeKind.PICKLE and a.values[x.index] != b.values[y.index]:
         return f"batch{path}, which travels pickled, has other bytes in its pickle"
     for (step, left), (_, right) in zip(_children(x), _children(y), strict=True):
         found = _compare(a, left, b, right, path + step)
@@ -111,12 +111,12 @@ def _leaves(node: Node, path: str) -> Iterator[tuple[str, Node]]:
 
 def _children(node: Node) -> Iterator[tuple[str, Node]]:
     """Yields the children of a node, each with its step of the path."""
-    if node.kind is Kind.MADE:
+    if node.kind is NodeKind.MADE:
         yield "", node.children[0]
-    elif node.kind is Kind.ATTRIBUTES:
+    elif node.kind is NodeKind.ATTRIBUTES:
         yield "", node.children[0]
         yield from zip([f".{name}" for name in node.keys], node.children[1:], strict=True)
-    elif node.kind is Kind.DATACLASS:
+    elif node.kind is NodeKind.DATACLASS:
         yield from zip([f".{name}" for name in node.keys], node.children, strict=True)
     elif node.keys:
         yield from zip([f"[{key!r}]" for key in node.keys], node.children, strict=True)
@@ -141,11 +141,11 @@ def _element(buffer: Buffer, item: int) -> tuple[int, ...]:
 def _about(parsed: Parsed, node: Node) -> str:
     if node.kind in _BUFFERS:
         return _shape(parsed.layout.buffers[node.index])
-    if node.kind is Kind.VALUE:
+    if node.kind is NodeKind.VALUE:
         return _cut(parsed.values[node.index])
-    if node.kind is Kind.PICKLE:
+    if node.kind is NodeKind.PICKLE:
         return f"a pickle of {len(parsed.values[node.index])} bytes"
-    if node.kind in (Kind.SAME, Kind.AGAIN):
+    if node.kind in (NodeKind.SAME, NodeKind.AGAIN):
         return "the same object as one before it"
     name = ".".join(node.cls) if node.cls else node.way or node.kind.name.lower()
     keys = f" with the keys {_cut(list(node.keys))}" if node.keys else f" of {len(node.children)}"
@@ -164,7 +164,7 @@ def _count(buffer: Buffer) -> int:
 def _item(parsed: Parsed, buffer: Buffer, item: int) -> str:
     raw = parsed.bytes_of(buffer)[item * buffer.itemsize : (item + 1) * buffer.itemsize]
     try:
-        if buffer.kind is Kind.TENSOR:
+        if buffer.kind is NodeKind.TENSOR:
             known = special.tensor_type(buffer.dtype, buffer.itemsize)
             if known.carrier:
                 return f"0x{bytes(raw)[::-1].hex()}"

@@ -23,10 +23,10 @@ from dataloaderjob.batches import objects, special
 from dataloaderjob.batches.special import StaysError, attributes_beside
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import UnsupportedBatch
-from dataloaderjob.core.layout import ClassName, Kind
+from dataloaderjob.core.layout import ClassName, NodeKind
 from dataloaderjob.shipping import user_code
 
-Part = bytes | memoryview
+BufferPart = bytes | memoryview
 Schema = tuple[Any, ...]
 _ZEROS = bytes(layout.ALIGNMENT)
 _MAX_STEPS = 20
@@ -34,8 +34,13 @@ _MAX_STEPS = 20
 _SMALL_NBYTES = 4096
 """Adjacent parts below this size are joined: a copy of 4 KiB costs less than a separate iovec."""
 _KEYS = "numbers, strings, bytes and tuples of these"
-_SAME = int(Kind.SAME)
-_SEQUENCES: dict[type, Kind] = {list: Kind.LIST, tuple: Kind.TUPLE, set: Kind.SET, frozenset: Kind.FROZENSET}
+_SAME = int(NodeKind.SAME)
+_SEQUENCES: dict[type, NodeKind] = {
+    list: NodeKind.LIST,
+    tuple: NodeKind.TUPLE,
+    set: NodeKind.SET,
+    frozenset: NodeKind.FROZENSET,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +48,7 @@ class EncodedBatch:
     """A batch ready to be sent. Its buffers are views of the tensors and keep them alive."""
 
     nbytes: int
-    buffers: list[Part]
+    buffers: list[BufferPart]
     """One-dimensional buffers of bytes, none of them empty, `nbytes` in total."""
 
 
@@ -63,7 +68,7 @@ def encode(batch: Any, *, allow_pickle: bool) -> EncodedBatch:
             "this batch is nested deeper than Python's recursion limit allows: let collate_fn return a flatter one"
         ) from exc
     head = layout.pack_schema(schema)
-    parts: list[Part] = [head]
+    parts: list[BufferPart] = [head]
     at = len(head)
     for view, nbytes in encoder.buffers:
         offset = layout.aligned(at)
@@ -78,9 +83,9 @@ def encode(batch: Any, *, allow_pickle: bool) -> EncodedBatch:
     return EncodedBatch(nbytes=at, buffers=_join_small(parts))
 
 
-def _join_small(parts: Iterable[Part]) -> list[Part]:
-    joined: list[Part] = []
-    small: list[Part] = []
+def _join_small(parts: Iterable[BufferPart]) -> list[BufferPart]:
+    joined: list[BufferPart] = []
+    small: list[BufferPart] = []
     for part in parts:
         if len(part) < _SMALL_NBYTES:
             small.append(part)
@@ -125,7 +130,7 @@ class _Encoder:
 
     def __init__(self, allow_pickle: bool) -> None:
         self.allow_pickle = allow_pickle
-        self.buffers: list[tuple[Part, int]] = []
+        self.buffers: list[tuple[BufferPart, int]] = []
         self.values: list[Any] = []
         # By id, with the object, which is kept alive so that no other object gets its id.
         self.seen: dict[int, tuple[Schema, Any]] = {}
@@ -142,7 +147,7 @@ class _Encoder:
     def value(self, item: Any) -> Schema:
         """Adds a whole tree of plain values, which may change from batch to batch without changing the schema."""
         self.values.append(item)
-        return layout.node(Kind.VALUE, len(self.values) - 1)
+        return layout.node(NodeKind.VALUE, len(self.values) - 1)
 
     def refuse(self, item: Any, why: str = "") -> Schema:
         """Pickles the leaf if that is allowed; raises otherwise."""
@@ -154,7 +159,7 @@ class _Encoder:
         except Exception as exc:  # user code: __reduce__ and __getstate__
             raise _RefusedError(item, f"{why} ({type(exc).__name__}: {exc})") from exc
         self.values.append(out.getvalue())
-        return layout.node(Kind.PICKLE, len(self.values) - 1)
+        return layout.node(NodeKind.PICKLE, len(self.values) - 1)
 
     def children(
         self, items: Iterable[Any], depth: int, label: Callable[[int], str], *, plain: bool = False
@@ -199,9 +204,9 @@ class _Encoder:
         flat = (t.view(known.carrier) if known.carrier else t).numpy()
         self.seen[id(whole)] = (_SAME, len(self.buffers)), whole
         self._buffer(flat)
-        return layout.node(Kind.TENSOR, known.name, flat.itemsize, shape, strides, flags)
+        return layout.node(NodeKind.TENSOR, known.name, flat.itemsize, shape, strides, flags)
 
-    def _array(self, a: np.ndarray[Any, Any], depth: int, kind: Kind = Kind.ARRAY) -> Schema:
+    def _array(self, a: np.ndarray[Any, Any], depth: int, kind: NodeKind = NodeKind.ARRAY) -> Schema:
         again = self.seen.get(id(a))
         if again is not None:
             return again[0]
@@ -224,7 +229,7 @@ class _Encoder:
         a = np.asarray(s)
         if a.dtype.kind in "SU" and a[()] != s:
             return self.refuse(s, " that ends in NUL characters, which numpy drops")
-        return self._array(a, 0, Kind.SCALAR)
+        return self._array(a, 0, NodeKind.SCALAR)
 
     def _buffer(self, a: np.ndarray[Any, Any]) -> None:
         """Adds the bytes of `a`, which is in C order."""
@@ -244,13 +249,13 @@ class _Encoder:
         if keys is None:
             return self._pairs(items, depth)
         children = self.children(items.values(), depth, lambda i: f"[{keys[i]!r}]", plain=True)
-        return children and layout.node(Kind.DICT, keys, children)
+        return children and layout.node(NodeKind.DICT, keys, children)
 
     def _pairs(self, items: Mapping[Any, Any], depth: int) -> Schema:
         """Encodes a dict with keys other than plain values: enums, named tuples, paths."""
         keys = self._part(list(items), depth, ".keys()")
         own = self.children(items.values(), depth + 1, lambda i: f"[{list(items)[i]!r}]")
-        pairs = layout.node(Kind.TUPLE, (keys, layout.node(Kind.LIST, own)))
+        pairs = layout.node(NodeKind.TUPLE, (keys, layout.node(NodeKind.LIST, own)))
         return self._made("pairs", None, pairs)
 
     def _mapping(self, items: Mapping[Any, Any], depth: int) -> Schema:
@@ -272,7 +277,7 @@ class _Encoder:
             found = self._made("mapping", cls, self._pairs(own, depth + 1))
         else:
             children = self.children(own.values(), depth, lambda i: f"[{keys[i]!r}]")
-            found = layout.node(Kind.MAPPING, cls, keys, children)
+            found = layout.node(NodeKind.MAPPING, cls, keys, children)
         return self._attributes(found, attributes, depth)
 
     def _defaultdict(self, items: defaultdict[Any, Any], depth: int) -> Schema:
@@ -285,7 +290,7 @@ class _Encoder:
                 return self.refuse(items, f" with keys other than {_KEYS}")
             return self._made("defaultdict", name, self._pairs(items, depth + 1))
         children = self.children(items.values(), depth, lambda i: f"[{keys[i]!r}]")
-        return layout.node(Kind.DEFAULTDICT, name, keys, children)
+        return layout.node(NodeKind.DEFAULTDICT, name, keys, children)
 
     def _keys(self, items: Mapping[Any, Any]) -> tuple[Any, ...] | None:
         keys = tuple(items)
@@ -300,11 +305,11 @@ class _Encoder:
         except StaysError as exc:
             return self.refuse(items, str(exc))
         children = self.children(items, depth, lambda i: f".{fields[i]}")
-        return self._attributes(layout.node(Kind.NAMEDTUPLE, cls, children), attributes, depth)
+        return self._attributes(layout.node(NodeKind.NAMEDTUPLE, cls, children), attributes, depth)
 
     def _class_of_items(self, items: tuple[Any, ...], depth: int) -> Schema:
         cls = user_code.class_name(type(items))
-        return layout.node(Kind.SEQUENCE, cls, self.children(items, depth, lambda i: f"[{i}]"))
+        return layout.node(NodeKind.SEQUENCE, cls, self.children(items, depth, lambda i: f"[{i}]"))
 
     def _dataclass(self, item: Any, depth: int) -> Schema:
         cls = user_code.class_name(type(item))
@@ -315,7 +320,7 @@ class _Encoder:
         names += [n for n in getattr(item, "__dict__", ()) if n not in names and not n.startswith("__")]
         own = [getattr(item, name) for name in names]
         return layout.node(
-            Kind.DATACLASS, cls, tuple(names), self.children(own, depth, lambda i: f".{names[i]}")
+            NodeKind.DATACLASS, cls, tuple(names), self.children(own, depth, lambda i: f".{names[i]}")
         )
 
     # Objects taken apart
@@ -336,19 +341,19 @@ class _Encoder:
             raise
         if objects.CARRIERS[way].shared:
             # Before its attributes, which may refer back to it.
-            self.seen[id(item)] = layout.node(Kind.AGAIN, self.num_made), item
+            self.seen[id(item)] = layout.node(NodeKind.AGAIN, self.num_made), item
         return self._attributes(self._made(way, cls, child), attributes, depth)
 
     def _made(self, way: str, cls: ClassName | None, child: Schema) -> Schema:
         self.num_made += 1
-        return layout.node(Kind.MADE, way, cls, child)
+        return layout.node(NodeKind.MADE, way, cls, child)
 
     def _attributes(self, node: Schema, attributes: dict[str, Any], depth: int) -> Schema:
         if not attributes:
             return node
         names = tuple(attributes)
         children = self.children(attributes.values(), depth, lambda i: f".{names[i]}")
-        return layout.node(Kind.ATTRIBUTES, names, (node, *(children or ())))
+        return layout.node(NodeKind.ATTRIBUTES, names, (node, *(children or ())))
 
     def _part(self, item: Any, depth: int, label: str) -> Schema:
         try:

@@ -1,4 +1,4 @@
-"""A folder of blobs named by their content: user code and data travel once, and only if they changed.
+"""A folder of blobs named by their content: user code and data travel once, and only if they have changed.
 
 A *bundle* makes batches: the pickle of (dataset, collate_fn, worker_init_fn) and its large buffers, each a
 blob, plus facts about the process that made it. Its manifest is JSON; its id is the first 16 bytes of the
@@ -31,20 +31,21 @@ from dataloaderjob.core.memory import size_text
 
 CHUNK_NBYTES = 4 * 1024 * 1024
 NODE_KEEP_S = 600.0
-"""A blob that no process of a feeder or head node has used for this time is removed; it can be fetched again."""
+"""A blob that no process of a feeder or head node has used for this time is removed; the blob can be fetched again."""
 PART_KEEP_S = 3600.0
 """A part that has not grown for this time is removed: one write of 2 GiB takes minutes on a slow disk."""
 SLOTS = "slots"
 """The fact that a bundle's trainer needs a feeder that makes slots, or that a feeder or sidecar supports them."""
 LAUNCH = "launch"
-"""The fact that names a trainer's launch if feeders outlive it: no launch uses what another one loaded."""
+"""The fact that names a trainer's launch if feeders outlive it: no launch uses what another launch loaded."""
 _PART = ".part-"
 SLOWEST = 1e6
-"""Bytes per second: a feeder that receives less than this from another one asks again."""
+"""Bytes per second: a feeder that receives less than this from another feeder asks again."""
 MAX_NBYTES = 1 << 48
-"""Most bytes of one blob: an untrusted manifest may claim any number."""
+"""Maximum size of one blob in bytes: an untrusted manifest may claim any number."""
 MAX_MANIFEST_NBYTES = 144 * 1024
-"""Longest manifest, also as text within JSON, because a feeder forwards it in one packet: some 2,000 blobs."""
+"""Maximum size of a manifest, also as text within JSON, because a feeder forwards it in one packet: some 2,000
+blobs."""
 SPARE = 16
 """Divisor for the part of a scratch that stays free: Ray's logs share it, and files occupy whole blocks."""
 _MAX_THREADS = 4
@@ -89,7 +90,7 @@ class Bundle:
 
     def manifest(self) -> bytes:
         body = {f.name: getattr(self, f.name) for f in fields(self)}
-        # Left out if unused, so that a feeder of the previous release computes the same id.
+        # Fields are left out if unused, so that a feeder of the previous release computes the same id.
         for name, unused in (("slot", None), ("env", {}), ("ranks", 0), ("taken", ()), ("held", {})):
             if body[name] == unused:
                 del body[name]
@@ -191,7 +192,7 @@ class BlobStore:
         return sizes
 
     def touch(self, bundle: Bundle) -> None:
-        """Marks its blobs as used now."""
+        """Marks the bundle's blobs as used now."""
         for digest, _ in bundle.blobs:
             with contextlib.suppress(OSError):
                 os.utime(self.path(digest))
@@ -208,10 +209,10 @@ class BlobStore:
             with contextlib.suppress(OSError):  # owned by another user
                 os.utime(data.fileno())  # not to be swept: another may ask next
             sockets.send_message(sock, {"type": "blob", "digest": digest, "nbytes": nbytes})
-            sock.sendfile(data, count=nbytes)  # os.sendfile would fail once the peer is slower
+            sock.sendfile(data, count=nbytes)  # os.sendfile would fail if the peer is slower
 
     def sweep(self, keep: set[str], older_than_s: float) -> int:
-        """Removes blobs that are not in `keep` and were not written or used lately, and parts whose writer has ended.
+        """Removes blobs that are not in `keep` and were not recently written or used, and parts whose writer has ended.
 
         Returns the number removed. A process that has a removed blob mapped keeps its memory.
         """
@@ -230,7 +231,7 @@ class BlobStore:
     def write(self, digest: str, chunks: Iterable[bytes | memoryview], *, check: bool = True) -> None:
         """Stores the chunks under `digest`. With `check`, raises RemoteProtocolError if they hash to something else.
 
-        Raises ServiceUnavailable if the folder was removed with the service that owns it; OSError.
+        Raises ServiceUnavailable if the folder was removed with the service that owns it. Raises OSError.
         """
         try:
             self._write(digest, chunks, check=check)

@@ -15,7 +15,7 @@ GRANTED = b"y"
 BUSY = b"b"
 """Refused: another launch uses the service."""
 FREE = b"f"
-"""Refused: nobody uses the service, and the claim is for one in use."""
+"""Refused: nobody uses the service, and the claim is for a service in use."""
 MAX_NBYTES = 8192
 
 
@@ -26,7 +26,7 @@ class Claim:
     run: str
     """Key of the launch: `trainer.session.private.run_key`."""
     pid: int
-    """A process of the launch: the service is not free while it lives."""
+    """A process of the launch: the service is not free while this process lives."""
     keep_s: float
     """Seconds for which the service should stay after the launch ends."""
     script: str

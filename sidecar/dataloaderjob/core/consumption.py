@@ -4,7 +4,7 @@ Each batch contributes its own eight bytes (`core.digests`), and a failed batch 
 the order in which next() returned them:
 
     rolling = rolling * FOLD + digest    of the epoch, starting at its number + 1
-    total   = closed * FOLD + rolling    of all epochs; `closed` is the total of those before
+    total   = closed * FOLD + rolling    of all epochs; `closed` is the total of the earlier ones
 
 Both are modulo 2**64. FOLD is odd, so no difference is lost on the way, and swapping two batches changes the sum.
 Iterators fold inline: a line in next() takes 0.1 µs, a call 0.3.
@@ -27,7 +27,8 @@ def fold(rolling: int, digest: int) -> int:
 
 
 def error_mark(error: BaseException) -> int:
-    """Replaces the digest of a failed batch. It covers the error's type, not its text, which may name a process."""
+    """Returns the mark that replaces the digest of a failed batch. It covers the error's type, not the error's text,
+    which may name a process."""
     name = f"error {type(error).__module__}.{type(error).__qualname__}"
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
 

@@ -58,7 +58,7 @@ class Fence:
         try:  # noqa: SIM105  contextlib.suppress takes ten times as long
             self._release()
         except RuntimeError:
-            pass  # a KeyboardInterrupt came between the two calls of an earlier fence, and left it released
+            pass  # a KeyboardInterrupt arrived between the two calls of an earlier fence and left the lock released
         self._acquire()
 
 
@@ -79,7 +79,7 @@ WORDS = 512
 ROWS = 64
 WINDOW = 1024
 MOST_AHEAD = WINDOW - 24
-"""Most tickets that a trainer may be ahead in one stream."""
+"""Maximum number of tickets that a trainer may be ahead in one stream."""
 LEASES = 0xFFFE
 FAILED = 0xFFFF
 """Replaces a lease: the ticket failed; the error has arrived, or will arrive, over the socket."""
@@ -219,7 +219,7 @@ class Control:
         self._index[at : at + WINDOW] = _EMPTY_ROW
 
     def ready(self, stream: int, ticket: int) -> int | None:
-        """Returns the lease of a ready ticket (or `FAILED`, `THERE`); None while it is not ready."""
+        """Returns the lease of a ready ticket (or `FAILED`, `THERE`); None while the ticket is not ready."""
         word: int = self._index[(stream % ROWS) * WINDOW + ticket % WINDOW]
         if word >> 16 != (((ticket + 1) & 0xFFFFFFFF) << 16 | (stream & 0xFFFF)):
             return None
@@ -228,8 +228,8 @@ class Control:
         return word & 0xFFFF
 
     def find(self, stream: int, ticket: int) -> tuple[int, Entry | None] | None:
-        """Returns the lease of a ready ticket and its batch's location, or (`FAILED` or `THERE`, None); None while it
-        is not ready.
+        """Returns the lease of a ready ticket and its batch's location, or (`FAILED` or `THERE`, None); None while the
+        ticket is not ready.
 
         This is `ready` and `entry` in one: with cold caches, each function call is expensive.
         """
@@ -278,7 +278,7 @@ def seal(fd: int, *, is_written_here: bool = False) -> None:
     """Seals a memfd against resizing, so that a peer's mapping can never be cut away under it (SIGBUS).
     `is_written_here`: processes that receive it may only read it."""
     if is_written_here:
-        with contextlib.suppress(OSError):  # unknown to an older kernel
+        with contextlib.suppress(OSError):  # older kernels do not know this seal
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 

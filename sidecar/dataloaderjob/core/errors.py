@@ -1,4 +1,4 @@
-"""The tree of errors. One class for each `except` that a caller would write.
+"""The tree of errors, with one class for each `except` that a caller would write.
 
     DataLoaderJobError
     ├── InputError            the user's input cannot work: arguments, dataset, manifest (also ValueError)
@@ -14,7 +14,7 @@
         ├── RemoteProtocolError   the peer's fault
         └── AuthError             the peer does not hold the job's key
 
-A message says what was needed, what was found and what to do.
+A message states what was needed, what was found and what to do.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class DataLoaderJobError(Exception):
 
 
 class InputError(DataLoaderJobError, ValueError):
-    """Arguments, dataset or manifest cannot work; the message says what would."""
+    """Arguments, dataset or manifest cannot work; the message states what would."""
 
 
 class ScratchTooSmall(InputError):
-    """Dataset and code do not fit into the feeders' scratch; the message names the field to raise."""
+    """Dataset and code do not fit into the feeders' scratch; the message names the field to increase."""
 
 
 class UnsupportedBatch(InputError, TypeError):
@@ -56,7 +56,8 @@ class FeederLost(ServiceError):
 
 
 class OutOfMemory(FeederLost):
-    """The kernel killed feeder processes for lack of memory; the message names the limit and the field to raise."""
+    """The kernel killed feeder processes for lack of memory; the message names the limit and the field to
+    increase."""
 
 
 class UserCodeError(DataLoaderJobError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Folders that belong to this user alone, in places where others may write: made, checked, entered, emptied.
+"""Makes, checks, enters and empties folders that belong to this user alone, in places where others may write.
 
 In a shared temporary folder, anybody may be first with a folder or link of the wanted name. So every component made
 here is checked without following links, and nothing is resolved. Removal is only by name, through a descriptor, from a
@@ -62,7 +62,7 @@ def mark(path: Path) -> None:
 
 
 def remove(path: Path, names: Iterable[str]) -> None:
-    """Removes these files from a folder with our mark, and the folder if nothing else is in it."""
+    """Removes these files from a folder with our mark, and the folder itself if nothing else is in it."""
     with _entered(path) as fd:
         if fd is not None:
             for name in (*names, MARK):
@@ -132,7 +132,7 @@ def check_above(path: Path, remedy: str) -> None:
 
 @contextlib.contextmanager
 def _entered(path: Path) -> Iterator[int | None]:
-    """Yields a descriptor of a folder with our mark, or None if it is not one."""
+    """Yields a descriptor of a folder with our mark; None if `path` is not such a folder."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -6,7 +6,7 @@ A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are li
 |------------|------|---------|
 | magic      | u16  | 0x4A44 |
 | version    | u8   | PROTOCOL |
-| kind       | u8   | `Kind` |
+| kind       | u8   | `FrameKind` |
 | flags      | u16  | `Flag` |
 | load       | u16  | feeder: tickets queued or being built, for all its sidecars |
 | stream     | u32  | one live iterator of a trainer process |
@@ -59,7 +59,7 @@ HEADER_NBYTES = HEADER.size
 _HEAD = struct.Struct("<HBBHHIQ16sQQ8x")
 _CHECK = struct.Struct("<I")
 MAX_CONTROL_NBYTES = 64 * 1024 * 1024
-"""Largest payload of any frame except BODY: a ticket with a million indices takes 8 MB."""
+"""Maximum payload of any frame except BODY: a ticket with a million indices takes 8 MB."""
 MAX_BODY_NBYTES = 1 << 40
 NO_BUNDLE = bytes(16)
 _TICKET_HEAD = struct.Struct("<QQBBHI")
@@ -74,11 +74,11 @@ _READ = struct.Struct("<I")
 _SNAPSHOT = struct.Struct("<IQ")
 _SHARED = struct.Struct("<QQ")
 MAX_SNAPSHOT_NBYTES = 1 << 20
-"""Largest snapshot of a slot that is kept: a state has one for each slot."""
+"""Maximum size of a slot's snapshot that is kept: a state contains one snapshot for each slot."""
 _SLOT_END = TICKET_HEAD_NBYTES + _SLOT.size
 _NEEDED_AT, _NEEDED = TICKET_HEAD_NBYTES + 5, struct.Struct("<Q")
 TICKET_DEPTH = 2
-"""Tickets that a feeder holds if there are enough: one that it works on, one that hides the round trip."""
+"""Number of tickets that a feeder holds if there are enough: one to work on, and one to hide the round trip."""
 _TICKET_ENTRY = struct.Struct("<QI")
 TicketOfInts = tuple[int, int, list[int], bool]
 """The arguments of `pack_ticket_of_ints`."""
@@ -86,7 +86,7 @@ TicketOfInts = tuple[int, int, list[int], bool]
 assert HEADER_NBYTES == 64  # noqa: S101  the layout above is the protocol
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The meaning of a frame. R = sent by the receiver, F = by the feeder."""
 
     TICKET = 1
@@ -151,8 +151,17 @@ class Flag(IntEnum):
 
 SINCE = ", since "
 """Precedes the time in a NOTE about unfinished work of a feeder."""
-FROM_RECEIVER = frozenset({Kind.TICKET, Kind.GRANT, Kind.CANCEL, Kind.BUNDLE, Kind.RELEASE, Kind.TAKEN})
-FROM_FEEDER = frozenset(Kind) - FROM_RECEIVER
+FROM_RECEIVER = frozenset(
+    {
+        FrameKind.TICKET,
+        FrameKind.GRANT,
+        FrameKind.CANCEL,
+        FrameKind.BUNDLE,
+        FrameKind.RELEASE,
+        FrameKind.TAKEN,
+    }
+)
+FROM_FEEDER = frozenset(FrameKind) - FROM_RECEIVER
 
 
 class Header(NamedTuple):
@@ -184,7 +193,7 @@ def pack_header(
     return head + _CHECK.pack(zlib.crc32(head))
 
 
-def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[Kind]) -> Header:
+def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[FrameKind]) -> Header:
     """Checks and decodes the first 64 bytes of `data`.
 
     Raises RemoteProtocolError before anything is allocated if magic, version, checksum, kind
@@ -197,9 +206,9 @@ def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[Kind]
         raise RemoteProtocolError(f"protocol version {PROTOCOL} is needed, the peer speaks {version}")
     if kind not in allowed:
         raise RemoteProtocolError(f"a frame of kind {kind} is not allowed from this peer")
-    limit = MAX_BODY_NBYTES if kind == Kind.BODY else MAX_CONTROL_NBYTES
+    limit = MAX_BODY_NBYTES if kind == FrameKind.BODY else MAX_CONTROL_NBYTES
     if nbytes > limit or room > MAX_BODY_NBYTES:
-        raise RemoteProtocolError(f"a {Kind(kind).name} frame of {nbytes} bytes exceeds {limit}")
+        raise RemoteProtocolError(f"a {FrameKind(kind).name} frame of {nbytes} bytes exceeds {limit}")
     return Header(kind, flags, load, stream, ticket, bundle, nbytes, room)
 
 
@@ -261,7 +270,8 @@ def _ticket_struct(count: int) -> struct.Struct:
 
 
 def all_ints(keys: Sequence[Any]) -> bool:
-    """True if these can travel as integers. Only `int` itself can: torch's workers see the type of a numpy integer."""
+    """True if these keys can travel as integers. Only `int` itself can: torch's workers see the type of a numpy
+    integer."""
     n = len(keys)
     return type(keys[0]) is int if n == 1 else list(map(type, keys)).count(int) == n
 
@@ -286,7 +296,7 @@ def pack_ticket_of_items(base_seed: int, first_position: int, keys: Any) -> byte
 
 
 def pack_ticket_of_ints(base_seed: int, first_position: int, keys: Sequence[int], bare: bool) -> bytes:
-    """Does the same as `pack_ticket` for known ints. Pickles them beyond 64 bits."""
+    """Does the same as `pack_ticket` for keys known to be ints. Pickles them if one exceeds 64 bits."""
     n = len(keys)
     try:
         return _ticket_struct(n).pack(base_seed, first_position, bare, KeyForm.INTS, 0, n, *keys)
@@ -463,7 +473,7 @@ def _tickets_struct(tickets: int, count: int) -> struct.Struct:
 
 
 def join_tickets_of_ints(numbers: Sequence[int], entries: Sequence[TicketOfInts | bytes]) -> bytes | None:
-    """Does `pack_ticket_of_ints` for each and `join_tickets`, in one go.
+    """Does `pack_ticket_of_ints` for each entry and `join_tickets`, in one go.
 
     Returns None unless all have the same number of keys, all ints.
     """

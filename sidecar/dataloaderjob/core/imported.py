@@ -1,4 +1,4 @@
-"""The files from which a process has imported, and a check that they are still the same. Imports nothing of ours."""
+"""The files from which a process has imported, and a check that they are unchanged. Imports nothing of ours."""
 
 from __future__ import annotations
 

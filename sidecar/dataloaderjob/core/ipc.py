@@ -28,7 +28,7 @@ HEAD_NBYTES = HEAD.size
 CHUNK_NBYTES = 96 * 1024
 MAX_MESSAGE_NBYTES = 64 * 1024 * 1024
 MAX_PATH_NBYTES = 107
-"""sun_path of Linux is 108 bytes with its final NUL."""
+"""Maximum length of a socket's path: Linux's sun_path has 108 bytes, including the final NUL."""
 MAX_FDS = 250
 
 
@@ -125,7 +125,8 @@ class Assembler:
 
 
 def recv_with_fds(sock: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Receives one packet and its descriptors (close-on-exec). Raises RemoteProtocolError if some were lost."""
+    """Receives one packet and its descriptors (close-on-exec). Raises RemoteProtocolError if any descriptors were
+    lost."""
     # not socket.recv_fds: in Python 3.11 it drops its flags
     space = socket.CMSG_SPACE(MAX_FDS * 4)
     data, ancillary, msg_flags, _ = sock.recvmsg(HEAD_NBYTES + CHUNK_NBYTES, space, flags | CLOSE_ON_EXEC)

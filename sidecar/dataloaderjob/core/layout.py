@@ -55,7 +55,7 @@ MAX_DEPTH = values.MAX_DEPTH // 2 - 8
 """200. Each level of the batch is two levels of the schema's value; the rest is for keys and dtypes."""
 
 
-class Kind(IntEnum):
+class NodeKind(IntEnum):
     VALUE = 0
     PICKLE = 1
     TENSOR = 2
@@ -82,10 +82,10 @@ REQUIRES_GRAD = 1
 PARAMETER = 2
 """Flags of a TENSOR."""
 
-_BUFFERS = frozenset({Kind.TENSOR, Kind.ARRAY, Kind.SCALAR})
-_BARE = frozenset({Kind.LIST, Kind.TUPLE, Kind.SET, Kind.FROZENSET})
-_WITH_CLASS = frozenset({Kind.NAMEDTUPLE, Kind.SEQUENCE})
-_WITH_ATTRIBUTES = frozenset({Kind.NAMEDTUPLE, Kind.MAPPING, Kind.MADE})
+_BUFFERS = frozenset({NodeKind.TENSOR, NodeKind.ARRAY, NodeKind.SCALAR})
+_BARE = frozenset({NodeKind.LIST, NodeKind.TUPLE, NodeKind.SET, NodeKind.FROZENSET})
+_WITH_CLASS = frozenset({NodeKind.NAMEDTUPLE, NodeKind.SEQUENCE})
+_WITH_ATTRIBUTES = frozenset({NodeKind.NAMEDTUPLE, NodeKind.MAPPING, NodeKind.MADE})
 
 ClassName = tuple[str, str]
 """(module, qualified name)."""
@@ -95,7 +95,7 @@ ClassName = tuple[str, str]
 class Buffer:
     """One leaf buffer: its place in the body and its interpretation."""
 
-    kind: Kind
+    kind: NodeKind
     dtype: Any
     """torch's name of a tensor's dtype; numpy's descriptor of an array's: a plain value."""
     itemsize: int
@@ -111,7 +111,7 @@ class Buffer:
 class Node:
     """One node of a parsed schema."""
 
-    kind: Kind
+    kind: NodeKind
     index: int = -1
     """Number of the value, of the leaf buffer or of the object made."""
     cls: ClassName | None = None
@@ -134,7 +134,7 @@ class Layout:
     """End of the last leaf buffer; the body has at least this many bytes."""
 
 
-def node(kind: Kind, *rest: Any) -> tuple[Any, ...]:
+def node(kind: NodeKind, *rest: Any) -> tuple[Any, ...]:
     """Makes a schema's node from the parts listed in the table above."""
     return (int(kind), *rest)
 
@@ -167,7 +167,7 @@ def key_nbytes(head: bytes | memoryview) -> int:
 
 
 def parse(key: bytes) -> Layout:
-    """Checks and parses header and schema. Raises RemoteProtocolError on anything that is not one."""
+    """Checks and parses a header and schema. Raises RemoteProtocolError on anything else."""
     if len(key) != key_nbytes(key):
         raise RemoteProtocolError(f"a batch's schema ends after {len(key)} of {key_nbytes(key)} bytes")
     if HEADER.unpack_from(key)[-1] != digest(key[HEADER.size :]):
@@ -201,18 +201,18 @@ class _Parser:
             raise TypeError(f"a node is a {type(schema).__name__}")
         if depth > MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-        kind = Kind(schema[0])
+        kind = NodeKind(schema[0])
         if kind in _BUFFERS:
             return self._buffer(kind, *schema[1:])
-        if kind in (Kind.VALUE, Kind.PICKLE):
+        if kind in (NodeKind.VALUE, NodeKind.PICKLE):
             (index,) = schema[1:]
             self.indices.add(_natural(index))
             return Node(kind=kind, index=index)
-        if kind in (Kind.SAME, Kind.AGAIN):
+        if kind in (NodeKind.SAME, NodeKind.AGAIN):
             return self._named_twice(kind, *schema[1:])
-        if kind is Kind.MADE:
+        if kind is NodeKind.MADE:
             return self._made(*schema[1:], depth=depth)
-        if kind is Kind.ATTRIBUTES:
+        if kind is NodeKind.ATTRIBUTES:
             return self._attributes(*schema[1:], depth=depth)
         cls: ClassName | None = None
         keys: tuple[Any, ...] = ()
@@ -220,12 +220,12 @@ class _Parser:
             (children,) = schema[1:]
         elif kind in _WITH_CLASS:
             cls, children = _class_name(schema[1]), schema[2]
-        elif kind is Kind.DICT:
+        elif kind is NodeKind.DICT:
             _, keys, children = schema
         else:
             _, cls, keys, children = schema
-            cls = None if kind is Kind.DEFAULTDICT and cls is None else _class_name(cls)
-        if keys or kind >= Kind.DICT:
+            cls = None if kind is NodeKind.DEFAULTDICT and cls is None else _class_name(cls)
+        if keys or kind >= NodeKind.DICT:
             _check_keys(kind, keys, len(children))
         return Node(kind=kind, cls=cls, keys=keys, children=self._children(children, depth))
 
@@ -235,11 +235,11 @@ class _Parser:
             nodes.append(self.node(child, depth + 1))
         return tuple(nodes)
 
-    def _named_twice(self, kind: Kind, index: int) -> Node:
+    def _named_twice(self, kind: NodeKind, index: int) -> Node:
         """Refers only to an earlier node, so that it exists when this one is assembled."""
-        if _natural(index) >= (len(self.buffers) if kind is Kind.SAME else self.num_made):
+        if _natural(index) >= (len(self.buffers) if kind is NodeKind.SAME else self.num_made):
             raise ValueError(f"{kind.name} refers to number {index}, which does not come before it")
-        return Node(kind=self.buffers[index].kind if kind is Kind.SAME else kind, index=index)
+        return Node(kind=self.buffers[index].kind if kind is NodeKind.SAME else kind, index=index)
 
     def _made(self, way: str, cls: tuple[str, ...] | None, child: tuple[Any, ...], *, depth: int) -> Node:
         if type(way) is not str:
@@ -247,7 +247,7 @@ class _Parser:
         name = None if cls is None else _class_name(cls)
         content = self.node(child, depth + 1)
         self.num_made += 1
-        return Node(kind=Kind.MADE, index=self.num_made - 1, way=way, cls=name, children=(content,))
+        return Node(kind=NodeKind.MADE, index=self.num_made - 1, way=way, cls=name, children=(content,))
 
     def _attributes(self, names: tuple[Any, ...], children: tuple[Any, ...], *, depth: int) -> Node:
         if len(_sized(names)) != len(_sized(children)) - 1 or not names:
@@ -256,11 +256,11 @@ class _Parser:
             raise ValueError("an attribute that cannot be one")
         if children[0][0] not in _WITH_ATTRIBUTES:
             raise ValueError("attributes of something that has none")
-        return Node(kind=Kind.ATTRIBUTES, keys=names, children=self._children(children, depth))
+        return Node(kind=NodeKind.ATTRIBUTES, keys=names, children=self._children(children, depth))
 
     def _buffer(
         self,
-        kind: Kind,
+        kind: NodeKind,
         dtype: Any,
         itemsize: int,
         shape: tuple[int, ...],
@@ -315,12 +315,12 @@ def _class_name(name: tuple[str, ...]) -> ClassName:
     return module, qualname
 
 
-def _check_keys(kind: Kind, keys: tuple[Any, ...], count: int) -> None:
+def _check_keys(kind: NodeKind, keys: tuple[Any, ...], count: int) -> None:
     if len(_sized(keys)) != count:
         raise ValueError(f"{len(keys)} keys for {count} children")
     if not all(map(values.is_key, keys)):
         raise ValueError("a key that cannot be one")
-    if kind is Kind.DATACLASS and not all(map(_is_attribute, keys)):
+    if kind is NodeKind.DATACLASS and not all(map(_is_attribute, keys)):
         raise ValueError("a field of a dataclass that cannot be one")
 
 

@@ -28,7 +28,7 @@ class _Version(NamedTuple):
     root: str
     limit: str
     kills: str
-    """File of lines with a name and a number, one of them `oom_kill`."""
+    """File whose lines contain a name and a number; one of the names is `oom_kill`."""
 
 
 _VERSIONS = (

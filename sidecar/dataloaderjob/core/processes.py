@@ -32,7 +32,8 @@ CRASH_WINDOW_S = 120.0
 
 
 def die_with_parent(parent: int) -> None:
-    """Ends this process when `parent` ends, the pid of the process that forked it: nobody could talk to it."""
+    """Ends this process when its parent ends, because nobody could talk to it then. `parent`: the pid of the process
+    that forked it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -90,7 +91,7 @@ def end_as(main: Callable[[], int | None]) -> NoReturn:
     finally:
         with contextlib.suppress(
             Exception
-        ):  # nobody reads it any more, or user code has put something else there
+        ):  # nobody reads the output any more, or user code has replaced the stream
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
@@ -246,7 +247,7 @@ class Backoff:
     last_s: float
 
     def wait_s(self, failures: int) -> float:
-        """The wait after `failures` failures in a row, at least one."""
+        """Returns the wait after `failures` consecutive failures, at least one."""
         return min(self.last_s, self.first_s * 2.0 ** min(failures - 1, 30))
 
     def spread_s(self, failures: int) -> float:

@@ -33,7 +33,7 @@ NO_BUNDLE = 0xFFFF
 """Value of a row's `bundle` if the code that made the batch could not be kept."""
 
 
-class Kind(IntEnum):
+class RowKind(IntEnum):
     BATCH = 0
     FAILED = 1
     """next() raised: `digest` is the mark of the error."""
@@ -134,7 +134,7 @@ class Record:
         return BlobStore(self.folder / BLOBS)
 
     def batches(self, rank: str) -> dict[int, list[Recorded]]:
-        """The batches that each loader of a rank gave, in that order, as if the run had never been resumed.
+        """Returns the batches that each loader of a rank returned, in order, as if the run had never been resumed.
 
         Raises InputError if a row is missing.
         """

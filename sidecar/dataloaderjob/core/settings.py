@@ -1,8 +1,8 @@
 """Settings of processes, passed by their starter in a JSON file.
 
 Units are in the names; each process reads its file once, in its `__main__`. The writer may be of another version, as
-when the operator is newer than a job's images. An unknown key is ignored, with a line in the log, and a missing one has
-its default. So keys are only ever added, with a default, and keep their meaning.
+when the operator is newer than a job's images. An unknown key is ignored, with a line in the log, and a missing key has
+its default. So keys are only ever added, always with a default, and keep their meaning.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NODE_READY = "ready"
 TEMP_DIR = "/tmp/ray"  # noqa: S108  in a pod, /tmp is a volume of its own
 """Ray's state in a pod, and ours."""
 NODE_FOLDER = "node"
-"""Folder below it for our files, apart from Ray's."""
+"""Folder below TEMP_DIR for our files, separate from Ray's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +187,7 @@ class FeederSettings:
     blob_folder: str
     """Folder shared by the feeders of one node."""
     supervisor_host: str | None = None
-    """Host of the supervisor; None: a feeder on its own, which reports to nobody and finds all blobs in its folder."""
+    """Host of the supervisor; None: a standalone feeder, which reports to nobody and finds all blobs in its folder."""
     supervisor_port: int = 0
     bind_host: str = "127.0.0.1"
     advertise_host: str | None = None
@@ -200,7 +200,7 @@ class FeederSettings:
     shares_memory: bool = True
     """Receivers on this machine copy batches out of this feeder's memory; otherwise they, too, use TCP."""
     max_ungranted: int = 2
-    """Most built batches kept for one receiver that has no room for them."""
+    """Maximum number of built batches kept for one receiver that has no room for them."""
     max_idle_nbytes: int = 1 << 30
     """Size, as shipped, up to which bundles without a session stay loaded. The last one always stays."""
     memory_field: str = ""

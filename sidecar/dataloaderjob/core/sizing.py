@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 WORTH = 0.05
-"""Share of a step spent waiting, below which there is nothing to gain."""
+"""Minimum share of a step spent waiting for there to be anything to gain."""
 HEADROOM, MOST_SPREAD = 0.85, 0.10
 """A feeder is planned to be busy for HEADROOM of the time, less MOST_SPREAD where batches differ most."""
 WAITS = 0.5
@@ -121,7 +121,7 @@ def rate(pipeline: Pipeline, feeders: int) -> float:
 
 
 def maker(pipeline: Pipeline) -> Limit:
-    """The limit of those who make batches: their CPU, or storage that they wait for."""
+    """The limit of the processes that make batches: their CPU, or the storage that they wait for."""
     return Limit.STORAGE if 1 - pipeline.cpu_s / pipeline.occupied_s > WAITS else Limit.CPU
 
 
@@ -159,7 +159,7 @@ def advise(pipeline: Pipeline, most: int | None = None) -> Advice:
 
 
 def _limit_today(pipeline: Pipeline, now: float, allowed: dict[Limit, float]) -> Limit:
-    """A resource that is used up at today's rate; else those who make batches."""
+    """Returns a resource that is used up at today's rate; otherwise the limit of the processes that make batches."""
     full = [limit for limit, most in allowed.items() if limit is not Limit.TRAINER and now > 0.85 * most]
     return min(full, key=allowed.__getitem__) if full else maker(pipeline)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MAX_SNAPSHOTS = 16
-"""Most snapshots kept of one slot: a feeder may claim any number."""
+"""Maximum number of snapshots kept of one slot: a feeder may send any number."""
 STEPS_APART = 2
 """Ranks that share slots step together: they are always fewer than STEPS_APART steps apart."""
 STEPS_AHEAD, BATCHES_AHEAD = 4, 16
@@ -17,7 +17,7 @@ DATA, PICKLE = b"D", b"\x80"
 """First byte of a state: DATA if it is laid out like a batch; PICKLE begins every pickle. A pickle is code."""
 
 
-class Snapshots:
+class SnapshotShelf:
     """The snapshots of one slot, the oldest first."""
 
     __slots__ = ("_of",)

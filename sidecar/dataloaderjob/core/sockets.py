@@ -44,7 +44,7 @@ DO_NOT_WAIT, CLOSE_ON_EXEC, TRUNCATED = map(
 """Message flags as plain ints, which combine in no time; those of `socket` take 2 µs."""
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
 MAX_HELLO_NBYTES = 4096
-"""Most bytes that an unauthenticated peer can make us hold."""
+"""Maximum number of bytes that an unauthenticated peer can make us hold."""
 HANDSHAKE_TIMEOUT_S = 5.0
 KEY_NBYTES = 32
 MAX_GUESTS = 64
@@ -99,8 +99,8 @@ CONTROL = Versions(
 )
 """Versions of the messages with the supervisor (`core.supervision`), which an operator of another release polls.
 
-A message or meaning that a peer of `newest` does not know raises `newest`. `oldest` follows, one behind, so that each
-release speaks with the one before. A key added to a message raises neither: peers ignore keys that they do not know.
+A message or meaning that a peer of `newest` does not know requires a bump of `newest`. `oldest` follows, one behind, so
+that each release speaks with the previous one. A key added to a message requires neither: peers ignore unknown keys.
 """
 
 

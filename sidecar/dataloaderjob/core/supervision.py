@@ -50,7 +50,7 @@ from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
 from dataloaderjob.core.processes import signal_name
 
 MAX_FEEDERS = 4096
-"""Most feeders that a supervisor keeps for one job."""
+"""Maximum number of feeders that a supervisor keeps for one job."""
 EXIT_RAY_LATE = 3
 """The supervisor's exit code if ray.init did not return."""
 EXIT_RAY_LOST = 4
@@ -115,7 +115,8 @@ def worst(feeders: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def brief(status: Mapping[str, Any]) -> dict[str, Any]:
-    """A status without the parts that an operator ignores: some hundred KB at most, for any number of feeders."""
+    """Returns a status without the parts that an operator ignores: at most some hundred KB, for any number of
+    feeders."""
     failures = list(status["failures"])[:1]
     told = {failure.get("feeder") for failure in failures}
     bad = worst(status["feeders"])

@@ -44,7 +44,7 @@ _2F64 = struct.Struct("<2d")
 
 
 class NotPlainError(TypeError):
-    """A value that this codec does not support. `value` is the innermost one."""
+    """A value that this codec does not support. `value` is the innermost unsupported value."""
 
     def __init__(self, value: object, why: str = "") -> None:
         self.value = value

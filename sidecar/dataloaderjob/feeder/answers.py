@@ -1,7 +1,7 @@
-"""The answers of a builder that makes a slot, kept while they may be requested again, and its snapshots.
+"""The answers of a builder that makes a slot, kept while they may be requested again, and the slot's snapshots.
 
-A slot cannot go back. A batch that did not arrive, because its place in the pool was needed or a connection broke, is
-sent again from its buffer.
+A slot cannot be rewound. A batch that did not arrive, because its place in the pool was needed or a connection broke,
+is sent again from its buffer.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 
 from dataloaderjob.core.errors import UnsupportedBatch
 from dataloaderjob.core.frames import MAX_SNAPSHOT_NBYTES
-from dataloaderjob.feeder.channel import Kind
+from dataloaderjob.feeder.channel import MessageKind
 from dataloaderjob.making.slot_source import SlotSource
 
 EVERY_S = 1.0
 SHARE = 0.02
-"""Largest share of a slot's time that its snapshots may take."""
+"""Largest share of a slot's time that snapshots may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A builder's answer about one batch."""
 
-    kind: Kind
+    kind: MessageKind
     payload: bytes
     flags: int = 0
     buffer: int | None = None
@@ -40,7 +40,7 @@ class Answers:
         self._free = free
         self._of: dict[int, Answer] = {}
         self._lent: Counter[int] = Counter()
-        """buffer -> number of times that the feeder has it."""
+        """buffer -> number of times that it was sent to the feeder and not returned yet."""
 
     def get(self, number: int) -> Answer | None:
         return self._of.get(number)
@@ -71,17 +71,17 @@ class Answers:
             self._free(buffer)
 
 
-class Snapshots:
+class SnapshotClock:
     """Decides when a builder asks its slot for a snapshot."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._due = 0.0
         self.stopped = False
-        """True once no further snapshot is taken."""
+        """True once no further snapshots are taken."""
 
     def take(self, source: SlotSource) -> bytes | None:
-        """Returns a snapshot, if one is due and the slot has one; if this sets `stopped`, the reason, if any."""
+        """Returns a snapshot if one is due and the slot provides one; if this sets `stopped`, the reason, if any."""
         began = self._clock()
         if self.stopped or began < self._due:
             return None

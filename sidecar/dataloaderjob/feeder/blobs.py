@@ -20,10 +20,10 @@ from dataloaderjob.core.settings import FeederSettings
 log = logging.getLogger(__name__)
 
 STALL_TIMEOUT_S = 30.0
-"""A connection that brings no byte of a blob for this long is closed, and the blob is requested again."""
+"""A connection that delivers no byte of a blob for this long is closed, and the blob is requested again."""
 
 PEER_ERRORS = (ConnectionError, TimeoutError, ProtocolError)
-"""Errors of the other feeder or of the network between; all others are this node's own."""
+"""Errors of the other feeder or of the network in between; all others are this node's own."""
 
 
 def connect_to_supervisor(settings: FeederSettings, key: bytes, role: str) -> socket.socket:
@@ -40,7 +40,7 @@ class BlobFetcher:
     def __init__(
         self, settings: FeederSettings, key: bytes, store: BlobStore, address: Callable[[], tuple[str, int]]
     ):
-        """`address` returns host and port at which this feeder serves its blobs to others (`serve`)."""
+        """`address` returns the host and port at which this feeder serves its blobs to others (`serve`)."""
         self._settings, self._key, self._store, self._address = settings, key, store, address
 
     def fetch(self, digest: str, nbytes: int, *, wanted: Callable[[], bool]) -> bool:
@@ -71,7 +71,7 @@ class BlobFetcher:
         return True
 
     def _receive(self, sock: socket.socket, digest: str, nbytes: int) -> dict[str, Any]:
-        """Returns the answer to a request. If it brings the blob, the blob is stored first."""
+        """Returns the answer to a request. If the blob comes with the answer, the blob is stored first."""
         sock.settimeout(STALL_TIMEOUT_S)
         answer = sockets.recv_message(sock)
         if answer.get("type") == "blob":
@@ -93,7 +93,7 @@ class BlobFetcher:
             log.info("no blob came from the feeder at %s: %s", sockets.address_text(*address), exc)
 
     def serve(self, sock: socket.socket) -> None:
-        """Sends a blob to the feeder that has connected. Owns the connection and closes it afterwards."""
+        """Sends a blob to the feeder that has connected. Takes ownership of the connection and closes it afterwards."""
         with sock:
             try:
                 sock.settimeout(STALL_TIMEOUT_S)

@@ -1,9 +1,9 @@
 """A builder: the process that makes batches for one session of a bundle, in its main thread, one after another.
 
 It is forked from the bundle's template (`template`), so it has the dataset as the trainer shipped it. It lives as long
-as one loader's epoch or, with persistent_workers, its loader. It has no thread: user code may fork, set signal handlers
-and run an event loop. Each batch is copied into shared memory, from which the feeder sends it, so user code may change
-the objects that it returned.
+as one epoch of a loader or, with persistent_workers, the loader. It has no threads, so user code may fork, set signal
+handlers and run an event loop. Each batch is copied into shared memory, from which the feeder sends it, so user code
+may change the objects that it returned.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dataloaderjob.core.control import seal
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
 from dataloaderjob.core.processes import end_as
-from dataloaderjob.feeder.answers import Answer, Answers, Snapshots
-from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, Kind, Message
+from dataloaderjob.feeder.answers import Answer, Answers, SnapshotClock
+from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, Message, MessageKind
 from dataloaderjob.making.failures import pack_failure
 from dataloaderjob.making.fetcher import Fetcher, identity_in_slot, identity_of, seed_batch, seed_worker
 from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators
@@ -39,19 +39,19 @@ from dataloaderjob.making.staging import StageFetcher
 from dataloaderjob.shipping.bundles import UserCode
 
 REPLAY_S = 1.0
-"""Interval of reports about the progress of a slot that is made again."""
+"""Interval between progress reports while a slot is made again."""
 DIFFERS = (
     "a batch that was made again differs from the one sent before: the dataset is not deterministic given its seeds "
     "(a clock, os.urandom, whoever is first?), so the batches that follow do not continue it"
 )
 PROBE_WAIT_S = 0.5
-"""Time for a PROGRESS message to leave the feeder before its sample, which may end the process, is made."""
+"""Time for a PROGRESS message to leave the feeder before its sample, which may kill the process, is made."""
 SPARE_BUFFERS = 3
-"""Free buffers kept: those that a feeder may hold of one session, and one to build into."""
+"""Number of free buffers kept: those of one session that a feeder may hold, and one to build into."""
 _ROUND_NBYTES = 64 * 1024
 _LARGE_NBYTES = 64 * 1024
 PLACE = struct.Struct("<Qq")
-"""Words of the page that a builder shares with its template: serial of the task, position of the sample."""
+"""Layout of the page that a builder shares with its template: serial of the task, position of the sample."""
 
 
 class Buffers:
@@ -91,7 +91,7 @@ class Buffers:
             os.ftruncate(fd, size)
             made = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
             seal(fd, is_written_here=True)
-            self._channel.send(Kind.BUFFER, a=self._last, b=size, fd=fd)
+            self._channel.send(MessageKind.BUFFER, a=self._last, b=size, fd=fd)
         finally:
             os.close(fd)
         self._maps[self._last] = made
@@ -99,11 +99,11 @@ class Buffers:
 
     def _drop(self, number: int) -> None:
         self._maps.pop(number).close()
-        self._channel.send(Kind.DROP, a=number)
+        self._channel.send(MessageKind.DROP, a=number)
 
 
 class Builder:
-    """Makes the batches of one session: `run` returns when the feeder ends it."""
+    """Makes the batches of one session: `run` returns when the feeder ends the session."""
 
     def __init__(self, code: UserCode, channel: Channel, place: mmap.mmap) -> None:
         self._code, self._channel, self._place = code, channel, place
@@ -113,13 +113,13 @@ class Builder:
         self._source = SlotSource(code.dataset, unchanged if staged else code.collate_fn)
         self._is_staged = staged is not None
         self._answers = Answers(self._buffers.free)
-        self._snapshots = Snapshots()
+        self._snapshots = SnapshotClock()
         self._waiting: deque[Message] = deque()
         self._session: Introduction | None = None
 
     def warm_up(self, nbytes: int) -> None:
-        """Does each batch's steps once, without user code: memory shared with the template is copied at its first
-        use, which takes 5 to 10 ms. `nbytes`: size of a body, if known."""
+        """Performs a batch's steps once, without user code: memory shared with the template is copied on first use,
+        which takes 5 to 10 ms. `nbytes`: size of a body, if known."""
         try:
             seed_worker(0, 0)
             seed_batch(0, 0)
@@ -127,27 +127,27 @@ class Builder:
             number, view = self._buffers.take(max(nbytes, 1))
         except ConnectionError:
             raise
-        except Exception:  # the user's modules may have changed torch; if it matters, the first batch fails
+        except Exception:  # the user's modules may have patched torch; if that matters, the first batch fails
             return
         view.release()
         self._buffers.free(number)
 
     def run(self) -> None:
-        """Handles the feeder's messages. Raises OSError if the feeder is gone in mid-message."""
+        """Handles the feeder's messages. Raises OSError if the feeder disappears in mid-message."""
         while (message := self._receive()) is not None:
-            if message.kind == Kind.BUILD:
+            if message.kind == MessageKind.BUILD:
                 if frames.slot_of(message.payload) is None:
                     self._build(message)
                 elif not self._build_of_slot(message):
                     return
-            elif message.kind == Kind.NO_STATE:
+            elif message.kind == MessageKind.NO_STATE:
                 self._snapshots.stop()
-            elif message.kind == Kind.FREE:
+            elif message.kind == MessageKind.FREE:
                 if self._here.is_slot:
                     self._answers.returned(message.a)
                 else:
                     self._buffers.free(message.a)
-            elif message.kind == Kind.INIT:
+            elif message.kind == MessageKind.INIT:
                 if message.fd is not None:  # the output from now on
                     os.dup2(message.fd, 1)
                     os.dup2(message.fd, 2)
@@ -172,13 +172,13 @@ class Builder:
                 held=self._held(session),
             )  # fmt: skip
         except BaseException as exc:  # user code may raise anything, even SystemExit
-            self._channel.send(Kind.INIT_FAILED, payload=self._failure(exc, "worker_init_fn"))
+            self._channel.send(MessageKind.INIT_FAILED, payload=self._failure(exc, "worker_init_fn"))
             return False
-        self._channel.send(Kind.UP)
+        self._channel.send(MessageKind.UP)
         return True
 
     def _held(self, session: Introduction) -> HeldGenerators:
-        """The held generators, if any feeder makes the loader's samples. A slot's draw as they do in torch's worker."""
+        """The held generators, if any feeder makes the loader's samples. Those of a slot draw as in torch's worker."""
         if not session.is_slot and self._fetcher.held is NOTHING_HELD:
             self._fetcher.held = held_by(self._code, session.held)
         return self._fetcher.held
@@ -191,7 +191,7 @@ class Builder:
 
     @property
     def _allow_pickle(self) -> bool:
-        """True if a slot's batches may contain pickles. Batches that another feeder's stage opens always may."""
+        """True if a slot's batches may contain pickles. Batches opened by another feeder's stage always may."""
         return self._is_staged or self._here.allow_pickle
 
     # Batches
@@ -200,13 +200,13 @@ class Builder:
         serial = message.a
         PLACE.pack_into(self._place, 0, serial, NOWHERE)
         made = self._make(message)
-        kind, payload = (Kind.FAILED, made) if isinstance(made, bytes) else self._place_body(*made)
+        kind, payload = (MessageKind.FAILED, made) if isinstance(made, bytes) else self._place_body(*made)
         self._channel.send(kind, a=serial, payload=payload)
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
 
     def _build_of_slot(self, message: Message) -> bool:
         """Returns False if another builder has to make the slot again: this one is past that batch and no longer has
-        it, or could have begun at a snapshot."""
+        it, or could have begun from a snapshot."""
         ticket = frames.unpack_slot_ticket(message.payload)
         assert ticket is not None  # noqa: S101  checked before
         PLACE.pack_into(self._place, 0, message.a, NOWHERE)
@@ -220,13 +220,18 @@ class Builder:
                 self._make_for_others(ticket, message)
             answer = self._answer(ticket, message)
             self._answers.keep(ticket.number, answer)
-            if answer.kind is Kind.BUILT and (snapshot := self._snapshots.take(self._source)) is not None:
-                kind = Kind.NO_STATE if self._snapshots.stopped else Kind.SNAPSHOT
+            if (
+                answer.kind is MessageKind.BUILT
+                and (snapshot := self._snapshots.take(self._source)) is not None
+            ):
+                kind = MessageKind.NO_STATE if self._snapshots.stopped else MessageKind.SNAPSHOT
                 self._channel.send(kind, a=self._source.made, payload=snapshot)
         if self._here.ranks and ticket.known is not None:
             self._compare(*ticket.known)
         if ticket.asks and self._source.made > ticket.number:
-            answer = Answer(kind=Kind.FAILED, payload=frames.pack_there(ticket.number), flags=Flag.ENDED)
+            answer = Answer(
+                kind=MessageKind.FAILED, payload=frames.pack_there(ticket.number), flags=Flag.ENDED
+            )
         self._answers.lend(answer)
         self._channel.send(answer.kind, a=message.a, flags=answer.flags, payload=answer.payload)
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
@@ -242,15 +247,15 @@ class Builder:
                 return
             if (now := time.monotonic()) - told_at > REPLAY_S:
                 told_at = now
-                self._channel.send(Kind.REPLAYED, a=message.a, b=number + 1)
+                self._channel.send(MessageKind.REPLAYED, a=message.a, b=number + 1)
 
     def _compare(self, number: int, digest: int) -> None:
-        """Warns if a batch that a rank had before came out differently when it was made again."""
+        """Warns if a batch that a rank received before is different now that it was made again."""
         answer = self._answers.get(number)
         if answer is None or answer.buffer is None:
             return
         if digests.of_body(self._buffers.view(answer.buffer)) != digest:
-            self._channel.send(Kind.NO_STATE, payload=f"{DIFFERS} (batch {number})".encode())
+            self._channel.send(MessageKind.NO_STATE, payload=f"{DIFFERS} (batch {number})".encode())
 
     def _answer(self, ticket: frames.SlotTicket, message: Message) -> Answer:
         """Makes the next batch of the slot."""
@@ -266,17 +271,19 @@ class Builder:
             made = encode(batch, allow_pickle=self._allow_pickle)
         except SlotEnded:
             if ticket.known is not None and source.made <= ticket.known[0]:
-                return Answer(kind=Kind.FAILED, payload=self._shorter(source, ticket))
-            return Answer(kind=Kind.FAILED, payload=frames.pack_end(self._source.made), flags=Flag.ENDED)
+                return Answer(kind=MessageKind.FAILED, payload=self._shorter(source, ticket))
+            return Answer(
+                kind=MessageKind.FAILED, payload=frames.pack_end(self._source.made), flags=Flag.ENDED
+            )
         except BaseException as exc:
-            return Answer(kind=Kind.FAILED, payload=self._failure(exc, phase))
+            return Answer(kind=MessageKind.FAILED, payload=self._failure(exc, phase))
         kind, payload = self._place_body(made, identity_in_slot(ticket))
-        if kind is not Kind.BUILT:
+        if kind is not MessageKind.BUILT:
             return Answer(kind=kind, payload=payload)
         return Answer(kind=kind, payload=payload, buffer=BUILT.unpack(payload)[0])
 
     def _shorter(self, source: SlotSource, ticket: frames.SlotTicket) -> bytes:
-        """Returns the failure of a slot that, made again, ended before the last batch that it had given."""
+        """Returns the failure of a slot that, made again, ended before the last batch that it had yielded."""
         assert ticket.known is not None  # noqa: S101  checked before
         if source.swallowed is not None:
             return self._failure(source.swallowed, "making the slot again")
@@ -298,21 +305,21 @@ class Builder:
                 again = ticket._replace(number=number)
                 found = batch_digest(batch, identity_in_slot(again), allow_pickle=self._allow_pickle)
                 if found != ticket.known[1]:
-                    self._channel.send(Kind.NO_STATE, payload=f"{DIFFERS} (batch {number})".encode())
+                    self._channel.send(MessageKind.NO_STATE, payload=f"{DIFFERS} (batch {number})".encode())
             if (now := time.monotonic()) - told_at > REPLAY_S:
                 told_at = now
-                self._channel.send(Kind.REPLAYED, a=serial, b=number + 1)
+                self._channel.send(MessageKind.REPLAYED, a=serial, b=number + 1)
 
         return replayed
 
-    def _place_body(self, made: EncodedBatch, identity: int) -> tuple[Kind, bytes]:
+    def _place_body(self, made: EncodedBatch, identity: int) -> tuple[MessageKind, bytes]:
         """Copies a batch into a buffer and seals it. Returns the kind and the payload of the answer."""
         try:
             number, view = self._buffers.take(made.nbytes)
         except ConnectionError:
             raise
         except OSError as exc:  # user code has used up the descriptors or the memory
-            return Kind.FAILED, self._failure(exc, "placing the batch")
+            return MessageKind.FAILED, self._failure(exc, "placing the batch")
         at = 0
         for part in made.buffers:
             copy(view[at : at + len(part)], part)
@@ -320,7 +327,7 @@ class Builder:
         with view[:at] as body:
             digests.seal(body, identity)
         view.release()
-        return Kind.BUILT, BUILT.pack(number, at)
+        return MessageKind.BUILT, BUILT.pack(number, at)
 
     def _make(self, message: Message) -> tuple[EncodedBatch, int] | bytes:
         """Returns a batch with its identity, or the packed failure if user code raises."""
@@ -355,14 +362,14 @@ class Builder:
         return probed
 
     def _progress(self, serial: int, position: int) -> None:
-        """Has the feeder report the next sample before that sample can end all processes of the machine."""
-        self._channel.send(Kind.PROGRESS, a=serial, b=position)
+        """Makes the feeder report the next sample before that sample can kill all processes of the machine."""
+        self._channel.send(MessageKind.PROGRESS, a=serial, b=position)
         deadline = time.monotonic() + PROBE_WAIT_S
         try:
             while (left := deadline - time.monotonic()) > 0:
                 self._channel.sock.settimeout(left)
                 message = self._channel.receive()
-                if message is None or message.kind == Kind.ACK:
+                if message is None or message.kind == MessageKind.ACK:
                     return
                 self._waiting.append(message)
         except TimeoutError:

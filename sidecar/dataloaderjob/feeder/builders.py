@@ -1,6 +1,6 @@
 """The sessions that a feeder serves, each with a builder. No user code runs in this process.
 
-The feeder's loop calls all methods. `channel` has the table of phases.
+The feeder's loop calls all methods. The phases are listed in `channel`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dataloaderjob.feeder import dealing
 from dataloaderjob.feeder.bundles import LOADING, Templates, is_due
 from dataloaderjob.feeder.channel import (
     Body,
+    BuilderPhase,
     Channel,
     Introduction,
-    Kind,
     Message,
-    Phase,
+    MessageKind,
     Session,
     SharedBuffer,
     SlotSession,
@@ -34,11 +34,11 @@ from dataloaderjob.feeder.channel import (
 )
 from dataloaderjob.feeder.dealing import Needs
 from dataloaderjob.feeder.ends import End, Ends
-from dataloaderjob.feeder.feeding_states import State, Task
+from dataloaderjob.feeder.feeding_states import Task, TaskState
 from dataloaderjob.feeder.trials import Trials
 
 LINGER_S = 0.2
-"""Delay before a session's builder ends. Ending it takes some ms, and the next epoch's first batches would wait."""
+"""Delay before a session's builder is ended: this takes a few ms, and the next epoch's first batches would wait."""
 END_GRACE_S = 2.0
 """Time that user code has to finish its current step after its session has ended."""
 HUNG_S = 5.0
@@ -46,13 +46,13 @@ HUNG_S = 5.0
 ORPHAN_S = 10.0
 """Time for which a session is kept after its receivers are gone: a receiver may reconnect."""
 SLOT_ORPHAN_S = 60.0
-"""The same for a slot, which would have to be made again. A reconnected receiver may not request anything yet."""
+"""The same for a slot, which would have to be made again. A reconnected receiver need not request anything at once."""
 MAX_TRIALS = 3
-"""Most trials of one slot's snapshots, if trials yield no batch."""
+"""Maximum number of trials of one slot's snapshots if the trials yield no batch."""
 TRIED_AFTER = 1
-"""Batches between a snapshot's next batch and the one that tries it: anything that it omits has shown until then."""
+"""Distance from a snapshot's next batch to the batch that tries it: by then, anything that it omits has shown up."""
 MAX_FIRST_DEATHS = 2
-"""A session fails once this number of its builders ended before worker_init_fn was through."""
+"""A session fails once this number of its builders have ended before worker_init_fn was finished."""
 
 
 class Owner(Watching, Protocol):
@@ -95,7 +95,7 @@ class Builders:
     def free(self, task: Task) -> bool:
         """True if this task may be made now."""
         session = self._sessions.get(task.bundle)
-        if session is None or session.phase is not Phase.FREE:
+        if session is None or session.phase is not BuilderPhase.FREE:
             return False
         bundle, slot = session.bundle, session.slot
         if not bundle.ranks or (slot is not None and slot.has_ended):
@@ -103,16 +103,16 @@ class Builders:
         return self.needs.may_make(bundle, _slot_ticket(task).number)
 
     def discards(self, bundle: bytes) -> bool:
-        """True if the bundle's builder is making a batch that was cancelled meanwhile."""
+        """True if the bundle's builder is making a batch that has since been cancelled."""
         session = self._sessions.get(bundle)
-        return session is not None and session.task is not None and session.task.state is State.DISCARDED
+        return session is not None and session.task is not None and session.task.state is TaskState.DISCARDED
 
     def busy(self) -> Iterator[tuple[Task, int]]:
-        """Yields each task that a builder makes, and the number of batches that were made again for it."""
+        """Yields each task that a builder is working on, and the number of batches that were made again for it."""
         yield from ((s.task, s.replayed) for s in self._sessions.values() if s.task is not None)
 
     def open(self, bundle: Bundle, base_seed: int) -> None:
-        """Begins a session whose blobs are here; `Owner.session_free` reports when it can be used."""
+        """Begins a session for a bundle whose blobs are here; `Owner.session_free` reports when it can be used."""
         template = self.templates.get(bundle)
         session = self._sessions[bundle.id] = Session(bundle, template, base_seed, time.monotonic())
         template.sessions.append(session)
@@ -128,9 +128,9 @@ class Builders:
             self.needs.hear(session.bundle, receiver, ticket.needed)
 
     def build(self, task: Task) -> None:
-        """Has the builder of a session that is FREE make a batch."""
+        """Makes the builder of a session that is FREE start on a batch."""
         session = self._sessions[task.bundle]
-        session.phase, session.task = Phase.BUSY, task
+        session.phase, session.task = BuilderPhase.BUSY, task
         payload = task.payload
         if session.bundle.ranks:
             ticket = _slot_ticket(task)
@@ -140,13 +140,15 @@ class Builders:
             self.needs.hear(session.bundle, task.receiver, ticket.needed)
             payload = self.needs.of_all(session.bundle, ticket, payload)
         if session.channel is not None:
-            session.channel.post(Kind.BUILD, a=task.serial, b=task.ticket, flags=task.flags, payload=payload)
+            session.channel.post(
+                MessageKind.BUILD, a=task.serial, b=task.ticket, flags=task.flags, payload=payload
+            )
 
     def _why_not(self, session: Session, receiver: int, ticket: frames.SlotTicket) -> str:
         """Returns why a rank gets nothing from a slot that it shares with others; else an empty string."""
         if ticket.base_seed != session.base_seed:
             return dealing.SEEDS
-        others = (s.bundle for s in self._sessions.values() if s.phase is not Phase.ENDING)
+        others = (s.bundle for s in self._sessions.values() if s.phase is not BuilderPhase.ENDING)
         return dealing.refusal(session.bundle, receiver, ticket.needed, others, self._owner.receivers_of)
 
     def _refuse(self, session: Session, task: Task, why: str) -> None:
@@ -155,22 +157,22 @@ class Builders:
             self._owner.failed(task, supervision.pack_failure("InputError", why), 0)
 
     def release(self, body: Body) -> None:
-        """The body is sent, or given up."""
+        """The body was sent or given up."""
         body.view.release()
         if body.session.channel is not None:
-            body.session.channel.post(Kind.FREE, a=body.buffer)
+            body.session.channel.post(MessageKind.FREE, a=body.buffer)
 
     def acknowledge(self, task: Task) -> None:
         """The frame that `Owner.progress` queued is sent."""
         session = self._sessions.get(task.bundle)
         if session is not None and session.task is task and session.channel is not None:
-            session.channel.post(Kind.ACK)
+            session.channel.post(MessageKind.ACK)
 
     def end(self, bundle: bytes) -> None:
         """No receiver needs the session any more."""
         self.needs.forget(bundle)
         session = self._sessions.get(bundle)
-        if session is None or session.phase is Phase.ENDING:
+        if session is None or session.phase is BuilderPhase.ENDING:
             return
         if session.channel is None:
             if session.task is None:
@@ -178,12 +180,12 @@ class Builders:
             else:
                 self._died(session, End("was ended"), ch.NOWHERE)
             return
-        session.phase, session.ended_at = Phase.ENDING, time.monotonic()
+        session.phase, session.ended_at = BuilderPhase.ENDING, time.monotonic()
 
     def end_lingering(self, bundle: bytes) -> None:
-        """Ends a session at once that lingers although it is needed again: it can begin only after that."""
+        """Ends a lingering session at once, because it is needed again and can begin only after that."""
         session = self._sessions.get(bundle)
-        if session is not None and session.phase is Phase.ENDING:
+        if session is not None and session.phase is BuilderPhase.ENDING:
             self._end_builder(session, time.monotonic())
 
     def end_unused(self, used: Callable[[bytes], bool]) -> None:
@@ -193,16 +195,16 @@ class Builders:
                 self.end(bundle)
 
     def tick(self, now: float, used: Callable[[bytes], bool], waiting: Callable[[bytes], list[Task]]) -> None:
-        """Does what is due. Call about twice a second. `waiting` returns the first unbuilt tasks of a bundle."""
+        """Does all that is due. Call about twice a second. `waiting` returns the first unbuilt tasks of a bundle."""
         self._ends.look()
         self._trials.tick(now)
         for bundle, session in list(self._sessions.items()):
-            if session.phase is Phase.ENDING:
+            if session.phase is BuilderPhase.ENDING:
                 if now - session.ended_at > LINGER_S:
                     self._end_builder(session, now)
             else:
                 self._check_use(session, now, used(bundle))
-            if session.phase is Phase.BUSY:
+            if session.phase is BuilderPhase.BUSY:
                 if not self.discards(bundle) or _is_asked_again(session, waiting(bundle)):
                     session.deadline = float("inf")
                 elif session.deadline == float("inf"):
@@ -211,15 +213,15 @@ class Builders:
                 self._kill(session)
 
     def notes(self, now: float) -> Iterator[tuple[bytes, str]]:
-        """Yields (bundle, text) for each line that is due about sessions that are slow to begin."""
+        """Yields (bundle, text) for each note that is due about sessions that are slow to begin."""
         for bundle, session in self._sessions.items():
             since = session.since
-            if session.phase not in (Phase.LOADING, Phase.STARTING):
+            if session.phase not in (BuilderPhase.LOADING, BuilderPhase.STARTING):
                 continue
             if is_due(now, since, session.noted_at):
                 session.noted_at = now
                 loading = f"loads user code and data ({session.bundle.nbytes / 1e6:.1f} MB)"
-                what = loading if session.phase is Phase.LOADING else "runs worker_init_fn"
+                what = loading if session.phase is BuilderPhase.LOADING else "runs worker_init_fn"
                 yield bundle, f"{what}{frames.SINCE}{now - since:.0f} s"
 
     # Templates
@@ -258,7 +260,7 @@ class Builders:
     def _start(self, session: Session) -> None:
         """Gives the session a builder."""
         number, channel = self.templates.builder(session.template)
-        session.number, session.channel, session.phase = number, channel, Phase.STARTING
+        session.number, session.channel, session.phase = number, channel, BuilderPhase.STARTING
         self._owner.watch(channel, lambda: self._listen(session, channel))
         slot, index = session.bundle.slot, self._settings.index
         if session.bundle.facts.get(SLOTS):  # a stage has the same number of workers as the reading
@@ -271,10 +273,10 @@ class Builders:
         )  # fmt: skip
         session.introduction = introduction.pack()
         session.slot = None if slot is None else SlotSession()
-        channel.post(Kind.INIT, payload=session.introduction, fd=os.dup(1) if self._relayed else None)
+        channel.post(MessageKind.INIT, payload=session.introduction, fd=os.dup(1) if self._relayed else None)
 
     def _listen(self, session: Session, channel: Channel) -> None:
-        """Handles a builder's messages. Its template reports its end."""
+        """Handles a builder's messages. The template reports the builder's end."""
         if session.channel is not channel:
             return
         messages, alive = channel.read()
@@ -286,28 +288,28 @@ class Builders:
 
     def _message(self, session: Session, message: Message) -> None:
         task = session.task
-        if message.kind == Kind.UP:
+        if message.kind == MessageKind.UP:
             self._first_deaths.pop(session.bundle.id, None)
-            session.phase = Phase.FREE
+            session.phase = BuilderPhase.FREE
             self._owner.session_free()
-        elif message.kind == Kind.INIT_FAILED:
+        elif message.kind == MessageKind.INIT_FAILED:
             self.end(session.bundle.id)
             self._owner.bundle_failed(session.bundle.id, message.payload)
-        elif message.kind == Kind.BUFFER and message.fd is not None:
+        elif message.kind == MessageKind.BUFFER and message.fd is not None:
             session.buffers[message.a] = SharedBuffer(message.fd, message.b)
-        elif message.kind == Kind.DROP:
+        elif message.kind == MessageKind.DROP:
             session.buffers.pop(message.a, None)
-        elif message.kind == Kind.SNAPSHOT:
+        elif message.kind == MessageKind.SNAPSHOT:
             self._snapshot(session, message)
-        elif message.kind == Kind.REPLAYED:
+        elif message.kind == MessageKind.REPLAYED:
             session.replayed = message.b
-        elif message.kind == Kind.NO_STATE:
+        elif message.kind == MessageKind.NO_STATE:
             self._say(session, message.payload.decode(errors="replace"))
         elif task is None or message.a != task.serial:
             return
-        elif message.kind == Kind.PROGRESS:
+        elif message.kind == MessageKind.PROGRESS:
             self._owner.progress(task, message.b)
-        elif message.kind == Kind.BUILT:
+        elif message.kind == MessageKind.BUILT:
             number, nbytes = ch.BUILT.unpack(message.payload)
             memory = session.buffers[number]
             body = Body(session, number, memoryview(memory.map)[:nbytes], memory)
@@ -317,7 +319,7 @@ class Builders:
             if slot is not None and slot.is_exact is None and slot.first is not None and not slot.is_tried:
                 self._try_snapshot(session, slot, task, digests.of_body(body.view))
             self._owner.built(task, body)
-        elif message.kind == Kind.FAILED:
+        elif message.kind == MessageKind.FAILED:
             self._finished(session)
             if session.slot is not None and message.flags & Flag.ENDED and frames.says_end(message.payload):
                 session.slot.has_ended = True
@@ -326,7 +328,7 @@ class Builders:
     # Trials of slots
 
     def _try_snapshot(self, session: Session, slot: SlotSession, task: Task, digest: int) -> None:
-        """Has a batch after the first snapshot made again from that snapshot."""
+        """Starts a trial that makes a batch after the first snapshot again from that snapshot."""
         ticket = frames.unpack_slot_ticket(task.payload)
         if ticket is None or slot.first is None or ticket.number < slot.first[0] + TRIED_AFTER:
             return
@@ -338,14 +340,14 @@ class Builders:
     def _restored(self, session: Session, slot: SlotSession, expected: int, found: int | None) -> None:
         slot.is_tried = False
         if found is None and slot.trials < MAX_TRIALS:
-            slot.first = None  # the next one is tried
+            slot.first = None  # the next snapshot is tried
             return
         slot.is_exact = found == expected
         if slot.is_exact and slot.last is not None:
             self._owner.snapshot(session.bundle, *slot.last)
         if not slot.is_exact:
             if session.channel is not None:
-                session.channel.post(Kind.NO_STATE)
+                session.channel.post(MessageKind.NO_STATE)
             why = (
                 "could not be tried: it yielded no batch"
                 if found is None
@@ -367,20 +369,20 @@ class Builders:
 
     def _finished(self, session: Session) -> None:
         session.task, session.deadline, session.replayed = None, float("inf"), 0
-        if session.phase is Phase.BUSY:
-            session.phase = Phase.FREE
+        if session.phase is BuilderPhase.BUSY:
+            session.phase = BuilderPhase.FREE
 
     def _died(self, session: Session, end: End, position: int) -> None:
         was, task = session.phase, session.task
         self._forget(session)
         if end.of_memory:
-            work = "runs worker_init_fn" if was is Phase.STARTING else "waits for work"
+            work = "runs worker_init_fn" if was is BuilderPhase.STARTING else "waits for work"
             if task is not None:
                 work = f"makes {_describe(task, position)}"
             self._owner.out_of_memory(f"the process that {work} {end.text}")
         if task is not None:
             self._owner.lost(task, position, end)
-        if was is Phase.STARTING and self._hopeless(session):
+        if was is BuilderPhase.STARTING and self._hopeless(session):
             who = f"{self._settings.name}: the process that runs worker_init_fn"
             self._owner.bundle_failed(session.bundle.id, end.failure(who, f", {MAX_FIRST_DEATHS} times"))
         else:
@@ -402,7 +404,7 @@ class Builders:
 
     def _kill(self, session: Session) -> None:
         session.deadline = float("inf")
-        session.template.channel.post(Kind.KILL, a=session.number)
+        session.template.channel.post(MessageKind.KILL, a=session.number)
 
     def _end_builder(self, session: Session, now: float) -> None:
         if session.channel is not None:
@@ -410,7 +412,7 @@ class Builders:
             session.deadline = now + END_GRACE_S
 
     def _close(self, session: Session) -> None:
-        """Closes the channel: the builder ends when it reads next."""
+        """Closes the channel: the builder ends when it next reads from it."""
         if session.channel is not None:
             self._owner.unwatch(session.channel)
             session.channel.close()

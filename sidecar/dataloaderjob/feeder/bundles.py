@@ -1,6 +1,6 @@
 """Bundles that receivers named: their manifests, the transfer of their blobs, and the templates that have loaded them.
 
-The feeder's loop calls all methods. Threads fetch the blobs, one for each bundle, and report their end to the loop.
+The feeder's loop calls all methods. Threads fetch the blobs, one thread per bundle, and report to the loop when done.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
 from dataloaderjob.feeder.blobs import BlobFetcher
-from dataloaderjob.feeder.channel import Channel, Kind, Message, Template, Watching
+from dataloaderjob.feeder.channel import Channel, Message, MessageKind, Template, Watching
 from dataloaderjob.feeder.ends import End
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Instruction
@@ -36,16 +36,16 @@ log = logging.getLogger(__name__)
 NOTE_AFTER_S = 2.0
 NOTE_EVERY_S = 5.0
 MAX_BUNDLES = 256
-"""Most manifests kept; the oldest that no ticket needs is dropped first."""
+"""Maximum number of manifests kept; the oldest that no ticket needs is dropped first."""
 MAX_IDLE_TEMPLATES = 8
-"""Most templates kept without a session: their loaders may have been collected, which nobody reports."""
+"""Maximum number of templates kept without a session: nobody reports that a loader was garbage-collected."""
 LOADING = "the process that loads the dataset"
 LOOK = "look for a crash in native code or too little memory there; see what this feeder printed last"
 MAX_SPARES = 2
-"""Most templates that have a builder forked ahead."""
+"""Maximum number of idle templates that keep a builder forked ahead."""
 _BACKOFF = Backoff(0.2, 5.0)
 Soon = Callable[[Callable[[], None]], None]
-"""Has the loop call a function; safe from any thread."""
+"""Makes the loop call a function; safe to call from any thread."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class BundleStore:
         here: Callable[[bytes], None],
         lost: Callable[[list[Instruction], bytes], None],
     ) -> None:
-        """`address` returns host and port of this feeder. `here(bundle)` reports that its blobs are on this node,
+        """`address` returns this feeder's host and port. `here(bundle)` reports that its blobs are on this node,
         `lost(instructions, failure)` that they never will be."""
         self._settings, self._machine = settings, machine
         self._store = BlobStore(Path(settings.blob_folder))
@@ -113,7 +113,7 @@ class BundleStore:
             self._bundles.pop(bundle_id, None)
 
     def keep(self, now: float) -> None:
-        """Now and then marks blobs in use and removes unused ones, if that is left to the node's feeders."""
+        """Occasionally marks blobs in use and removes unused ones, if the node's feeders are responsible for that."""
         if self._settings.sweeps_blobs and now - self._kept_at > NODE_KEEP_S / 10:
             self._kept_at = now
             for bundle in self._bundles.values():
@@ -121,7 +121,7 @@ class BundleStore:
             self._store.sweep(set(), NODE_KEEP_S)
 
     def notes(self, now: float) -> Iterator[tuple[bytes, str]]:
-        """Yields (bundle, text) for each line that is due about blobs that are slow to arrive."""
+        """Yields (bundle, text) for each note that is due about blobs that are slow to arrive."""
         for bundle_id, wait in self._waits.items():
             if is_due(now, wait.since, wait.noted_at):
                 wait.noted_at = now
@@ -143,7 +143,7 @@ class BundleStore:
                 here = all(fetch(digest, nbytes) for digest, nbytes in self._store.missing(bundle))
             except (OSError, ProtocolError) as exc:
                 log.warning("%s: a blob could not be fetched, trying again: %s", self._settings.name, exc)
-            except Exception as exc:  # a thread that broke would leave its tickets waiting forever
+            except Exception as exc:  # if the thread died, its tickets would wait forever
                 failure = supervision.pack_failure("ServiceError", f"{self._settings.name}: {exc}")
             if here or failure or not self._wanted(bundle_id):
                 self._soon(functools.partial(self._over, bundle_id, here, failure))
@@ -159,12 +159,12 @@ class BundleStore:
 
 
 def is_due(now: float, since: float, noted_at: float) -> bool:
-    """True if it is time to report that something has taken since `since`. Intervals grow."""
+    """True if a note is due about something that has been going on since `since`. The intervals grow."""
     return now - since >= NOTE_AFTER_S and now - noted_at >= max(NOTE_EVERY_S, noted_at - since)
 
 
 class TemplateOwner(Protocol):
-    """The receiver of templates' events."""
+    """Handles the events of templates."""
 
     def loaded(self, template: Template) -> None: ...
     def load_failed(self, template: Template, payload: bytes) -> None: ...
@@ -174,7 +174,7 @@ class TemplateOwner(Protocol):
 
 
 class Templates:
-    """A feeder's templates by `Bundle.code`."""
+    """A feeder's templates, by `Bundle.code`."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class Templates:
     ) -> None:
         """`requests`: socket to the zygote. `relayed`: user code that is loading prints to this process's output."""
         self.loads = 0
-        """Number of bundles that were loaded for this feeder."""
+        """Number of bundles loaded for this feeder."""
         self._settings, self._requests, self._watching, self._owner = settings, requests, watching, owner
         self._output = [1] if relayed else []
         self._templates: dict[bytes, Template] = {}
@@ -195,7 +195,7 @@ class Templates:
         """(receiver, loader) -> `Bundle.code` that this loader of the receiver's trainer used last."""
 
     def get(self, bundle: Bundle) -> Template:
-        """Returns the template of a bundle whose blobs are here. `TemplateOwner.loaded` reports a new one as ready."""
+        """Returns the template of a bundle whose blobs are here. `TemplateOwner.loaded` reports when it is ready."""
         return self._templates.get(bundle.code) or self._load(bundle)
 
     def has(self, template: Template) -> bool:
@@ -211,7 +211,7 @@ class Templates:
                 self.trim()
 
     def closed(self, receiver: int) -> None:
-        """A receiver is gone. Its trainer is gone, too, or the receiver will reconnect."""
+        """A receiver is gone. Either its trainer is gone, too, or the receiver will reconnect."""
         self._latest = {key: code for key, code in self._latest.items() if key[0] != receiver}
         self.trim()
 
@@ -254,10 +254,10 @@ class Templates:
     def _fork(self, template: Template, nbytes: int = 0) -> tuple[int, Channel]:
         here, there = ch.pair()
         template.last_number += 1
-        template.channel.post(Kind.FORK, a=template.last_number, b=nbytes, fd=there.detach())
+        template.channel.post(MessageKind.FORK, a=template.last_number, b=nbytes, fd=there.detach())
         return template.last_number, Channel(here)
 
-    # Within
+    # Internals
 
     def _load(self, bundle: Bundle) -> Template:
         here, there = ch.pair()
@@ -275,14 +275,14 @@ class Templates:
         messages, alive = template.channel.read()
         template.channel.flush()
         for message in messages:
-            if message.kind == Kind.LOADED:
+            if message.kind == MessageKind.LOADED:
                 self.loads += 1
                 template.loaded = True
                 self._owner.loaded(template)
-            elif message.kind == Kind.LOAD_FAILED:
+            elif message.kind == MessageKind.LOAD_FAILED:
                 self._failed(template, message.payload)
                 return
-            elif message.kind == Kind.ENDED and not self._spare_ended(template, message.a):
+            elif message.kind == MessageKind.ENDED and not self._spare_ended(template, message.a):
                 self._owner.builder_ended(template, message)
         if not alive and self.has(template):
             self._ended(template)

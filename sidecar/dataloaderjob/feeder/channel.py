@@ -2,12 +2,12 @@
 
     u8 kind, u8 1 if a descriptor is attached, u16 flags, u32 payload bytes, u64 a, u64 b
 
-They travel over a Unix stream socket between processes of one user, so a malformed message is a defect of this package.
+They travel over a Unix stream socket between processes of one user, so a malformed message is a bug in this package.
 
-The sessions and templates of a feeder are also defined here, as values; `builders` and `bundles` change them.
+A feeder's sessions and templates are also defined here, as plain data that `builders` and `bundles` update.
 
-A session is one epoch of one loader (`Bundle.id`) and has one builder at a time. The template, its loaded bundle,
-outlives it and serves the next epoch.
+A session is one epoch of one loader (`Bundle.id`) and has one builder at a time. The template, which holds the
+loaded bundle, outlives the session and serves the next epoch.
 
     LOADING   its template is not ready
     STARTING  its builder runs worker_init_fn
@@ -40,28 +40,28 @@ _HEAD = struct.Struct("<BBHIQQ")
 _READ_NBYTES = 256 * 1024
 _FDS_NBYTES = socket.CMSG_SPACE(16 * 4)
 BUILT = struct.Struct("<QQ")
-"""Payload of Kind.BUILT: number of the buffer, bytes of the body in it."""
+"""Payload of MessageKind.BUILT: the number of the buffer, and the size in bytes of the body in it."""
 ENDED = struct.Struct("<qQq")
-"""Payload of Kind.ENDED: exit code (negative: signal), serial of the task being made, position of its sample."""
+"""Payload of MessageKind.ENDED: exit code (negative: signal), serial of the task being made, position of its sample."""
 NOWHERE = -1
-"""Position in ENDED: no sample was being made."""
+"""Position in ENDED if no sample was being made."""
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """Kinds of messages. F: sent by the feeder, T: by a template, B: by a builder."""
 
     FORK = 1
-    """F to T: fork builder `a`; the descriptor is its channel. `b`: bytes of a body, to warm up with; 0 if unknown."""
+    """F to T: fork builder `a`; the descriptor is its channel. `b`: size of a body, for warming up; 0 if unknown."""
     KILL = 2
-    """F to T: end builder `a` at once."""
+    """F to T: kill builder `a`."""
     LOADED = 3
-    """T: the bundle is loaded, which took `a` ns."""
+    """T: the bundle is loaded; loading took `a` ns."""
     LOAD_FAILED = 4
     """T: the bundle cannot be loaded; payload: `making.failures`. The template ends."""
     ENDED = 5
     """T: the process of builder `a` ended; payload: `ENDED`."""
     INIT = 6
-    """F to B: the session to work for; payload: JSON of `Introduction`. A descriptor, if any, is its output."""
+    """F to B: the session to work for; payload: JSON of `Introduction`. A descriptor, if any, is for its output."""
     UP = 7
     """B: worker_init_fn has run."""
     INIT_FAILED = 8
@@ -69,7 +69,7 @@ class Kind(IntEnum):
     BUILD = 9
     """F to B: make ticket `b` (payload: `frames.pack_ticket`) as job `a`; flags as in the ticket's frame."""
     BUFFER = 10
-    """B: shared memory number `a` of `b` bytes; the descriptor is its memfd."""
+    """B: new buffer `a` of `b` bytes; the descriptor is its memfd."""
     DROP = 11
     """B: buffer `a` is no longer used."""
     BUILT = 12
@@ -77,15 +77,15 @@ class Kind(IntEnum):
     FAILED = 13
     """B: user code failed in job `a`; payload: `making.failures`. Flags as in the feeder's frame."""
     PROGRESS = 14
-    """B: about to make sample `b` of job `a`, which may end the process: waits for ACK."""
+    """B: about to make sample `b` of job `a`, which may kill the process: waits for ACK."""
     ACK = 15
-    """F to B: PROGRESS has left the feeder."""
+    """F to B: the feeder has passed PROGRESS on."""
     FREE = 16
-    """F to B: the body in buffer `a` is sent or given up."""
+    """F to B: the body in buffer `a` was sent or given up."""
     SNAPSHOT = 17
-    """B: the slot as it is after `a` batches; payload: its state."""
+    """B: a snapshot of the slot after `a` batches; payload: its state."""
     NO_STATE = 18
-    """B: a warning about making the slot again; payload: its text. F to B: no snapshot is wanted."""
+    """B: a warning about making the slot again; payload: the text. F to B: no snapshot is wanted."""
     REPLAYED = 19
     """B: for job `a`, `b` earlier batches of its slot have been made again."""
 
@@ -118,7 +118,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Watching(Protocol):
-    """A loop that calls back when a channel has something to read, or can take more."""
+    """A loop that calls back when a channel has data to read, or can accept more."""
 
     def watch(self, end: Channel, callback: Callable[[], None]) -> None: ...
     def unwatch(self, end: Channel) -> None: ...
@@ -128,13 +128,13 @@ class Channel:
     """One end of a channel: blocking (`receive`, `send`) in builders, non-blocking (`read`, `post`) elsewhere."""
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.settimeout(None)  # whatever default user code has set
+        sock.settimeout(None)  # regardless of the default that user code has set
         self.sock = sock
         self._in = bytearray()
         self._fds: deque[int] = deque()
         self._out = bytearray()
         self._out_fds: deque[tuple[int, int]] = deque()
-        """(bytes of `_out` before the message, descriptor) of messages that are not sent yet."""
+        """(bytes of `_out` before the message, descriptor) for each message that is not sent yet."""
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -165,7 +165,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> bool:
-        """Sends queued messages. Returns True if nothing is left, or the channel is broken: `read` meets its end."""
+        """Sends queued messages. Returns True if none is left or the channel is broken, which `read` then reports."""
         try:
             while self._out:
                 self._push()
@@ -197,7 +197,7 @@ class Channel:
     # In
 
     def receive(self) -> Message | None:
-        """Returns the next message, blocking as long as the socket does; None at the end."""
+        """Returns the next message, blocking within the socket's timeout; None at the end of the stream."""
         while (message := self._next()) is None:
             if not self._fill(0):
                 return None
@@ -232,7 +232,7 @@ class Channel:
         return Message(kind, flags, a, b, payload, self._fds.popleft() if has_fd else None)
 
 
-class Phase(Enum):
+class BuilderPhase(Enum):
     LOADING = auto()
     STARTING = auto()
     FREE = auto()
@@ -247,7 +247,7 @@ class SharedBuffer:
     _numbers = itertools.count(1)
 
     def __init__(self, fd: int, nbytes: int) -> None:
-        """Owns `fd` until nobody has the buffer any more. Raises OSError."""
+        """Takes ownership of `fd` for the buffer's lifetime. Raises OSError."""
         self.fd = fd
         self.number = next(self._numbers)
         """Identifies the buffer to receivers."""
@@ -268,15 +268,15 @@ class Body(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A session. The module's docstring has the table of its phases."""
+    """A session. The module's docstring lists its phases."""
 
     bundle: Bundle
     template: Template
     base_seed: int
     since: float
-    phase: Phase = Phase.LOADING
+    phase: BuilderPhase = BuilderPhase.LOADING
     number: int = 0
-    """The number of its builder at the template."""
+    """Its builder's number at the template."""
     channel: Channel | None = None
     task: Task | None = None
     buffers: dict[int, SharedBuffer] = field(default_factory=dict)
@@ -288,7 +288,7 @@ class Session:
     introduction: bytes = b""
     slot: SlotSession | None = None
     replayed: int = 0
-    """Batches of its slot that its builder has made again for the task, by its last report."""
+    """Number of its slot's batches that its builder has made again for the task, according to the last report."""
 
 
 @dataclass(slots=True)
@@ -296,17 +296,17 @@ class SlotSession:
     """A feeder's record of the slot that a session makes."""
 
     first: tuple[int, bytes] | None = None
-    """The snapshot that is on trial: (batches made, state)."""
+    """The snapshot on trial: (batches made, state)."""
     last: tuple[int, bytes] | None = None
     """The latest snapshot, in the same form."""
     trials: int = 0
-    """Number of trials that were started."""
+    """Number of trials started."""
     is_tried: bool = False
     """True while a trial runs."""
     has_ended: bool = False
-    """True once it has no further batches: a ticket for one is answered at once."""
+    """True once the slot has no further batches: a ticket for one is answered at once."""
     is_exact: bool | None = None
-    """True if snapshots restore the slot; None until a trial has decided."""
+    """True if snapshots restore the slot exactly; None until a trial has decided this."""
 
 
 @dataclass(slots=True, eq=False)
@@ -335,7 +335,7 @@ class Introduction:
     base_seed: int
     allow_pickle: bool
     is_slot: bool = False
-    """True if it makes slot `index` of an IterableDataset."""
+    """True if the builder makes slot `index` of an IterableDataset."""
     env: dict[str, str] = field(default_factory=dict)
     """`Bundle.env`."""
     ranks: int = 0

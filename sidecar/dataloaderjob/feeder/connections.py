@@ -24,7 +24,7 @@ from typing import Any
 
 from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
-from dataloaderjob.core.frames import HEADER_NBYTES, Flag, Header, Kind
+from dataloaderjob.core.frames import HEADER_NBYTES, Flag, FrameKind, Header
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.core.supervision import Cause
@@ -49,10 +49,10 @@ TELL_AFTER_S = 3.0
 DRAIN_POLL_S = 0.05
 _READ_NBYTES = 256 * 1024
 SHARED_FROM_NBYTES = 128 * 1024
-"""Smaller bodies are sent even to receivers on this machine, which is quicker than sharing them: 6,100 bodies of 100 kB
-a second against 5,100, but only 4,300 of 300 kB against 4,700."""
+"""Smaller bodies are sent even to receivers on this machine, which is faster than sharing them: at 100 kB, 6,100 bodies
+per second against 5,100; at 300 kB, only 4,300 against 4,700."""
 MAX_OWED = 10_000
-"""Most control frames that may wait for a receiver before nothing more is read from it."""
+"""Number of control frames waiting for a receiver at which the feeder stops reading from it."""
 Buffer = bytes | memoryview
 
 
@@ -73,7 +73,7 @@ class Outgoing:
         self.done: Callable[[], None] | None = None
 
     def push(self, sock: socket.socket) -> None:
-        """Sends what the socket takes. Raises BlockingIOError if that is not all, OSError."""
+        """Sends what the socket accepts. Raises BlockingIOError if something is left, and OSError."""
         buffers = self.buffers
         while buffers:
             sent = sock.sendmsg(buffers) if self.fd is None else socket.send_fds(sock, buffers, [self.fd])
@@ -85,7 +85,7 @@ class Outgoing:
 
 
 class ReceiverConnection:
-    """A connection after its handshake."""
+    """A receiver's connection after its handshake."""
 
     def __init__(
         self,
@@ -95,30 +95,30 @@ class ReceiverConnection:
         on_start: Callable[[Task], None],
         on_sent: Callable[[Task], None],
     ) -> None:
-        """`on_start` and `on_sent` are called for each body; `on_sent` of a shared body, once it is taken."""
+        """`on_start` and `on_sent` are called for each body; for a shared body, `on_sent` once it is taken."""
         self.number = number
         self.is_here = sock.family == socket.AF_UNIX
         """True if the receiver is on this machine, so that bodies may be shared with it."""
         self.sock = sock
         self.closed = False
         self.armed = 0
-        """Events of the socket for which the loop waits."""
+        """Socket events that the loop waits for."""
         self._on_start = on_start
         self._on_sent = on_sent
         self._control: deque[Outgoing] = deque()
         self._bodies: deque[Outgoing] = deque()
         self._current: Outgoing | None = None
         self._untaken: deque[Task] = deque()
-        """Tasks whose bodies were offered to the receiver as shared memory, in that order."""
+        """Tasks whose bodies were offered to the receiver as shared memory, in the order of the offers."""
         self._mapped: dict[int, weakref.ref[SharedBuffer]] = {}
-        """Buffers that the receiver has, by number."""
+        """Buffers that were shared with the receiver, by number."""
         self._inbuf = bytearray()
         sock.setblocking(False)
 
     # Output
 
     def queue_control(self, *buffers: Buffer) -> None:
-        """Queues a control frame, which overtakes bodies that have not begun."""
+        """Queues a control frame, which overtakes bodies that are not being sent yet."""
         self._control.append(Outgoing(buffers, None))
 
     def queue_body(self, task: Task, buffers: Sequence[Buffer], memory: SharedBuffer | None = None) -> None:
@@ -135,7 +135,7 @@ class ReceiverConnection:
 
     @property
     def events(self) -> int:
-        """The socket events to wait for. Nothing more is read from a receiver that takes no answers."""
+        """The socket events to wait for. Nothing more is read from a receiver that does not read its answers."""
         reading = select.EPOLLIN if len(self._control) < MAX_OWED else 0
         return reading | select.EPOLLRDHUP | (select.EPOLLOUT if self._current is not None else 0)
 
@@ -161,7 +161,7 @@ class ReceiverConnection:
     def close(self) -> None:
         self.closed = True
         with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)  # ends it even if another process has the descriptor
+            self.sock.shutdown(socket.SHUT_RDWR)  # ends it even if another process holds the descriptor
         self.sock.close()
 
     def _next(self) -> Outgoing | None:
@@ -186,7 +186,7 @@ class ReceiverConnection:
         self._on_sent(self._untaken.popleft())
 
     def gone(self) -> list[int]:
-        """Returns buffers that the receiver has and that no builder uses any more, each once."""
+        """Returns the shared buffers that no builder uses any more, each only once."""
         gone = [number for number, memory in self._mapped.items() if memory() is None]
         for number in gone:
             del self._mapped[number]
@@ -206,7 +206,7 @@ class ReceiverConnection:
         return bool(data)
 
     def frames(self) -> Iterator[tuple[Header, bytes]]:
-        """Yields the whole frames read so far. Raises RemoteProtocolError."""
+        """Yields the complete frames read so far. Raises RemoteProtocolError."""
         buffer = self._inbuf
         at = 0
         try:
@@ -234,8 +234,8 @@ class Sender:
     def perform(
         self, instructions: Iterable[Instruction], payload: bytes = b"", *, flags: int = 0, position: int = -1
     ) -> set[ReceiverConnection]:
-        """Queues frames. `payload`: the packed failure of failed tickets, or the reason why tickets were lost.
-        `position`: the sample that was being made."""
+        """Queues the frames for these instructions. `payload`: the packed failure of failed tickets, or the reason why
+        tickets were lost. `position`: the sample that was being made."""
         touched: set[ReceiverConnection] = set()
         for made in instructions:
             task = made.task
@@ -247,18 +247,18 @@ class Sender:
             elif isinstance(made, Withdraw):
                 connection.withdraw(task)
             elif isinstance(made, Announce):
-                self.control(Kind.ANNOUNCE, task, room=task.nbytes)
+                self.control(FrameKind.ANNOUNCE, task, room=task.nbytes)
             elif isinstance(made, Fail):
-                self.control(Kind.FAILED, task, payload=payload, flags=flags)
+                self.control(FrameKind.FAILED, task, payload=payload, flags=flags)
             elif isinstance(made, Lost):
-                self.control(Kind.LOST, task, payload=payload, room=position + 1, flags=flags)
+                self.control(FrameKind.LOST, task, payload=payload, room=position + 1, flags=flags)
             elif isinstance(made, NeedBundle):
-                self.control(Kind.NEED_BUNDLE, task)
+                self.control(FrameKind.NEED_BUNDLE, task)
             touched.add(connection)
         return touched
 
     def control(
-        self, kind: Kind, task: Task, *, room: int = 0, payload: bytes = b"", flags: int = 0
+        self, kind: FrameKind, task: Task, *, room: int = 0, payload: bytes = b"", flags: int = 0
     ) -> set[ReceiverConnection]:
         """Queues any frame except BODY about `task`."""
         connection = self.connections.get(task.receiver)
@@ -274,7 +274,7 @@ class Sender:
     def confirm_cancelled(self, connection: ReceiverConnection, cancel: Header) -> None:
         """Queues the answer to a CANCEL frame."""
         header = frames.pack_header(
-            Kind.CANCELLED, stream=cancel.stream, ticket=cancel.ticket,
+            FrameKind.CANCELLED, stream=cancel.stream, ticket=cancel.ticket,
             load=self._machine.load,
         )  # fmt: skip
         connection.queue_control(header)
@@ -284,7 +284,9 @@ class Sender:
         touched: set[ReceiverConnection] = set()
         for connection in self.connections.values():
             for number in connection.gone():
-                connection.queue_control(frames.pack_header(Kind.UNMAP, room=number, load=self._machine.load))
+                connection.queue_control(
+                    frames.pack_header(FrameKind.UNMAP, room=number, load=self._machine.load)
+                )
                 touched.add(connection)
         return touched
 
@@ -293,7 +295,7 @@ class Sender:
         shares = connection.is_here and task.nbytes >= SHARED_FROM_NBYTES
         payload = frames.pack_shared(body.memory.number, task.nbytes) if shares else body.view
         header = frames.pack_header(
-            Kind.SHARED if shares else Kind.BODY, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
+            FrameKind.SHARED if shares else FrameKind.BODY, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
             nbytes=len(payload), room=self._loads(), flags=task.flags & Flag.CHECKSUM, load=self._machine.load,
         )  # fmt: skip
         connection.queue_body(task, [header, payload], body.memory if shares else None)
@@ -302,7 +304,7 @@ class Sender:
 class Registration:
     """Keeps the feeder registered with the supervisor, in its own thread, until the process ends.
 
-    `idle` returns True if the server has nothing left to do; a feeder that drains waits for that.
+    `idle` returns True if the server has nothing left to do; a draining feeder waits for this.
     """
 
     def __init__(
@@ -320,11 +322,11 @@ class Registration:
             "session": settings.session,
         }
         self._trouble: dict[str, Any] | None = None
-        """The latest trouble that is not reported yet."""
+        """The latest trouble not yet reported."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def tell(self, cause: Cause, why: str) -> None:
-        """Reports to the supervisor what is wrong here although the feeder serves; safe from any thread."""
+        """Reports trouble of a feeder that still serves to the supervisor; safe to call from any thread."""
         self._trouble = {"type": "trouble", "cause": cause.value, "why": why}
         os.eventfd_write(self._wake, 1)
 
@@ -352,8 +354,8 @@ class Registration:
             time.sleep(_BACKOFF.spread_s(failures))
 
     def _listen(self, sock: socket.socket) -> None:
-        """Listens until the connection ends, which raises ConnectionError."""
-        poll = select.poll()  # takes descriptors of any number
+        """Listens until the connection ends, then raises ConnectionError."""
+        poll = select.poll()  # unlike select(), accepts descriptors of any number
         for fd in (sock.fileno(), self._wake):
             poll.register(fd, select.POLLIN)
         while True:

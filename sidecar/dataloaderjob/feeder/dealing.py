@@ -1,7 +1,7 @@
 """Slots whose batches are dealt to several ranks, which share one session at the feeder that makes the slot. Pure.
 
-Each rank requests its own share of a slot and asks whether the rest exists. Ranks advance at different speeds, so a
-batch that one rank no longer needs may still be requested by another.
+Each rank requests its own share of a slot and asks whether the other batches exist. Ranks advance at different speeds,
+so a batch that one rank no longer needs may still be requested by another.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Needs:
         known[receiver] = needed if before == _NOTHING else max(before, needed)
 
     def may_make(self, bundle: Bundle, number: int) -> bool:
-        """True if batch `number` is near enough to what the slowest rank needs: batches in between are kept."""
+        """True if batch `number` is close enough to what the slowest rank needs: all batches in between are kept."""
         slowest = min(self._of.get(bundle.id, {}).values(), default=_NOTHING)
         return number < slowest + STEPS_AHEAD * bundle.ranks + BATCHES_AHEAD
 
     def of_all(self, bundle: Bundle, ticket: SlotTicket, packed: bytes) -> bytes:
-        """Returns a rank's packed ticket, changed to need what all ranks need."""
+        """Returns a rank's packed ticket, with `needed` changed to what all ranks need."""
         known = [needed for needed in self._of.get(bundle.id, {}).values() if needed != _NOTHING]
         least = min(known, default=float(ticket.needed))
         if len(self._of.get(bundle.id, {})) < bundle.ranks:  # the others are about as far as the first
@@ -77,7 +77,7 @@ _NOTHING = float("inf")
 def refusal(
     bundle: Bundle, receiver: int, needed: int, others: Iterable[Bundle], users: Callable[[bytes], set[int]]
 ) -> str:
-    """Returns why a rank gets nothing from this session, given what other ranks use now; else an empty string."""
+    """Returns why a rank gets nothing from this session, given the bundles of other ranks; else an empty string."""
     if bundle.ranks < 2:
         return ""
     here = users(bundle.id)

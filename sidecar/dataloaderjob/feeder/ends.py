@@ -18,13 +18,13 @@ class End(NamedTuple):
     of_memory: bool = False
 
     def failure(self, who: str, more: str) -> bytes:
-        """Returns the FAILED payload for work given up because of this. `more`: appended unless memory is the cause."""
+        """Returns the FAILED payload for work lost with the process. `more`: appended unless memory ran out."""
         error, tail = ("OutOfMemory", "") if self.of_memory else ("ServiceError", more)
         return supervision.pack_failure(error, f"{who} {self.text}{tail}")
 
 
 class Ends:
-    """Describes the ends of one feeder's processes. Call `look` about once a second."""
+    """Describes how one feeder's processes ended. Call `look` about once a second."""
 
     def __init__(self, memory_field: str, watch: MemoryWatch | None = None) -> None:
         self._field = memory_field
@@ -42,7 +42,7 @@ class Ends:
         return End(f"ended with exit code {code}")
 
     def unknown(self, text: str) -> End:
-        """Describes the end of a process whose code is unknown: `text`, unless memory ran out."""
+        """Describes the end of a process whose exit code is unknown: `text`, unless memory ran out."""
         if not self._watch.killed:
             return End(text)
         return End(

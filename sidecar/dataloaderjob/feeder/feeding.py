@@ -2,13 +2,13 @@
 
 Events go in (a frame arrived, a batch is built, a body is sent), instructions come out. The machine never inspects
 payloads. Each bundle has its own builder, which makes one batch at a time. The shell, `feeder.server`, reports which
-builders are free. Every ticket is a `Task` whose state changes only by the table in `feeding_states`.
+builders are free. Every ticket is a `Task` whose state changes only as the table in `feeding_states` allows.
 
-Turns go round robin over receivers, within a receiver round robin over streams, within a stream by ticket.
+Receivers take turns, and so do the streams of each receiver. Within a stream, the lowest ticket comes first.
 Nothing is built for a receiver with `limit` batches HELD, or with `limit` built and unsent. One exception prevents a
-deadlock: a ticket before all HELD ones of its stream is built anyway, because the receiver may make no room for the
-later ones until it has this one. Once `most_nbytes` are built for all receivers together, only a receiver with
-nothing built gets a batch: batches built for the others may wait for a trainer that waits for this one.
+deadlock: a ticket before all HELD ones of its stream is built anyway, because the receiver may make no room for those
+until it has this one. Once the batches built for all receivers reach `most_nbytes`, only a receiver with nothing built
+gets a batch: batches built for the others may wait for a trainer that waits for this one.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from typing import Any
 from dataloaderjob.feeder.feeding_states import (
     TRANSITIONS,
     Announce,
-    Event,
     Fail,
     IllegalTransition,
     Instruction,
     Lost,
     NeedBundle,
     Send,
-    State,
     Task,
+    TaskEvent,
+    TaskState,
     Withdraw,
 )
 
 _HISTORY = 64
 MOST_NBYTES = 1 << 30
-"""Limit on the bytes of built and unsent batches: two batches of 38.5 MB for each of 64 receivers were 4.9 GB."""
-BUILT = frozenset({State.HELD, State.READY, State.SENDING})
+"""Limit on the bytes of built and unsent batches: two batches of 38.5 MB for each of 64 receivers took 4.9 GB."""
+BUILT = frozenset({TaskState.HELD, TaskState.READY, TaskState.SENDING})
 Free = Callable[[Task], bool]
-"""Returns True if a builder may make this task now."""
+"""Returns True if a builder may start on this task now."""
 
 
 class _Receiver:
-    """Tickets of one connection."""
+    """The tickets of one connection."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -86,7 +86,7 @@ class Feeding:
     """The machine. Its methods are events; they return instructions to be followed in order."""
 
     def __init__(self, limit: int, most_nbytes: int = MOST_NBYTES) -> None:
-        """Starts without receivers. `limit`: most built batches of a receiver; 2 are one being sent and one ready."""
+        """Starts without receivers. `limit`: most built batches per receiver; 2 allows one being sent and one ready."""
         self._limit, self._most_nbytes = limit, most_nbytes
         self.built_nbytes = 0
         """Bytes of built and unsent batches."""
@@ -100,11 +100,11 @@ class Feeding:
         self.freed: list[Any] = []
         """Bodies that were sent or given up; the shell collects them."""
         self._serial = 0
-        self._history: deque[tuple[int, Event]] = deque(maxlen=_HISTORY)
+        self._history: deque[tuple[int, TaskEvent]] = deque(maxlen=_HISTORY)
 
     @property
     def load(self) -> int:
-        """Number of tickets queued or being built for all receivers. Receivers compare feeders by it."""
+        """Number of tickets waiting or being built for all receivers. Receivers use it to compare feeders."""
         return self._queued + sum(map(len, self._parked.values())) + self._building
 
     @property
@@ -124,7 +124,7 @@ class Feeding:
         if gone is None:
             return
         for task in dict.fromkeys((*gone.tasks.values(), *gone.unsent)):  # a READY task is in both
-            self._move(task, Event.CANCEL)
+            self._move(task, TaskEvent.CANCEL)
         del self._receivers[receiver]
         self._turns.remove(gone)
 
@@ -141,7 +141,7 @@ class Feeding:
         room: int,
         payload: bytes,
     ) -> list[Instruction]:
-        """A TICKET frame arrived. A repeated ticket only adds its flags and raises the room."""
+        """A TICKET frame arrived. A repeated ticket only adds its flags and increases the room."""
         owner = self._receivers[receiver]
         owner.uses[bundle] = stream
         known = owner.tasks.get((stream, ticket))
@@ -149,10 +149,10 @@ class Feeding:
             known.flags |= flags
             return self._widen(known, room)
         self._serial += 1
-        state = State.QUEUED if bundle in self._known else State.PARKED
+        state = TaskState.QUEUED if bundle in self._known else TaskState.PARKED
         task = Task(self._serial, receiver, stream, ticket, bundle, flags, room, payload, state)
         owner.tasks[stream, ticket] = task
-        if state is State.QUEUED:
+        if state is TaskState.QUEUED:
             owner.enqueue(task)
             self._queued += 1
             return []
@@ -163,14 +163,14 @@ class Feeding:
         return []
 
     def grant(self, receiver: int, *, stream: int, ticket: int, room: int) -> list[Instruction]:
-        """A GRANT frame arrived. It only raises the room of a batch that is not built (asked again once announced)."""
+        """A GRANT frame arrived. It sends a batch that is HELD, and only increases the room of an unbuilt one."""
         task = self.find(receiver, stream, ticket)
         if task is None:
             return []
         task.room = max(task.room, room)
         was = task.state
-        self._move(task, Event.GRANT)
-        return [Send(task)] if was is State.HELD else []
+        self._move(task, TaskEvent.GRANT)
+        return [Send(task)] if was is TaskState.HELD else []
 
     def cancel(self, receiver: int, *, stream: int, ticket: int) -> list[Instruction]:
         """A CANCEL frame arrived: the ticket is forgotten, unless part of its body is already sent."""
@@ -191,7 +191,7 @@ class Feeding:
         self._coming.discard(bundle)
         self._known.add(bundle)
         for task in self._parked.pop(bundle, ()):
-            self._move(task, Event.BUNDLE)
+            self._move(task, TaskEvent.BUNDLE)
 
     def bundle_lost(self, bundle: bytes) -> list[Instruction]:
         """The bundle cannot be obtained: its tickets fail. Also reported if nobody wants the bundle any more."""
@@ -200,7 +200,7 @@ class Feeding:
             owner.asked.discard(bundle)
         lost = self._parked.pop(bundle, [])
         for task in lost:
-            self._move(task, Event.BUNDLE_LOST)
+            self._move(task, TaskEvent.BUNDLE_LOST)
         return [Fail(task) for task in lost]
 
     def known(self, bundle: bytes) -> bool:
@@ -212,16 +212,20 @@ class Feeding:
         return bundle in self._parked
 
     def waiting(self, bundle: bytes) -> list[Task]:
-        """Returns each receiver's earliest unbuilt ticket of this bundle. A note about the bundle concerns these."""
+        """Returns each receiver's earliest unbuilt ticket of this bundle. Notes about the bundle refer to these."""
         first: dict[int, Task] = {}
         for owner in self._receivers.values():
             for task in owner.tasks.values():
-                if task.bundle == bundle and task.state in (State.PARKED, State.QUEUED, State.BUILDING):
+                if task.bundle == bundle and task.state in (
+                    TaskState.PARKED,
+                    TaskState.QUEUED,
+                    TaskState.BUILDING,
+                ):
                     first.setdefault(owner.number, task)
         return list(first.values())
 
     def forget_bundle(self, bundle: bytes) -> bool:
-        """Makes a bundle unknown again. Returns False, and does nothing, while a ticket needs it."""
+        """Makes a bundle unknown again. Does nothing and returns False while a ticket needs it."""
         if self.waiting(bundle):
             return False
         self._known.discard(bundle)
@@ -230,7 +234,7 @@ class Feeding:
         return True
 
     def release(self, receiver: int, bundle: bytes) -> None:
-        """A RELEASE frame arrived: the receiver sends no further ticket of this bundle."""
+        """A RELEASE frame arrived: the receiver sends no further tickets of this bundle."""
         owner = self._receivers.get(receiver)
         if owner is not None:
             owner.uses.pop(bundle, None)
@@ -252,71 +256,71 @@ class Feeding:
             if task.bundle == bundle
         ]  # fmt: skip
         for task in queued:
-            self._move(task, Event.FAILED)
+            self._move(task, TaskEvent.FAILED)
         return [Fail(task) for task in queued]
 
     # Building and sending
 
     def next_build(self, free: Free) -> Task | None:
-        """Returns the task to build now; None until something changes."""
+        """Returns the task to build now; None if nothing can be built until something changes."""
         limit = 1 if self.built_nbytes >= self._most_nbytes else self._limit
         for _ in range(len(self._turns)):
             owner = self._turns[0]
             self._turns.rotate(-1)
             task = owner.candidate(limit, free)
             if task is not None:
-                self._move(task, Event.BUILD)
+                self._move(task, TaskEvent.BUILD)
                 return task
         return None
 
     def built(self, task: Task, nbytes: int) -> list[Instruction]:
         """The builder made a body of `nbytes` bytes."""
         task.nbytes = nbytes
-        self._move(task, Event.FITS if nbytes <= task.room else Event.EXCEEDS)
-        if task.state is State.GONE:
+        self._move(task, TaskEvent.FITS if nbytes <= task.room else TaskEvent.EXCEEDS)
+        if task.state is TaskState.GONE:
             return []
-        return [Send(task)] if task.state is State.READY else [Announce(task)]
+        return [Send(task)] if task.state is TaskState.READY else [Announce(task)]
 
     def failed(self, task: Task) -> list[Instruction]:
-        """User code failed while the builder made this task."""
-        live = task.state is State.BUILDING
-        self._move(task, Event.FAILED)
+        """User code failed while the builder was working on this task."""
+        live = task.state is TaskState.BUILDING
+        self._move(task, TaskEvent.FAILED)
         return [Fail(task)] if live else []
 
     def lost(self, task: Task) -> list[Instruction]:
-        """The builder ended while it made this task."""
-        live = task.state is State.BUILDING
-        self._move(task, Event.LOST)
+        """The builder ended while it was working on this task."""
+        live = task.state is TaskState.BUILDING
+        self._move(task, TaskEvent.LOST)
         return [Lost(task)] if live else []
 
     def started(self, task: Task) -> None:
-        self._move(task, Event.START)
+        self._move(task, TaskEvent.START)
 
     def sent(self, task: Task) -> None:
-        """The last byte of the body is sent, or the receiver has copied it. Ignored if the receiver has ended."""
-        if task.state is not State.GONE:
-            self._move(task, Event.SENT)
+        """The last byte of the body was sent, or the receiver has copied the body. Ignored if the task is GONE."""
+        if task.state is not TaskState.GONE:
+            self._move(task, TaskEvent.SENT)
 
-    # Within
+    # Internals
 
     def find(self, receiver: int, stream: int, ticket: int) -> Task | None:
-        """Returns the task that a frame refers to; None if it does not exist (any more)."""
+        """Returns the task that a frame refers to; None if no such task exists (any more)."""
         owner = self._receivers.get(receiver)
         return None if owner is None else owner.tasks.get((stream, ticket))
 
     def _widen(self, task: Task, room: int) -> list[Instruction]:
         task.room = max(task.room, room)
-        if task.state is State.HELD and task.nbytes <= task.room:
-            self._move(task, Event.GRANT)
+        if task.state is TaskState.HELD and task.nbytes <= task.room:
+            self._move(task, TaskEvent.GRANT)
             return [Send(task)]
         return []
 
     def _cancel(self, task: Task) -> list[Instruction]:
         was = task.state
-        self._move(task, Event.CANCEL)
-        return [Withdraw(task)] if was is State.READY else []
+        self._move(task, TaskEvent.CANCEL)
+        return [Withdraw(task)] if was is TaskState.READY else []
 
-    def _move(self, task: Task, event: Event) -> None:
+    def _move(self, task: Task, event: TaskEvent) -> None:
         """Changes the task's state and updates the collections and counts that it is part of."""
         self._history.append((task.serial, event))
         state = TRANSITIONS.get((task.state, event))
@@ -326,40 +330,40 @@ class Feeding:
             return
         owner = self._receivers.get(task.receiver)
         was, task.state = task.state, state
-        if was in (State.BUILDING, State.DISCARDED) and state is not State.DISCARDED:
+        if was in (TaskState.BUILDING, TaskState.DISCARDED) and state is not TaskState.DISCARDED:
             self._building -= 1
         self.built_nbytes += task.nbytes * ((state in BUILT) - (was in BUILT))
         if owner is not None:
             self._leave(owner, task, was)
             self._enter(owner, task)
-        if state is State.GONE and task.body is not None:
+        if state is TaskState.GONE and task.body is not None:
             self.freed.append(task.body)
             task.body = None
 
-    def _leave(self, owner: _Receiver, task: Task, was: State) -> None:
-        if was is State.QUEUED:
-            owner.dequeue(task, turn=task.state is State.BUILDING)
+    def _leave(self, owner: _Receiver, task: Task, was: TaskState) -> None:
+        if was is TaskState.QUEUED:
+            owner.dequeue(task, turn=task.state is TaskState.BUILDING)
             self._queued -= 1
-        elif was is State.PARKED and task.bundle in self._parked:
+        elif was is TaskState.PARKED and task.bundle in self._parked:
             self._parked[task.bundle].remove(task)
             if not any(j.receiver == owner.number for j in self._parked[task.bundle]):
-                owner.asked.discard(task.bundle)  # nobody may have answered: the next ticket asks again
+                owner.asked.discard(task.bundle)  # the request may be unanswered: the next ticket asks again
             if not self._parked[task.bundle]:
                 del self._parked[task.bundle]
-        elif was is State.HELD:
+        elif was is TaskState.HELD:
             owner.held.remove(task)
-        elif was in (State.READY, State.SENDING) and task.state is State.GONE:
+        elif was in (TaskState.READY, TaskState.SENDING) and task.state is TaskState.GONE:
             owner.unsent.discard(task)
 
     def _enter(self, owner: _Receiver, task: Task) -> None:
-        if task.state is State.QUEUED:
+        if task.state is TaskState.QUEUED:
             owner.enqueue(task)
             self._queued += 1
-        elif task.state is State.BUILDING:
+        elif task.state is TaskState.BUILDING:
             self._building += 1
-        elif task.state is State.HELD:
+        elif task.state is TaskState.HELD:
             owner.held.append(task)
-        elif task.state is State.READY:
+        elif task.state is TaskState.READY:
             owner.unsent.add(task)
         elif owner.tasks.get((task.stream, task.ticket)) is task:
-            del owner.tasks[task.stream, task.ticket]  # frames no longer mean it
+            del owner.tasks[task.stream, task.ticket]  # frames no longer refer to it

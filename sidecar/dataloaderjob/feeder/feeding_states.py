@@ -4,9 +4,9 @@ PARKED     its bundle (the user's code and data) is not on this node yet
 QUEUED     waits for its turn
 BUILDING   a builder is making it
 DISCARDED  cancelled, or its receiver left, while it was being built
-HELD       built, but larger than the room that the receiver gave: announced, waits for GRANT
+HELD       built, but larger than the room that the receiver granted: announced, waits for GRANT
 READY      built; its body waits in the connection's output
-SENDING    part of its body is sent, or the receiver was given its location: it is completed in any case
+SENDING    part of its body was sent, or the receiver was given its location: the transfer is always completed
 GONE       forgotten
 """
 
@@ -18,7 +18,7 @@ from enum import IntEnum, auto
 from typing import Any
 
 
-class State(IntEnum):
+class TaskState(IntEnum):
     PARKED = auto()
     QUEUED = auto()
     BUILDING = auto()
@@ -29,7 +29,7 @@ class State(IntEnum):
     GONE = auto()
 
 
-class Event(IntEnum):
+class TaskEvent(IntEnum):
     GRANT = auto()
     CANCEL = auto()
     BUNDLE = auto()
@@ -50,32 +50,32 @@ class Event(IntEnum):
     SENT = auto()
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.PARKED, Event.GRANT): State.PARKED,
-    (State.PARKED, Event.CANCEL): State.GONE,
-    (State.PARKED, Event.BUNDLE): State.QUEUED,
-    (State.PARKED, Event.BUNDLE_LOST): State.GONE,
-    (State.QUEUED, Event.GRANT): State.QUEUED,
-    (State.QUEUED, Event.CANCEL): State.GONE,
-    (State.QUEUED, Event.BUILD): State.BUILDING,
-    (State.QUEUED, Event.FAILED): State.GONE,
-    (State.BUILDING, Event.GRANT): State.BUILDING,
-    (State.BUILDING, Event.CANCEL): State.DISCARDED,
-    (State.BUILDING, Event.FITS): State.READY,
-    (State.BUILDING, Event.EXCEEDS): State.HELD,
-    (State.BUILDING, Event.FAILED): State.GONE,
-    (State.BUILDING, Event.LOST): State.GONE,
-    (State.DISCARDED, Event.FITS): State.GONE,
-    (State.DISCARDED, Event.EXCEEDS): State.GONE,
-    (State.DISCARDED, Event.FAILED): State.GONE,
-    (State.DISCARDED, Event.LOST): State.GONE,
-    (State.HELD, Event.GRANT): State.READY,
-    (State.HELD, Event.CANCEL): State.GONE,
-    (State.READY, Event.GRANT): State.READY,
-    (State.READY, Event.CANCEL): State.GONE,
-    (State.READY, Event.START): State.SENDING,
-    (State.SENDING, Event.CANCEL): State.GONE,
-    (State.SENDING, Event.SENT): State.GONE,
+TRANSITIONS: dict[tuple[TaskState, TaskEvent], TaskState] = {
+    (TaskState.PARKED, TaskEvent.GRANT): TaskState.PARKED,
+    (TaskState.PARKED, TaskEvent.CANCEL): TaskState.GONE,
+    (TaskState.PARKED, TaskEvent.BUNDLE): TaskState.QUEUED,
+    (TaskState.PARKED, TaskEvent.BUNDLE_LOST): TaskState.GONE,
+    (TaskState.QUEUED, TaskEvent.GRANT): TaskState.QUEUED,
+    (TaskState.QUEUED, TaskEvent.CANCEL): TaskState.GONE,
+    (TaskState.QUEUED, TaskEvent.BUILD): TaskState.BUILDING,
+    (TaskState.QUEUED, TaskEvent.FAILED): TaskState.GONE,
+    (TaskState.BUILDING, TaskEvent.GRANT): TaskState.BUILDING,
+    (TaskState.BUILDING, TaskEvent.CANCEL): TaskState.DISCARDED,
+    (TaskState.BUILDING, TaskEvent.FITS): TaskState.READY,
+    (TaskState.BUILDING, TaskEvent.EXCEEDS): TaskState.HELD,
+    (TaskState.BUILDING, TaskEvent.FAILED): TaskState.GONE,
+    (TaskState.BUILDING, TaskEvent.LOST): TaskState.GONE,
+    (TaskState.DISCARDED, TaskEvent.FITS): TaskState.GONE,
+    (TaskState.DISCARDED, TaskEvent.EXCEEDS): TaskState.GONE,
+    (TaskState.DISCARDED, TaskEvent.FAILED): TaskState.GONE,
+    (TaskState.DISCARDED, TaskEvent.LOST): TaskState.GONE,
+    (TaskState.HELD, TaskEvent.GRANT): TaskState.READY,
+    (TaskState.HELD, TaskEvent.CANCEL): TaskState.GONE,
+    (TaskState.READY, TaskEvent.GRANT): TaskState.READY,
+    (TaskState.READY, TaskEvent.CANCEL): TaskState.GONE,
+    (TaskState.READY, TaskEvent.START): TaskState.SENDING,
+    (TaskState.SENDING, TaskEvent.CANCEL): TaskState.GONE,
+    (TaskState.SENDING, TaskEvent.SENT): TaskState.GONE,
 }
 """(SENDING, CANCEL) means that the receiver ended: a CANCEL frame no longer finds a task that is SENDING."""
 
@@ -83,7 +83,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 class IllegalTransition(Exception):
     """The shell reported an event that cannot have happened. The message lists the last events."""
 
-    def __init__(self, task: Task, event: Event, history: Iterable[tuple[int, Event]]) -> None:
+    def __init__(self, task: Task, event: TaskEvent, history: Iterable[tuple[int, TaskEvent]]) -> None:
         events = [(serial, past.name) for serial, past in history]
         super().__init__(f"{task} cannot take {event.name}; last events (task, event): {events}")
 
@@ -99,10 +99,10 @@ class Task:
     bundle: bytes
     flags: int
     room: int
-    """Bytes that may be sent without asking."""
+    """Size in bytes up to which the body may be sent without asking."""
     payload: bytes = field(repr=False)
-    """`frames.pack_ticket`; opaque here."""
-    state: State
+    """The result of `frames.pack_ticket`; opaque here."""
+    state: TaskState
     nbytes: int = 0
     """Size of the built body."""
     body: Any = field(default=None, repr=False)

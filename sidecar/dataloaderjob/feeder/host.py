@@ -3,13 +3,13 @@
     python -m dataloaderjob.feeder.host --settings FILE     one feeder, watched by Ray's actor or a test
     python -m dataloaderjob.feeder.host --listen SOCKET     any number, for the local provider
 
-It runs no user code, has no thread, and ends when the zygote ends. With --settings it prints {"host", "port",
-"instance", "pid"} once its feeder serves (to the descriptor of --ready-fd, if given). It ends with the feeder, or when
-its standard input is a pipe and closes.
-With --listen it answers these requests, in the messages of `core.sockets`:
+It runs no user code, has no threads, and ends when the zygote ends. With --settings, it prints {"host", "port",
+"instance", "pid"} once its feeder serves (to the descriptor given by --ready-fd, if any). It then ends with the feeder,
+or when its standard input, if a pipe, closes.
+With --listen, it answers these requests, sent as messages of `core.sockets`:
 
     {"type": "start", "settings": {FeederSettings}}   {"type": "ok", "pid"}
-    {"type": "kill", "name"}                          {"type": "ok"}, also if there is no such feeder
+    {"type": "kill", "name"}                          {"type": "ok"}, even if no such feeder exists
     {"type": "list"}                                  {"type": "feeders", "feeders": [{"name", "pid", "code", "words"}]}
 
 `code` is null while a feeder runs; `words` is its last line of output. The host shows feeders' output as lines
@@ -27,7 +27,7 @@ from dataloaderjob.core.places import IMPORTED_VARIABLE, IN_FEEDER_VARIABLE
 
 
 def start_zygote(imported: str | None = None) -> tuple[socket.socket, int]:
-    """Returns the socket that brings it feeders, and its pid. `imported`: a file for the list of its imports."""
+    """Returns the zygote's pid, and the socket that brings it feeders. `imported`: file for the list of its imports."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     parent = os.getpid()
     pid = os.fork()
@@ -43,7 +43,7 @@ def start_zygote(imported: str | None = None) -> tuple[socket.socket, int]:
 
 def main() -> int:
     os.environ[IN_FEEDER_VARIABLE] = "1"
-    # Before anything that this process needs itself: importing torch takes longest.
+    # Before this process's own imports, because importing torch takes longest.
     made = start_zygote(os.environ.pop(IMPORTED_VARIABLE, None))
     from dataloaderjob.feeder import hosting
 

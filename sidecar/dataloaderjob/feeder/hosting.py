@@ -33,19 +33,19 @@ from dataloaderjob.feeder.zygote import EXIT_TOLD
 EXIT_FAILED = 1
 _READ_NBYTES = 64 * 1024
 Zygote = tuple[socket.socket, int]
-"""The socket that brings the zygote feeders, and the zygote's pid."""
+"""The socket over which the zygote receives feeders, and the zygote's pid."""
 
 
 @dataclass(slots=True, eq=False)
 class _Feeder:
-    """A feeder that was forked."""
+    """A forked feeder."""
 
     name: str
     pid: int
     code: int | None = None
     words: str = ""
     memory: str = ""
-    """The amount of memory that ran out, and a remedy; else empty."""
+    """If memory ran out, the available amount and a remedy; else empty."""
 
 
 class Host(ReapingLoop):

@@ -1,8 +1,8 @@
 """A feeder: receivers connect, tickets come in, batches go out. The shell of `feeder.feeding`.
 
-One loop, in the main thread, owns the machine, the connections and the channels to builders. Handshakes, transfers of
-blobs and the connection to the supervisor have their own threads, which hand their results to the loop. User code runs
-in other processes (`builders`), so it cannot hold up a frame.
+One loop, in the main thread, owns the machine, the connections and the channels to builders. Handshakes, blob
+transfers and the connection to the supervisor have their own threads, which hand their results to the loop. User code
+runs in other processes (`builders`), so it cannot hold up a frame.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import SLOTS, Bundle
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
-from dataloaderjob.core.frames import Flag, Header, Kind, base_seed_of
+from dataloaderjob.core.frames import Flag, FrameKind, Header, base_seed_of
 from dataloaderjob.core.processes import SEE_OUTPUT, allow_all_files, end_as
 from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.core.sockets import DATA, Acceptor, on_machine
@@ -44,7 +44,7 @@ EXIT_FAILED = 1
 
 
 class FeederServer:
-    """Serves one feeder process. Raises InputError, OSError if it cannot start."""
+    """The server of one feeder process. Raises InputError or OSError if it cannot start."""
 
     def __init__(
         self, settings: FeederSettings, requests: socket.socket, facts: dict[str, Any], *, relayed: bool
@@ -65,7 +65,7 @@ class FeederServer:
         self._sender = Sender(self._machine, lambda: self._builders.templates.loads)
         self._calls: deque[Callable[[], None]] = deque()
         self._owed: dict[bytes, list[tuple[int, Header]]] = {}
-        """bundle -> CANCEL frames (connection, header), confirmed once its builder has finished its task."""
+        """bundle -> CANCEL frames (connection, header), to be confirmed once its builder has finished its task."""
         self._numbers = 0
         self._trainers: set[str] = set()
         """Trainer processes whose receivers have connected."""
@@ -94,7 +94,7 @@ class FeederServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port at which others reach this feeder."""
+        """The host and port at which others reach this feeder."""
         return self.settings.advertise_host or self.settings.bind_host, self._acceptor.port
 
     @property
@@ -105,7 +105,7 @@ class FeederServer:
     # The loop
 
     def run_forever(self) -> None:
-        """Serves until `stop`. Raises the error that broke the server."""
+        """Serves until `stop` is called. Raises the error that broke the server."""
         self._register(self._wake, select.EPOLLIN, lambda _: self._woken())
         for acceptor in self._acceptors:
             self._register(acceptor.sock.fileno(), select.EPOLLIN, functools.partial(_accept, acceptor))
@@ -127,7 +127,7 @@ class FeederServer:
             os.eventfd_write(self._wake, 1)
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Has the loop call a function; safe from any thread."""
+        """Makes the loop call a function; safe to call from any thread."""
         self._calls.append(call)
         os.eventfd_write(self._wake, 1)
 
@@ -160,11 +160,11 @@ class FeederServer:
         touched = self._sender.unmap()
         for bundle, text in (*self._bundles.notes(now), *self._builders.notes(now)):
             for task in self._machine.waiting(bundle):
-                touched |= self._sender.control(Kind.NOTE, task, payload=text.encode())
+                touched |= self._sender.control(FrameKind.NOTE, task, payload=text.encode())
         if now - self._alive_at >= ALIVE_S:
             self._alive_at = now
             for task, replayed in self._builders.busy():
-                touched |= self._sender.control(Kind.ALIVE, task, room=replayed)
+                touched |= self._sender.control(FrameKind.ALIVE, task, room=replayed)
         self._flush(touched)
 
     # Connections
@@ -214,14 +214,14 @@ class FeederServer:
         if self._sender.connections.pop(connection.number, None) is None:
             return
         self._unregister(connection.sock.fileno())
-        connection.close()  # before any buffer is free: a receiver checks for the end after each copy
+        connection.close()  # before any buffer is freed: a receiver checks after each copy that it is connected
         self._machine.closed(connection.number)
         self._builders.templates.closed(connection.number)
         self._builders.needs.closed(connection.number)
         self._settle()
 
     def _flush(self, connections: set[ReceiverConnection]) -> None:
-        """Sends what the sockets take now, and the rest when they take more."""
+        """Sends what the sockets accept now, and the rest when they accept more."""
         for connection in connections:
             if connection.closed:
                 continue
@@ -252,7 +252,7 @@ class FeederServer:
         """Handles one frame of a receiver."""
         which = {"stream": header.stream, "ticket": header.ticket}
         bundle = header.bundle
-        if header.kind == Kind.TICKET:
+        if header.kind == FrameKind.TICKET:
             base_seed_of(payload)  # rejects a malformed ticket while its own connection is served
             made = self._machine.ticket(
                 connection.number,
@@ -267,14 +267,14 @@ class FeederServer:
                 self._builders.templates.use(connection.number, self._bundles[bundle])
                 self._begin(bundle)
             return made
-        if header.kind == Kind.GRANT:
+        if header.kind == FrameKind.GRANT:
             return self._machine.grant(connection.number, **which, room=header.room)
-        if header.kind == Kind.TAKEN:
+        if header.kind == FrameKind.TAKEN:
             connection.taken()
             return []
-        if header.kind == Kind.CANCEL:
+        if header.kind == FrameKind.CANCEL:
             return self._cancel(connection, header, which)
-        if header.kind == Kind.RELEASE:
+        if header.kind == FrameKind.RELEASE:
             self._machine.release(connection.number, bundle)
             self._builders.needs.released(bundle, connection.number)
             if not self._machine.used(bundle):
@@ -287,7 +287,7 @@ class FeederServer:
     def _cancel(
         self, connection: ReceiverConnection, header: Header, which: dict[str, int]
     ) -> list[Instruction]:
-        """Confirms at once, unless a builder is making the batch: it may hang, so that waits for the builder."""
+        """Confirms at once, unless a builder is making the batch: then the builder, which may hang, has to end."""
         task = self._machine.find(connection.number, **which)
         made = self._machine.cancel(connection.number, **which)
         if task is not None and self._builders.discards(task.bundle):
@@ -352,19 +352,19 @@ class FeederServer:
         if connection is None:
             self._builders.acknowledge(task)
             return
-        self._sender.control(Kind.PROGRESS, task, room=position)
+        self._sender.control(FrameKind.PROGRESS, task, room=position)
         connection.when_sent(lambda: self._builders.acknowledge(task))
         self._flush({connection})
 
     def snapshot(self, bundle: Bundle, made: int, data: bytes) -> None:
         assert bundle.slot is not None  # noqa: S101  of a slot's session
         payload = frames.pack_snapshot(bundle.slot, made, data)
-        self._tell(bundle, Kind.SNAPSHOT, payload)
+        self._tell(bundle, FrameKind.SNAPSHOT, payload)
 
     def say(self, bundle: Bundle, text: str) -> None:
-        self._tell(bundle, Kind.NOTE, text.encode())
+        self._tell(bundle, FrameKind.NOTE, text.encode())
 
-    def _tell(self, bundle: Bundle, kind: Kind, payload: bytes) -> None:
+    def _tell(self, bundle: Bundle, kind: FrameKind, payload: bytes) -> None:
         """Sends a frame to all receivers that use a session, even those without a ticket there now."""
         for number, stream in self._machine.users(bundle.id):
             if (connection := self._sender.connections.get(number)) is not None:
@@ -377,7 +377,7 @@ class FeederServer:
     ) -> None:
         """A builder has finished a task."""
         touched = self._sender.perform(made, payload, position=position, flags=flags)
-        self._settle()  # the builder works while this loop sends: a third more small batches
+        self._settle()  # the builder works while this loop sends, which yields a third more small batches
         for number, header in self._owed.pop(task.bundle, ()):
             if (connection := self._sender.connections.get(number)) is not None:
                 self._sender.confirm_cancelled(connection, header)
@@ -406,7 +406,7 @@ def main(
 
 
 def _serve(settings: FeederSettings, requests: socket.socket, ready_fd: int | None, *, relayed: bool) -> int:
-    allow_all_files()  # each buffer of a builder needs some
+    allow_all_files()  # each of a builder's buffers needs some
     try:
         server = FeederServer(settings, requests, _facts(requests), relayed=relayed)
         host, port = server.address

@@ -1,7 +1,7 @@
-"""A template: the process that has loaded one bundle and runs none of its samples; builders are forked from it.
+"""A template: the process that has loaded one bundle but makes none of its samples. Builders are forked from it.
 
-It is forked from the zygote. It serves the feeders of this machine that requested the bundle, over a channel each, and
-has no thread of its own. User code is loaded here, once; everything that it does later happens in a builder.
+It is forked from the zygote and has no threads of its own. It serves the feeders of this machine that requested the
+bundle, each over its own channel. User code is loaded here once; everything that it does later happens in a builder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.memory import die_first
 from dataloaderjob.core.processes import call_itself, die_with_parent, end_as, end_group, lead_group
 from dataloaderjob.feeder import builder
-from dataloaderjob.feeder.channel import ENDED, NOWHERE, Channel, Kind
+from dataloaderjob.feeder.channel import ENDED, NOWHERE, Channel, MessageKind
 from dataloaderjob.making.failures import pack_failure
 from dataloaderjob.shipping.bundles import UserCode, load_bundle
 
@@ -45,8 +45,8 @@ class Template:
     """The template's loop: `run` returns when no feeder is left."""
 
     def __init__(self, code: UserCode, loading_ns: int, requests: socket.socket) -> None:
-        """`requests`: the socket that brings the channels of further feeders."""
-        # A SIGCHLD handler of the user's modules is for builders: this process must be notified of its own children.
+        """`requests`: the socket over which the channels of further feeders arrive."""
+        # A SIGCHLD handler set by user code is for builders: this process must be notified of its own children.
         self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._code, self._loading_ns, self._requests = code, loading_ns, requests
         self._select = selectors.DefaultSelector()
@@ -59,7 +59,7 @@ class Template:
         feeder = Channel(sock)
         self._feeders.add(feeder)
         self._select.register(feeder, selectors.EVENT_READ, feeder)
-        feeder.post(Kind.LOADED, a=self._loading_ns)
+        feeder.post(MessageKind.LOADED, a=self._loading_ns)
 
     def run(self) -> None:
         while self._feeders:
@@ -83,9 +83,9 @@ class Template:
     def _serve(self, feeder: Channel) -> None:
         messages, alive = feeder.read()
         for message in messages:
-            if message.kind == Kind.FORK and message.fd is not None:
+            if message.kind == MessageKind.FORK and message.fd is not None:
                 self._fork(feeder, message.a, message.fd, message.b)
-            elif message.kind == Kind.KILL and (child := self._children.get((feeder, message.a))):
+            elif message.kind == MessageKind.KILL and (child := self._children.get((feeder, message.a))):
                 _kill(child)
         if not alive:
             self._leave(feeder)
@@ -99,7 +99,7 @@ class Template:
         except OSError as exc:
             sys.stderr.write(f"cannot fork a process for batches: {exc}\n")
             os.close(fd)
-            feeder.post(Kind.ENDED, a=number, payload=ENDED.pack(1, 0, NOWHERE))
+            feeder.post(MessageKind.ENDED, a=number, payload=ENDED.pack(1, 0, NOWHERE))
             return
         if pid == 0:
             die_with_parent(parent)
@@ -128,7 +128,7 @@ class Template:
         del self._children[child.feeder, child.number]
         if child.feeder in self._feeders:
             serial, position = builder.PLACE.unpack_from(child.place)
-            child.feeder.post(Kind.ENDED, a=child.number, payload=ENDED.pack(code, serial, position))
+            child.feeder.post(MessageKind.ENDED, a=child.number, payload=ENDED.pack(code, serial, position))
         child.place.close()
 
     def _leave(self, feeder: Channel) -> None:
@@ -164,7 +164,7 @@ def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, firs
         except BaseException as exc:  # user code may raise anything, even SystemExit
             _refuse(first, requests, pack_failure(exc, phase="loading", feeder=feeder))
             return
-        gc.freeze()  # a collection in a builder does not touch the pages that it shares with this process
+        gc.freeze()  # garbage collection in a builder does not touch the pages shared with this process
         template = Template(code, time.perf_counter_ns() - began, requests)
         template.attach(first)
         template.run()
@@ -173,7 +173,7 @@ def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, firs
 
 
 def _refuse(first: socket.socket, requests: socket.socket, failure: bytes) -> None:
-    """Reports the failure to the feeder that asked first, and to those that asked meanwhile."""
+    """Reports the failure to the feeder that asked first, and to those that asked in the meantime."""
     channels = [Channel(first)]
     requests.setblocking(False)
     with contextlib.suppress(BlockingIOError):
@@ -181,4 +181,4 @@ def _refuse(first: socket.socket, requests: socket.socket, failure: bytes) -> No
             channels += [Channel(socket.socket(fileno=fd)) for fd in got[1]]
     for channel in channels:
         with contextlib.suppress(OSError):
-            channel.send(Kind.LOAD_FAILED, payload=failure)
+            channel.send(MessageKind.LOAD_FAILED, payload=failure)

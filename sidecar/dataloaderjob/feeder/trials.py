@@ -1,8 +1,8 @@
 """Trials: a separate builder makes a batch of a slot a second time, from a snapshot, to compare it with the batch that
 was sent.
 
-Only the dataset can make a slot resume exactly from its snapshot: a state may omit the contents of a shuffle buffer. So
-the first snapshot of a slot is tried before any is handed out.
+Only the dataset can make a slot resume exactly from its snapshot: a state may omit the contents of a shuffle buffer.
+The first snapshot of a slot is therefore tried before any is handed out.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from dataloaderjob.core import digests
 from dataloaderjob.feeder import channel as ch
 from dataloaderjob.feeder.bundles import Templates
-from dataloaderjob.feeder.channel import Channel, Kind, Session, SharedBuffer, Template, Watching
+from dataloaderjob.feeder.channel import Channel, MessageKind, Session, SharedBuffer, Template, Watching
 
 LIMIT_S = 120.0
-"""A trial that takes longer is given up without a batch."""
+"""A trial that takes longer is given up and counts as having made no batch."""
 Verdict = Callable[[int | None], None]
 """Receives the digest of the batch that was made again; None if none was made."""
 
@@ -36,23 +36,25 @@ class _Trial:
 
 
 class Trials:
-    """The trials that run at one feeder."""
+    """The trials running at one feeder."""
 
     def __init__(self, watching: Watching, templates: Templates) -> None:
         self._watching, self._templates = watching, templates
         self._live: list[_Trial] = []
 
     def begin(self, session: Session, introduction: bytes, ticket: bytes, verdict: Verdict) -> None:
-        """Makes a packed ticket's batch in a new builder with the session's introduction. Its output is discarded,
-        because it was printed before."""
+        """Makes a packed ticket's batch in a new builder with the session's introduction. The builder's output is
+        discarded, because it was printed before."""
         number, channel = self._templates.builder(session.template)
         trial = _Trial(
             session.template, number, channel, verdict, session, time.monotonic() + LIMIT_S
         )  # fmt: skip
         self._live.append(trial)
         self._watching.watch(channel, functools.partial(self._listen, trial))
-        channel.post(Kind.INIT, payload=introduction, fd=os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
-        channel.post(Kind.BUILD, a=1, payload=ticket)
+        channel.post(
+            MessageKind.INIT, payload=introduction, fd=os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        )
+        channel.post(MessageKind.BUILD, a=1, payload=ticket)
 
     def end(self, session: Session) -> None:
         """Ends the trials of a session that is over."""
@@ -69,13 +71,13 @@ class Trials:
         messages, alive = trial.channel.read()
         trial.channel.flush()
         for message in messages:
-            if message.kind == Kind.BUFFER and message.fd is not None:
+            if message.kind == MessageKind.BUFFER and message.fd is not None:
                 trial.buffers[message.a] = SharedBuffer(message.fd, message.b)
-            elif message.kind == Kind.BUILT:
+            elif message.kind == MessageKind.BUILT:
                 buffer = trial.buffers[ch.BUILT.unpack(message.payload)[0]]
                 self._over(trial, digests.of_body(memoryview(buffer.map)))
                 return
-            elif message.kind in (Kind.FAILED, Kind.INIT_FAILED):
+            elif message.kind in (MessageKind.FAILED, MessageKind.INIT_FAILED):
                 self._over(trial, None)
                 return
         if not alive:
@@ -90,4 +92,4 @@ class Trials:
         self._watching.unwatch(trial.channel)
         trial.channel.close()
         if self._templates.has(trial.template):
-            trial.template.channel.post(Kind.KILL, a=trial.number)
+            trial.template.channel.post(MessageKind.KILL, a=trial.number)

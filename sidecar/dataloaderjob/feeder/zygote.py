@@ -1,8 +1,8 @@
-"""The zygote: the process with torch imported, from which the templates of bundles are forked.
+"""The zygote: a process that has imported torch, from which the templates of bundles are forked.
 
-A child of the host, which starts it before anything else because importing torch takes longest. It runs no user code
-and has no thread. Each feeder sends its requests over a socket that the host passes on. Once ready, the zygote sends
-each feeder this machine's versions, which the feeder reports to receivers.
+It is a child of the host, which starts it before anything else because importing torch takes longest. It runs no user
+code and has no threads. Each feeder sends its requests over a socket that the host passes on. Once ready, the zygote
+sends each feeder this machine's versions, which the feeder reports to receivers.
 
 feeder -> zygote   {"code", "manifest", "blobs"} with the channel to the template and, if it is relayed, the feeder's
                    output;  {"code"}: that template is no longer needed
@@ -46,7 +46,7 @@ class _Feeder:
     name: str
     requests: socket.socket
     templates: set[bytes] = field(default_factory=set)
-    """Bundles for which it wants templates."""
+    """`Bundle.code` of each template that it wants."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,14 +55,14 @@ class _Template:
 
     pid: int
     requests: socket.socket
-    """The socket that brings it the channels of further feeders."""
+    """The socket over which it receives the channels of further feeders."""
 
 
 class Zygote(ReapingLoop):
     """The zygote's loop: `run` returns when the host is gone."""
 
     def __init__(self, host: socket.socket, facts: dict[str, Any]) -> None:
-        """`host`: the socket that brings feeders' sockets."""
+        """`host`: the socket over which feeders' sockets arrive."""
         super().__init__()
         self._facts = json.dumps({"facts": facts}).encode()
         self._host = host
@@ -71,7 +71,7 @@ class Zygote(ReapingLoop):
         self.watch(host, self._another)
 
     def _another(self) -> None:
-        """Takes the socket of a feeder that was started."""
+        """Takes the socket of a newly started feeder."""
         data, fds, _, _ = socket.recv_fds(self._host, 256, 1)
         if not data or not fds:
             self.over = True
@@ -98,7 +98,7 @@ class Zygote(ReapingLoop):
         feeder.templates.add(code)
         try:
             self._provide(feeder, code, message, fds)
-        except OSError as exc:  # the feeder sees that its channel ends
+        except OSError as exc:  # the feeder notices that its channel has closed
             sys.stderr.write(f"cannot fork a process for {feeder.name}'s dataset: {exc}\n")
         finally:
             for fd in fds:
@@ -111,7 +111,7 @@ class Zygote(ReapingLoop):
             try:
                 socket.send_fds(template.requests, [b"+"], fds[:1])
                 return
-            except OSError:  # it has just ended
+            except OSError:  # the template has just ended
                 template.requests.close()
                 del self._templates[code]
         self._templates[code] = self._fork(feeder.name, message, fds)
@@ -141,7 +141,7 @@ class Zygote(ReapingLoop):
             self._dismiss(feeder, code)
 
     def _dismiss(self, feeder: _Feeder, code: bytes) -> None:
-        """Kills a template that no feeder wants any more; user code may hang while it is loaded."""
+        """Kills a template that no feeder wants any more: its user code may hang while loading."""
         feeder.templates.discard(code)
         template = self._templates.get(code)
         if template is None or any(code in other.templates for other in self._feeders):
@@ -179,13 +179,13 @@ def _become_template(
 
 
 def main(host: socket.socket, parent: int, imported: str | None = None) -> NoReturn:
-    """Runs the zygote's process, which the host, `parent`, forked.
+    """Runs the zygote's process, which the host forked. `parent`: the host's pid.
 
-    `imported`: a file for the list of modules that it has imported, which its templates do not import again.
+    `imported`: file for the list of modules that the zygote has imported and its templates do not import again.
     """
     die_with_parent(parent)
     call_itself("dlj-zygote")
-    gc.disable()  # garbage collection takes a tenth of the time of the imports, and finds nothing
+    gc.disable()  # garbage collection would take a tenth of the import time and find nothing
     try:
         import torch
 
@@ -200,9 +200,9 @@ def main(host: socket.socket, parent: int, imported: str | None = None) -> NoRet
     from dataloaderjob.feeder import template  # noqa: F401  so that templates have it
 
     if imported is not None:
-        with contextlib.suppress(OSError):  # without the file, nobody takes this service over
+        with contextlib.suppress(OSError):  # without the file, nobody takes over this service
             record(Path(imported))
-    gc.freeze()  # collections in children do not touch the pages that they share
+    gc.freeze()  # garbage collection in children does not touch the shared pages
     gc.enable()
     zygote.run()
     os._exit(0)

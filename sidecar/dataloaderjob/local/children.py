@@ -65,7 +65,7 @@ class Loop(processes.Loop):
                 heapq.heappop(self._timers)[2]()
 
     def wake(self) -> None:
-        """Makes `run` turn once; safe from any thread."""
+        """Makes `run` iterate once; safe from any thread."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_w, b"\0")
 

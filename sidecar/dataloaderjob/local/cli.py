@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,13 +21,20 @@ EXIT_DIFFERENT = 1
 """Exit code of verify and replay for a difference only, as with diff and cmp; any other problem is EXIT_TROUBLE."""
 EXIT_TROUBLE = 2
 EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141
+"""Exit code of a program that SIGPIPE ends."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     args = make_parser().parse_args(argv)
     try:
-        return int(args.command(args))
+        code = int(args.command(args))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # its reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT_PIPE
     except (DataLoaderJobError, OSError) as exc:
         sys.stderr.write(f"dataloaderjob: {exc}\n")
         return EXIT_INPUT if isinstance(exc, InputError) else int(args.failed)

@@ -40,8 +40,8 @@ from dataloaderjob.local.ports import ReservedPort
 from dataloaderjob.local.restarts import (
     GiveUp,
     Instruction,
-    Part,
     RestartPolicy,
+    ServicePart,
     Start,
     StopHead,
     StopSupervisor,
@@ -116,7 +116,7 @@ class LocalCluster:
         self._started_with = plan.num_feeders
         self._port = ReservedPort()
         self._key = new_key()
-        self._children: dict[Part, Child] = {}
+        self._children: dict[ServicePart, Child] = {}
         self._written: dict[str, Any] = {}
         self._words: dict[str, deque[str]] = {}
         self._reaper: Any = None
@@ -131,7 +131,7 @@ class LocalCluster:
             self._heads = Heads(
                 self.home, loop, env=self.tag(plan.feeder_env), cwd=plan.feeder_cwd, tuning=plan.tuning,
                 tasks=plan.tasks,
-                serves=lambda: self._do(self.policy.serves(Part.HEAD)), lost=self._head_lost,
+                serves=lambda: self._do(self.policy.serves(ServicePart.HEAD)), lost=self._head_lost,
             )  # fmt: skip
         try:
             self._sidecar_settings().check()
@@ -203,16 +203,16 @@ class LocalCluster:
             if self._closed:
                 return
             match instruction:
-                case Start(Part.SIDECAR):
+                case Start(ServicePart.SIDECAR):
                     self._start_sidecar()
-                case Start(Part.SUPERVISOR, number):
+                case Start(ServicePart.SUPERVISOR, number):
                     self._start_supervisor(number)
-                case Start(Part.HOST):
+                case Start(ServicePart.HOST):
                     self._start_host()
-                case Start(Part.HEAD, number):
+                case Start(ServicePart.HEAD, number):
                     self._ray_heads.start(number)
                 case StopSupervisor():
-                    self._stop(Part.SUPERVISOR)
+                    self._stop(ServicePart.SUPERVISOR)
                 case StopHead(number):
                     self._ray_heads.stop(number, GRACE_S)
                 case GiveUp(why):
@@ -229,7 +229,7 @@ class LocalCluster:
         self._dump("sidecar", self._sidecar_settings())
         self.sidecar_listens = False
         env = self.plan.env if self.plan.sidecar_env is None else self.plan.sidecar_env
-        self._serve(Part.SIDECAR, "dataloaderjob.sidecar", env, self._on_sidecar)
+        self._serve(ServicePart.SIDECAR, "dataloaderjob.sidecar", env, self._on_sidecar)
 
     def _sidecar_settings(self) -> SidecarSettings:
         plan = self.plan
@@ -255,14 +255,16 @@ class LocalCluster:
             worker_register_timeout_s=plan.tuning.worker_register_timeout_s, **who,
         )  # fmt: skip
         self._dump("supervisor", settings)
-        self._serve(Part.SUPERVISOR, "dataloaderjob.supervisor.main", env, self._on_supervisor)
+        self._serve(ServicePart.SUPERVISOR, "dataloaderjob.supervisor.main", env, self._on_supervisor)
 
     def _start_host(self) -> None:
         started, self._host_started = self._host_started, None
         if started is None:  # an earlier host's socket would keep it from listening
             self._host_socket.unlink(missing_ok=True)
         command = host_command(str(self._host_socket))
-        self._child(Part.HOST, command, self.plan.feeder_env, self.plan.feeder_cwd, self._on_host, started)
+        self._child(
+            ServicePart.HOST, command, self.plan.feeder_env, self.plan.feeder_cwd, self._on_host, started
+        )
 
     def _head_lost(self, number: int, why: str, feeders_live: bool) -> None:
         if number == self.policy.head_number:
@@ -273,14 +275,14 @@ class LocalCluster:
     # Children
 
     def _serve(
-        self, part: Part, module: str, env: Mapping[str, str], on_line: Callable[[str, bool], None]
+        self, part: ServicePart, module: str, env: Mapping[str, str], on_line: Callable[[str, bool], None]
     ) -> None:
         settings = str(self.home / f"{part.value}.json")
         self._child(part, [*PYTHON, module, "--settings", settings], env, self.home, on_line)
 
     def _child(
         self,
-        part: Part,
+        part: ServicePart,
         args: list[str],
         env: Mapping[str, str],
         cwd: Path,
@@ -299,7 +301,7 @@ class LocalCluster:
             started=started,
         )
 
-    def _ended(self, part: Part, child: Child) -> None:
+    def _ended(self, part: ServicePart, child: Child) -> None:
         if self._children.get(part) is not child:
             return
         del self._children[part]
@@ -308,21 +310,21 @@ class LocalCluster:
             self._show("run", f"the {part.value} ended with code {child.code}: restarting it", True)
         self._do(self.policy.ended(part, child.code or 0, why, time.monotonic()))
 
-    def _stop(self, part: Part, grace_s: float = GRACE_S) -> None:
+    def _stop(self, part: ServicePart, grace_s: float = GRACE_S) -> None:
         if (child := self._children.pop(part, None)) is not None:
             child.end(grace_s)
 
     def _on_sidecar(self, line: str, is_err: bool) -> None:
-        self._log(Part.SIDECAR, line)
+        self._log(ServicePart.SIDECAR, line)
         if is_err:
             self._show("", line, True)
         elif line.startswith("{"):
             self.sidecar_listens = True
-            self._do(self.policy.serves(Part.SIDECAR))
+            self._do(self.policy.serves(ServicePart.SIDECAR))
 
     def _on_supervisor(self, line: str, is_err: bool) -> None:
         if not self._on_feeder(line, is_err):
-            self._log(Part.SUPERVISOR, line)
+            self._log(ServicePart.SUPERVISOR, line)
             if line.startswith(("supervisor: WARNING", "supervisor: ERROR")):
                 self._show("", line, True)
 
@@ -330,7 +332,7 @@ class LocalCluster:
         """Shows output of the host. Lines without a feeder's name come from the host itself, or from code that feeders
         share, such as modules during import."""
         if is_err or not self._on_feeder(line, is_err):
-            self._log(Part.HOST, line)
+            self._log(ServicePart.HOST, line)
             if is_err or not line.startswith('{"pid"'):
                 self._show("feeders", line, is_err)
 
@@ -342,7 +344,7 @@ class LocalCluster:
         self._show(who, text, is_err)
         return True
 
-    def _log(self, part: Part, line: str) -> None:
+    def _log(self, part: ServicePart, line: str) -> None:
         self._words[part.value].append(line)
         with contextlib.suppress(OSError), (self.home / f"{part.value}.log").open("a") as out:
             out.write(line + "\n")  # a full disk does not end the run
@@ -359,12 +361,12 @@ class LocalCluster:
         if self._closed:
             return
         self._do(self.policy.due(time.monotonic()))
-        status, supervisor = self.snapshot.supervisor, self._children.get(Part.SUPERVISOR)
+        status, supervisor = self.snapshot.supervisor, self._children.get(ServicePart.SUPERVISOR)
         if supervisor is None or status.get("pid") != supervisor.pid:
             return
-        self._do(self.policy.serves(Part.SUPERVISOR))
+        self._do(self.policy.serves(ServicePart.SUPERVISOR))
         if not self._ray and status.get("ready"):  # it listens before it has imported torch, or has failed to
-            self._do(self.policy.serves(Part.HOST))
+            self._do(self.policy.serves(ServicePart.HOST))
         if self.policy.old and status.get("ready") == status.get("desired"):
             self._do(self.policy.settled())
 
@@ -375,7 +377,7 @@ class LocalCluster:
         if self._sidecar_over:
             return
         self._sidecar_over = True
-        self._stop(Part.SIDECAR, 2.0)
+        self._stop(ServicePart.SIDECAR, 2.0)
         if self._folder is None or not reaper.is_anothers(self._folder, os.getpid()):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.socket)
@@ -386,10 +388,10 @@ class LocalCluster:
             return
         self._closed = True
         self._poller.stop()
-        self._stop(Part.SUPERVISOR)
+        self._stop(ServicePart.SUPERVISOR)
         if self._heads is not None:
             self._heads.close(GRACE_S)
-        self._stop(Part.HOST)
+        self._stop(ServicePart.HOST)
         self.end_sidecar()
         but = () if self._reaper is None else (self._reaper.pid,)
         reaper.sweep(self.run_id, grace_s=1.0, but=but)

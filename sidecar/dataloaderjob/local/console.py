@@ -337,7 +337,8 @@ def status_lines(run: LiveRun, history: History) -> Iterator[str]:
         f"{total.get('next_calls', 0)} batches, {total.get('nbytes', 0) / 1e9:.3f} GB{_now(history.rates())}"
     )
     if (until := run.kept_until) is not None:
-        at = time.strftime("%H:%M:%S", time.localtime(until))
+        is_today = time.localtime(until)[:3] == time.localtime()[:3]
+        at = time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M", time.localtime(until))
         yield f"  free for the next script until {at} (DATALOADERJOB_KEEP); kill {run.about['pid']} ends it"
     for feeder in found.supervisor.get("feeders", ()):
         why = f": {feeder['why']}" if feeder.get("why") else ""

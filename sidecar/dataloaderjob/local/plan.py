@@ -132,7 +132,7 @@ def add_env(base: Mapping[str, str], variables: tuple[EnvVar, ...]) -> dict[str,
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """Replaces `$(NAME)` by its value and `$$` by `$`; a reference to an unknown name stays as it is."""
+    """Replaces `$(NAME)` with its value and `$$` with `$`; a reference to an unknown name is kept as is."""
     return _REFERENCE.sub(lambda m: "$" if m[1] is None else env.get(m[1], m[0]), text)
 
 
@@ -218,7 +218,7 @@ def _given(model: BaseModel, names: tuple[str, ...], path: str) -> Iterator[str]
             yield f"{path}.{spell((alias,))}"
 
 
-class State(Enum):
+class RunState(Enum):
     PREPARING = auto()
     TRAINING = auto()
     FAILING = auto()
@@ -227,7 +227,7 @@ class State(Enum):
     OVER = auto()
 
 
-class Event(Enum):
+class RunEvent(Enum):
     SERVED = auto()
     """The sidecar listens."""
     FAILED = auto()
@@ -239,22 +239,22 @@ class Event(Enum):
     ALL_ENDED = auto()
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.PREPARING, Event.SERVED): State.TRAINING,
-    (State.PREPARING, Event.STOP): State.OVER,
-    (State.TRAINING, Event.FAILED): State.FAILING,
-    (State.TRAINING, Event.STOP): State.ENDING,
-    (State.TRAINING, Event.ALL_ENDED): State.OVER,
-    (State.FAILING, Event.GRACE): State.ENDING,
-    (State.FAILING, Event.STOP): State.ENDING,
-    (State.FAILING, Event.ALL_ENDED): State.OVER,
-    (State.ENDING, Event.GRACE): State.KILLING,
-    (State.ENDING, Event.STOP): State.KILLING,
-    (State.ENDING, Event.ALL_ENDED): State.OVER,
-    (State.KILLING, Event.ALL_ENDED): State.OVER,
+TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
+    (RunState.PREPARING, RunEvent.SERVED): RunState.TRAINING,
+    (RunState.PREPARING, RunEvent.STOP): RunState.OVER,
+    (RunState.TRAINING, RunEvent.FAILED): RunState.FAILING,
+    (RunState.TRAINING, RunEvent.STOP): RunState.ENDING,
+    (RunState.TRAINING, RunEvent.ALL_ENDED): RunState.OVER,
+    (RunState.FAILING, RunEvent.GRACE): RunState.ENDING,
+    (RunState.FAILING, RunEvent.STOP): RunState.ENDING,
+    (RunState.FAILING, RunEvent.ALL_ENDED): RunState.OVER,
+    (RunState.ENDING, RunEvent.GRACE): RunState.KILLING,
+    (RunState.ENDING, RunEvent.STOP): RunState.KILLING,
+    (RunState.ENDING, RunEvent.ALL_ENDED): RunState.OVER,
+    (RunState.KILLING, RunEvent.ALL_ENDED): RunState.OVER,
 }
 """A pair that is not listed changes nothing."""
-GRACE_S = {State.FAILING: FAILING_GRACE_S, State.ENDING: ENDING_GRACE_S}
+GRACE_S = {RunState.FAILING: FAILING_GRACE_S, RunState.ENDING: ENDING_GRACE_S}
 """Longest duration of a state; the other states have no limit."""
 
 
@@ -278,7 +278,7 @@ class Lifecycle:
     to, or None if it stays the same."""
 
     def __init__(self, num_trainers: int) -> None:
-        self.state = State.PREPARING
+        self.state = RunState.PREPARING
         self.stop: Stop | None = None
         self._codes: dict[int, int] = {}
         """Exit codes as a shell reports them, by the trainers' number, in the order in which trainers ended."""
@@ -295,20 +295,20 @@ class Lifecycle:
         """Number and exit code of the first trainer to fail."""
         return next(((number, code) for number, code in self._codes.items() if code), None)
 
-    def move(self, event: Event) -> State | None:
+    def move(self, event: RunEvent) -> RunState | None:
         state = TRANSITIONS.get((self.state, event))
         self.state = state or self.state
         return state
 
-    def halt(self, stop: Stop) -> State | None:
+    def halt(self, stop: Stop) -> RunState | None:
         """Handles a signal, a deadline, or a broken service; a second one kills the trainers."""
-        if self.stop is None and self.first_failure is None and self.state is not State.OVER:
+        if self.stop is None and self.first_failure is None and self.state is not RunState.OVER:
             self.stop = stop
-        return self.move(Event.STOP)
+        return self.move(RunEvent.STOP)
 
-    def ended(self, number: int, code: int) -> State | None:
+    def ended(self, number: int, code: int) -> RunState | None:
         """Handles the end of a trainer."""
         self._codes[number] = code
         if len(self._codes) == self._num_trainers:
-            return self.move(Event.ALL_ENDED)
-        return self.move(Event.FAILED) if code else None
+            return self.move(RunEvent.ALL_ENDED)
+        return self.move(RunEvent.FAILED) if code else None

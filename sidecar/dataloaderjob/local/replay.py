@@ -13,7 +13,7 @@ import torch
 from dataloaderjob.batches.differences import describe
 from dataloaderjob.core import frames
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
-from dataloaderjob.core.records import Kind, Record, Recorded
+from dataloaderjob.core.records import Record, Recorded, RowKind
 from dataloaderjob.making.remaking import Remade, Remaker
 
 
@@ -75,7 +75,9 @@ class Replay:
             yield from describe(self._body)
         else:
             yield f"batch: {type(self.remade.batch).__name__}, which feeders cannot send"
-        recorded = "next() raised an error of this type" if row.kind == Kind.FAILED else "what was consumed"
+        recorded = (
+            "next() raised an error of this type" if row.kind == RowKind.FAILED else "what was consumed"
+        )
         if self.equal:
             yield f"digest {self.remade.digest:016x}: it is {recorded}"
         else:

@@ -26,30 +26,30 @@ MAX_RAY_EXITS = 2
 """Supervisor exits in a row, blamed on Ray, after which a head that seems to live is replaced."""
 
 
-class State(Enum):
+class ServiceState(Enum):
     ABSENT = auto()
     STARTING = auto()
     UP = auto()
 
 
-class Part(Enum):
+class ServicePart(Enum):
     SIDECAR = "sidecar"
     SUPERVISOR = "supervisor"
     HEAD = "Ray head"
     HOST = "feeder host"
 
 
-class Event(Enum):
+class ServiceEvent(Enum):
     START = auto()
     SERVES = auto()
     ENDED = auto()
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.ABSENT, Event.START): State.STARTING,
-    (State.STARTING, Event.SERVES): State.UP,
-    (State.STARTING, Event.ENDED): State.ABSENT,
-    (State.UP, Event.ENDED): State.ABSENT,
+TRANSITIONS: dict[tuple[ServiceState, ServiceEvent], ServiceState] = {
+    (ServiceState.ABSENT, ServiceEvent.START): ServiceState.STARTING,
+    (ServiceState.STARTING, ServiceEvent.SERVES): ServiceState.UP,
+    (ServiceState.STARTING, ServiceEvent.ENDED): ServiceState.ABSENT,
+    (ServiceState.UP, ServiceEvent.ENDED): ServiceState.ABSENT,
 }
 """A pair that is not listed changes nothing: the event arrived late."""
 
@@ -58,7 +58,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 class Start:
     """Start this part; `number` is the head to start, or the head that the supervisor uses."""
 
-    part: Part
+    part: ServicePart
     number: int
 
 
@@ -84,20 +84,20 @@ Instruction = Start | StopSupervisor | StopHead | GiveUp
 
 @dataclass(slots=True)
 class _Watched:
-    part: Part
-    state: State = State.ABSENT
+    part: ServicePart
+    state: ServiceState = ServiceState.ABSENT
     start_at: float = float("inf")
     """Time of its restart."""
     crashes: Crashes = field(default_factory=Crashes)
     served: bool = False
     """True if it has ever been UP."""
 
-    def move(self, event: Event) -> bool:
+    def move(self, event: ServiceEvent) -> bool:
         state = TRANSITIONS.get((self.state, event))
         if state is None:
             return False
         self.state = state
-        self.served = self.served or state is State.UP
+        self.served = self.served or state is ServiceState.UP
         return True
 
 
@@ -112,11 +112,13 @@ class RestartPolicy:
         self.old: dict[int, float] = {}
         """Replaced heads that still serve, with the time of their replacement."""
         self.restarts = 0
-        starter = Part.HEAD if ray else Part.HOST
-        self._parts = {part: _Watched(part) for part in (starter, Part.SIDECAR, Part.SUPERVISOR)}
+        starter = ServicePart.HEAD if ray else ServicePart.HOST
+        self._parts = {
+            part: _Watched(part) for part in (starter, ServicePart.SIDECAR, ServicePart.SUPERVISOR)
+        }
         self._ray_exits = 0
 
-    def state(self, part: Part) -> State:
+    def state(self, part: ServicePart) -> ServiceState:
         return self._parts[part].state
 
     def start(self) -> list[Instruction]:
@@ -124,23 +126,28 @@ class RestartPolicy:
         if not self.ray:
             return [self._start(part) for part in self._parts]
         self.head_number = 1
-        return [self._start(Part.SIDECAR), self._start(Part.HEAD)]
+        return [self._start(ServicePart.SIDECAR), self._start(ServicePart.HEAD)]
 
-    def serves(self, part: Part) -> list[Instruction]:
+    def serves(self, part: ServicePart) -> list[Instruction]:
         """Handles that the part is usable now."""
-        if not self._parts[part].move(Event.SERVES):
+        if not self._parts[part].move(ServiceEvent.SERVES):
             return []
-        if part is Part.SUPERVISOR:
+        if part is ServicePart.SUPERVISOR:
             self._ray_exits = 0
-        return [self._start(Part.SUPERVISOR)] if part is Part.HEAD else []
+        return [self._start(ServicePart.SUPERVISOR)] if part is ServicePart.HEAD else []
 
-    def ended(self, part: Part, code: int, why: str, now: float) -> list[Instruction]:
+    def ended(self, part: ServicePart, code: int, why: str, now: float) -> list[Instruction]:
         """Handles the end of the sidecar, supervisor or host. `why`: its last output."""
-        if self.ray and part is Part.SUPERVISOR and code in EXITS_RAY and self.state(Part.HEAD) is State.UP:
+        if (
+            self.ray
+            and part is ServicePart.SUPERVISOR
+            and code in EXITS_RAY
+            and self.state(ServicePart.HEAD) is ServiceState.UP
+        ):
             self._ray_exits += 1
             if self._ray_exits >= MAX_RAY_EXITS:
                 self._ray_exits = 0
-                self._parts[part].move(Event.ENDED)
+                self._parts[part].move(ServiceEvent.ENDED)
                 return self.head_lost(self.head_number, why, now, feeders_live=True)
         return self._died(self._parts[part], why, now)
 
@@ -151,12 +158,12 @@ class RestartPolicy:
                 del self.old[number]
                 return [StopHead(number)]
             return []
-        head, supervisor = self._parts[Part.HEAD], self._parts[Part.SUPERVISOR]
-        was_up = head.state is State.UP
+        head, supervisor = self._parts[ServicePart.HEAD], self._parts[ServicePart.SUPERVISOR]
+        was_up = head.state is ServiceState.UP
         instructions: list[Instruction] = []
-        if supervisor.state is not State.ABSENT:
+        if supervisor.state is not ServiceState.ABSENT:
             instructions.append(StopSupervisor())
-        supervisor.move(Event.ENDED)
+        supervisor.move(ServiceEvent.ENDED)
         supervisor.start_at = float("inf")
         if was_up and feeders_live:
             self.old[number] = now
@@ -182,23 +189,25 @@ class RestartPolicy:
             instructions.append(StopHead(number))
         return instructions
 
-    def _start(self, part: Part) -> Start:
+    def _start(self, part: ServicePart) -> Start:
         watched = self._parts[part]
-        watched.move(Event.START)
+        watched.move(ServiceEvent.START)
         watched.start_at = float("inf")
         return Start(part, self.head_number)
 
     def _died(self, part: _Watched, why: str, now: float) -> list[Instruction]:
         """Restarts the part, at once after a first crash; gives up if it crashes too often."""
-        if not part.move(Event.ENDED):
+        if not part.move(ServiceEvent.ENDED):
             return []
         crashes = part.crashes.add(now)
-        if crashes > (MAX_CRASHES if part.served else 0 if part.part is Part.SIDECAR else MAX_FIRST_CRASHES):
+        if crashes > (
+            MAX_CRASHES if part.served else 0 if part.part is ServicePart.SIDECAR else MAX_FIRST_CRASHES
+        ):
             times = f"{crashes} times within {CRASH_WINDOW_S:.0f} s" if crashes > 1 else "before it served"
             return [GiveUp(f"the {part.part.value} ended {times}: {why or 'it said nothing'}")]
         self.restarts += 1
         if crashes == 1:
-            headless = self.ray and self.state(Part.HEAD) is not State.UP
-            return [] if headless and part.part is Part.SUPERVISOR else [self._start(part.part)]
+            headless = self.ray and self.state(ServicePart.HEAD) is not ServiceState.UP
+            return [] if headless and part.part is ServicePart.SUPERVISOR else [self._start(part.part)]
         part.start_at = now + restart_wait_s(crashes)
         return []

@@ -24,10 +24,10 @@ from dataloaderjob.local.plan import (
     EXIT_BROKEN,
     EXIT_LATE,
     GRACE_S,
-    Event,
     Lifecycle,
+    RunEvent,
     RunPlan,
-    State,
+    RunState,
     Stop,
     plan,
     stopped_by,
@@ -157,7 +157,7 @@ class Run:
                 self._loop.later(self._plan.active_s, self._active_over)
             self._loop.every(0.2, self._look)
             self._loop.every(self._progress_s, self._progress)
-            self._loop.run(until=lambda: self._lifecycle.state is State.OVER)
+            self._loop.run(until=lambda: self._lifecycle.state is RunState.OVER)
             self._flush()
             self._history.add(Snapshot(at=time.monotonic(), sidecar=sidecar_status(self._cluster.socket)))
         finally:
@@ -173,7 +173,7 @@ class Run:
     def _look(self) -> None:
         self._console.flush()
         if self._cluster.sidecar_listens:
-            self._enter(self._lifecycle.move(Event.SERVED))
+            self._enter(self._lifecycle.move(RunEvent.SERVED))
         snapshot = self._cluster.snapshot
         self._history.add(snapshot)
         if not self._served and snapshot.desired is not None and snapshot.ready >= self._plan.min_feeders:
@@ -213,7 +213,7 @@ class Run:
         self._halt(Stop(EXIT_LATE, f"{why}; still running: {live}"))
 
     def _halt(self, stop: Stop) -> None:
-        if self._lifecycle.state is not State.OVER:
+        if self._lifecycle.state is not RunState.OVER:
             self._console.say(stop.why)
         self._enter(self._lifecycle.halt(stop))
 
@@ -225,22 +225,22 @@ class Run:
 
     # Actions
 
-    def _enter(self, state: State | None) -> None:
-        if state is State.TRAINING:
+    def _enter(self, state: RunState | None) -> None:
+        if state is RunState.TRAINING:
             self._start_trainers()
-        elif state is State.ENDING:
+        elif state is RunState.ENDING:
             number = signal.SIGTERM if self._lifecycle.stop is None else self._lifecycle.stop.number
             for child in self._trainers:
                 child.signal(number)
-        elif state is State.KILLING:
+        elif state is RunState.KILLING:
             for child in self._trainers:
                 child.signal(signal.SIGKILL)
         if state in GRACE_S:
             self._loop.later(GRACE_S[state], lambda: self._grace_over(state))
 
-    def _grace_over(self, state: State | None) -> None:
+    def _grace_over(self, state: RunState | None) -> None:
         if self._lifecycle.state is state:
-            self._enter(self._lifecycle.move(Event.GRACE))
+            self._enter(self._lifecycle.move(RunEvent.GRACE))
 
     def _start_trainers(self) -> None:
         self._master_port.close()  # not every process that listens on it sets SO_REUSEADDR

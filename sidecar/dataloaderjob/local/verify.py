@@ -9,7 +9,7 @@ from typing import Any
 
 from dataloaderjob.core import frames
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
-from dataloaderjob.core.records import NO_BUNDLE, Kind, Record, Recorded
+from dataloaderjob.core.records import NO_BUNDLE, Record, Recorded, RowKind
 from dataloaderjob.local.remake import remake
 
 _MAX_SHOWN = 60
@@ -88,7 +88,7 @@ def _explain(found: Difference, a: Record, b: Record) -> list[str]:
     if one is None or other is None:
         has, lacks = (a, b) if other is None else (b, a)
         return [f"{has.folder} has this batch, {lacks.folder} does not"]
-    failed = [record.folder for batch, record in ((one, a), (other, b)) if batch.row.kind == Kind.FAILED]
+    failed = [record.folder for batch, record in ((one, a), (other, b)) if batch.row.kind == RowKind.FAILED]
     if len(failed) == 2:
         return ["next() raised errors of different types"]
     if failed:
@@ -223,7 +223,7 @@ def _first_wrong(
         if result.digest == row.digest:
             continue
         where = f"rank {rank}, loader {row.loader}, epoch {row.epoch}, batch {row.ticket}"
-        if row.kind == Kind.FAILED:
+        if row.kind == RowKind.FAILED:
             why = "next() raised an error, which the recorded code and data do not raise here"
         elif result.error:
             why = f"a batch was consumed, and the recorded code and data raise {result.error}"

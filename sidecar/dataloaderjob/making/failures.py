@@ -150,10 +150,12 @@ def _may_lack_set_up(exc: BaseException) -> bool:
     return isinstance(exc, pickle.UnpicklingError)
 
 
+_OURS = ("dataloaderjob.making.", "dataloaderjob.shipping.", "dataloaderjob.batches.")
+
+
 def _users_part(tb: TracebackType | None) -> TracebackType | None:
-    here = __package__ or ""
     rest = tb
-    while rest is not None and str(rest.tb_frame.f_globals.get("__name__", "")).startswith(here):
+    while rest is not None and str(rest.tb_frame.f_globals.get("__name__", "")).startswith(_OURS):
         rest = rest.tb_next
     return rest or tb
 

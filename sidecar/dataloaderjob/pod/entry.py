@@ -47,7 +47,7 @@ ADDRESS_VARIABLE = "POD_IP"
 """The address of the pod. Without it, everything is on one machine."""
 PLAIN = "--log-color=false"
 ANY_PORTS = ("--min-worker-port=0", "--max-worker-port=0")
-"""Workers listen at any free port. Ray's own range, 10002 to 19999, may contain the head's port, and raylets that share
+"""Workers listen on any free port. Ray's own range, 10002 to 19999, may contain the head's port, and raylets that share
 an address would collide in it."""
 
 
@@ -146,7 +146,7 @@ def await_started(
 
 
 class Restarts:
-    """Decides about restarts of the supervisor."""
+    """Decides when to restart the supervisor."""
 
     def __init__(self) -> None:
         self._crashes = Crashes()
@@ -154,7 +154,7 @@ class Restarts:
 
     def ended(self, code: int, now: float) -> float:
         """The supervisor ended. Returns the seconds until it is started again: none the first time, whatever the code,
-        because nobody else starts it. Raises ServiceError if another start is useless."""
+        because nobody else starts it. Raises ServiceError if another start would be useless."""
         crashes = self._crashes.add(now)
         self._ray_exits = self._ray_exits + 1 if code in EXITS_RAY else 0
         if self._ray_exits >= MAX_RAY_EXITS:
@@ -166,7 +166,7 @@ class Restarts:
         raise ServiceError(f"the supervisor ended {why}: its lines above say more")
 
 
-class Part(Protocol):
+class PodPart(Protocol):
     """A pod's work, in the main thread: `run`, then `close`."""
 
     def run(self) -> None:
@@ -176,7 +176,7 @@ class Part(Protocol):
         """Ends everything that was started here."""
 
 
-def serve(kind: type[S], make: Callable[[S, Watch], Part], *, name: str) -> int:
+def serve(kind: type[S], make: Callable[[S, Watch], PodPart], *, name: str) -> int:
     """Runs a pod's main process. Returns 0 after SIGTERM, else EXIT_FAILED: the kubelet then restarts the container."""
     parser = argparse.ArgumentParser(description=f"the main process of a pod: {name}")
     parser.add_argument("--settings", type=Path, required=True, help=f"JSON file of {kind.__name__}")
@@ -185,7 +185,7 @@ def serve(kind: type[S], make: Callable[[S, Watch], Part], *, name: str) -> int:
     return reap(lambda: _serve(kind, make, path)) if os.getpid() == 1 else _serve(kind, make, path)
 
 
-def _serve(kind: type[S], make: Callable[[S, Watch], Part], path: Path) -> int:
+def _serve(kind: type[S], make: Callable[[S, Watch], PodPart], path: Path) -> int:
     watch = Watch()
     try:
         part = make(load(kind, path), watch)
@@ -237,7 +237,7 @@ class HeadSettings:
     removed."""
     up_timeout_s: float = 120.0
     grace_s: float = 2.0
-    """Time for Ray's processes at the end: the raylet deregisters, no other has anything to save."""
+    """Time for Ray's processes to end: the raylet deregisters; no other has anything to save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

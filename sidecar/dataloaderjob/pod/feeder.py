@@ -66,7 +66,7 @@ _RAYS = (":actor_name:", ":job_id:", ":task_name:")
 
 
 class FeederPod:
-    """The work of a pod of feeders: a `Part`."""
+    """The work of a pod of feeders: a `PodPart`."""
 
     def __init__(self, settings: FeederPodSettings, watch: Watch) -> None:
         """Clears the folder. Raises InputError for settings that cannot work."""
@@ -97,7 +97,7 @@ class FeederPod:
         raise entry.ended(self._node, VITAL)
 
     def _await_head(self) -> str:
-        """Waits until the head's GCS accepts. Returns its address, with the host as a number.
+        """Waits until the head's GCS accepts connections. Returns its address, with a numeric host.
 
         A number is used because a new head's pod is another cluster under the same name: a raylet that followed the
         name would ask that one for what it does not know. This way it misses its GCS, and ends.
@@ -246,7 +246,7 @@ class Backlog:
         self._changed = threading.Condition()
 
     def put(self, fd: int, line: bytes) -> None:
-        """Queues a line to be written to `fd`. Leaves it out, and counts it, if the queue is full."""
+        """Queues a line to be written to `fd`. If the queue is full, drops and counts it."""
         with self._changed:
             if self._nbytes + len(line) > self._max_nbytes:
                 self._lost += 1
@@ -312,7 +312,7 @@ class _Pipe:
 
 
 def _write(fd: int, line: bytes) -> None:
-    """Writes a line. One that cannot be written because its reader is gone is no loss."""
+    """Writes a line. A line whose reader is gone is dropped."""
     view = memoryview(line)
     try:
         while view:

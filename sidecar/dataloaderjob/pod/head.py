@@ -77,7 +77,7 @@ def supervisor_settings(settings: HeadSettings, address: str) -> SupervisorSetti
 
 
 class Head:
-    """The work of the head's pod: a `Part`."""
+    """The work of the head's pod: a `PodPart`."""
 
     def __init__(self, settings: HeadSettings, watch: Watch) -> None:
         """Clears the folder. Raises InputError for settings that cannot work."""

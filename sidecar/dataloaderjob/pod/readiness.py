@@ -92,7 +92,7 @@ class Feeders:
 
 
 class Readiness:
-    """Keeps the file up to date. One thread calls it: now and then `look`, at the end `close`."""
+    """Keeps the file up to date. One thread calls `look` now and then, and `close` at the end."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class Trial:
         raise ServiceError(f"this image cannot feed: {why}")
 
     def close(self) -> None:
-        """Ends it and everything that it started."""
+        """Ends the feeder and everything that it started."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):

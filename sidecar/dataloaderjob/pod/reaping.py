@@ -59,8 +59,8 @@ def how_ended(pid: int | None) -> str:
 
 
 def reap(main: Callable[[], int]) -> int:
-    """Runs `main` in a child and reaps everything that ends meanwhile. Returns the child's exit code. Call it before
-    any thread is started."""
+    """Runs `main` in a child and reaps everything that ends in the meantime. Returns the child's exit code. Call it
+    before any thread is started."""
     awaited = {*SIGNALS, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -1,1 +1,1 @@
-"""Providers start feeders: `ray` as actors of a Ray cluster, `local` as processes of this machine."""
+"""Providers start feeders: `ray` as actors of a Ray cluster, `local` as processes on this machine."""

@@ -1,4 +1,4 @@
-"""Feeders as plain processes of this machine: a client of the feeder host's socket (`feeder.host`).
+"""Feeders as plain processes on this machine: a client of the feeder host's socket (`feeder.host`).
 
 The host may end and come back at any time, without its feeders. The supervisor may do so, too, without harm to them.
 Only the supervisor's main thread calls this module.
@@ -45,7 +45,7 @@ class LocalProvider:
         self.in_force: dict[str, Any] = {}
 
     def connect(self) -> None:
-        """Waits for the host, which imports torch first. Raises ServiceError if it does not come."""
+        """Waits for the host, which imports torch first. Raises ServiceError if it does not come up."""
         deadline = time.monotonic() + self._settings.init_timeout_s
         self._ask({"type": "list"}, deadline)
 

@@ -1,7 +1,7 @@
 """The supervisor's interface to whatever starts feeders.
 
-A running feeder reports to the supervisor by itself. A provider does what no feeder can: start one, end one, and
-explain why one does not come.
+A running feeder reports to the supervisor on its own. A provider does what no feeder can: start one, end one, and
+explain why one does not come up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Why(NamedTuple):
     cause: Cause
     text: str
     dead: bool = False
-    """True if it does not come unless it is placed again."""
+    """True if it will not come up unless it is placed again."""
     host: str = ""
     """Address of the node that is to run it; empty if that is not known."""
 
@@ -56,14 +56,14 @@ class Provider(Protocol):
         """Ends a feeder for good. Does nothing if it does not exist, or does not exist yet."""
 
     def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:
-        """Returns why these feeders, in order, have not come. `taken`: number of places that all others take.
+        """Returns why these feeders, in order, have not come up. `taken`: number of places that all others take.
 
-        Raises ServiceError if that cannot be found out now.
+        Raises ServiceError if this cannot currently be determined.
         """
 
     def out_of_memory(self) -> Mapping[str, str]:
-        """Returns addresses of nodes where this provider recently killed feeders for lack of memory, each with a text
-        for users. Raises ServiceError if that cannot be found out now."""
+        """Returns addresses of nodes where this provider recently killed feeders for lack of memory, each with a
+        message for users. Raises ServiceError if this cannot currently be determined."""
 
 
 def feeder_settings(

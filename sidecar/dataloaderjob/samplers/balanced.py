@@ -10,7 +10,7 @@ import numpy as np
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.samplers import lengths as of
 from dataloaderjob.samplers.distributed import BLOCK, check_shares
-from dataloaderjob.samplers.elastic import ElasticSampler, Place, Tail, fit
+from dataloaderjob.samplers.elastic import ElasticSampler, OrderPlace, Tail, fit
 from dataloaderjob.samplers.permutation import I64, Permutation
 
 WEIGHED = 32
@@ -78,7 +78,7 @@ class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
         }
         return {"samples": self._lengths.size, **super().identity(), **own}
 
-    def blocks(self, place: Place) -> Iterator[list[list[int]]]:
+    def blocks(self, place: OrderPlace) -> Iterator[list[list[int]]]:
         chunk = self.global_batch_size * self.look_ahead
         span = chunk * max(BLOCK // chunk, 1)
         order = Permutation(self._lengths.size, self.seed, place.epoch)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.samplers.elastic import ElasticSampler, Place, Tail, fit
+from dataloaderjob.samplers.elastic import ElasticSampler, OrderPlace, Tail, fit
 from dataloaderjob.samplers.permutation import I64, Permutation
 
 BLOCK = 4096
@@ -72,7 +72,7 @@ class ElasticDistributedSampler(ElasticSampler[int]):
     def identity(self) -> dict[str, Any]:
         return {"samples": self._samples, **super().identity()}
 
-    def blocks(self, place: Place) -> Iterator[list[int]]:
+    def blocks(self, place: OrderPlace) -> Iterator[list[int]]:
         order, end = self.order(place.epoch), self._end(place.position)
         span = BLOCK * self.num_replicas
         for first in range(place.position, end, span):

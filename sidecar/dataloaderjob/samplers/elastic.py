@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 
 
-class Place(NamedTuple):
+class OrderPlace(NamedTuple):
     """The common position of all ranks."""
 
     epoch: int
@@ -43,21 +43,21 @@ class Cursor(Generic[_T]):
 
     def __init__(self, sampler: ElasticSampler[_T]) -> None:
         self._sampler = sampler
-        self._begun: Place | None = None
-        self._loaded: Place | None = None
+        self._begun: OrderPlace | None = None
+        self._loaded: OrderPlace | None = None
         self._given = 0
         """Number of items up to the end of the current block."""
         self._block: Iterator[_T] = iter(())
 
-    def place(self) -> Place:
+    def place(self) -> OrderPlace:
         """Returns the place of the next item."""
         begun = self._loaded or self._begun
         if begun is None:
             return self._sampler.beginning()
         done = 0 if self._loaded else self._given - operator.length_hint(self._block)
-        return Place(begun.epoch, begun.position + done * self._sampler.stride)
+        return OrderPlace(begun.epoch, begun.position + done * self._sampler.stride)
 
-    def load(self, place: Place) -> None:
+    def load(self, place: OrderPlace) -> None:
         """Continues from `place` with the next item."""
         self._begun, self._loaded = None, place
         for _ in self._block:  # discard the rest of it
@@ -126,11 +126,11 @@ class ElasticSampler(DistributedSampler[_T_co]):
         self.tail: Tail = tail
         self.drop_last = tail == "drop"
         self.stride = self.num_replicas
-        self._loaded: Place | None = None
+        self._loaded: OrderPlace | None = None
         self._current: Cursor[Any] | None = None
         """The iteration whose state is the sampler's state."""
 
-    def blocks(self, place: Place) -> Iterator[list[_T_co]]:
+    def blocks(self, place: OrderPlace) -> Iterator[list[_T_co]]:
         """Yields this rank's items from a place to the end of its epoch, in lists."""
         raise NotImplementedError
 
@@ -138,11 +138,11 @@ class ElasticSampler(DistributedSampler[_T_co]):
         """Returns everything that determines the meaning of a position, as plain values for JSON."""
         return {"seed": self.seed, "shuffle": self.shuffle}
 
-    def details(self, place: Place) -> dict[str, Any]:  # noqa: ARG002  for subclasses
+    def details(self, place: OrderPlace) -> dict[str, Any]:  # noqa: ARG002  for subclasses
         """Returns further items for a state at this place."""
         return {}
 
-    def read_details(self, place: Place, state: Mapping[str, Any]) -> None:
+    def read_details(self, place: OrderPlace, state: Mapping[str, Any]) -> None:
         """Restores the items of `details`. Raises InputError, KeyError, TypeError or ValueError if that fails."""
 
     def __iter__(self) -> Iterator[_T_co]:
@@ -157,15 +157,15 @@ class ElasticSampler(DistributedSampler[_T_co]):
             self.restart()
         self.epoch = epoch
 
-    def place(self) -> Place:
+    def place(self) -> OrderPlace:
         """Returns the place of all ranks, assuming that each has taken the same number of items as this one."""
         if self._loaded is None and self._current is not None:
             return self._current.place()
         return self.beginning()
 
-    def beginning(self) -> Place:
+    def beginning(self) -> OrderPlace:
         """Returns the start of the next iteration."""
-        return self._loaded or Place(self.epoch, 0)
+        return self._loaded or OrderPlace(self.epoch, 0)
 
     def restart(self) -> None:
         """Drops a loaded or current position: the next iteration is a whole epoch."""
@@ -187,13 +187,13 @@ class ElasticSampler(DistributedSampler[_T_co]):
         if state:
             self._loaded, self._current = self.accept_state(state), None
 
-    def state_at(self, place: Place) -> dict[str, Any]:
+    def state_at(self, place: OrderPlace) -> dict[str, Any]:
         """Returns the state for a place."""
         kind = type(self).__name__
         found = {"version": VERSION, "sampler": kind, "epoch": int(place.epoch), "position": place.position}
         return found | self.identity() | self.details(place)
 
-    def accept_state(self, state: Mapping[str, Any]) -> Place:
+    def accept_state(self, state: Mapping[str, Any]) -> OrderPlace:
         """Returns the place of a state, and sets this sampler's epoch from it. Unknown keys are ignored."""
         expected = {"version": VERSION, "sampler": type(self).__name__, **self.identity()}
         missing = [name for name in ("epoch", "position", *expected) if name not in state]
@@ -212,7 +212,7 @@ class ElasticSampler(DistributedSampler[_T_co]):
                 "make the sampler with the same arguments and data, or begin a new epoch"
             )
         try:
-            place = Place(operator.index(state["epoch"]), operator.index(state["position"]))
+            place = OrderPlace(operator.index(state["epoch"]), operator.index(state["position"]))
             self.read_details(place, state)
         except InputError:
             raise
@@ -226,7 +226,7 @@ class ElasticSampler(DistributedSampler[_T_co]):
 
 
 def fit(count: int, unit: int, tail: Tail, *, what: str) -> int:
-    """Returns `count` as a multiple of `unit`, by the rule for the tail. `what` names both in the error."""
+    """Returns `count` as a multiple of `unit`, according to the rule for the tail. `what` names both in the error."""
     over = count % unit
     if not over:
         return count

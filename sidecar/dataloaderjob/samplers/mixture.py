@@ -11,7 +11,7 @@ import numpy as np
 
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.samplers.distributed import ElasticDistributedSampler, Order
-from dataloaderjob.samplers.elastic import Place, Tail
+from dataloaderjob.samplers.elastic import OrderPlace, Tail
 from dataloaderjob.samplers.permutation import I64, Permutation, hash_below, make_keys
 from dataloaderjob.samplers.shares import Shares
 from dataloaderjob.samplers.weighted import check_weights
@@ -99,10 +99,10 @@ class ElasticMixtureSampler(ElasticDistributedSampler):
     def identity(self) -> dict[str, Any]:
         return {**super().identity(), "lengths": list(self._lengths), "continuous": self.continuous}
 
-    def details(self, place: Place) -> dict[str, Any]:
+    def details(self, place: OrderPlace) -> dict[str, Any]:
         return {"weights": list(self.weights_of(place.epoch)), "drawn": list(self._drawn_before(place.epoch))}
 
-    def read_details(self, place: Place, state: Mapping[str, Any]) -> None:
+    def read_details(self, place: OrderPlace, state: Mapping[str, Any]) -> None:
         weights = self._checked(state["weights"], place.epoch)
         drawn = [operator.index(count) for count in state["drawn"]]
         if not callable(self.weights) and weights != self.weights_of(place.epoch):

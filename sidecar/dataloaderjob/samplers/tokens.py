@@ -12,7 +12,7 @@ import numpy as np
 
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.samplers import lengths as of
-from dataloaderjob.samplers.elastic import ElasticSampler, Place, Tail, fit
+from dataloaderjob.samplers.elastic import ElasticSampler, OrderPlace, Tail, fit
 from dataloaderjob.samplers.permutation import I64, Permutation
 
 
@@ -92,17 +92,17 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         }  # fmt: skip
         return {"samples": self._lengths.size, **super().identity(), **own}
 
-    def details(self, place: Place) -> dict[str, Any]:
+    def details(self, place: OrderPlace) -> dict[str, Any]:
         start, chunk = self._chunk_of(place)
         return {"chunk": chunk, "chunk_start": start}
 
-    def read_details(self, place: Place, state: Mapping[str, Any]) -> None:
+    def read_details(self, place: OrderPlace, state: Mapping[str, Any]) -> None:
         start, chunk = operator.index(state["chunk_start"]), operator.index(state["chunk"])
         if not 0 <= start <= place.position or chunk < 0:
             raise ValueError(f"chunk {chunk} cannot begin at batch {start}")
         self._starts = place.epoch, [(start, chunk)]
 
-    def blocks(self, place: Place) -> Iterator[list[list[int]]]:
+    def blocks(self, place: OrderPlace) -> Iterator[list[list[int]]]:
         ranks = self.num_replicas
         if self.tail == "error":
             fit(
@@ -129,7 +129,7 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
             waiting += itertools.islice(itertools.cycle(self._batches(place.epoch, 0)), ranks - len(waiting))
             yield [waiting[self.rank]]
 
-    def _chunk_of(self, place: Place) -> tuple[int, int]:
+    def _chunk_of(self, place: OrderPlace) -> tuple[int, int]:
         """Returns the first batch and the number of the last known chunk that does not begin after a place."""
         epoch, starts = self._starts
         if epoch != place.epoch or starts[0][0] > place.position:

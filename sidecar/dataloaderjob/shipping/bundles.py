@@ -39,7 +39,7 @@ from dataloaderjob.shipping.modules import Source
 from dataloaderjob.shipping.names import Fresh
 from dataloaderjob.shipping.pickling import UserCodeUnpickler
 from dataloaderjob.shipping.reducers import bytes_of
-from dataloaderjob.shipping.snapshot import Snapshot, Snapshots
+from dataloaderjob.shipping.snapshot import Snapshot, SnapshotMaker
 
 BLOB_NBYTES = 64 * 1024 * 1024
 """Size up to which buffers are joined, so that a dataset of 10,000 arrays does not become 10,000 files."""
@@ -52,9 +52,9 @@ SLOW_IMPORT_S = 1.0
 FIRST_BUFFER = 2
 """Index of the first blob after the pickle and the sources."""
 _LENGTH = struct.Struct("<Q")
-Place = tuple[int, int, int]
+BufferPlace = tuple[int, int, int]
 """(blob, offset, bytes) of a buffer."""
-_snapshots = Snapshots()
+_snapshots = SnapshotMaker()
 _one_at_a_time = threading.RLock()
 """Protects the knowledge of earlier snapshots, which threads that make iterators at the same time share."""
 
@@ -104,7 +104,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _stored(snapshot: Snapshot, store: BlobStore) -> tuple[tuple[str, int], ...]:
-    places: list[Place] = []
+    places: list[BufferPlace] = []
     groups = list(_groups(snapshot.buffers))
     total = sum(_padded(buffer.nbytes) for buffer in snapshot.buffers)
     store.check_room(total)
@@ -182,7 +182,9 @@ def load_bundle(bundle: Bundle, store: BlobStore) -> UserCode:
     return UserCode(dataset=dataset, collate_fn=collate_fn, worker_init_fn=worker_init_fn)
 
 
-def _parse_head(head: bytes) -> tuple[list[Place], bytes, list[tuple[str, bool]], dict[str, bytes], int]:
+def _parse_head(
+    head: bytes,
+) -> tuple[list[BufferPlace], bytes, list[tuple[str, bool]], dict[str, bytes], int]:
     if len(head) < _LENGTH.size:
         raise RemoteProtocolError(f"a bundle's first blob needs {_LENGTH.size} bytes, found {len(head)}")
     start = _LENGTH.size + _LENGTH.unpack_from(head)[0]

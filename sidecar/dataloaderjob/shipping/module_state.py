@@ -86,7 +86,7 @@ def _place(value: Any) -> tuple[str, str] | None:
     return module, path
 
 
-class State:
+class ModuleState:
     """Current content of modules, as far as it has to travel."""
 
     def __init__(self, known: Names, excluded: Excluded, references: References) -> None:
@@ -163,7 +163,7 @@ class State:
         return [(path, value) for path, value in items if (module, path, id(value)) not in excluded]
 
 
-def parts(module: str, state: State) -> Iterator[tuple[str, Any, Any]]:
+def parts(module: str, state: ModuleState) -> Iterator[tuple[str, Any, Any]]:
     """Yields (path, object, the form of it that is pickled) for each part of a module's state."""
     for path, value in state.code(module).by_value:
         yield path, value, value
@@ -189,7 +189,7 @@ def apply_code(loaded: Any, skip: Collection[str]) -> list[str]:
 
 
 def apply_alone(module: str, packed: bytes, fresh: names.Fresh) -> None:
-    """Gives a module the state that `State.alone` wrote."""
+    """Gives a module the state that `ModuleState.alone` wrote."""
     unpickler = UserCodeUnpickler(io.BytesIO(packed), (), fresh)
     references, by_value, data = unpickler.load()
     main = vars(sys.modules[MAIN])

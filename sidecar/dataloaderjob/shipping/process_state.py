@@ -48,6 +48,11 @@ _OWN = re.compile(
     r"HOME|USER|LOGNAME|SHELL|TERM\w*|TMPDIR|XDG_\w+|SSH_\w+|DISPLAY|COLUMNS|LINES|LS_COLORS|\w+_NUM_THREADS|COVERAGE_\w+"
 )
 """Variables for which a feeder keeps its own value, unless the script changed them."""
+_OF_A_LAUNCHER = re.compile(
+    r"(?!\w*(?:RANK|PROCID|LOCALID|NODEID|GTIDS|TASK_PID|VPID|CPU_BIND\w*|_STEP\w*|_URI\w*|_PORT|_FD)$)"
+    r"(?:OMPI|PMIX?|PRTE|SLURM|RAY)_\w+"
+)
+"""Variables that a launcher sets alike for all ranks of a node. A kept service does not have them from its start."""
 _RANK_ARGUMENT = re.compile(r"--local[-_]rank=\d+")
 
 
@@ -216,7 +221,9 @@ class ProcessState:
 
         def travels(name: str, value: str) -> bool:
             own = _OWN.fullmatch(name) and self._at_start.get(name) == value
-            return not _NEVER.fullmatch(name) and (kept or not own)
+            if kept:
+                return not _NEVER.fullmatch(name) or bool(_OF_A_LAUNCHER.fullmatch(name))
+            return not _NEVER.fullmatch(name) and not own
 
         found = {name: value for name, value in sorted(os.environ.items()) if travels(name, value)}
         self._seen.update(found)

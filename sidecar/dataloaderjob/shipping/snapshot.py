@@ -30,7 +30,7 @@ from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.shipping import module_state, unpicklable
 from dataloaderjob.shipping.definitions import Definitions
-from dataloaderjob.shipping.module_state import MAIN, State
+from dataloaderjob.shipping.module_state import MAIN, ModuleState
 from dataloaderjob.shipping.modules import UserModules, is_over, main_source, modules_with_effects
 from dataloaderjob.shipping.names import Names
 from dataloaderjob.shipping.pickling import Reached
@@ -81,7 +81,7 @@ class _Kind:
             self.reached.popitem(last=False)
 
 
-class Snapshots:
+class SnapshotMaker:
     """Takes snapshots of this process, and detects parts that have not changed since the last."""
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class Snapshots:
         if self._patches is None:
             self._patches = module_state.patches(self._modules)
         patches = [*self._patches, *module_state.entries(modules)]
-        state = State(Names(modules), self._excluded, self._references)
+        state = ModuleState(Names(modules), self._excluded, self._references)
         known = self._kind(roots).reached.get(id(roots["dataset"]))
         writer = Writer(modules, patches, self._excluded, state, known, self._alone, self._warned_of)
         writer.forget_mended()

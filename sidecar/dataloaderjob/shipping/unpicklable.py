@@ -26,7 +26,7 @@ from dataloaderjob.shipping.user_code import full_name
 
 _SEARCH_S = 5.0
 """Time limit of a search, for example in a list of a million samples; beyond it, the message names the list."""
-Part = tuple[str, Any]
+NamedPart = tuple[str, Any]
 """(path, object)."""
 _MAX_DEPTH = 100
 _MAX_PATH = 240
@@ -72,7 +72,7 @@ class _Search:
         self._deadline = time.monotonic() + _SEARCH_S
         self._seen: set[int] = set()
 
-    def innermost(self, parts: Iterable[Part], depth: int = 0) -> _Failing | None:
+    def innermost(self, parts: Iterable[NamedPart], depth: int = 0) -> _Failing | None:
         """Returns the innermost object of the first part that fails. Functions and classes also fail for objects that
         others refer to, so the first one with a reason within itself is preferred."""
         vague = None
@@ -86,7 +86,7 @@ class _Search:
             vague = vague or found
         return vague
 
-    def _failing(self, parts: Iterable[Part]) -> Iterator[_Failing]:
+    def _failing(self, parts: Iterable[NamedPart]) -> Iterator[_Failing]:
         for path, part in parts:
             if time.monotonic() > self._deadline:
                 return
@@ -124,7 +124,7 @@ def _cut(path: str) -> str:
 
 
 def _first_failing(
-    parts: Iterable[Part], seen: set[int], deadline: float, why: Callable[[Any], BaseException | None]
+    parts: Iterable[NamedPart], seen: set[int], deadline: float, why: Callable[[Any], BaseException | None]
 ) -> tuple[str, Any, BaseException] | None:
     for path, part in parts:
         if time.monotonic() > deadline:
@@ -137,7 +137,7 @@ def _first_failing(
     return None
 
 
-def _parts(path: str, whole: Any) -> Iterator[Part]:
+def _parts(path: str, whole: Any) -> Iterator[NamedPart]:
     """Yields the parts of an object's pickle, nearest first."""
     if isinstance(whole, types.FunctionType):
         yield from _function_parts(path, whole)
@@ -160,7 +160,7 @@ def _parts(path: str, whole: Any) -> Iterator[Part]:
         yield from _object_parts(path, whole)
 
 
-def _function_parts(path: str, function: types.FunctionType) -> Iterator[Part]:
+def _function_parts(path: str, function: types.FunctionType) -> Iterator[NamedPart]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield f"{path}: its variable {name}", cell.cell_contents
@@ -181,7 +181,7 @@ def _names(code: types.CodeType) -> list[str]:
     return [*code.co_names, *inner]
 
 
-def _object_parts(path: str, whole: Any) -> Iterator[Part]:
+def _object_parts(path: str, whole: Any) -> Iterator[NamedPart]:
     try:
         state = whole.__getstate__()
     except Exception:  # user code; its failure is reported instead

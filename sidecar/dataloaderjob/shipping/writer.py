@@ -13,7 +13,7 @@ from typing import Any
 
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.shipping import module_state, unpicklable
-from dataloaderjob.shipping.module_state import CODE, MAIN, ROOTS, State
+from dataloaderjob.shipping.module_state import CODE, MAIN, ROOTS, ModuleState
 from dataloaderjob.shipping.pickling import (
     MIN_BUFFER_NBYTES,
     TRIES,
@@ -54,7 +54,7 @@ class Writer:
         modules: dict[str, ModuleType],
         patches: list[Any],
         excluded: Excluded,
-        state: State,
+        state: ModuleState,
         reached: Reached | None,
         alone: dict[str, tuple[Any, bytes]],
         warned: set[str],

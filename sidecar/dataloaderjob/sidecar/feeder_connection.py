@@ -1,12 +1,14 @@
 """One connection to a feeder: connect, handshake, frames out, frames and bodies in. Bodies go straight to the pool.
 
 The socket blocks, and every call except one uses MSG_DONTWAIT. The exception receives bodies: MSG_WAITALL with a
-receive timeout of 20 ms, the cheapest way to receive that was measured (0.20 CPU-s/GB; non-blocking with SO_RCVLOWAT
-0.22 to 0.26). It suits feeders that send fast enough. If less than half of a body arrives within the 20 ms, or all of
-it slowly, waiting for it has held up all other connections for little. The next bodies of this connection are then
-taken as they arrive. Their number doubles with each late body, until most of an awaited one arrives in time.
+receive timeout of 20 ms, the cheapest way to receive that was measured (0.20 CPU-s/GB, against 0.22 to 0.26 without
+blocking and with SO_RCVLOWAT). It suits feeders that send fast enough. If less than half of a body arrives within the
+20 ms, or all of it slowly, waiting for it has held up all other connections for little. The next bodies of this
+connection are then taken as they arrive. Their number doubles with each late body, until most of an awaited body
+arrives in time.
 
-To a feeder on this machine the connection is a Unix socket, and bodies are copied from its memory (`shared_bodies`).
+To a feeder on this machine, the connection is a Unix socket, and bodies are copied from the feeder's memory
+(`shared_bodies`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any, Protocol
 
 from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolError
-from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, Header, Kind
+from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, FrameKind, Header
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.sidecar import shared_bodies
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
@@ -33,19 +35,19 @@ WAITALL_ABOVE_NBYTES = 8 * 1024
 BODY_WAIT_S = 0.02
 INSTANT_S = 0.001
 QUICK = 250e6
-"""Bytes per second of a feeder whose bodies are waited for. Slower feeders would keep each other waiting, because part
-of their bodies arrives while others are waited for: 16 senders of 20 MB/s reached 0.65 of that."""
+"""Minimum rate, in bytes per second, of a feeder whose bodies are waited for. Slower feeders would keep each other
+waiting, because parts of their bodies arrive while others are waited for: 16 senders of 20 MB/s got 0.65 of that."""
 LOW_WATER_NBYTES = 256 * 1024
 MAX_UNAWAITED = 512
-"""Most bodies of a slow feeder between two awaited ones: with 16 senders of 10 bodies/s that is 1 % of the time."""
+"""Maximum number of a slow feeder's bodies between two awaited ones: 1 % of the time with 16 senders at 10 bodies/s."""
 MAX_NOT_GREETED = 3
-"""Failed handshakes on this machine before one over TCP is tried."""
+"""Number of failed handshakes over this machine's socket before one over TCP is tried."""
 BACKOFF = Backoff(0.1, 5.0)
 LinkError = (OSError, ProtocolError)
 """Errors that end a connection and nothing else."""
 
 
-class Phase(Enum):
+class BodyPhase(Enum):
     CONNECTING = "connecting"
     HANDSHAKE = "in the handshake"
     UP = "up"
@@ -53,7 +55,7 @@ class Phase(Enum):
 
 
 class Sink(Protocol):
-    """The receiver of a connection's events."""
+    """Handles a connection's events."""
 
     def connection_up(self, connection: FeederConnection, facts: dict[str, Any]) -> None: ...
     def connection_frame(self, connection: FeederConnection, header: Header, payload: bytes) -> None: ...
@@ -68,9 +70,9 @@ class FeederConnection:
     def __init__(
         self, endpoint: Endpoint, sink: Sink, *, key: bytes, job: str, name: str, trainer: str = ""
     ) -> None:
-        """`trainer` names the trainer process: feeders begin afresh for another one."""
+        """`trainer` names the trainer process: feeders start afresh for a different one."""
         self.endpoint = endpoint
-        self.phase = Phase.DOWN
+        self.phase = BodyPhase.DOWN
         self.sock: socket.socket | None = None
         self.retry_at = 0.0
         self.started_at = 0.0
@@ -95,22 +97,22 @@ class FeederConnection:
         self._slow = False
         """True if the rest of the current body is taken as it arrives."""
         self._low_water = False
-        """True if SO_RCVLOWAT is set for it."""
+        """True if SO_RCVLOWAT is set for the rest of that body."""
         self._unawaited = 0
-        """Number of coming bodies that are not waited for."""
+        """Number of upcoming bodies that are not waited for."""
         self._late = 0
         """Number of consecutive awaited bodies that were late."""
 
     # Connecting
 
     def connect(self, now: float) -> None:
-        """Begins to connect; `on_ready` continues. Raises OSError, TypeError or ValueError for a useless address."""
+        """Begins to connect; `on_ready` continues. Raises OSError, TypeError or ValueError for an unusable address."""
         here = None if self.over_tcp else shared_bodies.connect(self.endpoint.instance)
         family = sockets.family_of(self.endpoint.host)
         sock = here or socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         sock.setblocking(False)
         self._shared = None if here is None else SharedBodies(here)
-        self.sock, self.phase, self.started_at = sock, Phase.CONNECTING, now
+        self.sock, self.phase, self.started_at = sock, BodyPhase.CONNECTING, now
         facts = {"trainer": self._trainer}
         self._handshake = sockets.ClientHandshake(
             self._key, role="receiver", name=self._name, job=self._job, facts=facts, versions=sockets.DATA
@@ -122,7 +124,7 @@ class FeederConnection:
     def give_up(self, now: float) -> None:
         """Closes the connection and sets the time of the next attempt."""
         if self._shared is not None:
-            self._not_greeted = 0 if self.phase is Phase.UP else self._not_greeted + 1
+            self._not_greeted = 0 if self.phase is BodyPhase.UP else self._not_greeted + 1
             self.over_tcp = self._shared.is_refused or self._not_greeted >= MAX_NOT_GREETED
         self.close()
         self._failures += 1
@@ -134,7 +136,7 @@ class FeederConnection:
         if self._shared is not None:
             self._shared.close()
             self._shared = None
-        self.sock, self.phase = None, Phase.DOWN
+        self.sock, self.phase = None, BodyPhase.DOWN
         self._out.clear()
         self._have, self._header, self._target, self._control = 0, None, None, None
         self._left, self._filled = 0, 0  # the next connection begins with a frame
@@ -142,7 +144,8 @@ class FeederConnection:
 
     def handshake_late(self, now: float) -> bool:
         return (
-            self.phase not in (Phase.UP, Phase.DOWN) and now - self.started_at > sockets.HANDSHAKE_TIMEOUT_S
+            self.phase not in (BodyPhase.UP, BodyPhase.DOWN)
+            and now - self.started_at > sockets.HANDSHAKE_TIMEOUT_S
         )
 
     @property
@@ -153,7 +156,7 @@ class FeederConnection:
     @property
     def interest(self) -> int:
         """The epoll mask for the events that this connection waits for."""
-        waiting = self.phase is Phase.CONNECTING or self._out
+        waiting = self.phase is BodyPhase.CONNECTING or self._out
         return select.EPOLLIN | (select.EPOLLOUT if waiting else 0)
 
     # Events
@@ -161,22 +164,22 @@ class FeederConnection:
     def on_ready(self, mask: int) -> None:
         """Handles socket events. Raises OSError or ProtocolError if the connection must be given up."""
         assert self.sock is not None  # noqa: S101  only open connections are polled
-        if self.phase is Phase.CONNECTING:
+        if self.phase is BodyPhase.CONNECTING:
             if error := self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(error, f"connecting to {self.endpoint.name} failed")
-            self.phase = Phase.HANDSHAKE
+            self.phase = BodyPhase.HANDSHAKE
         if self._out and mask & select.EPOLLOUT:
             self.flush()
         if mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-            if self.phase is Phase.UP:
+            if self.phase is BodyPhase.UP:
                 self._receive()
             else:
                 self._greet()
 
     def send(self, header: bytes, payload: bytes) -> None:
         """Queues a frame; `flush` sends all queued frames in one call."""
-        if self.phase is not Phase.UP:
-            return  # the connection broke meanwhile; everything requested here is requested again
+        if self.phase is not BodyPhase.UP:
+            return  # the connection has broken; everything requested here is requested again
         self._out += header
         self._out += payload
 
@@ -207,7 +210,7 @@ class FeederConnection:
         seconds, microseconds = divmod(int(BODY_WAIT_S * 1e6), 1_000_000)
         self.sock.setblocking(True)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, microseconds))
-        self.phase, self._failures = Phase.UP, 0
+        self.phase, self._failures = BodyPhase.UP, 0
         rest = self._handshake.rest
         self._scratch[: len(rest)] = rest
         self._have = len(rest)
@@ -218,7 +221,7 @@ class FeederConnection:
 
     def discard(self) -> None:
         """The body that is being received has lost its place."""
-        if self._header is not None and self._header.kind == Kind.BODY:
+        if self._header is not None and self._header.kind == FrameKind.BODY:
             self._target = None
 
     def _receive(self) -> None:
@@ -240,7 +243,7 @@ class FeederConnection:
                 raise ConnectionError("it closed the connection")
             self._have += n
         self._parse()
-        if self._left and self._filled:  # a part of it came with its header
+        if self._left and self._filled:  # part of it came with its header
             self._receive_payload(sock)
 
     def _parse(self) -> None:
@@ -261,7 +264,7 @@ class FeederConnection:
         """Places the part of the payload that has arrived; returns its number of bytes."""
         self._header, self._left, self._filled = header, header.nbytes, 0
         self._slow = self._unawaited > 0
-        if header.kind == Kind.BODY:
+        if header.kind == FrameKind.BODY:
             self._unawaited = max(0, self._unawaited - 1)
             self._target = self._sink.connection_body(self, header)
         else:
@@ -321,12 +324,12 @@ class FeederConnection:
         header, target, control = self._header, self._target, self._control
         assert header is not None  # noqa: S101
         self._header, self._target, self._control = None, None, None
-        if header.kind == Kind.BODY:
+        if header.kind == FrameKind.BODY:
             if target is not None:
                 self._end_body(header, target)
-        elif header.kind == Kind.SHARED:
+        elif header.kind == FrameKind.SHARED:
             self._copy(header, bytes(control or b""))
-        elif header.kind == Kind.UNMAP:
+        elif header.kind == FrameKind.UNMAP:
             if self._shared is not None:
                 self._shared.unmap(header.room)
         else:
@@ -337,14 +340,14 @@ class FeederConnection:
         if self._shared is None:
             raise RemoteProtocolError("a batch in shared memory came from a feeder on another machine")
         number, nbytes = frames.unpack_shared(where)
-        body = header._replace(kind=Kind.BODY, nbytes=nbytes)
+        body = header._replace(kind=FrameKind.BODY, nbytes=nbytes)
         with self._shared.body(number, nbytes) as source:
             target = self._sink.connection_body(self, body)
             if target is not None:
                 target[:nbytes] = source
         if self._shared.has_ended:
             raise ConnectionError("it closed the connection while a batch was copied")
-        self.send(frames.pack_header(Kind.TAKEN), b"")
+        self.send(frames.pack_header(FrameKind.TAKEN), b"")
         if target is not None:
             self._end_body(body, target)
 

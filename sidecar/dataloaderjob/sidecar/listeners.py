@@ -1,4 +1,4 @@
-"""The sidecar's listening sockets, served by the parent's loop. Their clients cannot hold it up.
+"""The sidecar's listening sockets, served by the parent's loop. Clients cannot hold up the loop.
 
 /metrics, /healthz and /status are served over HTTP/1.0, one short answer per connection. The Unix socket is for
 trainers, which stay here until their first message is complete.
@@ -23,20 +23,20 @@ from dataloaderjob.core.errors import DataLoaderJobError, InputError, RemoteProt
 MAX_REQUEST_NBYTES = 8192
 MAX_CLIENTS = 64
 CLIENT_TIMEOUT_S = 2.0
-"""Time to send the request, and again to read the answer."""
+"""Time that a client has to send its request, and again to read the answer."""
 Handler = Callable[[str], tuple[int, str, str]]
 """Answers a path with (status, content type, body)."""
 REASONS = {200: "OK", 404: "Not Found", 400: "Bad Request", 503: "Service Unavailable"}
 HELLO_TIMEOUT_S = 5.0
 MAX_HELLO_NBYTES = 8 * 1024 * 1024
-"""An adoption with the most possible leases takes 3 MB."""
+"""An adoption with the maximum number of leases takes 3 MB."""
 MAX_HELLOS_NBYTES = 32 * 1024 * 1024
-"""Most bytes of incomplete hellos, of all guests together: more than a node's trainers ever send."""
+"""Limit on the bytes of all guests' incomplete hellos together: more than a node's trainers ever send."""
 MAX_GUESTS = 256
 
 
 @dataclass(slots=True, eq=False)
-class Client:
+class HttpClient:
     """A connection to the HTTP port: first the request comes in, then the answer goes out."""
 
     sock: socket.socket
@@ -66,7 +66,7 @@ class Guest:
             os.close(fd)
 
     def answer(self, packets: list[bytes], fds: list[int] | None = None) -> None:
-        """Sends at once: the socket's buffer takes far more than any answer."""
+        """Sends at once: the socket's buffer holds far more than any answer."""
         socket.send_fds(self.sock, [packets[0]], fds or [])
         for packet in packets[1:]:
             self.sock.send(packet)
@@ -74,7 +74,7 @@ class Guest:
 
 OnMessage = Callable[[Guest, ipc.Packet], None]
 """Takes ownership of the guest. If it raises, the guest is sent the reason and closed."""
-Peer = TypeVar("Peer", Client, Guest)
+Peer = TypeVar("Peer", HttpClient, Guest)
 
 
 class Listener(ABC, Generic[Peer]):
@@ -132,7 +132,7 @@ class Listener(ABC, Generic[Peer]):
             self._select.unregister(peer.sock)
 
 
-class HttpServer(Listener[Client]):
+class HttpServer(Listener[HttpClient]):
     """An HTTP server that answers GET for the handler's paths."""
 
     def __init__(self, host: str, port: int, handler: Handler, select: selectors.BaseSelector) -> None:
@@ -148,10 +148,10 @@ class HttpServer(Listener[Client]):
         self._handler = handler
         super().__init__(sock, select, MAX_CLIENTS)
 
-    def _welcome(self, sock: socket.socket) -> Client:
-        return Client(sock, time.monotonic() + CLIENT_TIMEOUT_S)
+    def _welcome(self, sock: socket.socket) -> HttpClient:
+        return HttpClient(sock, time.monotonic() + CLIENT_TIMEOUT_S)
 
-    def _on_ready(self, peer: Client) -> None:
+    def _on_ready(self, peer: HttpClient) -> None:
         try:
             if not peer.out:
                 data = peer.sock.recv(MAX_REQUEST_NBYTES)

@@ -17,7 +17,7 @@ from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 PREFIX = "dataloaderjob_sidecar_"
 
 
-class Kind(Enum):
+class MetricKind(Enum):
     COUNTER = "counter"
     GAUGE = "gauge"
 
@@ -30,10 +30,10 @@ class Metric:
     """Its name in the sidecar's status."""
     name: str
     """Its name in Prometheus, after PREFIX."""
-    kind: Kind
+    kind: MetricKind
     help: str
     read: Callable[[Dispatcher], int] | int
-    """Reads it from the receiver's machine; or the index of the word in which the trainer stores it."""
+    """Function that reads it from the dispatcher, or index of the word in which the trainer stores it."""
     mask: int = -1
     """Bits served to Prometheus."""
 
@@ -42,7 +42,7 @@ def _ready(machine: Dispatcher) -> int:
     return sum(t.lease is not None for s in machine.streams.values() for t in s.tickets.values())
 
 
-_C, _G = Kind.COUNTER, Kind.GAUGE
+_C, _G = MetricKind.COUNTER, MetricKind.GAUGE
 _48_BITS = (1 << 48) - 1
 """Prometheus keeps floats, which are exact up to 53 bits. Eight bytes in a label would start a series each time."""
 METRICS = (
@@ -128,9 +128,9 @@ METRICS = (
     ),
 )  # fmt: skip
 KEYS = tuple(metric.key for metric in METRICS)
-COUNTERS = frozenset(metric.key for metric in METRICS if metric.kind is Kind.COUNTER)
+COUNTERS = frozenset(metric.key for metric in METRICS if metric.kind is MetricKind.COUNTER)
 TRAINERS_COUNTERS = frozenset(
-    metric.key for metric in METRICS if metric.kind is Kind.COUNTER and isinstance(metric.read, int)
+    metric.key for metric in METRICS if metric.kind is MetricKind.COUNTER and isinstance(metric.read, int)
 )
 """Counters that the trainer keeps itself: they continue when its receiver is replaced."""
 _READERS = [(metric.key, metric.read) for metric in METRICS if not isinstance(metric.read, int)]
@@ -152,7 +152,7 @@ def read(words: Control) -> dict[str, int]:
 
 
 def prometheus(receivers: list[tuple[str, dict[str, int]]], job: str) -> str:
-    """Returns Prometheus' text format: times in seconds, sizes in bytes. `receivers`: rank and values of each."""
+    """Returns the metrics in Prometheus' text format: times in seconds, sizes in bytes. `receivers`: (rank, values)."""
     lines, whose = [], _labels(job)
     for metric in METRICS:
         name = PREFIX + metric.name
@@ -171,5 +171,5 @@ def _labels(job: str) -> str:
 
 
 def _escaped(value: str) -> str:
-    """Escapes the value of a label: a name that a trainer gives itself may have any character."""
+    """Escapes the value of a label: a name that a trainer gives itself may contain any character."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,5 +1,5 @@
 """The sidecar's parent: attaches trainers, forks a receiver for each, follows the supervisor, serves metrics and
-health. It has no thread, because it forks, and no part in the data path.
+health. It has no threads, because it forks, and takes no part in the data path.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ METRICS_EVERY_S = 1.0
 SWEEP_EVERY_S = 30.0
 """Interval at which a private service that waits for the next script removes what earlier scripts have sent."""
 EXTRA_PROCESSES = 8
-"""Most extra processes of a launch that did not state their number. Together they get the memory of the first."""
+"""Maximum number of extra processes of a launch that did not state it. Together they get the memory of the first."""
 MAX_ENDED = 64
-"""Most trainer processes without a receiver whose counts are kept."""
+"""Maximum number of trainer processes without a receiver whose counts are kept."""
 _RANK = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
@@ -56,7 +56,7 @@ class ReceiverProcess:
     rank: str
     trainer_pid: int
     process: str
-    """The trainer's own name for itself: in another container its pid may be another process's."""
+    """The trainer's own name for itself: in another container, its pid may denote another process."""
     pidfd: int
     pid: int
     channel: socket.socket
@@ -324,8 +324,8 @@ class Sidecar:
             del self._added[next(iter(self._added))]
 
     def _count_once(self, process: str, living: dict[str, int]) -> None:
-        """Keeps a trainer's counts, whose memory outlives its receiver, from counting twice: they were added when the
-        receiver ended, or belong to an earlier sidecar."""
+        """Keeps a trainer's counts, whose memory outlives its receiver, from being counted twice: they were added when
+        the receiver ended, or belong to an earlier sidecar."""
         before = self._added.pop(process, living)
         for name in metrics.TRAINERS_COUNTERS:
             self._gone[name] -= before[name]
@@ -361,7 +361,7 @@ class Sidecar:
         end_as(run)
 
     def _close_in_child(self) -> None:
-        """Closes what the parent has open: otherwise ports would stay taken, and peers would see no end."""
+        """Closes what the parent has open: otherwise ports would stay taken, and peers would see no disconnect."""
         self._select.close()
         self._listener.close_in_child()
         if self.http is not None:
@@ -392,7 +392,7 @@ class Sidecar:
         return len(self.settings.feeders)
 
     def _send_feeders(self, channel: socket.socket) -> bool:
-        """Sends the list of feeders. Returns False if the channel is full: it gets a newer list later."""
+        """Sends the list of feeders. Returns False if the channel is full: the receiver gets a newer list later."""
         client = self._supervisor
         if client is None:
             listed: dict[str, Any] = {"feeders": self.settings.feeders, "desired": self._desired()}
@@ -407,7 +407,7 @@ class Sidecar:
             channel.send(json.dumps(listed).encode())
         except BlockingIOError:
             return False
-        except OSError:  # it has ended
+        except OSError:  # the receiver has ended
             pass
         return True
 

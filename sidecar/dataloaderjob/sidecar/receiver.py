@@ -1,7 +1,7 @@
 """The receiver: one process for each pool, forked by the parent when a trainer process attaches.
 
 One loop serves the trainer's socket, the connections to feeders, the parent's channel and the trainer's pidfd. It feeds
-the dispatcher with events and carries out its instructions. No byte of a batch becomes a Python object.
+events to the dispatcher and carries out its instructions. No byte of a batch becomes a Python object.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from dataloaderjob.sidecar.regions import Region
 
 PACKETS_AT_ONCE = 64
 GIVES_WAY_S = 1.0
-"""A trainer without an iterator for this long may lose its place to another one (`W_IDLE`)."""
+"""A trainer without an iterator for this long may lose its place to another trainer (`W_IDLE`)."""
 IDLE_S = 30.0
 """Time after which the memory of a pool that nobody reads from is freed."""
 
@@ -75,8 +75,8 @@ class Receiver:
         rank: int = 0,
         gives_back: bool = False,
     ) -> None:
-        """`process`: the trainer process's name. Each `rank` begins with other feeders. `gives_back`: frees the memory
-        of an idle pool."""
+        """`process`: the trainer process's name. Each `rank` begins with different feeders. `gives_back`: free the
+        memory of an idle pool."""
         self._gives_back = gives_back
         self.control = Control(control_fd)
         self.machine = Dispatcher(settings, rank=rank)
@@ -89,11 +89,11 @@ class Receiver:
         self._masks: dict[int, int] = {}
         self._to_trainer: deque[tuple[bytes, int | None]] = deque()
         self._snapshots: dict[tuple[int, int], bytes] = {}
-        """(stream, slot) -> its newest snapshot that is not on its way to the trainer."""
+        """(stream, slot) -> the slot's newest snapshot that is not yet on its way to the trainer."""
         self._to_parent: deque[bytes] = deque()
         self._incoming = ipc.Assembler()
         self._used_at = time.monotonic()
-        """Last time at which an iterator lived or the trainer had a batch of the pool."""
+        """Last time at which an iterator existed or the trainer held a batch of the pool."""
         self._is_given_back = False
         self._failure: tuple[int, int] | None = None
         """(stream, ticket) of the failure reported to the parent, until a later batch is taken."""
@@ -191,7 +191,7 @@ class Receiver:
     def _give_back(self, now: float) -> None:
         """Frees the pool's memory once nothing has been read from it or held in it for IDLE_S.
 
-        Pages that a device has registered stay: the device would keep reading the old ones.
+        Pages that a device has registered are kept: the device would go on reading the old ones.
         """
         words = self.control.words
         if self.machine.streams or self.machine.placer.space.used_nbytes:
@@ -294,7 +294,7 @@ class Receiver:
         self._send_to_parent()
 
     def _send_to_parent(self) -> None:
-        """Sends queued messages. Those that the channel does not take now are sent at a later tick."""
+        """Sends queued messages. Those that the channel does not accept now are sent on a later tick."""
         try:
             while self._to_parent:
                 self._parent.send(self._to_parent[0])
@@ -440,7 +440,7 @@ class Receiver:
             del self._connections[instance]
 
     def _flush(self) -> None:
-        """Sends what this round has queued, with one call for each connection."""
+        """Sends what this round has queued, with one call per connection."""
         for connection in list(self._dirty):
             if connection.sock is None:
                 continue

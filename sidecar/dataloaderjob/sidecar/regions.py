@@ -1,4 +1,4 @@
-"""The pool's memory: memfds, their mappings, and touching their pages before a trainer does.
+"""The pool's memory: memfds, their mappings, and populating their pages before a trainer does.
 
 A memfd's pages are charged to the process that touches them first. Receiving into a cold page costs three to five times
 as much CPU as into a warm one (0.65 to 1.08 CPU-s/GB against 0.2), so the sidecar populates pages in the background.
@@ -36,7 +36,7 @@ class Region:
         return self.populated < self.nbytes
 
     def populate_some(self) -> None:
-        """Touches the next 16 MB (8 ms); receiving continues between the steps."""
+        """Touches the next 16 MB (8 ms); receiving continues between calls."""
         step = min(POPULATE_STEP_NBYTES, self.nbytes - self.populated)
         try:
             self.map.madvise(MADV_POPULATE_WRITE, self.populated, step)
@@ -46,13 +46,13 @@ class Region:
         self.populated += step
 
     def give_back(self) -> None:
-        """Frees the pages, which nobody uses. They are touched again when there is something to receive."""
+        """Frees the pages while nobody uses them. They are touched again when there is something to receive."""
         with contextlib.suppress(OSError):
             self.map.madvise(MADV_REMOVE)
             self.populated = 0
 
     def close(self) -> None:
-        """Releases the memory here; views that are still being filled keep it until they end."""
+        """Releases the memory here; views that are still being filled keep it until they are released."""
         self.view.release()
         os.close(self.fd)
 

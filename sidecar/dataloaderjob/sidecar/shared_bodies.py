@@ -1,7 +1,7 @@
 """Shared memory of a feeder on this machine, from which its batches are copied: one copy, and no socket in between.
 
 A feeder writes into a buffer again once the receiver has confirmed its copy, or once the connection has ended. The
-receiver therefore checks after each copy that the connection still stands, and otherwise discards the copy.
+receiver therefore checks after each copy that the connection is still open, and otherwise discards the copy.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _BLOCK_NBYTES = 512
 """The unit of `st_blocks`."""
 _FDS_NBYTES = socket.CMSG_SPACE(_MOST_AT_ONCE * 4)
 MOST_BUFFERS = 1024
-"""Most buffers of one feeder; each takes a descriptor here. A builder has three or four and, for a slot that ranks
-share, one for each batch that they may still request."""
+"""Maximum number of buffers of one feeder; each takes a descriptor here. A builder has three or four and, for a slot
+that ranks share, one for each batch that they may still request."""
 
 
 def connect(instance: str) -> socket.socket | None:
-    """Returns a connection to a feeder of this network namespace, before the handshake; None if there is no feeder.
+    """Returns a connection to a feeder in this network namespace, before the handshake; None if none is found.
 
-    Raises OSError if there is one that cannot be reached now.
+    Raises OSError if the feeder exists but cannot be reached now.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
@@ -61,7 +61,7 @@ class SharedBodies:
             [target], _FDS_NBYTES, sockets.DO_NOT_WAIT | sockets.CLOSE_ON_EXEC
         )
         self._fds.extend(sockets.descriptors(ancillary))
-        if flags & sockets.TRUNCATED:  # the next one would be mistaken for it
+        if flags & sockets.TRUNCATED:  # the next descriptor would be mistaken for it
             self.is_refused = True
             raise RemoteProtocolError("a descriptor was lost: this process may have no more of them")
         if len(self._fds) > _MOST_AT_ONCE:
@@ -69,7 +69,7 @@ class SharedBodies:
         return n
 
     def body(self, number: int, nbytes: int) -> memoryview:
-        """Returns the first `nbytes` bytes of a buffer. The first time, its descriptor has come with the message.
+        """Returns the first `nbytes` bytes of a buffer. On first use, its descriptor has come with the message.
 
         Raises RemoteProtocolError, OSError.
         """
@@ -90,7 +90,7 @@ class SharedBodies:
             raise RemoteProtocolError(f"more than {MOST_BUFFERS} buffers came, and none was given up")
         fd = self._fds.popleft()
         try:
-            if not sealed(fd):  # truncating mapped memory ends the process that reads it
+            if not sealed(fd):  # truncating mapped memory kills the process that reads it
                 raise RemoteProtocolError(f"buffer {number} is not memory that is sealed against resizing")
             about = os.fstat(fd)
             if not 0 < nbytes <= min(about.st_size, about.st_blocks * _BLOCK_NBYTES):
@@ -110,8 +110,8 @@ class SharedBodies:
 
     @property
     def has_ended(self) -> bool:
-        """True if the feeder has closed the connection, even if more is to be read. A fence keeps earlier copies ahead
-        of this check."""
+        """True if the feeder has closed the connection, even if data is left to read. A fence orders earlier copies
+        before this check."""
         fence_anywhere()
         return bool(self._poll.poll(0))
 

@@ -1,8 +1,8 @@
 """The sidecar's connection to the supervisor, and its records of its trainers' failures and bundles.
 
-The connection brings the list of feeders, takes metrics and failures, and never blocks. If the supervisor is gone, the
-sidecar continues with the feeders that it knows and tries again with back-off. A trainer's failure is reported until a
-later batch has been taken. User code and data are uploaded on demand, and removed when no trainer uses them.
+The connection delivers the list of feeders, carries metrics and failures, and never blocks. If the supervisor is gone,
+the sidecar continues with the feeders that it knows and tries again with back-off. A trainer's failure is reported
+until a later batch has been taken. User code and data are uploaded on demand, and removed when no trainer uses them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ CONNECT_TIMEOUT_S = 0.5
 """Longest time for which a hanging supervisor may delay attaching and health checks."""
 UPLOAD_TIMEOUT_S = 60.0
 KEEP_UNUSED_S = 120.0
-"""A trainer writes its blobs before it reports their bundle, and may have to attach again in between."""
+"""A trainer writes its blobs before it reports the bundle, and may have to attach again in between."""
 MAX_LOADERS = 16
-"""Loaders of one trainer whose last bundles are kept. A loader beyond them stores its bundle again when it is used."""
+"""Number of a trainer's loaders whose last bundles are kept. Any other loader stores its bundle again on use."""
 
 
 class SupervisorClient:
-    """Connects, does the handshake and exchanges messages. `fileno` is None while there is no connection."""
+    """Connects, performs the handshake and exchanges messages. `fileno` is None while there is no connection."""
 
     def __init__(
         self, address: tuple[str, int], *, key: bytes, job: str, name: str, store: BlobStore
@@ -97,7 +97,7 @@ class SupervisorClient:
     def flush(self) -> None:
         if self._sock is None or not self._out:
             return
-        with contextlib.suppress(OSError):  # a broken connection is noticed when it is read
+        with contextlib.suppress(OSError):  # a broken connection is noticed when the socket is read
             sent = self._sock.send(self._out)
             del self._out[:sent]
 
@@ -176,7 +176,7 @@ def upload(
 
 
 class Failures:
-    """The last failure of each rank, including one that has ended its trainer."""
+    """The last failure of each rank, including failures that ended its trainer."""
 
     def __init__(self) -> None:
         self._by_rank: dict[str, tuple[int, dict[str, str]]] = {}
@@ -186,7 +186,7 @@ class Failures:
         return [failure for _, failure in self._by_rank.values()]
 
     def add(self, rank: str, pid: int, message: Mapping[str, Any]) -> None:
-        """Takes a message of the receiver `pid`: a failure or, without a text, the news that it has passed."""
+        """Handles a message from the receiver `pid`: a failure or, without a text, the report that it has passed."""
         self._by_rank.pop(rank, None)
         if "text" in message:
             self._by_rank[rank] = pid, {"rank": rank, **{name: str(message[name]) for name in FIELDS}}
@@ -200,7 +200,7 @@ class Failures:
 class BundleGc:
     """Keeps the bundles of live streams, and the last one of each loader, whose next epoch may need it again.
 
-    The disk thus holds what is in use, and a dataset that changes at each epoch leaves nothing behind.
+    The disk thus holds what is in use, and a dataset that changes every epoch leaves nothing behind.
     """
 
     def __init__(self, store: BlobStore) -> None:
@@ -209,7 +209,7 @@ class BundleGc:
         """(receiver's pid, `Bundle.id`) -> bundle."""
         self._last: dict[tuple[int, int], Bundle] = {}
         """(receiver's pid, number of the loader) -> bundle."""
-        # An earlier sidecar may have known who uses them: trainers get time to attach again.
+        # An earlier sidecar may have known who uses these blobs: trainers get time to attach again.
         self._touch(path.name for path in store.folder.iterdir())
 
     def use(self, receiver: int, bundle: Bundle) -> None:

@@ -1,6 +1,6 @@
 """Moves blobs from a trainer's node to the feeders' nodes.
 
-A blob is requested from a sidecar only when a feeder lacks it. If feeders and trainer share a folder, none ever comes
+A blob is requested from a sidecar only when a feeder lacks it. If feeders and trainer share a folder, none ever passes
 here. A feeder that has a blob serves it to MAX_SERVED others at a time: 64 nodes have it after 4 such turns, while the
 head alone would send it 64 times. The relay decides who gets it from whom. The server calls it in the threads of
 connections.
@@ -25,9 +25,9 @@ WAIT_S = 60.0
 tickets for that blob."""
 IDLE_TIMEOUT_S = 60.0
 MAX_SERVED = 2
-"""One would be quickest in a network of equal nodes; with two, a slow feeder holds up only half of a source."""
+"""Serving one would be quickest in a network of equal nodes; with two, a slow feeder holds up only half a source."""
 MAX_FAILED = 2
-"""A feeder gets a blob from the head once this number of other feeders failed to serve it."""
+"""A feeder gets a blob from the head once this number of other feeders have failed to serve it."""
 PLACE_WAIT_S = 10.0
 Want = Callable[[str], None]
 """Sends {"type": "want"} to one sidecar. Raises OSError."""
@@ -41,7 +41,7 @@ Sources = dict[Source, int]
 
 @dataclass(slots=True)
 class _Upload:
-    """A blob that a sidecar uploads."""
+    """A blob being uploaded by a sidecar."""
 
     holder: int
     asked_at: float
@@ -112,7 +112,7 @@ class BlobRelay:
             self._changed.notify_all()
 
     def left(self, address: Address) -> None:
-        """A feeder is gone, and serves no blobs any more."""
+        """A feeder is gone, and no longer serves blobs."""
         with self._changed:
             for sources in self._sources.values():
                 sources.pop(address, None)

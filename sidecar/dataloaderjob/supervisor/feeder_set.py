@@ -1,6 +1,6 @@
-"""Decides which feeders there should be, and what to do about each one. Pure: no provider, no sockets, no clock.
+"""Decides which feeders should exist, and what to do about each one. Pure: no provider, no sockets, no clock.
 
-A wanted feeder is a member of the set, by its number. Events move members by TRANSITIONS; `step` returns the actions
+A wanted feeder is a member of the set, by its number. Events move members as in TRANSITIONS; `step` returns the actions
 that are due.
 
     PLACING   requested from the provider, has not reported yet
@@ -11,7 +11,7 @@ that are due.
     (none)    not wanted, does not exist
 
 A feeder of another Ray cluster, whose head was lost, is a guest: it is not a member, and receivers know it until the
-member of its number is READY.
+member with its number is READY.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DRAIN_GRACE_S = 0.5
 """An idle feeder may still get a ticket from a receiver that has not read the new list yet."""
 
 
-class State(Enum):
+class FeederState(Enum):
     PLACING = auto()
     READY = auto()
     LOST = auto()
@@ -40,7 +40,7 @@ class State(Enum):
     NONE = auto()
 
 
-class Event(Enum):
+class FeederEvent(Enum):
     REPORT = auto()
     LEAVE = auto()
     """Its connection ended."""
@@ -54,25 +54,25 @@ class Event(Enum):
     WANT = auto()
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.PLACING, Event.REPORT): State.READY,
-    (State.PLACING, Event.FAIL): State.BACKOFF,
-    (State.PLACING, Event.LATE): State.BACKOFF,
-    (State.PLACING, Event.UNWANT): State.NONE,
-    (State.READY, Event.REPORT): State.READY,
-    (State.READY, Event.LEAVE): State.LOST,
-    (State.READY, Event.REPLACE): State.BACKOFF,
-    (State.READY, Event.UNWANT): State.DRAINING,
-    (State.LOST, Event.REPORT): State.READY,
-    (State.LOST, Event.FAIL): State.BACKOFF,
-    (State.LOST, Event.REPLACE): State.BACKOFF,
-    (State.LOST, Event.LATE): State.BACKOFF,
-    (State.LOST, Event.UNWANT): State.NONE,
-    (State.DRAINING, Event.REPORT): State.DRAINING,
-    (State.DRAINING, Event.LATE): State.NONE,
-    (State.DRAINING, Event.WANT): State.READY,
-    (State.BACKOFF, Event.LATE): State.PLACING,
-    (State.BACKOFF, Event.UNWANT): State.NONE,
+TRANSITIONS: dict[tuple[FeederState, FeederEvent], FeederState] = {
+    (FeederState.PLACING, FeederEvent.REPORT): FeederState.READY,
+    (FeederState.PLACING, FeederEvent.FAIL): FeederState.BACKOFF,
+    (FeederState.PLACING, FeederEvent.LATE): FeederState.BACKOFF,
+    (FeederState.PLACING, FeederEvent.UNWANT): FeederState.NONE,
+    (FeederState.READY, FeederEvent.REPORT): FeederState.READY,
+    (FeederState.READY, FeederEvent.LEAVE): FeederState.LOST,
+    (FeederState.READY, FeederEvent.REPLACE): FeederState.BACKOFF,
+    (FeederState.READY, FeederEvent.UNWANT): FeederState.DRAINING,
+    (FeederState.LOST, FeederEvent.REPORT): FeederState.READY,
+    (FeederState.LOST, FeederEvent.FAIL): FeederState.BACKOFF,
+    (FeederState.LOST, FeederEvent.REPLACE): FeederState.BACKOFF,
+    (FeederState.LOST, FeederEvent.LATE): FeederState.BACKOFF,
+    (FeederState.LOST, FeederEvent.UNWANT): FeederState.NONE,
+    (FeederState.DRAINING, FeederEvent.REPORT): FeederState.DRAINING,
+    (FeederState.DRAINING, FeederEvent.LATE): FeederState.NONE,
+    (FeederState.DRAINING, FeederEvent.WANT): FeederState.READY,
+    (FeederState.BACKOFF, FeederEvent.LATE): FeederState.PLACING,
+    (FeederState.BACKOFF, FeederEvent.UNWANT): FeederState.NONE,
 }
 """A pair that is not listed changes nothing: the event came late."""
 
@@ -102,11 +102,11 @@ class Member:
     """One feeder of the job."""
 
     index: int
-    state: State
+    state: FeederState
     since: float
     deadline: float
     failures: int = 0
-    """Consecutive placements that gave no feeder."""
+    """Number of consecutive placements that yielded no feeder."""
     why: str = ""
     cause: Cause | None = None
     """The cause in one word; `why` is its text."""
@@ -128,7 +128,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FeederPlace:
     index: int
 
 
@@ -142,13 +142,13 @@ class Drain:
     endpoint: Endpoint
 
 
-Instruction = Place | Kill | Drain
+Instruction = FeederPlace | Kill | Drain
 _EXPLAINED = frozenset({None, Cause.STARTS, Cause.FAILS, Cause.LOST, Cause.OUT_OF_MEMORY})
-"""Causes that a trouble may explain better."""
+"""Causes that a member's trouble may explain better."""
 
 
 class FeederSet:
-    """All members. Every method that changes something raises `version`."""
+    """All members. Every method that changes something increments `version`."""
 
     def __init__(self, desired: int, *, ready_timeout_s: float, drain_timeout_s: float) -> None:
         self.desired = desired
@@ -159,7 +159,7 @@ class FeederSet:
         self._guests: dict[str, Endpoint] = {}
         """Guests by instance."""
         self._strays: set[int] = set()
-        """Feeders that reported and are not members: left from before, they must be killed."""
+        """Feeders that reported but are not members: left over from before, they must be killed."""
         self._ready_timeout_s = ready_timeout_s
         self._drain_timeout_s = drain_timeout_s
 
@@ -168,7 +168,7 @@ class FeederSet:
         placed = {
             index: member.endpoint
             for index, member in self.members.items()
-            if member.state is State.READY and member.endpoint is not None
+            if member.state is FeederState.READY and member.endpoint is not None
         }
         for guest in self._guests.values():
             index = index_of(guest.name)
@@ -177,11 +177,11 @@ class FeederSet:
         return [placed[index] for index in sorted(placed)]
 
     def notes(self) -> list[str]:
-        """Returns the reasons why feeders are not ready, a line each."""
+        """Returns the reasons why feeders are not ready, one line each."""
         return [
             f"{s.name}: {s.told[1]}"
             for _, s in sorted(self.members.items())
-            if s.told[1] and s.state is not State.DRAINING
+            if s.told[1] and s.state is not FeederState.DRAINING
         ]
 
     def out_of_memory(self) -> list[str]:
@@ -209,9 +209,9 @@ class FeederSet:
             self.version += 1
 
     def adopt(self, index: int, now: float) -> None:
-        """A feeder of this number was found; it has the usual time to report."""
+        """A feeder with this number was found; it has the usual time to report."""
         if index not in self.members:
-            self.members[index] = Member(index, State.PLACING, now, now + self._ready_timeout_s)
+            self.members[index] = Member(index, FeederState.PLACING, now, now + self._ready_timeout_s)
 
     def report(self, endpoint: Endpoint, now: float) -> bool:
         """A feeder reported. Returns True if it is a member or a guest; any other must end.
@@ -226,13 +226,13 @@ class FeederSet:
         if index is not None and index < self.desired:
             self.adopt(index, now)
         member = None if index is None else self.members.get(index)
-        if member is None or (member.state, Event.REPORT) not in TRANSITIONS:
+        if member is None or (member.state, FeederEvent.REPORT) not in TRANSITIONS:
             if member is None and index is not None:
                 self._strays.add(index)
             return False
         member.endpoint = endpoint
         member.failures = 0
-        self._move(member, Event.REPORT, now)
+        self._move(member, FeederEvent.REPORT, now)
         return True
 
     def leave(self, name: str, instance: str, now: float) -> None:
@@ -241,44 +241,44 @@ class FeederSet:
         member = self._member(name, instance)
         if member is None:
             return
-        if member.state is State.DRAINING:
+        if member.state is FeederState.DRAINING:
             member.deadline = now
         why = "its connection ended; it is being started again"
-        self._move(member, Event.LEAVE, now, why=why, cause=Cause.LOST)
+        self._move(member, FeederEvent.LEAVE, now, why=why, cause=Cause.LOST)
 
     def drained(self, name: str, instance: str, now: float) -> None:
         member = self._member(name, instance)
-        if member is not None and member.state is State.DRAINING:
+        if member is not None and member.state is FeederState.DRAINING:
             member.deadline = min(member.deadline, max(now, member.since + DRAIN_GRACE_S))
 
     def replace(self, name: str, instance: str, why: str, now: float) -> list[Instruction]:
         """A receiver reports that this process hangs: it is killed and replaced."""
         self._dismiss(instance)
         member = self._member(name, instance)
-        if member is None or (member.state, Event.REPLACE) not in TRANSITIONS:
+        if member is None or (member.state, FeederEvent.REPLACE) not in TRANSITIONS:
             return []
-        self._move(member, Event.REPLACE, now, why=f"replaced: {why}", cause=Cause.HANGS)
+        self._move(member, FeederEvent.REPLACE, now, why=f"replaced: {why}", cause=Cause.HANGS)
         return [Kill(member.index)]
 
     def failed(self, index: int, why: str, now: float, cause: Cause = Cause.REFUSED) -> None:
         """The provider refused to place it, or gave it up."""
         member = self.members.get(index)
         if member is not None:
-            self._move(member, Event.FAIL, now, why=why, cause=cause)
+            self._move(member, FeederEvent.FAIL, now, why=why, cause=cause)
 
     def explain(self, index: int, why: str, cause: Cause = Cause.STARTS) -> None:
-        """Explains why a member is not ready yet. That it starts is no news about one that failed before."""
+        """Explains why a member is not ready yet. STARTS does not replace the cause of an earlier failure."""
         member = self.members.get(index)
-        if member is None or member.why == why or member.state not in (State.PLACING, State.LOST):
+        if member is None or member.why == why or member.state not in (FeederState.PLACING, FeederState.LOST):
             return
-        if cause is Cause.STARTS and (member.state is State.LOST or member.cause in LASTING):
+        if cause is Cause.STARTS and (member.state is FeederState.LOST or member.cause in LASTING):
             return
         member.why, member.cause = why, cause
         self.version += 1
 
     def trouble(self, index: int, cause: Cause, why: str, now: float) -> None:
-        """Something is wrong with a member. The first text stays while it happens again and again: each time it may be
-        at another sample."""
+        """Something is wrong with a member. The first text is kept while the trouble recurs: each time it may be at
+        another sample."""
         member = self.members.get(index)
         if member is None:
             return
@@ -296,10 +296,10 @@ class FeederSet:
         for index in range(self.desired):
             member = self.members.get(index)
             if member is None:
-                self.members[index] = Member(index, State.PLACING, now, now + self._ready_timeout_s)
-                instructions.append(Place(index))
-            elif member.state is State.DRAINING:
-                self._move(member, Event.WANT, now)
+                self.members[index] = Member(index, FeederState.PLACING, now, now + self._ready_timeout_s)
+                instructions.append(FeederPlace(index))
+            elif member.state is FeederState.DRAINING:
+                self._move(member, FeederEvent.WANT, now)
         for index in [i for i in self.members if i >= self.desired]:
             instructions += self._unwant(self.members[index], now)
         for member in list(self.members.values()):
@@ -318,22 +318,26 @@ class FeederSet:
 
     def _unwant(self, member: Member, now: float) -> list[Instruction]:
         was = member.state
-        self._move(member, Event.UNWANT, now)
-        if member.state is State.DRAINING and was is not State.DRAINING and member.endpoint is not None:
+        self._move(member, FeederEvent.UNWANT, now)
+        if (
+            member.state is FeederState.DRAINING
+            and was is not FeederState.DRAINING
+            and member.endpoint is not None
+        ):
             return [Drain(member.endpoint)]
-        return [Kill(member.index)] if member.state is State.NONE else []
+        return [Kill(member.index)] if member.state is FeederState.NONE else []
 
     def _late(self, member: Member, now: float) -> list[Instruction]:
-        if (member.state, Event.LATE) not in TRANSITIONS:
+        if (member.state, FeederEvent.LATE) not in TRANSITIONS:
             return []
         why, cause = member.why, member.cause
-        if member.state in (State.PLACING, State.LOST) and cause not in LASTING:
+        if member.state in (FeederState.PLACING, FeederState.LOST) and cause not in LASTING:
             cause = cause or Cause.STARTS
             why = f"had not reported {now - member.since:.0f} s after it was placed; it is started again" + (
                 f" ({why})" if why else ""
             )
-        self._move(member, Event.LATE, now, why=why, cause=cause)
-        return [Place(member.index)] if member.state is State.PLACING else [Kill(member.index)]
+        self._move(member, FeederEvent.LATE, now, why=why, cause=cause)
+        return [FeederPlace(member.index)] if member.state is FeederState.PLACING else [Kill(member.index)]
 
     def _member(self, name: str, instance: str) -> Member | None:
         index = index_of(name)
@@ -343,25 +347,25 @@ class FeederSet:
         return member
 
     def _move(
-        self, member: Member, event: Event, now: float, *, why: str = "", cause: Cause | None = None
+        self, member: Member, event: FeederEvent, now: float, *, why: str = "", cause: Cause | None = None
     ) -> None:
         state = TRANSITIONS.get((member.state, event))
         if state is None:
             return
-        if state is member.state and event is not Event.REPORT:
+        if state is member.state and event is not FeederEvent.REPORT:
             return
         member.state, member.why, member.cause = state, why, cause
         self.version += 1
-        if state is State.DRAINING and event is Event.REPORT:
+        if state is FeederState.DRAINING and event is FeederEvent.REPORT:
             return
         member.since = now
-        if state is State.NONE:
+        if state is FeederState.NONE:
             del self.members[member.index]
-        elif state is State.READY:
+        elif state is FeederState.READY:
             member.deadline = float("inf")
-        elif state is State.DRAINING:
+        elif state is FeederState.DRAINING:
             member.deadline = now + self._drain_timeout_s
-        elif state is State.BACKOFF:
+        elif state is FeederState.BACKOFF:
             member.endpoint = None
             member.failures += 1
             member.deadline = now + BACKOFF.wait_s(member.failures)

@@ -1,11 +1,11 @@
-"""The supervisor: one process of a job that keeps the wanted number of feeders in place.
+"""The supervisor: one process of a job that keeps the wanted number of feeders running.
 
     python -m dataloaderjob.supervisor.main --settings FILE.json
 
 `feeder_set` decides, a provider (`providers.provider`) acts, `server` has the connections, `Reports` the sidecars'
 reports. Only the main thread calls the provider. A restarted supervisor adopts the feeders that it finds. It exits with
-EXIT_RAY_LATE if Ray does not come up, with EXIT_RAY_LOST if Ray is lost. Its parent then starts it again; the feeders
-continue.
+EXIT_RAY_LATE if Ray does not come up, and with EXIT_RAY_LOST if Ray is lost. Its parent then starts it again; the
+feeders continue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, rea
 from dataloaderjob.core.sockets import address_text
 from dataloaderjob.core.supervision import Cause
 from dataloaderjob.providers.provider import LOCAL, NAMES, RAY, Provider
-from dataloaderjob.supervisor.feeder_set import Endpoint, FeederSet, Instruction, Kill, Member, Place, State
+from dataloaderjob.supervisor.feeder_set import (
+    Endpoint,
+    FeederPlace,
+    FeederSet,
+    FeederState,
+    Instruction,
+    Kill,
+    Member,
+)
 from dataloaderjob.supervisor.server import SupervisorServer, Witness
 
 log = logging.getLogger(__name__)
@@ -38,7 +46,7 @@ WITNESS_S = 60.0
 """Time for which a receiver's report that it cannot connect to a feeder counts; it is repeated every 20 s."""
 ASK_AGAIN_S = 2.5
 LEFT_S = 10.0
-"""Time after a feeder's end in which the cause is still asked for: Ray reports it some seconds late."""
+"""Time after a feeder's end during which its cause is still asked for: Ray reports it a few seconds late."""
 EXIT_FAILED = 1
 MAX_FAILURES = 16
 MAX_FAILURE_TEXT = 600
@@ -168,12 +176,12 @@ class Supervisor:
     def _publisher(self) -> None:
         try:
             self._publish_forever()
-        except Exception:  # sidecars would get no news any more
+        except Exception:  # sidecars would get no more updates
             log.exception("the list of feeders cannot be published")
             _exit(EXIT_FAILED)
 
     def _publish_forever(self) -> None:
-        """Publishes changes to sidecars, several at a time if they come fast: with 256 feeders a list has 23 KB.
+        """Publishes changes to sidecars, several at a time if they come fast: with 256 feeders, a list has 23 KB.
         Feeders that drain are notified after the sidecars."""
         published = -1
         while True:
@@ -192,10 +200,12 @@ class Supervisor:
         return min(TICK_S, max(0.01, soon - now))
 
     def _awaited(self) -> list[Member]:
-        return [s for s in self._feeders.members.values() if s.state in (State.PLACING, State.LOST)]
+        return [
+            s for s in self._feeders.members.values() if s.state in (FeederState.PLACING, FeederState.LOST)
+        ]
 
     def _act(self, instruction: Instruction, desired: int) -> None:
-        if isinstance(instruction, Place):
+        if isinstance(instruction, FeederPlace):
             try:
                 self._provider.place(instruction.index, desired)
             except ServiceError as exc:
@@ -213,7 +223,9 @@ class Supervisor:
         with self._lock:
             explain_after_s = self._provider.explain_after_s
             late = [member.index for member in self._awaited() if now - member.since > explain_after_s]
-            taken = sum(s.state in (State.READY, State.DRAINING) for s in self._feeders.members.values())
+            taken = sum(
+                s.state in (FeederState.READY, FeederState.DRAINING) for s in self._feeders.members.values()
+            )
         if not late:
             return
         try:
@@ -233,7 +245,7 @@ class Supervisor:
                     self._feeders.explain(why.feeder, why.text, why.cause)
 
     def _ask_for_memory(self) -> None:
-        """Asks the provider whether memory is why feeders are gone, or were a moment ago."""
+        """Asks the provider whether lack of memory is why feeders are gone, or were a moment ago."""
         now = time.monotonic()
         with self._lock:
             gone = {index for index, at in self._left.items() if now - at < LEFT_S}
@@ -296,7 +308,7 @@ class Supervisor:
             self._changed.notify_all()
 
     def replace(self, name: str, instance: str, reason: str, witness: Witness | None = None) -> None:
-        """A receiver reports that a feeder hangs. With a `witness` it cannot connect to the feeder. That is believed if
+        """A receiver reports that a feeder hangs. With a `witness` it cannot connect to the feeder. This is believed if
         most receivers report it: a feeder that is connected here may be cut off from only one of them."""
         with self._changed:
             if witness is not None and not self._most_agree(instance, witness):

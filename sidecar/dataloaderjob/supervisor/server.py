@@ -57,7 +57,7 @@ class _Peer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
 
     def send(self, make: Callable[[], dict[str, Any]]) -> None:
-        """Sends what `make` returns. It is called under the lock, so that the newest is sent last. Raises OSError."""
+        """Sends what `make` returns. `make` is called under the lock, so the newest is sent last. Raises OSError."""
         with self._lock:
             sockets.send_message(self.sock, make())
 
@@ -100,7 +100,7 @@ class SupervisorServer:
                     peer.sock.shutdown(socket.SHUT_RDWR)
 
     def drain(self, instance: str) -> None:
-        """Asks a feeder to report once it owes nothing to anybody."""
+        """Asks a feeder to report once it owes nobody anything."""
         with self._lock:
             peer = self._feeders.get(instance)
         if peer is not None:
@@ -217,7 +217,7 @@ class SupervisorServer:
 
 
 def _address(message: dict[str, Any]) -> tuple[str, int] | None:
-    """Returns where a feeder will serve the blob that it requests; None for the previous release, which does not."""
+    """Returns the address at which a feeder will serve the blob; None for the previous release, which does not."""
     if "host" not in message:
         return None
     return supervision.text(message, "host"), supervision.number(message, "port", 65535)

@@ -27,16 +27,16 @@ from dataloaderjob.trainer.interop.context import DEVICE_OPTIONS, FeedersContext
 from dataloaderjob.trainer.session import service
 from dataloaderjob.trainer.session.service import LeftOut
 
-if TYPE_CHECKING:  # at run time they are imported while the private service starts
+if TYPE_CHECKING:  # imported at run time while the private service starts
     from dataloaderjob.trainer.device.devices import Device
     from dataloaderjob.trainer.epochs.iterators import ServiceIterator
     from dataloaderjob.trainer.resume.progress import Epoch
-    from dataloaderjob.trainer.resume.state import Resume, State
+    from dataloaderjob.trainer.resume.state import LoaderState, Resume
     from dataloaderjob.trainer.session.client import Client
 
 Devices: TypeAlias = "tuple[int, threading.Lock, dict[torch.device, Device]]"
 LEAST_PREFETCH = 16
-"""Least number of batches ahead if neither `prefetch_factor` nor the job sets the number, however few the feeders."""
+"""Least number of batches ahead if neither `prefetch_factor` nor the job sets it, however few feeders there are."""
 PER_WORKER = 2
 """torch's default `prefetch_factor`."""
 MAX_PREFETCH = MOST_AHEAD
@@ -51,7 +51,8 @@ _T_co = TypeVar("_T_co", covariant=True)
 _numbers = itertools.count()
 _made = itertools.count()
 PROBE_S = 2.0
-"""Time limit for a sample that a state needs. The state may be the last thing saved before the process is ended."""
+"""Time limit for a sample that a state needs. The state may be the last thing saved before the process is
+terminated."""
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -142,25 +143,25 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Digest of everything taken so far, updated by the iterators."""
         self._client: Client | None = None
         self._number: int | None = None
-        """Number of this loader among those that the process has iterated."""
+        """This loader's number among the loaders that the process has iterated."""
         self._epochs = 0
         self.dataset_id = dataset_id
         self.tail = tail
         self.parts = parts
         self.device, self.device_stage, self.prefetch_device = device, device_stage, prefetch_device
         self._sent_to = device, device_stage, prefetch_device
-        """The same values, safe from a user's subclass with attributes of those names."""
+        """The same values, kept safe from a user's subclass that has attributes with those names."""
         arguments.check(self)
         if stage is not None:
             self.collate_fn = Staged(stage, self.collate_fn, is_bare=batch_size is None)
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._epoch: Epoch | None = None
-        """The epoch that was begun last."""
+        """The epoch that began last."""
         self._resume: Resume | None = None
         """The loaded state, until the next `iter()`."""
         self._probes: list[str | None] | None = None
         self._devices: Devices | None = None
-        """Process id, lock held while `device_stage` runs, and devices that batches were sent to."""
+        """The process id, the lock held while `device_stage` runs, and the devices that batches were sent to."""
         self._stays_here = False
         if multiprocessing_context is not None and not self._is_stream:
             service.say_once("multiprocessing_context is ignored: feeders are processes of the service")
@@ -169,8 +170,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def multiprocessing_context(self) -> contexts.BaseContext | None:
-        """Context that keeps feeders in use if a library rebuilds this loader as torch's own. The user's context if
-        this process makes the batches, and for an IterableDataset."""
+        """Context that keeps feeders in use if a library rebuilds this loader as torch's own. It is the user's context
+        if this process makes the batches or if the dataset is an IterableDataset."""
         if self.num_workers > 0 and not self._is_stream:
             sent_to = self.__dict__.get("_sent_to") or (None,)  # torch's constructor asks before it is set
             own = {} if sent_to[0] is None else dict(zip(DEVICE_OPTIONS, sent_to, strict=True))
@@ -183,12 +184,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def pickle_allowed(self) -> bool:
-        """True if batches may contain pickles. This process alone decides, by `allow_pickle` or its environment."""
+        """True if batches may contain pickles. This process alone decides, based on `allow_pickle` or its
+        environment."""
         return self.allow_pickle or service.is_pickle_allowed()
 
     @property
     def digest(self) -> str:
-        """Digest of everything this loader has given so far: keys, order and bytes, epoch after epoch; 16 hex
+        """Digest of everything this loader has given so far: its keys, order and bytes, across all epochs, as 16 hex
         digits."""
         return f"{self.consumption.total:016x}"
 
@@ -199,7 +201,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return max(workers, self.parts or 0, service.default_feeders() if self.stage is not None else 0)
 
     def _window(self) -> int:
-        """Returns how many index lists the sampler is ahead. Only the arguments and the job determine it."""
+        """Returns the number of index lists that the sampler is ahead. It depends only on the arguments and the job."""
         factor = self.prefetch_factor
         if factor is not None:
             window = factor * self._feeders
@@ -236,14 +238,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._devices
 
     def check_worker_number_rationality(self) -> None:
-        """Warns as torch does, if the feeders will be processes of this machine."""
+        """Warns, as torch does, if the feeders will be processes on this machine."""
         if not isinstance(self.num_workers, LeftOut) and service.is_private():
             super().check_worker_number_rationality()
 
     def __iter__(self) -> _BaseDataLoaderIter:
         iterator = self._iterator
         if getattr(iterator, "dead", False) or isinstance(iterator, _SingleProcessDataLoaderIter):
-            # persistent_workers, but the process forked or the sidecar did not come back; or a stream made here
+            # persistent_workers, but the process forked or the sidecar did not return; or a stream made here
             self._iterator = None
         try:
             return super().__iter__()
@@ -334,7 +336,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return batches // slot_places.world() if self.tail == "drop" else -(-batches // slot_places.world())
 
     def _is_made_here(self) -> bool:
-        """Returns True if this process makes the batches, as far as is known."""
+        """Returns True if this process makes the batches, as far as is currently known."""
         left_out = isinstance(self.num_workers, LeftOut)
         return self.num_workers == 0 or (
             left_out and (self._stays_here or bool(os.environ.get(IN_FEEDER_VARIABLE)))
@@ -354,13 +356,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def _is_torchs(self) -> bool:
-        """True if torch makes the batches, of an IterableDataset that no feeder makes."""
+        """True if torch makes the batches, because the dataset is an IterableDataset that no feeder can serve."""
         return self._is_stream and (self._stays_here or self.num_workers == 0)
 
     def _give_up_epoch(
         self, epoch: Epoch, source: torch.Generator, drawn_from: torch.Tensor
     ) -> _BaseDataLoaderIter:
-        """Falls back to torch's iterator of the stream. The generator is put back, and there is no state."""
+        """Falls back to torch's iterator over the stream. The generator is restored, and no state is available."""
         if epoch.first_batches:
             service.say_once(_NO_STATE)
         source.set_state(drawn_from)
@@ -383,7 +385,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return ByWorkers(here)
 
     def begin_session(self) -> tuple[int, int]:
-        """Returns the numbers of this loader and of its next iterator, equal in all ranks that run one script."""
+        """Returns the numbers of this loader and of its next iterator, which are equal in all ranks that run the same
+        script."""
         self._epochs += 1
         return self._number_of_this(), self._epochs - 1
 
@@ -408,18 +411,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the loader, counted by the batches that `next()` has returned.
+        """Returns the position of the loader, counted in batches that `next()` has returned.
 
-        Each call returns a new dict. JSON can hold it unless a sampler has a state of its own that JSON cannot hold.
-        During an epoch, also after `break`, it is the position in that epoch, from the next batch on. Before or after
-        an epoch, it is the start of the next epoch. `trainer/resume/state.py` lists the keys.
+        Each call returns a new dict. It can be stored as JSON unless a sampler's own state cannot be. During an epoch,
+        even after `break`, the dict describes the next batch of that epoch. Before or after an epoch, it describes the
+        start of the next epoch. `trainer/resume/state.py` lists the keys.
         """
         epoch = self._epoch
         if epoch is not None and self._resume is None:
             return epoch.state()
         return self._state_between()
 
-    def _state_between(self) -> State:
+    def _state_between(self) -> LoaderState:
         from dataloaderjob.trainer.resume import progress
         from dataloaderjob.trainer.resume import state as states
 
@@ -431,10 +434,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return progress.fresh(self, facts)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Makes the next `iter()` resume where `state_dict()` was called, on this loader or on one like it.
+        """Makes the next `iter()` resume where `state_dict()` was called, on this loader or an equivalent one.
 
         An empty dict loads nothing and prints a note; {"batches": n} skips n batches of the next epoch. Raises
-        InputError, a ValueError, that names the difference if the state belongs to another loader. Samples are compared
+        InputError, a ValueError that names the difference, if the state belongs to another loader. Samples are compared
         only at `iter()`.
         """
         from dataloaderjob.trainer.resume import sampling
@@ -456,12 +459,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._resume = resume
 
     def skip(self, batches: int) -> None:
-        """Makes the next `iter()` begin after the first `batches` batches of its epoch. They are not made, except those
-        of an IterableDataset."""
+        """Makes the next `iter()` begin after the first `batches` batches of its epoch. The skipped batches are not
+        made, unless the dataset is an IterableDataset."""
         self.load_state_dict({"batches": batches})
 
     def begin_epoch(self, *, again: bool = False) -> Epoch:
-        """Returns the epoch of the next iterator or, with `again`, the next epoch of the same iterator."""
+        """Returns the epoch for the next iterator or, with `again`, the next epoch for the same iterator."""
         from dataloaderjob.trainer.resume import state as states
         from dataloaderjob.trainer.resume.progress import Epoch
 
@@ -471,8 +474,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._epoch
 
     def probes(self) -> list[str | None] | None:
-        """Returns digests of three samples that identify the dataset in a state. The first call that can make them
-        does.
+        """Returns digests of three samples that identify the dataset in a state. The first call that can make the
+        samples does so.
 
         Returns None if the dataset has an id or is an IterableDataset, or if the service is not available.
         """
@@ -487,7 +490,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._probes
 
     def _check_resume(self) -> None:
-        """Compares samples with those of a loaded state. Raises InputError."""
+        """Compares samples with those in a loaded state. Raises InputError."""
         from dataloaderjob.trainer.resume import state as states
 
         saved = {} if self._resume is None else (self._resume.state.get("loader") or {})
@@ -497,7 +500,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             states.compare_probes(probes, own, states.probe_keys(saved.get("length")))
 
     def _probing(self, keys: list[int]) -> DataLoader[Any]:
-        """Returns a loader of the same samples, one by one, made where this loader's batches are made."""
+        """Returns a loader of the same samples, one at a time, made in the same place as this loader's batches."""
 
         probing: DataLoader[Any] = type(self).__new__(type(self))
         vars(probing).update(vars(self))

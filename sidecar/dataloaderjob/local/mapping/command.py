@@ -19,7 +19,7 @@ import pyarrow as pa
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError, UserCodeError, say
 from dataloaderjob.local.console import percent, span
 from dataloaderjob.local.mapping.folder import Folder
-from dataloaderjob.local.mapping.plan import Part, Work, shown, whole_batches
+from dataloaderjob.local.mapping.plan import OutputPart, Work, shown, whole_batches
 from dataloaderjob.local.mapping.rows import Apply, Inputs, from_message, inputs
 from dataloaderjob.local.mapping.script import Script
 from dataloaderjob.trainer.loader import DataLoader
@@ -92,7 +92,7 @@ def _check_numbers(arguments: Arguments) -> None:
 class _Batches:
     """The loader's batch_sampler."""
 
-    def __init__(self, parts: Sequence[Part], batch_size: int) -> None:
+    def __init__(self, parts: Sequence[OutputPart], batch_size: int) -> None:
         self._parts, self._batch_size = parts, batch_size
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.local.mapping.plan import Part, Work, differences, shown
+from dataloaderjob.local.mapping.plan import OutputPart, Work, differences, shown
 from dataloaderjob.local.mapping.rows import REMEDY
 
 RECORD = "_map.json"
@@ -46,7 +46,7 @@ class Folder:
     @classmethod
     @contextmanager
     def open(cls, path: Path, work: Work, script_digest: str) -> Iterator[Folder]:
-        """Creates the folder if needed. Raises InputError if it has anything except results of this work."""
+        """Creates the folder if needed. Raises InputError if it contains anything except results of this work."""
         path.mkdir(parents=True, exist_ok=True)
         _check_not_anothers_link(path)
         _check_is_ours(path)
@@ -99,7 +99,7 @@ class Folder:
                 f"{REMEDY}"
             )
 
-    def write(self, part: Part, batches: Sequence[pa.RecordBatch]) -> None:
+    def write(self, part: OutputPart, batches: Sequence[pa.RecordBatch]) -> None:
         """Writes the file atomically, so that it survives a crash of the machine."""
         unfinished = self._path / f"{_UNFINISHED}{part.name}"
         with open(unfinished, "wb", opener=_new) as file:

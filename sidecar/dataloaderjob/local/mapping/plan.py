@@ -30,13 +30,13 @@ class Work:
     def num_parts(self) -> int:
         return -(-self.rows // self.rows_per_file)
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> OutputPart:
         start = number * self.rows_per_file
-        return Part(
+        return OutputPart(
             number=number, of=self.num_parts, start=start, stop=min(start + self.rows_per_file, self.rows)
         )
 
-    def left(self, names: Collection[str]) -> list[Part]:
+    def left(self, names: Collection[str]) -> list[OutputPart]:
         """Parts whose files are not among `names`."""
         return [part for part in map(self.part, range(self.num_parts)) if part.name not in names]
 
@@ -45,7 +45,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class OutputPart:
     """One file: rows from `start` up to `stop`."""
 
     number: int

@@ -1,4 +1,4 @@
-"""The Ray actor of a feeder: it starts the feeder's host as a child, and ends when that ends. Run by Ray's workers.
+"""The Ray actor of a feeder: it starts the feeder's host as a child, and ends with it. Run by Ray's workers.
 
 This process has neither user code nor torch, so Ray's threads and connections stay out of processes that fork. The
 child ends when its standard input closes, and thus with this process, however that ends. A feeder that Ray restarts by
@@ -58,7 +58,7 @@ _HANDLER = "dataloaderjob"
 
 
 def at_home(settings: FeederSettings, folder: Path) -> FeederSettings:
-    """Returns the settings with the blobs in this node's folder, which the supervisor does not know."""
+    """Returns the settings with this node's blob folder, which the supervisor does not know."""
     return dataclasses.replace(settings, blob_folder=str(folder / NODE_BLOBS), sweeps_blobs=True)
 
 
@@ -158,7 +158,7 @@ class Host:
             self._copier = threading.Thread(target=self._copy_errors, name="dlj-stderr", daemon=True)
             self._copier.start()
             with open(reader, "rb") as ready:
-                line = ready.readline()  # empty when the child ends: nobody else has the pipe
+                line = ready.readline()  # empty when the child ends: nobody else holds the pipe
         self._watch.look()
         try:
             self.about: dict[str, Any] = json.loads(line)

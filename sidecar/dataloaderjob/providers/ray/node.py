@@ -70,7 +70,7 @@ class RayNode:
         host: str = "127.0.0.1",
         remedy: str = "set TMPDIR to a shorter path",
     ) -> None:
-        """`folder` has all state. `vital`: names of the processes without which the node is dead.
+        """`folder` holds all state. `vital`: names of the processes without which the node is dead.
 
         Raises InputError, with `remedy`, if the folder's path is too long for Ray's Unix sockets.
         """
@@ -154,7 +154,7 @@ class RayNode:
         return next((p.pid for p in self._processes.values() if p.name == name), None)
 
     def alive(self) -> bool:
-        """Returns True if all vital processes live."""
+        """Returns True if all vital processes are alive."""
         return self._vital <= set(self.pids().values())
 
     def vital_pidfds(self) -> dict[str, int]:
@@ -244,7 +244,7 @@ def start_host(
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", HOST_MODULE, "--settings", path, "--ready-fd", str(writer)],
             stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, pass_fds=(writer,), start_new_session=own_session,
-            env={"PYTHONHASHSEED": "0", **without_ray(os.environ), **env},  # sets iterate alike in all feeders
+            env={"PYTHONHASHSEED": "0", **without_ray(os.environ), **env},  # sets iterate in one order everywhere
         )  # fmt: skip
     finally:
         os.close(writer)
@@ -252,7 +252,7 @@ def start_host(
 
 
 def _session_and_name(pid: int) -> tuple[int, str] | None:
-    """Returns session and name of a process; None if it does not exist or is a zombie."""
+    """Returns the session and name of a process; None if it does not exist or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (OSError, ValueError):

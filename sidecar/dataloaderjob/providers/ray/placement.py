@@ -1,4 +1,4 @@
-"""All calls of the supervisor to Ray: connect, place, kill, find feeders. Only its main thread calls this module.
+"""All of the supervisor's calls to Ray: connect, place, kill, find feeders. Only its main thread calls this module.
 
 The module also explains why a feeder is late, from the record of its actor in Ray's GCS (pure). Ray kills and restarts
 a worker process that has not registered with its raylet in time, six times; then the actor is dead (Ray 2.60). An actor
@@ -40,7 +40,7 @@ GCS_GONE_S = 5.0
 REGISTER_MARGIN_S = 1.0
 """The raylet uses its own clock, and starts the process a moment after it has received the actor."""
 JOIN_S = 10.0
-"""Time that a node may take to join Ray. Lack of room is reported as the cause only after it."""
+"""Time that a node may take to join Ray. Lack of room is reported as the cause only after that."""
 MEMORY_KILL_S = 30.0
 """Time for which a kill by Ray's memory monitor is taken as the cause of a feeder's loss."""
 DEAD = "DEAD"
@@ -79,7 +79,7 @@ class Explainer:
         self._register_timeout_s = register_timeout_s
         self._starting: dict[int, float] = {}
         self._crowded: dict[int, float] = {}
-        """feeder -> time since when there is no room for it."""
+        """feeder -> time since which there has been no room for it."""
 
     def explain(
         self, late: Iterable[int], lives: Mapping[int, Life], room: Room, *, taken: int, now: float
@@ -205,7 +205,7 @@ class RayProvider:
         return sorted(index for name in names if (index := index_of(name)) is not None)
 
     def place(self, index: int, num_feeders: int) -> None:
-        """Asks Ray for a feeder, which reports by itself when it is up. Raises ServiceError if Ray refuses."""
+        """Asks Ray for a feeder, which reports on its own once it is up. Raises ServiceError if Ray refuses."""
         options = {
             "name": name_of(index),
             "namespace": self._namespace,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dataloaderjob.core import frames, supervision
-from dataloaderjob.core.frames import Flag, Kind
+from dataloaderjob.core.frames import Flag, FrameKind
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar.dispatch.choose import Ranks, Versions, depth
 from dataloaderjob.sidecar.dispatch.homes import BALANCE_EVERY_S, Slot, better_home, choose_home, stays
@@ -21,7 +21,6 @@ from dataloaderjob.sidecar.dispatch.streams import (
     Close,
     Counters,
     Discard,
-    Event,
     Fail,
     FeederState,
     Instruction,
@@ -29,19 +28,24 @@ from dataloaderjob.sidecar.dispatch.streams import (
     Released,
     SayThere,
     Send,
-    State,
     Stream,
     Ticket,
+    TicketEvent,
+    TicketState,
 )
 
 MAX_STRIKES = 3
-"""Number of feeders that died while making a ticket, after which the ticket is taken for the cause."""
+"""Once this number of feeders have died while making a ticket, the ticket is taken to be the cause."""
 
 
 def _of_slot(ticket: Ticket, slot: Slot) -> tuple[bytes, int]:
-    """Returns a slot's ticket as its home gets it, and flags. A home that has not begun also gets the beginning."""
+    """Returns payload and flags of a slot's ticket for its home. A home that has not begun also gets the beginning."""
     snapshot, known = slot.snapshot(ticket.number_in_slot), slot.known(ticket.number_in_slot)
-    live = (other for other in ticket.stream.tickets.values() if other.state in (State.QUEUED, State.ASKED))
+    live = (
+        other
+        for other in ticket.stream.tickets.values()
+        if other.state in (TicketState.QUEUED, TicketState.ASKED)
+    )
     if slot.begun or any(other.slot is slot and other.number < ticket.number for other in live):
         return ticket.payload, Flag.RESTORABLE if snapshot or known else 0
     return frames.with_beginning(ticket.payload, snapshot, known), 0
@@ -51,7 +55,7 @@ class Assignments:
     """The state of one pool: its streams, its feeders, its space."""
 
     def __init__(self, settings: LoaderSettings, *, rank: int = 0) -> None:
-        """`rank`: the trainer process's; each rank begins with other feeders."""
+        """`rank`: the trainer process's rank; each rank begins with different feeders."""
         self.settings = settings
         self.rank = rank
         self.streams: dict[int, Stream] = {}
@@ -90,12 +94,12 @@ class Assignments:
     def report(self, instruction: Instruction) -> None:
         self._out.append(instruction)
 
-    def _send(self, feeder: FeederState, kind: Kind, payload: bytes = b"", **fields: Any) -> None:
+    def _send(self, feeder: FeederState, kind: FrameKind, payload: bytes = b"", **fields: Any) -> None:
         header = frames.pack_header(kind, nbytes=len(payload), **fields)
         self._out.append(Send(feeder.endpoint.instance, header, payload))
 
     def dispatch(self, now: float) -> None:
-        """Asks feeders for queued tickets, nearest to their turn first, while a feeder has room."""
+        """Requests queued tickets from feeders, those nearest to their turn first, while a feeder has room."""
         while True:
             queued = [ticket for stream in self.streams.values() for ticket in stream.heads()]
             if len(queued) > 1:
@@ -105,7 +109,7 @@ class Assignments:
                     self.fail_service(ticket, "ServiceUnavailable", refusal)
                     break
                 if ticket.unconfirmed and ticket.strikes + ticket.unconfirmed >= MAX_STRIKES:
-                    continue  # it may be what ends the processes
+                    continue  # it may be what kills the processes
                 slot = ticket.slot
                 feeder = self.ranks.choose(ticket.stream) if slot is None else self._home(now, ticket, slot)
                 if feeder is not None:
@@ -154,7 +158,7 @@ class Assignments:
     def _is_about_to_move(
         self, now: float, ticket: Ticket, slot: Slot, able_to: Callable[[FeederState], bool]
     ) -> bool:
-        """True if a feeder that makes fewer slots shall make this one."""
+        """True if a feeder that makes fewer slots is to take over this one."""
         slots = ticket.stream.slots
         if slot.next_home is None and now - slots.balanced_at >= BALANCE_EVERY_S:
             slot.next_home = better_home(slot, ticket.number_in_slot, self._able(able_to), self._homes())
@@ -166,7 +170,7 @@ class Assignments:
         return slot.next_home is not None
 
     def _move(self, ticket: Ticket, slot: Slot, home: FeederState | None, chosen: FeederState) -> None:
-        """Gives a slot a home, starting with the batch of this ticket."""
+        """Gives a slot a new home, starting with the batch of this ticket."""
         slot.begun = False
         beginning = slot.snapshot(ticket.number_in_slot)
         again = ticket.number_in_slot - (beginning[0] if beginning else 0)
@@ -180,11 +184,11 @@ class Assignments:
         owes = home is not None and any(attempt.ticket.slot is slot for attempt in home.attempts.values())
         if home is not None and home.up and not owes and slot.bundle in home.bundles:
             home.bundles.discard(slot.bundle)
-            self._send(home, Kind.RELEASE, bundle=slot.bundle)
+            self._send(home, FrameKind.RELEASE, bundle=slot.bundle)
         slot.home = chosen.endpoint.instance
 
     def _trust_suspects(self) -> bool:
-        """Asks silent feeders again if nobody else is left. Returns True if that changed anything."""
+        """Trusts the suspect feeders again if no others are left. Returns True if this changed anything."""
         if not self.suspects:
             return False
         up = [feeder for feeder in self.feeders.values() if feeder.up and not feeder.draining]
@@ -211,7 +215,7 @@ class Assignments:
         attempt = Attempt(ticket, feeder, now)
         if stream.size_hint and not ticket.asks:
             attempt.extent = self.placer.space.alloc(stream.size_hint)
-        ticket.move(Event.ASK)
+        ticket.move(TicketEvent.ASK)
         ticket.attempts.append(attempt)
         if ticket.first_asked_at is None:
             ticket.first_asked_at = now
@@ -228,7 +232,7 @@ class Assignments:
             payload, flag = _of_slot(ticket, slot)
             flags |= flag
         self._send(
-            feeder, Kind.TICKET, payload, stream=stream.id, ticket=ticket.number, bundle=bundle,
+            feeder, FrameKind.TICKET, payload, stream=stream.id, ticket=ticket.number, bundle=bundle,
             room=attempt.extent.nbytes if attempt.extent else 0, flags=flags,
         )  # fmt: skip
         if bundle not in feeder.bundles:  # else the feeder would ask for it: a round trip
@@ -251,13 +255,13 @@ class Assignments:
             attempt.extent = None
         if cancel and feeder.up:
             self.cancel(feeder, ticket.stream.id, ticket.number)
-        if requeue and not ticket.attempts and ticket.state is State.ASKED:
-            ticket.move(Event.LOSE)
+        if requeue and not ticket.attempts and ticket.state is TicketState.ASKED:
+            ticket.move(TicketEvent.LOSE)
             ticket.stream.enqueue(ticket)
         self.retire(feeder)
 
     def cancel(self, feeder: FeederState, stream: int, ticket: int) -> None:
-        self._send(feeder, Kind.CANCEL, stream=stream, ticket=ticket)
+        self._send(feeder, FrameKind.CANCEL, stream=stream, ticket=ticket)
 
     def retire(self, feeder: FeederState) -> None:
         instance = feeder.endpoint.instance
@@ -285,7 +289,11 @@ class Assignments:
             del self.announced[attempt]
             ticket = attempt.ticket
             self._send(
-                attempt.feeder, Kind.GRANT, stream=ticket.stream.id, ticket=ticket.number, room=extent.nbytes
+                attempt.feeder,
+                FrameKind.GRANT,
+                stream=ticket.stream.id,
+                ticket=ticket.number,
+                room=extent.nbytes,
             )
 
     def _placed(self) -> list[Attempt]:
@@ -307,7 +315,7 @@ class Assignments:
     def _conclude(self, ticket: Ticket, answer: Fail | SayThere) -> None:
         for attempt in ticket.attempts[:]:
             self.drop_attempt(attempt, cancel=True, requeue=False)
-        ticket.move(Event.FAIL)
+        ticket.move(TicketEvent.FAIL)
         self._out.append(answer)
 
     def fail_service(self, ticket: Ticket, error: str, message: str) -> None:
@@ -323,12 +331,12 @@ class Assignments:
             for feeder in self.feeders.values():
                 if bundle in feeder.bundles:
                     feeder.bundles.discard(bundle)
-                    self._send(feeder, Kind.RELEASE, bundle=bundle)
+                    self._send(feeder, FrameKind.RELEASE, bundle=bundle)
 
     def send_bundle(self, feeder: FeederState, bundle: bytes) -> None:
         for stream in self.streams.values():
             if (manifest := stream.manifests().get(bundle)) is not None:
-                self._send(feeder, Kind.BUNDLE, manifest, bundle=bundle)
+                self._send(feeder, FrameKind.BUNDLE, manifest, bundle=bundle)
                 return
 
     def compare(self, stream: Stream, feeder: FeederState) -> None:

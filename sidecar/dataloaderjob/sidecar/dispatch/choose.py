@@ -1,8 +1,8 @@
 """Chooses the feeder that makes a batch. Another policy is another `choose`.
 
-A feeder's versions are compared with those of a trainer's code once for each pair. Batches are equal bytes only if
-Python, torch, numpy and the CPU's vector units agree. The trainer's facts travel in the bundle; a feeder states its own
-in the handshake (`dataloaderjob.shipping.facts`).
+A feeder's versions are compared with those of a trainer's code once for each pair. Batches are identical byte for byte
+only if Python, torch, numpy and the CPU's vector units agree. The trainer's facts travel in the bundle; a feeder states
+its own in the handshake (`dataloaderjob.shipping.facts`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ QUICK_S = 0.005
 MISFIT_GRACE_S = 10.0
 """Time that tickets wait for a feeder that fits, while listed feeders are not connected yet."""
 COMPARED = 4
-"""Number of feeders whose load is compared: the best of a few makes the load nearly as even as the best of all."""
+"""Number of feeders whose loads are compared: the best of a few makes the load nearly as even as the best of all."""
 GOLDEN = 0.6180339887498949
 """The fractional parts of any number of multiples of the golden ratio are evenly spread."""
 LABELS = {"python": "Python", "torch": "torch", "numpy": "numpy"}
@@ -29,7 +29,7 @@ _INSTALL = "make the feeder image from the trainer's image plus dataloaderjob[fe
 
 
 def depth(stream: Stream) -> int:
-    """Returns the number of tickets out at one feeder: two hide the round trip; batches made in a few ms need more.
+    """Returns the number of tickets to keep at one feeder: two hide the round trip; batches made in a few ms need more.
 
     It is no higher than needed: a ticket at a slow feeder holds up everything after it.
     """
@@ -43,14 +43,14 @@ def fits(feeder: FeederState, stream: Stream) -> bool:
 
 
 class Ranks:
-    """Feeders that take tickets, by their number of tickets. The least busy is found fast at any number of feeders.
+    """Feeders that take tickets, by their number of tickets. The least busy is found fast, however many feeders exist.
 
-    Among feeders with equal numbers, the one whose number has stood longest comes first. A feeder takes tickets until
+    Among feeders with equal numbers, the one whose number is oldest comes first. A feeder takes tickets until
     it has `depth` of them, then again once it is down to half, so that several are sent in one system call.
     """
 
     def __init__(self) -> None:
-        # A plain dict whose front entries were removed is slow to find its first one.
+        # A plain dict is slow to find its first entry once its front entries have been removed.
         self._levels = [OrderedDict[str, FeederState]() for _ in range(max(DEPTH_QUICK, TICKET_DEPTH))]
 
     def place(self, feeder: FeederState) -> None:
@@ -65,9 +65,9 @@ class Ranks:
             self._levels[out][instance] = feeder
 
     def choose(self, stream: Stream) -> FeederState | None:
-        """Returns the least busy feeder that may take one more ticket of `stream`, None if all are full.
+        """Returns the least busy feeder that may take one more ticket of `stream`; None if all are full.
 
-        Feeders are compared by our tickets there, then, among a few, by their last report of all sidecars' tickets.
+        Feeders are compared by our tickets there and then, among a few, by their last reports of all sidecars' tickets.
         """
         for level in self._levels[: depth(stream)]:
             if level and (found := self._least_loaded(level, stream)) is not None:
@@ -92,7 +92,7 @@ class Ranks:
 
 
 def first_place(rank: int, feeders: int) -> int:
-    """Returns a trainer process's first place in the list of feeders. Any number of processes spread evenly."""
+    """Returns a trainer process's first place in the list of feeders. Any number of processes is spread evenly."""
     return int(rank * GOLDEN % 1.0 * feeders)
 
 
@@ -113,7 +113,7 @@ def mismatch(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | Non
 def caution(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None:
     """Returns a difference in the CPU's vector units, which is reported but does not keep a feeder from working.
 
-    GPU nodes and CPU nodes often differ in them. Most datasets do not notice; sums in floating point may.
+    GPU nodes and CPU nodes often differ in them. Most datasets are unaffected; floating-point sums may differ.
     """
     if "cpu" not in trainer or trainer["cpu"] == feeder.get("cpu"):
         return None
@@ -142,7 +142,7 @@ class Versions:
 
     def refusal(self, stream: Stream, feeders: Iterable[FeederState], now: float) -> str | None:
         """Returns why no feeder can serve this stream; None while one can, none is connected, or one may still connect.
-        In a rolling update the first one connected may be of another image."""
+        In a rolling update, the first feeder to connect may run another image."""
         if not self._any_refused:
             return None
         listed = [feeder for feeder in feeders if not feeder.draining]

@@ -1,7 +1,7 @@
 """The receiver's protocol machine: tickets in, feeders asked, bodies placed, batches published. Pure.
 
-Events come in as method calls with the time; instructions go out. There is no socket here, no clock and no payload of a
-batch. The shell is `sidecar.receiver`. `assignments` has the steps that events share; `overseer` acts when a feeder is
+Events come in as method calls with the time; instructions go out. No socket, clock or batch payload is handled
+here. The shell is `sidecar.receiver`. `assignments` has the steps that events share; `overseer` acts when a feeder is
 late.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from dataloaderjob.core import frames
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.frames import SINCE, Flag, Header, Kind
+from dataloaderjob.core.frames import SINCE, Flag, FrameKind, Header
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.sidecar.dispatch.assignments import MAX_STRIKES, Assignments
 from dataloaderjob.sidecar.dispatch.choose import first_place
@@ -22,23 +22,23 @@ from dataloaderjob.sidecar.dispatch.streams import (
     AttemptState,
     Connect,
     Endpoint,
-    Event,
     Extent,
     FeederState,
     Note,
     Publish,
     Snapshot,
-    State,
     Stream,
     Ticket,
+    TicketEvent,
+    TicketState,
 )
 
 MAX_LOADS = 3
-"""A bundle's tickets fail once this number of feeders cannot load it; one may only lack a mount that comes later."""
+"""A bundle's tickets fail once this number of feeders cannot load it; just one may lack a mount that comes later."""
 LOAD_AGAIN = Backoff(30.0, 600.0)
 """Pauses before a feeder that could not load a bundle is asked again: it may have lacked a mount."""
 NOTES_APART_S = 4.0
-"""Least time between equal notes: feeders that begin together would all send the same one."""
+"""Minimum time between identical notes: feeders that begin together would all send the same one."""
 MAX_NOTED = 64
 
 
@@ -73,7 +73,7 @@ class Dispatcher(Assignments):
     ) -> None:
         """New tickets arrived, as (number, payload). `waiting`: the trainer sleeps until `awaited` is ready.
 
-        Raises RemoteProtocolError for a ticket of an unknown stream and for a repeated one.
+        Raises RemoteProtocolError for a ticket of an unknown stream and for a repeated ticket.
         """
         stream = self.streams.get(stream_id)
         for number, payload in entries:
@@ -197,36 +197,36 @@ class Dispatcher(Assignments):
         self.dispatch(now)
 
     def frame(self, now: float, instance: str, header: Header, payload: bytes) -> None:
-        """A feeder sent a frame other than BODY. Raises RemoteProtocolError: the shell closes the connection."""
+        """A feeder sent a frame other than BODY. Raises RemoteProtocolError; the shell then closes the connection."""
         feeder = self.feeders.get(instance)
         if feeder is None:
             return
         self._received(now, feeder, header)
-        if header.kind == Kind.NEED_BUNDLE:
+        if header.kind == FrameKind.NEED_BUNDLE:
             self.send_bundle(feeder, header.bundle)
             return
-        if header.kind == Kind.SNAPSHOT:
+        if header.kind == FrameKind.SNAPSHOT:
             self._snapshot(feeder, header.stream, payload)
             return
-        if header.kind == Kind.NOTE:
+        if header.kind == FrameKind.NOTE:
             self._note(now, feeder, payload.decode(errors="replace"))
             return
         attempt = feeder.attempts.get((header.stream, header.ticket))
         if attempt is None:  # cancelled, or requested elsewhere since
-            if header.kind == Kind.ANNOUNCE:
+            if header.kind == FrameKind.ANNOUNCE:
                 self.cancel(feeder, header.stream, header.ticket)
             return
-        if header.kind == Kind.PROGRESS:
+        if header.kind == FrameKind.PROGRESS:
             attempt.position = header.room
-        elif header.kind == Kind.ALIVE and header.room > attempt.replayed:
+        elif header.kind == FrameKind.ALIVE and header.room > attempt.replayed:
             attempt.replayed, attempt.progressed_at = header.room, now
-        elif header.kind == Kind.ANNOUNCE:
+        elif header.kind == FrameKind.ANNOUNCE:
             self._announced(now, attempt, header.room)
-        elif header.kind == Kind.FAILED and header.flags & Flag.ELSEWHERE:
+        elif header.kind == FrameKind.FAILED and header.flags & Flag.ELSEWHERE:
             self._not_loaded(now, attempt, payload)
-        elif header.kind == Kind.FAILED:
+        elif header.kind == FrameKind.FAILED:
             self._failed(now, attempt, payload, is_end=bool(header.flags & Flag.ENDED))
-        elif header.kind == Kind.LOST:
+        elif header.kind == FrameKind.LOST:
             how = payload.decode(errors="replace")
             self._lost(now, attempt, header.room - 1, how, of_memory=bool(header.flags & Flag.MEMORY))
         self.dispatch(now)
@@ -243,7 +243,7 @@ class Dispatcher(Assignments):
         self._out.append(Note(f"{feeder.endpoint.name}: {text}"))
 
     def _failed(self, now: float, attempt: Attempt, payload: bytes, *, is_end: bool) -> None:
-        """The ticket yields no batch. `is_end`: nothing failed; its slot has none, or it only asked if there is one."""
+        """The ticket yields no batch. `is_end`: nothing failed; its slot has no such batch, or it only asked."""
         ticket = attempt.ticket
         is_there = is_end and frames.says_there(payload)
         if is_there and not ticket.asks:
@@ -306,7 +306,7 @@ class Dispatcher(Assignments):
         self.drop_attempt(attempt, cancel=False, requeue=False)
         for other in ticket.attempts[:]:
             self.drop_attempt(other, cancel=True, requeue=False)
-        ticket.move(Event.FILL)
+        ticket.move(TicketEvent.FILL)
         ticket.lease = self.placer.lease(ticket, extent)
         self.counters.batches += 1
         self.counters.nbytes += header.nbytes
@@ -327,7 +327,7 @@ class Dispatcher(Assignments):
     # Details
 
     def _lose(self, attempt: Attempt) -> None:
-        """The process that made this ticket is gone: another makes it, and reports which sample it makes."""
+        """The process that was making this ticket is gone: another makes it and reports which sample it is making."""
         ticket = attempt.ticket
         self._begins(attempt.feeder, ticket, False)
         if attempt.position is not None:
@@ -337,17 +337,17 @@ class Dispatcher(Assignments):
         self.counters.retries += 1
 
     def _begins(self, feeder: FeederState, ticket: Ticket, begun: bool) -> None:
-        """Records that the home of a ticket's slot has sent something of it, or has lost what it had of it."""
+        """Records that the home of a ticket's slot has sent part of the slot, or has lost what it had of the slot."""
         if ticket.slot is not None and ticket.slot.home == feeder.endpoint.instance:
             ticket.slot.begun = begun
 
     def _strike(self, ticket: Ticket, feeder: str, how: str, of_memory: bool | None) -> None:
-        """A process ended while it made one of this ticket's samples."""
+        """A process ended while it was making one of this ticket's samples."""
         ticket.strikes += 1
         ticket.ends.append((feeder, how, of_memory))
         if ticket.slot is not None and ticket.strikes > 1:
-            ticket.slot.snapshots.clear()  # a snapshot may be what ends the process
-        if ticket.strikes >= MAX_STRIKES and ticket.state in (State.QUEUED, State.ASKED):
+            ticket.slot.snapshots.clear()  # a snapshot may be what kills the process
+        if ticket.strikes >= MAX_STRIKES and ticket.state in (TicketState.QUEUED, TicketState.ASKED):
             self._fail_deadly(ticket)
 
     def confirm_strikes(self, feeder: FeederState) -> None:
@@ -361,8 +361,8 @@ class Dispatcher(Assignments):
                 self._strike(ticket, feeder.endpoint.name, feeder.why_down, None)
 
     def _want_of_memory(self, ticket: Ticket) -> str:
-        """Describes how memory ran out while this ticket was made; empty unless that is the known cause of the ends of
-        its processes."""
+        """Describes how memory ran out while this ticket was being made; empty unless that is known to be why its
+        processes ended."""
         found = ""
         for name, how, of_memory in ticket.ends:
             if of_memory is False:
@@ -374,7 +374,7 @@ class Dispatcher(Assignments):
         return found
 
     def _lost(self, now: float, attempt: Attempt, position: int, how: str, *, of_memory: bool) -> None:
-        """The feeder's process that made this ticket ended; the feeder itself continues."""
+        """The feeder's process that was making this ticket ended; the feeder itself continues."""
         self._answered(now, attempt)
         if position >= 0:
             attempt.position = position
@@ -419,13 +419,15 @@ class Dispatcher(Assignments):
         feeder.received_at, feeder.load = now, header.load
         feeder.replace_asked_at = None
         # While user code takes long, the feeder reports that it lives: it is not lost, but gets no more work.
-        answers = header.kind != Kind.ALIVE and not (header.kind == Kind.CANCELLED and feeder.attempts)
+        answers = header.kind != FrameKind.ALIVE and not (
+            header.kind == FrameKind.CANCELLED and feeder.attempts
+        )
         if feeder.suspect_since is not None and answers:
             self.trust(feeder)
 
     def _answered(self, now: float, attempt: Attempt) -> None:
-        """The feeder finished making this batch. Its time counts from when it could begin. A later wait for space is
-        not the feeder's slowness."""
+        """The feeder finished making this batch. Its time counts from when it could begin. A later wait for space
+        does not count against the feeder."""
         if not attempt.answered:
             attempt.answered = True
             attempt.ticket.stream.pace.add(now - max(attempt.asked_at, attempt.feeder.answered_at))

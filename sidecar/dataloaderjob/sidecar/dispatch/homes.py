@@ -1,9 +1,9 @@
 """Slots: the sequences of an IterableDataset, each made in order by one feeder, its *home*. Pure.
 
-Any feeder can make any batch of a map-style stream. A slot's batch follows from those before it, so a new home has to
-make those again, unsent, when the slot moves. A slot therefore stays while its home serves, and a late batch is not
-requested elsewhere. Batches from the previous home remain valid. A slot moves to a new feeder that makes at least two
-slots fewer, if few batches have to be made again for that.
+Any feeder can make any batch of a map-style stream. A slot's batch depends on those before it, so a new home has to
+make those again, without sending them, when the slot moves. A slot therefore stays while its home serves, and a late
+batch is not requested elsewhere. Batches from the previous home remain valid. A slot moves to a feeder that makes at
+least two fewer slots, if few batches have to be made again for that.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Protocol
 
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.snapshots import STEPS_APART, Snapshots
+from dataloaderjob.core.snapshots import STEPS_APART, SnapshotShelf
 
 MAX_SLOTS = 1024
-"""Most slots of one stream: a slot's number is untrusted input."""
+"""Maximum number of slots of one stream: a slot's number is untrusted input."""
 RETURN_S = 2.0
 """Time for a home to reconnect after its connection broke: making a slot again may take longer."""
 BALANCE_EVERY_S = 1.0
 MOST_AGAIN = 64
-"""Most batches to make again when a slot moves to a feeder that makes fewer slots."""
+"""Maximum number of batches to make again when a slot moves to a feeder that makes fewer slots."""
 GATHER_S = 3.0
-"""First homes are chosen once there is a feeder for each slot, or all listed feeders serve, or after this time."""
+"""The first homes are chosen once each slot can have its own feeder, all listed feeders serve, or after this time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,18 +39,18 @@ class Slot:
     home: str | None = None
     """The instance of the feeder that makes it."""
     next_home: str | None = None
-    """The instance of the feeder to which it moves once its home owes no batch of it."""
+    """The instance of the feeder to which it moves once its home owes no more of its batches."""
     queue: list[int] = field(default_factory=list)
     """A heap of the numbers of its queued tickets."""
     needed: int = 0
     """Batches before this number are not requested again."""
     begun: bool = False
-    """True once its home has sent something of it, and needs no snapshot to begin at."""
+    """True once its home has sent part of it, and needs no snapshot to begin from."""
     ranks: int = 0
     """Number of ranks to which its batches are dealt; 0 if it belongs to one rank."""
     floor: int = 0
     """No rank requests batches before this number, according to the trainer."""
-    snapshots: Snapshots = field(default_factory=Snapshots)
+    snapshots: SnapshotShelf = field(default_factory=SnapshotShelf)
     digests: dict[int, int] = field(default_factory=dict)
     """Digests of the last batches that arrived, by number."""
 
@@ -60,7 +60,7 @@ class Slot:
         return max(self.floor, self.needed - STEPS_APART * self.ranks)
 
     def remember(self, made: int, state: bytes) -> bool:
-        """Keeps a snapshot. Returns True if it is a new one."""
+        """Keeps a snapshot. Returns True if it is new."""
         return self.snapshots.add(made, state, self.passed)
 
     def received(self, number: int, digest: int) -> None:
@@ -131,7 +131,7 @@ def choose_home(
 
     `able`: feeders that can take it. `homes`: the homes of all slots of the pool; the one with the fewest takes one
     more. Slots stay where they are, so the first ones wait until their feeders have had time to connect. If batches are
-    dealt to ranks, the receivers of all ranks must choose the same feeder, by what they all know.
+    dealt to ranks, the receivers of all ranks must choose the same feeder, based on what they all know.
     """
     if not able:
         return None
@@ -147,7 +147,7 @@ def choose_home(
 
 
 def better_home(slot: Slot, number: int, able: Mapping[str, Feeder], homes: Iterable[str]) -> str | None:
-    """Returns a feeder's instance that makes two slots fewer than this slot's home and would soon reach `number`.
+    """Returns the instance of a feeder that makes two fewer slots than this home and would soon reach `number`.
 
     Slots that are dealt to ranks stay: their receivers would have to move them together.
     """

@@ -1,7 +1,7 @@
-"""Acts on lateness, at every tick: suspects silent feeders, hedges, gives up, names who is late. Pure.
+"""Acts on lateness at every tick: suspects silent feeders, hedges, gives up, and names who is late. Pure.
 
-User code may take any time, so lateness is judged against the recent times of the same stream's batches. Liveness pings
-would be silent whenever user code holds the GIL.
+User code may take any amount of time, so lateness is judged against the recent times of the same stream's batches.
+Liveness pings would be silent whenever user code holds the GIL.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataloaderjob.sidecar.dispatch.streams import (
     FeederState,
     Note,
     Replace,
-    State,
     Ticket,
+    TicketState,
 )
 
 TICK_S = 0.1
@@ -30,12 +30,12 @@ HEDGE_FACTOR = 3.0
 HEDGE_SHARE = 0.05
 """Largest share of tickets that are sent to a second feeder only because the first is slow."""
 SLOT_SILENT_S = 12.0
-"""A feeder that makes a batch of a slot reports every 5 s that it lives. Silent for this long, it is suspect."""
+"""A feeder that makes a batch of a slot reports every 5 s that it is alive. After this much silence it is suspect."""
 TRANSFER_FLOOR_S = 1.5
-"""A granted body that brings nothing for this long is given up and requested again. The limit is not a rate: many
-feeders share one network, and a slow one is not a dead one."""
+"""If nothing of a granted body arrives for this long, the body is given up and requested again. The limit is not a
+rate: many feeders share one network, and a slow feeder is not a dead one."""
 STRIKE_AFTER_S = 10.0
-"""A feeder that has not reconnected for this long has ended, even if nobody reports it."""
+"""A feeder that has not reconnected for this long is taken to have ended, even if nobody reports it."""
 LAST_WORDS_S = 4.0
 """Time after the end of a feeder's process for the supervisor to learn that memory ran out."""
 UNCONNECTED_NOTE_S = 5.0
@@ -52,7 +52,7 @@ def tick(machine: Dispatcher, now: float) -> None:
     _note_unconnected(machine, now)
     for stream in list(machine.streams.values()):
         ticket = stream.wanted()
-        if ticket is not None and ticket.state in (State.QUEUED, State.ASKED):
+        if ticket is not None and ticket.state in (TicketState.QUEUED, TicketState.ASKED):
             _check_awaited(machine, now, ticket)
     if machine.starved:
         machine.grant(now)
@@ -87,7 +87,7 @@ def _check_feeders(machine: Dispatcher, now: float) -> None:
                 _take_back(machine, feeder, _head(feeder))
             _maybe_replace(machine, now, feeder, now - max(feeder.received_at, feeder.suspect_since))
         elif now - feeder.answered_at <= OVERDUE_FLOOR_S:
-            pass  # its lateness is below 1 then, and need not be worked out
+            pass  # its lateness is below 1 then, and need not be computed
         elif _lateness(now, feeder) > 1:
             _maybe_suspect(machine, now, feeder, up)
 
@@ -103,8 +103,8 @@ def _waiting(now: float, attempt: Attempt) -> float:
 
 
 def _lateness(now: float, feeder: FeederState) -> float:
-    """Returns a feeder's silence about the batch that it should be making, as a share of the limit; above 1 it is
-    suspect.
+    """Returns a feeder's silence about the batch that it should be making, as a share of the limit; above 1, the
+    feeder is suspect.
 
     The share is 0 while nothing is known: the first batch may load a dataset for minutes.
     """
@@ -120,7 +120,7 @@ def _lateness(now: float, feeder: FeederState) -> float:
 def _silence(now: float, feeder: FeederState) -> float:
     """Returns the time for which a feeder that makes a slot's batch has been silent; 0 for others.
 
-    A feeder that waits for space of ours, or sends, has nothing to report.
+    A feeder that waits for our space, or is sending, has nothing to report.
     """
     attempts = feeder.attempts.values()
     asked = [a.asked_at for a in attempts if a.ticket.slot is not None]
@@ -130,7 +130,7 @@ def _silence(now: float, feeder: FeederState) -> float:
 
 
 def _healthy(now: float, feeder: FeederState) -> bool:
-    """True if this feeder is in time, which shows that the others' lateness is their own."""
+    """True if this feeder is on time, which shows that the others' lateness is their own."""
     trusted = feeder.up and not feeder.draining and feeder.suspect_since is None
     return trusted and _lateness(now, feeder) < 0.5
 
@@ -233,7 +233,7 @@ def _unblock(machine: Dispatcher, ticket: Ticket) -> None:
     """Makes way for an awaited ticket that reached its feeder after later ones, which wait for space.
 
     A feeder builds nothing more for us while it holds two batches without a place. An awaited ticket that was requested
-    again would wait for their space, and they for the trainer, which waits for it.
+    again would wait for those two to get space, and they for the trainer, which waits for that ticket.
     """
     if any(a.state is not AttemptState.ASKED for a in ticket.attempts):
         return
@@ -248,14 +248,14 @@ def _unblock(machine: Dispatcher, ticket: Ticket) -> None:
 
 
 def who_is_late(machine: Dispatcher, stream: int, number: int) -> str:
-    """Names feeder, phase and index of a ticket; empty if there is no such ticket."""
+    """Names the feeder, phase and index of a ticket; empty if no such ticket exists."""
     found = machine.streams.get(stream)
     ticket = None if found is None else found.tickets.get(number)
     return "" if ticket is None else _who(machine, ticket)
 
 
 def _who(machine: Dispatcher, ticket: Ticket) -> str:
-    """Names feeder, phase and index of a late ticket."""
+    """Names the feeder, phase and index of a late ticket."""
     if ticket.attempts:
         return "; ".join(
             f"{a.feeder.endpoint.name} is {'making' if a.state is AttemptState.ASKED else a.state.value}"
@@ -283,7 +283,7 @@ def _note_unconnected(machine: Dispatcher, now: float) -> None:
     if any(feeder.up for feeder in feeders) or not any(feeder.why_down for feeder in feeders):
         return
     tickets = [ticket for stream in machine.streams.values() for ticket in stream.tickets.values()]
-    queued = [ticket.queued_at for ticket in tickets if ticket.state is State.QUEUED]
+    queued = [ticket.queued_at for ticket in tickets if ticket.state is TicketState.QUEUED]
     if not queued:
         return
     since = max(min(queued), machine.feeders_lost_at or 0.0)

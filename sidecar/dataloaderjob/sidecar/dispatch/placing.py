@@ -19,20 +19,20 @@ from dataloaderjob.sidecar.dispatch.streams import (
     Attempt,
     CreateRegion,
     DropRegion,
-    Event,
     Extent,
     Instruction,
-    State,
     Stream,
     Ticket,
+    TicketEvent,
+    TicketState,
     Unpublish,
 )
 
 RESERVE = 4
-"""Batches of room beyond the window, for those that the trainer works on or keeps for a step or two."""
+"""Room beyond the window, in batches: for those that the trainer works on or keeps for a step or two."""
 LEAST_WINDOW = 16
-"""A smaller window gets the room of this one. With the windows of one or two workers, a trainer that keeps the batches
-of a few steps would get copies."""
+"""A smaller window gets the room of a window of this size. Otherwise, with one or two workers, a trainer that keeps the
+batches of a few steps would get copies."""
 
 
 def turn(attempt: Attempt) -> int:
@@ -46,7 +46,7 @@ def round_up(nbytes: int) -> int:
 
 
 class Arena:
-    """Free and used extents of one region. Best fit, neighbours merged."""
+    """The free and used extents of one region: best fit, adjacent free extents merged."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -78,7 +78,7 @@ class Arena:
         return offset
 
     def take(self, offset: int, nbytes: int) -> bool:
-        """Claims an extent at a known place (adoption). Returns False if it is not free or out of bounds."""
+        """Claims an extent at a known place (adoption). Returns False if it is not free or is out of bounds."""
         need = round_up(nbytes)
         for at, (start, size) in enumerate(self._free):
             if offset % PAGE == 0 and start <= offset and offset + need <= start + size:
@@ -101,7 +101,7 @@ class Arena:
         return min(keep, size)
 
     def free(self, offset: int) -> None:
-        """Frees the extent at `offset`. Raises KeyError if none is used there."""
+        """Frees the extent at `offset`. Raises KeyError if no used extent begins there."""
         self._give(offset, self.used.pop(offset))
 
     def _give(self, offset: int, size: int) -> None:
@@ -161,7 +161,7 @@ class Space:
         return Extent(extent.region, extent.offset, self.arenas[extent.region].trim(extent.offset, nbytes))
 
     def free(self, extent: Extent) -> int | None:
-        """Frees an extent. Returns the region if it is a single one, which is to be given back to the system."""
+        """Frees an extent. Returns the region if it is a single one, which is to be returned to the system."""
         arena = self.arenas[extent.region]
         arena.free(extent.offset)
         if extent.region in self.singles:
@@ -172,7 +172,7 @@ class Space:
 
 
 def mb(nbytes: int) -> str:
-    """Formats bytes for people."""
+    """Formats a number of bytes for people."""
     return f"{nbytes / 1e6:.1f} MB" if nbytes >= 100_000 else f"{nbytes} bytes"
 
 
@@ -221,7 +221,7 @@ class Placer:
         """Bytes that the trainer may hold: the rest must have room for two of the largest batches.
 
         If the memory has room for three, the trainer may still hold two, because a loop keeps one batch while it takes
-        the next. The one on its way then gets a memfd of its own.
+        the next. The batch on its way then gets a memfd of its own.
         """
         pool, one = self.space.pool_nbytes, round_up(self.largest)
         return max(pool - 2 * one, pool // 2, min(2 * one, self.space.limit_nbytes - one))
@@ -238,7 +238,7 @@ class Placer:
         placed: Callable[[], list[Attempt]],
         drop: Callable[[Attempt], None],
     ) -> Extent:
-        """Returns the place of a ready batch that nobody can have reached, of one on its way, or else a new memfd.
+        """Returns the place of a ready batch that nobody can have reached, or of one on its way, or else a new memfd.
 
         No free extent is large enough. `placed` returns attempts that have a place; `drop` takes it from one of them.
         """
@@ -262,11 +262,11 @@ class Placer:
         return Extent(region, 0, round_up(nbytes))
 
     def _droppable(self, streams: Iterable[Stream]) -> list[Ticket]:
-        """Returns ready tickets after one that is not published, farthest from their turn first."""
+        """Returns ready tickets that follow an unpublished one, those farthest from their turn first."""
         found = []
         for stream in streams:
             wall = stream.first_unpublished()
-            found += [t for t in stream.tickets.values() if t.state is State.READY and t.number > wall]
+            found += [t for t in stream.tickets.values() if t.state is TicketState.READY and t.number > wall]
         return sorted(found, key=lambda t: t.number - t.stream.awaited, reverse=True)
 
     def _drop(self, ticket: Ticket) -> None:
@@ -274,7 +274,7 @@ class Placer:
         self._out.append(Unpublish(ticket.stream.id, ticket.number))
         self.end_lease(ticket.lease)
         ticket.lease = None
-        ticket.move(Event.DROP)
+        ticket.move(TicketEvent.DROP)
         ticket.stream.enqueue(ticket)
         self.drops += 1
 
@@ -292,7 +292,7 @@ class Placer:
         return lease
 
     def end_lease(self, lease: int) -> bool:
-        """Ends a lease and frees its extent. Returns False if there is no such lease: the peer made it up."""
+        """Ends a lease and frees its extent. Returns False if no such lease exists: the peer made it up."""
         entry = self.lent.pop(lease, None)
         if entry is None:
             return False
@@ -311,6 +311,6 @@ class Placer:
         return True
 
     def adopted(self) -> None:
-        """Ends the adoption: leases between those taken over are free."""
+        """Ends the adoption: unused lease numbers below the highest adopted one are free."""
         self.highest_lease = max(self.lent, default=-1)
         self._free_leases = [n for n in range(self.highest_lease + 1) if n not in self.lent]

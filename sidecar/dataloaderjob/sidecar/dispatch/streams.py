@@ -28,7 +28,7 @@ class Extent:
 
 
 class Endpoint(NamedTuple):
-    """One running feeder process. `instance` is new at each start, so a reused port causes no mistake."""
+    """One running feeder process. `instance` is new at each start, so a reused port causes no mix-up."""
 
     name: str
     instance: str
@@ -38,7 +38,7 @@ class Endpoint(NamedTuple):
 
 @dataclass(slots=True)
 class Pace:
-    """Times that one stream's batches take, in seconds, from being a feeder's next one to the answer."""
+    """The times, in seconds, that one stream's batches take from being a feeder's next batch to the answer."""
 
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     _typical: float | None = None
@@ -66,7 +66,7 @@ class Pace:
         return self._typical
 
 
-class State(Enum):
+class TicketState(Enum):
     """The state of a ticket."""
 
     QUEUED = "queued"
@@ -75,7 +75,7 @@ class State(Enum):
     FAILED = "failed"
 
 
-class Event(Enum):
+class TicketEvent(Enum):
     ASK = "ask"
     LOSE = "lose"
     FILL = "fill"
@@ -83,14 +83,14 @@ class Event(Enum):
     FAIL = "fail"
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.QUEUED, Event.ASK): State.ASKED,
-    (State.ASKED, Event.ASK): State.ASKED,  # a hedge
-    (State.ASKED, Event.LOSE): State.QUEUED,  # its last attempt is gone
-    (State.ASKED, Event.FILL): State.READY,
-    (State.READY, Event.DROP): State.QUEUED,  # its place was needed by an awaited ticket
-    (State.QUEUED, Event.FAIL): State.FAILED,
-    (State.ASKED, Event.FAIL): State.FAILED,
+TRANSITIONS: dict[tuple[TicketState, TicketEvent], TicketState] = {
+    (TicketState.QUEUED, TicketEvent.ASK): TicketState.ASKED,
+    (TicketState.ASKED, TicketEvent.ASK): TicketState.ASKED,  # a hedge
+    (TicketState.ASKED, TicketEvent.LOSE): TicketState.QUEUED,  # its last attempt is gone
+    (TicketState.ASKED, TicketEvent.FILL): TicketState.READY,
+    (TicketState.READY, TicketEvent.DROP): TicketState.QUEUED,  # its place was needed by an awaited ticket
+    (TicketState.QUEUED, TicketEvent.FAIL): TicketState.FAILED,
+    (TicketState.ASKED, TicketEvent.FAIL): TicketState.FAILED,
 }
 
 
@@ -104,7 +104,7 @@ class AttemptState(Enum):
 
 
 class IllegalTransition(AssertionError):
-    """A step that the table does not have: a defect of this package. The message has the ticket's history."""
+    """A step that the table does not contain: a bug in this package. The message contains the ticket's history."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,15 +115,15 @@ class Ticket:
     number: int
     payload: bytes
     queued_at: float
-    state: State = State.QUEUED
+    state: TicketState = TicketState.QUEUED
     attempts: list[Attempt] = field(default_factory=list)
     first_asked_at: float | None = None
     retries: int = 0
     strikes: int = 0
     ends: list[tuple[str, str, bool | None]] = field(default_factory=list)
-    """Each strike's feeder, the end of its process, and True if memory ran out; None while that is unknown."""
+    """A row for each strike: the feeder, how its process ended, and True if memory ran out (None while unknown)."""
     unconfirmed: int = 0
-    """Strikes of feeders whose connection broke: it is not known yet whether their processes have ended."""
+    """Possible strikes from feeders whose connections broke: it is not known yet whether their processes have ended."""
     probe: bool = False
     position: int | None = None
     """The sample that the last dead feeder was making."""
@@ -133,16 +133,16 @@ class Ticket:
     """The sequence to which a batch of an IterableDataset belongs."""
     number_in_slot: int = 0
     asks: bool = False
-    """True if it only asks whether its batch exists: no body comes."""
-    history: list[Event] = field(default_factory=list)
+    """True if the ticket only asks whether its batch exists: no body is sent."""
+    history: list[TicketEvent] = field(default_factory=list)
 
     @property
     def bundle(self) -> bytes:
         """The id of the session that makes it."""
         return self.stream.bundle if self.slot is None else self.slot.bundle
 
-    def move(self, event: Event) -> None:
-        """Takes a step of the table. Raises IllegalTransition if it has no such step."""
+    def move(self, event: TicketEvent) -> None:
+        """Takes a step of the table. Raises IllegalTransition if the table has no such step."""
         after = TRANSITIONS.get((self.state, event))
         if after is None:
             steps = ", ".join(e.value for e in self.history[-8:])
@@ -166,13 +166,13 @@ class Attempt:
     nbytes: int = 0
     granted_at: float = 0.0
     answered: bool = False
-    """True once it is made; it may still wait for space."""
+    """True once the batch is made; it may still wait for space."""
     position: int | None = None
     """Sample being made, if the feeder reports it (PROBE)."""
     replayed: int = 0
-    """Batches of its slot that were made again first, by the feeder's last report."""
+    """Number of its slot's batches that were made again first, according to the feeder's last report."""
     progressed_at: float = 0.0
-    """The time at which it last reported more of them."""
+    """The time of the last report of such batches."""
 
 
 @dataclass(slots=True, eq=False)
@@ -189,7 +189,7 @@ class FeederState:
     draining: bool = False
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     chosen: int = 0
-    """Attempts for which it was chosen. Slots are not counted: they have one home, with builders of their own."""
+    """Number of attempts for which it was chosen. Slots are not counted: each has one home, with its own builder."""
     load: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     received_at: float = 0.0
@@ -198,13 +198,13 @@ class FeederState:
     """The time at which part of a body last arrived."""
     suspect_since: float | None = None
     is_silent: bool = False
-    """True if it is suspect because it stopped reporting that it lives while making a slot: others make its slots."""
+    """True if it is suspect because it went silent while making a slot: others make its slots."""
     replace_asked_at: float | None = None
     """The time of the last request to the supervisor to replace it; None while there is no reason to."""
     refused: dict[bytes, str] = field(default_factory=dict)
     """Bundles that this feeder cannot serve, each with the reason."""
     not_loaded: dict[bytes, float] = field(default_factory=dict)
-    """Bundles that could not be loaded there, each with the time until which no ticket of it is sent there."""
+    """Bundles that could not be loaded there, each with the time until which none of its tickets are sent there."""
     load_failures: dict[bytes, int] = field(default_factory=dict)
     """bundle -> number of consecutive failures to load it there."""
     bundles: set[bytes] = field(default_factory=set)
@@ -214,7 +214,7 @@ class FeederState:
     struck: list[Ticket] = field(default_factory=list)
     """Tickets for which it was making a sample when the connection broke."""
     bundle_loads: int = 0
-    """Number of bundles that the feeder has loaded, by its last report."""
+    """Number of bundles that the feeder has loaded, according to its last report."""
 
 
 @dataclass(slots=True, eq=False)
@@ -227,17 +227,17 @@ class Stream:
     facts: dict[str, Any]
     window: int
     awaited: int = 0
-    """First ticket that the trainer has not taken, by its last report."""
+    """First ticket that the trainer has not taken, according to its last report."""
     waiting_since: float | None = None
     """The time at which the trainer went to sleep until `awaited` is ready; None while it works or is paused."""
     refused_since: float | None = None
-    """The time since which all connected feeders refuse its code."""
+    """The time since which all connected feeders have refused its code."""
     tickets: dict[int, Ticket] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     _queue: list[int] = field(default_factory=list)
     _sizes: deque[int] = field(default_factory=lambda: deque(maxlen=SIZES_REMEMBERED))
     size_hint: int = 0
-    """Largest of the last batches, in bytes; 0 before the first."""
+    """Size of the largest of the last batches, in bytes; 0 before the first."""
     slots: Slots = field(default_factory=Slots)
     """Slots that tickets have named; a map-style dataset has none."""
 
@@ -245,7 +245,7 @@ class Stream:
         heappush(self._queue if ticket.slot is None else ticket.slot.queue, ticket.number)
 
     def heads(self) -> list[Ticket]:
-        """Returns the lowest queued ticket, or the lowest of each slot."""
+        """Returns the lowest queued ticket or, with slots, the lowest of each slot."""
         if not self.slots.of:
             ticket = self._peek(self._queue)
             return [] if ticket is None else [ticket]
@@ -255,13 +255,13 @@ class Stream:
     def _peek(self, queue: list[int]) -> Ticket | None:
         while queue:
             ticket = self.tickets.get(queue[0])
-            if ticket is not None and ticket.state is State.QUEUED:
+            if ticket is not None and ticket.state is TicketState.QUEUED:
                 return ticket
             heappop(queue)
         return None
 
     def manifests(self) -> dict[bytes, bytes]:
-        """Returns the manifests of all sessions that make its batches, by the id of the bundle."""
+        """Returns the manifests of all sessions that make its batches, by bundle id."""
         return {self.bundle: self.manifest, **{slot.bundle: slot.manifest for slot in self.slots.of.values()}}
 
     def saw_size(self, nbytes: int) -> None:
@@ -276,8 +276,8 @@ class Stream:
         """Returns the number of the first ticket without a result, which the trainer cannot have passed."""
         number = self.awaited
         while (ticket := self.tickets.get(number)) is not None and ticket.state in (
-            State.READY,
-            State.FAILED,
+            TicketState.READY,
+            TicketState.FAILED,
         ):
             number += 1
         return number
@@ -294,7 +294,7 @@ class Connect(NamedTuple):
 
 
 class Close(NamedTuple):
-    """Close the connection to this instance. The shell does not report that with `feeder_down`."""
+    """Close the connection to this instance. The shell does not report this with `feeder_down`."""
 
     instance: str
     reason: str
@@ -357,7 +357,7 @@ class SayThere(NamedTuple):
 
 
 class CreateRegion(NamedTuple):
-    """Create a memfd, keep it mapped, hand it to the trainer. It precedes its first use in the list."""
+    """Create a memfd, keep it mapped, and hand it to the trainer. This precedes the region's first use in the list."""
 
     region: int
     nbytes: int
@@ -367,7 +367,7 @@ class CreateRegion(NamedTuple):
 
 
 class DropRegion(NamedTuple):
-    """A single region's batch is gone: unmap it here and at the trainer."""
+    """A single region's batch is gone: unmap the region here and in the trainer."""
 
     region: int
 
@@ -392,7 +392,7 @@ class Replace(NamedTuple):
     endpoint: Endpoint
     reason: str
     connected: bool
-    """True if it hangs with work to do; else it cannot be connected to, which may be this receiver's own trouble."""
+    """True if it hangs with work to do. Otherwise it cannot be connected to, perhaps only by this receiver."""
 
 
 Instruction = (

@@ -1,4 +1,4 @@
-"""The interface that a transfer needs of a device, and its implementation with torch.
+"""The device interface that a transfer needs, and its implementation with torch.
 
 Tests use a simulated device instead of torch's: the CUDA calls here have not been run. `make test-gpu` would show
 whether they work.
@@ -28,23 +28,23 @@ class Device(Protocol):
     else."""
 
     def follow(self) -> None:
-        """Makes the stream wait for everything that the trainer's stream was asked for until now."""
+        """Makes the stream wait for all work queued on the trainer's stream so far."""
 
     def begin(self) -> None:
-        """Makes it the current device of the thread."""
+        """Makes this the thread's current device."""
 
     def register(self, address: int, nbytes: int, mapping: Mapping) -> bool:
-        """Registers a region's memory with the driver until it is unmapped, so that it is copied without a detour.
-        Returns True if the driver takes it; if not, it takes no other region either."""
+        """Registers a region's memory with the driver until it is unmapped, so that it can be copied directly. Returns
+        True if the driver accepts it; a driver that refuses one region accepts no other."""
 
     def stream(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context; work within it belongs to the stream."""
+        """Returns a context whose work runs on the stream."""
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Asks for a copy. The source has to stay until an event that is recorded on the stream later."""
+        """Starts a copy. The source must be kept until an event that is recorded on the stream later has completed."""
 
     def record(self) -> Any:
-        """Returns an event of the stream, after everything that was asked for."""
+        """Records an event on the stream after all work queued so far, and returns it."""
 
     def query(self, event: Any) -> bool:
         """Returns True if the event has completed."""
@@ -56,15 +56,15 @@ class Device(Protocol):
         """Makes the trainer's stream wait for the event."""
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Keeps the tensor's memory from being given away before the trainer's stream is done with it."""
+        """Keeps the tensor's memory from being reused before the trainer's stream is done with it."""
 
     def generator(self, seed: int) -> torch.Generator:
-        """Returns a new generator of the device."""
+        """Returns a new generator on the device."""
 
 
 class Accelerator:
-    """Uses torch's interface for accelerators of any kind. Memory is registered only with CUDA's driver. Others copy by
-    way of torch's pinned memory."""
+    """Uses torch's interface for accelerators of any kind. Memory is registered only with CUDA's driver. Other
+    accelerators copy through torch's pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -138,8 +138,8 @@ class Accelerator:
 
 
 def _clear_error(device: torch.device) -> None:
-    """Clears the error of a failed driver call: it stays for this thread's next kernel, and torch would report that as
-    failed."""
+    """Clears the error of a failed driver call: otherwise torch would report it as a failure of this thread's next
+    kernel."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)
 
@@ -161,8 +161,8 @@ def _cuda() -> Any:
 def device_of(named: Any, known: dict[torch.device, Device]) -> Device | None:
     """Returns the device of a loader's `device=`; None for "cpu". Raises InputError if it does not exist.
 
-    `known` has the devices of the loader; a new one is added. A stream for each epoch would need memory for each epoch:
-    torch reuses free memory only for the same stream.
+    `known` holds the loader's devices; a new device is added to it. A separate stream for each epoch would need
+    separate memory for each epoch: torch reuses free memory only within the same stream.
     """
     try:
         device = torch.device(named)

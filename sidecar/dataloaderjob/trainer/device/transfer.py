@@ -1,8 +1,8 @@
 """Sends batches from the pool to where the trainer wants them.
 
 A thread sends, and the trainer accepts. The source of a copy is held until the copy's event has completed: a device
-reads memory long after the call that asked for the copy, and the pool gives a place to another batch as soon as nobody
-holds it.
+reads memory long after the call that asked for the copy, and the pool reuses a place for another batch as soon as
+nobody holds it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from dataloaderjob.trainer.session.pool import Bytes, Region
 AHEAD = 2
 """Number of batches that were sent, or are being sent, before the trainer asks for them."""
 LOOK_S = 0.002
-"""Interval between two looks at copies under way, while no batch is asked for."""
+"""Interval between checks of copies under way while no batch is requested."""
 DeviceStage = Callable[[Any, torch.Generator], Any]
 """The user's function of (batch, generator), which returns the batch, in the trainer's process."""
 Claim = Callable[[], list[Region]]
-"""Returns the regions that a device may read by itself, each once."""
+"""Returns the regions that a device may read directly, each once."""
 Which = Callable[[], str]
 """Describes a batch, such as "batch 3, indices [6, 7]"."""
 Took = Callable[[int], None]
@@ -42,31 +42,32 @@ def ignore(_: int) -> None:
 
 
 class Transfer(Protocol):
-    """Sends batches on. One thread calls `begin`, `send`, `let_go` and `end`; the trainer's thread calls `accept` and
-    `follow`."""
+    """Sends batches to their destination. One thread calls `begin`, `send`, `let_go` and `end`; the trainer's thread
+    calls `accept` and `follow`."""
 
     def begin(self) -> None:
         """Prepares the thread."""
 
     def follow(self) -> None:
-        """Makes everything sent from now on wait for what the trainer's stream was asked for until now."""
+        """Makes everything sent from now on wait for all work queued on the trainer's stream so far."""
 
     def send(self, batch: Any, digest: int, which: Which, lent: Bytes | None = None) -> Any:
-        """Begins to send a batch, and returns what `accept` needs. `which` describes the batch in a message; `lent` is
-        its place in the pool, if it has one."""
+        """Begins to send a batch, and returns the value to pass to `accept`. `which` describes the batch in messages;
+        `lent` is the batch's place in the pool, if it has one."""
 
     def accept(self, sent: Any) -> Any:
-        """Returns the batch, where the trainer wants it."""
+        """Returns the batch at its destination."""
 
     def let_go(self) -> float | None:
-        """Releases what has arrived. Returns the seconds until the next call is due; None if nothing is held."""
+        """Releases the sources of copies that have completed. Returns the seconds until the next call is due; None if
+        nothing is held."""
 
     def end(self) -> None:
-        """Waits until nothing is under way any more, and releases everything."""
+        """Waits until nothing is still under way, and releases everything."""
 
 
 class _AtOnce:
-    """A transfer whose batches have arrived when `send` returns."""
+    """A transfer whose batches have arrived by the time `send` returns."""
 
     def begin(self) -> None:
         pass
@@ -85,7 +86,7 @@ class _AtOnce:
 
 
 class Pinning(_AtOnce):
-    """Copies into memory that a device can read by itself, for `pin_memory=True`."""
+    """Copies batches into memory that a device can read directly, for `pin_memory=True`."""
 
     def __init__(self, device: str | None) -> None:
         self._device, self._index = device, torch.accelerator.current_device_index()
@@ -98,7 +99,7 @@ class Pinning(_AtOnce):
 
 
 class Stage:
-    """The user's device_stage, with a generator for each batch."""
+    """The user's device_stage, with a new generator for each batch."""
 
     def __init__(
         self, function: DeviceStage, seed: int, took: Took = ignore, turn: threading.Lock | None = None
@@ -110,7 +111,7 @@ class Stage:
 
     def __call__(self, batch: Any, digest: int, which: Which, device: Device | None) -> Any:
         """Runs the stage. Its exceptions get a note that names the batch. StopIteration becomes RuntimeError, because
-        it would end the epoch."""
+        StopIteration would end the epoch."""
         seed = seed_of(self._seed, digest)
         with self._turn:
             began = time.perf_counter_ns()
@@ -147,7 +148,7 @@ class OnHost(_AtOnce):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch whose copies were asked for, with their event."""
+    """A batch whose copies were started, with their event."""
 
     batch: Any
     tensors: list[torch.Tensor]
@@ -162,7 +163,8 @@ class _Copies:
         self.sources: list[torch.Tensor] = []
         self.tensors: list[torch.Tensor] = []
         self._made: dict[int, torch.Tensor] = {}
-        """Copies by the `id` of their source: a tensor that a batch has twice is one tensor there, too."""
+        """Copies by the `id` of their source: a tensor that occurs twice in a batch is also a single tensor on the
+        device."""
 
     def of_leaf(self, leaf: Any) -> Any:
         return with_tensors(leaf, self.of)
@@ -181,10 +183,10 @@ class _Copies:
 
 
 class ToDevice:
-    """Copies to a device on a stream of its own, after the user's stage there (`device=`)."""
+    """Runs the user's stage on a stream of its own, then copies its result to the device on that stream (`device=`)."""
 
     def __init__(self, device: Device, stage: Stage | None, claim: Claim = list) -> None:
-        """Has to be called in the trainer's thread: everything that its stream was asked for is done first."""
+        """Must be called in the trainer's thread: all work queued on its stream is done first."""
         self._device, self._stage, self._claim = device, stage, claim
         self._is_registering = True
         self._held: deque[tuple[Any, Any]] = deque()
@@ -198,8 +200,8 @@ class ToDevice:
         self._device.follow()
 
     def send(self, batch: Any, digest: int, which: Which, lent: Bytes | None = None) -> Sent:
-        """Raises the stage's errors, and with a note the device's. The sources of copies are held in addition to the
-        batch: a stage may have put other things into it."""
+        """Raises the stage's errors, and the device's errors with a note. The sources of copies are held in addition to
+        the batch: a stage may have put other objects into the batch."""
         self.let_go()
         device, copies = self._device, _Copies(self._device)
         with device.stream(), torch.no_grad():
@@ -257,7 +259,7 @@ def _noted(which: Which) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Runs torch with one thread: sums differ with the number of threads, and batches with them."""
+    """Runs torch with one thread: sums depend on the number of threads, and so would batches."""
     threads = torch.get_num_threads()
     if threads == 1:  # setting it would affect all later threads
         yield
@@ -283,8 +285,8 @@ class Way:
     """The loader's lock, held while its stage runs."""
 
     def transfer(self, seed: int, claim: Claim = list, took: Took = ignore) -> Transfer | None:
-        """Returns a new transfer for the batches of one stream; None if they stay where they are. `seed` is the
-        epoch's."""
+        """Returns a new transfer for the batches of one stream; None if the batches stay where they are. `seed` is the
+        epoch's seed."""
         stage = None if self.stage is None else Stage(self.stage, seed, took, self.turn)
         if self.device is not None:
             return ToDevice(self.device, stage, claim)
@@ -293,7 +295,7 @@ class Way:
 
 
 def seed_of(epoch_seed: int, digest: int) -> int:
-    """Returns the seed of a batch's generator. It depends on the epoch and on what the batch is, so on nothing that
-    timing changes."""
+    """Returns the seed of a batch's generator. It depends only on the epoch and the batch itself, so timing does not
+    affect it."""
     words = epoch_seed.to_bytes(8, "little") + digest.to_bytes(8, "little")
     return int.from_bytes(blake2b(words, digest_size=8, person=b"devicestage").digest(), "little") >> 1

@@ -1,4 +1,4 @@
-"""Replaces the leaves of a batch in any containers. Containers are those that torch's `pin_memory` enters, and
+"""Replaces the leaves of a batch in any containers. The containers are those that torch's `pin_memory` enters, and
 dataclasses."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def with_tensors(item: Any, of_tensor: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def plain_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor without its class, if that does not change how it is computed with."""
+    """Returns the tensor without its class, if that does not affect computations on it."""
     if type(tensor) in _PLAIN or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return tensor
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  its documented name
@@ -69,9 +69,9 @@ def plain_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def like(tensor: torch.Tensor, made: torch.Tensor, of_tensor: Callable[[torch.Tensor], Any]) -> torch.Tensor:
-    """Returns `made`, a new tensor made from `plain_of(tensor)`, with the tensor's class and attributes: classes differ
-    in whether a copy to a device keeps them. Host tensors in attributes stay on the host, but not in the pool.
-    `of_tensor` is applied to those on a device."""
+    """Returns `made`, a new tensor made from `plain_of(tensor)`, with the tensor's class and attributes: some classes
+    keep these in a copy to a device, and others do not. Host tensors in attributes stay on the host, but not in the
+    pool. `of_tensor` is applied to those on a device."""
     # A view made without gradients could not be changed by tensors with gradients.
     with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():  # noqa: SLF001  its documented name
         found = made.as_subclass(type(tensor))
@@ -87,8 +87,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _with_attributes(made: Any, of_leaf: Callable[[Any], Any], known: Sequence[str] = ()) -> Any:
-    """Replaces the attributes of a copied container or tensor, except `known`, if they are or hold arrays or tensors.
-    Others stay as they are, and host tensors that no device takes stay on the host. Returns `made`."""
+    """Replaces the attributes of a copied container or tensor, except `known`, if they are, or contain, arrays or
+    tensors. Others stay as they are, and host tensors that no device takes stay on the host. Returns `made`."""
     own = getattr(made, "__dict__", {})
     found = {name: _data(value, of_leaf) for name, value in own.items() if name not in known}
     own.update({name: new for name, new in found.items() if new is not own[name]})
@@ -116,7 +116,7 @@ def _apart(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _holds_data(value: Any) -> bool:
-    """Returns True if a tensor or an array is among the objects that it refers to."""
+    """Returns True if a tensor or an array is among the objects that `value` refers to."""
     seen: dict[int, Any] = {}
     """Objects by `id`, kept so that no other object gets the same `id`."""
     left = [value]
@@ -135,8 +135,8 @@ _ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes, bytearray, 
 
 
 def _parts(item: Any) -> list[Any]:
-    """Returns what an object holds: attributes, and the items of Python's own containers. Other containers are made of
-    these."""
+    """Returns the contents of an object: its attributes, and its items if it is one of Python's own containers. Other
+    containers consist of these."""
     own = getattr(item, "__dict__", None)
     parts = list(own.values()) if type(own) is dict else []
     for kind in type(item).__mro__:
@@ -158,7 +158,7 @@ def _in_slot(slot: MemberDescriptorType, item: Any) -> Any:
 
 
 class _Copying(TorchFunctionMode):
-    """Makes a function supply the deep copies of tensors."""
+    """Uses a function to make the deep copies of tensors."""
 
     def __init__(self, of_tensor: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ def _sequence(batch: Sequence[Any], items: list[Any], of_leaf: Callable[[Any], A
 
 
 def _stores(made: Any, items: dict[Any, Any] | list[Any]) -> list[str]:
-    """Returns the attributes that hold the items of the container themselves, such as the `data` of a UserDict."""
+    """Returns the attributes that themselves hold the items of the container, such as the `data` of a UserDict."""
     return [name for name, value in getattr(made, "__dict__", {}).items() if _has_same(value, items)]
 
 

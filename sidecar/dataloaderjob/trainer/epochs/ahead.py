@@ -1,5 +1,5 @@
-"""Batches that a thread takes ahead of the trainer. The thread takes all batches of its stream and sends each where the
-trainer wants it, into pinned memory or onto a device. The sampler stays in the trainer's thread."""
+"""Batches that a thread takes ahead of the trainer. The thread takes all batches of its stream and sends each to its
+destination, pinned memory or a device. The sampler stays in the trainer's thread."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ LAST_S = 30.0
 """Time for threads to end when the process exits: one may be in a call of the user's device_stage."""
 
 _live: dict[threading.Thread, tuple[Taker, queue.SimpleQueue[bool]]] = {}
-"""Running threads and what they take from, including threads whose iterator is gone."""
+"""Running threads and the takers that they use, including threads whose iterator is gone."""
 
 Result = tuple[int, Any, int, BaseException | None]
 """Number of batches taken so far, the sent batch, its digest, and the error if there is no batch."""
 
 
 class AheadTaker(Timed):
-    """A `Taker` whose batches are sent on by a thread of its own."""
+    """A `Taker` with its own thread that sends batches to their destination."""
 
     __slots__ = (
         "_ahead", "_arrivals", "_ordered", "_orders", "_results", "_taker", "_timeout_s", "_transfer", "leave",
@@ -40,7 +40,7 @@ class AheadTaker(Timed):
     )  # fmt: skip
 
     def __init__(self, taker: Taker, transfer: Transfer, timeout_s: float, ahead: int) -> None:
-        """`ahead` is the number of tickets whose batches, if they yield one, are sent before they are asked for."""
+        """`ahead` is the number of tickets whose batches, if any, are sent before the trainer asks for them."""
         super().__init__(taker.client.control.words, taker.taken)
         self._ahead = ahead
         self._taker = taker
@@ -54,7 +54,7 @@ class AheadTaker(Timed):
         """Wakes the trainer; the deque holds the results."""
         self.stream.recent = [None] * (RECENT + ahead)
         self.leave = partial(_leave, taker, self._orders)
-        """Makes the thread end soon, and the stream with it. Safe in a finalizer."""
+        """Makes the thread end soon, together with the stream. Safe in a finalizer."""
         threads, is_single = torch.get_num_threads(), threading.Event()
         # It must not refer to this object, or the iterator would never be collected.
         thread = threading.Thread(
@@ -74,7 +74,7 @@ class AheadTaker(Timed):
             torch.set_num_threads(threads)  # else the thread's number would apply to all later threads
 
     def order(self, drawn: int) -> None:
-        """Has the thread take the batches that are due, of the `drawn` batches that were asked for."""
+        """Has the thread take the batches that are due among the `drawn` batches requested so far."""
         target = min(drawn, self.taken + self._ahead)
         while self._ordered < target:
             self._ordered += 1
@@ -99,8 +99,8 @@ class AheadTaker(Timed):
         return self._accept()
 
     def _accept(self) -> Any:
-        """Removes the first result only once it counts as taken: a signal handler may raise anywhere, and the loss must
-        then be noticed."""
+        """Removes the first result only once it counts as taken: a signal handler may raise anywhere, and a lost result
+        must be noticed."""
         with contextlib.suppress(queue.Empty):
             self._arrivals.get_nowait()
         taken, sent, digest, error = self._results[0]
@@ -143,13 +143,13 @@ def _send_all(
             batch, error = None, exc
         results.append((taker.taken, batch, taker.digest, error))
         arrivals.put(True)
-        del batch, error, lent  # else the frame holds them until the next one comes
+        del batch, error, lent  # else the frame holds them until the next batch arrives
     with contextlib.suppress(Exception):  # the device is lost: the trainer's calls fail, too
         transfer.end()
     taker.leave()
     with contextlib.suppress(Exception):  # another stream's next call raises it again
         taker.client.close_collected()
-    del results, transfer, which  # what they hold must go before the process may end
+    del results, transfer, which  # everything they hold must be released before the process may end
     _live.pop(threading.current_thread(), None)
 
 
@@ -174,7 +174,7 @@ def _which(taker: Taker) -> str:
 
 
 def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:
-    """Waits for the next order. Meanwhile it releases sent batches as soon as they have arrived."""
+    """Waits for the next order. In the meantime, releases sent batches as soon as they have arrived."""
     with contextlib.suppress(Exception):  # the device is lost: `send` raises it again
         while (look_again_s := transfer.let_go()) is not None:
             with contextlib.suppress(queue.Empty):

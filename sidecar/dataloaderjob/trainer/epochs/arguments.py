@@ -1,4 +1,4 @@
-"""Checks the arguments of DataLoader that torch does not have against the others. Raises torch's errors, or
+"""Checks the arguments of DataLoader that torch does not have against the others. Raises the same errors as torch, or
 InputError."""
 
 from __future__ import annotations

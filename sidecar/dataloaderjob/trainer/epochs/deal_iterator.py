@@ -16,11 +16,11 @@ from dataloaderjob.trainer.epochs.dealing import Deal
 from dataloaderjob.trainer.epochs.slot_iterator import SlotIterator
 from dataloaderjob.trainer.session import slot_places
 from dataloaderjob.trainer.session.iterated import Iterated
-from dataloaderjob.trainer.session.slot_places import Place, Saved
+from dataloaderjob.trainer.session.slot_places import Saved, SlotPlace
 from dataloaderjob.trainer.session.stream import SlotEndedError, SlotGoesOnError, Stream
 
 DROP, PAD, ERROR = TAILS
-"""Values of `tail`, which decides about the last batches if they are fewer than the ranks."""
+"""Values of `tail`, which determines the treatment of the last batches if there are fewer of them than ranks."""
 
 
 _numbers = itertools.count(1 << 20)
@@ -28,7 +28,7 @@ _of_loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def _number_of(loader: Iterated) -> int:
-    """Returns this loader's number among the loaders of the process that deal. Other loaders need not be the same in
+    """Returns this loader's number among the process's loaders that deal batches. Other loaders need not be the same in
     all ranks."""
     if loader not in _of_loaders:
         _of_loaders[loader] = next(_numbers)
@@ -38,7 +38,7 @@ def _number_of(loader: Iterated) -> int:
 class Hand(NamedTuple):
     """This rank's batch of a step, kept until all batches of the step are known to exist."""
 
-    place: Place
+    place: SlotPlace
     packed: bytes
     batch: Any
     digest: int
@@ -81,7 +81,7 @@ class DealIterator(SlotIterator):
         self._client.flush(stream)
 
     def _saved(self) -> Saved:
-        """Returns the state's entry for the slots. The bundle passes it to feeders."""
+        """Returns the state's entry for the slots. The bundle passes that entry to feeders."""
         saved = Saved.of(self._epoch.slots, self._epoch.rank, allow_pickle=self._pickle_allowed)
         if self._first and not saved.taken:
             raise InputError(
@@ -93,14 +93,14 @@ class DealIterator(SlotIterator):
         return saved
 
     def _begin_deal(self, stream: Stream, saved: Saved) -> None:
-        """Begins to deal. `stream` is the one on which slots are asked."""
+        """Begins to deal. Slots are asked for batches on `stream`."""
         self._slots_stream = stream
         given = {place.slot: (place.number, digest) for place, digest in saved.digests.items()}
         self._deal = stream.places = Deal(
             self._slots, self._ranks, self._rank, first=saved.taken, given=given, snapshots=saved.snapshots,
             ends=saved.ends,
         )  # fmt: skip
-        self._placed: dict[int, tuple[Place, bytes]] = {}
+        self._placed: dict[int, tuple[SlotPlace, bytes]] = {}
         self._begun: set[int] = set()
         self._hand: Hand | None = None
         self._padded = False
@@ -117,7 +117,7 @@ class DealIterator(SlotIterator):
             self._ask(*asked)
         self._sent(is_all=True)
 
-    def _ask(self, place: Place, is_wanted: bool) -> None:
+    def _ask(self, place: SlotPlace, is_wanted: bool) -> None:
         deal = self._deal
         ticket = frames.SlotTicket(
             self._epoch_seed, place.number, place.slot, self._size, self._bare, self._drop_last,
@@ -144,8 +144,8 @@ class DealIterator(SlotIterator):
                 self._end_epoch()
 
     def _pads(self) -> bool:
-        """Returns True if some batches come twice because the last ones are fewer than the ranks. Raises InputError if
-        any are left and `tail` is "error"."""
+        """Returns True if some batches are returned twice because fewer batches than ranks are left. Raises InputError
+        if any are left and `tail` is "error"."""
         if self._padded or not self._deal.is_over:
             raise ServiceError("no batch of the step is left to ask for: please report this")
         here = len(self._deal.in_step)

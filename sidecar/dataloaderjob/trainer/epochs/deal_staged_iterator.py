@@ -1,5 +1,5 @@
-"""The iterator of an IterableDataset with `stage=` and `tail=`. All ranks share what the slots have read, and any
-feeder makes the batches of a rank's share."""
+"""The iterator of an IterableDataset with `stage=` and `tail=`. All ranks share the batches that the slots have read,
+and any feeder makes the batches of a rank's share."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class DealtStagedIterator(HandsOn, DealIterator):
         return True
 
     def _take_answer(self, *, waits: bool) -> bool:
-        """Takes the next answer of a slot. Returns False if none has arrived."""
+        """Takes the next answer from a slot. Returns False if none has arrived."""
         deal, reader = self._deal, self._reading
         number = reader.taken
         place, packed = self._placed[number]

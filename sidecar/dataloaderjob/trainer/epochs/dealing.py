@@ -1,9 +1,10 @@
 """Deals the batches of all slots to ranks in turn, so that all ranks take the same number of steps. Pure.
 
-Batches are numbered q = 0, 1, 2, ... as torch's loader with one worker for each slot would give them in one process.
-Rank r of W gets the batches with q mod W = r, and step t is batches tW to tW + W - 1. The slot and place of batch q
-depend on where the slots before it ended. So each rank asks about all batches in order: for its own batches, and
-whether those of the others exist. It gives its batch of a step once it knows that all batches of the step exist.
+Batches are numbered q = 0, 1, 2, ... in the order in which torch's loader with one worker for each slot would return
+them in one process. Rank r of W gets the batches with q mod W = r, and step t is batches tW to tW + W - 1. The slot and
+place of batch q depend on where the slots before it ended. So each rank asks about all batches in order: it requests
+its own batches, and checks whether those of other ranks exist. It returns its batch of a step once it knows that all
+batches of the step exist.
 
 Slots are assumed to continue until their end is known. Once a slot has ended, later batches belong to other ranks than
 planned. Answers to tickets asked for before that only show what exists; those batches are asked for again in the new
@@ -17,16 +18,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dataloaderjob.core.snapshots import BATCHES_AHEAD, STEPS_AHEAD, STEPS_APART
-from dataloaderjob.trainer.session.slot_places import DEALT, Beginnings, Place, packed
+from dataloaderjob.trainer.session.slot_places import DEALT, Beginnings, SlotPlace, packed
 
 
 class Turn(NamedTuple):
     """One batch in the order."""
 
-    place: Place
+    place: SlotPlace
     is_own: bool
     is_asked: bool
-    """True if there is a ticket for it; else it is another rank's batch, and known to exist."""
+    """True if there is a ticket for it; otherwise it is another rank's batch that is known to exist."""
 
 
 class Mark(NamedTuple):
@@ -50,9 +51,9 @@ class Deal(Beginnings):
         snapshots: Mapping[int, tuple[int, bytes]] | None = None,
         ends: Mapping[int, int] | None = None,
     ) -> None:
-        """`first` has the batches of each slot that were dealt before, in whole steps. `given` has the number and
-        digest of the last batch given from a slot. `snapshots` has points at which slots may begin, `ends` the known
-        lengths of slots."""
+        """`first` holds the number of batches of each slot that were dealt before, in whole steps. `given` holds the
+        number and digest of the last batch returned from each slot. `snapshots` holds points at which slots may begin,
+        and `ends` holds the known lengths of slots."""
         super().__init__(slots, snapshots)
         self._ranks, self._rank = ranks, rank
         self._first = list(first) or [0] * slots
@@ -63,23 +64,23 @@ class Deal(Beginnings):
         """Least number of batches that each slot is known to have."""
         self._resolved = self.taken[:]
         """Batches of each slot that are known to come next in the order."""
-        self.in_step: list[Place] = []
+        self.in_step: list[SlotPlace] = []
         """Batches of this step that are known to exist, in order."""
         self._plan: deque[Turn] = deque()
         self._stale = 0
         """Number of tickets on their way that were asked for before an end was known."""
         self._next = self.taken[:]
         self._ahead = 0
-        """Number of batches planned, from the first of this step on."""
+        """Number of batches planned, counted from the first batch of this step."""
         self._given = [(given or {}).get(slot) for slot in range(slots)]
         self._behind: Mark | None = None
-        """Position for states, if steps are handed on before they are given."""
+        """Position for states, if steps are handed on before their batches are returned."""
 
     # Asking
 
-    def next(self, most: int) -> tuple[Place, bool] | None:
-        """Returns the place to ask for now, and whether its batch is wanted. Returns None if nothing is to be asked
-        within the next `most` batches, or if answers must come first."""
+    def next(self, most: int) -> tuple[SlotPlace, bool] | None:
+        """Returns the place to ask for now, and whether its batch is wanted. Returns None if there is nothing to ask
+        for within the next `most` batches, or if answers must arrive first."""
         while not self._stale and self._ahead < most:
             live = [
                 slot
@@ -91,7 +92,7 @@ class Deal(Beginnings):
             slot = min(live, key=self._next.__getitem__)
             if self._next[slot] >= self.needed(slot) + (STEPS_AHEAD - 1) * self._ranks + BATCHES_AHEAD:
                 return None
-            place, is_own = Place(slot, self._next[slot]), self._ahead % self._ranks == self._rank
+            place, is_own = SlotPlace(slot, self._next[slot]), self._ahead % self._ranks == self._rank
             is_asked = is_own or place.number >= self._there[slot]
             self._next[slot] += 1
             self._ahead += 1
@@ -103,9 +104,9 @@ class Deal(Beginnings):
 
     # Answers, in the order of the tickets
 
-    def there(self, place: Place) -> bool:
-        """Notes that the batch exists, and has arrived if it was wanted. Returns whether it is this rank's, and wanted
-        now."""
+    def there(self, place: SlotPlace) -> bool:
+        """Notes that the batch exists, and has arrived if it was wanted. Returns True if it is this rank's batch and is
+        wanted now."""
         self._there[place.slot] = max(self._there[place.slot], place.number + 1)
         if self._stale:
             self._drop_stale()
@@ -116,8 +117,8 @@ class Deal(Beginnings):
         self._pass_known()
         return turn.is_own
 
-    def ended(self, place: Place, batches: int) -> None:
-        """Notes that there is no such batch: its slot has `batches` batches."""
+    def ended(self, place: SlotPlace, batches: int) -> None:
+        """Notes that this batch does not exist: its slot has `batches` batches."""
         is_new = place.slot not in self.ends
         self.ends[place.slot] = batches
         if self._stale:
@@ -167,20 +168,21 @@ class Deal(Beginnings):
             )
         )
 
-    def padding(self) -> Place | None:
-        """Returns the batch that replaces this rank's in a last step that is not whole; None if it has one."""
+    def padding(self) -> SlotPlace | None:
+        """Returns the batch that stands in for this rank's batch in an incomplete last step; None if the rank has a
+        batch."""
         here = len(self.in_step)
         return None if self._rank < here else self.in_step[self._rank % here]
 
     def stepped(self) -> None:
-        """Begins the next step, because this rank's batch was given."""
+        """Begins the next step, because this rank's batch was returned."""
         done, self.in_step = self.in_step[: self._ranks], self.in_step[self._ranks :]
         for place in done:
             self.taken[place.slot] = max(self.taken[place.slot], place.number + 1)
         self._ahead -= len(done)
 
-    def gave(self, place: Place, digest: int | None) -> None:
-        """Notes that the batch was given or, without a digest, the error in its place."""
+    def gave(self, place: SlotPlace, digest: int | None) -> None:
+        """Notes that the batch was returned or, without a digest, that its error was raised."""
         self._given[place.slot] = None if digest is None else (place.number, digest)
 
     def mark(self) -> Mark:
@@ -199,7 +201,7 @@ class Deal(Beginnings):
         return max(self._first[slot], self.needed(slot) - STEPS_APART * self._ranks)
 
     def least(self, slot: int) -> int:
-        """Returns the least number of batches that a slot has, by the answers so far."""
+        """Returns the least number of batches that a slot has, according to the answers so far."""
         return self._there[slot]
 
     # State
@@ -211,12 +213,12 @@ class Deal(Beginnings):
         return made <= self._next[slot] + self._ranks
 
     def beginning(self, slot: int, number: int) -> tuple[int, bytes] | None:
-        """Returns where the slot may begin: no rank needs batches before it. Other ranks may be steps behind this
-        one."""
+        """Returns the point at which the slot may begin: no rank needs earlier batches. Other ranks may be several
+        steps behind this one."""
         return super().beginning(slot, min(number, self.passed(slot)))
 
     def pack(self) -> dict[str, Any]:
-        """Returns a state's entry for the slots, which is right for all ranks."""
+        """Returns a state's entry for the slots, which is valid for all ranks."""
         taken, given = self._behind or self.mark()
         snapshots = [super(Deal, self).beginning(slot, count) for slot, count in enumerate(taken)]
         ends = {slot: batches for slot, batches in self.ends.items() if batches <= taken[slot]}

@@ -1,7 +1,7 @@
 """Iterators of the DataLoader: over the service, and in this process.
 
 The service's iterator runs the user's own sampler a window ahead, as torch's iterator with workers does: `window` index
-lists at `iter()`, then one more at each `next()`. The iterator in this process draws when it is asked, as torch's does.
+lists at `iter()`, then one more at each `next()`. The iterator in this process draws on demand, as torch's does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataloaderjob.core import errors, frames
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.consumption import FOLD, Consumption, error_mark, fold
 from dataloaderjob.core.control import W_DIGEST
-from dataloaderjob.core.records import NO_BUNDLE, Kind
+from dataloaderjob.core.records import NO_BUNDLE, RowKind
 from dataloaderjob.making.fetcher import Fetcher, SampleError, identity_of, preserved_generators
 from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators, state_of
 from dataloaderjob.shipping.bundles import make_bundle
@@ -41,13 +41,13 @@ _is_profiling: Any = vars(torch.autograd)["_profiler_enabled"]
 
 
 class _Seeded(_BaseDataLoaderIter):
-    """The base of both iterators: the seeds of an epoch, and torch's range in a profile.
+    """The base of both iterators: the seeds of an epoch, and torch's range in a profiler trace.
 
-    Anything that is not an Exception, such as a KeyboardInterrupt, ends an iterator if it occurs within next(): batches
-    on their way may be lost. So does an Exception after a batch was taken, such as a signal handler's. `progress`
-    counts the batches that were returned.
+    Anything that is not an Exception, such as a KeyboardInterrupt, ends an iterator if it occurs within next(), because
+    batches in transit may be lost. An Exception that occurs after a batch was taken, such as a signal handler's, also
+    ends it. `progress` counts the batches that were returned.
 
-    Slots, here and below, make next() cheaper: beyond 30 attributes CPython looks each up in a dict.
+    Slots, here and below, make next() cheaper: beyond 30 attributes CPython looks each attribute up in a dict.
     """
 
     __slots__ = (
@@ -72,7 +72,7 @@ class _Seeded(_BaseDataLoaderIter):
         """Number of batches of the epoch that were returned before this iterator was made."""
         self._over = False
         self._broken = ""
-        """The reason why no further batch will come."""
+        """The reason why no further batch will arrive."""
         epoch.follow(self)
         self._begin_consumption()
 
@@ -94,7 +94,7 @@ class _Seeded(_BaseDataLoaderIter):
         return batches, samples, self._over, first_keys(keys), sampler
 
     def refresh(self) -> None:
-        """Reads what has arrived and belongs in a state."""
+        """Reads arrived messages that belong in a state."""
 
     def _returned(self) -> tuple[int, int, Any]:
         """Returns the number of batches and of samples returned, and the keys of the last batch."""
@@ -109,7 +109,7 @@ class _Seeded(_BaseDataLoaderIter):
         if epoch is not None:
             try:  # noqa: SIM105  the interpreter, at its end, may have cleared this module's names
                 epoch.ended(self, self.progress())
-            except Exception:  # noqa: S110  it may be half made
+            except Exception:  # noqa: S110  it may be only partly constructed
                 pass
 
     def __next__(self) -> Any:
@@ -122,7 +122,7 @@ class _Seeded(_BaseDataLoaderIter):
             return self._next_data()
         except BaseException as exc:
             if isinstance(exc, Exception) and not self._has_lost():
-                if isinstance(exc, errors.InputError):  # the message is complete, the frames are ours
+                if isinstance(exc, errors.InputError):  # the message is complete, the frames are internal
                     raise exc.with_traceback(None) from exc.__cause__
                 raise
             self._broken = (
@@ -141,7 +141,7 @@ class _Seeded(_BaseDataLoaderIter):
         return self._way.transfer(self._epoch_seed)
 
     def _leave(self) -> None:
-        """Gives up everything that was asked for. Waits for nobody."""
+        """Abandons all outstanding requests, without waiting."""
 
 
 class InProcessIterator(_Seeded):
@@ -207,7 +207,7 @@ class InProcessIterator(_Seeded):
             with preserved_generators(), self._fetcher.held.preserved():
                 batch = self._fetcher.fetch(number, ticket)
         except SampleError as exc:
-            self._count(keys, error_mark(exc.cause), Kind.FAILED)
+            self._count(keys, error_mark(exc.cause), RowKind.FAILED)
             raise exc.cause from exc.cause.__cause__
         try:
             identity = identity_of(number, ticket)
@@ -217,19 +217,19 @@ class InProcessIterator(_Seeded):
                 sent = self._transfer.send(batch, name, lambda: described(number, keys))
                 batch = self._transfer.accept(sent)
         except Exception as exc:
-            self._count(keys, error_mark(exc), Kind.FAILED)
+            self._count(keys, error_mark(exc), RowKind.FAILED)
             raise
-        self._count(keys, digest, Kind.BATCH)
+        self._count(keys, digest, RowKind.BATCH)
         return batch
 
-    def _count(self, keys: Any, digest: int, kind: Kind) -> None:
+    def _count(self, keys: Any, digest: int, kind: RowKind) -> None:
         position, rolling = self._position + len(keys), fold(self._consumption.rolling, digest)
         if self._recording is not None:
             self._recording.give(self._drawn, digest, rolling, kind)
         # No call from here on, so that no signal handler runs before the batch is given.
         self._consumption.rolling, self._position, self._keys_of_last = rolling, position, keys
         self._drawn += 1
-        self._num_yielded += kind is Kind.BATCH
+        self._num_yielded += kind is RowKind.BATCH
 
 
 class ServiceIterator(_Seeded):
@@ -240,7 +240,7 @@ class ServiceIterator(_Seeded):
         "_stream", "_taken", "_taker", "_window", "_words",
     )  # fmt: skip
     _workers: tuple[()] = ()
-    """Empty, for code that looks at torch's workers: this process has none."""
+    """Empty, for code that inspects torch's workers: this process has none."""
 
     def __init__(
         self, loader: Iterated, epoch: Epoch, client: Client, window: int, *, pickle_allowed: bool
@@ -256,7 +256,7 @@ class ServiceIterator(_Seeded):
 
     @property
     def dead(self) -> bool:
-        """True if this iterator can give no further batch, in this process or at all."""
+        """True if this iterator can return no further batch, in this process or in any other."""
         return self._client.dead is not None
 
     def ship(
@@ -268,8 +268,8 @@ class ServiceIterator(_Seeded):
         """Packs the user's code and data for feeders. Raises InputError if that is impossible.
 
         `begin_session` returns the numbers of the loader and of this epoch; it is called once everything is packed.
-        `slow` is called with the seconds that packing took, if they are many and the next iterator will need them
-        again.
+        `slow` is called with the seconds that packing took, if packing was slow and the next iterator will have to
+        repeat it.
         """
         made, store = self._packed(loader, slow)
         number, epoch = begin_session()
@@ -278,7 +278,7 @@ class ServiceIterator(_Seeded):
         self._kept = NO_BUNDLE if own is None else own.keep(self._bundle, store)
 
     def _packed(self, loader: Iterated, slow: Callable[[float], None]) -> tuple[Bundle, BlobStore]:
-        """Returns the user's code and data, and the store that has them. Raises InputError if they cannot travel."""
+        """Returns the user's code and data, and the store that holds them. Raises InputError if they cannot travel."""
         told = self._client.settings
         store = BlobStore(Path(str(told["blobs"])), told.get("scratch"))
         made = make_bundle(
@@ -297,8 +297,7 @@ class ServiceIterator(_Seeded):
         return {where: state_of(one) for one, where in self._epoch.holds if where}
 
     def _init_fn(self, loader: Iterated) -> Callable[[int], Any] | None:
-        """Returns the function that a process calls before it makes batches: the user's worker_init_fn, if there is
-        one."""
+        """Returns the function that a process calls before it makes batches: the user's worker_init_fn, if any."""
         return loader.worker_init_fn
 
     def start(self, *, again: bool = False) -> None:
@@ -317,8 +316,8 @@ class ServiceIterator(_Seeded):
         self._client.flush(stream)
 
     def _open(self, first: int, window: int | None = None) -> Stream:
-        """Opens a stream of what was shipped. `first` is the number of its first ticket, `window` the number of tickets
-        that may be on their way, by default the iterator's own."""
+        """Opens a stream for the shipped bundle. `first` is the number of its first ticket. `window` is the number of
+        tickets that may be outstanding, by default the iterator's own window."""
         taker = self._open_taker(first, window or self._window)
         transfer = self._new_transfer()
         if transfer is not None:
@@ -341,11 +340,11 @@ class ServiceIterator(_Seeded):
         return Taker(self._client, manifest, window, decoder, timeout_s, first, sends=sends)
 
     def _tickets_ahead(self) -> int:
-        """Returns how many tickets the thread that sends batches on is ahead."""
+        """Returns the number of tickets that the sending thread may be ahead."""
         return self._way.ahead
 
     def _new_transfer(self) -> Transfer | None:
-        client = self._client  # a thread has the transfer, which must not refer to this iterator
+        client = self._client  # a thread holds the transfer, which must not refer to this iterator
         return self._way.transfer(self._epoch_seed, client.claim, client.count_stage)
 
     def _reset(self, loader: Iterated, first_iter: bool = False) -> None:
@@ -367,7 +366,7 @@ class ServiceIterator(_Seeded):
         return grown
 
     def _begin_late(self, before: Taker | AheadTaker) -> Taker | AheadTaker:
-        """Draws again, because the epoch was set after iter(). Nothing was returned yet."""
+        """Draws again, because the epoch was set after iter(). Nothing has been returned yet."""
         self._drawn = self._first
         self._sampler_iter = iter(self._index_sampler)
         self._restart(before)
@@ -388,7 +387,7 @@ class ServiceIterator(_Seeded):
         return batches, first + samples, frames.ints_of(ticket)
 
     def _draw(self) -> None:
-        """Advances the sampler to a window ahead of what was taken."""
+        """Advances the sampler to one window ahead of the batches taken."""
         target = self._taken + self._window
         stream = self._stream
         assert stream is not None  # noqa: S101  drawn only while a stream is open
@@ -399,7 +398,7 @@ class ServiceIterator(_Seeded):
                 self._exhausted = True
                 self._client.flush(stream)
                 break
-            except Exception as exc:  # raised at its turn: nothing that was drawn is lost
+            except Exception as exc:  # raised at its turn, so that nothing already drawn is lost
                 self._exhausted, self._sampler_error = True, exc
                 break
             try:
@@ -454,25 +453,25 @@ class ServiceIterator(_Seeded):
         return self._stream is not None and taker is not None and taker.taken != self._num_yielded
 
     def _advance(self, taken: int) -> None:
-        """Advances the sampler, before a batch is given, as torch's iterator does."""
+        """Advances the sampler, before a batch is returned, as torch's iterator does."""
         self._taken = taken
         try:  # noqa: SIM105  contextlib.suppress takes ten times as long
             self._draw()
         except errors.ServiceError:
-            pass  # the next call raises it again, and has no batch to lose
+            pass  # the next call raises it again, when there is no batch to lose
 
     def _fail(self, number: int, mark: int) -> None:
-        """Counts batch `number` as returned, by its error."""
+        """Counts batch `number`, which failed, as returned."""
         consumption, words = self._consumption, self._words
         before = consumption.rolling
         after = fold(before, mark)
         if self._recording is not None:
-            self._recording.give(number, mark, after, Kind.FAILED)
+            self._recording.give(number, mark, after, RowKind.FAILED)
         consumption.rolling, self._num_yielded = after, number + 1
         words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
 
     def _end_epoch(self) -> NoReturn:
-        """Ends the epoch: everything asked for was taken, and nothing is left to ask for."""
+        """Ends the epoch: everything requested was taken, and nothing is left to request."""
         if self._recording is not None:
             self._recording.end()
         if not self._persistent_workers:
@@ -481,7 +480,7 @@ class ServiceIterator(_Seeded):
         self._finish()
 
     def _finish(self) -> NoReturn:
-        """Raises the sampler's error, if there is one, else StopIteration."""
+        """Raises the sampler's error, if any, else StopIteration."""
         error = getattr(self, "_sampler_error", None)
         if error is not None:
             self._sampler_error = None

@@ -1,4 +1,5 @@
-"""Merges batches that `default_collate` made of parts of the samples into the one it would have made of all. Pure."""
+"""Merges batches that `default_collate` made from parts of the samples into the batch it would have made from all of
+them. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +11,16 @@ import torch
 
 
 class NotMergedError(Exception):
-    """Internal: nothing defines what one batch of these samples would be."""
+    """Internal: it is undefined how to merge these samples into one batch."""
 
     def __init__(self, why: str, *, is_final: bool = False) -> None:
         super().__init__(why)
         self.is_final = is_final
-        """True if no batch of such samples can be put together; else the next one may be."""
+        """True if no batch of such samples can be merged; if False, the next batch may be mergeable."""
 
 
 def merged(parts: Sequence[Any], counts: Sequence[int]) -> Any:
-    """Returns the batch of all samples. `counts` has the number of samples in each part. Raises NotMergedError."""
+    """Returns the batch of all samples. `counts` holds the number of samples in each part. Raises NotMergedError."""
     kind = type(parts[0])
     if any(type(part) is not kind for part in parts):
         raise NotMergedError("parts of several types")

@@ -1,8 +1,8 @@
-"""The iterator for `parts=`: several feeders make parts of each batch, and this process puts them together.
+"""The iterator for `parts=`: several feeders make parts of each batch, and this process merges them.
 
-A part is a ticket like any other. It has some of a batch's keys at their place in the epoch, so its samples have the
-seeds that they have in the whole. If user code fails in a part, or parts cannot be put together, one feeder is asked
-for the whole batch. Its answer, even an error, is what a loader without parts would get.
+A part is a ticket like any other. It contains some of a batch's keys at their place in the epoch, so its samples have
+the same seeds as in the whole batch. If user code fails in a part, or parts cannot be merged, one feeder is asked for
+the whole batch. Its answer, even an error, is the answer that a loader without parts would get.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _U64 = (1 << 64) - 1
 
 
 class _Asked(NamedTuple):
-    """A batch that was asked for."""
+    """A requested batch."""
 
     keys: Sequence[Any]
     position: int
@@ -51,9 +51,9 @@ class PartsIterator(ServiceIterator):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         self._last: _Asked | None = None
-        """The batch that was given last."""
+        """The last batch returned."""
         self._hand: list[Any] = []
-        """Parts of the next batch, or the errors that came in their place."""
+        """Parts of the next batch, or the errors that arrived in their place."""
         super().__init__(*arguments, **more)
 
     def ship(self, loader: Iterated, begin_session: Any, slow: Callable[[float], None]) -> None:
@@ -68,9 +68,9 @@ class PartsIterator(ServiceIterator):
         self._asked: deque[_Asked] = deque()
         self._hand, self._last = [], None
         self._lent: Bytes | None = None
-        """Place of the next batch, if it has one part."""
+        """Place of the next batch, if it consists of one part."""
         self._handled = 0
-        """Number of tickets of the batches that were given."""
+        """Number of tickets used by the batches returned so far."""
         return taker.stream
 
     def _ask_for(self, stream: Stream, keys: Any) -> None:
@@ -146,7 +146,7 @@ class PartsIterator(ServiceIterator):
         """Returns the batch and its digest. Raises _FailedError with the error that is raised in its place."""
         error = next((part for part in self._hand if isinstance(part, Exception)), None)
         if error is not None and (len(self._hand) == 1 or isinstance(error, DataLoaderJobError)):
-            raise _FailedError(error)  # the whole batch would end another process, or take as long
+            raise _FailedError(error)  # the whole batch would end another process, or take just as long
         if error is None:
             try:
                 batch = self._hand[0] if len(self._hand) == 1 else merged(self._hand, asked.counts)
@@ -197,8 +197,8 @@ class PartsIterator(ServiceIterator):
             raise _FailedError(exc) from None
 
     def _passes(self, taker: Taker) -> int:
-        """Notes that the batch, or its error, is about to be given. Anything raised meanwhile ends the iterator.
-        Returns the number of tickets that are handled then."""
+        """Notes that the batch, or its error, is about to be returned. Anything raised in the meantime ends the
+        iterator. Returns the number of tickets handled once it is returned."""
         self._handled = -1
         self._asked.popleft()
         self._hand = []

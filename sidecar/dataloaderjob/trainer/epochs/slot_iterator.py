@@ -1,7 +1,7 @@
-"""The iterator of an IterableDataset over the service. It gives batches of slots in torch's order (`slot_places`).
+"""The iterator of an IterableDataset over the service. It returns the slots' batches in torch's order (`slot_places`).
 
-Tickets are numbered in the order of asking. Some yield no batch, because their slot has ended. A state, a record and
-the digest count the batches that were given.
+Tickets are numbered in the order of the requests. Some yield no batch, because their slot has ended. A state, a record
+and the digest count the batches that were returned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataloaderjob.trainer.resume.progress import Progress
 from dataloaderjob.trainer.resume.state import slots_of
 from dataloaderjob.trainer.session import service, slot_places
 from dataloaderjob.trainer.session.iterated import Iterated
-from dataloaderjob.trainer.session.slot_places import Place, Places, Saved
+from dataloaderjob.trainer.session.slot_places import Places, Saved, SlotPlace
 from dataloaderjob.trainer.session.stream import SlotEndedError, Stream
 from dataloaderjob.trainer.session.taking import Taker
 
@@ -65,15 +65,16 @@ class SlotIterator(ServiceIterator):
             **self._session(loader, made.facts),
         }
         self._bundle = replace(made, **session)
-        self._kept = NO_BUNDLE  # a batch of a slot cannot be made again by itself
+        self._kept = NO_BUNDLE  # a batch of a slot cannot be remade on its own
 
     def _held_by_classes(self) -> dict[str, int]:
-        """Returns nothing: a slot draws as torch's worker does, and ranks that share slots have equal bundles."""
+        """Returns nothing: a slot draws random numbers as torch's worker does, and ranks that share slots have equal
+        bundles."""
         return {}
 
     def _init_fn(self, loader: Iterated) -> Any:
-        """Returns worker_init_fn. For an IterDataPipe it also sets the filters of shards for each slot, as torch's
-        workers do for themselves. The pipe's seeds are in the pipe, where torch's iterator has put them."""
+        """Returns worker_init_fn. For an IterDataPipe it also sets each slot's shard filter, as torch's workers do for
+        themselves. The pipe's seeds are in the pipe, where torch's iterator has put them."""
         own = super()._init_fn(loader)
         if not isinstance(loader.dataset, IterDataPipe):
             return own
@@ -95,7 +96,7 @@ class SlotIterator(ServiceIterator):
         saved = Saved.of(self._epoch.slots, self._epoch.rank, allow_pickle=self._pickle_allowed)
         self._places = stream.places = Places(self._slots, self._first, saved.snapshots, saved.ends)
         self._expected = saved.digests
-        self._placed: dict[int, tuple[Place, bytes]] = {}
+        self._placed: dict[int, tuple[SlotPlace, bytes]] = {}
         self._drawn = self._taken = self._handled = 0
         self._most = self._most_batches()
 
@@ -128,14 +129,14 @@ class SlotIterator(ServiceIterator):
         return self._num_yielded, 0, None
 
     def _draw(self) -> None:
-        """Asks for batches up to a window ahead of those taken."""
+        """Asks for batches up to one window ahead of the batches taken."""
         target, stream = self._taken + self._window, self._stream
         assert stream is not None  # noqa: S101  drawn only while a stream is open
         self._ask_slots(stream, target)
         self._sent(is_all=self._drawn < target)  # the end, or answers must come first
 
     def _ask_slots(self, stream: Stream, target: int) -> None:
-        """Asks for batches until `target` were asked for."""
+        """Asks for batches until `target` batches have been requested."""
         self._client.hear()  # a trainer that never sleeps would read no snapshot
         places = self._places
         while self._drawn < target and (place := places.next()) is not None:
@@ -144,11 +145,11 @@ class SlotIterator(ServiceIterator):
                 self._epoch_seed, place.number, place.slot, self._size, self._bare, self._drop_last, needed
             )
             packed = frames.pack_slot_ticket(ticket)
-            if not needed:  # its feeder may not know it yet
+            if not needed:  # its feeder may not know the slot yet
                 packed = places.with_beginning(packed, place)
             self._submit(stream, place, packed)
 
-    def _submit(self, stream: Stream, place: Place, packed: bytes) -> None:
+    def _submit(self, stream: Stream, place: SlotPlace, packed: bytes) -> None:
         stream.pending[self._drawn] = packed
         self._placed[self._drawn] = place, packed
         self._drawn += 1
@@ -157,7 +158,7 @@ class SlotIterator(ServiceIterator):
             self._client.flush(stream)
 
     def _sent(self, *, is_all: bool) -> None:
-        """Ends a round of asking. With `is_all` nothing will follow that could share a message."""
+        """Ends a round of requests. With `is_all`, no further ticket will follow that could share a message."""
         if is_all and self._stream is not None:
             self._client.flush(self._stream)
         taker = self._taker
@@ -211,17 +212,17 @@ class SlotIterator(ServiceIterator):
             return batch
 
     def _pass_over(self, taken: int) -> None:
-        """Skips a batch that was taken but is not given."""
+        """Skips a batch that was taken but is not returned."""
         self._client.control.words[W_NEXT_CALLS] -= 1
         self._passed(taken)
 
     def _passed(self, taken: int) -> None:
-        """Notes that the ticket taken last yielded no batch, or one that is given later."""
+        """Notes that the ticket taken last yielded no batch, or a batch that is returned later."""
         self._advance(taken)
         self._handled = taken
 
-    def _compare(self, place: Place, digest: int) -> None:
-        """Prints a note if a batch that was given before the state was made comes out differently."""
+    def _compare(self, place: SlotPlace, digest: int) -> None:
+        """Prints a note if a batch returned before the state was made differs when it is made again."""
         if self._expected.get(place, digest) != digest:
             service.say_once(slot_places.DIFFERS.format(slot=place.slot, number=place.number))
 
@@ -239,13 +240,13 @@ class SlotIterator(ServiceIterator):
         words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
 
     def _most_batches(self) -> int | None:
-        """Returns the most batches that the dataset's `len()` makes, if somebody asked for it. The last batch of each
-        slot may be short."""
+        """Returns the maximum number of batches implied by the dataset's `len()`, if `len()` was called. The last batch
+        of each slot may be short."""
         told: Any = self._IterableDataset_len_called
         return None if told is None else -(-told // self._size) + self._slots - 1
 
     def _warn_that_long(self) -> None:
-        """Warns once that a stream gives more than its `len()`."""
+        """Warns once that a stream yields more than its `len()`."""
         self._most = None
         warnings.warn(
             f"the dataset's len() is {self._IterableDataset_len_called}, and it gives more: each of its {self._slots} "

@@ -1,8 +1,9 @@
-"""The iterator of an IterableDataset with `stage=`: slots read the samples, and any feeder makes batches of them.
+"""The iterator of an IterableDataset with `stage=`: slots read the samples, and any feeder makes batches from them.
 
-There are two streams. The reader's stream brings what the slots have read, in torch's order. Each of its batches is
-handed on unopened, as a ticket of the stream whose batches are given. So any feeder can replace a batch lost there, and
-each batch is read by its slot only once. A state counts the batches that were given; slots read ahead of it.
+There are two streams. The reader's stream delivers the samples that the slots have read, in torch's order. Each of its
+batches is handed on unopened, as a ticket of the second stream, whose batches next() returns. So any feeder can replace
+a batch lost in the second stream, and each slot reads a batch only once. A state counts the batches that were returned;
+slots read ahead of it.
 """
 
 from __future__ import annotations
@@ -20,40 +21,41 @@ from dataloaderjob.making.fetcher import derive_seed
 from dataloaderjob.trainer.epochs.ahead import AheadTaker
 from dataloaderjob.trainer.epochs.slot_iterator import SlotIterator
 from dataloaderjob.trainer.session import slot_places
-from dataloaderjob.trainer.session.slot_places import Place
+from dataloaderjob.trainer.session.slot_places import SlotPlace
 from dataloaderjob.trainer.session.stream import SlotEndedError, Stream
 from dataloaderjob.trainer.session.taking import NOTHING, Taker, Unopened, now_ns
 
 MOST_READ_NBYTES = 48 << 20
-"""Most bytes that the samples of one batch may have: a ticket travels as a message, of 64 MiB at most."""
+"""Most bytes that the samples of one batch may have: a ticket travels as a message of at most 64 MiB."""
 MOST_WAITING_NBYTES = 512 << 20
-"""Bytes that may wait to be given, in this process and in its sidecar, before reading pauses."""
+"""Most bytes that may wait to be returned, in this process and in its sidecar, before reading pauses."""
 
 
 class Read(NamedTuple):
     """A batch that a slot has read."""
 
-    place: Place
+    place: SlotPlace
     packed: bytes
     """The slot's ticket."""
     digest: int | None
     """Digest of the batch when it was read."""
     nbytes: int = 0
     error: Exception | None = None
-    """Error in place of the batch, which no feeder is asked for."""
+    """Error in place of the batch; no feeder is asked for this batch."""
     mark: Any = None
     """Position of a state after this batch, as far as the reading side knows it."""
 
 
 class HandsOn(SlotIterator):
-    """Hands on what slots have read, and gives the batches made of it. Subclasses define the reading."""
+    """Hands on the samples that slots have read, and returns the batches made from them. Subclasses define the
+    reading."""
 
     __slots__ = ()
     _reader: Taker | None
     _line: deque[Read]
-    """Batches that were read and not yet given."""
+    """Batches that were read but not yet returned."""
     _read: int
-    """Number of answers of slots that were taken and counted; -1 while it is not known."""
+    """Number of the slots' answers that were taken and counted; -1 while unknown."""
     _seed: int
     _waiting_nbytes: int
 
@@ -87,30 +89,30 @@ class HandsOn(SlotIterator):
     # Reading
 
     def _ask_more(self) -> None:
-        """Asks slots to read, up to a window ahead of what is given."""
+        """Asks slots to read, up to one window ahead of the batches returned."""
         raise NotImplementedError
 
     def _is_left(self) -> bool:
-        """Returns True if answers of slots are left to take, now or later."""
+        """Returns True if answers from slots are left to take, now or later."""
         raise NotImplementedError
 
     def _take_read(self, *, waits: bool = False) -> bool:
-        """Takes the next answer of a slot. Returns False if none has arrived."""
+        """Takes the next answer from a slot. Returns False if none has arrived."""
         raise NotImplementedError
 
     def _gives(self, first: Read) -> None:
-        """Notes that the batch is about to be given: from now on a state stands after it."""
+        """Notes that the batch is about to be returned: from now on a state is positioned after it."""
         raise NotImplementedError
 
     def _draw(self) -> None:
         """Makes slots read."""
         reader, read = self._reading, self._read
-        # An error from here on ends the iterator: it would miss what was counted but not asked for.
+        # An error from here on ends the iterator: it would miss batches that were counted but not requested.
         self._read = -1
         try:
             self._ask_more()
             self._client.flush(reader.stream)
-        except ServiceError:  # what was counted is asked for by the next call
+        except ServiceError:  # the next call requests the batches that were counted
             self._read = read
             raise
         self._read = read
@@ -121,7 +123,7 @@ class HandsOn(SlotIterator):
         self._order()
 
     def _hand_on(self) -> None:
-        """Hands on what the slots have read."""
+        """Hands on the batches that the slots have read."""
         while self._is_left() and (not self._line or self._waiting_nbytes < MOST_WAITING_NBYTES):
             if not self._take_read():
                 break
@@ -136,8 +138,10 @@ class HandsOn(SlotIterator):
         if type(taker) is AheadTaker:
             taker.order(stream.asked)
 
-    def _submit_read(self, place: Place, packed: bytes, body: np.ndarray[Any, Any], mark: Any = None) -> None:
-        """Asks any feeder to make the batch of what was read."""
+    def _submit_read(
+        self, place: SlotPlace, packed: bytes, body: np.ndarray[Any, Any], mark: Any = None
+    ) -> None:
+        """Asks any feeder to make the batch from the samples read."""
         stream: Stream | None = self._stream
         assert stream is not None  # noqa: S101  not over yet
         digest, nbytes = self._reading.digest, len(body)
@@ -160,7 +164,7 @@ class HandsOn(SlotIterator):
             self._client.flush(stream)
 
     def _await_read(self) -> None:
-        """Waits for what slots read, and counts the time as waiting of the trainer."""
+        """Waits for slots to read, and counts the time as trainer wait time."""
         began = now_ns()
         try:
             self._take_read(waits=True)
@@ -200,7 +204,7 @@ class HandsOn(SlotIterator):
         return batch
 
     def _give_error(self, error: Exception) -> NoReturn:
-        """Raises the error that comes in place of a batch."""
+        """Raises the error that takes the place of a batch."""
         self._handled = -1
         if self._recording is not None:
             self._recording.ask(self._num_yielded, self._line[0].packed)
@@ -214,12 +218,12 @@ class HandsOn(SlotIterator):
             del error  # its traceback has this frame
 
     def _passes(self, first: Read) -> None:
-        """Removes the first batch from the line, because it is about to be given."""
+        """Removes the first batch from the line, because it is about to be returned."""
         assert self._taker is not None  # noqa: S101  not over yet
         self._line.popleft()
         self._waiting_nbytes -= first.nbytes
         recent = self._taker.stream.recent
-        recent[(self._taker.taken - 1) % len(recent)] = None  # what was read is not needed any more
+        recent[(self._taker.taken - 1) % len(recent)] = None  # the samples read are no longer needed
         self._gives(first)
 
     @property
@@ -258,7 +262,7 @@ class StagedIterator(HandsOn):
         self._places.took(first.place, first.digest)
 
     def _take_read(self, *, waits: bool = False) -> bool:
-        """Takes the next answer of a slot. Returns False if none has arrived."""
+        """Takes the next answer from a slot. Returns False if none has arrived."""
         reader, places = self._reading, self._places
         number, error = reader.taken, None
         body: Any = None

@@ -30,11 +30,11 @@ class FeedersContext(contexts.ForkContext):
     """
 
     def __init__(self, *, allow_pickle: bool = False, of: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Keeps in `of` the options of the loader that provides this context; torch's loaders do not know them."""
+        """Takes the options of the loader that provides this context as `of`; torch's loaders do not have them."""
         self.allow_pickle = allow_pickle
         self.of = of
         self.client: Client | None = None
-        """Kept between epochs. Each epoch has queues of its own."""
+        """Kept between epochs. Each epoch has its own queues."""
 
     def Queue(self, maxsize: int = 0) -> Queue:  # type: ignore[override]  # noqa: ARG002, N802  the base's
         from dataloaderjob.trainer.interop.queues import Queue

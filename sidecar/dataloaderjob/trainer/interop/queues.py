@@ -1,4 +1,5 @@
-"""Queues and processes of `dataloaderjob.context()`. torch's iterator puts index lists in, and gets feeders' batches.
+"""Queues and processes of `dataloaderjob.context()`. torch's iterator puts index lists in and gets batches from
+feeders.
 
 torch makes one queue for results. For each worker it makes a queue for index lists, and a process that is given both
 queues. Here all workers of an iterator are one session: one bundle, one stream of tickets, whose batches come in order.
@@ -45,7 +46,7 @@ from dataloaderjob.trainer.session.tickets import Placed, as_keys, submit
 NO_PID = 1 << 30
 """The pid of worker 0. No process has it: torch watches the pids of its workers, and sees none of them end."""
 AHEAD = 4
-"""Batches for each worker that the pool has room for. The number that torch asks for ahead is not known here."""
+"""Batches for each worker that the pool has room for. torch's prefetch depth is not known here."""
 LEAST_AHEAD = 16
 _U64 = (1 << 64) - 1
 _sessions = itertools.count(1 << 29)
@@ -80,7 +81,7 @@ class Failure(ExceptionWrapper):
 
 
 class Queue:
-    """A queue of either kind. The start of a worker determines which."""
+    """A queue of either kind. Starting a worker determines its kind."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
@@ -95,7 +96,7 @@ class Queue:
                 self.session.order(self.worker, item)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ARG002
-        """Returns the next result. Raises queue.Empty if there was nothing to wait for; ServiceError."""
+        """Returns the next result. Raises queue.Empty if there was nothing to wait for, or ServiceError."""
         if self.session is None:
             raise queue.Empty
         return self.session.result(timeout)
@@ -117,8 +118,8 @@ class Worker:
         self.pid: int | None = None
 
     def start(self) -> None:
-        """Joins the session, which the first worker makes. Raises InputError if something cannot be sent to feeders;
-        ServiceError."""
+        """Joins the session, which the first worker makes. Raises ServiceError, or InputError if something cannot be
+        sent to feeders."""
         try:
             given = inspect.signature(self._target).bind(*self._args).arguments
             results, orders, number = given["data_queue"], given["index_queue"], given["worker_id"]
@@ -149,7 +150,7 @@ class Worker:
 
 @dataclass(slots=True, order=True)
 class _Place:
-    """The position in an epoch. torchdata keeps it as the state of a worker's dataset."""
+    """The position in an epoch. torchdata stores it as the state of a worker's dataset."""
 
     resets: int = 0
     batches: int = 0
@@ -187,13 +188,13 @@ class Session:
         """First draw number of generators that the dataset holds; None if it holds none."""
         self._place = _Place()
         self._resets = 0
-        """Number of times the workers were asked for another epoch; `_place` follows when results are taken."""
+        """Number of times that the workers were asked for another epoch; `_place` is updated when results are taken."""
         self._taker: Taker | None = None
         self._first = 0
         self._asked: dict[int, tuple[int, int, bool]] = {}
-        """Batches that were asked for: worker, samples up to the batch's end, whether a state is wanted."""
+        """Requested batches: the worker, the samples up to the batch's end, and whether a state is wanted."""
         self._broken = ""
-        """The reason why no further batch will come."""
+        """The reason why no further batch will arrive."""
         self._replies: deque[Any] = deque()
         self._changed = threading.Condition()
 
@@ -209,7 +210,7 @@ class Session:
         return first if holds else None
 
     def join(self, state: Any) -> None:
-        """Notes that a worker starts. `state` is what torchdata kept of it."""
+        """Notes that a worker starts. `state` is the state that torchdata kept for it."""
         if self._states is not None:
             place = self._states.begin(state)
             if place is not None and place > self._place:
@@ -269,7 +270,7 @@ class Session:
     # Results, for the one thread that takes them
 
     def interrupt(self, item: Any) -> None:
-        """Gives something else first to the thread that takes batches, which may be waiting for one."""
+        """Passes an item, ahead of further batches, to the thread that takes batches and may be waiting for one."""
         self._reply(item)
         taker = self._taker
         if taker is not None:
@@ -407,5 +408,5 @@ class _States:
         return self._names["_AckStartup"](worker_id=worker, initial_state=state)
 
     def after(self, worker: int, place: _Place) -> Any:
-        """Returns how a worker's last batch changed its state."""
+        """Returns the change that a worker's last batch made to its state."""
         return self._incremental[worker].generate_delta(self._state(worker, place))

@@ -46,8 +46,8 @@ class Twister(NamedTuple):
 
 
 def drawn_between(before: Twister, after: Twister, limit: int = LIMIT) -> int | None:
-    """Returns how many 32-bit numbers were drawn from `before` to `after`; None if more than `limit`, or if draws do
-    not lead there."""
+    """Returns the number of 32-bit draws between `before` and `after`; None if it exceeds `limit`, or if draws do not
+    lead to `after`."""
     if np.array_equal(before.words, after.words):
         count = after.position - before.position
         return count if 0 <= count <= limit else None
@@ -65,7 +65,7 @@ def drawn_between(before: Twister, after: Twister, limit: int = LIMIT) -> int | 
 
 
 def stepped_back(before: Twister, after: Twister, count: int) -> Twister | None:
-    """Returns the state `count` numbers before `after`; None if it does not lie on the way there from `before`."""
+    """Returns the state `count` draws before `after`; None if it does not lie between `before` and `after`."""
     drawn = drawn_between(before, after)
     if drawn is None or drawn < count:
         return None

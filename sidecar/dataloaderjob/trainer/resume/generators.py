@@ -92,14 +92,14 @@ def now(*, others: bool) -> dict[str, str]:
 
 
 class Moment:
-    """The process's generators at one moment, to find out what happened to them since."""
+    """The process's generators at one moment, to detect later changes to them."""
 
     def __init__(self) -> None:
         self._text, self._puts = now(others=True), _puts
 
     def set_since(self, saved: Mapping[str, str]) -> frozenset[str]:
-        """Returns the names of the generators in `saved` that somebody has set since. A draw from a generator does not
-        set it.
+        """Returns the names of the generators in `saved` that have been set since this moment. A draw from a generator
+        does not set it.
 
         `saved` has their states from an earlier run. A generator that was restored at about that point of the run is
         ahead of it by at most what was drawn since this moment.
@@ -124,9 +124,9 @@ class Moment:
 
 
 def before_a_seed(saved: str, found: str) -> str:
-    """Returns torch's default generator before a torch iterator drew its seed from it. `found` is the state after that.
+    """Returns torch's default generator before a torch iterator drew its seed. `found` is the state after that draw.
 
-    `saved` is an earlier state. Returns `found` if draws do not lead there from `saved`.
+    `saved` is an earlier state. Returns `found` if draws do not lead from `saved` to `found`.
     """
     data = bytes.fromhex(found)
     earlier = stepped_back(_twister(DEFAULT, saved), Twister.of_torch(data), _SEED_WORDS)
@@ -134,14 +134,14 @@ def before_a_seed(saved: str, found: str) -> str:
 
 
 def put_own(own: Mapping[str, Own], states: Mapping[str, str]) -> None:
-    """Sets a loader's own generators, as far as `states` has them."""
+    """Sets a loader's own generators, if `states` contains them."""
     for path, generator in own.items():
         if path in states:
             _write(generator, states[path])
 
 
 def put_shared(states: Mapping[str, str]) -> None:
-    """Sets the process's generators, as far as `states` has them."""
+    """Sets the process's generators, if `states` contains them."""
     global _puts
     _puts += bool(states)
     if DEFAULT in states:

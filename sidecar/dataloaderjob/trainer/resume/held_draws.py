@@ -12,8 +12,8 @@ from typing import Any
 EPOCHS = 1024
 """Size of one loader's range of numbers."""
 OF_ITERATORS = 32 * EPOCHS
-"""First number of single iterators. Draws repeat beyond 32 loaders, or `OF_ITERATORS` single iterators, of one
-dataset."""
+"""First number for single iterators. Draws repeat once one dataset has more than 32 loaders or `OF_ITERATORS` single
+iterators."""
 _DEPTH = 20
 _counts: dict[tuple[int, bool], tuple[weakref.ref[Any], int]] = {}
 """Number of loaders, and of single iterators, that each dataset has had, by its id."""
@@ -42,7 +42,7 @@ def next_number(dataset: Any) -> int:
 
 
 def go_on(dataset: Any, first: int) -> None:
-    """Notes that a loader, or an iterator, uses the numbers from `first` on, as a loaded state has them."""
+    """Notes that a loader, or an iterator, uses the numbers from `first` on, as recorded in a loaded state."""
     is_single = first >= OF_ITERATORS
     given = first - OF_ITERATORS if is_single else first // EPOCHS
     root = root_of(dataset)

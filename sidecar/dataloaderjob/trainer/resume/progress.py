@@ -26,7 +26,7 @@ from dataloaderjob.making.fetcher import derive_seed
 from dataloaderjob.samplers.elastic import ElasticSampler
 from dataloaderjob.trainer.resume import generators, held_draws, recording, sampling
 from dataloaderjob.trainer.resume.sampling import Recorded
-from dataloaderjob.trainer.resume.state import VERSION, Resume, State
+from dataloaderjob.trainer.resume.state import VERSION, LoaderState, Resume
 from dataloaderjob.trainer.session.iterated import Iterated
 
 Progress = tuple[int, int, bool, list[int] | None, Any]
@@ -72,7 +72,13 @@ class Epoch:
     )  # fmt: skip
 
     def __init__(
-        self, loader: Iterated, facts: State, previous: Epoch | None, resume: Resume | None, *, again: bool
+        self,
+        loader: Iterated,
+        facts: LoaderState,
+        previous: Epoch | None,
+        resume: Resume | None,
+        *,
+        again: bool,
     ) -> None:
         """Sets the loader's generators and epoch from `resume`. Raises InputError for the state of another rank.
 
@@ -100,7 +106,7 @@ class Epoch:
         self._drawn: list[list[str]] | None = None
         self._set_since: frozenset[str] = frozenset()
         self._counted: tuple[int, int] | None = None
-        """The epoch that a framework set last, counted from 0 after a restart, and the number that is added to it."""
+        """The epoch that a framework set last, counted from 0 after a restart, and the offset added to it."""
         self.iterations: int = 1 + (previous.iterations if previous is not None else 0)
         self.holds = held.find(loader.dataset, loader.collate_fn)
         """Generators that the dataset and `collate_fn` hold."""
@@ -122,7 +128,7 @@ class Epoch:
 
     @staticmethod
     def _range(dataset: Any, previous: Epoch | None, resume: Resume | None) -> int:
-        """Returns the first number of this loader's range, see `held_draws`."""
+        """Returns the first number of this loader's range (see `held_draws`)."""
         if resume is not None and isinstance(first := resume.state.get("draws"), int):
             held_draws.go_on(dataset, first)
             return first
@@ -269,7 +275,7 @@ class Epoch:
         return True
 
     def settle(self) -> None:
-        """Gives the process its generators back, once everything is drawn that a new epoch draws at once."""
+        """Restores the process's generators, once everything that a new epoch draws up front has been drawn."""
         self._epoch_drawn = sampling.epoch_of(self._sampler)  # Accelerate's sampler increments it at its end
         before, self._before = self._before, None
         if before is None or self._resume is None:
@@ -301,7 +307,7 @@ class Epoch:
 
     # State
 
-    def state(self) -> State:
+    def state(self) -> LoaderState:
         """Returns a new dict whose content is not changed later. The record, if there is one, has everything that it
         counts."""
         recording.flush()
@@ -334,14 +340,14 @@ class Epoch:
             "loader": self._probed(),
         }
 
-    def _probed(self) -> State:
+    def _probed(self) -> LoaderState:
         """Returns the state's description of the loader, which makes samples for it."""
         if self._facts.get("probes") is None:
             loader = self._loader()
             self._facts = {**self._facts, "probes": None if loader is None else loader.probes()}
         return self._facts
 
-    def _after(self) -> State:
+    def _after(self) -> LoaderState:
         stateful, persistent = sampling.with_state(self._sampler), self._persistent
         return new_epoch(
             self._probed(), self._generators(),
@@ -353,7 +359,7 @@ class Epoch:
         )  # fmt: skip
 
 
-def new_epoch(facts: State, states: Mapping[str, str], **more: Any) -> State:
+def new_epoch(facts: LoaderState, states: Mapping[str, str], **more: Any) -> LoaderState:
     """Returns a state between epochs."""
     nothing = dict.fromkeys(("base_seed", "drawn", "now", "sampler", "seen", "rank", "digest"))
     return {
@@ -362,7 +368,7 @@ def new_epoch(facts: State, states: Mapping[str, str], **more: Any) -> State:
     }  # fmt: skip
 
 
-def fresh(loader: Iterated, facts: State) -> State:
+def fresh(loader: Iterated, facts: LoaderState) -> LoaderState:
     """Returns the state of a loader that has not been iterated yet."""
     sampler = loader._index_sampler  # noqa: SLF001  torch's name
     several, ranks = _several_ranks(), sampling.ranks_of(sampler)

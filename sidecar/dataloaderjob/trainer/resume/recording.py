@@ -1,4 +1,4 @@
-"""Records what next() gave, if DATALOADERJOB_RECORD asks for it. `core.records` has the format.
+"""Records the batches that next() returned, if DATALOADERJOB_RECORD is set. `core.records` defines the format.
 
 Rows are written once FLUSH_ROWS of them wait, or with a row that arrives more than a second after the last write. They
 are also written at the end of an epoch and of the process, and when a loader's state is taken. So a killed process
@@ -25,7 +25,7 @@ from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.consumption import Consumption
 from dataloaderjob.core.errors import InputError, say
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE, RANK_VARIABLES, RECORD_VARIABLE
-from dataloaderjob.core.records import BLOBS, HEAD, MAGIC, NO_BUNDLE, RANK, ROW, Kind
+from dataloaderjob.core.records import BLOBS, HEAD, MAGIC, NO_BUNDLE, RANK, ROW, RowKind
 from dataloaderjob.making.fetcher import pickle_keys
 from dataloaderjob.making.held import states_of_classes
 from dataloaderjob.shipping.bundles import make_bundle
@@ -102,8 +102,8 @@ class Recorder:
                 self._give_up(exc)
 
     def _append(self, path: Path, data: bytes) -> None:
-        """Appends to a file that stays open. Some frameworks take a state for each batch: that costs 3 µs this way,
-        else 50."""
+        """Appends to a file that stays open. Some frameworks take a state for each batch, which costs 3 µs this way and
+        50 µs otherwise."""
         file = self._files.get(path)
         if file is None:
             file = self._files[path] = os.open(
@@ -142,8 +142,8 @@ class Recording:
             packed = b""
         self.ask(number, packed)
 
-    def give(self, number: int, digest: int, rolling: int, kind: Kind = Kind.BATCH) -> None:
-        """Records that batch `number`, or its error, is about to be given."""
+    def give(self, number: int, digest: int, rolling: int, kind: RowKind = RowKind.BATCH) -> None:
+        """Records that batch `number`, or its error, is about to be returned."""
         asked = self._asked.pop(number, None)
         if asked is None or self._recorder.ended:
             return
@@ -190,7 +190,7 @@ def record_here(loader: Iterated, consumption: Consumption) -> Recording | None:
 
 
 def flush() -> None:
-    """Writes the waiting rows, so that the record has everything that a checkpoint counts."""
+    """Writes the waiting rows, so that the record contains every batch that a checkpoint counts."""
     if _recorder is not None:
         _recorder.flush()
 

@@ -64,7 +64,7 @@ def set_epoch(sampler: Any, epoch: int) -> None:
 
 
 def mark_unset(sampler: Any) -> None:
-    """Marks the epoch, which keeps its value, so that `is_unset` can see whether somebody sets it from now on."""
+    """Marks the epoch, which keeps its value, so that `is_unset` can detect whether it is set from now on."""
     for one in _with_epoch(sampler):
         if type(getattr(one, "__dict__", {}).get("epoch")) is int:
             one.epoch = Unset(one.epoch)
@@ -115,7 +115,7 @@ def with_state(sampler: Any) -> Any:
 
 
 def state_of(sampler: Any) -> Any:
-    """Returns a copy of a sampler's state, because the sampler may go on changing what is in it."""
+    """Returns a copy of a sampler's state, because the sampler may continue to modify it."""
     state = sampler.state_dict()
     if type(state) is dict and all(type(value) in _PLAIN for value in state.values()):
         return dict(state)
@@ -145,8 +145,8 @@ class Recorded:
         self._drawn: list[Any] = []
 
     def begin_anew(self, index_sampler: Any) -> None:
-        """Begins an epoch of a sampler whose state was loaded. The sampler may take that state for the end of the last
-        epoch."""
+        """Begins an epoch of a sampler whose state was loaded. The sampler may interpret that state as the end of the
+        last epoch."""
         try:
             keys = next(self)
         except StopIteration:
@@ -169,7 +169,7 @@ class Recorded:
         return keys
 
     def after(self, batches: int) -> Any:
-        """Returns the state after `batches` batches had been drawn."""
+        """Returns the state after `batches` batches were drawn."""
         return self._states[batches - self._first]
 
 
@@ -188,7 +188,8 @@ def first_keys(keys: Any) -> list[int] | None:
 
 
 def skipped(batches: Iterator[Any], count: int, *, bare: bool) -> tuple[int, int, Any]:
-    """Draws up to `count` batches. Returns how many there were, the samples in them, and the keys of the last one."""
+    """Draws up to `count` batches. Returns the number of batches, the number of samples in them, and the keys of the
+    last batch."""
     number, samples, last = 0, 0, None
     for last in itertools.islice(batches, count):
         number += 1

@@ -42,7 +42,7 @@ from dataloaderjob.trainer.session.iterated import Iterated
 from dataloaderjob.trainer.session.service import LeftOut
 
 VERSION = 1
-State = dict[str, Any]
+LoaderState = dict[str, Any]
 
 
 # What identifies a loader's data
@@ -63,7 +63,7 @@ def length_of(dataset: Any) -> int | None:
         return None
 
 
-def described(loader: Iterated, dataset_id: str | None) -> State:
+def described(loader: Iterated, dataset_id: str | None) -> LoaderState:
     """Returns a state's description of the loader. Probes are added if the dataset has no id."""
     kind, sampler = type(loader.dataset), loader._index_sampler  # noqa: SLF001  torch's name
     seeds = (getattr(one, name, None) for _, one in chain(sampler) for name in ("seed", "initial_seed"))
@@ -126,7 +126,7 @@ def probe(samples: Iterable[Any], count: int) -> list[str | None]:
 
 
 def steady(first: Sequence[str | None], second: Sequence[str | None]) -> list[str | None]:
-    """Returns the digests that came twice. A sample that differs by itself proves nothing."""
+    """Returns the digests that came twice. A sample that differs from itself proves nothing."""
     return [a if a == b else None for a, b in zip(first, second, strict=True)]
 
 
@@ -144,7 +144,7 @@ _ALWAYS = (
 """Entries that must be equal, in addition to the dataset's, if the saved state has them."""
 
 
-def compare(saved: State, own: State, *, is_new_epoch: bool) -> list[str]:
+def compare(saved: LoaderState, own: LoaderState, *, is_new_epoch: bool) -> list[str]:
     """Raises InputError with the differences if the state belongs to another loader. Returns notes on other
     differences.
 
@@ -185,7 +185,7 @@ def compare(saved: State, own: State, *, is_new_epoch: bool) -> list[str]:
 
 
 def compare_probes(saved: Sequence[str | None], own: Sequence[str | None], keys: Sequence[int]) -> None:
-    """Raises InputError if a sample differs that both sides could make."""
+    """Raises InputError if any sample that both sides could make differs."""
     for a, b, key in zip(saved, own, keys, strict=False):
         if a is not None and b is not None and a != b:
             raise InputError(
@@ -199,9 +199,9 @@ def compare_probes(saved: Sequence[str | None], own: Sequence[str | None], keys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """A loaded state, checked as far as a dict by itself can be."""
+    """A loaded state, checked as far as a dict alone can be."""
 
-    state: State
+    state: LoaderState
     batches: int
     samples: int | None
     base_seed: int | None

@@ -133,8 +133,8 @@ class Absence:
 
 
 def failure(path: str) -> str | None:
-    """Returns what a service of this machine wrote next to its socket when it gave up, or that its folder is gone; else
-    None."""
+    """Returns what a service of this machine wrote next to its socket when it gave up, or a note that its folder is
+    gone; otherwise None."""
     try:
         return Path(path).with_name("failed").read_text().strip()
     except OSError:

@@ -32,14 +32,14 @@ ANSWER_S = 1.0
 SEND_TIMEOUT_S = 60.0
 MAX_ENDS = 10
 ENDS_WITHIN_S = 30.0
-"""MAX_ENDS ends of the sidecar within this time, without a batch between them, are a defect that does not pass."""
+"""MAX_ENDS ends of the sidecar within this time, without a batch between them, are a persistent defect."""
 GRACE_S = 60.0
 """Time beyond the job's deadline for a batch after which the sidecar itself counts as silent."""
 
 _thread = threading.get_ident
 _clients: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
 _kept: dict[str, Client] = {}
-"""Clients that stay when no loader has them: attaching and loading the dataset again takes 40 ms."""
+"""Clients that are kept when no loader uses them: attaching and loading the dataset again takes 40 ms."""
 _clients_lock = threading.Lock()
 
 
@@ -77,9 +77,9 @@ class Client:
         self.lock = threading.RLock()
         """Guards the socket, the streams and the pool's bookkeeping; never held while waiting for a batch."""
         self._ends = deque[float](maxlen=MAX_ENDS)
-        """Times at which the sidecar ended since a batch was last taken."""
+        """Times at which the sidecar ended, since the last batch was taken."""
         self._taken = 0
-        """Number of batches taken when it last ended."""
+        """Number of batches taken when the sidecar last ended."""
         self._last_stream = 0
         self._sleepers = 0
         self._receives = False
@@ -111,10 +111,10 @@ class Client:
         self._opened.sock = sock
 
     def _reattach(self) -> None:
-        """Attaches again after the sidecar died: gives the pools to the new one, and asks again for batches that were
-        not taken.
+        """Attaches again after the sidecar died: hands the pools over to the new sidecar, and requests the batches that
+        were not taken again.
 
-        May be called again if an exception, such as KeyboardInterrupt, ended it.
+        May be called again if an exception, such as KeyboardInterrupt, interrupted it.
         """
         with self.lock:
             self._opened.disconnect()
@@ -132,7 +132,7 @@ class Client:
                         raise
 
     def _check_progress(self) -> None:
-        """Raises ServiceUnavailable if the receiver ends again and again, as it does if this client's own messages end
+        """Raises ServiceUnavailable if the receiver ends repeatedly, as it does if this client's own messages crash
         it."""
         now, taken = time.monotonic(), self.control.words[ctl.W_NEXT_CALLS]
         if taken != self._taken:
@@ -219,8 +219,7 @@ class Client:
         self._send(ipc.pack_json(ipc.Type.OPEN, message, stream=stream.id, awaiting=stream.awaited))
 
     def flush(self, stream: Stream, *, waiting: bool = False) -> None:
-        """Sends the tickets that are held back. With `waiting` it also reports that the trainer sleeps for the next
-        one."""
+        """Sends the held-back tickets. With `waiting`, also reports that the trainer sleeps for the next one."""
         with self.lock:
             self.check()
             sent, asked, words = stream.sent, stream.asked, self.control.words
@@ -259,7 +258,7 @@ class Client:
         return forgotten
 
     def _guarded(self, send: Any, what: Any) -> None:
-        """Sends `what`. If the sidecar is gone, attaches to a new one and sends it everything, including `what`."""
+        """Sends `what`. If the sidecar is gone, attaches to a new sidecar and sends it everything, including `what`."""
         try:
             send(what)
         except ConnectionError:
@@ -400,7 +399,7 @@ class Client:
                 os.eventfd_write(self.wake_trainer, 1)
 
     def claim(self) -> list[Region]:
-        """Returns the regions that devices may read by themselves from here on, except those of earlier calls."""
+        """Returns the regions that devices may read directly from now on, except those returned by earlier calls."""
         with self.lock:  # no view is handed out meanwhile
             self.control.words[ctl.W_REGISTERED] = 1  # the pool's pages stay where they are from now on
             return self.pool.claim()
@@ -411,7 +410,7 @@ class Client:
             self.control.words[ctl.W_STAGE_NS] += ns
 
     def hear(self) -> None:
-        """Reads what has arrived, so that a state has the newest snapshots. Waits for nothing and nobody."""
+        """Reads what has arrived, so that a state has the newest snapshots. Never waits."""
         told = self.control.words[ctl.W_TOLD]
         if told == self._heard or self._receives or not self.lock.acquire(blocking=False):
             return  # nothing came, a signal handler calls, or another thread is reading

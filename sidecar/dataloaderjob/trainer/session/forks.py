@@ -1,7 +1,7 @@
 """Lets a process fork while it holds batches: the tensors of the child keep their content.
 
 Tensors of a batch are views of memory that the receiver fills again once the batch has been released. A forked child
-has views of its own. Nobody waits for their end, so the child would see another batch in them. Before the parent
+has its own views. Nobody waits until they are released, so the child would see another batch in them. Before the parent
 continues, the child gets private memory with the same bytes at the same addresses. The parent ends no lease until then.
 """
 
@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dataloaderjob.trainer.session.pool import LeaseTail, Place
+from dataloaderjob.trainer.session.pool import LeaseTail, PoolPlace
 
 COPY_TIMEOUT_S = 10.0
 """Seconds to wait for a child that does not copy, because it was ended or stopped."""
@@ -35,7 +35,7 @@ class Fork:
     """One fork under way in a thread of the parent."""
 
     tails: list[LeaseTail]
-    places: list[Place]
+    places: list[PoolPlace]
     read: int
     write: int
 
@@ -57,7 +57,7 @@ def before(tails: Iterable[LeaseTail]) -> None:
 
 
 def after_in_parent() -> None:
-    """Waits until the child has copied. After a fork that failed there is no child, and the pipe has no other end."""
+    """Waits until the child has copied. After a failed fork there is no child, and the pipe has no other end."""
     fork = _forks.pop(threading.get_ident(), None)
     if fork is None:
         return

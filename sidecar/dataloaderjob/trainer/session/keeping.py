@@ -1,4 +1,4 @@
-"""A private service that stays after its script for the next one, for DATALOADERJOB_KEEP seconds.
+"""A private service that outlives its script, to serve the next one, for DATALOADERJOB_KEEP seconds.
 
 Only a script in the same environment takes it over, because feeders keep what they were started with: variables, import
 path, installed packages, limits. The name of the folder identifies the environment. One service serves one launch at a
@@ -63,6 +63,8 @@ _LIMITS = sorted(
     - {resource.RLIMIT_NOFILE}
 )
 _NAMESPACES = ("mnt", "net", "pid", "user")
+_PACKAGE = Path(folders.__file__).parents[1]
+"""The folder of this package."""
 
 
 def shared(variables: Mapping[str, str]) -> dict[str, str]:
@@ -73,7 +75,7 @@ def shared(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def keep_seconds() -> float:
-    """Returns the seconds for which the service stays after its script; 0 if it does not. Raises InputError."""
+    """Returns the seconds for which the service outlives its script; 0 if it does not. Raises InputError."""
     text = os.environ.get(KEEP_VARIABLE, "")
     try:
         found = float(text or 0)
@@ -185,14 +187,14 @@ def _of_packages(path: Sequence[str]) -> Iterator[str]:
 
 def _own_files() -> Iterator[str]:
     """Yields the files and folders of this package: its developers change them in place."""
-    for folder, _, names in os.walk(Path(__file__).parents[1]):
+    for folder, _, names in os.walk(_PACKAGE):
         if not folder.endswith("__pycache__"):
             yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))
 
 
 def _changed_at(path: str) -> int:
-    """Returns the time of the last change; 0 if the path does not exist. A folder of packages changes whenever one is
-    installed or removed."""
+    """Returns the time of the path's last change; 0 if the path does not exist. A folder of packages changes whenever
+    one is installed or removed."""
     try:
         return os.stat(path).st_mtime_ns
     except OSError:

@@ -32,7 +32,7 @@ class Lease(weakref.ref[Bytes]):
     __slots__ = ("is_out", "number", "tail")
 
     is_out: bool
-    """True if the user has it, and not only the thread that sends it on."""
+    """True if the user holds it, and not only the thread that sends it on."""
     number: int
     tail: LeaseTail
 
@@ -83,9 +83,9 @@ class LeaseTail:
         self.close()
 
 
-Place = tuple[int, int, int, Lease]
+PoolPlace = tuple[int, int, int, Lease]
 """(region, offset, bytes of its extent, lease)."""
-Leases = dict[int, Place]
+Leases = dict[int, PoolPlace]
 """Leases by number."""
 
 
@@ -209,7 +209,7 @@ class Pool:
 
     def claim(self) -> list[Region]:
         """Claims regions of many batches for devices, unless a user has a view of them. Returns the newly claimed
-        ones."""
+        regions."""
         free = [each for each in self.regions.values() if not (each.single or each.map.is_claimed)]
         if free:
             out = {region for region, _, _, lease in list(self.leases.values()) if lease.is_out}

@@ -55,7 +55,7 @@ _RUN_VARIABLES = (
 )
 
 _asked = 0
-"""The most feeders that this process has asked for."""
+"""Largest number of feeders that this process has requested."""
 
 
 def run_key() -> str:
@@ -125,7 +125,7 @@ def start(feeders: int) -> None:
 
 
 def ensure(feeders: int) -> None:
-    """Does what `start` does, but if no more feeders are needed it is only a comparison."""
+    """Does the same as `start`, but only compares two numbers if no more feeders are needed."""
     if feeders > _asked:
         start(feeders)
 
@@ -191,7 +191,7 @@ def _launch(home: Path, feeders: int) -> None:
 
 
 def _script() -> str:
-    """Returns the name that the user has for this process."""
+    """Returns the name under which the user knows this process."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:
@@ -210,7 +210,7 @@ def _wanted(home: Path) -> int:
 
 
 def _poke(home: Path) -> None:
-    """Makes the service read the number. One that does not listen yet reads it once it does."""
+    """Makes the service read the number. A service that does not listen yet reads the number once it does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
@@ -247,7 +247,7 @@ def _locked(home: Path) -> Any:
 
 
 def _is(fd: int, path: Path) -> bool:
-    """Returns True if `path` still names that file. A service that ended may have removed it."""
+    """Returns True if `path` still refers to that file. A service that ended may have removed it."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:

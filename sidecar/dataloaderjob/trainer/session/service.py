@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # at run time it is imported while the private service starts
 
 _logged: set[str] = set()
 _most_workers = 0
-"""Most feeders that any loader of this process has asked of the private service so far."""
+"""Largest number of feeders that any loader of this process has requested from the private service so far."""
 
 
 class LeftOut(int):
@@ -83,7 +83,7 @@ def _attach_announced(path: str) -> Client:
 
 
 def _attach_private() -> Client:
-    """Attaches to the private service. One that ended after it was found is started again."""
+    """Attaches to the private service. A service that ended after it was found is restarted."""
     for attempt in range(3):
         private.ensure(_most_workers)
         path = private.wait()
@@ -132,7 +132,7 @@ def default_feeders() -> int:
 
 
 def compare_with_feeders(window: int) -> None:
-    """Prints a note if some of a job's feeders cannot have anything to do."""
+    """Prints a note if some of a job's feeders cannot get any work."""
     feeders, ranks = number(FEEDERS_VARIABLE, 0), max(1, number("WORLD_SIZE", 1))
     per_rank = -(-feeders // ranks)
     if not is_private() and window < per_rank:

@@ -21,7 +21,7 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import SLOTS
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, SHARES
-from dataloaderjob.core.snapshots import PICKLE, Snapshots
+from dataloaderjob.core.snapshots import PICKLE, SnapshotShelf
 
 DIFFERS = (
     "batch {number} of slot {slot} came out differently when it was made again: the dataset is not deterministic given "
@@ -38,15 +38,14 @@ _OWNER = uuid.uuid4().hex
 its own."""
 
 
-class Place(NamedTuple):
+class SlotPlace(NamedTuple):
     """The batch that a ticket asks for."""
 
     slot: int
     number: int
     """The batch's place in its slot."""
     is_probe: bool = False
-    """True if it was consumed before the epoch was resumed. It is asked for to find out whether the slot is that
-    long."""
+    """True if it was consumed before the epoch was resumed. It is requested to find out if the slot is that long."""
 
 
 def counts_before(batches: int, slots: int, ends: Mapping[int, int]) -> list[int]:
@@ -67,18 +66,18 @@ def counts_before(batches: int, slots: int, ends: Mapping[int, int]) -> list[int
 
 
 class Beginnings:
-    """Points at which slots lost by a feeder may begin: their snapshots, and the last batches taken from them."""
+    """Points at which slots lost by a feeder may resume: their snapshots, and the last batches taken from them."""
 
     def __init__(self, slots: int, snapshots: Mapping[int, tuple[int, bytes]] | None = None) -> None:
         self._slots = slots
-        self._snapshots = [Snapshots() for _ in range(slots)]
+        self._snapshots = [SnapshotShelf() for _ in range(slots)]
         for slot, snapshot in (snapshots or {}).items():
             if slot < slots:
-                self._snapshots[slot] = Snapshots([snapshot])
+                self._snapshots[slot] = SnapshotShelf([snapshot])
         self.taken = [0] * slots
         """Batches before these are not asked for again."""
 
-    def with_beginning(self, packed: bytes, place: Place) -> bytes:
+    def with_beginning(self, packed: bytes, place: SlotPlace) -> bytes:
         """Returns a packed ticket with the slot's beginning, for a feeder that does not know the slot."""
         return frames.with_beginning(packed, self.beginning(place.slot, place.number), self.known(place.slot))
 
@@ -88,7 +87,7 @@ class Beginnings:
         return self._snapshots[slot].at(number)
 
     def known(self, slot: int) -> tuple[int, int] | None:
-        """Returns (number, digest) of the last batch that was taken from a slot."""
+        """Returns (number, digest) of the last batch taken from a slot."""
         raise NotImplementedError
 
     def is_asked(self, slot: int, made: int) -> bool:
@@ -123,7 +122,7 @@ class Places(Beginnings):
         self.ends: dict[int, int] = {slot: n for slot, n in (ends or {}).items() if slot < slots}
         self._proved = [0] * slots
         """Least number of batches that each slot is known to have."""
-        self._probes: deque[Place] = deque()
+        self._probes: deque[SlotPlace] = deque()
         self._unanswered = 0
         self._next: list[int] = []
         """The next batch to ask of each slot; empty until it is known where the epoch resumes."""
@@ -133,7 +132,7 @@ class Places(Beginnings):
         """The same as `taken`. If batches are handed on before they are given, those received count, too."""
         self._settle()
 
-    def next(self) -> Place | None:
+    def next(self) -> SlotPlace | None:
         """Returns the place to ask for now; None at the end, and while answers must come first."""
         if self._probes:
             self._unanswered += 1
@@ -143,7 +142,7 @@ class Places(Beginnings):
             return None
         slot = min(live, key=self._next.__getitem__)
         self._next[slot] += 1
-        return Place(slot, self._next[slot] - 1)
+        return SlotPlace(slot, self._next[slot] - 1)
 
     def known(self, slot: int) -> tuple[int, int] | None:
         digest = self.digests[slot]
@@ -170,22 +169,22 @@ class Places(Beginnings):
         """Notes that batches are received (`had`) before they are taken."""
         self.needed = list(self.taken)
 
-    def had(self, place: Place) -> None:
+    def had(self, place: SlotPlace) -> None:
         """Notes that no batch up to this one is asked for again."""
         self.needed[place.slot] = place.number + 1
 
-    def took(self, place: Place, digest: int | None) -> None:
+    def took(self, place: SlotPlace, digest: int | None) -> None:
         """Notes that the batch was taken or, without a digest, the error in its place."""
         self.digests[place.slot] = digest
         self.taken[place.slot] = self._proved[place.slot] = place.number + 1
         self._answered(place)
 
-    def ended(self, place: Place, batches: int) -> None:
-        """Notes that there is no such batch: its slot has `batches` batches."""
+    def ended(self, place: SlotPlace, batches: int) -> None:
+        """Notes that this batch does not exist: its slot has `batches` batches."""
         self.ends[place.slot] = batches
         self._answered(place)
 
-    def _answered(self, place: Place) -> None:
+    def _answered(self, place: SlotPlace) -> None:
         if place.is_probe:
             self._unanswered -= 1
             if not self._unanswered and not self._probes:
@@ -194,7 +193,7 @@ class Places(Beginnings):
     def _settle(self) -> None:
         counts = counts_before(self._first, self._slots, self.ends)
         self._probes += (
-            Place(slot, count - 1, is_probe=True)
+            SlotPlace(slot, count - 1, is_probe=True)
             for slot, count in enumerate(counts)
             if count > self._proved[slot] and slot not in self.ends
         )
@@ -228,7 +227,7 @@ class Saved:
 
     snapshots: Mapping[int, tuple[int, bytes]] = field(default_factory=dict)
     """(batches made, state), by slot."""
-    digests: Mapping[Place, int] = field(default_factory=dict)
+    digests: Mapping[SlotPlace, int] = field(default_factory=dict)
     """Digests of the last batches that were given, by the probe that asks for each again."""
     ends: Mapping[int, int] = field(default_factory=dict)
     """Number of batches in each slot that has ended."""
@@ -251,7 +250,10 @@ class Saved:
             digests = {slot: one for slot, one in enumerate(state["digests"]) if one is not None}
             return Saved(
                 snapshots,
-                {Place(slot, int(n), is_probe=True): int(text, 16) for slot, (n, text) in digests.items()},
+                {
+                    SlotPlace(slot, int(n), is_probe=True): int(text, 16)
+                    for slot, (n, text) in digests.items()
+                },
                 {int(slot): int(batches) for slot, batches in state["ends"]},
                 [int(n) for n in state.get("taken", ())],
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dataloaderjob.core import frames, ipc
-from dataloaderjob.trainer.session.slot_places import Beginnings, Place
+from dataloaderjob.trainer.session.slot_places import Beginnings, SlotPlace
 
 MESSAGE_NBYTES = 4 << 20
 RECENT = 4
@@ -29,12 +29,12 @@ class SlotEndedError(Exception):
 
 
 class SlotGoesOnError(Exception):
-    """Internal: there is such a batch, and nothing else was asked."""
+    """Internal: the batch exists, and nothing else was asked."""
 
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """The batches that were asked for and not taken."""
+    """The batches that were requested but not taken."""
 
     id: int
     manifest: str
@@ -56,11 +56,11 @@ class Stream:
     together: int = field(init=False)
     """Number of tickets in one message."""
     late: str = ""
-    """The report of the receiver on a batch that did not arrive in time."""
+    """The receiver's report on a batch that did not arrive in time."""
     places: Beginnings | None = None
     """The batches of an IterableDataset, with the snapshots of slots that have arrived."""
     left: bool = False
-    """True if its iterator is gone, while a thread may still wait for a batch."""
+    """True if the stream's iterator is gone, while a thread may still wait for a batch."""
 
     def __post_init__(self) -> None:
         self.regroup(0)
@@ -82,7 +82,9 @@ class Stream:
             ticket = frames.unpack_slot_ticket(packed)
             if ticket is not None and ticket.slot not in told:
                 told.add(ticket.slot)
-                self.pending[number] = self.places.with_beginning(packed, Place(ticket.slot, ticket.number))
+                self.pending[number] = self.places.with_beginning(
+                    packed, SlotPlace(ticket.slot, ticket.number)
+                )
 
     def messages(self, numbers: range, *, waiting: bool = False) -> list[bytes]:
         """Returns packets with these pending tickets, in messages of a few MB with at least one ticket each."""

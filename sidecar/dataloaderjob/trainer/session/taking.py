@@ -1,6 +1,6 @@
 """Takes the batches of one stream out of the pool, in order.
 
-While leases exceed their limit it copies batches; it warns of that once.
+While leases exceed their limit, batches are copied; a warning is given once.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Taker(Timed):
         is_opened = not isinstance(decoder, Unopened)
         self._hands_out, self._keeps = is_opened and not sends, is_opened and sends
         self.lent: Bytes | None = None
-        """Place of the batch that was taken last, to be held until a device has read it."""
+        """Pool place of the batch that was taken last, to be held until a device has read it."""
         self.client = client
         self._control = client.control.twin()
         self._pool = client.pool
@@ -249,7 +249,7 @@ class Taker(Timed):
             return plan.batch(lent)
 
     def take_into(self, hand: list[Any], count: int) -> None:
-        """Takes the missing ones of `count` parts of a batch into `hand`; for a part that failed, its error.
+        """Appends the missing parts of a batch of `count` parts to `hand`; for a failed part, appends its error.
 
         They count, and are timed, as one batch. Raises what `take` raises if nothing was taken. Raises anything else
         that occurs, such as a signal handler's exception: then `taken` counts more parts than `hand` has.
@@ -277,7 +277,7 @@ class Taker(Timed):
         self.count_calls(1 - count)
 
     def came(self, error: Exception) -> bool:
-        """Returns True if this is the last error that came in place of a batch, and was not raised here."""
+        """Returns True if this is the last error that arrived in place of a batch, and was not raised here."""
         return id(error) == self._failure
 
     def count_calls(self, more: int) -> None:

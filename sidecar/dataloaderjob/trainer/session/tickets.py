@@ -1,4 +1,4 @@
-"""Makes tickets of a stream from a sampler's keys. Pure except for the pickling of the user's keys."""
+"""Makes a stream's tickets from a sampler's keys. Pure except for the pickling of the user's keys."""
 
 from __future__ import annotations
 
