@@ -213,8 +213,8 @@ def test_frameworks_get_advice_from_an_unchanged_script(
         pytest.param("storage", (), "storage", "trainer", id="storage"),
         pytest.param("collate", (), "cpu", "trainer", id="collate"),
         pytest.param("tail", (), "cpu", "trainer", id="tail"),
-        pytest.param("stream", (), "cpu", "slots", id="stream"),
-        pytest.param("big", ("--link", "5"), "cpu", "network", id="network"),
+        pytest.param("stream", (), "cpu or slots", "slots", id="stream"),
+        pytest.param("big", ("--link", "10"), "cpu", "network", id="network"),
         pytest.param("big", (), "cpu", "receiver", id="receiver"),
         pytest.param("quick", (), "trainer", "trainer", id="quick"),
     ],
@@ -223,7 +223,8 @@ def test_a_pipeline_with_a_known_limit_gets_it_named(
     tmp_path: Path, kind: str, options: tuple[str, ...], limit: str, next_limit: str
 ) -> None:
     found = advise(tmp_path, KINDS, kind, options=options)
-    assert (found["limit"], found["next_limit"]) == (limit, next_limit)
+    assert found["limit"] in limit.split(" or ")  # two slots that are busy are both
+    assert found["next_limit"] == next_limit
     assert bool(found["feeders"]) is (limit != "trainer")
 
 
@@ -273,6 +274,13 @@ def test_loaders_that_are_iterated_together_count_as_one_input(tmp_path: Path) -
     found = advise(tmp_path, script)
     assert found["pipeline"]["step_s"] == pytest.approx(0.0105, abs=0.004)
     assert found["input_bound"] > 0.6
+
+
+def test_a_script_that_ends_early_is_judged_by_the_steps_so_far(tmp_path: Path) -> None:
+    found = advise(tmp_path, LOOP.replace("return 4000", "return 160"))
+    assert (found["steps"], found["steps_without_input"]) == (17, 0)
+    assert found["input_bound"] > 0.2
+    assert found["limit"] == "cpu"
 
 
 def test_a_loader_within_a_dataset_is_left_alone(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ before that, so the batches are those of the script alone.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dataloaderjob.advise.observation import LEAST, Observation, Steps, WatchPhase
+from dataloaderjob.advise.source import Source
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE
 
@@ -33,8 +35,8 @@ REPORT_S = 0.5
 class _Loader:
     """One loader of this process, known by its dataset."""
 
-    def __init__(self, steps: int, now: float) -> None:
-        self.observation = Observation(steps, now)
+    def __init__(self, source: Source, steps: int, now: float) -> None:
+        self.source, self.observation = source, Observation(steps, now)
         self.kept: deque[Any] = deque(maxlen=KEPT)
         self.cpu_s = self.wall_s = 0.0
         """Clocks of this process when the replay began; 0 before."""
@@ -58,8 +60,6 @@ class Watcher:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._loaders: dict[tuple[Any, ...], _Loader] = {}
-        self._datasets: list[Any] = []
-        """Kept, so that no other one gets the same id."""
         self._threads = threading.local()
         self._reported = 0.0
         self._replaying: _Loader | None = None
@@ -94,7 +94,10 @@ class Watcher:
         if now - self._reported > REPORT_S:
             self._report(loader, now)
         if observation.phase is WatchPhase.DONE:
-            self._finish(iterator, loader)
+            _quietly(getattr(iterator, "_shutdown_workers", None))
+            self._judge(loader)
+            while True:  # the command ends the script
+                time.sleep(60)
         if observation.phase is WatchPhase.REPLAYING:
             if self._replaying is None:
                 self._replaying = loader
@@ -122,8 +125,8 @@ class Watcher:
     def _loader(self, iterator: Any) -> _Loader:
         key = id(iterator._dataset), getattr(iterator._index_sampler, "batch_size", None)  # noqa: SLF001
         if key not in self._loaders:
-            self._loaders[key] = _Loader(self._steps, time.perf_counter())
-            self._datasets.append(iterator._dataset)  # noqa: SLF001
+            # The source keeps its dataset, so that no other one gets the same id.
+            self._loaders[key] = _Loader(Source.of(iterator), self._steps, time.perf_counter())
         return self._loaders[key]
 
     def _report(self, loader: _Loader, now: float) -> None:
@@ -132,9 +135,19 @@ class Watcher:
         observation = loader.observation
         steps = {"observed": observation.observed.count, "replayed": observation.replayed.count}
         self.write("progress", steps)
-        most = max(self._loaders.values(), key=lambda one: one.observation.observed.count)
-        if (self._folder / FINISH).exists() and most is loader and observation.observed.count:
+        if (self._folder / FINISH).exists() and self._most() is loader and observation.observed.count:
             observation.finish()
+
+    def _most(self) -> _Loader:
+        """The loader with the most observed steps."""
+        return max(self._loaders.values(), key=lambda one: one.observation.observed.count)
+
+    def at_end(self) -> None:
+        """Judges by the steps so far as the script ends by itself."""
+        if self.is_over or os.getpid() != self._pid or not self._loaders:
+            return
+        if self._most().observation.observed.count >= LEAST:
+            self._judge(self._most())
 
     def write(self, kind: str, found: dict[str, Any]) -> None:
         path = self._folder / f"{os.getpid()}.{kind}"
@@ -142,28 +155,25 @@ class Watcher:
         made.write_text(json.dumps(found))
         made.rename(path)
 
-    def _finish(self, iterator: Any, loader: _Loader) -> None:
-        """Writes what was found, and waits for the end."""
+    def _judge(self, loader: _Loader) -> None:
+        """Writes the times of the steps, then the cost of a batch."""
         self.is_over = True
-        found = self._found(iterator, loader)
+        found = self._found(loader)
         self.write("result", found)
         if int(os.environ.get("LOCAL_RANK") or 0) == 0:
             from dataloaderjob.advise import making
 
-            _quietly(getattr(iterator, "_shutdown_workers", None))
             try:
-                found["made"] = _plain(making.make(iterator))
-                found["cannot_ship"], found["shipped_nbytes"] = making.shipping(iterator)
+                found["made"] = _plain(making.make(loader.source))
+                found["cannot_ship"], found["shipped_nbytes"] = making.shipping(loader.source)
             except InputError as exc:
                 found["trouble"] = str(exc)
             except Exception:
                 found["trouble"] = traceback.format_exc(limit=-3)
             found["is_complete"] = True
             self.write("result", found)
-        while True:
-            time.sleep(60)
 
-    def _found(self, iterator: Any, loader: _Loader) -> dict[str, Any]:
+    def _found(self, loader: _Loader) -> dict[str, Any]:
         observed, replayed = loader.observation.observed, loader.observation.replayed
         _wait_for_device()
         wall_s = time.perf_counter() - loader.wall_s if loader.wall_s else 0.0
@@ -177,7 +187,7 @@ class Watcher:
             "step_s": _step_s(observed, replayed, wall_s),
             "wait_s": sum(observed.waits) / observed.count,
             "busy_cpus": (time.process_time() - loader.cpu_s) / wall_s if wall_s else None,
-            **_described(iterator),
+            **_described(loader.source),
         }
 
 
@@ -188,18 +198,15 @@ def _step_s(observed: Steps, replayed: Steps, wall_s: float) -> float:
     return wall_s / replayed.count if _has_device() else replayed.step_s()
 
 
-def _described(iterator: Any) -> dict[str, Any]:
+def _described(source: Source) -> dict[str, Any]:
     from torch.utils.data import IterableDataset
 
-    dataset, index_sampler = iterator._dataset, iterator._index_sampler  # noqa: SLF001
-    workers = int(iterator._num_workers)  # noqa: SLF001
-    is_iterable = isinstance(dataset, IterableDataset)
     return {
-        "dataset": type(dataset).__name__,
-        "batch_size": getattr(index_sampler, "batch_size", None),
-        "workers": workers,
-        "slots": max(1, workers) if is_iterable else None,
-        "is_ours": type(iterator).__module__.startswith("dataloaderjob."),
+        "dataset": type(source.dataset).__name__,
+        "batch_size": source.batch_size,
+        "workers": source.workers,
+        "slots": max(1, source.workers) if isinstance(source.dataset, IterableDataset) else None,
+        "is_ours": source.is_ours,
         "python": sys.executable,
     }
 
@@ -230,6 +237,7 @@ def install(module: Any, folder: str) -> None:
         return
     watcher = Watcher(Path(folder), int((Path(folder) / STEPS).read_text()))
     watcher.write("installed", {})
+    atexit.register(watcher.at_end)
 
     def watched(original: Any) -> Any:
         @functools.wraps(original)

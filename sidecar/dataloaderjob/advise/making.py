@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from dataloaderjob.advise.source import Source
 from dataloaderjob.batches.encoding import encode
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError, UnsupportedBatch
@@ -66,34 +67,33 @@ def _queued_s() -> float:
         return 0.0
 
 
-def make(iterator: Any) -> Made:
-    """Makes batches of a torch iterator's loader in this thread, as a worker would: with one thread of torch.
+def make(source: Source) -> Made:
+    """Makes batches in this thread, as a worker would: with one thread of torch.
 
     Raises what the user's code raises.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _measured(_samples(iterator), iterator._collate_fn, bare=not iterator._auto_collation)  # noqa: SLF001
+        return _measured(_samples(source), source)
     finally:
         torch.set_num_threads(threads)
 
 
-def _samples(iterator: Any) -> Iterator[Callable[[], Any]]:
-    """Functions that fetch the samples of one batch each. Map-style: of batches that were not asked for yet."""
-    dataset, bare = iterator._dataset, not iterator._auto_collation  # noqa: SLF001  torch's words
+def _samples(source: Source) -> Iterator[Callable[[], Any]]:
+    """Functions that fetch the samples of one batch each. Map-style: of another epoch of the sampler."""
+    dataset, is_batched = source.dataset, source.is_batched
     if isinstance(dataset, IterableDataset):
-        stream = iter(dataset)
-        size = 1 if bare else int(getattr(iterator._index_sampler, "batch_size", 1))  # noqa: SLF001
-        return itertools.repeat(lambda: next(stream) if bare else list(itertools.islice(stream, size)))
-    if bare:
+        stream, size = iter(dataset), source.batch_size or 1
+        return itertools.repeat(lambda: list(itertools.islice(stream, size)) if is_batched else next(stream))
+    if not is_batched:
         fetch = dataset.__getitem__
     else:
         fetch = getattr(dataset, "__getitems__", None) or (lambda keys: [dataset[key] for key in keys])
-    return (partial(fetch, keys) for keys in iterator._index_sampler)  # noqa: SLF001
+    return (partial(fetch, keys) for keys in source.index_sampler)
 
 
-def _measured(samples: Iterator[Callable[[], Any]], collate: Callable[[Any], Any], *, bare: bool) -> Made:
+def _measured(samples: Iterator[Callable[[], Any]], source: Source) -> Made:
     rows: list[tuple[float, ...]] = []
     nbytes, refused, began = 0, "", time.perf_counter()
     for fetch in itertools.islice(samples, BATCHES + 1):
@@ -103,10 +103,10 @@ def _measured(samples: Iterator[Callable[[], Any]], collate: Callable[[Any], Any
             fetched = fetch()
         except StopIteration:
             break
-        if fetched == [] and not bare:
+        if fetched == [] and source.is_batched:
             break
         got = clock.lap()
-        batch = collate(fetched)
+        batch = source.collate_fn(fetched)
         collated = clock.lap()
         try:
             nbytes += _encode(batch)
@@ -154,12 +154,11 @@ def _refusal(batch: Any) -> str:
     return ""
 
 
-def shipping(iterator: Any) -> tuple[str, int]:
-    """Packs dataset and code as for feeders, into a folder that is deleted: (why it cannot be, bytes)."""
+def shipping(source: Source) -> tuple[str, int]:
+    """Packs dataset and code as for feeders, into a folder that is deleted: (the reason if that fails, bytes)."""
     with tempfile.TemporaryDirectory(prefix="dataloaderjob-") as folder:
+        roots = source.dataset, source.collate_fn, source.worker_init_fn
         try:
-            init = getattr(iterator, "_worker_init_fn", None)
-            roots = iterator._dataset, iterator._collate_fn, init  # noqa: SLF001
             bundle = make_bundle(*roots, store=BlobStore(Path(folder)), allow_pickle=True)
         except InputError as exc:
             return str(exc), 0

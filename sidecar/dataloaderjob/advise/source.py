@@ -1,0 +1,40 @@
+"""The source of a loader's batches, taken from torch's iterator, which a script may drop before the advice is due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The parts that make a loader's batches."""
+
+    dataset: Any
+    index_sampler: Any
+    """Yields lists of keys, or single keys if `is_batched` is False."""
+    collate_fn: Callable[[Any], Any]
+    worker_init_fn: Callable[[int], Any] | None
+    is_batched: bool
+    workers: int
+    is_ours: bool
+
+    @staticmethod
+    def of(iterator: Any) -> Source:
+        """Reads the attributes of torch's iterators, which have these names in all releases since torch 1.2."""
+        parts = vars(iterator)
+        return Source(
+            dataset=iterator._dataset,  # noqa: SLF001
+            index_sampler=iterator._index_sampler,  # noqa: SLF001
+            collate_fn=iterator._collate_fn,  # noqa: SLF001
+            worker_init_fn=parts.get("_worker_init_fn"),
+            is_batched=bool(iterator._auto_collation),  # noqa: SLF001
+            workers=int(iterator._num_workers),  # noqa: SLF001
+            is_ours=type(iterator).__module__.startswith("dataloaderjob."),
+        )
+
+    @property
+    def batch_size(self) -> int | None:
+        size = getattr(self.index_sampler, "batch_size", None)
+        return size if type(size) is int else None
