@@ -26,7 +26,7 @@ from dataloaderjob.core.errors import InputError, RemoteProtocolError
 
 HEAD = struct.Struct("<8s40x")
 ROW = struct.Struct("<IIQQQQIHBx")
-MAGIC = b"DLJREC02"
+MAGIC = b"DLJREC03"
 BLOBS = "blobs"
 RANK = "rank-"
 NO_BUNDLE = 0xFFFF
