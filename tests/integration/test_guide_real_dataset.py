@@ -15,7 +15,7 @@ EXAMPLE = ROOT / "examples/photos"
 GUIDE = (ROOT / "docs/guide/real-dataset.md").read_text()
 COMMANDS = re.findall(r"^(python examples/photos/.*|dataloaderjob run .*)$", GUIDE, re.MULTILINE)
 OUTPUT = "".join(re.findall(r"^```text\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL))
-NUMBER, STEPS = "140", "1"
+NUMBER, STEPS = "130", "1"
 """Two batches, in place of 41."""
 
 
