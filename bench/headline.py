@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
@@ -20,8 +21,9 @@ def row_of(rows: list[dict[str, Any]], benchmark: str, case: str, peer: str) -> 
     return found
 
 
-def _span(values: list[float], form: str) -> str:
-    least, most = format(min(values), form), format(max(values), form)
+def span(values: list[float], text: Callable[[float], str]) -> str:
+    """Returns the least and the largest value; one of them if both look alike."""
+    least, most = text(min(values)), text(max(values))
     return least if least == most else f"{least} to {most}"
 
 
@@ -34,10 +36,10 @@ def when_to_use(rows: list[dict[str, Any]]) -> str:
     ]
     small = row_of(rows, "B2", "0.1 MB: receiver's CPU", "pyzmq")
     ours, peers, times = (
-        _span([row[key] for row in cpu], form)
-        for key, form in (("ours", ".2f"), ("peer", ".1f"), ("ratio", ".0f"))
+        span([row[key] for row in cpu], form.format)
+        for key, form in (("ours", "{:.2f}"), ("peer", "{:.1f}"), ("ratio", "{:.0f}"))
     )
-    first, torchs = _span([row["ours"] for row in start], ".1f"), _span([row["peer"] for row in start], ".1f")
+    first, torchs = (span([row[key] for row in start], "{:.1f}".format) for key in ("ours", "peer"))
     lines = [
         ("Use it when", "Don't use it when"),
         ("---", "---"),

@@ -186,7 +186,7 @@ def in_short(rows: list[dict[str, Any]]) -> str:
 
 
 def _beside_whom(peers: dict[str, list[float]]) -> str:
-    return "; ".join(f"{peer} {_span(times)}" for peer, times in peers.items())
+    return "; ".join(f"{peer} {headline.span(times, number)}" for peer, times in peers.items())
 
 
 def _subject(row: dict[str, Any]) -> tuple[int, str, str]:
@@ -194,11 +194,6 @@ def _subject(row: dict[str, Any]) -> tuple[int, str, str]:
         if row["benchmark"] == benchmark and words in row["case"]:
             return place, what, work
     return len(SUBJECTS), f"{row['benchmark']} {row['case']}", ""
-
-
-def _span(values: list[float]) -> str:
-    least, most = number(min(values)), number(max(values))
-    return least if least == most else f"{least} to {most}"
 
 
 def _summary(results: list[dict[str, Any]]) -> str:

@@ -98,6 +98,21 @@ def test_package_runs_as_a_command_and_prints_its_version(words: list[str]) -> N
     assert done.stdout == f"dataloaderjob {__version__}\n"
 
 
+def test_broken_pipe_of_a_service_is_reported_as_an_error(monkeypatch, capsys):
+    def broken(_: object) -> int:
+        raise BrokenPipeError("the run closed its socket")
+
+    monkeypatch.setattr(cli, "_version", broken)
+    assert cli.main(["version"]) == cli.EXIT_FAILED
+    assert "the run closed its socket" in capsys.readouterr().err
+
+
+def test_silent_command_succeeds_without_standard_output(monkeypatch):
+    monkeypatch.setattr(cli, "_version", lambda _: 0)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert cli.main(["version"]) == 0
+
+
 def test_closed_standard_output_ends_a_command_quietly():
     read, write = os.pipe()
     os.close(read)

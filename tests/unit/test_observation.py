@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from dataloaderjob.advise.observation import LEAST, OBSERVE_S, REPLAYED, SKIPPED, Observation, WatchPhase
+from dataloaderjob.advise.observation import (
+    LEAST,
+    OBSERVE_S,
+    REPLAYED,
+    SKIPPED,
+    Observation,
+    Steps,
+    WatchPhase,
+)
 
 
 class Loop:
@@ -34,6 +42,11 @@ def test_phases_follow_each_other_after_enough_steps() -> None:
     assert loop.observation.phase is WatchPhase.DONE
     assert loop.observation.observed.period_s() == pytest.approx(0.4)
     assert loop.observation.replayed.step_s() == pytest.approx(0.1)
+
+
+def test_step_is_the_median_of_its_times() -> None:
+    assert Steps(thinks=[3, 1, 2]).step_s() == 2
+    assert Steps(thinks=[4, 1, 2, 3]).step_s() == 2.5
 
 
 def test_slow_steps_are_cut_short_by_time() -> None:

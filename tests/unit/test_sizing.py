@@ -15,7 +15,6 @@ from dataloaderjob.core.sizing import (
     Pipeline,
     advise,
     ceilings,
-    median,
     rate,
     spread,
 )
@@ -116,8 +115,6 @@ def test_times_that_cannot_be_are_rejected(changed: dict[str, object]) -> None:
         pipeline(**changed)
 
 
-def test_median_and_spread() -> None:
-    assert median([3, 1, 2]) == 2
-    assert median([4, 1, 2, 3]) == 2.5
+def test_spread_is_the_coefficient_of_variation() -> None:
     assert spread([1.0]) == spread([2.0, 2.0]) == 0.0
     assert spread([1.0, 3.0]) == pytest.approx(math.sqrt(2) / 2)

@@ -17,12 +17,12 @@ COMMAND = ["python", "train.py", "--lr", "0.1"]
 def result(**changed: Any) -> dict[str, Any]:
     """What a rank found that waits for three quarters of each step."""
     made = {
-        "batches": 16, "fetch_cpu_s": 0.3, "collate_cpu_s": 0.09, "encode_cpu_s": 0.01, "idle_s": 0.0,
+        "fetch_cpu_s": 0.3, "collate_cpu_s": 0.09, "encode_cpu_s": 0.01, "idle_s": 0.0,
         "nbytes": 38_500_000, "spread": 0.1, "refused": "",
     }  # fmt: skip
     return {
         "rank": 0, "world": 1, "local_world": 1, "steps": 50, "replayed": 20,
-        "period_s": 0.4, "step_s": 0.1, "wait_s": 0.3, "busy_cpus": 1.0,
+        "period_s": 0.4, "step_s": 0.1, "busy_cpus": 1.0,
         "dataset": "Photos", "batch_size": 64, "workers": 1, "slots": None, "made": made,
         "cannot_ship": "", "shipped_nbytes": 1000, **changed,
     }  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -164,7 +165,7 @@ class Watcher:
             from dataloaderjob.advise import making
 
             try:
-                found["made"] = _plain(making.make(loader.source))
+                found["made"] = dataclasses.asdict(making.make(loader.source))
                 found["cannot_ship"], found["shipped_nbytes"] = making.shipping(loader.source)
             except InputError as exc:
                 found["trouble"] = str(exc)
@@ -178,14 +179,12 @@ class Watcher:
         _wait_for_device()
         wall_s = time.perf_counter() - loader.wall_s if loader.wall_s else 0.0
         return {
-            "rank": int(os.environ.get("RANK") or 0),
             "world": int(os.environ.get("WORLD_SIZE") or 1),
             "local_world": int(os.environ.get("LOCAL_WORLD_SIZE") or 1),
             "steps": observed.count,
             "replayed": replayed.count,
             "period_s": observed.period_s(is_queued=_has_device()),
             "step_s": _step_s(observed, replayed, wall_s),
-            "wait_s": sum(observed.waits) / observed.count,
             "busy_cpus": (time.process_time() - loader.cpu_s) / wall_s if wall_s else None,
             **_described(loader.source),
         }
@@ -206,8 +205,6 @@ def _described(source: Source) -> dict[str, Any]:
         "batch_size": source.batch_size,
         "workers": source.workers,
         "slots": max(1, source.workers) if isinstance(source.dataset, IterableDataset) else None,
-        "is_ours": source.is_ours,
-        "python": sys.executable,
     }
 
 
@@ -218,10 +215,6 @@ def _has_device() -> bool:
 def _wait_for_device() -> None:
     if _has_device():
         sys.modules["torch"].cuda.synchronize()
-
-
-def _plain(made: Any) -> dict[str, Any]:
-    return {name: getattr(made, name) for name in made.__slots__}
 
 
 def _quietly(function: Any) -> None:

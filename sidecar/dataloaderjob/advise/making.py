@@ -31,7 +31,6 @@ OUTLIER_OF = 8
 class Made:
     """The cost of a batch: means, in seconds."""
 
-    batches: int
     fetch_cpu_s: float
     collate_cpu_s: float
     encode_cpu_s: float
@@ -108,12 +107,9 @@ def _measured(samples: Iterator[Callable[[], Any]], source: Source) -> Made:
         got = clock.lap()
         batch = source.collate_fn(fetched)
         collated = clock.lap()
-        try:
-            nbytes += _encode(batch)
-        except UnsupportedBatch as exc:
-            refused = str(exc)
+        size, why = _encode(batch)
+        nbytes, refused = nbytes + size, refused or why
         rows.append((*got, *collated, *clock.lap()))
-        refused = refused or _refusal(batch)
         if len(rows) > 2 and time.perf_counter() - began > BUDGET_S:
             break
     if not rows:
@@ -129,29 +125,29 @@ def _costs(rows: Sequence[tuple[float, ...]], nbytes: int, refused: str) -> Made
         idle_s.pop()
     fetch, collate, encode_ = (sum(row[part] for row in rows) / len(rows) for part in (0, 2, 4))
     return Made(
-        batches=len(rows), fetch_cpu_s=fetch, collate_cpu_s=collate, encode_cpu_s=encode_,
+        fetch_cpu_s=fetch, collate_cpu_s=collate, encode_cpu_s=encode_,
         idle_s=sum(idle_s) / len(idle_s), nbytes=nbytes, spread=spread([row[1] + row[3] for row in rows]),
         refused=refused,
     )  # fmt: skip
 
 
-def _encode(batch: Any) -> int:
-    """Does what a feeder does with a batch, and returns its bytes."""
-    encoded = encode(batch, allow_pickle=True)
+def _encode(batch: Any) -> tuple[int, str]:
+    """Does what a feeder does with a batch: (its bytes, the reason if it cannot travel as it is)."""
+    refused = ""
+    try:
+        encoded = encode(batch, allow_pickle=False)
+    except UnsupportedBatch as exc:
+        refused = str(exc)
+        try:
+            encoded = encode(batch, allow_pickle=True)
+        except UnsupportedBatch as worse:
+            return 0, str(worse)
     shared = bytearray(encoded.nbytes)
     at = 0
     for part in encoded.buffers:
         shared[at : at + len(part)] = part
         at += len(part)
-    return encoded.nbytes
-
-
-def _refusal(batch: Any) -> str:
-    try:
-        encode(batch, allow_pickle=False)
-    except UnsupportedBatch as exc:
-        return str(exc)
-    return ""
+    return encoded.nbytes, refused
 
 
 def shipping(source: Source) -> tuple[str, int]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-
-from dataloaderjob.core.sizing import median
+from statistics import median
 
 SKIPPED = 3
 """First steps of a loader that do not count: compilation, allocators, workers that start."""

@@ -18,7 +18,6 @@ class Source:
     worker_init_fn: Callable[[int], Any] | None
     is_batched: bool
     workers: int
-    is_ours: bool
 
     @staticmethod
     def of(iterator: Any) -> Source:
@@ -31,7 +30,6 @@ class Source:
             worker_init_fn=parts.get("_worker_init_fn"),
             is_batched=bool(iterator._auto_collation),  # noqa: SLF001
             workers=int(iterator._num_workers),  # noqa: SLF001
-            is_ours=type(iterator).__module__.startswith("dataloaderjob."),
         )
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -19,8 +18,8 @@ from typing import Any
 
 from dataloaderjob.advise.hook import FINISH, STEPS
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.processes import adopt_orphans
 
-PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.1
 GRACE_S, SHIPPING_S = 15.0, 30.0
 """Time for a step to end after time is up, and for the samples and the dry run that one rank makes."""
@@ -51,9 +50,7 @@ def watch(command: Sequence[str], *, steps: int, timeout_s: float, say: Callable
         (folder / STEPS).write_text(str(steps))
         paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(scratch)}
-        ctypes.CDLL(None).prctl(
-            PR_SET_CHILD_SUBREAPER, 1
-        )  # what the script leaves behind becomes ours to end
+        adopt_orphans()
         try:
             # Its output goes beside ours, so that standard output has the advice alone.
             script = subprocess.Popen(
@@ -82,11 +79,8 @@ def _until_found(
             return returncode
         now = time.monotonic()
         results = _read(folder, "result")
-        if (
-            results
-            and len(results) >= results[0]["local_world"]
-            and any(one.get("is_complete") for one in results)
-        ):
+        is_whole = bool(results) and len(results) >= results[0]["local_world"]
+        if is_whole and any(one.get("is_complete") for one in results):
             return None
         if results and late is None:
             late = now + SHIPPING_S

@@ -50,6 +50,8 @@ RAY_TASKS_VARIABLE = "DATALOADERJOB_RAY_TASKS"
 """Set on a Ray node on which user code may start tasks."""
 DISTRIBUTED_VARIABLE = "DATALOADERJOB_DISTRIBUTED"
 RECORD_VARIABLE = "DATALOADERJOB_RECORD"
+LAUNCHERS = "RAY|SLURM|OMPI|PMIX?|PRTE"
+"""Beginnings of the names of launchers' variables, as a regular expression."""
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 """Variables in which launchers set a process's rank; the first one that is set counts."""
 SHARES = (

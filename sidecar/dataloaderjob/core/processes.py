@@ -21,6 +21,7 @@ from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
 MAX_LINE_CHARS = 64 * 1024
 """A longer line is shown in pieces."""
 SEE_OUTPUT = "its own output says why"
@@ -37,6 +38,11 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants whose own parents have ended, so that it can find and end them."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def allow_all_files() -> None:

@@ -7,6 +7,7 @@ receiver. Each of them bounds the rate; the lowest bound is the limit.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -164,14 +165,8 @@ def _limit_today(pipeline: Pipeline, now: float, allowed: dict[Limit, float]) ->
     return min(full, key=allowed.__getitem__) if full else maker(pipeline)
 
 
-def median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
 def spread(values: Sequence[float]) -> float:
     """Coefficient of variation; 0 of fewer than two values."""
-    if len(values) < 2 or not (mean := sum(values) / len(values)):
+    if len(values) < 2 or not (mean := statistics.fmean(values)):
         return 0.0
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)) / mean
+    return statistics.stdev(values) / mean

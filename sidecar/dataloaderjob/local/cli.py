@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     try:
         code = int(args.command(args))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed before Python started
+            with _output():
+                sys.stdout.flush()
         return code
-    except BrokenPipeError:  # its reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return EXIT_PIPE
     except (DataLoaderJobError, OSError) as exc:
         sys.stderr.write(f"dataloaderjob: {exc}\n")
         return EXIT_INPUT if isinstance(exc, InputError) else int(args.failed)
@@ -344,7 +344,18 @@ def _version(_: argparse.Namespace) -> int:
 
 
 def _print(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    with _output():
+        sys.stdout.write(f"{text}\n")
+
+
+@contextlib.contextmanager
+def _output() -> Iterator[None]:
+    """Ends the command without a message if the reader of its output, such as head, has closed the pipe."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what the interpreter writes at its end
+        sys.exit(EXIT_PIPE)
 
 
 if __name__ == "__main__":

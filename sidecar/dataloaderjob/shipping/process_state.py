@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.core.places import KEEP_VARIABLE, SOCKET_VARIABLE
+from dataloaderjob.core.places import KEEP_VARIABLE, LAUNCHERS, SOCKET_VARIABLE
 
 _PIXELS = 1024 * 1024 * 1024 // 4 // 3
 _IMPORTED_FOR_EFFECT = ("hdf5plugin", "pillow_avif", "pillow_heif", "pillow_jxl")
@@ -50,7 +50,7 @@ _OWN = re.compile(
 """Variables for which a feeder keeps its own value, unless the script changed them."""
 _OF_A_LAUNCHER = re.compile(
     r"(?!\w*(?:RANK|PROCID|LOCALID|NODEID|GTIDS|TASK_PID|VPID|CPU_BIND\w*|_STEP\w*|_URI\w*|_PORT|_FD)$)"
-    r"(?:OMPI|PMIX?|PRTE|SLURM|RAY)_\w+"
+    rf"(?:{LAUNCHERS})_\w+"
 )
 """Variables that a launcher sets alike for all ranks of a node. A kept service does not have them from its start."""
 _RANK_ARGUMENT = re.compile(r"--local[-_]rank=\d+")
