@@ -47,13 +47,17 @@ class Provider(Protocol):
         """Connects to whatever starts feeders. Raises ServiceError if that fails."""
 
     def found(self) -> list[int]:
-        """Returns the numbers of the feeders that an earlier supervisor placed."""
+        """Returns the numbers of the feeders that this or an earlier supervisor placed and that have not ended.
+
+        Raises ServiceError if this cannot currently be determined.
+        """
 
     def place(self, index: int, num_feeders: int) -> None:
         """Asks for a feeder. Raises ServiceError if it is refused."""
 
     def kill(self, index: int) -> None:
-        """Ends a feeder for good. Does nothing if it does not exist, or does not exist yet."""
+        """Asks for a feeder's end for good; `found` tells once it is effective. Does nothing if no such feeder
+        exists, or not yet."""
 
     def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:
         """Returns why these feeders, in order, have not come up. `taken`: number of places that all others take.

@@ -28,6 +28,7 @@ from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, rea
 from dataloaderjob.core.sockets import address_text
 from dataloaderjob.core.supervision import Cause
 from dataloaderjob.providers.provider import LOCAL, NAMES, RAY, Provider
+from dataloaderjob.supervisor.ending import end_feeders
 from dataloaderjob.supervisor.feeder_set import (
     Endpoint,
     FeederPlace,
@@ -266,9 +267,8 @@ class Supervisor:
 
     def _end(self) -> None:
         with self._lock:
-            left = list(self._feeders.members)
-        for index in left:
-            self._provider.kill(index)
+            left = set(self._feeders.members)
+        end_feeders(self._provider, left)
 
     # Events of the server's threads
 

@@ -201,7 +201,10 @@ class RayProvider:
         )
 
     def found(self) -> list[int]:
-        names = ray.util.list_named_actors(all_namespaces=False)
+        try:
+            names = ray.util.list_named_actors(all_namespaces=False)
+        except Exception as exc:
+            raise ServiceError(f"Ray does not list the feeders: {first_line(exc)}") from exc
         return sorted(index for name in names if (index := index_of(name)) is not None)
 
     def place(self, index: int, num_feeders: int) -> None:
