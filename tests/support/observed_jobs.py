@@ -9,11 +9,11 @@ from typing import Any
 from manifests import manifest
 
 from dataloaderjob.api import parse_object
+from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob.api.status import ConditionType, RayStatus
 from dataloaderjob_operator import objects
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.observed import Observed, SupervisorStatus
-from dataloaderjob_operator.objects.workloads import SIDECAR
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.observed import (
     MAX_TROUBLE,
@@ -33,7 +34,6 @@ from dataloaderjob_operator.decide.observed import (
 from dataloaderjob_operator.decide.resource_fields import with_field
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import Role
-from dataloaderjob_operator.objects.workloads import SIDECAR
 
 SETTLE_S = 5.0
 """Seconds for which an object must have waited before its events are listed."""

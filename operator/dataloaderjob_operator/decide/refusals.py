@@ -12,11 +12,12 @@ from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
+from dataloaderjob.api.plain import plain
+from dataloaderjob.api.sidecar import RUN, SIDECAR
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.resource_fields import with_field
 from dataloaderjob_operator.kinds import Manifest
-from dataloaderjob_operator.objects.pods import INHERITED, TMP, plain
-from dataloaderjob_operator.objects.workloads import RUN, SIDECAR
+from dataloaderjob_operator.objects.pods import INHERITED, TMP
 
 NO_DRY_RUN = "does not support dry run"
 """The API server's message if an admission webhook has side effects and so supports no dry run."""

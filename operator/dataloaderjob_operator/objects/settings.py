@@ -22,23 +22,22 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
 from dataloaderjob.api.job import MANAGED_BY
 from dataloaderjob.api.pods import PodTemplate
+from dataloaderjob.api.sidecar import KEY_FOLDER as KEY_FOLDER
+from dataloaderjob.api.sidecar import METRICS_PORT as METRICS_PORT
+from dataloaderjob.api.sidecar import RUN_FOLDER as RUN_FOLDER
+from dataloaderjob.api.sidecar import SCRATCH_SIZE as SCRATCH_SIZE
+from dataloaderjob.api.sidecar import SETTINGS_FILE
+from dataloaderjob.api.sidecar import SETTINGS_FOLDER as SETTINGS_FOLDER
+from dataloaderjob.api.sidecar import SOCKET as SOCKET
+from dataloaderjob.api.sidecar import USER as USER
 from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest, digest
 
-KEY_FOLDER = "/etc/dataloaderjob/key"
-SETTINGS_FOLDER = "/etc/dataloaderjob/settings"
-RUN_FOLDER = "/run/dataloaderjob"
-"""Folder shared by the containers of a trainer pod. It holds the socket, and the user's code and data in transit."""
-SOCKET = f"{RUN_FOLDER}/s"
 GCS_PORT = 6379
 SUPERVISOR_PORT = 6400
-METRICS_PORT = 9400
 MASTER_PORT = 29500
-SCRATCH_SIZE = "10Gi"
 TMP = "/tmp"  # noqa: S108  a path in a pod
-USER = 65532
-"""User of this project's images, and group of the pods' files: see `OperatorConfig.fs_group`."""
 HOST_PORTS = range(20_000, 28_000, 2)
 """First ports of port pairs for trainers on the host network. They are below the ranges for Services and outgoing
 connections, and avoid dcgm-exporter's port (9400) and other jobs' torchrun."""
@@ -46,7 +45,7 @@ JOB_KEY = "links"
 COUNT_FILE = "feeders"
 """File with the current number of feeders, the only setting of the head that changes while it runs."""
 RAY_TOKEN = "ray"  # noqa: S105  the name of a file
-FILES = {names.Role.HEAD: "head.json", names.Role.FEEDER: "feeder.json", names.Role.TRAINER: "sidecar.json"}
+FILES = {names.Role.HEAD: "head.json", names.Role.FEEDER: "feeder.json", names.Role.TRAINER: SETTINGS_FILE}
 """Settings files by the role of the pods that read them."""
 
 
@@ -209,6 +208,7 @@ def sidecar(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "supervisor_host": service_host(job, names.head_service(job.name), setup),
         "supervisor_port": SUPERVISOR_PORT,
         **dataclasses.asdict(job.spec.loader_settings()),
+        **({"anyone": True} if job.spec.trainers.attached else {}),
         "metrics_host": EVERYWHERE,  # probes and Prometheus come from outside the pod
         "metrics_port": ports(job).metrics,
     }

@@ -4,31 +4,25 @@ Job, whose pods run the sidecar next to the user's containers. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob.api.base import Quantity
+from dataloaderjob.api.plain import plain, resources
+from dataloaderjob.api.sidecar import LAST_WORDS, RUN, scratch_volume, sidecar_container, sidecar_plan
 from dataloaderjob.core.places import SOCKET_VARIABLE
 from dataloaderjob.core.settings import NODE_FOLDER, NODE_READY, TEMP_DIR
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects import settings
 from dataloaderjob_operator.objects.pods import (
-    LAST_WORDS,
-    MOUNTS,
-    RESTRICTED,
     SHM,
     environment,
     image,
     inherited,
     joined,
     mounts,
-    plain,
     ray_container,
     ray_pod,
-    resources,
-    scratch_volume,
     shared_fields,
     template,
     volumes,
@@ -50,10 +44,8 @@ READINESS: Manifest = {
 }
 PROGRESS_S = 900
 """Seconds after which a new feeder pod that is not ready is reported: images may be large, and the head may be late."""
-SIDECAR = "dataloaderjob-sidecar"
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
 BY_INDEX = ("PET_NODE_RANK", "RANK")
-RUN = {"name": "dataloaderjob-run", "mountPath": settings.RUN_FOLDER}
 
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
@@ -192,60 +184,9 @@ def _trainer(
 
 
 def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
-    """Builds the sidecar. It is the first init container, so that the others can read batches too. It does not keep the
-    pod running after the trainer has ended."""
-    spec = job.spec.sidecar
-    asked = plain(spec)
-    return {
-        "name": SIDECAR,
-        "image": spec.image or setup.sidecar_image,
-        "restartPolicy": "Always",
-        "command": ["python", "-m", "dataloaderjob.sidecar"],
-        "args": ["--settings", f"{settings.SETTINGS_FOLDER}/sidecar.json"],
-        "ports": [{"name": "metrics", "containerPort": settings.ports(job).metrics}],
-        "resources": _resources(job),
-        **({"env": asked["env"]} if asked.get("env") else {}),
-        "securityContext": {**RESTRICTED, "runAsNonRoot": True, **_user(job), **asked.get("securityContext", {})},
-        "startupProbe": {
-            "httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": 1, "failureThreshold": 120,
-        },
-        "volumeMounts": [*MOUNTS, RUN],
-        **LAST_WORDS,
-    }  # fmt: skip
-
-
-def _user(job: DataLoaderJob) -> dict[str, int]:
-    """Returns the sidecar's user if the pod's user is root, as which the sidecar may not run. Otherwise the sidecar's
-    image or the namespace sets the user."""
-    pod = plain(job.spec.trainers.own.template)["spec"].get("securityContext") or {}
-    return {"runAsUser": settings.USER} if pod.get("runAsUser") == 0 else {}
-
-
-def _resources(job: DataLoaderJob) -> dict[str, Any]:
-    """Returns the sidecar's requests and limits. The default memory is what the pools and the sidecar need, because
-    memfds count as the sidecar's memory."""
-    spec = job.spec.sidecar
-    made = resources(spec.resources)
-    overhead = spec.overhead_nbytes(job.spec.trainers.processes_per_pod)
-    memory = str(job.spec.shared_nbytes + overhead)
-    limits = {"memory": memory, **made.get("limits", {})}
-    requests = {"memory": limits["memory"], **made.get("requests", {})}
-    if _guaranteed(plain(job.spec.trainers.own.template)["spec"]):
-        requests |= limits
-        limits |= requests
-    return {"requests": requests, "limits": limits}
-
-
-def _guaranteed(user: Mapping[str, Any]) -> bool:
-    """Checks whether the user's containers alone would have the Guaranteed quality of service, which the sidecar must
-    preserve."""
-    for container in (*user["containers"], *user.get("initContainers", ())):
-        asked = container.get("resources") or {}
-        limits = asked.get("limits") or {}
-        requests = {**limits, **(asked.get("requests") or {})}
-        if not all(
-            name in limits and Quantity(str(limits[name])) == Quantity(str(requests[name]))
-            for name in ("cpu", "memory")
-        ):
-            return False
-    return True
+    """Builds the sidecar. It is the first init container, so that the others can read batches too."""
+    plan = sidecar_plan(
+        job.spec, image=setup.sidecar_image, metrics_port=settings.ports(job).metrics,
+        processes=job.spec.trainers.own.processes_per_pod,
+    )  # fmt: skip
+    return sidecar_container(plan, plain(job.spec.trainers.own.template)["spec"])

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -142,10 +143,16 @@ class Bundle:
 class BlobStore:
     """A folder of blobs. Safe for several processes: a rename makes each blob appear whole."""
 
-    def __init__(self, folder: Path, scratch: Mapping[str, int] | None = None) -> None:
-        """`scratch`: bytes available wherever these blobs go, by the manifest field that sets them."""
+    def __init__(
+        self, folder: Path, scratch: Mapping[str, int] | None = None, *, anyone: bool = False
+    ) -> None:
+        """`scratch`: bytes available wherever these blobs go, by the manifest field that sets them. `anyone`: processes
+        of other users share the folder, and each of them makes its files readable to the others."""
         self.folder, self._scratch = folder, scratch or {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o770)
+        if anyone:
+            with contextlib.suppress(PermissionError):  # a trainer of another user was first
+                folder.chmod(0o777)
 
     def path(self, digest: str) -> Path:
         if not _DIGEST.match(digest):
@@ -256,12 +263,16 @@ class BlobStore:
                 raise RemoteProtocolError(
                     f"a blob arrived damaged: {digest} was promised, {found.hexdigest()} arrived"
                 )
-            os.chmod(name, 0o640)
+            os.chmod(name, 0o644 if self._is_open() else 0o640)
             os.rename(name, target)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)
             raise
+
+    def _is_open(self) -> bool:
+        """Checks whether the folder's owner shares it with processes of other users."""
+        return bool(self.folder.stat().st_mode & stat.S_IWOTH)
 
     @contextlib.contextmanager
     def lock(self, digest: str) -> Iterator[None]:

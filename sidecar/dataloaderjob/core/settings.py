@@ -122,6 +122,9 @@ class SidecarSettings(LoaderSettings):
     """Bytes available for user code and data, here and on feeders' nodes, by the manifest field that sets them."""
     private: bool = False
     """True to admit only this user's trainers; on a cluster, those of a group may connect."""
+    anyone: bool = False
+    """True to admit trainers of any user. The sidecar of an attached pod shares its folder with the container that
+    trains alone, whose user and group it cannot know."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     """Port of /metrics and /healthz; 0 for any, None for none."""

@@ -1,4 +1,4 @@
-"""The command `dataloaderjob`: advise, run, status, scale, map, verify, replay, version."""
+"""The command `dataloaderjob`: advise, run, status, scale, inject, map, verify, replay, version."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ def make_parser() -> argparse.ArgumentParser:
     scale.add_argument("replicas", type=int, help="the new number of replicas")
     scale.add_argument("--dir", help="folder of the run, needed if several are running")
     scale.set_defaults(command=_scale)
+    _add_inject(commands)
     _add_map(commands)
     _add_verify(commands)
     _add_replay(commands)
@@ -116,6 +117,38 @@ def _add_advise(commands: Any) -> None:
         help="the command that starts the training script",
     )
     advise.set_defaults(command=_advise)
+
+
+def _add_inject(commands: Any) -> None:
+    inject = commands.add_parser(
+        "inject", help="add the sidecar of a job with spec.trainers.attach to the pod templates of a file",
+        description="Adds the sidecar to pod templates with the label dataloading.dev/inject: NAME, in objects of any "
+        "kind that is known. All other lines remain as they are. Injecting a file twice is the same as injecting it "
+        "once.",
+    )  # fmt: skip
+    inject.add_argument(
+        "-f", "--filename", required=True, metavar="FILE", help="YAML or JSON file; - for stdin"
+    )
+    inject.add_argument(
+        "-j", "--job-file", metavar="FILE",
+        help="file with the DataLoaderJob; - for stdin (default: the file of -f has it too)",
+    )  # fmt: skip
+    inject.add_argument(
+        "--job",
+        metavar="NAME",
+        help="also inject pod templates without the label, and label them with this job",
+    )
+    inject.add_argument("-o", "--output", metavar="FILE", help="write to this file (default: stdout)")
+    inject.add_argument("--in-place", action="store_true", help="change the file of -f")
+    inject.add_argument(
+        "--sidecar-image", metavar="IMAGE",
+        help="sidecar image for a job that names none, as in the chart's values (default: the chart's default)",
+    )  # fmt: skip
+    inject.add_argument(
+        "--sidecar-pull-secret", action="append", default=[], metavar="NAME",
+        help="pull secret for that image in the namespace of the pods; may be repeated",
+    )  # fmt: skip
+    inject.set_defaults(command=_inject)
 
 
 def _add_map(commands: Any) -> None:
@@ -281,6 +314,20 @@ def _scale(args: argparse.Namespace) -> int:
     feeders = args.replicas * per_pod
     run.ask({"type": "scale", "feeders": feeders})
     _print(f"{run.name}: {feeders} feeders from now on")
+    return 0
+
+
+def _inject(args: argparse.Namespace) -> int:
+    try:
+        from dataloaderjob.local import injecting
+    except ModuleNotFoundError as exc:
+        raise InputError(f"inject needs the module {exc.name!r}: pip install 'dataloaderjob[cli]'") from exc
+    request = injecting.Request(
+        source=args.filename, manifest=args.job_file, job=args.job,
+        sidecar_image=args.sidecar_image or injecting.SIDECAR_IMAGE, pull_secrets=args.sidecar_pull_secret,
+    )  # fmt: skip
+    with _output():
+        injecting.run(request, args.output, in_place=args.in_place)
     return 0
 
 

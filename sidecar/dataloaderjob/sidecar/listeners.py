@@ -187,11 +187,18 @@ class TrainerListener(Listener[Guest]):
     """The Unix socket, and trainers until their first message is complete."""
 
     def __init__(
-        self, path: str, select: selectors.BaseSelector, on_message: OnMessage, *, private: bool = False
+        self,
+        path: str,
+        select: selectors.BaseSelector,
+        on_message: OnMessage,
+        *,
+        private: bool = False,
+        anyone: bool = False,
     ) -> None:
-        """`private`: only processes of this user are served. Raises InputError if it cannot listen at `path`."""
+        """`private`: only processes of this user are served. `anyone`: those of all users are, otherwise those of the
+        user and the group. Raises InputError if it cannot listen at `path`."""
         self._private, self._on_message, self._path = private, on_message, path
-        super().__init__(listen(path), select, MAX_GUESTS)
+        super().__init__(listen(path, anyone=anyone), select, MAX_GUESTS)
         self._inode = os.stat(path).st_ino
 
     def _welcome(self, sock: socket.socket) -> Guest:
@@ -244,15 +251,16 @@ def _reason(exc: Exception) -> str:
     return f"the message makes no sense ({first_line(exc)}): install the same dataloaderjob version on both sides"
 
 
-def listen(path: str) -> socket.socket:
-    """Returns a listening socket at `path`, replacing one that a dead sidecar left. Raises InputError.
+def listen(path: str, *, anyone: bool = False) -> socket.socket:
+    """Returns a listening socket at `path`, replacing one that a dead sidecar left. `anyone`: processes of all users
+    may connect. Raises InputError.
 
     The socket gets its name only once it listens, so whoever sees it can connect.
     """
     folder, name = os.path.split(path)
     unseen = os.path.join(folder, ("_" if name.startswith("~") else "~") + name[1:])
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    old = os.umask(0o117)
+    old = os.umask(0o111 if anyone else 0o117)
     try:
         for place in (path, unseen):
             with contextlib.suppress(FileNotFoundError):

@@ -72,7 +72,7 @@ class Sidecar:
         settings.check()
         self.settings = settings
         self.key = read_key(settings.key_path)
-        self.store = BlobStore(Path(settings.blobs))
+        self.store = BlobStore(Path(settings.blobs), anyone=settings.anyone)
         self._bundle_gc = BundleGc(self.store)
         self.receivers: dict[int, ReceiverProcess] = {}
         """Receivers by pid."""
@@ -98,7 +98,11 @@ class Sidecar:
         self._sweep_at = 0.0
         # Last: a visible socket has a sidecar behind it.
         self._listener = TrainerListener(
-            settings.socket, self._select, self._on_guest, private=settings.private
+            settings.socket,
+            self._select,
+            self._on_guest,
+            private=settings.private,
+            anyone=settings.anyone,
         )
 
     @property
