@@ -151,6 +151,10 @@ class ApiClient:
                 return
             query = {**query, "continue": rest}
 
+    async def request(self, method: str, path: str, body: Any = None, kind: str = JSON) -> Manifest:
+        """Sends a request about an object that is none of a job's. Returns the object in the response."""
+        return await self._request(method, path, body, kind)
+
     async def _apply(self, verb: str, manifest: Manifest, *, below: str = "", **query: str) -> Manifest:
         """Applies an object. `below`: the subresource, such as /status."""
         kind, metadata = manifest["kind"], manifest["metadata"]

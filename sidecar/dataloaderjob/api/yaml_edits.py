@@ -57,14 +57,14 @@ class _Edits:
         its owner."""
         if _same(before, after):
             return
-        if _is_block(node) and after and isinstance(node, yaml.MappingNode) and isinstance(after, Mapping):
+        lines = _is_block(node) and bool(after)
+        if lines and isinstance(node, yaml.MappingNode) and isinstance(after, Mapping):
             if self._keeps_its_first_line(node, after):
                 self._mapping(node, before, after)
                 return
-        elif _is_block(node) and after and isinstance(node, yaml.SequenceNode) and isinstance(after, list):
-            if key is not None:
-                self._sequence(node, before, after, key)
-                return
+        elif lines and isinstance(node, yaml.SequenceNode) and isinstance(after, list) and key is not None:
+            self._sequence(node, before, after, key)
+            return
         self._replace(node, after, key, column)
 
     def _keeps_its_first_line(self, node: yaml.MappingNode, after: Mapping[str, Any]) -> bool:
@@ -148,7 +148,7 @@ class _Edits:
             raise CannotEdit(f"line {owner.start_mark.line + 1}: {_NO_ALIAS}")
 
     def _after(self, node: yaml.Node, key: yaml.Node | None = None) -> int:
-        """Returns the offset of the line after a value. `key`: the node of its key, needed if the value may be an alias."""
+        """Returns the offset of the line after a value. `key`: the node of its key; the value may then be an alias."""
         while _is_block(node):
             if isinstance(node, yaml.MappingNode):
                 key, node = node.value[-1]
