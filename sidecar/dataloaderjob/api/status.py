@@ -133,6 +133,8 @@ class TrainersStatus(Model):
     ranks: Whole = Field(default=0, ge=0)
     """Trainer processes in attached pods that receive batches, as their sidecars report. 0 if the operator creates the
     trainers."""
+    followed_uid: Annotated[str, Field(max_length=64)] = ""
+    """Uid of the object that `trainers.attach.follow` names; empty until the operator has read it."""
     idle_since: Moment = None
     """Time since which no pod is attached; empty while there are attached pods, or if the operator creates the
     trainers."""
