@@ -22,6 +22,8 @@ from dataloaderjob.core import places
 from dataloaderjob.local import cli
 from dataloaderjob.local.plan import EXIT_LATE
 from dataloaderjob.sidecar import metrics as sidecar
+from dataloaderjob_operator.injector import __main__ as injector
+from dataloaderjob_operator.injector.server import InjectorMetrics
 from dataloaderjob_operator.monitoring import ErrorKind, Metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -168,6 +170,10 @@ def of_operator() -> str:
     return made.text().decode()
 
 
+def of_injector() -> str:
+    return InjectorMetrics().text().decode()
+
+
 def of_sidecar() -> str:
     return sidecar.prometheus([("0", dict.fromkeys(sidecar.KEYS, 0))], "team/mnist/uid")
 
@@ -183,8 +189,8 @@ def table(text: str) -> str:
 
 
 def metrics() -> str:
-    """Returns the page of metrics with its two tables regenerated."""
-    tables = iter((table(of_operator()), table(of_sidecar())))
+    """Returns the page of metrics with its tables regenerated."""
+    tables = iter((table(of_operator()), table(of_injector()), table(of_sidecar())))
     return re.sub(r"\| metric \|.*\n(?:\|.*\n)+", lambda _: next(tables), METRICS.read_text())
 
 
@@ -226,6 +232,11 @@ def commands() -> str:
         f"## The operator\n\n`python -m dataloaderjob_operator`: {parser.description} The chart sets its "
     )
     parts.append("arguments.\n\n" + _arguments(parser))
+    parser = injector.make_parser()
+    parts.append(
+        f"## The injector\n\n`python -m dataloaderjob_operator.injector`: {parser.description} The chart sets "
+    )
+    parts.append("its arguments.\n\n" + _arguments(parser))
     return "".join(parts).rstrip("\n") + "\n"
 
 

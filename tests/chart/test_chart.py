@@ -208,8 +208,10 @@ def test_administrator_values_shape_the_pods_of_jobs() -> None:
     beside = parse(container(render("--set", "managedBy=example.com/canary"))["args"]).config
     assert (default.managed_by, beside.managed_by) == ("", "example.com/canary")
     assert (options.sidecar_pull_secrets, options.metrics_from) == (("mirror",), (peer,))
-    (deployment,) = [child for (kind, _), child in found.items() if kind == "Deployment"]
-    assert "fsGroup" not in deployment["spec"]["template"]["spec"]["securityContext"]
+    deployments = [child for (kind, _), child in found.items() if kind == "Deployment"]
+    assert len(deployments) == 2
+    for deployment in deployments:
+        assert "fsGroup" not in deployment["spec"]["template"]["spec"]["securityContext"]
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,12 @@ ALL = (
     "--set-json", 'tolerations=[{"operator":"Exists"}]', "--set-json", 'imagePullSecrets=[{"name":"pull"}]',
     "--set-json", 'nodeSelector={"disk":"ssd"}', "--set-json", 'affinity={"nodeAffinity":{}}',
 )  # fmt: skip
-OPTIONS = {"plain": (), "all": ALL, "namespaced": (*ALL, "--set", "namespaces={a}")}
-OF_OTHERS = {"PodMonitor", "PrometheusRule", "ServiceMonitor"}
-"""Kinds that the Prometheus operator defines: no version of Kubernetes has a schema of them."""
+OPTIONS = {
+    "plain": (), "all": (*ALL, "--set", "injection.certManager.enabled=true"),
+    "namespaced": (*ALL, "--set", "namespaces={a},injection.mode=webhook"),
+}  # fmt: skip
+OF_OTHERS = {"Certificate", "Issuer", "PodMonitor", "PrometheusRule", "ServiceMonitor"}
+"""Kinds that cert-manager or the Prometheus operator defines: no version of Kubernetes has a schema of them."""
 
 
 @pytest.mark.cover(1)

@@ -10,9 +10,9 @@ from manifests import ATTACHED, FOLLOW, manifest
 from observed_jobs import FEEDERS, HEAD, SETUP, SUPERVISOR, T0, live, pod
 
 from dataloaderjob.api import DataLoaderJob, parse_object
+from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.observed import Observed
-from dataloaderjob_operator.objects.workloads import SIDECAR
 
 STARTED = "2026-01-01T00:00:00Z"
 

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from observed_jobs import FEEDERS, HEAD, SETUP, SUPERVISOR, T0, condition, live
 
 from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob.api.status import ConditionType, Phase
 from dataloaderjob_operator.decide import events
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.followed import Followed, FollowedState
 from dataloaderjob_operator.decide.observed import Cause, Observed
-from dataloaderjob_operator.objects.workloads import SIDECAR
 
 READY, SIDECARS = ConditionType.READY, ConditionType.SIDECARS_READY
 NOT_SERVING = live(HEAD, FEEDERS, readyReplicas=0, replicas=1, updatedReplicas=1)

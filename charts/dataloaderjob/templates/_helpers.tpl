@@ -7,6 +7,46 @@ app.kubernetes.io/name: dataloaderjob-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- define "dataloaderjob.injector" -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}-injector
+{{- end }}
+
+{{- define "dataloaderjob.injectorLabels" -}}
+app.kubernetes.io/name: dataloaderjob-injector
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* The mode of injection: policy, webhook or off. */}}
+{{- define "dataloaderjob.injection" -}}
+{{- if ne .Values.injection.mode "auto" -}}
+{{ .Values.injection.mode }}
+{{- else if .Values.namespaces -}}
+off
+{{- else -}}
+webhook
+{{- end -}}
+{{- end }}
+
+{{/* The namespaces whose pods are injected and guarded. */}}
+{{- define "dataloaderjob.injectedNamespaces" -}}
+matchExpressions:
+  - key: kubernetes.io/metadata.name
+    operator: NotIn
+    values: [{{ .Release.Namespace | quote }}]
+  {{- with .Values.namespaces }}
+  - key: kubernetes.io/metadata.name
+    operator: In
+    values: {{- toYaml . | nindent 6 }}
+  {{- end }}
+{{- end }}
+
+{{/* The labelled pods. */}}
+{{- define "dataloaderjob.labelledPods" -}}
+matchExpressions:
+  - key: dataloading.dev/inject
+    operator: Exists
+{{- end }}
+
 {{/* An image's name: (dict "image" .Values.image "root" .) */}}
 {{- define "dataloaderjob.image" -}}
 {{- $repository := .image.repository -}}

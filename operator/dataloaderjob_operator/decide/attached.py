@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 
 from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.followed import CANNOT, MISSING, FollowedState
 from dataloaderjob_operator.decide.health import ConditionState, Health, sidecar_listens, trains
@@ -27,7 +28,6 @@ from dataloaderjob_operator.decide.observed import (
     trouble_of,
 )
 from dataloaderjob_operator.names import Role
-from dataloaderjob_operator.objects.workloads import SIDECAR
 
 NO_PODS = "NoPods"
 """The reason while no pod is attached."""

@@ -101,10 +101,8 @@ def renewal(found: Certificates | None, names: Sequence[str], now: datetime) -> 
     return Renewal.CERTIFICATE if late or not alike else Renewal.NONE
 
 
-def renewed(
-    found: Certificates | None, what: Renewal, names: Sequence[str], now: datetime, *, previous: bytes = b""
-) -> Certificates:
-    """Makes new certificates. `previous`: an authority that is still in use, if nothing was found."""
+def renewed(found: Certificates | None, what: Renewal, names: Sequence[str], now: datetime) -> Certificates:
+    """Makes new certificates."""
     if what is Renewal.CERTIFICATE and found is not None:
         certificate, key = _issue(names, now, found.authority, found.authority_key)
         return Certificates(
@@ -115,7 +113,7 @@ def renewed(
     certificate, key = _issue(names, now, authority, authority_key)
     return Certificates(
         authority=authority, authority_key=authority_key, certificate=certificate, key=key,
-        previous=_valid(found.authority if found else previous, now),
+        previous=_valid(found.authority if found else b"", now),
     )  # fmt: skip
 
 

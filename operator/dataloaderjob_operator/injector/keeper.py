@@ -130,8 +130,7 @@ class Keeper:
         what = renewal(found, self.names, now)
         if what is Renewal.NONE and found is not None:
             return found
-        in_use = b"" if self.served is None else self.served.authority
-        made = renewed(found, what, self.names, now, previous=in_use)
+        made = renewed(found, what, self.names, now)
         metadata = {
             "name": self.secret,
             "namespace": self.namespace,
@@ -151,7 +150,10 @@ class Keeper:
         """Puts the authorities into the webhook's configuration. Returns True if it lacked them. Raises ApiError."""
         path = f"{CONFIGURATIONS}/{self.configuration}"
         live = await self.api.request("GET", path)
-        bundle = base64.b64encode(wanted.bundle).decode()
+        in_use = (
+            b"" if self.served is None or self.served.authority in wanted.bundle else self.served.authority
+        )
+        bundle = base64.b64encode(wanted.bundle + in_use).decode()
         changes = [
             {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": bundle}
             for index, webhook in enumerate(live.get("webhooks") or ())
