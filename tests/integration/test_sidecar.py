@@ -511,6 +511,26 @@ def test_socket_is_open_to_the_sidecars_group(rig: Rig) -> None:
     assert os.stat(rig.socket).st_mode & 0o777 == 0o660
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_sidecar_that_admits_anyone_serves_another_user() -> None:
+    """As in a pod of another controller, whose containers have no common group."""
+
+    def as_another_user() -> str:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        return str(ids(DataLoader(Numbers(4))))
+
+    with Rig(feeders=1, anyone=True) as shared:
+        shared.home.chmod(0o755)
+        assert in_child(as_another_user) == "[0, 1, 2, 3]"
+        assert os.stat(shared.socket).st_mode & 0o777 == 0o666
+        blobs = [path.stat() for path in (shared.home / "blobs").iterdir()]
+        theirs = [found.st_mode & 0o777 for found in blobs if found.st_uid == 65534]
+        assert theirs
+        assert set(theirs) == {0o644}, "the sidecar, of a third user, can read them"
+
+
 def test_another_protocol_version_is_refused_with_the_remedy(rig: Rig) -> None:
     head = ipc.HEAD.pack(ipc.Type.HELLO, 0, frames.PROTOCOL + 1, 0, 0, 0)
     answer = say(rig, [head + b'{"rank": "0", "pid": 1}'], fds=1)
