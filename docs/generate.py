@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import manifest_reference
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import dataloaderjob
 import dataloaderjob_operator.__main__ as operator
-from dataloaderjob.api import crd
+from dataloaderjob.api import API_VERSION, KIND, crd, parse_object
+from dataloaderjob.api.injection import LABEL, inject, injection
+from dataloaderjob.api.pod_templates import ANCESTOR_STEP
 from dataloaderjob.api.trainer import TrainerSpec
 from dataloaderjob.core import places
 from dataloaderjob.local import cli
@@ -194,6 +197,35 @@ def metrics() -> str:
     return re.sub(r"\| metric \|.*\n(?:\|.*\n)+", lambda _: next(tables), METRICS.read_text())
 
 
+def training_runtime() -> str:
+    """Returns the chart's runtime for Kubeflow Trainer, in which the chart replaces four names. Its pods have a sidecar
+    for one process with the default memory."""
+    job = parse_object(
+        {
+            "apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "job-name"},
+            "spec": {"feeders": {"image": "any"}, "trainers": {"attach": {}}},
+        }
+    )  # fmt: skip
+    node = {
+        "metadata": {"labels": {LABEL: "job-name"}},
+        "spec": {"containers": [{"name": "node", "image": "node-image"}]},
+    }
+    template = inject(node, injection(job, image="sidecar-image"))
+    del template["metadata"]["annotations"]  # Helm cannot compute the digest
+    step = {"labels": {ANCESTOR_STEP: "trainer"}}
+    made = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "ClusterTrainingRuntime",
+        "metadata": {"name": "runtime-name", "labels": {"trainer.kubeflow.org/framework": "torch"}},
+        "spec": {
+            "mlPolicy": {"numNodes": 1, "torch": {"numProcPerNode": "auto"}},
+            "template": {"spec": {"replicatedJobs": [
+                {"name": "node", "template": {"metadata": step, "spec": {"template": template}}}
+            ]}},
+        },
+    }  # fmt: skip
+    return yaml.safe_dump(made, sort_keys=False)
+
+
 def errors() -> list[type[Exception]]:
     """Returns the classes that a script can catch, each after its base class."""
     found: list[type[Exception]] = [dataloaderjob.DataLoaderJobError]
@@ -304,6 +336,7 @@ FILES: dict[str, Callable[[], str]] = {
     "docs/reference/cli.md": commands,
     "docs/reference/environment.md": environment,
     "docs/reference/exceptions.md": exceptions,
+    "charts/dataloaderjob/files/training-runtime.yaml": training_runtime,
     "docs/reference/metrics.md": metrics,
 }
 """The generated files, each with the function that makes its text."""

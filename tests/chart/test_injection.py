@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from injecting import LABELLED, bert
 
 from chart import render
+from dataloaderjob.api.injection import inject
+from dataloaderjob.api.pod_templates import pod_templates
 from dataloaderjob_operator.injector.__main__ import parse
 
 INJECTOR = "r-injector"
@@ -19,12 +22,19 @@ WEBHOOK = {
     "Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy", "Role", "RoleBinding",
     "ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration",
 }  # fmt: skip
+POLICY = {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
+V1, V1BETA1 = (
+    f"admissionregistration.k8s.io/{version}/MutatingAdmissionPolicy" for version in ("v1", "v1beta1")
+)
 GUARDED = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 MODES = {
     "auto": ((), WEBHOOK | GUARDED),
     "webhook": (("--set", "injection.mode=webhook"), WEBHOOK | GUARDED),
     "off": (("--set", "injection.mode=off"), set()),
     "auto with namespaces": (("--set", "namespaces={a}"), set()),
+    "policy": (("--set", "injection.mode=policy"), POLICY | GUARDED),
+    "auto with policies": (("--api-versions", V1), POLICY | GUARDED),
+    "auto with the feature gate": (("--api-versions", V1BETA1), POLICY | GUARDED),
     "one replica": (("--set", "injection.replicas=1"), (WEBHOOK | GUARDED) - {"PodDisruptionBudget"}),
     "Kubernetes 1.29, which has no such policies": (("--kube-version", "1.29.0"), WEBHOOK),
     "cert-manager": (
@@ -59,6 +69,32 @@ def test_webhook_fails_closed_for_labelled_pods_of_other_namespaces_alone() -> N
     assert policy == ("Fail", "IfNeeded", 5)
     assert (webhook["sideEffects"], webhook["matchPolicy"]) == ("None", "Equivalent")
     assert "caBundle" not in webhook["clientConfig"], "an upgrade of the chart must not take it away"
+
+
+@pytest.mark.parametrize(
+    ("offered", "version"),
+    [((V1BETA1,), "v1beta1"), ((V1,), "v1"), ((V1BETA1, V1), "v1"), ((), "v1")],
+    ids=["beta", "v1", "both", "neither"],
+)
+def test_policy_has_the_newest_version_that_is_offered(offered: tuple[str, ...], version: str) -> None:
+    more = [word for name in offered for word in ("--api-versions", name)]
+    found = render("--set", "injection.mode=policy", *more)
+    policy = found["MutatingAdmissionPolicy", "ops-r-injector"]
+    binding = found["MutatingAdmissionPolicyBinding", "ops-r-injector"]
+    assert {policy["apiVersion"], binding["apiVersion"]} == {f"admissionregistration.k8s.io/{version}"}
+
+
+def test_policy_leaves_jobs_of_other_operators_alone() -> None:
+    def condition(*options: str) -> str:
+        policy = render("--set", "injection.mode=policy", *options)[
+            "MutatingAdmissionPolicy", "ops-r-injector"
+        ]
+        (found,) = [c for c in policy["spec"]["matchConditions"] if c["name"] == "of-this-operator"]
+        return str(found["expression"])
+
+    assert condition() == "params.spec.?managedBy.orValue('') in ['', 'dataloading.dev/operator']"
+    own = condition("--set", "managedBy=example.com/canary")
+    assert own == "params.spec.?managedBy.orValue('') == 'example.com/canary'"
 
 
 def test_guard_covers_the_pods_of_the_webhook() -> None:
@@ -114,3 +150,17 @@ def test_injectors_pods_are_restricted_and_outside_of_meshes() -> None:
     assert only["securityContext"]["readOnlyRootFilesystem"] is True
     assert template["spec"]["securityContext"]["runAsNonRoot"] is True
     assert template["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
+
+
+def test_training_runtime_has_the_renderers_pod() -> None:
+    values = "injection.trainingRuntime.enabled=true,injection.trainingRuntime.job=bert"
+    assert not [kind for kind, _ in render() if kind == "ClusterTrainingRuntime"]
+    found = render("--set", values, "--set-string", "sidecarImage.tag=9")[
+        "ClusterTrainingRuntime", "torch-distributed-dataloader"
+    ]
+    (template,) = pod_templates(found).templates
+    wanted = bert(loader={}, feeders={"image": "any"}, trainers={"attach": {}})
+    node = {"containers": [{"name": "node", "image": "ghcr.io/dataloaderjob/feeder:0.1.0"}]}
+    made = inject({**LABELLED, "spec": node}, wanted)
+    del made["metadata"]["annotations"]
+    assert template.template == made

@@ -24,6 +24,7 @@ from dataloaderjob.api import API_VERSION, PLURAL
 from dataloaderjob_operator.injector.certificates import Certificates, from_stored
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+BETA = "/apis/admissionregistration.k8s.io/v1beta1"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 COUNTER = itertools.count()
 OF_CLUSTER = (
@@ -70,6 +71,8 @@ class Installed:
             "ClusterRole": f"{RBAC}/clusterroles",
             "ClusterRoleBinding": f"{RBAC}/clusterrolebindings",
             "MutatingWebhookConfiguration": f"{ADMISSION}/mutatingwebhookconfigurations",
+            "MutatingAdmissionPolicy": f"{BETA}/mutatingadmissionpolicies",
+            "MutatingAdmissionPolicyBinding": f"{BETA}/mutatingadmissionpolicybindings",
             "ValidatingAdmissionPolicy": f"{ADMISSION}/validatingadmissionpolicies",
             "ValidatingAdmissionPolicyBinding": f"{ADMISSION}/validatingadmissionpolicybindings",
         }.get(kind, "")

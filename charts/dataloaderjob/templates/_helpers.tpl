@@ -22,9 +22,22 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ .Values.injection.mode }}
 {{- else if .Values.namespaces -}}
 off
+{{- else if include "dataloaderjob.policyVersion" . -}}
+policy
 {{- else -}}
 webhook
 {{- end -}}
+{{- end }}
+
+{{/* The API version of MutatingAdmissionPolicies; empty if the API server has none. */}}
+{{- define "dataloaderjob.policyVersion" -}}
+{{- range list "v1" "v1beta1" -}}
+{{- if and (not $.found) ($.Capabilities.APIVersions.Has (printf "admissionregistration.k8s.io/%s/MutatingAdmissionPolicy" .)) -}}
+{{- $_ := set $ "found" true -}}
+admissionregistration.k8s.io/{{ . }}
+{{- end -}}
+{{- end -}}
+{{- $_ := unset . "found" -}}
 {{- end }}
 
 {{/* The namespaces whose pods are injected and guarded. */}}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from dataloaderjob.api.attach import FollowSpec
+from dataloaderjob.api.injection import for_policy, injection
 from dataloaderjob.api.status import (
     ConditionType,
     DataLoaderJobStatus,
@@ -105,7 +107,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     found = parts(observed, health)
     queue = queue_of(observed, health)
     result = find_stage(observed, health, found, queue, now)
-    setup = pinned.first_setup(observed, setup)
+    own, setup = setup, pinned.first_setup(observed, setup)
     wanted, later, bug = _children(observed, setup, result, now)
     if bug is not None:
         observed = replace(observed, not_understood=not_understood(bug))
@@ -129,6 +131,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         scheduled_time=_scheduled_at(observed, result, queue, now),
         serving_time=_served_at(observed, result, now, serves=serves(found, attaches=attaches)),
         completion_time=ended,
+        injection={} if spec is None or result.stage in ENDED else _injection(observed, own),
     )
     only_counts = status == observed.status or _uncounted(status) == _uncounted(observed.status)
     status, counts_s = _counted(observed, status, now, only_counts=only_counts)
@@ -159,6 +162,12 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         event_queries=looked_up.queries,
         bug=bug,
     )
+
+
+def _injection(observed: Observed, setup: OperatorConfig) -> dict[str, Any]:
+    """Returns the parts of labelled pods, for the admission policy."""
+    made = injection(observed.job, image=setup.sidecar_image, pull_secrets=setup.sidecar_pull_secrets)
+    return for_policy(made)
 
 
 def not_understood(error: Exception) -> str:

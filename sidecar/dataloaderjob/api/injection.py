@@ -26,6 +26,7 @@ from dataloaderjob.api.sidecar import (
     SETTINGS_VOLUME,
     SIDECAR,
     SOCKET,
+    USER,
     SidecarPlan,
     scratch_volume,
     sidecar_container,
@@ -144,11 +145,32 @@ def inject(pod: Mapping[str, Any], wanted: Injection) -> dict[str, Any]:
     trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or ()), dict(RUN)]
     theirs = trainer.get("env") or []
     named = {variable.get("name") for variable in theirs}
-    ours = [{"name": name, "value": value} for name, value in wanted.env.items() if name not in named]
+    ours = [variable for variable in _environment(wanted.env) if variable["name"] not in named]
     trainer["env"] = [*ours, *theirs]
     if missing := [name for name in wanted.pull_secrets if {"name": name} not in _pull_secrets(spec)]:
         spec["imagePullSecrets"] = [*_pull_secrets(spec), *({"name": name} for name in missing)]
     return made
+
+
+def for_policy(wanted: Injection) -> dict[str, Any]:
+    """Returns the injection as the chart's admission policy reads it, from `status.injection`. The policy chooses the
+    container, and applies the two fields that depend on the pod."""
+    amounts = {"limits": {"cpu": "1", "memory": "1"}}
+    guaranteed = sidecar_container(wanted.sidecar, {"containers": [{"resources": amounts}]})
+    return {
+        "digest": wanted.digest,
+        **({} if wanted.container is None else {"container": wanted.container}),
+        "sidecar": sidecar_container(wanted.sidecar, {"containers": [{}]}),
+        "guaranteed": guaranteed["resources"],
+        "user": USER,
+        "volumes": [dict(volume) for volume in wanted.volumes],
+        "env": _environment(wanted.env),
+        "pullSecrets": [{"name": name} for name in wanted.pull_secrets],
+    }
+
+
+def _environment(variables: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def is_current(pod: Object, wanted: Injection) -> bool:

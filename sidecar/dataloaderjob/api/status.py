@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from dataloaderjob.api.base import Model, Whole, nested
+from dataloaderjob.api.base import Free, Model, Whole, nested
 
 
 class ConditionType(StrEnum):
@@ -209,6 +209,9 @@ class DataLoaderJobStatus(Model):
     """Time at which all parts first served after the start, which meets the startup deadline."""
     completion_time: Moment = None
     """Time at which the job ended."""
+    injection: Free = Field(default_factory=dict)
+    """The parts that labelled pods get, for the admission policy, which cannot compute them. Empty if the operator
+    creates the trainers, and after the end."""
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """Returns the condition; None if it has not been written yet."""
