@@ -315,8 +315,8 @@ async def reconcile_all(
     reconciler = Reconciler(client, cache, setup, poller, metrics=metrics)
     work = Workers(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
     lookup = reconciler.lookup = EventLookup(client, work.add)
-    attached = reconciler.attached = AttachedPods(client, lambda key: changed(key, False), options.namespaces)
     followed = reconciler.followed = FollowedObjects(client, work.add)
+    attached = reconciler.attached = AttachedPods(client, lambda key: pods(key), options.namespaces)
     health.remark = reconciler.cannot_write
     metrics.watches.set_function(requests.open)
     metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)
@@ -324,6 +324,10 @@ async def reconcile_all(
     def changed(key: JobKey, itself: bool) -> None:
         work.add(key, 0.0 if itself else CHILD_S, first=itself)
         poller.wake(key)
+
+    def pods(key: JobKey) -> None:
+        changed(key, False)
+        followed.wake(key)
 
     def received(kind: str, uid: str) -> None:
         metrics.received(kind)

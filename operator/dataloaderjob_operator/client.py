@@ -192,7 +192,7 @@ class ApiClient:
                     *lines, rest = (rest + part).split(b"\n")
                     for line in lines:
                         yield _event(line)
-        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
             raise ApiError(0, f"the API server does not answer GET {path}: {exc!r}") from exc
 
     async def _apply(self, verb: str, manifest: Manifest, *, below: str = "", **query: str) -> Manifest:

@@ -202,7 +202,7 @@ class Reconciler:
         if before is None:
             before = {} if observed.status.start_time is None else there
         for event in events.of_pods(before, there):
-            await self.recorder.remark(key, observed.job.metadata, event)
+            await self.recorder.send(key, observed.job.metadata, event)
 
     def _note_bug(self, key: JobKey, error: Exception) -> None:
         """Counts an internal error and logs its traceback once."""

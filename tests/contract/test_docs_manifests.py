@@ -39,7 +39,10 @@ def completed(part: dict[str, Any]) -> dict[str, Any]:
     """A manifest with this part, which begins at the manifest's own fields or at those of its spec."""
     if not part.keys() <= fields_by_alias(DataLoaderJob).keys():
         part = {"spec": part}
-    return merged(copy.deepcopy(GOOD), part)
+    base = copy.deepcopy(GOOD)
+    if "attach" in (part.get("spec", {}).get("trainers") or {}):  # instead of the trainers of GOOD
+        base["spec"] = {}
+    return merged(base, part)
 
 
 def merged(into: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -239,6 +240,12 @@ def test_end_of_the_followed_object_is_the_end_of_the_job(
         kinds = {c["kind"] for c in found.apply}
         assert "Deployment" not in kinds
         assert "the cause" in condition(found, ConditionType(phase.value)).message
+        (told,) = [
+            c["data"]["sidecar.json"]
+            for c in found.apply
+            if c["metadata"]["name"] == "mnist-attach" and "data" in c and c["kind"] == "ConfigMap"
+        ]
+        assert "the cause" in json.loads(told)["ended"], "pods that outlive the job learn of its end"
     elif reason:
         assert "the cause" in condition(found, ConditionType.PROGRESSING).message
 

@@ -221,6 +221,16 @@ def test_many_followers_share_a_bounded_rate() -> None:
     assert 1001 / READS_PER_S > 2 * PERIOD_S
 
 
+def test_change_of_pods_has_the_object_read_within_a_second() -> None:
+    reads = Reads()
+    reads.at(0.0)
+    before = len(reads.api.asked)
+    for tenth in range(5, 45):
+        reads.objects.wake(KEY)
+        reads.at(tenth / 10)
+    assert 3 <= len(reads.api.asked) - before <= 5
+
+
 def test_job_that_no_longer_follows_is_forgotten() -> None:
     reads = Reads()
     reads.at(0.0)

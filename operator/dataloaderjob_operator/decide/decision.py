@@ -244,8 +244,9 @@ def _children(
     return {key_of(child): child for child in made}, tuple(later), bug
 
 
-def _base(observed: Observed, setup: OperatorConfig, _: StageResult, __: datetime) -> Sequence[Manifest]:
-    return objects.base(observed.job, setup)
+def _base(observed: Observed, setup: OperatorConfig, result: StageResult, _: datetime) -> Sequence[Manifest]:
+    told = observed.job.spec.trainers.attached and result.stage in ENDED
+    return objects.base(observed.job, setup, f"{result.reason}: {result.message}" if told else "")
 
 
 def _feeding(observed: Observed, setup: OperatorConfig, _: StageResult, __: datetime) -> Sequence[Manifest]:

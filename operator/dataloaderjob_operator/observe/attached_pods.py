@@ -1,4 +1,4 @@
-"""Watches attached pods: pods of other controllers whose label names a job.
+"""Watches attached pods that have not ended: pods of other controllers whose label names a job.
 
 kopf has one selector for each kind of object, and these pods lack the label of the operator's own pods. So this module
 lists and watches them itself. It lists again after every error, and then reports each job whose pods have changed.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dataloaderjob_operator.client import ApiClient, ApiError
+from dataloaderjob_operator.decide.attached import ENDED
 from dataloaderjob_operator.kinds import KINDS, Manifest, transform
 from dataloaderjob_operator.names import LABEL_INJECT
 from dataloaderjob_operator.observe.cache import JobKey
@@ -93,11 +94,14 @@ class AttachedPods:
             self._versions[path] = str(pod["metadata"]["resourceVersion"])
 
     def put(self, pod: Manifest) -> str:
-        """Stores a new or changed pod. Returns its uid."""
+        """Stores a new or changed pod, or drops one that has ended: a namespace may keep thousands. Returns its uid."""
         metadata = pod["metadata"]
         uid, key = str(metadata.get("uid", "")), (metadata["namespace"], metadata["labels"][LABEL_INJECT])
         if self._jobs.get(uid, key) != key:
             self.remove(uid)
+        if (pod.get("status") or {}).get("phase") in ENDED:
+            self.remove(uid)
+            return uid
         known = self._pods[key].get(uid)
         kept = self._pods[key][uid] = transform({**pod, "kind": POD})
         self._jobs[uid] = key

@@ -20,6 +20,8 @@ from dataloaderjob_operator.observe.cache import JobKey
 log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
+MIN_INTERVAL_S = 1.0
+"""Minimum interval between two reads of an object, whatever happens to the job's pods."""
 READS_PER_S = 20
 """Maximum rate of reads over all jobs: with more than 200 jobs that follow an object, each is read less often."""
 TICK_S = 0.5
@@ -35,6 +37,7 @@ FORBIDDEN, NOT_FOUND = 403, 404
 class _Job:
     follow: FollowSpec
     due: float = 0.0
+    read_at: float = float("-inf")
     found: Followed | None = None
     misses: int = 0
 
@@ -64,6 +67,12 @@ class FollowedObjects:
         elif known is None or known.follow != follow:
             self._jobs[key] = _Job(follow)
 
+    def wake(self, key: JobKey) -> None:
+        """Reads a job's object soon, because its pods have changed: a controller may delete an object that has ended
+        within seconds."""
+        if (job := self._jobs.get(key)) is not None:
+            job.due = min(job.due, job.read_at + MIN_INTERVAL_S)
+
     async def run(self) -> None:
         while True:
             if not await self.turn():
@@ -76,7 +85,8 @@ class FollowedObjects:
         key, job = min(self._jobs.items(), key=lambda item: item[1].due, default=(None, None))
         if key is None or job is None or job.due > self._clock():
             return False
-        job.due = self._clock() + max(PERIOD_S, len(self._jobs) / READS_PER_S)
+        job.read_at = self._clock()
+        job.due = job.read_at + max(PERIOD_S, len(self._jobs) / READS_PER_S)
         with about_job(*key):
             try:
                 found = await self._read(key[0], job.follow)

@@ -94,6 +94,8 @@ class LoaderSettings:
     progress_after_s: float = 30.0
     checksum: bool = False
     """The receiver compares every body with its digest."""
+    awaits_feeders: bool = False
+    """True if deadlines for batches start with the first feeder: a pod attaches before feeders exist."""
 
     @property
     def limit_nbytes(self) -> int:
@@ -128,6 +130,8 @@ class SidecarSettings(LoaderSettings):
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     """Port of /metrics and /healthz; 0 for any, None for none."""
+    ended: str = ""
+    """The reason why the job has ended, for pods that outlive it; empty while it lives."""
 
     def check(self) -> None:
         """Raises InputError if these settings cannot work, before anything is created."""
