@@ -21,7 +21,7 @@ from rights import refused, used
 from apiserver import ApiServer, Refused
 from dataloaderjob.api.injection import inject, injection
 from dataloaderjob.api.load import parse_manifest
-from dataloaderjob_operator.injector.certificates import Renewal, renewed
+from dataloaderjob_operator.injector.certificates import Certificates, Renewal, renewed
 
 QUICK = ("--check-seconds=0.2", "--settle-seconds=1")
 
@@ -308,6 +308,56 @@ def test_replicas_share_the_certificates(server: ApiServer, tmp_path: Path) -> N
         until(lambda: made.log.count("serve admission reviews") == 2, 30, "both serve")
         assert made.log.count("renewed the authority") == 1
         assert (first.poll(), second.poll()) == (None, None)
+    finally:
+        made.close()
+
+
+def test_replica_that_looks_late_is_trusted_after_the_secret_is_deleted(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """The API server reaches the late one; the other one makes the new authority and soon serves it."""
+    made = Installed(server, tmp_path)
+    made.job()
+    try:
+        made.started("--check-seconds=6", "--settle-seconds=1")
+        until(lambda: injected(made), 30, "the first pod is injected")
+        before = made.certificates()
+        made.start(*QUICK, "--port=0", "--metrics-port=0")
+        until(lambda: made.log.count("serve admission reviews") == 2, 30, "both serve")
+        server.request("DELETE", made.secret)
+        until(lambda: made.log.count("renewed the authority") == 2, 30, "there is a new authority")
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            assert made.create(pod())["spec"]["initContainers"]
+        assert made.bundle() == made.certificates().authority + before.authority
+    finally:
+        made.close()
+
+
+def test_certificates_of_cert_manager_are_served_and_reloaded(server: ApiServer, tmp_path: Path) -> None:
+    made = Installed(server, tmp_path, "--set", "injection.certManager.enabled=true")
+    made.job()
+    folder = tmp_path / "certificate"
+    folder.mkdir()
+    now = datetime.now(UTC)
+    first = renewed(None, Renewal.AUTHORITY, NAMES, now)
+    second = renewed(first, Renewal.AUTHORITY, NAMES, now + timedelta(seconds=5))
+
+    def keep(certificates: Certificates) -> None:
+        """Writes them as the kubelet and cert-manager do."""
+        (folder / "tls.crt").write_bytes(certificates.certificate)
+        (folder / "tls.key").write_bytes(certificates.key)
+        made.trust(certificates.bundle)
+
+    try:
+        keep(first)
+        made.started(f"--certificate-folder={folder}", "--check-seconds=0.2")
+        until(lambda: injected(made), 30, "the first pod is injected")
+        keep(second)
+        until(lambda: made.log.count("serve the certificate in") == 2, 30, "the new certificate is served")
+        made.trust(second.authority)
+        time.sleep(1)
+        assert injected(made), "the previous authority is not needed any more"
     finally:
         made.close()
 

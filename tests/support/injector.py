@@ -81,7 +81,7 @@ class Installed:
     def arguments(self) -> list[str]:
         """The chart's arguments, for this machine."""
         (only,) = self.objects["Deployment", "r-injector"]["spec"]["template"]["spec"]["containers"]
-        kept = [word for word in only["args"] if not word.startswith("--dns-name")]
+        kept = [word for word in only["args"] if not word.startswith(("--dns-name", "--certificate-folder"))]
         return [*kept, "--dns-name=127.0.0.1", f"--metrics-port={self.metrics_port}", f"--port={self.port}"]
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
@@ -164,6 +164,18 @@ class Installed:
         path = f"{ADMISSION}/mutatingwebhookconfigurations/{self.cluster}"
         (webhook,) = self.server.request("GET", path)["webhooks"]
         return base64.b64decode(webhook["clientConfig"].get("caBundle", ""))
+
+    def trust(self, bundle: bytes) -> None:
+        """Writes the bundle, as cert-manager does."""
+        change = [
+            {
+                "op": "add",
+                "path": "/webhooks/0/clientConfig/caBundle",
+                "value": base64.b64encode(bundle).decode(),
+            }
+        ]
+        path = f"{ADMISSION}/mutatingwebhookconfigurations/{self.cluster}"
+        self.server.request("PATCH", path, change, content_type="application/json-patch+json")
 
     def store(self, certificates: Certificates) -> None:
         data = {name: base64.b64encode(value).decode() for name, value in certificates.stored().items()}

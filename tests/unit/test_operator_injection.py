@@ -36,6 +36,7 @@ from dataloaderjob_operator.injector.certificates import (
     renewal,
     renewed,
 )
+from dataloaderjob_operator.objects import settings
 
 HERE = Setup(sidecar_image=IMAGE)
 JOB: dict[str, Any] = yaml.safe_load(JOB_FILE.read_text())
@@ -56,6 +57,11 @@ def test_status_has_the_injection_until_the_job_ends() -> None:
     over = Followed(FollowedState.COMPLETE, "", "t")
     ended = decided(serving(attached_pod(), job=following(), followed=over)).status
     assert (ended.phase, ended.injection) == (Phase.COMPLETE, {})
+
+
+def test_sidecars_of_attached_pods_admit_any_user() -> None:
+    found = json.loads(settings.attach_map(job(), SETUP, "")["data"]["sidecar.json"])
+    assert found["anyone"] is True
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ async def run(options: Options) -> None:
     client = await ApiClient.connect()
     keeper: Keeper | Files
     if options.folder is not None:
-        keeper = Files(options.folder)
+        keeper = Files(options.folder, options.check_s)
     else:
         keeper = Keeper(
             client, options.namespace, options.secret or "", options.configuration, options.names,

@@ -101,8 +101,10 @@ def renewal(found: Certificates | None, names: Sequence[str], now: datetime) -> 
     return Renewal.CERTIFICATE if late or not alike else Renewal.NONE
 
 
-def renewed(found: Certificates | None, what: Renewal, names: Sequence[str], now: datetime) -> Certificates:
-    """Makes new certificates."""
+def renewed(
+    found: Certificates | None, what: Renewal, names: Sequence[str], now: datetime, *, in_use: bytes = b""
+) -> Certificates:
+    """Makes new certificates. `in_use`: the authority of what replicas serve, if nothing was found."""
     if what is Renewal.CERTIFICATE and found is not None:
         certificate, key = _issue(names, now, found.authority, found.authority_key)
         return Certificates(
@@ -113,7 +115,7 @@ def renewed(found: Certificates | None, what: Renewal, names: Sequence[str], now
     certificate, key = _issue(names, now, authority, authority_key)
     return Certificates(
         authority=authority, authority_key=authority_key, certificate=certificate, key=key,
-        previous=_valid(found.authority if found else b"", now),
+        previous=_valid(found.authority if found else in_use, now),
     )  # fmt: skip
 
 
@@ -128,7 +130,7 @@ def _valid(pem: bytes, now: datetime) -> bytes:
 
 def _authority(now: datetime) -> tuple[bytes, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{COMMON_NAME} {now:%Y-%m-%d}")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{COMMON_NAME} {now:%Y-%m-%dT%H:%M:%S}")])
     made = (
         _builder(name, name, key.public_key(), now, AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

@@ -58,6 +58,7 @@ class Files:
     """Certificates that somebody else keeps, such as cert-manager, in a folder with tls.crt and tls.key."""
 
     folder: Path
+    check_s: float = CHECK_S
     context: ssl.SSLContext = field(default_factory=empty_context)
     ends: datetime | None = None
     """End of the certificate that is served; None before the first one."""
@@ -73,7 +74,7 @@ class Files:
                 log.info("serve the certificate in %s, which ends at %s", self.folder, self.ends)
         except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
             raise CannotKeep(f"cannot read tls.crt and tls.key in {self.folder}: {exc}") from exc
-        return CHECK_S
+        return self.check_s
 
 
 @dataclass(slots=True)
@@ -130,7 +131,8 @@ class Keeper:
         what = renewal(found, self.names, now)
         if what is Renewal.NONE and found is not None:
             return found
-        made = renewed(found, what, self.names, now)
+        in_use = b"" if self.served is None else self.served.authority
+        made = renewed(found, what, self.names, now, in_use=in_use)
         metadata = {
             "name": self.secret,
             "namespace": self.namespace,
@@ -199,6 +201,7 @@ def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
             stack.callback(os.close, fd)
             os.write(fd, content)
             paths.append(f"/proc/self/fd/{fd}")
+        empty_context().load_cert_chain(*paths)  # raises if the two do not fit, and spoils no context in use
         context.load_cert_chain(*paths)
 
 
