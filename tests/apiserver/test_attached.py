@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from manifests import ATTACHED, FOLLOW, manifest
 from operated import Operated
+from other_kinds import TRAINJOBS
 from processes_of_operator import ROOT, Operator, until
 from supervisor_alone import SupervisorAlone, says
 
@@ -29,23 +30,6 @@ FEEDING = {
     ("Deployment", "mnist-feeders"),
 }  # fmt: skip
 MERGE = "application/merge-patch+json"
-OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-TRAINJOBS: dict[str, Any] = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "trainjobs.trainer.kubeflow.org"},
-    "spec": {
-        "group": "trainer.kubeflow.org",
-        "scope": "Namespaced",
-        "names": {"kind": "TrainJob", "plural": "trainjobs", "singular": "trainjob", "listKind": "TrainJobList"},
-        "versions": [
-            {
-                "name": "v1alpha1", "served": True, "storage": True, "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": OPEN, "status": OPEN}}},
-            }
-        ],
-    },
-}  # fmt: skip
 
 
 @pytest.fixture

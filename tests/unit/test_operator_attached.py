@@ -29,7 +29,7 @@ from dataloaderjob.api.status import ConditionType, Phase
 from dataloaderjob_operator.decide import events
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.followed import Followed, FollowedState
-from dataloaderjob_operator.decide.observed import Cause, Observed
+from dataloaderjob_operator.decide.observed import Cause, Observed, Trouble
 
 READY, SIDECARS = ConditionType.READY, ConditionType.SIDECARS_READY
 NOT_SERVING = live(HEAD, FEEDERS, readyReplicas=0, replicas=1, updatedReplicas=1)
@@ -60,6 +60,7 @@ def ready(decision: Decision) -> tuple[str, str]:
         pytest.param(starting(attached_pod(started=False)), Phase.STARTING, ("False", "NotMade"), id="pod-first"),
         pytest.param(serving(), Phase.WAITING, ("True", "Waiting"), id="no-pod"),
         pytest.param(serving(attached_pod()), Phase.SERVING, ("True", "Serving"), id="serving"),
+        pytest.param(serving(attached_pod(started=False)), Phase.WAITING, ("True", "Waiting"), id="pod-starts"),
         pytest.param(serving(GATED), Phase.WAITING, ("True", "Waiting"), id="held-back-by-kueue"),
         pytest.param(serving(LEAVING), Phase.WAITING, ("True", "Waiting"), id="pod-being-deleted"),
         pytest.param(serving(attached_pod(phase="Succeeded")), Phase.WAITING, ("True", "Waiting"), id="pod-ended"),
@@ -169,6 +170,17 @@ def test_pod_that_starts_or_fails_by_itself_does_not_degrade_the_job() -> None:
     assert (trainers.status, trainers.reason) == ("False", "ContainerCrashes")
 
 
+def test_volume_that_cannot_be_mounted_is_told_from_the_events_of_a_pod() -> None:
+    waits = attached_pod(started=False)
+    observed = serving(attached_pod("b"), waits)
+    (query,) = decided(observed, 10).event_queries
+    assert query.uid == "uid-a"
+    trouble = Trouble("a", "", "VolumeNotMounted", 'configmap "mnist-attach" not found')
+    found = decided(replace(observed, event_troubles={"uid-a": trouble}), 10)
+    assert ready(found) == ("False", "VolumeNotMounted")
+    assert "mnist-attach" in condition(found, SIDECARS).message
+
+
 def test_sidecars_that_never_reach_the_supervisor_are_told_with_the_remedy() -> None:
     observed = serving(attached_pod(), supervisor=replace(SUPERVISOR, sidecars=0))
     early, late = later(observed, 59), later(observed, 61)
@@ -250,6 +262,15 @@ def test_end_of_the_followed_object_is_the_end_of_the_job(
         assert "the cause" in condition(found, ConditionType.PROGRESSING).message
 
 
+@pytest.mark.parametrize("pods", [(), (attached_pod(started=False),)], ids=["waiting", "starting"])
+def test_followed_object_that_cannot_be_read_is_told_before_the_start(
+    pods: tuple[dict[str, Any], ...],
+) -> None:
+    found = decided(starting(*pods, job=following(), followed=read(FollowedState.UNREADABLE)))
+    progressing = condition(found, ConditionType.PROGRESSING)
+    assert (progressing.status, progressing.reason) == ("True", "FollowedNotRead")
+
+
 def test_followed_object_that_is_deleted_fails_the_job() -> None:
     observed = serving(attached_pod(), job=following(), followed=Followed(FollowedState.ACTIVE, "", "t-1"))
     status = decided(observed).status
@@ -324,7 +345,8 @@ def test_any_life_of_an_attached_job_keeps_its_rules(
             assert (found.feeders, feeder_replicas(found)) == (None, None)
         elif here:
             assert (found.feeders, feeder_replicas(found)) == (1, 1)
-            assert found.status.phase in (Phase.STARTING, Phase.SERVING, Phase.DEGRADED)
+            assert found.status.phase in (Phase.STARTING, Phase.WAITING, Phase.SERVING, Phase.DEGRADED)
+            assert found.status.phase is not Phase.WAITING or condition(found, READY).status == "True"
         else:
             assert found.status.phase in (Phase.WAITING, Phase.IDLE)
             assert found.status.trainers.idle_since is not None

@@ -105,20 +105,20 @@ def with_attached(health: Health, observed: Observed, now: datetime) -> Health:
     """Returns the health of a job whose trainers are the attached pods."""
     event_trouble = health.roles[Role.TRAINER].event_trouble
     return replace(
-        health, sidecars=sidecars(observed, now), trainer_pods=trainers(observed, event_trouble),
+        health, sidecars=sidecars(observed, event_trouble, now), trainer_pods=trainers(observed, event_trouble),
         trainers_running=running(observed),
     )  # fmt: skip
 
 
-def sidecars(observed: Observed, now: datetime) -> ConditionState:
+def sidecars(observed: Observed, event_trouble: Trouble | None, now: datetime) -> ConditionState:
     """Checks whether the sidecar of every attached pod listens and has reached the supervisor."""
     mine = pods(observed)
     if not mine:
         return ConditionState(True, NO_PODS, "no pod is attached")
-    trouble = first_trouble(map(sidecar_trouble, mine))
+    found, count = listening(observed), f"{listening(observed)} of {len(mine)} sidecars listen"
+    trouble = first_trouble(map(sidecar_trouble, mine)) or (event_trouble if found < len(mine) else None)
     if trouble is not None:
         return ConditionState(False, trouble.reason, str(trouble))
-    found, count = listening(observed), f"{listening(observed)} of {len(mine)} sidecars listen"
     lost = _not_connected(observed, now)
     if lost:
         return ConditionState(False, NOT_CONNECTED, lost)

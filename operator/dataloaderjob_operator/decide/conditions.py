@@ -157,10 +157,13 @@ def _attached_stage(
         return StageResult(Stage.IDLE, "Idle", "no pod is attached; the next one starts the feeders")
     serving = serves(found, attaches=True)
     waits = queue.why if queue is not None and not serving else None
-    if not attached.pods(observed):
+    there = attached.pods(observed)
+    if not there:
         reason = "Waiting" if serving or _served(observed) else CHILDREN_START
         return StageResult(Stage.WAITING, reason, "no pod is attached", queue=waits)
-    if _served(observed) or (serving and health.sidecars.holds):
+    if serving and not attached.listening(observed):
+        return StageResult(Stage.WAITING, "Waiting", f"{len(there)} attached pods start")
+    if _served(observed) or serving:
         return StageResult(Stage.SERVING, "Serving", "", queue=waits)
     if waits is not None:
         return StageResult(Stage.STARTING, "Queued", waits.message, queue=waits)
@@ -378,7 +381,8 @@ def conditions(
             result,
             found,
             _hindrance(observed),
-            attached.cannot_follow(observed) or short or _left_behind(observed, now),
+            short or _left_behind(observed, now),
+            attached.cannot_follow(observed),
             attaches=observed.job.spec.trainers.attached,
         )
     )
@@ -457,6 +461,7 @@ def _all(
     found: Parts,
     hindrance: ConditionState | None,
     short: ConditionState | None,
+    unread: ConditionState | None,
     *,
     attaches: bool,
 ) -> Iterator[tuple[ConditionType, ConditionState]]:
@@ -468,10 +473,11 @@ def _all(
     yield ConditionType.READY, ready
     yield from found.items()
     why = ConditionState(stage in MOVING, result.reason, result.message)
-    yield (
-        ConditionType.PROGRESSING,
-        why if stage in MOVING or stage in ENDED else _moves(result, found, short, attaches=attaches),
-    )
+    if unread is not None and stage not in ENDED | HELD:  # nothing else would end the job
+        why = unread
+    elif stage not in MOVING | ENDED:
+        why = _moves(result, found, short, attaches=attaches)
+    yield ConditionType.PROGRESSING, why
     at_rest = ConditionState(True, result.reason, result.message)
     for kind in (ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED):
         yield kind, at_rest if stage.value == kind.value else ConditionState(False, f"Not{kind.value}")

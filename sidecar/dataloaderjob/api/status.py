@@ -55,7 +55,7 @@ class Phase(StrEnum):
     RUNNING = "Running"
     """Head, sidecars and enough feeders serve, and the trainers run."""
     WAITING = "Waiting"
-    """Head and feeders serve or start, and no pod has attached yet, or none is attached any longer."""
+    """No pod is attached, or the attached pods start; head and feeders serve or start."""
     SERVING = "Serving"
     """Pods are attached, and head, sidecars and enough feeders serve."""
     IDLE = "Idle"

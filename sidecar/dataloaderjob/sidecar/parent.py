@@ -325,9 +325,10 @@ class Sidecar:
         if (running := self._running()) < settings.processes:
             return settings
         if not settings.private:
+            kind = "attach" if settings.awaits_feeders else "job"
             raise RemoteProtocolError(
                 f"this sidecar shares its memory among {settings.processes} trainer processes, which are all here: set"
-                " spec.trainers.job.processesPerPod to the number that runs in each pod"
+                f" spec.trainers.{kind}.processesPerPod to the number that runs in each pod"
             )
         if running >= settings.processes + EXTRA_PROCESSES:
             raise RemoteProtocolError(
