@@ -121,7 +121,7 @@ def test_job_lives_by_its_pods_and_ends_with_the_object_it_follows(
 
     until(lambda: job.named() == PODLESS | FEEDING, 30, f"children; its log: {operator.log}")
     reaches("Idle", "0 pods")
-    assert job.feeders() == 0
+    until(lambda: job.feeders() == 0, 10, "no feeders")
     job.attach("a", listens=False)
     until(lambda: job.feeders() == 1, 10, f"feeders for the pod; its log: {operator.log}")
     assert job.get(KIND, "mnist")["spec"]["feeders"]["replicas"] == 1

@@ -51,12 +51,13 @@ def body(thing: Any = None, **request: Any) -> dict[str, Any]:
 
 def test_status_has_the_injection_until_the_job_ends() -> None:
     found = decided(serving(attached_pod())).status.injection
+    assert found is not None
     wanted = injection(job(), image=SETUP.sidecar_image)
     assert found == for_policy(wanted)
     assert found["sidecar"] == inject(pod(), wanted)["spec"]["initContainers"][0]
     over = Followed(FollowedState.COMPLETE, "", "t")
     ended = decided(serving(attached_pod(), job=following(), followed=over)).status
-    assert (ended.phase, ended.injection) == (Phase.COMPLETE, {})
+    assert (ended.phase, ended.injection) == (Phase.COMPLETE, None)
 
 
 def test_sidecars_of_attached_pods_admit_any_user() -> None:

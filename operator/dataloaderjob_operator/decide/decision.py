@@ -131,7 +131,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         scheduled_time=_scheduled_at(observed, result, queue, now),
         serving_time=_served_at(observed, result, now, serves=serves(found, attaches=attaches)),
         completion_time=ended,
-        injection={} if spec is None or result.stage in ENDED else _injection(observed, own),
+        injection=None if spec is None or result.stage in ENDED else _injection(observed, own),
     )
     only_counts = status == observed.status or _uncounted(status) == _uncounted(observed.status)
     status, counts_s = _counted(observed, status, now, only_counts=only_counts)

@@ -210,8 +210,8 @@ class DataLoaderJobStatus(Model):
     """Time at which all parts first served after the start, which meets the startup deadline."""
     completion_time: Moment = None
     """Time at which the job ended."""
-    injection: Free = Field(default_factory=dict)
-    """The parts that labelled pods get, for the admission policy, which cannot compute them. Empty if the operator
+    injection: Free | None = None
+    """The parts that labelled pods get, for the admission policy, which cannot compute them. Left out if the operator
     creates the trainers, and after the end."""
 
     def condition(self, kind: ConditionType) -> Condition | None:
