@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from injecting import LABELLED, bert
 
-from chart import render
+from chart import notes, render
 from dataloaderjob.api.injection import inject
 from dataloaderjob.api.pod_templates import pod_templates
 from dataloaderjob_operator.injector.__main__ import parse
@@ -164,3 +164,15 @@ def test_training_runtime_has_the_renderers_pod() -> None:
     made = inject({**LABELLED, "spec": node}, wanted)
     del made["metadata"]["annotations"]
     assert template.template == made
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        ("policy", "by a policy."),
+        ("webhook", "by a webhook."),
+        ("off", "from files alone: dataloaderjob inject"),
+    ],
+)
+def test_notes_tell_how_pods_are_injected(mode: str, text: str) -> None:
+    assert text in notes("--set", f"injection.mode={mode}")
