@@ -337,8 +337,8 @@ async def reconcile_all(
         work.forget(key)
         reconciler.forget(key)
 
-    await attached.prime()
     await watch.prime(client, cache, work.add, options.namespaces)
+    await attached.prime()
     health.listed = True
     gc.collect()
     gc.freeze()  # a collection that visits the objects of 1,000 jobs blocks the loop for 0.2 s

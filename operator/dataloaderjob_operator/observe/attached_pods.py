@@ -71,7 +71,9 @@ class AttachedPods:
         except ApiError as exc:
             self._versions[path] = ""
             if exc.code != GONE:
-                log.warning("cannot watch attached pods at %s, retry in %.0f s: %s", path, RETRY_S, exc)
+                log.warning(
+                    "cannot list or watch attached pods at %s, retry in %.0f s: %s", path, RETRY_S, exc
+                )
                 await asyncio.sleep(RETRY_S)
 
     async def _list(self, path: str) -> None:
