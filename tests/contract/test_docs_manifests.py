@@ -16,6 +16,7 @@ from manifests import GOOD
 from dataloaderjob.api import KIND, ManifestError, parse_object
 from dataloaderjob.api.base import OpenModel, fields_by_alias
 from dataloaderjob.api.job import DataLoaderJob
+from dataloaderjob.api.load import parse_manifest
 from dataloaderjob.api.problems import Shape, field_shape, shape_of
 
 DOCUMENTS = {
@@ -65,7 +66,11 @@ def exists(path: str) -> bool:
 
 @pytest.mark.parametrize("part", list(shown()))
 def test_documented_manifests_have_only_known_fields(part: dict[str, Any]):
-    parse_object(completed(part))
+    found = completed(part)
+    if "external" in found["spec"].get("ray", {}):  # only one machine has it
+        parse_manifest(yaml.safe_dump(found), one_machine=True)
+    else:
+        parse_object(found)
 
 
 def test_documented_field_exists():

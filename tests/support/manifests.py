@@ -202,6 +202,11 @@ REFUSED_FIELDS = [
         "spec.ray.managed.tasks.cpus: found nothing",
         id="store-without-tasks",
     ),
+    pytest.param(
+        {"spec.ray.external": {"address": "auto"}},
+        'spec.ray.external.address: found "auto"; use host:port of the head\'s GCS',
+        id="no-address-of-ray",
+    ),
     pytest.param({TASKS: {"cpus": 0}}, "spec.ray.managed.tasks.cpus: found 0", id="no-cpus-for-tasks"),
 ]
 
@@ -211,6 +216,16 @@ REFUSED_BY_RULES = [
         {"metadata.name": "Mnist_1"}, '"Mnist_1"; use lower-case letters, digits and', id="bad-name"
     ),
     pytest.param({"spec.ray.managed.version": "2.55.1"}, '"2.55.1"; use Ray 2.56 or newer', id="old-ray"),
+    pytest.param(
+        {"spec.ray.external": {"address": "10.0.0.5:6379"}},
+        "spec.ray.external: found the address 10.0.0.5:6379; use managed, or leave both out: only",
+        id="existing-ray",
+    ),
+    pytest.param(
+        {"spec.ray": {"external": {"address": "ray:6379"}, "managed": {"version": "2.60.0"}}},
+        "spec.ray.external: found both managed and external; use either managed or external",
+        id="two-rays",
+    ),
     pytest.param({"spec.ray.managed.version": "1.13"}, '"1.13"; use Ray 2.56 or newer', id="very-old-ray"),
     pytest.param(
         {f"{CHECK}.periodMs": 100, f"{CHECK}.failureThreshold": 9},

@@ -135,7 +135,7 @@ class _Template:
 
     def __init__(self, job: DataLoaderJob, role: names.Role, made: Mapping[str, Any]) -> None:
         self._job, self._role, self._made = job, role, made
-        templates = {HEAD: job.spec.ray.managed.head.template, FEEDERS: job.spec.feeders.template}
+        templates = {HEAD: job.spec.ray.own.head.template, FEEDERS: job.spec.feeders.template}
         first = {names.Role.HEAD: HEAD, names.Role.FEEDER: FEEDERS, names.Role.TRAINER: TRAINERS}[role]
         sources = {
             root: plain(user)

@@ -190,7 +190,7 @@ def map_of(template: Mapping[str, Any]) -> str | None:
 
 def shm_size(job: DataLoaderJob, container: str) -> str:
     """Returns the size of a Ray node's shared memory, for Ray's object store and for user code."""
-    tasks = job.spec.ray.managed.room()
+    tasks = job.spec.ray.own.room()
     has_tasks = tasks.cpus and container == names.Role.FEEDER.value
     nbytes = SHM_NBYTES + (tasks.object_store_nbytes if has_tasks else 0)
     return f"{-(-nbytes // 1024**2)}Mi"

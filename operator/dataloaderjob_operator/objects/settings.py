@@ -202,7 +202,7 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "supervisor_port": SUPERVISOR_PORT,
         "num_feeders": 1,  # used if COUNT_FILE cannot be read; the operator soon sends the number
         "count_path": f"{SETTINGS_FOLDER}/{COUNT_FILE}",
-        "ray_version": job.spec.ray.managed.version,
+        "ray_version": job.spec.ray.own.version,
         "tuning": tuning(job),
     }
 
@@ -221,7 +221,7 @@ def feeder(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
 
 def tasks(job: DataLoaderJob) -> dict[str, Any]:
     """Returns the room for Ray tasks of user code; empty if there is none, as in releases without it."""
-    found = job.spec.ray.managed.room()
+    found = job.spec.ray.own.room()
     return {"tasks": dataclasses.asdict(found)} if found.cpus else {}
 
 
@@ -232,7 +232,7 @@ def scratch(job: DataLoaderJob) -> dict[str, int]:
     parts = {"sidecar": job.spec.sidecar.scratch}
     shared = any(mount.mount_path.rstrip("/") == TMP for mount in job.spec.data.volume_mounts)
     own = shared or _own_tmp(job.spec.feeders.template, "feeder")
-    if not (own and _own_tmp(job.spec.ray.managed.head.template, "head")):
+    if not (own and _own_tmp(job.spec.ray.own.head.template, "head")):
         parts["feeders"] = job.spec.feeders.scratch
     for part, spec in parts.items():
         field, size = "size", str(spec.size or SCRATCH_SIZE)
@@ -263,7 +263,7 @@ def _at(thing: Any, *names: str) -> Any:
 
 def tuning(job: DataLoaderJob) -> dict[str, Any]:
     """Builds the fields of `dataloaderjob.core.settings.RayTuning`."""
-    return dataclasses.asdict(job.spec.ray.managed.tuning.settings())
+    return dataclasses.asdict(job.spec.ray.own.tuning.settings())
 
 
 def _json(value: dict[str, Any]) -> str:

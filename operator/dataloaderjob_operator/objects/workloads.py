@@ -59,7 +59,7 @@ RUN = {"name": "dataloaderjob-run", "mountPath": settings.RUN_FOLDER}
 def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """Builds the head's Deployment: one pod, which is replaced but never doubled, because two heads would place feeders
     twice. Replacing it restarts all feeders, so a new image alone does not replace it."""
-    spec = job.spec.ray.managed.head
+    spec = job.spec.ray.own.head
     container = ray_container(job, names.Role.HEAD, HEAD_MODULE, "head.json", resources(spec.resources))
     probe = {"tcpSocket": {"port": "supervisor"}, "periodSeconds": 5}
     container |= {
@@ -74,7 +74,7 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     pod = ray_pod(setup, job, container, spec.template, taken)
     asked = [
         plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
-        plain(job.spec.feeders.scratch), job.spec.ray.managed.version,
+        plain(job.spec.feeders.scratch), job.spec.ray.own.version,
     ]  # fmt: skip
     made = template(job, names.Role.HEAD, spec.template, pod, asked=asked, version=setup.version)
     metadata = names.metadata(job, names.head(job.name), names.Role.HEAD, spec.metadata)

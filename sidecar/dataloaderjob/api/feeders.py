@@ -27,6 +27,17 @@ OWNED = {
 }
 
 
+_RAY_NAMES = {"cpu": "CPU", "memory": "memory", "gpu": "GPU"}
+_NOT_RAYS = ("ephemeral-storage", "hugepages-")
+"""Beginnings of the names of resources that a Ray node does not have."""
+RAY_STEP = 10_000
+"""Ray counts resources in ten-thousandths."""
+
+
+def _in_rays_steps(amount: float) -> float:
+    return int(amount) if amount >= 2 else int(amount * RAY_STEP) / RAY_STEP
+
+
 class FeedersSpec(Model):
     """The feeders. Each is one Ray actor with its own processes for user code."""
 
@@ -44,7 +55,8 @@ class FeedersSpec(Model):
     resources: Resources = resources(
         requests={"cpu": "1", "memory": "2Gi"}, limits={"cpu": "1", "memory": "2Gi"}
     )
-    """Resources of each feeder pod, for all of its processes together. Ignored on one machine."""
+    """Resources of each feeder pod, for all of its processes together. On one machine, they are ignored unless
+    `spec.ray.external` is set: each feeder is then placed by its share of them."""
     scratch: ScratchSpec = nested(ScratchSpec)
     """Disk space of each feeder pod, and of the head, for data that the Dataset holds. Ignored on one machine."""
     image: Image | None = None
@@ -74,6 +86,16 @@ class FeedersSpec(Model):
         *owned_field_rules(CONTAINER, OWNED),
         *RAY_NODE_ENV,
     )
+
+    def ray_resources(self) -> dict[str, float]:
+        """Returns the resources that one feeder takes of an existing Ray cluster, under Ray's names."""
+        amounts = {**self.resources.limits, **self.resources.requests}
+        found = {
+            _RAY_NAMES.get(name.rpartition("/")[2], name): float(amount.value) / self.processes_per_pod
+            for name, amount in amounts.items()
+            if not name.startswith(_NOT_RAYS)
+        }
+        return {name: _in_rays_steps(amount) for name, amount in found.items()}
 
     @property
     def count(self) -> int:

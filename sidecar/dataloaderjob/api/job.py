@@ -21,7 +21,7 @@ from dataloaderjob.api.base import (
 from dataloaderjob.api.data import DataSpec
 from dataloaderjob.api.feeders import FeedersSpec
 from dataloaderjob.api.loader import LoaderSpec
-from dataloaderjob.api.ray import RaySpec
+from dataloaderjob.api.ray import RaySpec, RayTuning
 from dataloaderjob.api.trainer import (
     FIRST_POOL_OVERHEAD_NBYTES,
     FURTHER_POOL_OVERHEAD_NBYTES,
@@ -68,6 +68,10 @@ _HOST_NETWORK = "(has(self.{0}.template.spec.hostNetwork) && self.{0}.template.s
 _TRAINERS_OUTSIDE, _FEEDERS_OUTSIDE = _HOST_NETWORK.format("trainers.job"), _HOST_NETWORK.format("feeders")
 _MEMORY_LIMIT = "self.sidecar.resources.limits['memory']"
 _PER_PROCESS = "quantity(string(self.loader.memoryPerProcess))"
+_REGISTER_TIMEOUT = (
+    "(has(self.ray.managed) ? self.ray.managed.tuning.workerRegisterTimeoutSeconds"
+    f" : {RayTuning().worker_register_timeout_seconds})"
+)
 _MEMORY_NEEDED = (
     f"{_PER_PROCESS}.asInteger() * self.trainers.job.processesPerPod + {FIRST_POOL_OVERHEAD_NBYTES} +"
     f" {FURTHER_POOL_OVERHEAD_NBYTES} * (self.trainers.job.processesPerPod - 1)"
@@ -111,9 +115,9 @@ class DataLoaderJobSpec(Model):
         Rule(
             field="ray.managed.tuning.workerRegisterTimeoutSeconds",
             use="a timeout within spec.startupDeadlineSeconds, or raise that",
-            cel="self.ray.managed.tuning.workerRegisterTimeoutSeconds <= self.startupDeadlineSeconds",
-            found="string(self.ray.managed.tuning.workerRegisterTimeoutSeconds) + ', above startupDeadlineSeconds '"
-            " + string(self.startupDeadlineSeconds)",
+            cel=f"has(self.ray.external) || {_REGISTER_TIMEOUT} <= self.startupDeadlineSeconds",
+            found=f"string({_REGISTER_TIMEOUT}) + ', above startupDeadlineSeconds ' +"
+            " string(self.startupDeadlineSeconds)",
         ),
         Rule(
             field="sidecar.resources.limits.memory",

@@ -205,6 +205,21 @@ class FeederSettings:
     """Size, as shipped, up to which bundles without a session stay loaded. The last one always stays."""
     memory_field: str = ""
     """The manifest field that limits the memory where the feeder runs; empty if none does."""
+    lease_s: float = 0.0
+    """The feeder ends after this time without a supervisor; 0: it serves on, and waits for the next supervisor."""
+
+
+@reads_other_releases
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignNode:
+    """Further arguments of a feeder on a Ray node that was not started for the job."""
+
+    key: bytes = b""
+    """The job's key, which no file of that node contains."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """The manifest's variables for user code."""
+    tag: str = ""
+    """Name of the job on that cluster: its namespace, and a part of the names under which Ray shows its feeders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +251,7 @@ class SupervisorSettings:
     feeder_bind_host: str = "127.0.0.1"
     feeder_advertise_host: str | None = None
     feeder_resources: dict[str, float] = field(default_factory=lambda: {"feeder": 1.0})
-    """Custom Ray resources of a node that one feeder takes."""
+    """Ray resources of a node that one feeder takes: CPU, GPU, memory in bytes, and custom resources."""
     ready_timeout_s: float = 150.0
     """A feeder that has not reported by then is replaced. Longer than worker_register_timeout_s."""
     init_timeout_s: float = 60.0
@@ -246,6 +261,13 @@ class SupervisorSettings:
     """The raylets' setting; for messages."""
     memory_field: str = ""
     """The manifest field that limits the feeders' memory; empty if none does."""
+    ray_external: bool = False
+    """True if the Ray cluster was not started for the job: feeders then have a lease, and get key and variables from
+    here."""
+    ray_tag: str = ""
+    """Unique name of the job among all jobs of that cluster; empty: the job's own name."""
+    feeder_env: Mapping[str, str] = field(default_factory=dict)
+    """The manifest's variables for user code on such a cluster."""
 
 
 def dump(settings: Any, path: Path) -> None:

@@ -55,6 +55,8 @@ EXIT_RAY_LATE = 3
 """The supervisor's exit code if ray.init did not return."""
 EXIT_RAY_LOST = 4
 """The supervisor's exit code if Ray, or the feeder host, has disappeared, or refused the supervisor."""
+EXIT_LEASE_OVER = 5
+"""A feeder's exit code if it had no supervisor for as long as its lease."""
 EXITS_RAY = frozenset({EXIT_RAY_LATE, EXIT_RAY_LOST})
 COUNTERS = (
     "next_calls", "nbytes", "wait_ns", "step_ns", "retries", "hedges", "late_copies", "failures",

@@ -27,7 +27,7 @@ from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, FrameKind, Header
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.settings import FeederSettings, read_key
-from dataloaderjob.core.supervision import Cause
+from dataloaderjob.core.supervision import EXIT_LEASE_OVER, Cause
 from dataloaderjob.feeder.blobs import connect_to_supervisor
 from dataloaderjob.feeder.channel import Body, SharedBuffer
 from dataloaderjob.feeder.feeding import Feeding
@@ -321,6 +321,8 @@ class Registration:
             "node": settings.node,
             "session": settings.session,
         }
+        self._alone_since = time.monotonic()
+        """Start of the time without a supervisor."""
         self._trouble: dict[str, Any] | None = None
         """The latest trouble not yet reported."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -342,16 +344,30 @@ class Registration:
                 with connect_to_supervisor(self._settings, self._key, "feeder") as sock:
                     sockets.send_message(sock, self._ready)
                     logged, lost = "", math.inf
+                    self._alone_since = math.inf
                     self._listen(sock)
             except (OSError, ProtocolError) as exc:
                 lost = min(lost, time.monotonic())
+                self._alone_since = min(self._alone_since, time.monotonic())
                 # At the end of a run the supervisor exits first.
                 if str(exc) != logged and time.monotonic() - lost >= TELL_AFTER_S:
                     logged = str(exc)
                     log.warning("%s has no supervisor, trying again: %s", self._settings.name, exc)
             was_up = time.monotonic() - since > _BACKOFF.last_s  # the connection lasted for a while
             failures = 1 if was_up else failures + 1
+            if self._settings.lease_s:
+                self._end_if_alone()
             time.sleep(_BACKOFF.spread_s(failures))
+
+    def _end_if_alone(self) -> None:
+        if time.monotonic() - self._alone_since >= self._settings.lease_s:
+            log.warning(
+                "%s ends: its supervisor has been gone for %.0f s",
+                self._settings.name,
+                self._settings.lease_s,
+            )
+            logging.shutdown()
+            os._exit(EXIT_LEASE_OVER)
 
     def _listen(self, sock: socket.socket) -> None:
         """Listens until the connection ends, then raises ConnectionError."""

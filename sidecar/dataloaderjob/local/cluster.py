@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dataloaderjob.core import folders, places
-from dataloaderjob.core.errors import InputError, ServiceUnavailable
+from dataloaderjob.core import folders, places, supervision
+from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceUnavailable
 from dataloaderjob.core.ipc import MAX_PATH_NBYTES
 from dataloaderjob.core.settings import (
     LoaderSettings,
@@ -35,6 +35,7 @@ from dataloaderjob.core.sockets import new_key
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import reaper
 from dataloaderjob.local.children import Child, Command, Loop, Started
+from dataloaderjob.local.external import ExternalRay, ray_env
 from dataloaderjob.local.forks import PYTHON, fork, host_command
 from dataloaderjob.local.ports import ReservedPort
 from dataloaderjob.local.restarts import (
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 HOST_UP_S = 120.0
 """Deadline of the host, which imports torch, possibly from a cold disk."""
 LOOK_S = 0.2
+END_S = 15.0
+"""Time for a supervisor to end its feeders."""
 GRACE_S = 0.5
 """Time for Ray's processes to end; they have nothing to save."""
 REGISTER_MARGIN_S = 30.0
@@ -80,6 +83,8 @@ class ServicePlan:
     """Name of the provider that starts feeders (`providers.provider`)."""
     tuning: RayTuning = field(default_factory=RayTuning)
     tasks: RayTasks = field(default_factory=RayTasks)
+    external: ExternalRay | None = None
+    """The existing Ray cluster to use; None: one of this run's own."""
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     metrics_port: int | None = None
 
@@ -105,9 +110,13 @@ class LocalCluster:
         """
         self.plan = plan
         self.run_id = run_id or secrets.token_hex(8)
-        self._ray = plan.provider == RAY
-        self.policy = RestartPolicy(ray=self._ray)
-        self.home = _make_home(ray=self._ray)
+        self._starter = (
+            None if plan.external is not None
+            else ServicePart.HEAD if plan.provider == RAY
+            else ServicePart.HOST
+        )  # fmt: skip
+        self.policy = RestartPolicy(self._starter)
+        self.home = _make_home(ray=self.policy.ray)
         self.socket = socket_path or str(self.home / places.SOCKET_NAME)
         self.sidecar_listens = False
         self._loop, self._show, self._broken = loop, show, broken
@@ -125,7 +134,7 @@ class LocalCluster:
         self._closed = False
         self._sidecar_over = False
         self._heads: Heads | None = None
-        if self._ray:
+        if self.policy.ray:
             from dataloaderjob.local.head import Heads
 
             self._heads = Heads(
@@ -241,10 +250,13 @@ class LocalCluster:
 
     def _start_supervisor(self, number: int) -> None:
         plan, env = self.plan, dict(self.plan.env)
-        if self._ray:
+        if plan.external is not None:
+            env = ray_env(os.environ, env)
+            who: dict[str, Any] = self._external_settings(plan.external)
+        elif self.policy.ray:
             head = self._ray_heads.head(number)
             env |= head.env()
-            who: dict[str, Any] = {"ray_address": head.address}
+            who = {"ray_address": head.address}
         else:
             who = {"host_socket": str(self._host_socket), "init_timeout_s": HOST_UP_S}
         settings = SupervisorSettings(
@@ -256,6 +268,14 @@ class LocalCluster:
         )  # fmt: skip
         self._dump("supervisor", settings)
         self._serve(ServicePart.SUPERVISOR, "dataloaderjob.supervisor.main", env, self._on_supervisor)
+
+    def _external_settings(self, ray: ExternalRay) -> dict[str, Any]:
+        """Returns the supervisor's settings for a cluster that other jobs use, too."""
+        return {
+            "ray_address": ray.address, "ray_external": True,
+            "ray_tag": f"dataloaderjob-{self.plan.job}-{self.run_id}", "feeder_resources": dict(ray.feeder_resources),
+            "feeder_env": dict(ray.feeder_env), "feeder_supervisor_host": ray.host, "bind_host": ray.bind_host,
+        }  # fmt: skip
 
     def _start_host(self) -> None:
         started, self._host_started = self._host_started, None
@@ -365,7 +385,9 @@ class LocalCluster:
         if supervisor is None or status.get("pid") != supervisor.pid:
             return
         self._do(self.policy.serves(ServicePart.SUPERVISOR))
-        if not self._ray and status.get("ready"):  # it listens before it has imported torch, or has failed to
+        if self._starter is ServicePart.HOST and status.get(
+            "ready"
+        ):  # it listens before it has imported torch, or has failed to
             self._do(self.policy.serves(ServicePart.HOST))
         if self.policy.old and status.get("ready") == status.get("desired"):
             self._do(self.policy.settled())
@@ -382,12 +404,24 @@ class LocalCluster:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.socket)
 
+    def _end_external_feeders(self) -> None:
+        """Has the supervisor end its feeders on a cluster that outlives this run. If it does not, their lease does."""
+        supervisor = self._children.get(ServicePart.SUPERVISOR)
+        if self.plan.external is None or supervisor is None or not self.snapshot.supervisor.get("ray"):
+            return
+        with contextlib.suppress(OSError, DataLoaderJobError):
+            supervision.ask(
+                "127.0.0.1", self._port.number, self._key, job=self.plan.job, message={"type": "stop"}
+            )
+            supervisor.wait(END_S)
+
     def close(self) -> None:
         """Ends everything and waits for it. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
         self._poller.stop()
+        self._end_external_feeders()
         self._stop(ServicePart.SUPERVISOR)
         if self._heads is not None:
             self._heads.close(GRACE_S)

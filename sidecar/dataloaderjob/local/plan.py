@@ -27,6 +27,7 @@ from dataloaderjob.api.feeders import CONTAINER as FEEDER_CONTAINER
 from dataloaderjob.api.pods import EnvVar, PodSpec
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local.cluster import ServicePlan
+from dataloaderjob.local.external import ExternalRay
 from dataloaderjob.providers.provider import RAY
 
 FAILING_GRACE_S = 5.0
@@ -72,6 +73,7 @@ class RunPlan:
     startup_s: float
     active_s: float | None
     ray_version: str | None
+    """Ray's version according to the manifest."""
     ignored: tuple[str, ...] = field(default=())
     """Paths of manifest fields without effect on one machine."""
 
@@ -104,7 +106,7 @@ def plan(
         scale=(spec.feeders.min_available, per_pod),
         startup_s=float(spec.startup_deadline_seconds),
         active_s=None if active_s is None else float(active_s),
-        ray_version=spec.ray.managed.version,
+        ray_version=spec.ray.own.version,
         ignored=tuple(ignored(job, provider)),
     )  # fmt: skip
 
@@ -159,9 +161,22 @@ def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str], provid
     return ServicePlan(
         job=job.name, num_feeders=spec.feeders.count, env=inherited, sidecar_env=add_env(inherited, spec.sidecar.env),
         feeder_env=feeder_env, feeder_cwd=cwd, provider=provider,
-        tuning=spec.ray.managed.tuning.settings(), tasks=spec.ray.managed.room(),
+        tuning=spec.ray.own.tuning.settings(), tasks=spec.ray.own.room(), external=_external(job, provider),
         loader=spec.loader_settings(replicas=spec.trainers.job.replicas),
     )  # fmt: skip
+
+
+def _external(job: DataLoaderJob, provider: str) -> ExternalRay | None:
+    spec = job.spec
+    if provider != RAY or spec.ray.external is None:
+        return None
+    env = add_env({}, spec.data.env)
+    for container in spec.feeders.template.spec.containers:
+        if container.name == FEEDER_CONTAINER:
+            env = add_env(env, container.env)
+    return ExternalRay(
+        address=spec.ray.external.address, feeder_resources=spec.feeders.ray_resources(), feeder_env=env
+    )
 
 
 def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
@@ -171,7 +186,7 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
         yield "metadata.namespace"
     yield from _given(spec, _IGNORED_JOB, "spec")
     if provider == RAY:
-        yield from _given(spec.ray.managed, ("head",), "spec.ray.managed")
+        yield from _given(spec.ray.own, ("head",), "spec.ray.managed")
     else:
         yield from _given(spec, ("ray",), "spec")
     yield from _given(spec.data, ("volumes", "volumeMounts", "envFrom"), "spec.data")
@@ -179,7 +194,8 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
     yield from _given(spec.sidecar, _IGNORED_SIDECAR, "spec.sidecar")
     yield from _from_elsewhere(spec.sidecar.env, "spec.sidecar")
     yield from _given(spec.trainers.job, ("metadata", "masterPort", "failurePolicy"), "spec.trainers.job")
-    yield from _given(spec.feeders, ("image", "resources", "scratch", "metadata"), "spec.feeders")
+    placed = () if provider == RAY and spec.ray.external is not None else ("resources",)
+    yield from _given(spec.feeders, ("image", *placed, "scratch", "metadata"), "spec.feeders")
     for path, template in (
         ("spec.feeders.template", spec.feeders.template),
         ("spec.trainers.job.template", spec.trainers.job.template),

@@ -20,6 +20,7 @@ from dataloaderjob.core.places import RECORD_VARIABLE, SOCKET_VARIABLE
 from dataloaderjob.local.children import Child, Command, Loop, check_words, exit_code
 from dataloaderjob.local.cluster import LocalCluster
 from dataloaderjob.local.console import Console, progress_line, summary, table_of
+from dataloaderjob.local.external import checked
 from dataloaderjob.local.plan import (
     EXIT_BROKEN,
     EXIT_LATE,
@@ -73,6 +74,10 @@ def run(
         console.say(f"{planned.name} is suspended (spec.suspend: true): nothing is started")
         return 0
     check(planned)
+    if planned.service.external is not None:
+        planned = replace(
+            planned, service=replace(planned.service, external=checked(planned.service.external))
+        )
     return Run(planned, manifest, console, master_port).run()
 
 
@@ -133,6 +138,12 @@ class Run:
         self._plan, self._manifest, self._console = planned, manifest, console
         self._master_port = master_port
         self._ray = planned.service.provider == RAY
+        self._own_ray = self._ray and planned.service.external is None
+        self._starting = (
+            "the supervisor is not up" if self._ray and not self._own_ray
+            else "Ray's head and the supervisor are not up" if self._ray
+            else "the feeder host and the supervisor are not up"
+        )  # fmt: skip
         self._loop = Loop()
         # Before anything is created that would be left behind.
         self._loop.signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
@@ -149,9 +160,8 @@ class Run:
         try:
             least, per_pod = self._plan.scale
             self._cluster.start({"manifest": str(self._manifest.resolve()), "min": least, "per_pod": per_pod})
-            self._console.say(
-                f"{self._plan.name}: starting {'Ray, ' * self._ray}the sidecar, feeders: {self._cluster.num_desired}"
-            )
+            parts = "Ray, the sidecar" if self._own_ray else "the sidecar"
+            self._console.say(f"{self._plan.name}: starting {parts}, feeders: {self._cluster.num_desired}")
             self._loop.later(self._plan.startup_s, self._startup_over)
             if self._plan.active_s is not None:
                 self._loop.later(self._plan.active_s, self._active_over)
@@ -201,8 +211,7 @@ class Run:
         if not self._cluster.sidecar_listens:
             missing.append("the sidecar does not listen")
         if snapshot.desired is None:
-            starter = "Ray's head" if self._ray else "the feeder host"
-            missing.append(f"{starter} and the supervisor are not up")
+            missing.append(self._starting)
         else:
             missing.append(f"{snapshot.ready} of {self._plan.min_feeders} needed feeders have reported")
         return missing
