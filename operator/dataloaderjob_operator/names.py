@@ -27,6 +27,9 @@ ANNOTATION_TEMPLATE = "dataloading.dev/template"
 """Hash of the user's part of a pod template: pods are replaced only when it changes."""
 ANNOTATION_MADE_BY = "dataloading.dev/made-by"
 """Version of the operator that made the pod template."""
+LABEL_INJECT = "dataloading.dev/inject"
+"""Label with a job's name, on pods of any controller in the job's namespace: they get a sidecar and the job's batches.
+Part of the contract with users and with admission policies."""
 ROOT_NBYTES = 32
 
 
@@ -51,6 +54,17 @@ def key_secret(job: str, uid: str) -> str:
 def settings_map(job: str, content: str) -> str:
     """Names the ConfigMap with settings. `content`: the digest of the settings."""
     return f"{job}-settings-{content}"
+
+
+def attachment(job: str) -> str:
+    """Names both the Secret with the key and the ConfigMap with the settings of sidecars in attached pods.
+
+    The name follows from the job's name alone, and is part of the contract with everything that injects a sidecar: a
+    program works without a cluster, and an admission policy computes no digests. So an earlier job of the same name had
+    the same Secret. It goes with that job, and the operator creates the new one then (`keys.JobSecrets`). A sidecar
+    reads its key again when the supervisor refuses it.
+    """
+    return f"{job}-attach"
 
 
 def head(job: str) -> str:

@@ -185,7 +185,7 @@ def _failed(observed: Observed, health: Health, now: datetime) -> StageResult:
         return StageResult(Stage.RESTARTING, "TrainerFailed", failure.cause, attempt)
     if failure.kind is FailureKind.FATAL:
         return StageResult(Stage.FAILED, "FailurePolicy", failure.cause, attempt)
-    before, most = restarts.tally_of(observed), observed.job.spec.trainers.job.failure_policy.max_restarts
+    before, most = restarts.tally_of(observed), observed.job.spec.trainers.own.failure_policy.max_restarts
     if failure.kind is FailureKind.COUNTED and before.failures >= most:
         return StageResult(
             Stage.FAILED,

@@ -315,7 +315,7 @@ def _trainers(
     live = observed.children.get(("Job", names.trainers(observed.job.name, result.attempt)), {}).get(
         "status", {}
     )
-    desired, succeeded = observed.job.spec.trainers.job.replicas, int(live.get("succeeded") or 0)
+    desired, succeeded = observed.job.spec.trainers.replicas, int(live.get("succeeded") or 0)
     running = 0 if result.stage in HELD else max(succeeded, health.trainers_running)
     tally = _tally(observed, result, now)
     return TrainersStatus(

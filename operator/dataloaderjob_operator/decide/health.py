@@ -262,7 +262,7 @@ def _trainer_pods(
         return ConditionState(
             False, "JobSuspended", f"Job {name} is suspended by its queue (Kueue, for example)"
         )
-    needed = observed.job.spec.trainers.job.replicas
+    needed = observed.job.spec.trainers.replicas
     found = _doing(observed, health, does)
     if found >= needed:
         return ConditionState(True, "Serving", f"{found} of {needed} {what}")

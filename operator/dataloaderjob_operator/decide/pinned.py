@@ -15,7 +15,7 @@ from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.observed import Key, Observed, key_of, role_of
 from dataloaderjob_operator.kinds import Manifest, keep_template
 from dataloaderjob_operator.objects import OperatorConfig
-from dataloaderjob_operator.objects.pods import map_of
+from dataloaderjob_operator.objects.pods import image, map_of
 from dataloaderjob_operator.objects.settings import COUNT_FILE, count
 
 MAP = "ConfigMap"
@@ -31,8 +31,8 @@ def first_setup(observed: Observed, setup: OperatorConfig) -> OperatorConfig:
 
 
 def trainer_image(job: DataLoaderJob) -> str:
-    """Returns the trainers' own image."""
-    return job.spec.trainers.job.container.image or ""
+    """Returns the image that the sidecar's image fits: the trainers' own, or the feeders' if trainers are attached."""
+    return image(job) if job.spec.trainers.attached else job.spec.trainers.own.container.image or ""
 
 
 def settled(observed: Observed, built: Iterable[Manifest]) -> list[Manifest]:

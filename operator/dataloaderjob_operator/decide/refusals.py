@@ -138,8 +138,7 @@ class _Template:
         templates = {HEAD: job.spec.ray.own.head.template, FEEDERS: job.spec.feeders.template}
         first = {names.Role.HEAD: HEAD, names.Role.FEEDER: FEEDERS, names.Role.TRAINER: TRAINERS}[role]
         sources = {
-            root: plain(user)
-            for root, user in (templates | {TRAINERS: job.spec.trainers.job.template}).items()
+            root: plain(user) for root, user in (templates | {TRAINERS: job.spec.trainers.template}).items()
         }
         following = list(sources)[list(sources).index(first) :]
         self.root, self._user = first, sources[first]

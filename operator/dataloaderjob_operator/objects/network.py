@@ -158,7 +158,7 @@ def _in_ambient(job: DataLoaderJob, role: Role) -> bool:
     """Checks whether the user put pods of this role into an ambient mesh."""
     template = {
         Role.HEAD: job.spec.ray.own.head.template, Role.FEEDER: job.spec.feeders.template,
-        Role.TRAINER: job.spec.trainers.job.template,
+        Role.TRAINER: job.spec.trainers.template,
     }[role]  # fmt: skip
     return template.metadata.labels.get(AMBIENT) == "ambient"
 

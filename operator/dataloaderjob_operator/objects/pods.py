@@ -59,7 +59,8 @@ def _without_nulls(value: Any) -> Any:
 
 def image(job: DataLoaderJob) -> str:
     """Returns the image of head and feeders."""
-    return job.spec.feeders.image or job.spec.trainers.job.container.image or ""
+    own = job.spec.trainers.job
+    return job.spec.feeders.image or (own.container.image if own else None) or ""
 
 
 def template(

@@ -2,7 +2,8 @@
 sidecars read when they start. Pure.
 
 Each role's file is in a ConfigMap whose name contains the file's digest and whose content never changes. So pods read
-the same settings throughout their lives, whatever happens to the spec or the operator. The reader of a file may be
+the same settings throughout their lives, whatever happens to the spec or the operator. Attached pods are the exception:
+their Secret and their ConfigMap are named after the job alone. The reader of a file may be
 older than this operator, so keys are only added; `tests/contract/test_skew.py` lists the keys of each release.
 """
 
@@ -101,11 +102,12 @@ def ports(job: DataLoaderJob) -> Ports:
     This lets trainers of several jobs share a node. The scheduler does not place two pods of one job on the same node.
     """
     first, second = METRICS_PORT, MASTER_PORT
-    if job.spec.trainers.job.template.spec.host_network:
+    if job.spec.trainers.template.spec.host_network:
         number = int.from_bytes(hashlib.sha256((job.metadata.uid or "").encode()).digest()[:4])
         first = HOST_PORTS[number % len(HOST_PORTS)]
         second = first + 1
-    return Ports(job.spec.sidecar.metrics_port or first, job.spec.trainers.job.master_port or second)
+    own = job.spec.trainers.job
+    return Ports(job.spec.sidecar.metrics_port or first, (own.master_port if own else None) or second)
 
 
 def service_host(job: DataLoaderJob, service: str, setup: OperatorConfig) -> str:
@@ -127,18 +129,39 @@ def cluster_domain(resolv_conf: str) -> str:
 def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
     """Builds the Secret that holds both of the job's keys."""
     uid = job.metadata.uid or ""
-    metadata = names.metadata(job, names.key_secret(job.name, uid))
-    values = {
-        JOB_KEY: names.job_key(setup.root_key, uid),
-        RAY_TOKEN: names.ray_token(setup.root_key, uid).encode(),
-    }
+    token = names.ray_token(setup.root_key, uid).encode()
+    made = _secret(job, names.key_secret(job.name, uid), {**_links_key(job, setup), RAY_TOKEN: token})
+    return {**made, "immutable": True}
+
+
+def attach_secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
+    """Builds the Secret for sidecars in attached pods. It lacks Ray's token, and it is not immutable: the kubelet would
+    not update the mount if the Secret of an earlier job of the same name is replaced."""
+    return _secret(job, names.attachment(job.name), _links_key(job, setup))
+
+
+def _links_key(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, bytes]:
+    return {JOB_KEY: names.job_key(setup.root_key, job.metadata.uid or "")}
+
+
+def _secret(job: DataLoaderJob, name: str, values: Mapping[str, bytes]) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata,
+        "metadata": names.metadata(job, name),
         "type": "Opaque",
-        "immutable": True,
         "data": {name: base64.b64encode(value).decode() for name, value in values.items()},
+    }
+
+
+def attach_map(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
+    """Builds the ConfigMap with the settings of sidecars in attached pods. A new pod, or a sidecar that starts again,
+    reads the settings of that time."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": names.metadata(job, names.attachment(job.name)),
+        "data": _files(job, setup, names.Role.TRAINER),
     }
 
 

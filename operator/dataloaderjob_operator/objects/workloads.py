@@ -70,7 +70,7 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
         "startupProbe": {**probe, "failureThreshold": STARTS},
         "readinessProbe": {**probe, "failureThreshold": 3},
     }
-    taken = inherited(job.spec.feeders.template, job.spec.trainers.job.template)
+    taken = inherited(job.spec.feeders.template, job.spec.trainers.template)
     pod = ray_pod(setup, job, container, spec.template, taken)
     asked = [
         plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
@@ -86,7 +86,7 @@ def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     spec = job.spec.feeders
     container = ray_container(job, names.Role.FEEDER, FEEDER_MODULE, "feeder.json", resources(spec.resources))
     container["readinessProbe"] = READINESS
-    taken, data = inherited(job.spec.trainers.job.template), plain(job.spec.data)
+    taken, data = inherited(job.spec.trainers.template), plain(job.spec.data)
     pod = ray_pod(setup, job, container, spec.template, taken, data)
     asked = [
         image(job), plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
@@ -120,14 +120,14 @@ def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -
     """Builds the Indexed Job with all replicas, which start together. If one fails, all end, and the operator decides
     about a restart."""
     name = names.trainers(job.name, attempt)
-    user = job.spec.trainers.job.template
-    metadata = names.metadata(job, name, names.Role.TRAINER, job.spec.trainers.job.metadata)
+    user = job.spec.trainers.own.template
+    metadata = names.metadata(job, name, names.Role.TRAINER, job.spec.trainers.own.metadata)
     pod = template(
         job, names.Role.TRAINER, user, _pod(job, setup, name), asked=plain(user), version=setup.version
     )  # fmt: skip
     for labelled in (metadata, pod["metadata"]):
         labelled["labels"][names.LABEL_ATTEMPT] = str(attempt)
-    replicas = job.spec.trainers.job.replicas
+    replicas = job.spec.trainers.own.replicas
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -143,13 +143,13 @@ def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -
 
 
 def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manifest:
-    user = plain(job.spec.trainers.job.template)["spec"]
+    user = plain(job.spec.trainers.own.template)["spec"]
     theirs, *others = user["containers"]
     data = plain(job.spec.data)
     trainer = _trainer(job, setup, with_data(theirs, data), name)
     # The default of 64 MiB is too little for NCCL between ranks of one pod. It counts as the container's memory.
     shm = [{"name": SHM["name"], "emptyDir": {"medium": "Memory"}}] if SHM in trainer["volumeMounts"] else []
-    shared = shared_fields(setup, job.spec.trainers.job.template)
+    shared = shared_fields(setup, job.spec.trainers.own.template)
     if job.spec.sidecar.image is None:  # the operator's own image, which the user may not know about
         known = shared.get("imagePullSecrets", [])
         more = [{"name": name} for name in setup.sidecar_pull_secrets if {"name": name} not in known]
@@ -177,7 +177,7 @@ def _trainer(
     them."""
     master = f"{name}-0.{settings.service_host(job, names.trainers_service(job.name), setup)}"
     port = settings.ports(job).master
-    launch = job.spec.trainers.job.launch_environment(replica=0, master_addr=master, master_port=port)
+    launch = job.spec.trainers.own.launch_environment(replica=0, master_addr=master, master_port=port)
     ours = [
         {"name": variable, "valueFrom": INDEX} if variable in BY_INDEX else {"name": variable, "value": value}
         for variable, value in launch.items()
@@ -217,7 +217,7 @@ def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
 def _user(job: DataLoaderJob) -> dict[str, int]:
     """Returns the sidecar's user if the pod's user is root, as which the sidecar may not run. Otherwise the sidecar's
     image or the namespace sets the user."""
-    pod = plain(job.spec.trainers.job.template)["spec"].get("securityContext") or {}
+    pod = plain(job.spec.trainers.own.template)["spec"].get("securityContext") or {}
     return {"runAsUser": settings.USER} if pod.get("runAsUser") == 0 else {}
 
 
@@ -226,11 +226,11 @@ def _resources(job: DataLoaderJob) -> dict[str, Any]:
     memfds count as the sidecar's memory."""
     spec = job.spec.sidecar
     made = resources(spec.resources)
-    overhead = spec.overhead_nbytes(job.spec.trainers.job.processes_per_pod)
+    overhead = spec.overhead_nbytes(job.spec.trainers.processes_per_pod)
     memory = str(job.spec.shared_nbytes + overhead)
     limits = {"memory": memory, **made.get("limits", {})}
     requests = {"memory": limits["memory"], **made.get("requests", {})}
-    if _guaranteed(plain(job.spec.trainers.job.template)["spec"]):
+    if _guaranteed(plain(job.spec.trainers.own.template)["spec"]):
         requests |= limits
         limits |= requests
     return {"requests": requests, "limits": limits}

@@ -53,6 +53,13 @@ class Phase(StrEnum):
     """Pods wait for a node or are held back, for example by Kueue. The condition `Ready` quotes the scheduler."""
     RUNNING = "Running"
     """Head, sidecars and enough feeders serve, and the trainers run."""
+    WAITING = "Waiting"
+    """Head and feeders serve or start, and no pod has attached yet, or none is attached any longer."""
+    SERVING = "Serving"
+    """Pods are attached, and head, sidecars and enough feeders serve."""
+    IDLE = "Idle"
+    """No pod has been attached for `trainers.attach.idleSeconds`, so there are no feeders. The next pod brings them
+    back."""
     DEGRADED = "Degraded"
     """A part no longer serves, or the trainers are being restarted. The condition `Ready` reports what is missing."""
     SUSPENDING = "Suspending"
@@ -123,8 +130,15 @@ class TrainersStatus(Model):
     sidecar_image: Annotated[str, Field(max_length=1024)] = ""
     """The operator's sidecar image when `image` was first used. It is used with `image` unless the spec names
     another."""
+    ranks: Whole = Field(default=0, ge=0)
+    """Trainer processes in attached pods that receive batches, as their sidecars report. 0 if the operator creates the
+    trainers."""
+    idle_since: Moment = None
+    """Time since which no pod is attached; empty while there are attached pods, or if the operator creates the
+    trainers."""
     summary: Metric = "0/0"
-    """Pods that run or ended with exit code 0, out of those requested; for `kubectl get`."""
+    """Pods that run or ended with exit code 0, out of those requested; for attached trainers, pods and ranks. For
+    `kubectl get`."""
 
 
 class LoaderStatus(Model):

@@ -86,7 +86,13 @@ def plan(
     Raises InputError for what a cluster could run and one machine cannot.
     """
     spec = job.spec
-    container = spec.trainers.job.container
+    if spec.trainers.job is None:
+        raise InputError(
+            f"job {job.name} attaches trainers, which this machine does not start: set spec.trainers.job instead of"
+            " spec.trainers.attach"
+        )
+    trainers = spec.trainers.job
+    container = trainers.container
     if not container.command:
         raise InputError(
             f"job {job.name} has no command, and one machine runs no image with an entrypoint: set "
@@ -99,7 +105,7 @@ def plan(
         name=job.name, suspend=spec.suspend, folder=cwd,
         trainers=tuple(
             _trainer(job, replica, inherited, master_port=master_port)
-            for replica in range(spec.trainers.job.replicas)
+            for replica in range(trainers.replicas)
         ),
         service=_service(job, cwd, inherited, provider),
         min_feeders=spec.feeders.min_available * per_pod,
@@ -141,7 +147,7 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 def _trainer(
     job: DataLoaderJob, replica: int, inherited: Mapping[str, str], *, master_port: int
 ) -> TrainerPlan:
-    trainer = job.spec.trainers.job
+    trainer = job.spec.trainers.own
     launch = trainer.launch_environment(replica=replica, master_addr="127.0.0.1", master_port=master_port)
     if trainer.processes_per_pod == 1:  # all replicas are on this one machine
         launch |= {"LOCAL_RANK": str(replica), "LOCAL_WORLD_SIZE": str(trainer.replicas)}
@@ -162,7 +168,7 @@ def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str], provid
         job=job.name, num_feeders=spec.feeders.count, env=inherited, sidecar_env=add_env(inherited, spec.sidecar.env),
         feeder_env=feeder_env, feeder_cwd=cwd, provider=provider,
         tuning=spec.ray.own.tuning.settings(), tasks=spec.ray.own.room(), external=_external(job, provider),
-        loader=spec.loader_settings(replicas=spec.trainers.job.replicas),
+        loader=spec.loader_settings(replicas=spec.trainers.own.replicas),
     )  # fmt: skip
 
 
@@ -193,12 +199,12 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
     yield from _from_elsewhere(spec.data.env, "spec.data")
     yield from _given(spec.sidecar, _IGNORED_SIDECAR, "spec.sidecar")
     yield from _from_elsewhere(spec.sidecar.env, "spec.sidecar")
-    yield from _given(spec.trainers.job, ("metadata", "masterPort", "failurePolicy"), "spec.trainers.job")
+    yield from _given(spec.trainers.own, ("metadata", "masterPort", "failurePolicy"), "spec.trainers.job")
     placed = () if provider == RAY and spec.ray.external is not None else ("resources",)
     yield from _given(spec.feeders, ("image", *placed, "scratch", "metadata"), "spec.feeders")
     for path, template in (
         ("spec.feeders.template", spec.feeders.template),
-        ("spec.trainers.job.template", spec.trainers.job.template),
+        ("spec.trainers.job.template", spec.trainers.own.template),
     ):
         yield from _given(template, ("metadata",), path)
         yield from _pod(template.spec, f"{path}.spec", FEEDER_CONTAINER if "feeders" in path else None)
