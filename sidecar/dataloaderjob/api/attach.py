@@ -67,7 +67,7 @@ class AttachSpec(Model):
     `activeDeadlineSeconds`. Ignored on one machine."""
     idle_seconds: Whole = Field(default=600, ge=0, le=31_536_000)
     """Time without attached pods after which the operator stops all feeders; the first new pod starts them again.
-    0: feeders run only while there are pods. Ignored on one machine."""
+    0: feeders run only while there are pods. On one machine, trainer processes count instead of pods."""
 
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
         Immutable(

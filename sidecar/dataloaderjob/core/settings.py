@@ -94,6 +94,8 @@ class LoaderSettings:
     progress_after_s: float = 30.0
     checksum: bool = False
     """The receiver compares every body with its digest."""
+    attached: bool = False
+    """Others start the trainers (`spec.trainers.attach`): processes of several launches may have one rank."""
 
     @property
     def limit_nbytes(self) -> int:

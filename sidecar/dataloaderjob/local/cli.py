@@ -1,4 +1,4 @@
-"""The command `dataloaderjob`: advise, run, status, scale, map, verify, replay, version."""
+"""The command `dataloaderjob`: advise, run, env, status, scale, map, verify, replay, version."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="record what each rank consumes, for verify and replay; give a resumed run the same folder",
     )  # fmt: skip
     run.set_defaults(command=_run)
+    _add_env(commands)
     status = commands.add_parser("status", help="show what is running on this machine")
     status.add_argument("--dir", help="show only the run with this folder, as listed by status")
     status.add_argument(
@@ -116,6 +117,21 @@ def _add_advise(commands: Any) -> None:
         help="the command that starts the training script",
     )
     advise.set_defaults(command=_advise)
+
+
+def _add_env(commands: Any) -> None:
+    env = commands.add_parser(
+        "env", help="print the variables that attach your own training scripts to a run on this machine",
+        description="Prints commands of sh that attach a shell's processes to a run whose manifest has "
+        'spec.trainers.attach: eval "$(dataloaderjob env NAME)". If there is no such run, it prints only an error, and '
+        "the shell stays as it is.",
+    )  # fmt: skip
+    env.add_argument("name", nargs="?", metavar="NAME", help="name of the job (default: the only run)")
+    env.add_argument("--dir", help="folder of the run, needed if several have the same name")
+    how = env.add_mutually_exclusive_group()
+    how.add_argument("--unset", action="store_true", help="print the commands that detach the shell again")
+    how.add_argument("--json", action="store_true", help="print a JSON object of variables, for a notebook")
+    env.set_defaults(command=_env)
 
 
 def _add_map(commands: Any) -> None:
@@ -232,6 +248,18 @@ def _run(args: argparse.Namespace) -> int:
 
     job = load_manifest(args.manifest, one_machine=True)
     return run(job, args.manifest, metrics_port=args.metrics_port, provider=args.provider, record=args.record)
+
+
+def _env(args: argparse.Namespace) -> int:
+    from dataloaderjob.local.attaching import VARIABLES, as_json, exports, find_attachable, variables
+
+    if args.unset:
+        _print(f"unset {' '.join(VARIABLES)}")
+        return 0
+    found = variables(find_attachable(args.name, args.dir))
+    for line in [as_json(found)] if args.json else exports(found):
+        _print(line)
+    return 0
 
 
 def _status(args: argparse.Namespace) -> int:

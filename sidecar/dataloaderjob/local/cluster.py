@@ -167,6 +167,10 @@ class LocalCluster:
         if feeders > self._started_with:
             self._poller.raise_to(min(feeders, MAX_FEEDERS))
 
+    def scale_to(self, feeders: int) -> None:
+        """Keeps this number of feeders from now on."""
+        self._poller.scale_to(feeders)
+
     def forget_feeders(self) -> None:
         """Makes the next number given to `raise_to` apply, whatever it was before."""
         self._started_with = 0

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TextIO
 
 from dataloaderjob.core import supervision
 from dataloaderjob.core.supervision import Rates
+from dataloaderjob.local.attaching import how_to_attach
 from dataloaderjob.local.status import History, LiveRun
 
 HELD_S = 0.1
@@ -340,6 +341,9 @@ def status_lines(run: LiveRun, history: History) -> Iterator[str]:
         is_today = time.localtime(until)[:3] == time.localtime()[:3]
         at = time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M", time.localtime(until))
         yield f"  free for the next script until {at} (DATALOADERJOB_KEEP); kill {run.about['pid']} ends it"
+    if (attach := run.about.get("attach")) is not None:
+        here = f"{len(found.receivers)} of {attach['processes']} trainer processes attached"
+        yield f"  {here}; to attach a shell: {how_to_attach(run.name)}"
     for feeder in found.supervisor.get("feeders", ()):
         why = f": {feeder['why']}" if feeder.get("why") else ""
         yield f"  {feeder['name']} {feeder['state']} for {feeder['seconds']:.0f} s{why}"

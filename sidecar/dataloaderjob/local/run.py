@@ -13,10 +13,12 @@ import time
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import RECORD_VARIABLE, SOCKET_VARIABLE
+from dataloaderjob.local.attaching import Attached, Idleness, how_to_attach
 from dataloaderjob.local.children import Child, Command, Loop, check_words, exit_code
 from dataloaderjob.local.cluster import LocalCluster
 from dataloaderjob.local.console import Console, progress_line, summary, table_of
@@ -30,6 +32,7 @@ from dataloaderjob.local.plan import (
     RunPlan,
     RunState,
     Stop,
+    TrainerPlan,
     plan,
     stopped_by,
 )
@@ -89,7 +92,8 @@ def recorded(planned: RunPlan, folder: Path) -> RunPlan:
         raise InputError(f"--record needs a writable folder, {folder} is not one: {exc}") from exc
     variable = {RECORD_VARIABLE: str(folder.resolve())}
     trainers = tuple(replace(trainer, env={**trainer.env, **variable}) for trainer in planned.trainers)
-    return replace(planned, trainers=trainers)
+    attach = planned.attach and replace(planned.attach, env={**planned.attach.env, **variable})
+    return replace(planned, trainers=trainers, attach=attach)
 
 
 def check(planned: RunPlan) -> None:
@@ -101,19 +105,22 @@ def check(planned: RunPlan) -> None:
         )
     if (port := planned.service.metrics_port) is not None:
         _check_port(port)
-    first = planned.trainers[0]
-    program, path = first.command[0], first.env.get("PATH")
-    found = shutil.which(str(planned.folder / program) if "/" in program else program, path=path)
-    if found is None:
-        raise InputError(
-            f"the trainer's program {program!r} was found neither in {planned.folder} nor on "
-            "PATH: install it, or change spec.trainers.job.template.spec.containers[0].command"
-        )
     for number, trainer in enumerate(planned.trainers):
+        if number == 0:
+            _check_program(planned.folder, trainer)
         check_words(f"trainer-{number}", trainer.command, trainer.env)
     check_words("feeders", (), planned.service.feeder_env)
     if planned.service.provider == RAY:
         _check_ray(planned.ray_version)
+
+
+def _check_program(folder: Path, trainer: TrainerPlan) -> None:
+    program, path = trainer.command[0], trainer.env.get("PATH")
+    if shutil.which(str(folder / program) if "/" in program else program, path=path) is None:
+        raise InputError(
+            f"the trainer's program {program!r} was found neither in {folder} nor on "
+            "PATH: install it, or change spec.trainers.job.template.spec.containers[0].command"
+        )
 
 
 def _check_ray(wanted: str | None) -> None:
@@ -155,11 +162,14 @@ class Run:
         self._history = History(max(WINDOW_S, self._progress_s))
         self._feeder_spoke_at: float | None = None
         self._started = time.monotonic()
+        self._attached = Attached()
+        self._idleness: Idleness | None = None
+        if planned.attach is not None:
+            self._idleness = Idleness(planned.attach.idle_s, self._started)
 
     def run(self) -> int:
         try:
-            least, per_pod = self._plan.scale
-            self._cluster.start({"manifest": str(self._manifest.resolve()), "min": least, "per_pod": per_pod})
+            self._cluster.start(self._about())
             parts = "Ray, the sidecar" if self._own_ray else "the sidecar"
             self._console.say(f"{self._plan.name}: starting {parts}, feeders: {self._cluster.num_desired}")
             self._loop.later(self._plan.startup_s, self._startup_over)
@@ -178,22 +188,50 @@ class Run:
         self._conclude()
         return self._lifecycle.code
 
+    def _about(self) -> dict[str, Any]:
+        """Returns what other commands need to know about this run."""
+        least, per_pod = self._plan.scale
+        about: dict[str, Any] = {"manifest": str(self._manifest.resolve()), "min": least, "per_pod": per_pod}
+        if (attach := self._plan.attach) is not None:
+            about["attach"] = {"env": dict(attach.env), "processes": attach.processes}
+        return about
+
     # Events
 
     def _look(self) -> None:
         self._console.flush()
         if self._cluster.sidecar_listens:
-            self._enter(self._lifecycle.move(RunEvent.SERVED))
+            opened = RunEvent.SERVED if self._idleness is None else RunEvent.OPENED
+            self._enter(self._lifecycle.move(opened))
         snapshot = self._cluster.snapshot
         self._history.add(snapshot)
+        if self._idleness is not None and self._lifecycle.state is RunState.SERVING:
+            self._attend(self._idleness, snapshot)
         if not self._served and snapshot.desired is not None and snapshot.ready >= self._plan.min_feeders:
             self._served = True
             seconds = time.monotonic() - self._started
             self._console.say(f"ready after {seconds:.1f} s, feeders {snapshot.ready}/{snapshot.desired}")
 
+    def _attend(self, idleness: Idleness, snapshot: Snapshot) -> None:
+        """Reports trainers that come and go, and stops feeders that no trainer needs."""
+        if "receivers" not in snapshot.sidecar:  # the sidecar is being restarted; its trainers wait for it
+            return
+        for text in self._attached.update(snapshot.receivers):
+            self._console.say(text)
+        feeders = idleness.look(len(self._attached), snapshot.desired, time.monotonic())
+        if feeders is None:
+            return
+        self._cluster.scale_to(feeders)
+        if feeders:
+            self._console.say(f"a trainer is attached: starting {feeders} feeders")
+        else:
+            self._served = True  # nothing is missing until a trainer comes
+            self._console.say("no trainer is attached: all feeders are stopped until the next one")
+
     def _on_signal(self, number: int) -> None:
         self._console.clear()
-        self._halt(stopped_by(number))
+        what = "trainers and service" if self._idleness is None else "the service"
+        self._halt(stopped_by(number, what))
 
     def _broken(self, why: str) -> None:
         self._halt(Stop(EXIT_BROKEN, f"the service cannot go on: {why}"))
@@ -217,7 +255,8 @@ class Run:
         return missing
 
     def _active_over(self) -> None:
-        live = ", ".join(child.name for child in self._trainers if child.code is None) or "no trainer"
+        live = ", ".join(child.name for child in self._trainers if child.code is None) or str(self._attached)
+        live = live or "no trainer"
         why = f"the job ran past spec.activeDeadlineSeconds ({self._plan.active_s:g} s)"
         self._halt(Stop(EXIT_LATE, f"{why}; still running: {live}"))
 
@@ -237,6 +276,8 @@ class Run:
     def _enter(self, state: RunState | None) -> None:
         if state is RunState.TRAINING:
             self._start_trainers()
+        elif state is RunState.SERVING:
+            self._say_how_to_attach()
         elif state is RunState.ENDING:
             number = signal.SIGTERM if self._lifecycle.stop is None else self._lifecycle.stop.number
             for child in self._trainers:
@@ -246,6 +287,13 @@ class Run:
                 child.signal(signal.SIGKILL)
         if state in GRACE_S:
             self._loop.later(GRACE_S[state], lambda: self._grace_over(state))
+
+    def _say_how_to_attach(self) -> None:
+        assert self._plan.attach is not None  # noqa: S101  the state SERVING is for attached trainers
+        self._console.say(
+            f"waiting for trainers, {self._plan.attach.processes} processes at a time; run this in their shells: "
+            f"{how_to_attach(self._plan.name)}"
+        )
 
     def _grace_over(self, state: RunState | None) -> None:
         if self._lifecycle.state is state:
@@ -280,7 +328,7 @@ class Run:
         if self._console.live:
             awaited = () if self._served else (f"starting: {'; '.join(self._awaited())}",)
             self._console.show(table_of(self._plan.name, self._history, desired=desired, notes=awaited))
-        else:
+        elif self._idleness is None or self._attached or notes:  # a service that waits needs no line
             text = progress_line(self._history, desired)
             self._console.say(f"{text} ({notes[0]})" if notes else text)
 

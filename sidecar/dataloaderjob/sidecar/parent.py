@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import itertools
 import json
 import os
 import re
@@ -46,6 +47,7 @@ EXTRA_PROCESSES = 8
 """Maximum number of extra processes of a launch that did not state it. Together they get the memory of the first."""
 MAX_ENDED = 64
 """Maximum number of trainer processes without a receiver whose counts are kept."""
+MAX_LISTED = 8
 _RANK = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
@@ -239,7 +241,7 @@ class Sidecar:
             )
         if adoption and not sealed(fds[1]):
             raise RemoteProtocolError("the control memory that the trainer gave back is not sealed")
-        self._claim(rank, pid, process)
+        claimed = hello["shown"] = self._claim(rank, pid, process)
         settings = self._share()
         if not adoption:
             guest.fds += [Control.create(), _eventfd(), _eventfd()]
@@ -258,7 +260,7 @@ class Sidecar:
             self._child(guest, theirs, hello, parent, settings)
         theirs.close()
         ours.setblocking(False)
-        receiver = ReceiverProcess(rank, pid, process, fds.pop(0), child, ours, control)
+        receiver = ReceiverProcess(claimed, pid, process, fds.pop(0), child, ours, control)
         self.receivers[child] = receiver
         if adoption:
             self._count_once(process, metrics.read(control))
@@ -266,9 +268,12 @@ class Sidecar:
         guest.answer(ipc.pack_json(ipc.Type.WELCOME, self._welcome(settings)), None if adoption else fds)
         guest.close()
 
-    def _claim(self, rank: str, pid: int, process: str) -> None:
-        """Raises RemoteProtocolError if another live process holds this rank."""
+    def _claim(self, rank: str, pid: int, process: str) -> str:
+        """Returns the name under which the rank is shown. Raises RemoteProtocolError if another live process holds this
+        rank, unless the processes may belong to different launches."""
         self._reap()
+        if self.settings.attached:
+            return self._claim_attached(rank, pid, process)
         for receiver in list(self.receivers.values()):
             if receiver.rank != rank:
                 continue
@@ -278,6 +283,15 @@ class Sidecar:
                     "too: give each process its own RANK, or end the other one"
                 )
             self._end(receiver)
+        return rank
+
+    def _claim_attached(self, rank: str, pid: int, process: str) -> str:
+        for receiver in list(self.receivers.values()):
+            if receiver.process == process or not alive(receiver.pidfd):
+                self._end(receiver)
+        taken = {receiver.rank for receiver in self.receivers.values()}
+        names = itertools.chain((rank, f"{rank}-{pid}"), (f"{rank}-{pid}-{n}" for n in itertools.count(2)))
+        return next(name for name in names if name not in taken)
 
     def _end(self, receiver: ReceiverProcess) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -302,6 +316,8 @@ class Sidecar:
                 self._end(receiver)
         if (running := self._running()) < settings.processes:
             return settings
+        if settings.attached:
+            raise RemoteProtocolError(self._full())
         if not settings.private:
             raise RemoteProtocolError(
                 f"this sidecar shares its memory among {settings.processes} trainer processes, which are all here: set"
@@ -314,6 +330,14 @@ class Sidecar:
             )
         share = settings.limit_nbytes // EXTRA_PROCESSES
         return dataclasses.replace(settings, processes=1, shared_memory_nbytes=share, pool_nbytes=None)
+
+    def _full(self) -> str:
+        held = [f"rank {r.rank} (process {r.trainer_pid})" for r in self.receivers.values() if alive(r.pidfd)]
+        more = f" and {len(held) - MAX_LISTED} more" if len(held) > MAX_LISTED else ""
+        return (
+            f"this job serves {self.settings.processes} trainer processes at a time, and all of them are attached: "
+            f"{', '.join(held[:MAX_LISTED])}{more}; end one of them, or raise spec.trainers.attach.processesPerPod"
+        )
 
     def _add_up(self, process: str, ended: dict[str, int]) -> None:
         """Adds the counts of a receiver that ended, and those of its trainer `process` until then."""
@@ -351,7 +375,7 @@ class Sidecar:
             gc.freeze()
             receiver = Receiver(
                 guest.sock, channel, *guest.fds[:4], settings=settings, key=self.key, job=self.settings.job,
-                name=f"{self.name}/rank-{rank}", process=str(hello["process"]),
+                name=f"{self.name}/rank-{hello['shown']}", process=str(hello["process"]),
                 rank=int(rank) if rank.isdecimal() else 0, gives_back=self.settings.private,
             )  # fmt: skip
             if adoption := hello.get("adopt"):
