@@ -290,8 +290,9 @@ class Run:
 
     def _say_how_to_attach(self) -> None:
         assert self._plan.attach is not None  # noqa: S101  the state SERVING is for attached trainers
+        most = self._plan.attach.processes
         self._console.say(
-            f"waiting for trainers, {self._plan.attach.processes} processes at a time; run this in their shells: "
+            f"waiting for trainers, {most} process{'es' * (most > 1)} at a time; run this in their shells: "
             f"{how_to_attach(self._plan.name)}"
         )
 

@@ -14,9 +14,9 @@ from dataloaderjob.core.supervision import Cause, name_of
 
 RAY, LOCAL = "ray", "local"
 NAMES = (RAY, LOCAL)
-LEASE_S = 15.0
+LEASE_S = 20.0
 """Time for which feeders on a Ray cluster that outlives the job serve without a supervisor. A supervisor that is
-restarted at once takes 5 s to adopt them."""
+restarted at once takes 5 s to adopt them, and 15 s on a busy machine."""
 
 
 class Why(NamedTuple):

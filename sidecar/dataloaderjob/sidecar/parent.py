@@ -334,10 +334,11 @@ class Sidecar:
     def _full(self) -> str:
         held = [f"rank {r.rank} (process {r.trainer_pid})" for r in self.receivers.values() if alive(r.pidfd)]
         more = f" and {len(held) - MAX_LISTED} more" if len(held) > MAX_LISTED else ""
-        return (
-            f"this job serves {self.settings.processes} trainer processes at a time, and all of them are attached: "
-            f"{', '.join(held[:MAX_LISTED])}{more}; end one of them, or raise spec.trainers.attach.processesPerPod"
-        )
+        if self.settings.processes == 1:
+            most = "one trainer process at a time, and it is attached"
+        else:
+            most = f"{self.settings.processes} trainer processes at a time, and all of them are attached"
+        return f"this job serves {most}: {', '.join(held[:MAX_LISTED])}{more}; end one of them, or raise spec.trainers.attach.processesPerPod"
 
     def _add_up(self, process: str, ended: dict[str, int]) -> None:
         """Adds the counts of a receiver that ended, and those of its trainer `process` until then."""

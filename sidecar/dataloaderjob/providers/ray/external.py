@@ -23,6 +23,7 @@ from ray.core.generated import gcs_pb2
 from ray.exceptions import AuthenticationError
 
 from dataloaderjob.core.errors import ServiceError, first_line
+from dataloaderjob.core.sockets import parse_address
 
 TIMEOUT_S = 10.0
 FIELD = "spec.ray.external"
@@ -40,6 +41,9 @@ class Node(NamedTuple):
 def look(address: str) -> str:
     """Returns the address of this machine's node. Raises ServiceError if the cluster cannot take the job's feeders."""
     try:
+        socket.create_connection(
+            parse_address(address), timeout=TIMEOUT_S
+        ).close()  # Ray's client would wait for 40 s
         gcs: Any = GcsClient(address=address)
         found = gcs.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=TIMEOUT_S)
         infos = gcs.get_all_node_info(timeout=TIMEOUT_S).values()
