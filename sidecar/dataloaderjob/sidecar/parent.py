@@ -338,7 +338,10 @@ class Sidecar:
             most = "one trainer process at a time, and it is attached"
         else:
             most = f"{self.settings.processes} trainer processes at a time, and all of them are attached"
-        return f"this job serves {most}: {', '.join(held[:MAX_LISTED])}{more}; end one of them, or raise spec.trainers.attach.processesPerPod"
+        return (
+            f"this job serves {most}: {', '.join(held[:MAX_LISTED])}{more}; end one of them, or raise "
+            "spec.trainers.attach.processesPerPod"
+        )
 
     def _add_up(self, process: str, ended: dict[str, int]) -> None:
         """Adds the counts of a receiver that ended, and those of its trainer `process` until then."""
