@@ -32,7 +32,9 @@ from dataloaderjob_operator.monitoring import (
 from dataloaderjob_operator.objects import OperatorConfig, OwnPod
 from dataloaderjob_operator.objects.settings import USER, cluster_domain
 from dataloaderjob_operator.observe import watch
+from dataloaderjob_operator.observe.attached_pods import AttachedPods
 from dataloaderjob_operator.observe.cache import Cache, JobKey
+from dataloaderjob_operator.observe.followed_objects import FollowedObjects
 from dataloaderjob_operator.observe.requests import Requests
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
 from dataloaderjob_operator.observe.watch import EventLookup
@@ -313,6 +315,8 @@ async def reconcile_all(
     reconciler = Reconciler(client, cache, setup, poller, metrics=metrics)
     work = Workers(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
     lookup = reconciler.lookup = EventLookup(client, work.add)
+    followed = reconciler.followed = FollowedObjects(client, work.add)
+    attached = reconciler.attached = AttachedPods(client, lambda key: pods(key), options.namespaces)
     health.remark = reconciler.cannot_write
     metrics.watches.set_function(requests.open)
     metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)
@@ -320,6 +324,10 @@ async def reconcile_all(
     def changed(key: JobKey, itself: bool) -> None:
         work.add(key, 0.0 if itself else CHILD_S, first=itself)
         poller.wake(key)
+
+    def pods(key: JobKey) -> None:
+        changed(key, False)
+        followed.wake(key)
 
     def received(kind: str, uid: str) -> None:
         metrics.received(kind)
@@ -329,6 +337,7 @@ async def reconcile_all(
         work.forget(key)
         reconciler.forget(key)
 
+    await attached.prime()
     await watch.prime(client, cache, work.add, options.namespaces)
     health.listed = True
     gc.collect()
@@ -343,6 +352,8 @@ async def reconcile_all(
         asyncio.create_task(work.run(), name="work"),
         asyncio.create_task(poller.run(), name="supervisors"),
         asyncio.create_task(lookup.run(), name="event lookups"),
+        asyncio.create_task(attached.run(), name="attached pods"),
+        asyncio.create_task(followed.run(), name="followed objects"),
         asyncio.create_task(pulse(metrics), name="pulse"),
         asyncio.create_task(
             watch.keep_sweeping(client, cache, work.add, options.namespaces, requests), name="sweeps"

@@ -25,6 +25,10 @@ APPLY = "application/apply-patch+yaml; charset=utf-8"
 """The charset makes the client library send the body unchanged. Without it, the library sends JSON in ASCII, and the
 API server refuses every character beyond U+FFFF; it accepts them only in bodies declared as JSON."""
 TIMEOUT_S = 30.0
+CHUNK = 100
+"""Number of objects in a page of a list."""
+SILENT_S = 150.0
+"""Seconds without a byte after which a watch counts as broken: the API server sends a bookmark each minute."""
 MAX_EVENTS = 100
 """Maximum number of events listed for one object: a starting pod has about ten."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -151,6 +155,42 @@ class ApiClient:
                 return
             query = {**query, "continue": rest}
 
+    async def get(self, path: str) -> Manifest:
+        """Reads the object at a path, or what the API server lists there."""
+        return await self._request("GET", path)
+
+    async def snapshot(self, path: str, **query: str) -> tuple[Sequence[Manifest], str]:
+        """Lists all objects of a kind. Returns them, and the version from which a watch continues."""
+        items, query = list[Manifest](), {"limit": str(CHUNK), **query}
+        while True:
+            page = await self._request("GET", path, **query)
+            items += page["items"]
+            if not (rest := page["metadata"].get("continue")):
+                return items, str(page["metadata"].get("resourceVersion") or "")
+            query = {**query, "continue": rest}
+
+    async def watch(self, path: str, seconds: int, **query: str) -> AsyncIterator[Manifest]:
+        """Yields the events of a watch until the API server ends it. Raises ApiError, also for an event that reports an
+        error."""
+        query |= {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
+        timeout = aiohttp.ClientTimeout(total=seconds + 30, sock_read=SILENT_S)
+        sent = await self.api.param_serialize(
+            "GET", path, query_params=list(query.items()), auth_settings=["BearerToken"],
+            header_params={"Accept": JSON},
+        )  # fmt: skip
+        try:
+            response = (await self.api.call_api(*sent[:3], _request_timeout=timeout)).response
+            async with response:
+                if response.status >= 400:
+                    raise ApiError(response.status, _message(await response.read()))
+                rest = b""
+                async for part in response.content.iter_any():
+                    *lines, rest = (rest + part).split(b"\n")
+                    for line in lines:
+                        yield _event(line)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
+            raise ApiError(0, f"the API server does not answer GET {path}: {exc!r}") from exc
+
     async def _apply(self, verb: str, manifest: Manifest, *, below: str = "", **query: str) -> Manifest:
         """Applies an object. `below`: the subresource, such as /status."""
         kind, metadata = manifest["kind"], manifest["metadata"]
@@ -197,6 +237,15 @@ class ApiClient:
             wait_s = _seconds(response.getheaders().get("Retry-After"))
             raise ApiError(response.status, _message(text), wait_s, _field(text, "reason") or "")
         return dict(json.loads(text))
+
+
+def _event(line: bytes) -> Manifest:
+    """Parses an event of a watch. Raises ApiError if it reports an error."""
+    event = dict(json.loads(line))
+    if event.get("type") == "ERROR":
+        status = event.get("object") or {}
+        raise ApiError(int(status.get("code") or 0), str(status.get("message") or "the watch ended"))
+    return event
 
 
 def apply_body(value: Any) -> bytes:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
-from manifests import manifest
+from manifests import ATTACHED, manifest
 from operated import Operated
+from other_kinds import JOBSETS
 from processes_of_operator import ALL, Operator, kubeconfig, until
 from rights import granted, refused, used
 
@@ -149,6 +150,34 @@ def test_operator_uses_exactly_the_rights_granted_by_the_chart(
         did, may = used(server.audit_log, account, namespace), granted(role["rules"])
         assert did - may == set(), f"more than is granted in {namespace}"
         assert may - did == unseen, "granted, and never used: take it out, or use it in this test"
+
+
+def test_followed_object_is_read_by_the_rights_that_the_chart_adds(
+    server: ApiServer, job: Operated, limited: Operator
+) -> None:
+    follow = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "train"}
+    server.define(JOBSETS)
+    sets = f"/apis/{follow['apiVersion']}/namespaces/{job.namespace}/jobsets"
+    made = {"apiVersion": follow["apiVersion"], "kind": "JobSet", "metadata": {"name": "train"}, "spec": {}}
+    server.request("POST", sets, made)
+    binding = f"{RBAC}/{job.namespace}/rolebindings/r-operator-follow"
+    bound = server.request("GET", binding)
+    server.request("DELETE", binding)
+    changes = {**ATTACHED, "metadata.name": "attached", "spec.trainers.attach.follow": follow}
+    server.request("POST", job.path(KIND), manifest(changes))
+
+    def progress() -> dict[str, str]:
+        status = job.get(KIND, "attached").get("status") or {}
+        return {c["type"]: c for c in status.get("conditions", ())}.get("Progressing") or {}
+
+    until(lambda: progress().get("reason") == "FollowedNotRead", 30, f"it is told; its log: {limited.log}")
+    told = "may not read JobSet train: add jobsets.jobset.x-k8s.io to the chart's value follow.resources"
+    assert told in progress()["message"]
+    del bound["metadata"]["resourceVersion"], bound["metadata"]["uid"]
+    server.request("POST", binding.rpartition("/")[0], bound)
+    until(lambda: progress()["reason"] != "FollowedNotRead", 40, f"it is read; its log: {limited.log}")
+    assert job.get(KIND, "attached")["status"]["trainers"]["followedUid"]
+    server.request("DELETE", f"{job.path(KIND)}/attached")
 
 
 def test_without_finalizer_rights_no_child_can_name_its_owner(

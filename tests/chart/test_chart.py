@@ -166,7 +166,9 @@ def test_chart_with_namespaces_has_roles_there_and_no_cluster_rights() -> None:
     found = render("--set", "namespaces={a,b}")
     roles = [name for kind, name in found if kind in ("Role", "RoleBinding")]
     assert sorted(roles) == [
-        name for name in ("r-operator", "r-operator-own", "r-operator-test") for _ in "ab"
+        name
+        for name in ("r-operator", "r-operator-follow", "r-operator-own", "r-operator-test")
+        for _ in "ab"
     ], "of two namespaces: the last of each"
     assert not any(kind == "ClusterRoleBinding" for kind, _ in found), (
         "nobody is given anything of the cluster"

@@ -34,7 +34,7 @@ VARIABLES = {
     "DATALOADERJOB_FEEDERS": {"spec.feeders.replicas": 2, "spec.feeders.processesPerPod": 3},
     "DATALOADERJOB_ALLOW_PICKLE": {"spec.loader.allowPickle": True},
 }
-FIELDS = [field.name for field in dataclasses.fields(LoaderSettings) if field.name != "attached"]
+FIELDS = [field.name for field in dataclasses.fields(LoaderSettings) if field.name != "awaits_feeders"]
 
 
 def job(changes: dict[str, Any]) -> DataLoaderJob:
@@ -100,10 +100,10 @@ def test_sidecar_of_attached_trainers_knows_that_others_start_them():
         "spec.trainers": {"attach": {"processesPerPod": 4}}, "spec.feeders.image": "x",
     }  # fmt: skip
     machine = of_machine(changes)
-    assert (machine.attached, machine.processes) == (True, 4)
+    assert (machine.awaits_feeders, machine.processes) == (True, 4)
     assert machine.shared_memory_nbytes == 4 * of_machine({}).shared_memory_nbytes
-    assert not of_machine({}).attached
-    assert not of_cluster({}).attached
+    assert not of_machine({}).awaits_feeders
+    assert not of_cluster({}).awaits_feeders
 
 
 def test_local_sidecar_has_its_own_variables(monkeypatch: pytest.MonkeyPatch):

@@ -71,6 +71,13 @@ HELD_UP = status(
         T1,
     ),
 )
+IDLE = status(Phase.IDLE, Ready=("True", "Idle", "no pod is attached", T0))
+NOT_FOLLOWED = status(
+    Phase.SERVING,
+    Ready=("True", "Serving", "all serve", T0),
+    Progressing=("True", "FollowedNotRead", "the operator may not read TrainJob bert", T1),
+)
+WITHOUT_STATUS = {Reason.UNKNOWN_FIELD, Reason.MANAGED_ELSEWHERE, Reason.ATTACHED, Reason.DETACHED}
 HUNGRY = status(
     Phase.RUNNING,
     Ready=("True", "Serving", "all serve", T0),
@@ -132,11 +139,11 @@ def test_each_reason_belongs_to_some_change():
         SHORT,
         HUNGRY,
         HELD_UP,
+        IDLE,
+        NOT_FOLLOWED,
     )
     found = {e.reason for before in every for after in every for e in events_of(before, after)}
-    assert found == set(Reason) - {Reason.UNKNOWN_FIELD, Reason.MANAGED_ELSEWHERE}, (
-        "which no change of a status makes"
-    )
+    assert found == set(Reason) - WITHOUT_STATUS, "which no change of a status makes"
 
 
 def name(before: DataLoaderJobStatus, after: DataLoaderJobStatus, job: Any = JOB) -> str:

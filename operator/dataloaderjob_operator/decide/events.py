@@ -7,7 +7,7 @@ twice, because the name of an event follows from its content.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -57,6 +57,14 @@ class Reason(StrEnum):
     """Feeders are killed because they run out of memory; a running job continues at their pace."""
     ROLLOUT_STUCK = "RolloutStuck"
     """New feeders do not start; a running job continues with the old ones."""
+    IDLE = "Idle"
+    """No pod has been attached for long, so the operator stops the feeders."""
+    ATTACHED = "Attached"
+    """A pod of another controller has attached."""
+    DETACHED = "Detached"
+    """An attached pod has ended or is being deleted."""
+    NOT_FOLLOWED = "FollowedNotRead"
+    """The operator cannot read the object that the job follows."""
     MANAGED_ELSEWHERE = "ManagedElsewhere"
     """`spec.managedBy` names another controller, so the operator leaves the job alone."""
     UNKNOWN_FIELD = "UnknownField"
@@ -72,6 +80,7 @@ WARNINGS = frozenset(
         Reason.FEEDERS_MISSING,
         Reason.OUT_OF_MEMORY,
         Reason.ROLLOUT_STUCK,
+        Reason.NOT_FOLLOWED,
         Reason.UNKNOWN_FIELD,
     }
 )
@@ -84,9 +93,12 @@ REPEATED = frozenset(
         Reason.FEEDERS_MISSING,
         Reason.OUT_OF_MEMORY,
         Reason.ROLLOUT_STUCK,
+        Reason.IDLE,
+        Reason.ATTACHED,
+        Reason.DETACHED,
     }
 )
-"""Reasons that may repeat while parts of a job fail and recover."""
+"""Reasons that may repeat while parts of a job fail and recover, and pods come and go."""
 HELD = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 Status = DataLoaderJobStatus
 
@@ -132,6 +144,15 @@ def cut(text: str, nbytes: int) -> str:
 def unknown_fields(doubts: Sequence[str], generation: int) -> JobEvent:
     """Makes the event about unknown fields that resemble known ones, once for each spec."""
     return JobEvent(Reason.UNKNOWN_FIELD, cut("; ".join(doubts), MAX_MESSAGE_NBYTES), str(generation))
+
+
+def of_pods(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[JobEvent, ...]:
+    """Makes the events about pods that attached or left. Both maps have the names of attached pods by uid."""
+    came = ((Reason.ATTACHED, after[uid], "gets batches", uid) for uid in after if uid not in before)
+    went = (
+        (Reason.DETACHED, before[uid], "is no longer attached", uid) for uid in before if uid not in after
+    )
+    return tuple(JobEvent(reason, f"pod {name} {what}", uid) for reason, name, what, uid in (*came, *went))
 
 
 def managed_elsewhere(manager: str) -> JobEvent:
@@ -233,12 +254,17 @@ def _restarted(before: Status, after: Status) -> bool:
     return after.trainers.restarts > before.trainers.restarts
 
 
-def _phases(one: Phase, other: Phase) -> Callable[[Status, Status], bool]:
-    return lambda before, after: before.phase is one and after.phase is other
+def _recovered(before: Status, after: Status) -> bool:
+    return before.phase is Phase.DEGRADED and after.phase in {Phase.RUNNING, Phase.SERVING}
+
+
+def _idles(before: Status, after: Status) -> bool:
+    return after.phase is Phase.IDLE and before.phase is not Phase.IDLE
 
 
 def _degraded(before: Status, after: Status) -> bool:
-    return _phases(Phase.RUNNING, Phase.DEGRADED)(before, after) and not _restarted(before, after)
+    ran = before.phase in {Phase.RUNNING, Phase.SERVING} and after.phase is Phase.DEGRADED
+    return ran and not _restarted(before, after)
 
 
 def _serves(before: Status, after: Status) -> bool:
@@ -254,7 +280,10 @@ def _new_cause(before: Status, after: Status) -> bool:
         return False
     if _degraded(before, after) or _restarted(before, after):
         return False
-    if after.phase not in {Phase.STARTING, Phase.QUEUED, Phase.DEGRADED} and new.reason not in FAULTS:
+    if (
+        after.phase not in {Phase.STARTING, Phase.WAITING, Phase.QUEUED, Phase.DEGRADED}
+        and new.reason not in FAULTS
+    ):
         return False
     return old is None or old.reason != new.reason
 
@@ -286,7 +315,12 @@ _ROWS = (
     ),
     *(
         _Row(reason, _moves_because(reason), _message(ConditionType.PROGRESSING), _cause)
-        for reason in (Reason.FEEDERS_MISSING, Reason.OUT_OF_MEMORY, Reason.ROLLOUT_STUCK)
+        for reason in (
+            Reason.FEEDERS_MISSING,
+            Reason.OUT_OF_MEMORY,
+            Reason.ROLLOUT_STUCK,
+            Reason.NOT_FOLLOWED,
+        )
     ),
     _Row(Reason.NOT_READY, _new_cause, _why(ConditionType.READY), _cause),
     _Row(Reason.SERVING, _serves, _message(ConditionType.READY), _since(ConditionType.READY)),
@@ -294,9 +328,10 @@ _ROWS = (
         Reason.DEGRADED, _degraded, _why(ConditionType.READY), _since(ConditionType.READY),
     ),
     _Row(
-        Reason.RECOVERED, _phases(Phase.DEGRADED, Phase.RUNNING), _message(ConditionType.READY),
+        Reason.RECOVERED, _recovered, _message(ConditionType.READY),
         _since(ConditionType.READY),
     ),
+    _Row(Reason.IDLE, _idles, _message(ConditionType.READY), lambda after: after.trainers.idle_since or ""),
     _Row(
         Reason.SUSPENDED, _became(ConditionType.SUSPENDED), lambda _: "the job has no pods left",
         _since(ConditionType.SUSPENDED),

@@ -15,6 +15,7 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.status import DataLoaderJobStatus, RayStatus
 from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator import names
+from dataloaderjob_operator.decide.followed import Followed
 from dataloaderjob_operator.decide.resource_fields import want_of_memory
 from dataloaderjob_operator.kinds import Manifest
 
@@ -125,6 +126,10 @@ class SupervisorStatus:
     """The error that a trainer received instead of a batch, if no trainer has taken a batch since."""
     ray: RayStatus = field(default_factory=RayStatus)
     """The version is missing while Ray has not answered the supervisor."""
+    sidecars: int = 0
+    """Sidecars that are connected to the supervisor."""
+    ranks: int = 0
+    """Trainer processes that these sidecars serve."""
     rates: Rates | None = field(default=None, compare=False)
 
 
@@ -138,6 +143,11 @@ class Observed:
     children: Mapping[Key, Manifest] = field(default_factory=dict)
     """Live objects that the job owns, except pods."""
     pods: tuple[Manifest, ...] = ()
+    attached: tuple[Manifest, ...] = ()
+    """Pods of other controllers with the label `names.LABEL_INJECT`, including those that have ended; empty unless the
+    job attaches trainers."""
+    followed: Followed | None = None
+    """The last read of the object that the job follows; None: it follows none, or has not read it yet."""
     doubts: tuple[str, ...] = ()
     """Fields of the templates that seem to be misspelt."""
     refused: str = ""

@@ -17,6 +17,7 @@ from dataloaderjob_operator.decide.observed import Cause, SupervisorStatus, one_
 LARGEST = 1 << 63
 MAX_TEXT = 1000
 MAX_SIDECARS = 1024
+MAX_RANKS = 1_000_000
 MAX_NAME = 253
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]{1,62}\Z")
 _NOTABLE: Mapping[str, float] = {
@@ -43,6 +44,8 @@ def parse(message: Mapping[str, Any]) -> SupervisorStatus:
         cause=_cause(feeders),
         failure=_failure(_list(received, "failures"), hosts),
         ray=_ray(received.get("ray")),
+        sidecars=len(reports := _reports(received)),
+        ranks=min(MAX_RANKS, sum(_whole(report.get("receivers")) for report in reports)),
     )
 
 
@@ -124,6 +127,13 @@ def _ray(received: Any) -> RayStatus:
         health_check_timeout_ms=_whole(received.get("health_check_timeout_ms")),
         health_check_failure_threshold=_whole(received.get("health_check_failure_threshold")),
     )
+
+
+def _reports(received: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the reports of connected sidecars."""
+    sidecars = received.get("sidecars")
+    found = islice(sidecars.values(), MAX_SIDECARS) if isinstance(sidecars, Mapping) else ()
+    return [report for report in found if isinstance(report, Mapping)]
 
 
 def _list(received: Mapping[str, Any], name: str) -> list[Any]:

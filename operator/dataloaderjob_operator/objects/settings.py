@@ -154,14 +154,15 @@ def _secret(job: DataLoaderJob, name: str, values: Mapping[str, bytes]) -> Manif
     }
 
 
-def attach_map(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
+def attach_map(job: DataLoaderJob, setup: OperatorConfig, ended: str) -> Manifest:
     """Builds the ConfigMap with the settings of sidecars in attached pods. A new pod, or a sidecar that starts again,
-    reads the settings of that time."""
+    reads the settings of that time. `ended`: the reason why the job has ended; empty while it lives."""
+    made = {**sidecar(job, setup), **({"ended": ended} if ended else {})}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": names.metadata(job, names.attachment(job.name)),
-        "data": _files(job, setup, names.Role.TRAINER),
+        "data": {FILES[names.Role.TRAINER]: _json(made)},
     }
 
 

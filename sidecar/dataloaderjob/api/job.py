@@ -176,7 +176,7 @@ class DataLoaderJobSpec(Model):
             batch_deadline_s=float(loader.batch_timeout_seconds),
             progress_after_s=float(loader.warn_after_seconds),
             checksum=loader.checksum,
-            attached=self.trainers.attached,
+            awaits_feeders=self.trainers.attached,
         )
 
     def loader_environment(self) -> dict[str, str]:

@@ -19,7 +19,7 @@ class ConditionType(StrEnum):
 
     READY = "Ready"
     """Head, sidecars and at least `minAvailable` feeders serve, and the trainers run; or all trainers ended with exit
-    code 0."""
+    code 0. With attached trainers: a pod that attaches is served, or will be as soon as feeders have started."""
     HEAD_READY = "HeadReady"
     """The Ray head and the supervisor in it answer."""
     FEEDERS_READY = "FeedersReady"
@@ -27,15 +27,16 @@ class ConditionType(StrEnum):
     that a trainer received from them was followed by a batch. Otherwise the reason names the cause, such as
     WorkerRegisterTimeout or ModuleMissing."""
     SIDECARS_READY = "SidecarsReady"
-    """The sidecar of every trainer pod listens."""
+    """The sidecar of every trainer pod listens. Sidecars of attached pods have also reached the supervisor."""
     TRAINERS_READY = "TrainersReady"
-    """The containers of every trainer pod run, or ended with exit code 0."""
+    """The containers of every trainer pod run, or ended with exit code 0. The condition `Ready` ignores the containers
+    of attached pods, which other controllers restart."""
     PROGRESSING = "Progressing"
     """The job is moving towards the state in its spec."""
     SUSPENDED = "Suspended"
     """`spec.suspend` is true and every pod is gone."""
     COMPLETE = "Complete"
-    """All trainers ended with exit code 0."""
+    """All trainers ended with exit code 0, or the followed object has completed."""
     FAILED = "Failed"
     """The job ended in any other way, which the reason names."""
     STALLED = "Stalled"
@@ -54,7 +55,7 @@ class Phase(StrEnum):
     RUNNING = "Running"
     """Head, sidecars and enough feeders serve, and the trainers run."""
     WAITING = "Waiting"
-    """Head and feeders serve or start, and no pod has attached yet, or none is attached any longer."""
+    """No pod is attached, or the attached pods start; head and feeders serve or start."""
     SERVING = "Serving"
     """Pods are attached, and head, sidecars and enough feeders serve."""
     IDLE = "Idle"
@@ -112,7 +113,7 @@ class TrainersStatus(Model):
     """State of the trainers."""
 
     desired: Whole = Field(default=0, ge=0)
-    """Pods requested."""
+    """Pods requested; for attached trainers, pods that are attached."""
     active: Whole = Field(default=0, ge=0)
     """Pods that run."""
     succeeded: Whole = Field(default=0, ge=0)
@@ -133,6 +134,8 @@ class TrainersStatus(Model):
     ranks: Whole = Field(default=0, ge=0)
     """Trainer processes in attached pods that receive batches, as their sidecars report. 0 if the operator creates the
     trainers."""
+    followed_uid: Annotated[str, Field(max_length=64)] = ""
+    """Uid of the object that `trainers.attach.follow` names; empty until the operator has read it."""
     idle_since: Moment = None
     """Time since which no pod is attached; empty while there are attached pods, or if the operator creates the
     trainers."""

@@ -94,8 +94,9 @@ class LoaderSettings:
     progress_after_s: float = 30.0
     checksum: bool = False
     """The receiver compares every body with its digest."""
-    attached: bool = False
-    """Others start the trainers (`spec.trainers.attach`): processes of several launches may have one rank."""
+    awaits_feeders: bool = False
+    """True if others start the trainers (`spec.trainers.attach`). Deadlines for batches start with the first feeder,
+    because a trainer attaches before feeders exist. Processes of several launches may have one rank."""
 
     @property
     def limit_nbytes(self) -> int:
@@ -127,6 +128,8 @@ class SidecarSettings(LoaderSettings):
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     """Port of /metrics and /healthz; 0 for any, None for none."""
+    ended: str = ""
+    """The reason why the job has ended, for pods that outlive it; empty while it lives."""
 
     def check(self) -> None:
         """Raises InputError if these settings cannot work, before anything is created."""

@@ -130,7 +130,10 @@ def brief(status: Mapping[str, Any]) -> dict[str, Any]:
         "notes": [],
         "failures": failures,
         "sidecars": {
-            name: {"metrics": {k: n for k, n in report["metrics"].items() if k in READ and n}}
+            name: {
+                "metrics": {k: n for k, n in report["metrics"].items() if k in READ and n},
+                **({"receivers": report["receivers"]} if report.get("receivers") else {}),
+            }
             for name, report in status["sidecars"].items()
         },
     }

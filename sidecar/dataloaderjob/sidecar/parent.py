@@ -35,6 +35,7 @@ from dataloaderjob.core.processes import (
 )
 from dataloaderjob.core.settings import LoaderSettings, SidecarSettings, read_key
 from dataloaderjob.sidecar import metrics
+from dataloaderjob.sidecar.attachment import Attachment
 from dataloaderjob.sidecar.listeners import Guest, HttpServer, TrainerListener
 from dataloaderjob.sidecar.receiver import Receiver
 from dataloaderjob.sidecar.supervisor_client import BundleGc, Failures, SupervisorClient
@@ -70,7 +71,8 @@ class ReceiverProcess:
 class Sidecar:
     """The parent's loop: `run` returns after SIGTERM or SIGINT."""
 
-    def __init__(self, settings: SidecarSettings) -> None:
+    def __init__(self, settings: SidecarSettings, source: Path | None = None) -> None:
+        """`source`: the file that the settings are from, if they may change."""
         settings.check()
         self.settings = settings
         self.key = read_key(settings.key_path)
@@ -91,6 +93,9 @@ class Sidecar:
             self._supervisor = SupervisorClient(
                 address, key=self.key, job=settings.job, name=self.name, store=self.store
             )
+        awaits = settings.awaits_feeders and source is not None
+        self._attachment = Attachment(source, settings, self.key) if awaits and source else None
+        self._why = ""
         self.http: HttpServer | None = None
         if settings.metrics_port is not None:
             self.http = HttpServer(settings.metrics_host, settings.metrics_port, self._http, self._select)
@@ -151,12 +156,25 @@ class Sidecar:
         if self._supervisor is not None:
             self._supervisor.try_connect(now)
             self._watch_upstream()
+            if self._attachment is not None and self._supervisor.fileno is None:
+                self._await_supervisor(self._attachment, self._supervisor.why, now)
         if now >= self._metrics_at:
             self._metrics_at = now + METRICS_EVERY_S
             self._send_metrics()
         if self.settings.private and not self.receivers and now >= self._sweep_at:
             self._sweep_at = now + SWEEP_EVERY_S
             self._bundle_gc.sweep()
+
+    def _await_supervisor(self, attachment: Attachment, why: str, now: float) -> None:
+        """Reports to trainers and in the log what an attached pod waits for. Stops, so that the kubelet starts this
+        sidecar again, if it was started with the files of another job."""
+        if not attachment.look(now) and why == self._why:
+            return
+        self._why = why
+        log(attachment.outdated or attachment.ended or why)
+        self._stop = bool(attachment.outdated)
+        for receiver in self.receivers.values():
+            receiver.untold = True
 
     def _send_metrics(self) -> None:
         if self._supervisor is not None:
@@ -272,7 +290,7 @@ class Sidecar:
         """Returns the name under which the rank is shown. Raises RemoteProtocolError if another live process holds this
         rank, unless the processes may belong to different launches."""
         self._reap()
-        if self.settings.attached:
+        if self.settings.awaits_feeders:
             return self._claim_attached(rank, pid, process)
         for receiver in list(self.receivers.values()):
             if receiver.rank != rank:
@@ -316,7 +334,7 @@ class Sidecar:
                 self._end(receiver)
         if (running := self._running()) < settings.processes:
             return settings
-        if settings.attached:
+        if settings.awaits_feeders:
             raise RemoteProtocolError(self._full())
         if not settings.private:
             raise RemoteProtocolError(
@@ -409,7 +427,7 @@ class Sidecar:
             "protocol": PROTOCOL, "job": self.settings.job, "blobs": self.settings.blobs,
             "batch_deadline_s": self.settings.batch_deadline_s, "limit_nbytes": settings.limit_nbytes,
             "feeders": self._desired(), "scratch": dict(self.settings.scratch),
-            SLOTS: True,
+            SLOTS: True, "awaits_feeders": self.settings.awaits_feeders,
         }  # fmt: skip
 
     # Receivers
@@ -424,10 +442,11 @@ class Sidecar:
         client = self._supervisor
         if client is None:
             listed: dict[str, Any] = {"feeders": self.settings.feeders, "desired": self._desired()}
-        elif client.known:
+        elif client.known or self._attachment is not None:
             listed = {
-                "feeders": client.feeders, "desired": client.desired, "notes": client.notes,
-                "out_of_memory": client.out_of_memory,
+                "feeders": client.feeders, "desired": client.desired, "out_of_memory": client.out_of_memory,
+                "notes": [*client.notes, *([client.why] if client.why and not client.known else [])],
+                "ended": "" if self._attachment is None else self._attachment.ended,
             }  # fmt: skip
         else:
             return True

@@ -44,6 +44,8 @@ class SupervisorClient:
         """Names of feeders that ran out of memory recently."""
         self.known = False
         """True once a list of feeders has arrived."""
+        self.why = ""
+        """The reason why there is no connection; empty while there is one."""
         self._key, self._job, self._name = key, job, name
         self._store = store
         self._sock: socket.socket | None = None
@@ -67,12 +69,13 @@ class SupervisorClient:
                 self.address, self._key, role="sidecar", name=self._name, job=self._job,
                 timeout_s=CONNECT_TIMEOUT_S,
             )  # fmt: skip
-        except (OSError, ProtocolError):
+        except (OSError, ProtocolError) as exc:
+            self.why = f"the job's supervisor at {self.address[0]}:{self.address[1]} cannot be reached: {exc}"
             self._failures += 1
             self.retry_at = now + BACKOFF.spread_s(self._failures)
             return False
         sock.setblocking(False)
-        self._sock, self._failures = sock, 0
+        self._sock, self._failures, self.why = sock, 0, ""
         self._in.clear()
         self._out.clear()
         for digest, nbytes in self._have.items():

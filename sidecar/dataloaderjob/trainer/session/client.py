@@ -305,10 +305,10 @@ class Client:
                 return
             if time.monotonic() - started > limit:
                 who = self._who_is_late(stream, number)
-                if who and not timeout_s and stream.places is not None:
-                    started = (
-                        time.monotonic()
-                    )  # a slot may be remade for this long; the receiver has a deadline, too
+                lasts = stream.places is not None or bool(self.settings.get("awaits_feeders"))
+                if who and not timeout_s and lasts:
+                    # A slot may be remade for this long, and feeders be absent; the receiver has a deadline, too.
+                    started = time.monotonic()
                     continue
                 raise DeadlineExceeded(
                     f"DataLoader timed out after {limit:g} seconds: batch {number} is not ready "
