@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from manifests import manifest
+from manifests import ATTACHED, manifest
 from pods import SETUP
 
 from dataloaderjob.api import DataLoaderJob, parse_object
@@ -34,7 +34,9 @@ VARIABLES = {
     "DATALOADERJOB_FEEDERS": {"spec.feeders.replicas": 2, "spec.feeders.processesPerPod": 3},
     "DATALOADERJOB_ALLOW_PICKLE": {"spec.loader.allowPickle": True},
 }
-FIELDS = [field.name for field in dataclasses.fields(LoaderSettings) if field.name != "awaits_feeders"]
+BY_TRAINERS = "awaits_feeders"
+"""The field that follows from the kind of trainers."""
+FIELDS = [field.name for field in dataclasses.fields(LoaderSettings) if field.name != BY_TRAINERS]
 
 
 def job(changes: dict[str, Any]) -> DataLoaderJob:
@@ -75,6 +77,16 @@ def test_manifest_change_reaches_the_sidecar_locally_and_on_a_cluster(field):
         assert getattr(settings, field) == getattr(after, field)
     for settings in (of_machine({}), of_cluster({})):
         assert getattr(settings, field) == getattr(before, field)
+
+
+def test_sidecars_of_attached_pods_alone_await_their_first_feeder() -> None:
+    made = objects.base(job(ATTACHED), SETUP)
+    (found,) = [child for child in made if child["kind"] == "ConfigMap"]
+    settings = SidecarSettings(**json.loads(found["data"]["sidecar.json"]))
+    assert getattr(settings, BY_TRAINERS)
+    own = of_cluster({})
+    assert not getattr(own, BY_TRAINERS)
+    assert dataclasses.replace(settings, awaits_feeders=False) == own, "all else is as for own trainers"
 
 
 @pytest.mark.parametrize("variable", VARIABLES)

@@ -127,7 +127,7 @@ class TrainersStatus(Model):
     next_start: Moment = None
     """Earliest time of the next restart."""
     image: Annotated[str, Field(max_length=1024)] = ""
-    """The trainers' own image."""
+    """The trainers' own image; for attached trainers, the feeders'."""
     sidecar_image: Annotated[str, Field(max_length=1024)] = ""
     """The operator's sidecar image when `image` was first used. It is used with `image` unless the spec names
     another."""
