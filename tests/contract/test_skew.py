@@ -28,7 +28,8 @@ from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.supervisor_client import SupervisorClient
 from dataloaderjob.supervisor.feeder_set import Endpoint as supervisor_endpoint
 from dataloaderjob.supervisor.feeder_set import FeederSet
-from dataloaderjob.supervisor.main import Reports, Supervisor
+from dataloaderjob.supervisor.main import Supervisor
+from dataloaderjob.supervisor.reports import Reports
 from dataloaderjob_operator import objects
 from dataloaderjob_operator.decide import supervisor_status
 from dataloaderjob_operator.names import Role

@@ -14,6 +14,7 @@ feeder    c -> s  {"type": "ready", "host", "port", "instance", "pid", "node", "
           s -> c  {"type": "drain"}                     no longer listed: report when nothing is owed to anybody
           c -> s  {"type": "drained"}
           c -> s  {"type": "trouble", "cause", "why"}   it serves, but something is wrong
+          c -> s  {"type": "costs", "costs": {sum: n}}  `core.costs`, every two seconds while batches are built
           c -> s  {"type": "ended", "cause", "why"}     the only message, from the feeder's starter: how it ended
 blob      c -> s  {"type": "blob", "digest", "nbytes"}, then the bytes;  s -> c  {"type": "stored"}
           c -> s  {"type": "get", "digest", "nbytes", "host", "port"}   a feeder, which serves the blob there
@@ -26,6 +27,7 @@ control   c -> s  {"type": "scale", "feeders": n} | {"type": "status", "brief": 
                    "feeders": [{"name", "state", "seconds", "cause", "why", "host", and once its process has reported,
                                 "instance", "port", "pid", "node", "session"}],
                    "sidecars": {name: {"metrics", "receivers"}}, "failures": [failure with its "sidecar"],
+                   "measures": {...}, `core.measures`, once there are enough batches,
                    "ray": {"version", and the settings that its GCS reports, by Ray's names}}   "ray" is empty, and
                    no feeder placed, until Ray has answered. A failure outlives its sidecar until any trainer takes a
                    batch: the next attempt of a job starts with the cause of the last one's end. A brief status has
@@ -58,7 +60,7 @@ EXIT_RAY_LOST = 4
 EXITS_RAY = frozenset({EXIT_RAY_LATE, EXIT_RAY_LOST})
 COUNTERS = (
     "next_calls", "nbytes", "wait_ns", "step_ns", "retries", "hedges", "late_copies", "failures",
-    "feeders_lost", "copies", "stage_ns",
+    "feeders_lost", "copies", "stage_ns", "receiver_cpu_ns",
 )  # fmt: skip
 READ = (*COUNTERS, "used_nbytes", "pool_nbytes")
 """A sidecar's metrics from which a job's rates are computed."""

@@ -24,6 +24,7 @@ from dataloaderjob.batches.digest import batch_digest
 from dataloaderjob.batches.encoding import EncodedBatch, encode
 from dataloaderjob.core import digests, frames
 from dataloaderjob.core.control import seal
+from dataloaderjob.core.costs import CostClock
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
 from dataloaderjob.core.processes import end_as
@@ -112,6 +113,8 @@ class Builder:
         self._fetcher = StageFetcher(staged) if staged else Fetcher(code.dataset, code.collate_fn)
         self._source = SlotSource(code.dataset, unchanged if staged else code.collate_fn)
         self._is_staged = staged is not None
+        self._clock = CostClock()
+        self._fetcher.on_collate = self._source.on_collate = self._clock.collate
         self._answers = Answers(self._buffers.free)
         self._snapshots = SnapshotClock()
         self._waiting: deque[Message] = deque()
@@ -199,8 +202,11 @@ class Builder:
     def _build(self, message: Message) -> None:
         serial = message.a
         PLACE.pack_into(self._place, 0, serial, NOWHERE)
+        self._clock.begin()
         made = self._make(message)
         kind, payload = (MessageKind.FAILED, made) if isinstance(made, bytes) else self._place_body(*made)
+        if kind is MessageKind.BUILT:
+            payload += self._clock.end().pack()
         self._channel.send(kind, a=serial, payload=payload)
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
 
@@ -211,14 +217,20 @@ class Builder:
         assert ticket is not None  # noqa: S101  checked before
         PLACE.pack_into(self._place, 0, message.a, NOWHERE)
         self._answers.forget(ticket.needed)
-        answer = self._answers.get(ticket.number)
+        answer, cost = self._answers.get(ticket.number), b""
         if answer is None:
             is_fresh = not self._source.made and ticket.number and not (ticket.snapshot or ticket.known)
             if ticket.number < self._source.made or (is_fresh and message.flags & Flag.RESTORABLE):
                 return False
             if self._here.ranks:
                 self._make_for_others(ticket, message)
+            is_next = (
+                self._source.made == ticket.number
+            )  # otherwise the cost would be that of several batches
+            self._clock.begin()
             answer = self._answer(ticket, message)
+            if is_next and answer.kind is MessageKind.BUILT:
+                cost = self._clock.end().pack()
             self._answers.keep(ticket.number, answer)
             if (
                 answer.kind is MessageKind.BUILT
@@ -232,8 +244,9 @@ class Builder:
             answer = Answer(
                 kind=MessageKind.FAILED, payload=frames.pack_there(ticket.number), flags=Flag.ENDED
             )
+            cost = b""
         self._answers.lend(answer)
-        self._channel.send(answer.kind, a=message.a, flags=answer.flags, payload=answer.payload)
+        self._channel.send(answer.kind, a=message.a, flags=answer.flags, payload=answer.payload + cost)
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
         return True
 
@@ -268,6 +281,7 @@ class Builder:
         try:
             batch = source.make(ticket, on_sample, self._on_replay(ticket, message.a))
             phase = "encoding the batch"
+            self._clock.encode()
             made = encode(batch, allow_pickle=self._allow_pickle)
         except SlotEnded:
             if ticket.known is not None and source.made <= ticket.known[0]:
@@ -341,6 +355,7 @@ class Builder:
             phase = ""  # in user code: the fetcher names the phase
             batch = self._fetcher.fetch(message.b, ticket, self._on_sample(message))
             phase = "encoding the batch"
+            self._clock.encode()
             made = encode(batch, allow_pickle=self._here.allow_pickle)
             return made, identity_of(message.b, ticket)
         except BaseException as exc:

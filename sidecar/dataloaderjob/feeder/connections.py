@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dataloaderjob.core import frames, sockets
@@ -321,13 +321,25 @@ class Registration:
             "node": settings.node,
             "session": settings.session,
         }
-        self._trouble: dict[str, Any] | None = None
-        """The latest trouble not yet reported."""
+        self._untold: dict[str, dict[str, Any]] = {}
+        """The latest message of each type that is not sent yet."""
+        self._told_costs: Mapping[str, int] = {}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def tell(self, cause: Cause, why: str) -> None:
         """Reports trouble of a feeder that still serves to the supervisor; safe to call from any thread."""
-        self._trouble = {"type": "trouble", "cause": cause.value, "why": why}
+        self._tell({"type": "trouble", "cause": cause.value, "why": why})
+
+    def tell_costs(self, costs: Mapping[str, int]) -> None:
+        """Reports the costs of batches unless no batch was built since the last report."""
+        if costs["built"] != self._told_costs.get("built", 0) or costs["sending"] != self._told_costs.get(
+            "sending", 0
+        ):
+            self._told_costs = costs
+            self._tell({"type": "costs", "costs": dict(costs)})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._untold[message["type"]] = message
         os.eventfd_write(self._wake, 1)
 
     def start(self) -> None:
@@ -361,9 +373,8 @@ class Registration:
         while True:
             if self._wake in [fd for fd, _ in poll.poll()]:
                 os.eventfd_read(self._wake)
-                trouble, self._trouble = self._trouble, None
-                if trouble is not None:
-                    sockets.send_message(sock, trouble)
+                for kind in list(self._untold):
+                    sockets.send_message(sock, self._untold.pop(kind))
                 continue
             if sockets.recv_message(sock).get("type") == "drain":
                 while not self._idle():

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.5
 ALIVE_S = 5.0
 """Well below the time after which a silent feeder is replaced (`sidecar.dispatch.overseer`)."""
+COSTS_EVERY_S = 2.0
+"""Interval between reports of the costs of batches."""
 EXIT_FAILED = 1
 
 
@@ -69,7 +71,7 @@ class FeederServer:
         self._numbers = 0
         self._trainers: set[str] = set()
         """Trainer processes whose receivers have connected."""
-        self._alive_at = 0.0
+        self._alive_at = self._costs_at = 0.0
         self._stopping = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
@@ -166,6 +168,10 @@ class FeederServer:
             for task, replayed in self._builders.busy():
                 touched |= self._sender.control(FrameKind.ALIVE, task, room=replayed)
         self._flush(touched)
+        self._builders.costs.look(sending=self._machine.sending)
+        if self.registration is not None and now - self._costs_at >= COSTS_EVERY_S:
+            self._costs_at = now
+            self.registration.tell_costs(self._builders.costs.report())
 
     # Connections
 

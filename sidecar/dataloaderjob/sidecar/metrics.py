@@ -6,6 +6,7 @@ the trainer, from its own mapping, so a scrape never touches the data path.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -99,6 +100,16 @@ METRICS = (
     Metric(
         "bundle_loads", "bundle_loads", _G, "Times the connected feeders have loaded user code, for all ranks.",
         lambda m: sum(x.bundle_loads for x in m.feeders.values() if x.up),
+    ),
+    Metric(
+        "receiver_cpu_ns", "receiver_cpu_seconds_total", _C, "CPU time of the process that receives batches.",
+        lambda _: time.process_time_ns(),
+    ),
+    Metric(
+        "queues_kernels", "trainer_uses_cuda", _G,
+        "Use of CUDA: 1 if the trainer has initialized it. The time between two batches is then shorter than a step, as "
+        "kernels are queued.",
+        control.W_CUDA,
     ),
     Metric("next_calls", "next_calls_total", _C, "Batches taken by the trainer.", control.W_NEXT_CALLS),
     Metric(

@@ -2,10 +2,10 @@
 
     python -m dataloaderjob.supervisor.main --settings FILE.json
 
-`feeder_set` decides, a provider (`providers.provider`) acts, `server` has the connections, `Reports` the sidecars'
-reports. Only the main thread calls the provider. A restarted supervisor adopts the feeders that it finds. It exits with
-EXIT_RAY_LATE if Ray does not come up, and with EXIT_RAY_LOST if Ray is lost. Its parent then starts it again; the
-feeders continue.
+`feeder_set` decides, a provider (`providers.provider`) acts, `server` has the connections, `reports` what sidecars and
+feeders report. Only the main thread calls the provider. A restarted supervisor adopts the feeders that it finds. It
+exits with EXIT_RAY_LATE if Ray does not come up, and with EXIT_RAY_LOST if Ray is lost. Its parent then starts it
+again; the feeders continue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from dataloaderjob.supervisor.feeder_set import (
     Kill,
     Member,
 )
+from dataloaderjob.supervisor.reports import Reports
 from dataloaderjob.supervisor.server import SupervisorServer, Witness
 
 log = logging.getLogger(__name__)
@@ -49,65 +49,6 @@ ASK_AGAIN_S = 2.5
 LEFT_S = 10.0
 """Time after a feeder's end during which its cause is still asked for: Ray reports it a few seconds late."""
 EXIT_FAILED = 1
-MAX_FAILURES = 16
-MAX_FAILURE_TEXT = 600
-
-
-class Reports:
-    """The last reports of sidecars: their metrics, and failures that no batch has followed yet. Pure.
-
-    A trainer that fails ends its sidecar, too, and the next attempt knows nothing of it. A failure therefore stays here
-    when its sidecar is gone, until some trainer takes a batch.
-    """
-
-    def __init__(self) -> None:
-        self.sidecars: dict[str, dict[str, Any]] = {}
-        """Sidecars by name: the last message of each, without its failures."""
-        self._failing: dict[str, list[dict[str, str]]] = {}
-        self._taken: dict[str, int] = {}
-        """Batches that a sidecar's trainers had taken when it last had no failure."""
-        self._left: list[dict[str, str]] = []
-        """Failures of sidecars that are gone."""
-
-    def failures(self) -> list[dict[str, str]]:
-        """Returns the failures, the newest last."""
-        live = [failure for name in sorted(self._failing) for failure in self._failing[name]]
-        return [*self._left, *live][-MAX_FAILURES:]
-
-    def add(self, sidecar: str, message: Mapping[str, Any]) -> None:
-        """Takes a message of metrics. Its fields other than metrics and failures are kept as they are."""
-        self._left = [failure for failure in self._left if failure["sidecar"] != sidecar]  # it is back
-        self.sidecars[sidecar] = {k: v for k, v in message.items() if k not in ("type", "failures")}
-        found = message.get("failures")
-        listed = [_failure_of(sidecar, item) for item in found] if isinstance(found, list) else []
-        if listed:
-            self._failing[sidecar] = listed[-MAX_FAILURES:]
-            return
-        self._failing.pop(sidecar, None)
-        taken = _batches_taken(message)
-        before = self._taken.setdefault(sidecar, taken)  # a new sidecar has taken nothing since
-        self._taken[sidecar] = taken
-        if taken > before:
-            self._left.clear()
-
-    def gone(self, sidecar: str) -> None:
-        """The sidecar's last connection ended."""
-        self.sidecars.pop(sidecar, None)
-        self._taken.pop(sidecar, None)
-        self._left = [*self._left, *self._failing.pop(sidecar, [])][-MAX_FAILURES:]
-
-
-def _failure_of(sidecar: str, found: Any) -> dict[str, str]:
-    listed = found if isinstance(found, Mapping) else {}
-    names = ("rank", *supervision.FIELDS)
-    return {"sidecar": sidecar, **{name: str(listed.get(name) or "")[:MAX_FAILURE_TEXT] for name in names}}
-
-
-def _batches_taken(message: Mapping[str, Any]) -> int:
-    """Returns the number of batches that the trainers of this sidecar have taken."""
-    metrics = message.get("metrics")
-    taken = metrics.get("next_calls") if isinstance(metrics, Mapping) else 0
-    return taken if type(taken) is int else 0
 
 
 class Supervisor:
@@ -132,7 +73,7 @@ class Supervisor:
         """instance of a feeder -> receivers that could not connect to it, each with the time."""
         self._left: dict[int, float] = {}
         """feeder -> time at which its connection last ended."""
-        self._asked_for_memory_at = 0.0
+        self._asked_for_memory_at = self._measured_at = 0.0
         self._stopping = False
         self._started = time.monotonic()
         self._provider = provider_of(settings)
@@ -173,6 +114,7 @@ class Supervisor:
                 self._act(instruction, desired)
             self._explain()
             self._ask_for_memory()
+            self._measure()
 
     def _publisher(self) -> None:
         try:
@@ -265,6 +207,16 @@ class Supervisor:
                 if host in killed:
                     self._feeders.trouble(member.index, Cause.OUT_OF_MEMORY, killed[host], now)
 
+    def _measure(self) -> None:
+        """Reads the sums of sidecars and feeders about once a second."""
+        now = time.monotonic()
+        if now - self._measured_at < TICK_S:
+            return
+        self._measured_at = now
+        with self._lock:
+            ready = sum(m.state is FeederState.READY for m in self._feeders.members.values())
+            self._reports.measure(now, ready)
+
     def _end(self) -> None:
         with self._lock:
             left = set(self._feeders.members)
@@ -330,6 +282,10 @@ class Supervisor:
         counts = [report.get("receivers") for report in self._reports.sidecars.values()]
         return 2 * recent > sum(n for n in counts if type(n) is int)
 
+    def costs(self, instance: str, costs: dict[str, int] | None) -> None:
+        with self._lock:
+            self._reports.cost(instance, costs)
+
     def metrics(self, sidecar: str, metrics: dict[str, Any] | None) -> None:
         with self._lock:
             if metrics is None:
@@ -394,6 +350,7 @@ class Supervisor:
                 "notes": self._feeders.notes(),
                 "sidecars": dict(self._reports.sidecars),
                 "failures": self._reports.failures(),
+                "measures": self._reports.measures(),
                 "ray": {
                     name: in_force[name] for name in ("version", *RayTuning().config()) if name in in_force
                 },

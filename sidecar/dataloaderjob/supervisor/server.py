@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from dataloaderjob.core import sockets, supervision
+from dataloaderjob.core import costs, sockets, supervision
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import MAX_BODY_NBYTES
 from dataloaderjob.core.sockets import Acceptor
@@ -43,6 +43,7 @@ class SupervisorState(Protocol):
     def feeder_trouble(self, name: str, cause: Cause, why: str) -> None: ...
     def feeder_drained(self, name: str, instance: str) -> None: ...
     def replace(self, name: str, instance: str, reason: str, witness: Witness | None) -> None: ...
+    def costs(self, instance: str, costs: dict[str, int] | None) -> None: ...
     def metrics(self, sidecar: str, metrics: dict[str, Any] | None) -> None: ...
     def listing(self) -> dict[str, Any]: ...
     def control(self, message: dict[str, Any]) -> dict[str, Any]: ...
@@ -183,12 +184,15 @@ class SupervisorServer:
                     self._state.feeder_drained(endpoint.name, endpoint.instance)
                 elif message.get("type") == "trouble":
                     self._trouble(peer, message)
+                elif message.get("type") == "costs":
+                    self._state.costs(endpoint.instance, costs.parse(message.get("costs")))
         finally:
             with self._lock:
                 newest = self._feeders.get(endpoint.instance) is peer
                 if newest:
                     del self._feeders[endpoint.instance]
             self._relay.left((endpoint.host, endpoint.port))
+            self._state.costs(endpoint.instance, None)
             if newest:
                 self._state.feeder_left(endpoint.name, endpoint.instance)
 

@@ -17,6 +17,8 @@ import weakref
 from collections import deque
 from typing import Any
 
+import torch
+
 from dataloaderjob.core import control as ctl
 from dataloaderjob.core import frames, ipc
 from dataloaderjob.core.control import Control
@@ -212,6 +214,7 @@ class Client:
             self.streams[number] = stream
             self._guarded(self._send_open, stream)
             self.control.words[ctl.W_STREAMS] = len(self.streams)
+            self.control.words[ctl.W_CUDA] = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
             return stream
 
     def _send_open(self, stream: Stream) -> None:
