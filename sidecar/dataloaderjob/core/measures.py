@@ -3,7 +3,9 @@
 The supervisor adds one reading a second to a `MeasuresWindow`; `Measures` is the summary that its status carries. Sums
 are compared between readings of one process, so a process that starts or ends shifts nothing.
 
-- Before a sidecar's trainers have taken FIRST batches each, their times are those of a start, and do not count.
+- Before a sidecar's trainers have taken FIRST batches, their times are those of a start, and do not count.
+- While more or fewer iterators live than usual, such as in an evaluation, nothing counts.
+- Once there are enough batches with the present number of feeders, earlier ones do not count.
 - The step is a median over readings: a checkpoint is a long step, and no reason for fewer feeders.
 - On CUDA kernels are queued, so a trainer that waits for input asks again as soon as it has launched a step. Its step
   looks shorter than it is. The longest step seen while hardly anybody waited is therefore remembered (`calm_step_s`).
@@ -25,10 +27,12 @@ WINDOW_S = 60.0
 LONGEST_S = 600.0
 """Span of the window if there are fewer than ENOUGH batches in a minute."""
 RECENT_S = 15.0
-FIRST = 20
-"""Batches of each trainer that do not count: the start of a job."""
-ENOUGH = 20
+FIRST = 8
+"""Batches of a sidecar's trainers that do not count: the start of a job."""
+ENOUGH = 12
 """Batches without which nothing is known."""
+USUAL_S, USUAL_AFTER_S = 300.0, 30.0
+"""Time whose median number of iterators is the usual one, and the time after which it is known."""
 CALM = 0.01
 """Share of waiting below which a step is as long as training makes it."""
 PARTS = 1.6
@@ -129,6 +133,9 @@ class MeasuresWindow:
         self._sidecars: dict[str, Mapping[str, int]] = {}
         self._costs: dict[str, Mapping[str, int]] = {}
         self._at: float | None = None
+        self._iterators: deque[tuple[float, int]] = deque()
+        """(time, live iterators) of the last USUAL_S."""
+        self._is_steady = True
         self._slots = 0
         self._queues_kernels = False
         self._calm: tuple[int, float] = (0, 0.0)
@@ -145,11 +152,23 @@ class MeasuresWindow:
         number of feeders that serve."""
         sums: dict[str, Mapping[str, int]] = {name: _sums(report) for name, report in sidecars.items()}
         if self._at is not None and now > self._at:
-            self._readings.append(self._rise(now, now - self._at, sums, costs, feeders))
+            reading = self._rise(now, now - self._at, sums, costs, feeders)
+            self._is_steady = self._is_usual(reading)
+            if self._is_steady:
+                self._readings.append(reading)
         self._at, self._sidecars, self._costs = now, sums, dict(costs)
         self._slots = sum(report.get(SLOTS, 0) for report in costs.values())
         self._queues_kernels = any(report["queues_kernels"] for report in sums.values())
         self._drop_old(now)
+
+    def _is_usual(self, reading: _Reading) -> bool:
+        known = self._iterators
+        known.append((reading.at, reading.iterators))
+        while known[0][0] < reading.at - USUAL_S:
+            known.popleft()
+        if known[-1][0] - known[0][0] < USUAL_AFTER_S:
+            return True
+        return reading.iterators == statistics.median_low([number for _, number in known])
 
     def _rise(
         self,
@@ -163,7 +182,7 @@ class MeasuresWindow:
         ranks = receivers = 0
         for name, after in sums.items():
             before = self._sidecars.get(name)
-            if before is None or before["next_calls"] < FIRST * max(1, after["receivers"]):
+            if before is None or before["next_calls"] < max(FIRST, after["receivers"]):
                 continue
             if any(after[counter] < before[counter] for counter in _READ):  # it has started anew
                 continue
@@ -194,7 +213,7 @@ class MeasuresWindow:
 
     def measures(self) -> Measures | None:
         """Returns the summary; None while there are too few batches to tell."""
-        readings = [reading for reading in self._readings if reading.receivers]
+        readings = self._current()
         batches = sum(reading.calls for reading in readings)
         if batches < ENOUGH:
             return None
@@ -202,24 +221,34 @@ class MeasuresWindow:
         ranks = max(1, round(statistics.median([r.ranks for r in readings if r.calls])))
         wait_s, step_s = sum(r.wait_ns for r in readings) / batches / 1e9, _median_step_s(readings)
         recent = [r for r in readings if r.at > last.at - RECENT_S]
-        self._remember(ranks, recent)
+        self._remember(ranks, readings)
         spent = sum(r.seconds * r.receivers for r in readings)
         return Measures(
             seconds=seconds, ranks=ranks, batches=batches, wait_s=wait_s, step_s=step_s,
             rate=sum(r.calls for r in recent) / max(1e-9, sum(r.seconds for r in recent)),
             waiting=_waiting(recent), calm_step_s=self._calm[1], queues_kernels=self._queues_kernels,
-            is_steady=last.iterators == round(statistics.median([r.iterators for r in readings])),
+            is_steady=self._is_steady,
             nbytes=sum(r.nbytes for r in readings) // batches,
             receiving=sum(r.receiver_cpu_ns for r in readings) / 1e9 / max(1e-9, spent),
             feeders=last.feeders, slots=self._slots, **_of_feeders(readings, batches),
         )  # fmt: skip
 
-    def _remember(self, ranks: int, recent: Sequence[_Reading]) -> None:
-        """Remembers the step if nobody waited for it."""
+    def _current(self) -> list[_Reading]:
+        """Returns the readings that count."""
+        readings = [reading for reading in self._readings if reading.receivers]
+        for start in range(len(readings) - 1, 0, -1):
+            if readings[start - 1].feeders != readings[-1].feeders:
+                current = readings[start:]
+                return current if sum(reading.calls for reading in current) >= ENOUGH else readings
+        return readings
+
+    def _remember(self, ranks: int, readings: Sequence[_Reading]) -> None:
+        """Remembers the step in seconds in which nobody waited."""
         if self._calm[0] != ranks:
             self._calm = ranks, 0.0
-        if sum(r.calls for r in recent) >= ENOUGH and _waiting(recent) < CALM:
-            self._calm = ranks, _median_step_s(recent)
+        calm = [reading for reading in readings if reading.calls and _waiting([reading]) < CALM]
+        if sum(reading.calls for reading in calm) >= ENOUGH:
+            self._calm = ranks, _median_step_s(calm)
 
 
 def _sums(report: Mapping[str, Any]) -> dict[str, int]:

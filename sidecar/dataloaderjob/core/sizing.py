@@ -121,6 +121,13 @@ def rate(pipeline: Pipeline, feeders: int) -> float:
     return min(feeders / pipeline.occupied_s, *ceilings(pipeline).values())
 
 
+def needed(pipeline: Pipeline, ceiling: float, *, is_slots: bool = False) -> int:
+    """Returns the least number of feeders that make `ceiling` batches per second with a reserve. The sources of an
+    iterable dataset (`is_slots`) need none."""
+    busy = 1.0 if is_slots else HEADROOM - MOST_SPREAD * min(1.0, pipeline.spread)
+    return max(1, math.ceil(ceiling * pipeline.occupied_s / busy - 1e-9))
+
+
 def maker(pipeline: Pipeline) -> Limit:
     """The limit of the processes that make batches: their CPU, or the storage that they wait for."""
     return Limit.STORAGE if 1 - pipeline.cpu_s / pipeline.occupied_s > WAITS else Limit.CPU
@@ -140,10 +147,7 @@ def advise(pipeline: Pipeline, most: int | None = None) -> Advice:
             waiting=pipeline.waiting, gain=1.0, feeders=0, limit=limit, next_limit=next_limit, cpus=0.0,
             link=now * pipeline.nbytes, one_more=1.0,
         )  # fmt: skip
-    busy = HEADROOM - MOST_SPREAD * min(1.0, pipeline.spread)
-    if next_limit is Limit.SLOTS:
-        busy = 1.0
-    feeders = max(1, math.ceil(ceiling * pipeline.occupied_s / busy - 1e-9))
+    feeders = needed(pipeline, ceiling, is_slots=next_limit is Limit.SLOTS)
     if most is not None and feeders > most:
         feeders, next_limit = most, maker(pipeline)
     reached = rate(pipeline, feeders)

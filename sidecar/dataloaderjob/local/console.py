@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TextIO
 from dataloaderjob.core import supervision
 from dataloaderjob.core.supervision import Rates
 from dataloaderjob.local.status import History, LiveRun
+from dataloaderjob.local.verdicts import TOO_FEW, verdict_of
 
 HELD_S = 0.1
 """Lines that arrive within this time are written together. A flood of lines would otherwise redraw the table for each,
@@ -180,9 +181,16 @@ def table_of(job: str, history: History, *, desired: int | None = None, notes: S
         feeders=feeders,
         ranks=rank_rows(history),
         note=note_line(
-            (*notes, *(n for n in last.notes if n not in shown)), last.supervisor.get("failures", ())
+            (*notes, *(n for n in last.notes if n not in shown), _waits(last.supervisor)),
+            last.supervisor.get("failures", ()),
         ),
     )
+
+
+def _waits(supervisor: Mapping[str, Any]) -> str:
+    """Returns the verdict if training waits for input; otherwise nothing."""
+    verdict = verdict_of(supervisor)
+    return verdict.sentence() if verdict is not None and verdict.is_bound else ""
 
 
 def feeder_rows(supervisor: Mapping[str, Any]) -> tuple[FeederRow, ...]:
@@ -348,6 +356,9 @@ def status_lines(run: LiveRun, history: History) -> Iterator[str]:
             f"  rank {receiver['rank']} (pid {receiver['trainer']}): {receiver['next_calls']} batches, pool "
             f"{_fullness([receiver])}, {receiver['ready']} ready{_now(history.rates(receiver))}"
         )
+    if found.receivers and found.desired is not None:
+        verdict = verdict_of(found.supervisor)
+        yield f"  {TOO_FEW if verdict is None else verdict.sentence()}"
     told = {f"{feeder['name']}: {feeder.get('why')}" for feeder in found.supervisor.get("feeders", ())}
     for note in found.notes:
         if note not in told:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.input_bound import InputVerdict
 from dataloaderjob.core.places import RECORD_VARIABLE, SOCKET_VARIABLE
 from dataloaderjob.local.children import Child, Command, Loop, check_words, exit_code
 from dataloaderjob.local.cluster import LocalCluster
@@ -34,6 +35,7 @@ from dataloaderjob.local.plan import (
 )
 from dataloaderjob.local.ports import ReservedPort
 from dataloaderjob.local.status import WINDOW_S, History, Snapshot, sidecar_status
+from dataloaderjob.local.verdicts import closing_words, verdict_of
 from dataloaderjob.providers.provider import RAY
 
 PROGRESS_LIVE_S = 1.0
@@ -142,6 +144,8 @@ class Run:
         self._served = False
         self._progress_s = PROGRESS_LIVE_S if console.live else PROGRESS_LINE_S
         self._history = History(max(WINDOW_S, self._progress_s))
+        self._verdict: InputVerdict | None = None
+        """The last verdict that was known."""
         self._feeder_spoke_at: float | None = None
         self._started = time.monotonic()
 
@@ -176,6 +180,7 @@ class Run:
             self._enter(self._lifecycle.move(RunEvent.SERVED))
         snapshot = self._cluster.snapshot
         self._history.add(snapshot)
+        self._verdict = verdict_of(snapshot.supervisor) or self._verdict
         if not self._served and snapshot.desired is not None and snapshot.ready >= self._plan.min_feeders:
             self._served = True
             seconds = time.monotonic() - self._started
@@ -296,7 +301,10 @@ class Run:
             how = "ended" if self._lifecycle.stop is None else "was stopped"
         seconds = time.monotonic() - self._started
         total = summary(self._history.total, seconds, self._cluster.policy.restarts)
-        self._console.say(f"{self._plan.name}: {how}; {total}")
+        closing = closing_words(
+            self._verdict, self._history.total, per_pod=self._plan.scale[1], cpus=len(os.sched_getaffinity(0))
+        )
+        self._console.say(f"{self._plan.name}: {how}; {total}{closing}")
 
 
 def _check_port(port: int) -> None:

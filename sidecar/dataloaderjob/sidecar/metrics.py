@@ -107,8 +107,7 @@ METRICS = (
     ),
     Metric(
         "queues_kernels", "trainer_uses_cuda", _G,
-        "Use of CUDA: 1 if the trainer has initialized it. The time between two batches is then shorter than a step, as "
-        "kernels are queued.",
+        "Use of CUDA: 1 if the trainer has initialized it. Its steps then look shorter than they are while it waits.",
         control.W_CUDA,
     ),
     Metric("next_calls", "next_calls_total", _C, "Batches taken by the trainer.", control.W_NEXT_CALLS),
