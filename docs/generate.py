@@ -161,7 +161,10 @@ machine. These are the variables of launchers, Kubernetes, Ray, CUDA and Python,
 def of_operator() -> str:
     """Returns the metrics that the operator serves once each labelled metric has a value."""
     made = Metrics()
-    made.describe(version="1", kopf="2", phases=dict)
+    made.describe(
+        version="1", kopf="2", phases=dict,
+        loaders=lambda: [(("team", "mnist"), {"limit": "feeders"})],
+    )  # fmt: skip
     made.received("Pod")
     made.reconcile_errors.labels(ErrorKind.BUG.value).inc()
     made.api_writes.labels("Pod", "apply").inc()

@@ -53,7 +53,17 @@ def runs_to_complete(operator: Cluster, namespace: str, local_digest: str) -> Sn
         also=job.why,
     )
     header, line = operator.kubectl("get", "dlj", "-n", namespace).splitlines()
-    assert header.split() == ["NAME", "PHASE", "FEEDERS", "TRAINERS", "GB/S", "STALL%", "AGE", "REASON"]
+    assert header.split() == [
+        "NAME",
+        "PHASE",
+        "FEEDERS",
+        "TRAINERS",
+        "GB/S",
+        "STALL%",
+        "INPUT",
+        "AGE",
+        "REASON",
+    ]
     assert line.split()[:4] == ["fashion-mnist", "Running", "2/2", "2/2"]
     in_force = job.status()["ray"]
     assert in_force["version"], in_force

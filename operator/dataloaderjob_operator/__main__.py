@@ -315,7 +315,12 @@ async def reconcile_all(
     lookup = reconciler.lookup = EventLookup(client, work.add)
     health.remark = reconciler.cannot_write
     metrics.watches.set_function(requests.open)
-    metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)
+    metrics.describe(
+        version=setup.version,
+        kopf=importlib.metadata.version("kopf"),
+        phases=cache.phases,
+        loaders=cache.loaders,
+    )
 
     def changed(key: JobKey, itself: bool) -> None:
         work.add(key, 0.0 if itself else CHILD_S, first=itself)

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import platform
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -192,10 +192,17 @@ class Metrics:
         """Records that a watch reported an object of this kind."""
         self._received[kind] = time.monotonic()
 
-    def describe(self, *, version: str, kopf: str, phases: Callable[[], Mapping[str, int]]) -> None:
+    def describe(
+        self,
+        *,
+        version: str,
+        kopf: str,
+        phases: Callable[[], Mapping[str, int]],
+        loaders: Callable[[], Iterable[tuple[tuple[str, str], Mapping[str, object]]]],
+    ) -> None:
         """Adds the metrics that need the assembled operator. Call it once."""
         self.build.info({"version": version, "kopf": kopf, "python": platform.python_version()})
-        self.registry.register(_State(phases, self._received))
+        self.registry.register(_State(phases, loaders, self._received))
         prometheus_client.disable_created_metrics()
 
     def text(self) -> bytes:
@@ -205,8 +212,13 @@ class Metrics:
 class _State(Collector):
     """Metrics that are computed when they are collected."""
 
-    def __init__(self, phases: Callable[[], Mapping[str, int]], received: Mapping[str, float]) -> None:
-        self._phases, self._received = phases, received
+    def __init__(
+        self,
+        phases: Callable[[], Mapping[str, int]],
+        loaders: Callable[[], Iterable[tuple[tuple[str, str], Mapping[str, object]]]],
+        received: Mapping[str, float],
+    ) -> None:
+        self._phases, self._loaders, self._received = phases, loaders, received
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         jobs = GaugeMetricFamily(f"{PREFIX}_jobs", "DataLoaderJobs by phase.", labels=["phase"])
@@ -214,6 +226,7 @@ class _State(Collector):
         for phase in Phase:
             jobs.add_metric([phase.value], found.get(phase.value, 0))
         yield jobs
+        yield from self._verdicts()
         ages = GaugeMetricFamily(
             f"{PREFIX}_watch_event_age_seconds",
             "Time since a watch last delivered an event. It grows while nothing happens.",
@@ -223,6 +236,32 @@ class _State(Collector):
         for kind, moment in sorted(self._received.items()):
             ages.add_metric([kind], now - moment)
         yield ages
+
+    def _verdicts(self) -> Iterator[GaugeMetricFamily]:
+        labels = ["dataloaderjob_namespace", "dataloaderjob_name"]
+        bound = GaugeMetricFamily(
+            f"{PREFIX}_job_input_bound_ratio",
+            "Share of each step that a job's training spends waiting for input, as in its status.",
+            labels=labels,
+        )
+        replicas = GaugeMetricFamily(
+            f"{PREFIX}_job_recommended_replicas",
+            "Recommended number of a job's feeder pods, as in its status.",
+            labels=labels,
+        )
+        for key, loader in self._loaders():
+            if loader.get("limit"):
+                bound.add_metric(list(key), _number(loader.get("inputBoundPercent")) / 100)
+                replicas.add_metric(list(key), _number(loader.get("recommendedReplicas")))
+        yield bound
+        yield replicas
+
+
+def _number(found: object) -> float:
+    try:
+        return float(found) if isinstance(found, str | int | float) else 0.0
+    except ValueError:
+        return 0.0
 
 
 class PortTaken(Exception):

@@ -146,7 +146,9 @@ def test_workers_count_reconciles_and_the_kinds_of_errors():
 
 def test_jobs_are_counted_by_phase_including_empty_phases():
     metrics = Metrics()
-    metrics.describe(version="1", kopf="2", phases=lambda: {"Running": 3})
+    loader = {"limit": "feeders", "inputBoundPercent": "38", "recommendedReplicas": 12}
+    loaders = [(("team", "mnist"), loader), (("team", "new"), {}), (("team", "odd"), {"limit": 7, "x": None})]
+    metrics.describe(version="1", kopf="2", phases=lambda: {"Running": 3}, loaders=lambda: loaders)
     assert sample(metrics, "jobs", phase="Running") == 3
     assert sample(metrics, "jobs", phase="Failed") == 0
 

@@ -304,7 +304,7 @@ def conditions(
 ) -> tuple[Condition, ...]:
     """Makes all conditions in the order of `ConditionType`."""
     return tuple(
-        _condition(
+        made_condition(
             observed.status, kind, state, observed.generation, now, refused_texts=observed.refused_texts
         )
         for kind, state in _all(result, found, _hindrance(observed), short or _left_behind(observed, now))
@@ -332,7 +332,7 @@ def not_ready(
     """Returns the status with only the reason for not being ready updated."""
     stalled = ConditionState(True, why.reason, why.message)
     made = [
-        _condition(before, kind, state, generation, now, refused_texts=refused_texts)
+        made_condition(before, kind, state, generation, now, refused_texts=refused_texts)
         for kind, state in ((ConditionType.READY, why), (ConditionType.STALLED, stalled))
     ]
     known = {condition.type: condition for condition in (*before.conditions, *made)}
@@ -353,7 +353,7 @@ def without_messages(status: DataLoaderJobStatus) -> tuple[DataLoaderJobStatus, 
     return status.model_copy(update={"conditions": bare}), messages
 
 
-def _condition(
+def made_condition(
     before: DataLoaderJobStatus, kind: ConditionType, state: ConditionState, generation: int, now: datetime, *,
     refused_texts: frozenset[str],
 ) -> Condition:  # fmt: skip

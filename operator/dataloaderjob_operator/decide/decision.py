@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from dataloaderjob.api.status import (
+    Condition,
     ConditionType,
     DataLoaderJobStatus,
     FeedersStatus,
@@ -15,7 +16,7 @@ from dataloaderjob.api.status import (
     TrainersStatus,
 )
 from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.decide import pinned, restarts, supervisor_status
+from dataloaderjob_operator.decide import input_verdict, pinned, restarts, supervisor_status
 from dataloaderjob_operator.decide.conditions import (
     ENDED,
     HELD,
@@ -26,6 +27,7 @@ from dataloaderjob_operator.decide.conditions import (
     StageResult,
     conditions,
     find_stage,
+    made_condition,
     parts,
     reason_of,
     serves,
@@ -103,14 +105,15 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     ended = observed.status.completion_time or show_time(now) if result.stage in ENDED else None
     short = shortage(observed, health, now)
     made = conditions(observed, result, found, short, now)
+    kept = LoaderStatus() if result.stage in HELD else observed.status.loader
     status = DataLoaderJobStatus(
         observed_generation=observed.generation,
         phase=_phase(result, serves=serves(found)),
         reason=reason_of(made),
-        conditions=made,
+        conditions=(*made, _input_bound(observed, kept, now)),
         feeders=_feeders(observed, result),
         trainers=_trainers(observed, health, result, setup, now),
-        loader=LoaderStatus() if result.stage in HELD else observed.status.loader,
+        loader=kept,
         ray=observed.supervisor.ray
         if observed.supervisor and observed.supervisor.ray.version
         else observed.status.ray,
@@ -133,8 +136,11 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         metrics_s,
         None if due is None else max(0.0, (due - now).total_seconds()),
     ]
+    verdict = _input_bound(observed, loader, now)
     return Decision(
-        status=status.model_copy(update={"loader": loader}),
+        status=status.model_copy(
+            update={"loader": loader, "conditions": (*status.conditions[: len(made)], verdict)}
+        ),
         apply=tuple(wanted.values()),
         later=later,
         delete=()
@@ -194,13 +200,25 @@ def _loader(
         return written, None
     if rates is None:
         return (written if found[ConditionType.HEAD_READY].holds else LoaderStatus()), None
-    fresh = supervisor_status.loader_status(rates).model_copy(update={"observed_time": show_time(now)})
+    fresh = input_verdict.with_verdict(
+        supervisor_status.loader_status(rates).model_copy(update={"observed_time": show_time(now)}),
+        observed.supervisor.measures if observed.supervisor else None,
+        observed.job.spec.feeders,
+    )
     if changes:
         return fresh, None
-    if not supervisor_status.notable(written, fresh):
+    if not supervisor_status.notable(written, fresh) and not input_verdict.differs(written, fresh):
         return written, None
     wait_s = 0.0 if observed.metrics_at is None else _wait_s(METRICS_EVERY_S, observed.metrics_at, now)
     return (fresh, None) if wait_s <= 0.0 else (written, wait_s)
+
+
+def _input_bound(observed: Observed, loader: LoaderStatus, now: datetime) -> Condition:
+    """Makes the condition that these metrics imply."""
+    return made_condition(
+        observed.status, ConditionType.INPUT_BOUND, input_verdict.input_bound(loader), observed.generation, now,
+        refused_texts=observed.refused_texts,
+    )  # fmt: skip
 
 
 def _children(

@@ -13,6 +13,7 @@ from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.status import DataLoaderJobStatus, RayStatus
+from dataloaderjob.core.measures import Measures
 from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.resource_fields import want_of_memory
@@ -126,6 +127,8 @@ class SupervisorStatus:
     ray: RayStatus = field(default_factory=RayStatus)
     """The version is missing while Ray has not answered the supervisor."""
     rates: Rates | None = field(default=None, compare=False)
+    measures: Measures | None = field(default=None, compare=False)
+    """The measures of the last minute; None while there are too few batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

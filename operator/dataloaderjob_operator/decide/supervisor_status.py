@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from dataloaderjob.api.status import LoaderStatus, RayStatus
+from dataloaderjob.core import measures
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.supervision import READ, Rates, Readings, number, text, worst
 from dataloaderjob_operator.decide.observed import Cause, SupervisorStatus, one_line, shown
@@ -43,6 +44,7 @@ def parse(message: Mapping[str, Any]) -> SupervisorStatus:
         cause=_cause(feeders),
         failure=_failure(_list(received, "failures"), hosts),
         ray=_ray(received.get("ray")),
+        measures=measures.parse(received.get("measures")),
     )
 
 

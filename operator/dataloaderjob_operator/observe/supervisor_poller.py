@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from dataloaderjob.api.status import LoaderStatus
 from dataloaderjob.core import sockets, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError
+from dataloaderjob.core.input_bound import judge
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide import supervisor_status
 from dataloaderjob_operator.decide.observed import METRICS_EVERY_S, SupervisorStatus, has_condition, leaving
@@ -94,6 +95,8 @@ class _Job:
     base: tuple[float, supervision.Readings] | None = None
     """Start of the current span of rates: the time, and the counters at that time."""
     rates: supervision.Rates | None = None
+    judged: tuple[str, int] | None = None
+    """The verdict with which the job was last queued: limit and number of feeders; None: unknown."""
     moved_at: float = float("-inf")
     """The time at which the job was last queued for its metrics alone."""
 
@@ -151,6 +154,7 @@ class SupervisorPoller:
             if (job := self._jobs.get(key)) is not None:
                 self._moves -= 1.0
                 job.moved_at = time.monotonic()
+                job.judged = _judged(job)
                 self._changed(key)
 
     def _find_head(self, key: JobKey, job: _Job) -> bool:
@@ -224,7 +228,11 @@ class SupervisorPoller:
         )
         if before is None or status != replace(before, rates=None):
             self._changed(key)
-        elif job.rates and now - job.moved_at >= METRICS_EVERY_S and self._notable(key, job.rates):
+        elif (
+            job.rates
+            and now - job.moved_at >= METRICS_EVERY_S
+            and (_judged(job) != job.judged or self._notable(key, job.rates))
+        ):
             self._moved[key] = None
 
     def _missed(self, key: JobKey, job: _Job, why: str) -> None:
@@ -254,6 +262,11 @@ class SupervisorPoller:
         except ValidationError:
             return True
         return supervisor_status.notable(written, supervisor_status.loader_status(found))
+
+
+def _judged(job: _Job) -> tuple[str, int] | None:
+    verdict = judge(job.status.measures) if job.status is not None else None
+    return None if verdict is None else (verdict.limit, verdict.feeders)
 
 
 async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) -> _Status:

@@ -40,6 +40,9 @@ class ConditionType(StrEnum):
     """The job ended in any other way, which the reason names."""
     STALLED = "Stalled"
     """The job has failed, or cannot proceed until its spec changes. Helm and Flux stop waiting for a stalled object."""
+    INPUT_BOUND = "InputBound"
+    """Training waits for input for 5 % of each step or more, over the last minute. The reason names the limit, and the
+    message recommends a number of feeders. Unknown while there are too few batches to tell."""
 
 
 class Phase(StrEnum):
@@ -146,6 +149,19 @@ class LoaderStatus(Model):
     """Share of time that trainers spend waiting for a batch."""
     occupancy_percent: Metric = ""
     """Share of the pools that ready and lent batches occupy."""
+    verdict: Metric = ""
+    """Limit of the input in one word, `ok` if training hardly waits, or `unknown`. If another number of replicas is
+    recommended, it follows: `feeders 12`."""
+    limit: Annotated[str, Field(max_length=32)] = ""
+    """`feeders`, `storage`, `slots`, `network`, `receiver`, `order`, or `trainer` if training hardly waits; empty if
+    unknown."""
+    input_bound_percent: Metric = ""
+    """Share of each step that training spends waiting for input, over the last minute."""
+    recommended_replicas: Whole = Field(default=0, ge=0)
+    """Number of feeder pods that would suffice; 0 if unknown. `spec.feeders.autoscaling` decides whether the operator
+    acts on it."""
+    explanation: Annotated[str, Field(max_length=512)] = ""
+    """The verdict in a sentence."""
 
 
 class RayStatus(Model):
