@@ -19,6 +19,7 @@ from typing import Any
 import kopf
 
 from dataloaderjob_operator import election, keys, names
+from dataloaderjob_operator.autoscaler import Autoscalers
 from dataloaderjob_operator.client import ApiClient
 from dataloaderjob_operator.monitoring import (
     Health,
@@ -312,6 +313,9 @@ async def reconcile_all(
     poller = SupervisorPoller(cache, setup.root_key, lambda key: work.add(key, CHILD_S))
     reconciler = Reconciler(client, cache, setup, poller, metrics=metrics)
     work = Workers(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
+    scalers = reconciler.autoscalers = Autoscalers(
+        client, poller.status, cache.version, lambda key: work.add(key, CHILD_S)
+    )
     lookup = reconciler.lookup = EventLookup(client, work.add)
     health.remark = reconciler.cannot_write
     metrics.watches.set_function(requests.open)
@@ -348,6 +352,7 @@ async def reconcile_all(
         asyncio.create_task(work.run(), name="work"),
         asyncio.create_task(poller.run(), name="supervisors"),
         asyncio.create_task(lookup.run(), name="event lookups"),
+        asyncio.create_task(scalers.run(), name="autoscalers"),
         asyncio.create_task(pulse(metrics), name="pulse"),
         asyncio.create_task(
             watch.keep_sweeping(client, cache, work.add, options.namespaces, requests), name="sweeps"

@@ -24,6 +24,7 @@ JSON = "application/json"
 APPLY = "application/apply-patch+yaml; charset=utf-8"
 """The charset makes the client library send the body unchanged. Without it, the library sends JSON in ASCII, and the
 API server refuses every character beyond U+FFFF; it accepts them only in bodies declared as JSON."""
+MERGE = "application/merge-patch+json"
 TIMEOUT_S = 30.0
 MAX_EVENTS = 100
 """Maximum number of events listed for one object: a starting pod has about ten."""
@@ -140,6 +141,17 @@ class ApiClient:
         page = await self._request("GET", _path(namespace, "Event"), **query)
         self.metrics.event_lookups.inc()
         return list(page["items"])
+
+    async def autoscalers(self, namespace: str) -> list[Mapping[str, Any]]:
+        """Lists a namespace's HorizontalPodAutoscalers."""
+        path = _path(namespace, "HorizontalPodAutoscaler")
+        return [item async for item in self.list(path, limit=str(MAX_EVENTS))]
+
+    async def scale(self, namespace: str, name: str, version: str, replicas: int) -> None:
+        """Sets the number of a job's feeder pods. Raises ApiError with 409 if the job has another resourceVersion."""
+        body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
+        path = _path(namespace, KIND, name) + "/scale"
+        await self._write((KIND, "scale"), "PATCH", path, body, MERGE, fieldManager=MANAGER)
 
     async def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
         """Lists all objects of a kind, in pages."""

@@ -22,6 +22,7 @@ from typing import Any
 
 from dataloaderjob.api import KIND, ManifestError
 from dataloaderjob.api.status import DataLoaderJobStatus
+from dataloaderjob_operator.autoscaler import Autoscalers
 from dataloaderjob_operator.children import NOT_NOW, ChildWriter
 from dataloaderjob_operator.client import ApiClient, ApiError
 from dataloaderjob_operator.decide import conditions, events
@@ -89,6 +90,8 @@ class Reconciler:
     out."""
     bugs: dict[JobKey, str] = field(default_factory=dict)
     """Internal errors that were logged."""
+    autoscalers: Autoscalers | None = None
+    """None: no job is scaled."""
     lookup: EventLookup | None = None
     """None: causes that appear only in events are not reported."""
     recorder: EventRecorder = field(init=False)
@@ -107,6 +110,8 @@ class Reconciler:
         for known in kept:
             known.pop(key, None)
         self.supervisors.want(key, None)
+        if self.autoscalers is not None:
+            self.autoscalers.want(key, None)
         self.recorder.forget(key)
         self.children.forget(key)
         if self.lookup is not None:
@@ -160,6 +165,8 @@ class Reconciler:
                 await self.recorder.remark(key, observed.job.metadata, elsewhere)
             return None
         self.supervisors.want(key, decision.feeders)
+        if self.autoscalers is not None:
+            self.autoscalers.want(key, decision.scaling)
         if self.lookup is not None:
             self.lookup.request(key, decision.event_queries)
         if observed.doubts:
@@ -189,6 +196,7 @@ class Reconciler:
             observed, refused="; ".join((refused, *observed.doubts)) if refused else "",
             refused_texts=self.refused_texts.get(key, frozenset()),
             supervisor=self.supervisors.status(key),
+            scaling=None if self.autoscalers is None else self.autoscalers.report(key),
             written_at=self.written_at.get(key), metrics_at=self.metrics_at.get(key),
             event_troubles={} if self.lookup is None else self.lookup.found(key),
         )  # fmt: skip

@@ -41,7 +41,8 @@ def ops(server: ApiServer) -> str:
 
 @pytest.fixture
 def job(server: ApiServer) -> Operated:
-    return Operated(server, manifest({"spec.ttlSecondsAfterFinished": 0}))
+    scaled = {"mode": "Auto", "maxReplicas": 2}
+    return Operated(server, manifest({"spec.ttlSecondsAfterFinished": 0, "spec.feeders.autoscaling": scaled}))
 
 
 def rendered(job: Operated, ops: str, release: str = "r") -> dict[Any, Manifest]:
@@ -125,8 +126,9 @@ def live_a_whole_life(job: Operated, operator: Operator) -> None:
     until(lambda: "lookups_total 0.0" not in operator.ask("/metrics")[1], 20, "a lookup of events")
     job.edit(suspend=True)
     until(lambda: kept(job) == PODLESS, 20, "pods released")
-    job.edit(suspend=False, feeders={"replicas": 2})
+    job.edit(suspend=False, feeders={"replicas": 3})
     until(lambda: len(job.children()) == ALL, 30, f"children again; its log: {operator.log}")
+    until(lambda: job.get(KIND, job.name)["spec"]["feeders"]["replicas"] == 2, 30, "scaled to its maximum")
     job.ends("mnist-trainers-0", "Complete")
     until(lambda: not there(job, KIND, job.name), 20, "the job deleted after its time")
 

@@ -206,6 +206,22 @@ REFUSED_FIELDS = [
 ]
 
 REFUSED_BY_RULES = [
+    pytest.param(
+        {"spec.feeders.autoscaling": {"minReplicas": 5, "maxReplicas": 4}},
+        "5, above maxReplicas 4; use maxReplicas or less",
+        id="autoscaling-bounds",
+    ),
+    pytest.param(
+        {
+            "spec.feeders": {
+                "minAvailable": 3,
+                "replicas": 3,
+                "autoscaling": {"mode": "Auto", "maxReplicas": 2},
+            }
+        },
+        "2; use minAvailable or more, and numbers whose product with processesPerPod",
+        id="autoscaling-most",
+    ),
     pytest.param({"metadata.name": "a" * 45}, "(45 characters); use at most 44 characters", id="long-name"),
     pytest.param(
         {"metadata.name": "Mnist_1"}, '"Mnist_1"; use lower-case letters, digits and', id="bad-name"

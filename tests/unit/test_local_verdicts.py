@@ -76,20 +76,20 @@ def test_a_run_of_few_batches_ends_without_a_verdict():
 
 @pytest.mark.parametrize(("waited_s", "worked_s"), [(NOTICEABLE_S / 2, 0.0), (60.0, 1000.0), (0.0, 0.0)])
 def test_a_script_that_hardly_waited_says_nothing(waited_s, worked_s):
-    assert last_line(waited_s, worked_s, ("it waits", 6, 1), 8) == ""
+    assert last_line(waited_s, worked_s, ("it waits", 6, 1, 6), 8) == ""
 
 
 @pytest.mark.parametrize(
     ("verdict", "cpus", "end"),
     [
         (
-            ("", 0, 0),
+            ("", 0, 0, 0),
             8,
             "training waited for input for 30 of 40 s; `dataloaderjob advise -- COMMAND` finds the reason",
         ),
-        (("it waits", 6, 1), 8, "it waits (num_workers=6)"),
-        (("it waits", 6, 1), 2, "it waits, but this machine has 2 CPUs: a job on a cluster may have more"),
-        (("it waits", 2, 2), 2, "30 of 40 s. Lately, it waits"),
+        (("it waits", 6, 1, 0), 2, "it waits (num_workers=6)"),
+        (("it waits", 6, 1, 6), 2, "it waits, but this machine has 2 CPUs: a job on a cluster may have more"),
+        (("it waits", 2, 2, 2), 2, "30 of 40 s. Lately, it waits"),
     ],
 )
 def test_a_script_that_waited_says_what_to_do(verdict, cpus, end):

@@ -76,6 +76,11 @@ HUNGRY = status(
     Ready=("True", "Serving", "all serve", T0),
     Progressing=("True", "OutOfMemory", "feeder-0: ran out of memory", T1),
 )
+SCALED = status(
+    Phase.RUNNING,
+    Ready=("True", "Serving", "all serve", T0),
+    AutoscalingActive=("True", "Scaling", "replicas 1 -> 4: training waits", T1),
+)
 STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no secret"))
 
 
@@ -87,6 +92,7 @@ STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no se
         pytest.param(
             SERVING, DEGRADED, [("Warning", "Degraded", "ImageNotPulled: pod a: no such image")], id="degraded"
         ),
+        pytest.param(SERVING, SCALED, [("Normal", "Scaled", "replicas 1 -> 4: training waits")], id="scaled"),
         pytest.param(DEGRADED, SERVING, [("Normal", "Recovered", "all serve")], id="recovered"),
         pytest.param(
             STARTING, STUCK, [("Warning", "NotReady", "VolumeNotMounted: pod a: no secret")], id="a-cause"
@@ -132,6 +138,7 @@ def test_each_reason_belongs_to_some_change():
         SHORT,
         HUNGRY,
         HELD_UP,
+        SCALED,
     )
     found = {e.reason for before in every for after in every for e in events_of(before, after)}
     assert found == set(Reason) - {Reason.UNKNOWN_FIELD, Reason.MANAGED_ELSEWHERE}, (

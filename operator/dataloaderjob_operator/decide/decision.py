@@ -16,7 +16,7 @@ from dataloaderjob.api.status import (
     TrainersStatus,
 )
 from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.decide import input_verdict, pinned, restarts, supervisor_status
+from dataloaderjob_operator.decide import autoscale, input_verdict, pinned, restarts, supervisor_status
 from dataloaderjob_operator.decide.conditions import (
     ENDED,
     HELD,
@@ -78,6 +78,8 @@ class Decision:
     """True if the job itself is to be deleted because its `ttlSecondsAfterFinished` has passed."""
     feeders: int | None = None
     """Number of feeder processes that the supervisor should keep; None: there is no supervisor."""
+    scaling: autoscale.ScalingTarget | None = None
+    """The job as its autoscaler sees it; None: it is not to be scaled."""
     requeue_after_s: float | None = None
     """Seconds until the next deadline, which no watch reports; None: there is none."""
     only_counts: bool = False
@@ -110,7 +112,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         observed_generation=observed.generation,
         phase=_phase(result, serves=serves(found)),
         reason=reason_of(made),
-        conditions=(*made, _input_bound(observed, kept, now)),
+        conditions=(*made, *_about_input(observed, kept, now)),
         feeders=_feeders(observed, result),
         trainers=_trainers(observed, health, result, setup, now),
         loader=kept,
@@ -136,10 +138,10 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         metrics_s,
         None if due is None else max(0.0, (due - now).total_seconds()),
     ]
-    verdict = _input_bound(observed, loader, now)
+    about_input = _about_input(observed, loader, now)
     return Decision(
         status=status.model_copy(
-            update={"loader": loader, "conditions": (*status.conditions[: len(made)], verdict)}
+            update={"loader": loader, "conditions": (*status.conditions[: len(made)], *about_input)}
         ),
         apply=tuple(wanted.values()),
         later=later,
@@ -147,6 +149,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         if bug is not None
         else (*_unwanted(observed, result, {*wanted, *map(key_of, later)}), *_hung(observed, set(wanted))),
         delete_job=result.stage in ENDED and due is not None and due <= now,
+        scaling=autoscale.target_of(observed, result),
         feeders=observed.job.spec.feeders.count if ChildPart.FEEDING in WANTED[result.stage] else None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
         only_counts=only_counts,
@@ -213,12 +216,15 @@ def _loader(
     return (fresh, None) if wait_s <= 0.0 else (written, wait_s)
 
 
-def _input_bound(observed: Observed, loader: LoaderStatus, now: datetime) -> Condition:
-    """Makes the condition that these metrics imply."""
-    return made_condition(
-        observed.status, ConditionType.INPUT_BOUND, input_verdict.input_bound(loader), observed.generation, now,
-        refused_texts=observed.refused_texts,
-    )  # fmt: skip
+def _about_input(observed: Observed, loader: LoaderStatus, now: datetime) -> Iterator[Condition]:
+    """Makes the conditions that follow from these metrics, and from the autoscaler's report."""
+    for kind, state in (
+        (ConditionType.INPUT_BOUND, input_verdict.input_bound(loader)),
+        (ConditionType.AUTOSCALING_ACTIVE, autoscale.scaling(observed.job.spec.feeders, observed.scaling)),
+    ):
+        yield made_condition(
+            observed.status, kind, state, observed.generation, now, refused_texts=observed.refused_texts
+        )
 
 
 def _children(

@@ -15,6 +15,7 @@ from enum import StrEnum
 from dataloaderjob.api import KIND
 from dataloaderjob.api.job import API_VERSION, MANAGED_BY, Metadata
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
+from dataloaderjob_operator.decide.autoscale import SCALED
 from dataloaderjob_operator.decide.conditions import FAULTS, STARTS
 from dataloaderjob_operator.decide.observed import show_time
 from dataloaderjob_operator.kinds import Manifest
@@ -57,6 +58,8 @@ class Reason(StrEnum):
     """Feeders are killed because they run out of memory; a running job continues at their pace."""
     ROLLOUT_STUCK = "RolloutStuck"
     """New feeders do not start; a running job continues with the old ones."""
+    SCALED = "Scaled"
+    """The operator changed the number of feeder pods (`autoscaling.mode: Auto`)."""
     MANAGED_ELSEWHERE = "ManagedElsewhere"
     """`spec.managedBy` names another controller, so the operator leaves the job alone."""
     UNKNOWN_FIELD = "UnknownField"
@@ -84,6 +87,7 @@ REPEATED = frozenset(
         Reason.FEEDERS_MISSING,
         Reason.OUT_OF_MEMORY,
         Reason.ROLLOUT_STUCK,
+        Reason.SCALED,
     }
 )
 """Reasons that may repeat while parts of a job fail and recover."""
@@ -265,6 +269,16 @@ def _cause(status: Status) -> str:
     return f"{ready.reason if ready else ''}/{status.observed_generation}/{_start(status)}/{status.trainers.restarts}"
 
 
+def _scaled(before: Status, after: Status) -> bool:
+    """Checks whether AutoscalingActive reports a new change of the number of feeders."""
+    old, new = (status.condition(ConditionType.AUTOSCALING_ACTIVE) for status in (before, after))
+    return new is not None and new.message.startswith(SCALED) and (old is None or old.message != new.message)
+
+
+def _change(status: Status) -> str:
+    return f"{status.observed_generation}/{_message(ConditionType.AUTOSCALING_ACTIVE)(status)}"
+
+
 def _moves_because(reason: Reason) -> Callable[[Status, Status], bool]:
     """Returns a function that checks whether Progressing changed to this reason."""
 
@@ -301,6 +315,7 @@ _ROWS = (
         Reason.SUSPENDED, _became(ConditionType.SUSPENDED), lambda _: "the job has no pods left",
         _since(ConditionType.SUSPENDED),
     ),
+    _Row(Reason.SCALED, _scaled, _message(ConditionType.AUTOSCALING_ACTIVE), _change),
     _Row(Reason.COMPLETED, _became(ConditionType.COMPLETE), _message(ConditionType.COMPLETE), _end),
     _Row(Reason.FAILED, _became(ConditionType.FAILED), _why(ConditionType.FAILED), _end),
 )  # fmt: skip

@@ -131,6 +131,16 @@ class SupervisorStatus:
     """The measures of the last minute; None while there are too few batches."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScalingReport:
+    """The state of a job's autoscaling, as the autoscaler reports it."""
+
+    is_active: bool
+    reason: str
+    """CamelCase, for a condition."""
+    message: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """A job as one reconcile observes it, with all of its children and pods."""
@@ -151,6 +161,8 @@ class Observed:
     """Messages that made the API server refuse a status."""
     supervisor: SupervisorStatus | None = None
     """The supervisor's last report, which may be of its silence; None while it has not been polled."""
+    scaling: ScalingReport | None = None
+    """The autoscaler's last report; None while it has not looked at the job."""
     written_at: datetime | None = None
     """The time at which this operator last wrote the status."""
     metrics_at: datetime | None = None

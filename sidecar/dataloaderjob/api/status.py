@@ -43,6 +43,9 @@ class ConditionType(StrEnum):
     INPUT_BOUND = "InputBound"
     """Training waits for input for 5 % of each step or more, over the last minute. The reason names the limit, and the
     message recommends a number of feeders. Unknown while there are too few batches to tell."""
+    AUTOSCALING_ACTIVE = "AutoscalingActive"
+    """The operator sets the number of feeders (`autoscaling.mode: Auto`). The message has the last change. False if the
+    mode is another one, or if a HorizontalPodAutoscaler targets the job."""
 
 
 class Phase(StrEnum):

@@ -166,7 +166,7 @@ class Autoscaler:
         missing = situation.ready < desired
         self._pending_since = (self._pending_since or now) if missing else None
         self._served_at = None if missing else (self._served_at or now)
-        if (inside := self.bounds.clamp(desired)) != desired and not situation.frozen:
+        if (inside := self.bounds.clamp(desired)) != desired:
             return _proposal(inside, Reason.AT_LIMIT, f"{inside} feeders, because {desired} is out of bounds")
         if situation.frozen:
             self._forget()

@@ -158,6 +158,10 @@ class LocalCluster:
         if feeders > self._started_with:
             self._poller.raise_to(min(feeders, MAX_FEEDERS))
 
+    def scale(self, feeders: int) -> None:
+        """Keeps exactly `feeders` feeders from now on."""
+        self._poller.scale(feeders)
+
     def forget_feeders(self) -> None:
         """Makes the next number given to `raise_to` apply, whatever it was before."""
         self._started_with = 0

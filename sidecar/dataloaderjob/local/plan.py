@@ -25,7 +25,9 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import spell
 from dataloaderjob.api.feeders import CONTAINER as FEEDER_CONTAINER
 from dataloaderjob.api.pods import EnvVar, PodSpec
+from dataloaderjob.core.autoscaling import Bounds
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.local.autoscaling import bounds_of
 from dataloaderjob.local.cluster import ServicePlan
 from dataloaderjob.providers.provider import RAY
 
@@ -69,6 +71,8 @@ class RunPlan:
     min_feeders: int
     scale: tuple[int, int]
     """Minimum number of feeder replicas, and feeders in each."""
+    autoscaling: Bounds | None
+    """Numbers of feeders between which the run is scaled; None: it is not."""
     startup_s: float
     active_s: float | None
     ray_version: str | None
@@ -102,6 +106,7 @@ def plan(
         service=_service(job, cwd, inherited, provider),
         min_feeders=spec.feeders.min_available * per_pod,
         scale=(spec.feeders.min_available, per_pod),
+        autoscaling=bounds_of(spec.feeders),
         startup_s=float(spec.startup_deadline_seconds),
         active_s=None if active_s is None else float(active_s),
         ray_version=spec.ray.managed.version,

@@ -18,6 +18,7 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.input_bound import InputVerdict
 from dataloaderjob.core.places import RECORD_VARIABLE, SOCKET_VARIABLE
+from dataloaderjob.local.autoscaling import RunAutoscaler
 from dataloaderjob.local.children import Child, Command, Loop, check_words, exit_code
 from dataloaderjob.local.cluster import LocalCluster
 from dataloaderjob.local.console import Console, progress_line, summary, table_of
@@ -146,6 +147,17 @@ class Run:
         self._history = History(max(WINDOW_S, self._progress_s))
         self._verdict: InputVerdict | None = None
         """The last verdict that was known."""
+        self._autoscaler = (
+            None
+            if planned.autoscaling is None
+            else RunAutoscaler(
+                planned.autoscaling,
+                planned.scale[1],
+                len(os.sched_getaffinity(0)),
+                scale=self._cluster.scale,
+                say=console.say,
+            )
+        )
         self._feeder_spoke_at: float | None = None
         self._started = time.monotonic()
 
@@ -181,6 +193,10 @@ class Run:
         snapshot = self._cluster.snapshot
         self._history.add(snapshot)
         self._verdict = verdict_of(snapshot.supervisor) or self._verdict
+        if self._autoscaler is not None:
+            is_training = self._lifecycle.state is RunState.TRAINING
+            frozen = "" if is_training else "no trainer runs"
+            self._autoscaler.look(time.monotonic(), snapshot, frozen=frozen)
         if not self._served and snapshot.desired is not None and snapshot.ready >= self._plan.min_feeders:
             self._served = True
             seconds = time.monotonic() - self._started

@@ -150,6 +150,7 @@ class Poller:
         """Set to poll at once."""
         self._wanted = self._asked = 0
         self._exactly = False
+        self._scale_to: int | None = None
         self._thread = threading.Thread(target=self._run, name="dlj-poll", daemon=True)
 
     def start(self) -> None:
@@ -163,6 +164,11 @@ class Poller:
     def raise_to(self, feeders: int) -> None:
         """Has the supervisor keep at least `feeders` feeders, as soon as it answers."""
         self._wanted = max(self._wanted, feeders)
+        self._pause.set()
+
+    def scale(self, feeders: int) -> None:
+        """Has the supervisor keep exactly this number of feeders, as soon as it answers."""
+        self._scale_to = feeders
         self._pause.set()
 
     def forget_feeders(self) -> None:
@@ -187,6 +193,9 @@ class Poller:
             if self._control is None:
                 self._control = self._connect()
             status = self._ask(self._control, {"type": "status"})
+            scale_to, self._scale_to = self._scale_to, None
+            if scale_to is not None:
+                self._ask(self._control, {"type": "scale", "feeders": scale_to})
             wanted = self._wanted
             if wanted > self._asked:  # once: a later `scale` by the user takes precedence
                 exactly, desired = self._exactly, int(status.get("desired", 0))

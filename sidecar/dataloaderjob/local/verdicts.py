@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dataloaderjob.core import measures, places
-from dataloaderjob.core.input_bound import InputVerdict, judge
+from dataloaderjob.core.input_bound import InputVerdict, LiveLimit, judge
 from dataloaderjob.core.sizing import WORTH
 
 TOO_FEW = "too few batches to tell whether training waits for input"
@@ -35,7 +35,7 @@ def closing_words(
     text = f"; in the end, {verdict.sentence(replicas, present, 'replicas')}"
     if replicas <= present:
         return text
-    if verdict.feeders > cpus:
+    if verdict.limit is LiveLimit.FEEDERS and verdict.feeders > cpus:
         return f"{text}, on more CPUs than the {cpus} of this machine"
     return f"{text}: set spec.feeders.replicas"
 
@@ -51,7 +51,10 @@ class VerdictFile:
         """Replaces the file if the verdict has changed. Without a verdict the last one stands."""
         if verdict is None:
             return
-        text = json.dumps({"sentence": verdict.sentence(), "feeders": verdict.feeders, "now": verdict.now})
+        cpus = verdict.feeders if verdict.limit is LiveLimit.FEEDERS else 0
+        text = json.dumps(
+            {"sentence": verdict.sentence(), "feeders": verdict.feeders, "now": verdict.now, "cpus": cpus}
+        )
         if text == self._written:
             return
         with contextlib.suppress(OSError):  # a full disk must not end the service

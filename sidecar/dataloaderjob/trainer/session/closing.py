@@ -44,19 +44,20 @@ def _close(pid: int, found: weakref.ref[Client], verdict: Path) -> None:
             say(line)
 
 
-def _read(path: Path) -> tuple[str, int, int]:
-    """Returns the sentence, and the recommended and present number of feeders; empty and 0 if they are unknown."""
+def _read(path: Path) -> tuple[str, int, int, int]:
+    """Returns the sentence, the recommended and present number of feeders, and the CPUs needed; empty and 0 if they are
+    unknown."""
     try:
         found = json.loads(path.read_text())
-        return str(found["sentence"]), int(found["feeders"]), int(found["now"])
+        return str(found["sentence"]), int(found["feeders"]), int(found["now"]), int(found["cpus"])
     except (OSError, ValueError, KeyError, TypeError):
-        return "", 0, 0
+        return "", 0, 0, 0
 
 
-def last_line(waited_s: float, worked_s: float, verdict: tuple[str, int, int], cpus: int) -> str:
+def last_line(waited_s: float, worked_s: float, verdict: tuple[str, int, int, int], cpus: int) -> str:
     """Makes the line; empty if training hardly waited."""
     spent_s = waited_s + worked_s
-    sentence, feeders, now = verdict
+    sentence, feeders, now, needed = verdict
     if waited_s < (NOTICEABLE_S if sentence else UNEXPLAINED_S) or waited_s < NOTICEABLE * spent_s:
         return ""
     text = f"training waited for input for {waited_s:.0f} of {spent_s:.0f} s"
@@ -65,6 +66,6 @@ def last_line(waited_s: float, worked_s: float, verdict: tuple[str, int, int], c
     text = f"{text}. Lately, {sentence}"
     if feeders <= now:
         return text
-    if feeders > cpus:
+    if needed > cpus:
         return f"{text}, but this machine has {cpus} CPUs: a job on a cluster may have more"
     return f"{text} (num_workers={feeders})"
