@@ -86,6 +86,8 @@ class Autoscalers:
                 await self._one(key, job, now)
             except ApiError as exc:
                 log.warning("%s/%s: cannot scale the feeders: %s", *key, exc)
+            except Exception:  # one job must not end the scaling of all
+                log.exception("%s/%s: the feeders are not scaled", *key)
         for namespace in set(self._others) - {namespace for namespace, _ in self._jobs}:
             del self._others[namespace]
 

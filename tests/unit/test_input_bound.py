@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sim_job import SimJob
 
+from dataloaderjob.core import measures
+from dataloaderjob.core.autoscaling import Autoscaler, Situation
 from dataloaderjob.core.input_bound import InputVerdict, LiveLimit, judge
 from dataloaderjob.core.measures import Measures
 
@@ -112,16 +114,19 @@ def test_the_column_is_one_word_and_a_number_that_differs():
         **{
             field.name: st.booleans()
             if field.type in ("bool", bool)
-            else st.integers(1, 10_000)
+            else st.integers(0, 10**15)
             if field.type in ("int", int)
-            else st.floats(0, 1e6)
+            else st.floats(0, 1e15) | st.sampled_from([0.0, 5e-324, 1e15])
             for field in dataclasses.fields(Measures)
         },
     )
 )
-def test_any_measures_are_judged(found):
-    verdict = judge(found)
+def test_any_measures_that_a_supervisor_may_send_are_judged(found):
+    parsed = measures.parse(found.as_dict())
+    verdict = judge(parsed)
+    Autoscaler().step(0.0, Situation(desired=1, ready=1, measures=parsed))
     if verdict is not None:
         assert verdict.feeders >= 1
         assert verdict.gain >= 1.0
-        assert verdict.sentence()
+        assert len(verdict.sentence()) <= 512
+        assert len(verdict.column(verdict.feeders, 10**15 - 1)) <= 32

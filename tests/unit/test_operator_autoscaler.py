@@ -129,6 +129,15 @@ def test_a_refused_scale_is_tried_again():
     assert cluster.scaled == [2]
 
 
+def test_a_job_that_cannot_be_processed_does_not_end_the_others():
+    cluster = Cluster()
+    cluster.scalers.want(("team", "odd"), None)
+    cluster.scalers.want(("team", "odd"), replace(TARGET, per_pod=0))
+    cluster.scalers.want(KEY, TARGET)
+    cluster.tick()
+    assert cluster.scaled == [2]
+
+
 @pytest.mark.parametrize(
     "ref",
     [
