@@ -180,6 +180,19 @@ def test_checkpoints_and_evaluations_change_nothing():
     assert len(run.until(3000).changes) == changes
 
 
+def test_a_lull_of_four_minutes_changes_nothing():
+    run = Run(SimJob(step_s=lambda now: 0.2 if 300 < now < 540 else 0.1)).until(300)
+    changes = len(run.changes)
+    assert len(run.until(900).changes) == changes
+
+
+def test_a_trainer_that_starves_again_does_not_ask_for_all():
+    run = Run(SimJob(launch_s=0.001)).until(600)
+    changes, run.job.cost_s = len(run.changes), 1.0
+    run.until(900)
+    assert max(after for _, _, after in run.changes[changes:]) == best(run.job)
+
+
 def test_nothing_changes_while_frozen():
     run = Run(SimJob(), frozen=lambda now: "the trainers restart" if now < 200 else "").until(190)
     assert run.changes == []

@@ -45,6 +45,8 @@ SETTLE_S = 15.0
 """Time after a change until rates count: the span of `Measures.rate`."""
 GAINED = 0.5
 """Share of the predicted gain below which a step up has failed."""
+DEARER = 1.1
+"""Rise of a batch's cost, relative to the rise in feeders, above which the rates before and after do not compare."""
 SATURATED_S, MOST_SATURATED_S = 600.0, 4800.0
 RETRY = 1.25
 """Largest factor of the first step up of a job that was saturated."""
@@ -117,6 +119,8 @@ class _Expectation:
     """Feeders before the step."""
     gain: float
     """Predicted rate, as a multiple of `rate`."""
+    cost_s: float
+    """Time of a batch before the step."""
     failures: int = 0
 
 
@@ -239,7 +243,9 @@ class Autoscaler:
             self._regret_s *= 2
         pipeline = pipeline_of(measures)
         gain = min(target / max(1, situation.ready), pipeline.period_s / max(pipeline.step_s, 1e-9))
-        self._expected = _Expectation(rate=measures.rate, feeders=situation.ready, gain=gain)
+        self._expected = _Expectation(
+            rate=measures.rate, feeders=situation.ready, gain=gain, cost_s=measures.wall_s
+        )
         return _proposal(
             target, Reason.UP,
             f"training waits for {measures.waiting:.0%} of the time, and needs {wanted} feeders instead of {desired}",
@@ -265,6 +271,9 @@ class Autoscaler:
         if self._pending_since is not None and now - self._pending_since >= PENDING_S:
             self._expected = None
         if expected is None or self._served_at is None or now - self._served_at < SETTLE_S:
+            return
+        if measures.wall_s > DEARER * expected.cost_s * measures.feeders / max(1, expected.feeders):
+            self._expected = None  # crowding makes a batch dearer at most in proportion: the work has changed
             return
         reached = measures.rate / max(expected.rate, 1e-9)
         if limit is LiveLimit.TRAINER or reached - 1 >= GAINED * (expected.gain - 1):
