@@ -20,6 +20,8 @@ WAITS = 0.5
 """Share of a batch's wall time without CPU, above which storage is what limits."""
 LINK_USE = 0.9
 """Usable share of a link."""
+WINDOW, WINDOW_PER_FEEDER = 16, 2
+"""Batches that are under way for a rank by default: WINDOW, or more with many feeders."""
 RECEIVE_S_PER_GB = 0.3
 """CPU seconds that a receiver needs for a GB: the floor that B2 of docs/benchmarks.md holds."""
 RECEIVE_S = 100e-6
@@ -54,6 +56,8 @@ class Pipeline:
     nbytes: int
     spread: float = 0.0
     """Coefficient of variation of `wall_s`."""
+    longest_s: float = 0.0
+    """Wall time of the slowest batch of a window, on average; 0: unknown."""
     ranks: int = 1
     slots: int | None = None
     """Sources of an iterable dataset that can be read side by side; None: any number of feeders shares the work."""
@@ -118,7 +122,14 @@ def ceilings(pipeline: Pipeline) -> dict[Limit, float]:
 
 def rate(pipeline: Pipeline, feeders: int) -> float:
     """Predicted batches per second of all ranks with this number of feeders."""
-    return min(feeders / pipeline.occupied_s, *ceilings(pipeline).values())
+    return min(feeders / pipeline.occupied_s, in_order(pipeline, feeders), *ceilings(pipeline).values())
+
+
+def in_order(pipeline: Pipeline, feeders: int) -> float:
+    """Batches per second that the default window allows: its slowest batch holds up those behind it."""
+    if not pipeline.longest_s:
+        return math.inf
+    return pipeline.ranks * max(WINDOW, WINDOW_PER_FEEDER * feeders) / pipeline.longest_s
 
 
 def maker(pipeline: Pipeline) -> Limit:

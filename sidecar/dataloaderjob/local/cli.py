@@ -1,4 +1,4 @@
-"""The command `dataloaderjob`: advise, run, status, scale, map, verify, replay, version."""
+"""The command `dataloaderjob`: advise, run, status, scale, report, map, verify, replay, version."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ def make_parser() -> argparse.ArgumentParser:
     scale.add_argument("replicas", type=int, help="the new number of replicas")
     scale.add_argument("--dir", help="folder of the run, needed if several are running")
     scale.set_defaults(command=_scale)
+    _add_report(commands)
     _add_map(commands)
     _add_verify(commands)
     _add_replay(commands)
@@ -116,6 +117,23 @@ def _add_advise(commands: Any) -> None:
         help="the command that starts the training script",
     )
     advise.set_defaults(command=_advise)
+
+
+def _add_report(commands: Any) -> None:
+    report = commands.add_parser(
+        "report", help="write a page about a run: waiting, feeders and their events, slow samples, CPU, the verdict",
+        description="Writes one HTML file about a live run, or about one that was started with --record. The file "
+        "opens without a network.",
+    )  # fmt: skip
+    report.add_argument(
+        "run", nargs="?", metavar="RUN",
+        help="name or folder of a live run, or the folder of a record (default: the only live run)",
+    )  # fmt: skip
+    report.add_argument(
+        "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE",
+        help="file to write (default: report.html)",
+    )  # fmt: skip
+    report.set_defaults(command=_report)
 
 
 def _add_map(commands: Any) -> None:
@@ -281,6 +299,13 @@ def _scale(args: argparse.Namespace) -> int:
     feeders = args.replicas * per_pod
     run.ask({"type": "scale", "feeders": feeders})
     _print(f"{run.name}: {feeders} feeders from now on")
+    return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from dataloaderjob.local.reporting.command import report
+
+    _print(report(args.run, args.output))
     return 0
 
 

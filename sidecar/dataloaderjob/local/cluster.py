@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dataloaderjob.core import folders, places
+from dataloaderjob.core import folders, places, timings
 from dataloaderjob.core.errors import InputError, ServiceUnavailable
 from dataloaderjob.core.ipc import MAX_PATH_NBYTES
 from dataloaderjob.core.settings import (
@@ -37,6 +37,8 @@ from dataloaderjob.local import reaper
 from dataloaderjob.local.children import Child, Command, Loop, Started
 from dataloaderjob.local.forks import PYTHON, fork, host_command
 from dataloaderjob.local.ports import ReservedPort
+from dataloaderjob.local.reporting.keeper import Keeper
+from dataloaderjob.local.reporting.series import REPORT, SERVICE
 from dataloaderjob.local.restarts import (
     GiveUp,
     Instruction,
@@ -46,7 +48,7 @@ from dataloaderjob.local.restarts import (
     StopHead,
     StopSupervisor,
 )
-from dataloaderjob.local.status import HOME_PREFIX, RUN_FILE, Poller, Snapshot
+from dataloaderjob.local.status import HOME_PREFIX, RUN_FILE, Poller, Snapshot, sidecar_status
 from dataloaderjob.providers.provider import RAY
 
 if TYPE_CHECKING:
@@ -98,10 +100,12 @@ class LocalCluster:
         run_id: str | None = None,
         folder: Path | None = None,
         host: Started | None = None,
+        record: Path | None = None,
     ) -> None:
         """Creates the folder. Raises InputError for settings that cannot work, and leaves nothing behind then.
 
-        `run_id`, `folder`, `host`: tag, folder and feeder host of a private service, which exist before it.
+        `run_id`, `folder`, `host`: tag, folder and feeder host of a private service, which exist before it. `record`:
+        folder of the run's record, for what a report needs; else it is removed with the run.
         """
         self.plan = plan
         self.run_id = run_id or secrets.token_hex(8)
@@ -140,8 +144,10 @@ class LocalCluster:
             folders.remove_tree(self.home)
             raise
         self._poller = Poller(
-            self.socket, port=self._port.number, key=self._key, job=plan.job, changed=loop.wake
+            self.socket, port=self._port.number, key=self._key, job=plan.job, changed=self._polled
         )
+        self._record = record
+        self._keeper: Keeper | None = None
 
     @property
     def snapshot(self) -> Snapshot:
@@ -167,7 +173,7 @@ class LocalCluster:
         """Replaces the `about` of `start` in the file that lets other commands find this run."""
         found = {
             "pid": os.getpid(), "run": self.run_id, "job": self.plan.job, "port": self._port.number,
-            "socket": self.socket,
+            "socket": self.socket, "report": None if self._keeper is None else str(self._keeper.folder),
         }  # fmt: skip
         with folders.room(self.home, InputError):
             _write(self.home / f".{RUN_FILE}", json.dumps({**found, **about}).encode())
@@ -184,11 +190,37 @@ class LocalCluster:
         self._reaper = self._start_reaper()
         with folders.room(self.home, InputError):
             _write(self.home / "key", self._key)
+        self._keeper = self._new_keeper(about)
         self.tell(about)
         self._do(self.policy.start())
         self._forks = False
         self._poller.start()
         self._loop.every(LOOK_S, self._look)
+
+    def note(self, who: str, kind: str, what: str) -> None:
+        """Adds an event to what a report shows."""
+        if self._keeper is not None:
+            self._keeper.tell(who, kind, what)
+
+    def _new_keeper(self, about: Mapping[str, Any]) -> Keeper | None:
+        """Begins what a report needs; a folder that cannot be written to costs only the report."""
+        folder = self.home / REPORT
+        if self._record is not None:
+            folder = self._record / REPORT / f"{time.time_ns()}-{os.getpid()}"
+        told = {
+            "name": str(about.get("script") or self.plan.job), "provider": self.plan.provider,
+            "feeders": self.plan.num_feeders, "cpus": len(os.sched_getaffinity(0)),
+        }  # fmt: skip
+        try:
+            return Keeper(folder, self.home / timings.TIMES, told)
+        except OSError as exc:
+            self._show("run", f"no report can be made of this run: {exc}", True)
+            return None
+
+    def _polled(self) -> None:
+        self._loop.wake()
+        if self._keeper is not None:
+            self._keeper.see(self.snapshot)
 
     def _start_reaper(self) -> Any:
         env = self.tag(self.plan.env)
@@ -270,6 +302,7 @@ class LocalCluster:
         if number == self.policy.head_number:
             what = why.splitlines()[-1]
             self._show("run", f"Ray head {number} is lost ({what}): starting another", True)
+            self.note(f"Ray head {number}", SERVICE, f"is lost ({what}): another is started")
         self._do(self.policy.head_lost(number, why, time.monotonic(), feeders_live=feeders_live))
 
     # Children
@@ -307,7 +340,9 @@ class LocalCluster:
         del self._children[part]
         why = "\n".join(self._words[part.value])
         if self.policy.state(part).name == "UP":
-            self._show("run", f"the {part.value} ended with code {child.code}: restarting it", True)
+            what = f"ended with code {child.code}: restarting it"
+            self._show("run", f"the {part.value} {what}", True)
+            self.note(f"the {part.value}", SERVICE, what)
         self._do(self.policy.ended(part, child.code or 0, why, time.monotonic()))
 
     def _stop(self, part: ServicePart, grace_s: float = GRACE_S) -> None:
@@ -387,6 +422,9 @@ class LocalCluster:
         if self._closed:
             return
         self._closed = True
+        if self._keeper is not None:
+            sidecar, supervisor = sidecar_status(self.socket), self.snapshot.supervisor
+            self._keeper.close(Snapshot(at=time.monotonic(), sidecar=sidecar, supervisor=supervisor))
         self._poller.stop()
         self._stop(ServicePart.SUPERVISOR)
         if self._heads is not None:

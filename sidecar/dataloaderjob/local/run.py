@@ -33,6 +33,7 @@ from dataloaderjob.local.plan import (
     stopped_by,
 )
 from dataloaderjob.local.ports import ReservedPort
+from dataloaderjob.local.reporting.series import ENDED, FAILED
 from dataloaderjob.local.status import WINDOW_S, History, Snapshot, sidecar_status
 from dataloaderjob.providers.provider import RAY
 
@@ -73,7 +74,7 @@ def run(
         console.say(f"{planned.name} is suspended (spec.suspend: true): nothing is started")
         return 0
     check(planned)
-    return Run(planned, manifest, console, master_port).run()
+    return Run(planned, manifest, console, master_port, record).run()
 
 
 def recorded(planned: RunPlan, folder: Path) -> RunPlan:
@@ -128,8 +129,15 @@ def _check_ray(wanted: str | None) -> None:
 class Run:
     """One run, in one thread."""
 
-    def __init__(self, planned: RunPlan, manifest: Path, console: Console, master_port: ReservedPort) -> None:
-        """`master_port`: port of the plan's trainers for their rendezvous."""
+    def __init__(
+        self,
+        planned: RunPlan,
+        manifest: Path,
+        console: Console,
+        master_port: ReservedPort,
+        record: Path | None = None,
+    ) -> None:
+        """`master_port`: port of the plan's trainers for their rendezvous. `record`: folder of its record."""
         self._plan, self._manifest, self._console = planned, manifest, console
         self._master_port = master_port
         self._ray = planned.service.provider == RAY
@@ -137,7 +145,9 @@ class Run:
         # Before anything is created that would be left behind.
         self._loop.signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
         self._lifecycle = Lifecycle(len(planned.trainers))
-        self._cluster = LocalCluster(planned.service, self._loop, show=self._show, broken=self._broken)
+        self._cluster = LocalCluster(
+            planned.service, self._loop, show=self._show, broken=self._broken, record=record
+        )
         self._trainers: list[Child] = []
         self._served = False
         self._progress_s = PROGRESS_LIVE_S if console.live else PROGRESS_LINE_S
@@ -215,10 +225,12 @@ class Run:
     def _halt(self, stop: Stop) -> None:
         if self._lifecycle.state is not RunState.OVER:
             self._console.say(stop.why)
+            self._cluster.note("run", FAILED, stop.why)
         self._enter(self._lifecycle.halt(stop))
 
     def _trainer_ended(self, child: Child) -> None:
         number, code = self._trainers.index(child), exit_code(child.code or 0)
+        self._cluster.note(child.name, FAILED if code else ENDED, f"ended with exit code {code}")
         if code:
             self._console.say(f"{child.name} ended with exit code {code}")
         self._enter(self._lifecycle.ended(number, code))

@@ -120,7 +120,7 @@ class Service:
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._cluster = LocalCluster(
             plan, self._loop, show=self._show, broken=self._broken, socket_path=str(folder / places.SOCKET_NAME),
-            run_id=os.environ[places.RUN_VARIABLE], folder=folder, host=host,
+            run_id=os.environ[places.RUN_VARIABLE], folder=folder, host=host, record=_record(claim),
         )  # fmt: skip
 
     def run(self) -> int:
@@ -316,6 +316,12 @@ def fail(folder: Path, why: str) -> None:
         part.write_text(why + "\n")
         part.rename(folder / places.FAILED_NAME)
         (folder / places.PID_NAME).unlink(missing_ok=True)
+
+
+def _record(claim: Claim) -> Path | None:
+    """The folder in which the script records what it consumes; None for a service that outlives its script."""
+    folder = os.environ.get(places.RECORD_VARIABLE)
+    return Path(folder).absolute() if folder and not claim.keep_s else None
 
 
 def plan(folder: Path, num_feeders: int, env: Mapping[str, str]) -> ServicePlan:

@@ -92,6 +92,14 @@ class History:
         """Counters of the whole run."""
         return self._counted[None]
 
+    def of_ranks(self) -> dict[str, Counter[str]]:
+        """Counters of each rank, over all processes that had it."""
+        found: dict[str, Counter[str]] = {}
+        for trainer, counted in self._counted.items():
+            if trainer is not None:
+                found.setdefault(trainer[0], Counter()).update(counted)
+        return found
+
     def add(self, snapshot: Snapshot) -> None:
         """Adds a snapshot; one that was added already is ignored."""
         if snapshot.at <= self.last.at:
