@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
+
+from bench.model.real import come_first
 
 SCRIPT = """
 import sys, time
@@ -109,7 +115,7 @@ KNOWN = (
 
 def advise(one: Known) -> dict[str, Any]:
     """Returns what `advise --json` prints."""
-    with tempfile.TemporaryDirectory(prefix="dlj-model-") as folder:
+    with tempfile.TemporaryDirectory(prefix="dlj-model-", ignore_cleanup_errors=True) as folder:
         script = Path(folder) / "train.py"
         script.write_text(SCRIPT)
         program = Path(sys.executable).parent / "dataloaderjob"
@@ -123,10 +129,22 @@ def advise(one: Known) -> dict[str, Any]:
             str(script),
             one.kind,
         ]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=240)
-    if done.returncode:
-        raise RuntimeError(f"{one.kind}: {done.stderr}")
-    return dict(json.loads(done.stdout))
+        running = subprocess.Popen(
+            command,
+            cwd=folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        while running.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                come_first([running.pid, *(one.pid for one in psutil.Process(running.pid).children(True))])
+            time.sleep(0.5)
+        out, errors = running.communicate()
+    if running.returncode:
+        raise RuntimeError(f"{one.kind}: {errors}")
+    return dict(json.loads(out))
 
 
 def row(one: Known) -> dict[str, object]:

@@ -29,15 +29,18 @@ def page(found: dict[str, Any]) -> str:
         )
     if rows := found.get("real"):
         parts.append(
-            "## Real pipelines\n\nScripts on feeders of one machine with two cores. The model's input is what a report "
-            "reads of the first\nrun, without the time for which feeders waited for a CPU. Other work ran on the "
-            f"machine, at a lower priority.\n{_errors(rows)}\n\n{_rates(rows)}"
+            "## Real pipelines\n\nScripts on feeders of one machine with two cores, with a window of 16 batches. The "
+            "model's input is what a\nreport reads of the first run. Other work ran on the machine, with a smaller "
+            "share of its CPUs.\nWaits for a CPU count as time of a batch here, because both runs have them.\n"
+            f"{_errors(rows)}\n\n{_rates(rows)}"
         )
     if rows := found.get("known"):
         right = sum(bool(row["is_right"]) for row in rows)
         parts.append(
             "## Limits that are known\n\nTen scripts under `dataloaderjob advise`, whose limits follow from how they "
-            f"were written. The verdict\nnamed the right ones for {right} of {len(rows)}.\n\n{_limits(rows)}"
+            f"were written. The verdict\nnamed the right ones for {right} of {len(rows)}. The scripts came before "
+            "other work of the machine. While other work\ntook their CPUs, verdicts were wrong: a worker without a "
+            f"CPU makes training wait.\n\n{_limits(rows)}"
         )
     return "\n".join(parts)
 

@@ -5,17 +5,22 @@ The first run's own data, as a report reads it, is the model's input. The second
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dataloaderjob.core.places import KEEP_VARIABLE, RECORD_VARIABLE
 from dataloaderjob.core.sizing import rate
+from dataloaderjob.local import reaper
 from dataloaderjob.local.reporting import rundata
 from dataloaderjob.local.reporting.analysis import Analysis
+from dataloaderjob.local.status import live_runs
 
 SECONDS, SKIPPED = 6.0, 10
 """Length of a run; first batches that do not count."""
@@ -52,7 +57,8 @@ if __name__ == "__main__":
     sleep_s, cpu_s, step_s = map(float, sys.argv[1:4])
     kind, floats, size, feeders, seconds, skipped = sys.argv[4], *map(float, sys.argv[5:])
     loader = DataLoader(Data(sleep_s, cpu_s, kind, int(floats)), int(size), num_workers=int(feeders),
-                        shuffle=True, collate_fn=collate if kind == "collate" else None)
+                        prefetch_factor=16 // int(feeders), shuffle=True,
+                        collate_fn=collate if kind == "collate" else None)
     count = 0
     for batch in loader:
         time.sleep(step_s)
@@ -94,11 +100,14 @@ PIPELINES = (
 
 
 def row(one: Real) -> dict[str, object]:
-    with tempfile.TemporaryDirectory(prefix="dlj-model-") as folder:
+    with tempfile.TemporaryDirectory(prefix="dlj-model-", ignore_cleanup_errors=True) as folder:
         now = _run(one, one.feeders, Path(folder) / "now")
-        pipeline = Analysis(rundata.find(f"{folder}/now")).pipeline
-        if pipeline is None:
+        found = Analysis(rundata.find(f"{folder}/now"))
+        if found.pipeline is None:
             raise RuntimeError(f"{one.name}: the run left no times of batches")
+        # Both runs wait for CPUs of this machine; a report leaves that out, because feeders may run elsewhere.
+        sums = found.times.sums
+        pipeline = replace(found.pipeline, wall_s=sums.wall_ns / 1e9 / sums.count)
         then = _run(one, 2 * one.feeders, Path(folder) / "then")
     predicted = rate(pipeline, 2 * one.feeders)
     return {
@@ -113,18 +122,32 @@ def _run(one: Real, feeders: int, record: Path) -> float:
     script.write_text(SCRIPT)
     words = (one.sleep_s, one.cpu_s, one.step_s, one.kind, one.floats, one.size, feeders, SECONDS, SKIPPED)
     env = {**os.environ, RECORD_VARIABLE: str(record), KEEP_VARIABLE: ""}
-    done = subprocess.run(
-        [sys.executable, str(script), *map(str, words)], env=env, capture_output=True, text=True, check=False,
-        preexec_fn=_first,
+    running = subprocess.Popen(
+        [sys.executable, str(script), *map(str, words)], env=env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"{one.name}: {done.stderr}")
-    return float(done.stdout.rpartition("rate ")[2])
+    while running.poll() is None:
+        come_first(_pids(running.pid, record))
+        time.sleep(0.5)
+    out, errors = running.communicate()
+    if running.returncode:
+        raise RuntimeError(f"{one.name}: {errors}")
+    return float(out.rpartition("rate ")[2])
 
 
-def _first() -> None:
-    """Comes before other work of this machine, if that is allowed: the model knows nothing of it."""
-    try:
-        os.nice(-10)
-    except PermissionError:
-        return
+def _pids(script: int, record: Path) -> Iterator[int]:
+    """Yields the script's process, and those of its feeders and their service."""
+    yield script
+    for run in live_runs():
+        if str(run.about.get("report", "")).startswith(str(record)):
+            yield from reaper.tagged(str(run.about["run"]))
+
+
+def come_first(pids: Iterable[int]) -> None:
+    """Puts the processes' sessions before other work of this machine, which the model does not know, if allowed.
+
+    Linux shares CPUs among sessions, so niceness counts only within a session.
+    """
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/autogroup").write_text("-20")

@@ -185,3 +185,23 @@ def test_longest_of_a_window_is_the_mean_of_its_maxima():
 
 def bucket(ms: float) -> int:
     return timings.bucket_of(round(ms * 1e6))
+
+
+@pytest.mark.parametrize("words", [b"1 99999999999999999999 3", b"1 -5 3", b"text", b""])
+def test_descriptor_that_user_code_reuses_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: bytes
+):
+    clock = Clock(monkeypatch)
+    made = timing.open_clock(tmp_path, "feeder-0", by_sample=True)
+    assert isinstance(made, timing.BatchClock)
+    assert made._queued_fd is not None
+    make(made, clock, 0, 5)
+    (tmp_path / "other").write_bytes(words)
+    other = os.open(tmp_path / "other", os.O_RDONLY)
+    os.dup2(other, made._queued_fd)
+    os.close(other)
+    make(made, clock, 1, 5)
+    make(made, clock, 2, 5)
+    sums = read(tmp_path).sums
+    assert sums.count == 3
+    assert 0 <= sums.queued_ns <= sums.wall_ns

@@ -106,6 +106,11 @@ class Analysis:
         return next((r.at for r in self.readings if r.counts.get("next_calls")), None)
 
     @cached_property
+    def last_batch_at(self) -> float:
+        """The first reading after the last batch."""
+        return next((r.at for r in self.readings if r.counts.get("next_calls") == self.batches), self.last.at)
+
+    @cached_property
     def spans(self) -> list[Span]:
         step = max(1, -(-(len(self.readings) - 1) // MOST_POINTS))
         kept = self.readings[::step]

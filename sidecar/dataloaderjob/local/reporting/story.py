@@ -116,8 +116,8 @@ def _figures(found: Analysis) -> Iterator[tuple[str, str]]:
     began = found.first_batch_at or 0.0
     yield span(found.last.at), f"long, the first batch after {span(began)}"
     yield f"{found.batches:,}", f"batches to {_count(len(found.ranks), 'rank')}"
-    if found.last.at > began:
-        yield f"{found.batches / (found.last.at - began):.3g}/s", "batches"
+    if found.last_batch_at > began:
+        yield f"{found.batches / (found.last_batch_at - began):.3g}/s", "batches, while there were any"
     yield size(found.nbytes), "received"
     lost = f", {_count(len(found.incidents), 'loss')}" if found.incidents else ", none lost"
     yield str(found.feeders), f"feeders most of the time{lost}"
