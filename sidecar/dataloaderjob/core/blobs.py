@@ -17,6 +17,7 @@ import json
 import os
 import re
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -154,7 +155,8 @@ class BlobStore:
 
     def has(self, digest: str, nbytes: int) -> bool:
         try:
-            return self.path(digest).stat().st_size == nbytes
+            found = self.path(digest).lstat()  # a link is somebody else's
+            return found.st_size == nbytes and stat.S_ISREG(found.st_mode)
         except FileNotFoundError:
             return False
 
@@ -266,7 +268,8 @@ class BlobStore:
     @contextlib.contextmanager
     def lock(self, digest: str) -> Iterator[None]:
         """Holds the lock of the one process on this node that fetches `digest`; the others wait for it."""
-        fd = os.open(self.folder / f".lock-{digest}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self.folder / f".lock-{digest}", flags, 0o660)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield

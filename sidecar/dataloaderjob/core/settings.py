@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from dataloaderjob.core import ipc
+from dataloaderjob.core import folders, ipc
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.memory import memory_limit
 
@@ -250,11 +249,7 @@ class SupervisorSettings:
 
 def dump(settings: Any, path: Path) -> None:
     """Writes a settings dataclass as JSON, whole or not at all, readable by this user only."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as out:
-        json.dump(dataclasses.asdict(settings), out, indent=1)
-    part.rename(path)
+    folders.write(path, json.dumps(dataclasses.asdict(settings), indent=1).encode())
 
 
 def load(kind: type[T], path: Path) -> T:

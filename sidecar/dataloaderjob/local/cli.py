@@ -157,7 +157,17 @@ def _add_map(commands: Any) -> None:
     map_.set_defaults(command=_map)
 
 
-_TRUST = "This runs the code in the record: use only records that you trust."
+_TRUST = (
+    "This runs the code in the record. A record that another user owns, or could have changed, is refused unless "
+    "--trust names that user."
+)
+
+
+def _add_trust(parser: Any) -> None:
+    parser.add_argument(
+        "--trust", action="append", default=[], metavar="USER",
+        help="run the code of records that this user owns; may be repeated (default: only your own and root's)",
+    )  # fmt: skip
 
 
 def _add_verify(commands: Any) -> None:
@@ -175,6 +185,7 @@ def _add_verify(commands: Any) -> None:
     verify.add_argument(
         "--sample", type=int, metavar="N", help="make only N evenly spaced batches again, not all"
     )
+    _add_trust(verify)
     verify.set_defaults(command=_verify, failed=EXIT_TROUBLE)
 
 
@@ -204,6 +215,7 @@ def _add_replay(commands: Any) -> None:
     replay.add_argument(
         "--output", type=Path, metavar="FILE", help="save the batch to this file with torch.save"
     )
+    _add_trust(replay)
     replay.set_defaults(command=_replay, failed=EXIT_TROUBLE)
 
 
@@ -317,9 +329,9 @@ def _verify(args: argparse.Namespace) -> int:
             "--sample is a number of batches, at least 1, and needs a single record, whose batches are made again"
         )
     if args.other is not None:
-        equal, lines = compare(args.record, args.other, epoch=args.epoch)
+        equal, lines = compare(args.record, args.other, epoch=args.epoch, trusted=args.trust)
     else:
-        equal, lines = check(args.record, epoch=args.epoch, sample=args.sample)
+        equal, lines = check(args.record, epoch=args.epoch, sample=args.sample, trusted=args.trust)
     for line in lines:
         _print(line)
     return 0 if equal else EXIT_DIFFERENT
@@ -330,7 +342,7 @@ def _replay(args: argparse.Namespace) -> int:
 
     output = None if args.output is None else args.output.absolute()
     replay = Replay(args.record, rank=args.rank, loader=args.loader, epoch=args.epoch, batch=args.batch)
-    replay.make(debug=args.pdb)
+    replay.make(debug=args.pdb, trusted=args.trust)
     for line in replay.lines():
         _print(line)
     if output is not None:

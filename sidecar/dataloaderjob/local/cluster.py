@@ -170,7 +170,7 @@ class LocalCluster:
             "socket": self.socket,
         }  # fmt: skip
         with folders.room(self.home, InputError):
-            _write(self.home / f".{RUN_FILE}", json.dumps({**found, **about}).encode())
+            folders.write(self.home / f".{RUN_FILE}", json.dumps({**found, **about}).encode())
         (self.home / f".{RUN_FILE}").rename(self.home / RUN_FILE)
 
     def tag(self, env: Mapping[str, str]) -> dict[str, str]:
@@ -183,7 +183,7 @@ class LocalCluster:
         """
         self._reaper = self._start_reaper()
         with folders.room(self.home, InputError):
-            _write(self.home / "key", self._key)
+            folders.write(self.home / "key", self._key)
         self.tell(about)
         self._do(self.policy.start())
         self._forks = False
@@ -422,9 +422,3 @@ def _make_home(*, ray: bool) -> Path:
         f"{tempfile.gettempdir()} nor /tmp is one: set TMPDIR to a path of at most "
         f"{limit - len(f'/{HOME_PREFIX}xxxxxxxx')} bytes"
     )
-
-
-def _write(path: Path, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as out:
-        out.write(data)

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.core import folders
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import RECORD_VARIABLE, SOCKET_VARIABLE
 from dataloaderjob.local.children import Child, Command, Loop, check_words, exit_code
@@ -80,9 +81,10 @@ def recorded(planned: RunPlan, folder: Path) -> RunPlan:
     """Returns the same run with trainers that record what they consume. Raises InputError if they cannot."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        os.close(folders.enter(folder, InputError))
     except OSError as exc:
         raise InputError(f"--record needs a writable folder, {folder} is not one: {exc}") from exc
-    variable = {RECORD_VARIABLE: str(folder.resolve())}
+    variable = {RECORD_VARIABLE: os.path.abspath(folder)}
     trainers = tuple(replace(trainer, env={**trainer.env, **variable}) for trainer in planned.trainers)
     return replace(planned, trainers=trainers)
 

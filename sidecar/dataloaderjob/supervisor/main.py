@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import supervision
+from dataloaderjob.core import folders, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError, ServiceError
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_key
 from dataloaderjob.core.sockets import address_text
@@ -425,9 +425,7 @@ def _read_desired(path: Path, default: int) -> int:
 
 
 def _write_desired(path: Path, desired: int) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps({"feeders": desired}))
-    part.rename(path)
+    folders.write(path, json.dumps({"feeders": desired}).encode())
 
 
 def main() -> int:
