@@ -1,12 +1,14 @@
 """A program: sends crafted batches that name each class of this process in each way, and prints what became of them.
 
-It imports the modules that are named as arguments, and those of the standard library. The result is JSON:
-`created` has the full names of the classes whose objects came out, for each way; `records` those among them that are
-fields and nothing else; `events` what the interpreter's audit hook reported while a batch was decoded.
+It imports the modules that are named as arguments, and those of the standard library. The result is JSON. `created` has
+the full names of the classes whose objects came out, for each way; `records` those among them that are fields and
+nothing else. `errors` has the exceptions that came out of failures, each with the modules of its other bases. `events`
+is what the interpreter's audit hook reported meanwhile.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import enum
 import importlib
@@ -26,6 +28,7 @@ from dataloaderjob.batches.decoding import Decoder
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
 from dataloaderjob.core.layout import NodeKind, node
+from dataloaderjob.making.failures import unpack_failure
 
 NOT_IMPORTED = {"antigravity", "this", "idlelib", "turtledemo", "turtle", "tkinter", "__main__", "lib2to3"}
 EVENTS = (
@@ -55,8 +58,16 @@ def main(modules: list[str]) -> None:
     for cls in classes:
         for way, schema, content in bodies(cls):
             walk.try_one(cls, way, forged(schema, content))
+        if BaseException in type.__dict__["__mro__"].__get__(cls):
+            walk.try_error(cls)
     json.dump(
-        {"tried": len(classes), "events": walk.events, "created": walk.created, "records": walk.records},
+        {
+            "errors": walk.errors,
+            "tried": len(classes),
+            "events": walk.events,
+            "created": walk.created,
+            "records": walk.records,
+        },
         sys.stdout,
     )
 
@@ -67,6 +78,7 @@ class Walk:
     def __init__(self) -> None:
         self.created: dict[str, list[str]] = {}
         self.records: list[str] = []
+        self.errors: list[str] = []
         self.events: list[str] = []
         self._now = ""
 
@@ -88,6 +100,24 @@ class Walk:
             self.created.setdefault(way, []).append(name)
             if way in ("NAMEDTUPLE", "DATACLASS") and is_bare(cls):
                 self.records.append(name)
+
+    def try_error(self, cls: type) -> None:
+        """Sends a failure, as a feeder reports an error of the user's code."""
+        failure = {
+            "type": [cls.__module__, cls.__qualname__], "text": "/etc/passwd", "args": packed(("/etc/passwd", 1)),
+            "attributes": packed({"filename": "/etc/passwd", "args": ("/etc/passwd",)}), "complete": True,
+            "traceback": "", "position": None, "key": None, "phase": "", "feeder": "",
+        }  # fmt: skip
+        self._now = f"{cls.__module__}.{cls.__qualname__} as an error"
+        found = unpack_failure(json.dumps(failure).encode())
+        self._now = ""
+        if type(found) is cls:
+            bases = [base.__module__ for base in cls.__mro__ if BaseException not in base.__mro__]
+            self.errors.append(f"{cls.__module__}.{cls.__qualname__} {' '.join(sorted(set(bases)))}")
+
+
+def packed(value: Any) -> str:
+    return base64.b64encode(values.pack(value)).decode()
 
 
 def imported(name: str) -> None:

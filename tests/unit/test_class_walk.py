@@ -74,6 +74,9 @@ def walked(modules: tuple[str, ...]) -> dict[str, Any]:
 
 def check(found: dict[str, Any]) -> None:
     assert found["events"] == [], "a batch opens, imports and starts nothing"
+    assert {"builtins.ValueError builtins", "builtins.OSError builtins"} <= set(found["errors"])
+    others = {base for error in found["errors"] for base in error.split()[1:]}
+    assert others <= {"builtins", "abc", "typing", "collections.abc", "_collections_abc"}, "of errors"
     created = found["created"]
     assert {"collections.OrderedDict"} <= set(created["MAPPING"]), "the walk's batches are whole"
     for way, names in created.items():

@@ -6,9 +6,10 @@ import io
 import json
 import os
 import sys
+import threading
 import traceback
 import types
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from dataloaderjob.core.errors import (
     UserCodeError,
 )
 from dataloaderjob.core.frames import Ticket
-from dataloaderjob.making.failures import MAX_TRACEBACK_NBYTES, pack_failure, unpack_failure
+from dataloaderjob.making.failures import MAX_TRACEBACK_NBYTES, _plain, pack_failure, unpack_failure
 from dataloaderjob.making.fetcher import Fetcher
 from dataloaderjob.trainer.session import taking
 
@@ -164,7 +165,6 @@ def test_a_unicode_error_arrives() -> None:
     "error",
     [
         pytest.param(KeywordOnly(needed=object()), id="cannot-be-built"),
-        pytest.param(Frozen("text"), id="takes-no-note"),
         pytest.param(SystemExit(3), id="would-end-the-process"),
         pytest.param(type("Local", (Exception,), {"__module__": "not_there"})("text"), id="not-there"),
     ],
@@ -174,6 +174,70 @@ def test_error_that_cannot_be_rebuilt_arrives_as_user_code_error(error: BaseExce
     assert type(found) is UserCodeError
     assert type(error).__qualname__ in str(found)
     assert "raised for index 17 in feeder-0" in str(found)
+
+
+def test_error_that_forbids_attributes_arrives_with_its_note() -> None:
+    found = travelled(Frozen("text"))
+    assert (type(found), str(found)) == (Frozen, "text")
+    assert "raised for index 17" in found.__notes__[0]
+
+
+class Acting(Exception):
+    """Would act on what a feeder gives it."""
+
+    ran: ClassVar[list[str]] = []
+
+    def __new__(cls, *args: Any) -> Any:
+        cls.ran.append("__new__")
+        return super().__new__(cls, *args)
+
+    def __init__(self, *args: Any) -> None:
+        self.ran.append("__init__")
+        super().__init__(*args)
+
+    def __setstate__(self, state: Any) -> None:
+        self.ran.append("__setstate__")
+
+    @property
+    def where(self) -> str:
+        return "here"
+
+    @where.setter
+    def where(self, value: str) -> None:
+        self.ran.append("setter")
+
+
+class OwnThread(threading.Thread, Exception):
+    """More than an error."""
+
+
+def test_an_error_is_made_without_code_of_its_class() -> None:
+    forged = json.loads(raised_by(ValueError("text", 1)))
+    forged |= {
+        "type": [__name__, "Acting"],
+        "text": "('text', 1)",
+        "attributes": _plain({"where": 1, "more": 2, "args": (3,)}),
+    }
+    found: Any = unpack_failure(json.dumps(forged).encode())
+    assert (type(found), found.args, found.more, found.where, Acting.ran) == (Acting, (3,), 2, "here", [])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ("urllib.error", "HTTPError"),
+        ("subprocess", "Popen"),
+        (__name__, "OwnThread"),
+        ("xml.sax.expatreader", "X"),
+    ],
+    ids=".".join,
+)
+def test_a_class_that_is_more_than_an_error_is_not_made(name: tuple[str, str]) -> None:
+    __import__(name[0].partition(".")[0])
+    loaded = set(sys.modules)
+    forged = json.loads(raised_by(ValueError("text"))) | {"type": name}
+    assert type(unpack_failure(json.dumps(forged).encode())) is UserCodeError
+    assert set(sys.modules) == loaded, "and nothing is imported for it"
 
 
 def test_stop_iteration_ends_the_loop_as_with_torch_s_workers() -> None:

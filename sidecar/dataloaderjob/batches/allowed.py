@@ -17,11 +17,12 @@ from __future__ import annotations
 import abc
 import collections
 import collections.abc
+import functools
 import sys
 import types
 import typing
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field
 from typing import Any
 
@@ -107,6 +108,24 @@ _GENERATED = frozenset(
 """Names that `@dataclass`, `namedtuple` and the interpreter put into a class."""
 _allowed: dict[int, tuple[weakref.ref[type], set[int]]] = {}
 """Classes that were allowed before, each with the foundations on which it was; all by id."""
+
+
+def remembered(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Returns the same rule, which is asked once for each class that it allows. By id, because hashing a class may run
+    code of its metaclass."""
+    known: dict[int, weakref.ref[type]] = {}
+
+    @functools.wraps(rule)
+    def allows(cls: type) -> bool:
+        before = known.get(id(cls))
+        if before is not None and before() is cls:
+            return True
+        found = rule(cls)
+        if found:
+            known[id(cls)] = weakref.ref(cls)
+        return found
+
+    return allows
 
 
 # Classes by name
@@ -211,6 +230,11 @@ def is_record(cls: type) -> bool:
 def is_factory(cls: type) -> bool:
     """True if a defaultdict of a batch may call this class to make missing values."""
     return _is_ordinary(cls) and (cls in _PLAIN_FACTORIES or is_users(cls))
+
+
+def is_abstract_or_users(cls: type) -> bool:
+    """True for a base that brings no foreign code: one of the user's own, or an abstract one without content."""
+    return _is_ordinary(cls) and (cls in _ABSTRACT or is_users(cls))
 
 
 def is_named(cls: type) -> bool:

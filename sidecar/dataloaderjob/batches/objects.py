@@ -89,6 +89,7 @@ def is_dataclass(item: object) -> bool:
 # Dataclasses and named tuples
 
 
+@allowed.remembered
 def is_namedtuple(cls: type) -> bool:
     """True for named tuples that a batch may bring."""
     return (
@@ -98,6 +99,7 @@ def is_namedtuple(cls: type) -> bool:
     )
 
 
+@allowed.remembered
 def is_dataclass_of_batches(cls: type) -> bool:
     """True for dataclasses that a batch may bring: those whose objects are fields and attributes."""
     bases = allowed.mro(cls)
@@ -330,6 +332,7 @@ def _subclass_of(base: Any) -> Carrier:
     return Carrier(take=_CONTENTS[base], make=make, fits=fits, attributes=True, shared=True)
 
 
+@allowed.remembered
 def _is_plain_class(cls: type) -> bool:
     """True if its objects consist only of their `__dict__`."""
     return (

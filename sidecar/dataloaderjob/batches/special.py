@@ -177,6 +177,7 @@ def way_of_array(a: np.ndarray[Any, Any]) -> str:
     raise StaysError(f" of dtype {a.dtype}")
 
 
+@allowed.remembered
 def is_tensor_subclass(cls: Any) -> bool:
     base = torch.nn.Parameter if torch.nn.Parameter in allowed.mro(cls) else torch.Tensor
     return (
@@ -186,6 +187,7 @@ def is_tensor_subclass(cls: Any) -> bool:
     )
 
 
+@allowed.remembered
 def is_array_subclass(cls: type) -> bool:
     return (
         allowed.is_allowed(cls, np.ndarray)

@@ -10,17 +10,16 @@ import contextlib
 import json
 import pickle
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from types import ModuleType, TracebackType
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType, TracebackType
 from typing import Any
 
+from dataloaderjob.batches import allowed
 from dataloaderjob.core import values
-from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError, UserCodeError
+from dataloaderjob.core.errors import DataLoaderJobError, InputError, RemoteProtocolError, UserCodeError
 from dataloaderjob.core.layout import ClassName
 from dataloaderjob.making.fetcher import SAMPLE, SampleError
-from dataloaderjob.shipping import user_code
 
 MAX_TRACEBACK_NBYTES = 48 * 1024
 _MAX_TEXT_NBYTES = 16 * 1024
@@ -210,28 +209,55 @@ def _unplain(data: str | None) -> Any:
 
 
 def _exception_class(module: str, qualname: str) -> type[Exception] | None:
+    """Returns the class if this process has imported it, and if its objects are errors and nothing else."""
     try:
-        cls = user_code.find_class(module, qualname)
-    except Exception:  # missing, or a user module whose import fails
+        cls = allowed.find(module, qualname)
+    except InputError:
         return None
     # Not BaseException: a SystemExit or KeyboardInterrupt in a feeder must not end this process.
-    return cls if issubclass(cls, Exception) else None
+    bases = allowed.mro(cls)
+    if Exception not in bases or allowed.static(cls, "__del__") is not None:
+        return None
+    is_error = all(BaseException in allowed.mro(base) or allowed.is_abstract_or_users(base) for base in bases)
+    return cls if is_error else None
 
 
 def _rebuild(cls: type[Exception], record: _Record) -> Exception | None:
-    """Returns an exception of `cls` with its note, or None."""
-    ways: list[Callable[[], Exception]] = []
-    if record.args is not None:
-        ways.append(partial(cls, *record.args))  # as unpickling does it
-        if record.complete:  # __init__ may expect arguments other than args, and need not run
-            ways.append(partial(cls.__new__, cls, *record.args))
-    ways.append(partial(cls, record.text))
-    for way in ways:
-        with contextlib.suppress(Exception):  # user code
-            made = way()
-            made.__setstate__(record.attributes)
+    """Returns an exception of `cls` with its note, or None.
+
+    Only the code of Python's own exception classes runs, because content from a feeder could make others act.
+    """
+    base = next(one for one in allowed.mro(cls) if one.__module__ == "builtins")
+    if not record.complete and _has_init(cls):  # it would lack what its own __init__ gave it
+        return None
+    for args in (record.args, (record.text,)):
+        if args is None:
+            continue
+        with contextlib.suppress(Exception):  # other arguments than the class takes; the user's __str__
+            made: Any = base.__new__(cls, *args)
+            initialise: Any = allowed.static(base, "__init__")
+            initialise(made, *args)
+            _set_attributes(made, record.attributes)
             same = _text(made) == record.text
-            if isinstance(made, cls) and (same or way is ways[-1]):
-                made.add_note(record.details if same else f"{record.text}\n\n{record.details}")
-                return made
+            if same or args is not record.args:
+                made.__dict__["__notes__"] = [
+                    record.details if same else f"{record.text}\n\n{record.details}"
+                ]
+                return made  # type: ignore[no-any-return]
     return None
+
+
+def _has_init(cls: type) -> bool:
+    """True if a class gives its objects attributes by code of its own."""
+    return isinstance(allowed.static(cls, "__init__"), FunctionType)
+
+
+def _set_attributes(made: Any, attributes: Mapping[str, Any]) -> None:
+    """Sets attributes without a property's setter or `__setattr__`; those of Python's own classes, as they do it."""
+    for name, value in attributes.items():
+        found = allowed.static(type(made), name)
+        if isinstance(found, MemberDescriptorType | GetSetDescriptorType):
+            if found.__objclass__.__module__ == "builtins" and not name.startswith("__"):
+                found.__set__(made, value)
+        elif not name.startswith("__"):
+            made.__dict__[name] = value
