@@ -336,6 +336,11 @@ def unpack_ticket(data: bytes | memoryview) -> Ticket:
     raise RemoteProtocolError(f"key form {key_form} is not known here")
 
 
+def has_pickled_keys(data: bytes | memoryview) -> bool:
+    """True if unpacking a ticket loads a pickle, which is code. Raises RemoteProtocolError if it is no ticket."""
+    return _ticket_head(data)[3] in (KeyForm.PICKLED, KeyForm.ITEMS)
+
+
 def with_draws(data: bytes, draws: int) -> bytes:
     """Returns the packed ticket with the number of iterators that the dataset's generators have served before."""
     return data[:_DRAWS_AT] + _DRAWS.pack(draws & MAX_DRAWS) + data[_DRAWS_AT + _DRAWS.size :]

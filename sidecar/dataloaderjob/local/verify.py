@@ -101,8 +101,9 @@ def _explain(found: Difference, a: Record, b: Record, trusted: Collection[str]) 
         return [f"next() raised an error in {failed[0]}, and returned a batch in the other"]
     left, right = one.piece.ticket(one.row), other.piece.ticket(other.row)
     try:
-        _check_owners((a, b), trusted)  # keys may be pickles
-    except InputError as exc:
+        if any(map(frames.has_pickled_keys, (left, right))):
+            _check_owners((a, b), trusted)
+    except (InputError, RemoteProtocolError) as exc:
         return [f"the batches differ, and how is unknown: {exc}"]
     if left[frames.TICKET_HEAD_NBYTES :] != right[frames.TICKET_HEAD_NBYTES :]:
         said = _other_keys(left, right)
@@ -111,7 +112,7 @@ def _explain(found: Difference, a: Record, b: Record, trusted: Collection[str]) 
     lines = ["the keys are the same, and the content differs"]
     if frames.base_seed_of(left) != frames.base_seed_of(right):
         lines.append("the seeds differ: check torch.manual_seed and the loader's generator")
-    return lines + _compare_content(a, one, b, other)
+    return lines + _compare_content(a, one, b, other, trusted)
 
 
 def _check_owners(records: Iterable[Record], trusted: Collection[str]) -> None:
@@ -143,11 +144,17 @@ def _same(x: Any, y: Any) -> bool:
         return False
 
 
-def _compare_content(a: Record, one: Recorded, b: Record, other: Recorded) -> list[str]:
+def _compare_content(
+    a: Record, one: Recorded, b: Record, other: Recorded, trusted: Collection[str]
+) -> list[str]:
     """Makes both batches again. Names the leaf that differs, and any batch that is no longer what was consumed."""
     from dataloaderjob.batches.differences import first_difference as difference_of
 
     lines, bodies = [], []
+    try:
+        _check_owners((a, b), trusted)
+    except InputError as exc:
+        return [f"the leaf is unknown: {exc}"]
     for record, batch in ((a, one), (b, other)):
         try:
             (result,) = remake(record, [batch], bodies=True)
