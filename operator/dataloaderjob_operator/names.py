@@ -45,7 +45,7 @@ def unique(namespace: str, job: str, uid: str) -> str:
 
 def key_secret(job: str, uid: str) -> str:
     """Names the Secret with the job's keys. No other job has it, not even an earlier one of the same name."""
-    return f"{job}-key-{uid[:8]}"
+    return f"{job}-keys-{uid[:8]}"
 
 
 def settings_map(job: str, content: str) -> str:
@@ -138,8 +138,8 @@ def metadata(
 
 
 def job_key(root: bytes, uid: str) -> bytes:
-    """Derives the key of connections between sidecars, feeders and supervisor, 32 bytes. Raises ValueError if the root
-    key is too short."""
+    """Derives the key from which those of sidecars, feeders and controllers follow (`dataloaderjob.core.keys`), 32
+    bytes. Raises ValueError if the root key is too short."""
     return _derive(root, "links", uid)
 
 

@@ -126,7 +126,7 @@ def test_supervisor_reports_all_keys_that_each_release_reads(release: Path):
 def test_a_sidecar_understands_the_supervisor_of_each_release(release: Path):
     client = SupervisorClient(("", 0), key=KEY, job="j", name="s", store=None)  # type: ignore[arg-type]
     assert client._message(known(release, "feeders.json"))
-    assert client.feeders == [Endpoint("feeder-0", "i0", "10.0.0.1", 7001)]
+    assert client.feeders == [Endpoint("feeder-0", "i0", "10.0.0.1", 7001, (b"l" * 32).hex())]
     assert client.desired == 2
 
 

@@ -23,7 +23,7 @@ SUPERVISOR = SupervisorStatus(desired=1, ready=1, ray=RAY)
 HEAD, FEEDERS = ("Deployment", "mnist-head"), ("Deployment", "mnist-feeders")
 TRAINERS = ("Job", "mnist-trainers-0")
 BASE = {
-    ("Secret", "mnist-key-u"),
+    ("Secret", "mnist-keys-u"),
     ("Service", "mnist-head"),
     ("Service", "mnist-trainers"),
     ("NetworkPolicy", "mnist-head"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 from typing import Any
@@ -11,6 +12,8 @@ from manifests import manifest
 
 from dataloaderjob.api import DataLoaderJob, parse_object
 from dataloaderjob.api.job import MAX_NAME_LENGTH
+from dataloaderjob.core import keys
+from dataloaderjob.core.keys import Holder
 from dataloaderjob.core.settings import RayTuning, SidecarSettings
 from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.kinds import keep_template, manifest_to_send, sealed
@@ -58,7 +61,7 @@ def template_hash(child: dict[str, Any]) -> str:
 def test_children_of_a_job_and_their_names_are_deterministic():
     assert children() == children()
     assert set(children()) == {
-        "Secret/mnist-key-u-1",
+        "Secret/mnist-keys-u-1",
         "ConfigMap/head",
         "ConfigMap/feeder",
         "ConfigMap/trainer",
@@ -132,11 +135,27 @@ def test_settings_files_match_the_processes_settings_classes():
 
 
 def test_recreated_secret_has_the_same_bytes_and_differs_between_jobs():
-    first, again = children()["Secret/mnist-key-u-1"], children()["Secret/mnist-key-u-1"]
-    other = children({"metadata.uid": "u-2"})["Secret/mnist-key-u-2"]
+    first, again = children()["Secret/mnist-keys-u-1"], children()["Secret/mnist-keys-u-1"]
+    other = children({"metadata.uid": "u-2"})["Secret/mnist-keys-u-2"]
     assert first == again
     assert not set(first["data"].values()) & set(other["data"].values())
-    assert len(set(first["data"].values())) == 2
+    assert len(set(first["data"].values())) == 4
+
+
+def test_pods_of_a_role_get_that_roles_keys_only():
+    made = children()
+    data = {name: base64.b64decode(value) for name, value in made["Secret/mnist-keys-u-1"]["data"].items()}
+    job_key, token = data["links"], data["ray"]
+    found = {}
+    for workload in ("Deployment/mnist-head", "Deployment/mnist-feeders", "Job/mnist-trainers-0"):
+        volumes = [v for v in pod(made[workload])["volumes"] if "secret" in v]
+        assert [v["secret"]["secretName"] for v in volumes] == ["mnist-keys-u-1"]
+        found[workload] = {item["path"]: data[item["key"]] for item in volumes[0]["secret"]["items"]}
+    assert found == {
+        "Deployment/mnist-head": {"links": job_key, "ray": token},
+        "Deployment/mnist-feeders": {"links": keys.derive(job_key, Holder.FEEDER), "ray": token},
+        "Job/mnist-trainers-0": {"links": keys.derive(job_key, Holder.SIDECAR)},
+    }
 
 
 def test_the_sidecar_is_a_native_sidecar_before_the_users_init_containers():

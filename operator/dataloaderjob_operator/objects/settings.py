@@ -21,6 +21,8 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
 from dataloaderjob.api.job import MANAGED_BY
 from dataloaderjob.api.pods import PodTemplate
+from dataloaderjob.core import keys
+from dataloaderjob.core.keys import Holder
 from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest, digest
@@ -42,6 +44,7 @@ HOST_PORTS = range(20_000, 28_000, 2)
 """First ports of port pairs for trainers on the host network. They are below the ranges for Services and outgoing
 connections, and avoid dcgm-exporter's port (9400) and other jobs' torchrun."""
 JOB_KEY = "links"
+"""File with the key of a pod's role; in the Secret, the job's own key."""
 COUNT_FILE = "feeders"
 """File with the current number of feeders, the only setting of the head that changes while it runs."""
 RAY_TOKEN = "ray"  # noqa: S105  the name of a file
@@ -125,11 +128,13 @@ def cluster_domain(resolv_conf: str) -> str:
 
 
 def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
-    """Builds the Secret that holds both of the job's keys."""
+    """Builds the Secret that holds the job's keys. `key_items` selects those that a role's pods get."""
     uid = job.metadata.uid or ""
     metadata = names.metadata(job, names.key_secret(job.name, uid))
+    key = names.job_key(setup.root_key, uid)
     values = {
-        JOB_KEY: names.job_key(setup.root_key, uid),
+        JOB_KEY: key,
+        **{holder.value: keys.derive(key, holder) for holder in (Holder.FEEDER, Holder.SIDECAR)},
         RAY_TOKEN: names.ray_token(setup.root_key, uid).encode(),
     }
     return {
@@ -140,6 +145,16 @@ def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
         "immutable": True,
         "data": {name: base64.b64encode(value).decode() for name, value in values.items()},
     }
+
+
+def key_items(role: names.Role) -> list[Manifest]:
+    """Selects the keys that a role's pods get. The role's own key is at the same path everywhere."""
+    own, more = {
+        names.Role.HEAD: (JOB_KEY, [RAY_TOKEN]),
+        names.Role.FEEDER: (Holder.FEEDER.value, [RAY_TOKEN]),
+        names.Role.TRAINER: (Holder.SIDECAR.value, []),
+    }[role]
+    return [{"key": own, "path": JOB_KEY}, *({"key": name, "path": name} for name in more)]
 
 
 def config_map(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> Manifest:

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from pydantic import ValidationError
 
 from dataloaderjob.api.status import LoaderStatus
-from dataloaderjob.core import sockets, supervision
+from dataloaderjob.core import keys, sockets, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError
+from dataloaderjob.core.keys import KeyOf
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide import supervisor_status
 from dataloaderjob_operator.decide.observed import METRICS_EVERY_S, SupervisorStatus, has_condition, leaving
@@ -68,6 +69,10 @@ class Head:
     address: str
     job: str
     key: bytes
+
+    @property
+    def keys(self) -> KeyOf:
+        return keys.of_job(self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +268,7 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
     """
     reader, writer = await asyncio.open_connection(head.address, port)
     try:
-        handshake = sockets.ClientHandshake(head.key, role="control", name="operator", job=head.job)
+        handshake = sockets.ClientHandshake(head.keys, role="control", name="operator", job=head.job)
         while not handshake.done:
             writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
         writer.write(sockets.pack_message({"type": "status", "brief": True}))

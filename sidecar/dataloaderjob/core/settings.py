@@ -110,7 +110,7 @@ class SidecarSettings(LoaderSettings):
     socket: str
     """Path of the Unix socket that trainers connect to; at most 107 bytes."""
     key_path: str
-    """File with the job's key, shared with feeders and supervisor."""
+    """File with the sidecars' key (`core.keys`)."""
     blobs: str
     """Folder of user code and data, shared with the trainers, which write it."""
     supervisor_host: str | None = None
@@ -183,7 +183,7 @@ class FeederSettings:
     num_feeders: int = 1
     """Feeders of the job when this one was placed; `get_worker_info().num_workers`."""
     key_path: str
-    """File with the job's key, 32 bytes or more."""
+    """File with the feeders' key (`core.keys`)."""
     blob_folder: str
     """Folder shared by the feeders of one node."""
     supervisor_host: str | None = None
@@ -213,6 +213,7 @@ class SupervisorSettings:
 
     job: str
     key_path: str
+    """File with the job's key."""
     blob_folder: str
     """The supervisor's own folder, with the uploads for other nodes."""
     provider: str = "ray"
@@ -232,7 +233,7 @@ class SupervisorSettings:
     """Host at which feeders find this supervisor."""
     feeder_blob_folder: str
     feeder_key_path: str | None = None
-    """Path of the key on feeders' nodes; None: the same path as here."""
+    """Path of the feeders' key on their nodes; None: the path of the job's key here."""
     feeder_bind_host: str = "127.0.0.1"
     feeder_advertise_host: str | None = None
     feeder_resources: dict[str, float] = field(default_factory=lambda: {"feeder": 1.0})
@@ -299,7 +300,7 @@ def _made(kind: type[T], found: Any, path: Path, unknown: list[str], inside: str
 
 
 def read_key(path: str | Path) -> bytes:
-    """Reads the job's key. Raises InputError if it is missing or too short."""
+    """Reads a key. Raises InputError if it is missing or too short."""
     try:
         key = Path(path).read_bytes()
     except OSError as exc:

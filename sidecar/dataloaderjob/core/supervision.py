@@ -1,22 +1,23 @@
 """The supervisor's messages, by sender, over its one port. JSON, after the handshake of `core.sockets`.
 
-The role in the handshake states the purpose of a connection:
+The role in the handshake states the purpose of a connection, and requires that role's key (`core.keys`):
 
-sidecar   s -> c  {"type": "feeders", "feeders": [{"name", "instance", "host", "port"}], "desired": n,
-                   "notes": [...], "out_of_memory": [name]}  right after the handshake and at every change
+sidecar   s -> c  {"type": "feeders", "feeders": [{"name", "instance", "host", "port", "link"}], "desired": n,
+                   "notes": [...], "out_of_memory": [name]}  right after the handshake and at every change.
+                   "link" is the wrapped key for connections to that process
           c -> s  {"type": "metrics", "metrics": {counter: n}, "receivers": n, "failures": [failure]}   every second and
                    at a failure; the last one of each sidecar is kept. A failure, {"rank", "feeder", "reason", "text"},
                    is reported until its trainer has taken a batch after it
           c -> s  {"type": "have", "digest", "nbytes"}  this sidecar can upload that blob
-          s -> c  {"type": "want", "digest"}            upload it, over a connection of its own
+          s -> c  {"type": "want", "digest"}            upload it, over a connection of role "upload"
           c -> s  {"type": "replace", "name", "instance", "reason"}   that feeder process hangs
-feeder    c -> s  {"type": "ready", "host", "port", "instance", "pid", "node", "session"}
+feeder    c -> s  {"type": "ready", "host", "port", "instance", "pid", "node", "session", "link"}
           s -> c  {"type": "drain"}                     no longer listed: report when nothing is owed to anybody
           c -> s  {"type": "drained"}
           c -> s  {"type": "trouble", "cause", "why"}   it serves, but something is wrong
           c -> s  {"type": "ended", "cause", "why"}     the only message, from the feeder's starter: how it ended
-blob      c -> s  {"type": "blob", "digest", "nbytes"}, then the bytes;  s -> c  {"type": "stored"}
-          c -> s  {"type": "get", "digest", "nbytes", "host", "port"}   a feeder, which serves the blob there
+upload    c -> s  {"type": "blob", "digest", "nbytes"}, then the bytes;  s -> c  {"type": "stored"}
+blob      c -> s  {"type": "get", "digest", "nbytes", "host", "port"}   a feeder, which serves the blob there
           s -> c  {"type": "blob", "digest", "nbytes"}, then the bytes, or {"type": "gone"}: nobody has it now; or
                   {"type": "peer", "host", "port"}: a feeder that answers the same "get" with the blob
           c -> s  {"type": "stored"}, or "get" once more: that feeder does not have it
@@ -45,7 +46,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from dataloaderjob.core import sockets
+from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
 from dataloaderjob.core.processes import signal_name
 
@@ -93,11 +94,11 @@ LASTING = frozenset({Cause.REGISTER_TIMEOUT, Cause.FAILS, Cause.REFUSED, Cause.O
 
 
 def ask(
-    host: str, port: int, key: bytes, *, job: str, message: dict[str, Any], timeout_s: float = 10.0
+    host: str, port: int, job_key: bytes, *, job: str, message: dict[str, Any], timeout_s: float = 10.0
 ) -> dict[str, Any]:
     """Sends one request as a control client. Raises OSError, ProtocolError, and ServiceError if it is refused."""
     with sockets.connect(
-        (host, port), key, role="control", name="control", job=job, timeout_s=timeout_s
+        (host, port), keys.of_job(job_key), role="control", name="control", job=job, timeout_s=timeout_s
     ) as sock:
         sock.settimeout(timeout_s)
         sockets.send_message(sock, message)

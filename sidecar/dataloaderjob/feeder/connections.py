@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from dataloaderjob.core import frames, sockets
+from dataloaderjob.core import frames, keys, sockets
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, FrameKind, Header
 from dataloaderjob.core.processes import Backoff
@@ -308,8 +308,9 @@ class Registration:
     """
 
     def __init__(
-        self, settings: FeederSettings, *, host: str, port: int, instance: str, idle: Callable[[], bool]
-    ) -> None:
+        self, settings: FeederSettings, *, host: str, port: int, instance: str, link_key: bytes,
+        idle: Callable[[], bool],
+    ) -> None:  # fmt: skip
         self._settings, self._idle = settings, idle
         self._key = read_key(settings.key_path)
         self._ready = {
@@ -320,6 +321,7 @@ class Registration:
             "pid": os.getpid(),
             "node": settings.node,
             "session": settings.session,
+            "link": keys.wrap(self._key, link_key, instance),
         }
         self._trouble: dict[str, Any] | None = None
         """The latest trouble not yet reported."""

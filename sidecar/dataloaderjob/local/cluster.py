@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dataloaderjob.core import folders, places
+from dataloaderjob.core import folders, keys, places
 from dataloaderjob.core.errors import InputError, ServiceUnavailable
 from dataloaderjob.core.ipc import MAX_PATH_NBYTES
+from dataloaderjob.core.keys import Holder
 from dataloaderjob.core.settings import (
     LoaderSettings,
     RayTasks,
@@ -59,6 +60,8 @@ GRACE_S = 0.5
 """Time for Ray's processes to end; they have nothing to save."""
 REGISTER_MARGIN_S = 30.0
 LAST_WORDS = 5
+KEY = "key"
+"""File with the job's key, for the supervisor and for commands."""
 
 Show = Callable[[str, str, bool], None]
 """Called with the source, a line, and True for bad news or output on stderr."""
@@ -183,7 +186,9 @@ class LocalCluster:
         """
         self._reaper = self._start_reaper()
         with folders.room(self.home, InputError):
-            _write(self.home / "key", self._key)
+            _write(self.home / KEY, self._key)
+            for holder in (Holder.SIDECAR, Holder.FEEDER):
+                _write(self._key_of(holder), keys.derive(self._key, holder))
         self.tell(about)
         self._do(self.policy.start())
         self._forks = False
@@ -223,6 +228,10 @@ class LocalCluster:
         assert self._heads is not None  # noqa: S101  the policy knows heads only with Ray
         return self._heads
 
+    def _key_of(self, holder: Holder) -> Path:
+        """The file with a key that is derived from the job's."""
+        return self.home / f"{KEY}-{holder}"
+
     def _start_sidecar(self) -> None:
         if self._sidecar_over:
             return
@@ -234,7 +243,8 @@ class LocalCluster:
     def _sidecar_settings(self) -> SidecarSettings:
         plan = self.plan
         return SidecarSettings(
-            job=plan.job, socket=self.socket, key_path=str(self.home / "key"), blobs=str(self.home / "blobs"),
+            job=plan.job, socket=self.socket, key_path=str(self._key_of(Holder.SIDECAR)),
+            blobs=str(self.home / "blobs"),
             supervisor_host="127.0.0.1", supervisor_port=self._port.number, metrics_port=plan.metrics_port,
             private=True, **dataclasses.asdict(plan.loader),
         )  # fmt: skip
@@ -248,8 +258,9 @@ class LocalCluster:
         else:
             who = {"host_socket": str(self._host_socket), "init_timeout_s": HOST_UP_S}
         settings = SupervisorSettings(
-            job=plan.job, key_path=str(self.home / "key"), blob_folder=str(self.home / "blobs"),
-            feeder_blob_folder=str(self.home / "blobs"), provider=plan.provider,
+            job=plan.job, key_path=str(self.home / KEY), blob_folder=str(self.home / "blobs"),
+            feeder_key_path=str(self._key_of(Holder.FEEDER)), feeder_blob_folder=str(self.home / "blobs"),
+            provider=plan.provider,
             num_feeders=plan.num_feeders, state_path=str(self.home / "feeders.json"), port=self._port.number,
             ready_timeout_s=plan.tuning.worker_register_timeout_s + REGISTER_MARGIN_S,
             worker_register_timeout_s=plan.tuning.worker_register_timeout_s, **who,

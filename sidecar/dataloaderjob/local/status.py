@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import folders, ipc, sockets, supervision
+from dataloaderjob.core import folders, ipc, keys, sockets, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError
 from dataloaderjob.core.settings import read_key
 from dataloaderjob.core.supervision import COUNTERS, Rates
@@ -207,7 +207,7 @@ class Poller:
     def _connect(self) -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", self._port), timeout=TIMEOUT_S)
         try:
-            sockets.greet(sock, self._key, role="control", name="local", job=self._job)
+            sockets.greet(sock, keys.of_job(self._key), role="control", name="local", job=self._job)
         except BaseException:
             sock.close()
             raise

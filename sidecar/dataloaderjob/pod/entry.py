@@ -217,7 +217,7 @@ class HeadSettings:
     job: str
     """Unique name of the job (namespace/name/uid)."""
     key_path: str
-    """File with the job's key, at the same path in the feeders' pods unless `feeder_key_path` is set."""
+    """File with the job's key. Feeders' pods have the feeders' key at this path, unless `feeder_key_path` is set."""
     token_path: str
     """File with the token of the job's Ray."""
     host: str

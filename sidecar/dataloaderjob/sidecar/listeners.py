@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from dataloaderjob.core import ipc, sockets
+from dataloaderjob.core import acceptor, ipc, sockets
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, RemoteProtocolError, first_line
 
 MAX_REQUEST_NBYTES = 8192
@@ -82,10 +82,10 @@ class Listener(ABC, Generic[Peer]):
 
     def __init__(self, sock: socket.socket, select: selectors.BaseSelector, most: int) -> None:
         sock.setblocking(False)
-        self._sock, self._select, self._most = sock, select, sockets.most_guests(most)
+        self._sock, self._select, self._most = sock, select, acceptor.most_guests(most)
         self._peers: dict[Peer, None] = {}
         """Peers, the oldest first."""
-        self._reserve = sockets.Reserve()
+        self._reserve = acceptor.Reserve()
         select.register(sock, selectors.EVENT_READ, self._accept)
 
     @abstractmethod

@@ -87,6 +87,8 @@ class Endpoint(NamedTuple):
     pid: int = 0
     node: str = ""
     session: str = ""
+    link: str = ""
+    """The key for connections to it, wrapped for sidecars (`core.keys`)."""
 
 
 class Trouble(NamedTuple):

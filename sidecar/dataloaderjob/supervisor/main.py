@@ -24,6 +24,7 @@ from typing import Any
 
 from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError, ServiceError
+from dataloaderjob.core.processes import allow_all_files
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_key
 from dataloaderjob.core.sockets import address_text
 from dataloaderjob.core.supervision import Cause
@@ -139,7 +140,7 @@ class Supervisor:
         self._server = SupervisorServer(
             settings.bind_host,
             settings.port,
-            key=read_key(settings.key_path),
+            job_key=read_key(settings.key_path),
             job=settings.job,
             blob_folder=Path(settings.blob_folder),
             state=self,
@@ -182,7 +183,7 @@ class Supervisor:
             _exit(EXIT_FAILED)
 
     def _publish_forever(self) -> None:
-        """Publishes changes to sidecars, several at a time if they come fast: with 256 feeders, a list has 23 KB.
+        """Publishes changes to sidecars, several at a time if they come fast: with 256 feeders, a list has 50 KB.
         Feeders that drain are notified after the sidecars."""
         published = -1
         while True:
@@ -307,18 +308,20 @@ class Supervisor:
             self._feeders.drained(name, instance, time.monotonic())
             self._changed.notify_all()
 
-    def replace(self, name: str, instance: str, reason: str, witness: Witness | None = None) -> None:
+    def replace(self, name: str, instance: str, reason: str, witness: Witness | None = None) -> bool:
         """A receiver reports that a feeder hangs. With a `witness` it cannot connect to the feeder. This is believed if
-        most receivers report it: a feeder that is connected here may be cut off from only one of them."""
+        most receivers report it: a feeder that is connected here may be cut off from only one of them. Returns True if
+        the feeder is replaced."""
         with self._changed:
             if witness is not None and not self._most_agree(instance, witness):
                 log.info("%s (%s) is %s, says %s", name, instance, reason, "/".join(witness))
-                return
+                return False
             instructions = self._feeders.replace(name, instance, reason, time.monotonic())
             self._urgent += instructions
             self._changed.notify_all()
         if instructions:
             log.warning("%s (%s) is replaced: %s", name, instance, reason)
+        return bool(instructions)
 
     def _most_agree(self, instance: str, witness: Witness) -> bool:
         now = time.monotonic()
@@ -342,7 +345,7 @@ class Supervisor:
             return {
                 "type": "feeders",
                 "feeders": [
-                    {"name": e.name, "instance": e.instance, "host": e.host, "port": e.port}
+                    {"name": e.name, "instance": e.instance, "host": e.host, "port": e.port, "link": e.link}
                     for e in self._feeders.listed()
                 ],
                 "desired": self._feeders.desired,
@@ -380,7 +383,7 @@ class Supervisor:
                     "why": member.told[1],
                     "cause": member.told[0],
                     "host": member.host,
-                    **({} if member.endpoint is None else member.endpoint._asdict()),
+                    **_shown(member.endpoint),
                 }
                 for _, member in sorted(self._feeders.members.items())
             ]
@@ -424,6 +427,13 @@ def _read_desired(path: Path, default: int) -> int:
         return default
 
 
+def _shown(endpoint: Endpoint | None) -> dict[str, Any]:
+    """Returns the part of a status about a process that has reported: all but its key."""
+    found = {} if endpoint is None else endpoint._asdict()
+    found.pop("link", None)
+    return found
+
+
 def _write_desired(path: Path, desired: int) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps({"feeders": desired}))
@@ -434,6 +444,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="keeps the feeders of one job in place")
     parser.add_argument("--settings", type=Path, required=True, help="JSON file of SupervisorSettings")
     logging.basicConfig(format="supervisor: %(levelname)s %(message)s", level=logging.INFO)
+    allow_all_files()  # a connection for each sidecar and feeder, and strangers' connections
     try:
         supervisor = Supervisor(load(SupervisorSettings, parser.parse_args().settings))
     except (DataLoaderJobError, OSError) as exc:

@@ -70,7 +70,9 @@ def tell_ended(settings: FeederSettings, why: str) -> None:
     if settings.supervisor_host is None:
         return
     address, key = (settings.supervisor_host, settings.supervisor_port), read_key(settings.key_path)
-    with sockets.connect(address, key, role="feeder", name=settings.name, job=settings.job) as sock:
+    with sockets.connect(
+        address, key, role="feeder", name=settings.name, job=settings.job, versions=sockets.BY_ROLE
+    ) as sock:
         sockets.send_message(sock, {"type": "ended", "cause": Cause.OUT_OF_MEMORY.value, "why": why})
 
 
