@@ -14,7 +14,8 @@ from kubernetes.aio import client as kubernetes
 from kubernetes.aio import config
 
 from dataloaderjob.api.job import API_VERSION, KIND
-from dataloaderjob_operator.decide.observed import UNKNOWN, Key
+from dataloaderjob.core.texts import UNKNOWN
+from dataloaderjob_operator.decide.observed import Key
 from dataloaderjob_operator.kinds import KINDS, Manifest
 from dataloaderjob_operator.monitoring import Metrics
 from dataloaderjob_operator.names import MANAGER

@@ -285,8 +285,8 @@ class Hostile:
 
     def __init__(self, job: Job, nbytes: int) -> None:
         self.asked = 0
-        head = b'{"type":"status","desired":0,"ready":0,"feeders":['
-        self._data = head + b"{}," * ((nbytes - len(head) - 4) // 3) + b"{}]}"
+        head = b'{"type":"status","desired":0,"ready":0,"feeders":[{}],"x":"'
+        self._data = head + b"x" * (nbytes - len(head) - 2) + b'"}'
         self._job, self._key = job, names.job_key(ROOT, job.uid)
         self.head = supervisor_poller.Head("127.0.0.1", names.unique(*KEY, job.uid), self._key)
 

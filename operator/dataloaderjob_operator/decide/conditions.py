@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob.core.supervision import LASTING
+from dataloaderjob.core.texts import clean
 from dataloaderjob_operator.decide import restarts
 from dataloaderjob_operator.decide.health import WAITS, ConditionState, Health
 from dataloaderjob_operator.decide.observed import (
@@ -19,7 +20,6 @@ from dataloaderjob_operator.decide.observed import (
     Trainers,
     parse_time,
     show_time,
-    shown,
 )
 from dataloaderjob_operator.decide.queueing import Queue
 from dataloaderjob_operator.decide.restarts import FailureKind, Tally
@@ -358,7 +358,7 @@ def _condition(
     refused_texts: frozenset[str],
 ) -> Condition:  # fmt: skip
     """Makes one condition. Its text is safe for the API server and for a terminal, whatever its source."""
-    old, message = before.condition(kind), shown(state.message, MAX_MESSAGE)
+    old, message = before.condition(kind), clean(state.message, MAX_MESSAGE)
     return Condition(
         type=kind, status=state.status, reason=reason_word(state.reason),
         message=WITHHELD if message in refused_texts else message, observed_generation=generation,

@@ -15,6 +15,7 @@ from enum import StrEnum
 from dataloaderjob.api import KIND
 from dataloaderjob.api.job import API_VERSION, MANAGED_BY, Metadata
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
+from dataloaderjob.core.texts import clean
 from dataloaderjob_operator.decide.conditions import FAULTS, STARTS
 from dataloaderjob_operator.decide.observed import show_time
 from dataloaderjob_operator.kinds import Manifest
@@ -125,8 +126,8 @@ def events_of(before: Status, after: Status) -> tuple[JobEvent, ...]:
 
 
 def cut(text: str, nbytes: int) -> str:
-    """Cuts text to at most `nbytes` bytes of UTF-8, at the end of a character."""
-    return text.encode(errors="replace")[:nbytes].decode(errors="ignore")
+    """Returns clean text of at most `nbytes` bytes of UTF-8, cut at the end of a character."""
+    return clean(text, nbytes + 1).encode(errors="replace")[:nbytes].decode(errors="ignore")
 
 
 def unknown_fields(doubts: Sequence[str], generation: int) -> JobEvent:

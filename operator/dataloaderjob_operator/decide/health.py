@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from dataloaderjob.core.texts import clean
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.observed import (
     MAX_TROUBLE,
@@ -25,7 +26,6 @@ from dataloaderjob_operator.decide.observed import (
     has_condition,
     leaving,
     node_silent_since,
-    one_line,
     parse_time,
     role_of,
     trouble_of,
@@ -199,7 +199,7 @@ def meaning(query: EventQuery, events: Iterable[Mapping[str, Any]]) -> Trouble |
         text = pattern.sub(instead, text)
     if query.kind == "Job":  # only trainers have a Job
         text = with_field(text, Role.TRAINER)
-    return Trouble(query.name, "", known, one_line(text, MAX_TROUBLE), kind=query.kind.replace("Pod", "pod"))
+    return Trouble(query.name, "", known, clean(text, MAX_TROUBLE), kind=query.kind.replace("Pod", "pod"))
 
 
 _Diagnosed = Sequence[tuple[Manifest, Trouble | None]]

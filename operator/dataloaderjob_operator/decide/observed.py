@@ -14,6 +14,7 @@ from typing import Any
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.status import DataLoaderJobStatus, RayStatus
 from dataloaderjob.core.supervision import Rates
+from dataloaderjob.core.texts import clean
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.resource_fields import want_of_memory
 from dataloaderjob_operator.kinds import Manifest
@@ -50,9 +51,6 @@ _OWN_LIMIT = re.compile(r"\bexceed(s|ed) (the|its)\b.*\b(limit|local ephemeral s
 """The kubelet's message for an eviction that is the pod's own fault: a volume or its disk exceeds its limit."""
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-UNKNOWN = "\ufffd"
-"""Unicode's replacement character."""
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uffff]+")
 KILLED_S = 60.0
 """Seconds for which an out-of-memory kill of a container is reported."""
 CAUSED_S = 60.0
@@ -242,18 +240,6 @@ def show_time(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def shown(text: str, most: int) -> str:
-    """Makes text safe to display, with at most `most` characters: replaces control characters and invalid characters.
-    A second application changes nothing."""
-    return _CONTROLS.sub(UNKNOWN, text)[:most]
-
-
-def one_line(text: str, most: int) -> str:
-    """Joins text into one line of at most `most` characters plus an ellipsis."""
-    line = " ".join(str(text).split())
-    return line if len(line) <= most else f"{line[:most]}…"
-
-
 def first_trouble(found: Iterable[Trouble | None]) -> Trouble | None:
     """Chooses the trouble to report: pods that the node or cluster ended come before pods that failed on their own,
     then the earliest in time, then the first pod by name. This order keeps the text stable."""
@@ -288,7 +274,7 @@ def _trouble(
     pod: Pod, container: str, reason: str, message: str, ended_at: datetime | None = None, *,
     is_root: bool = False, is_disruption: bool = False,
 ) -> Trouble:  # fmt: skip
-    name, text = str(pod["metadata"]["name"]), one_line(message, MAX_TROUBLE)
+    name, text = str(pod["metadata"]["name"]), clean(message, MAX_TROUBLE)
     return Trouble(
         name, container, reason, text, ended_at=ended_at, is_root=is_root, is_disruption=is_disruption
     )

@@ -49,6 +49,7 @@ from typing import Any
 from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
 from dataloaderjob.core.processes import signal_name
+from dataloaderjob.core.texts import clean
 
 MAX_FEEDERS = 4096
 """Maximum number of feeders that a supervisor keeps for one job."""
@@ -67,6 +68,7 @@ Readings = Mapping[str, Mapping[str, int]]
 """Metrics by sidecar."""
 FIELDS = ("feeder", "reason", "text")
 MAX_TEXT = 400
+MAX_NAME = 253
 MODULE_MISSING = "ModuleMissing"
 USER_CODE = "UserCodeFailed"
 UNKNOWN = "BatchFailed"
@@ -156,7 +158,7 @@ def ended_text(code: int, words: str, memory: str = "") -> str:
             words = "memory may have run out, check the kernel's log"
     else:
         how = f"ended with code {code}"
-    return f"its process {how}: {words or 'it said nothing'}"
+    return f"its process {how}: {clean(words, MAX_TEXT) or 'it said nothing'}"
 
 
 def text(message: dict[str, Any], field: str) -> str:
@@ -247,9 +249,8 @@ def failure_passed(failed: tuple[int, int], stream: int, awaited: int) -> bool:
 
 
 def _line(feeder: str, reason: str, text: str) -> dict[str, str]:
-    text = " ".join(text.split())
     return {
-        "feeder": feeder,
-        "reason": reason,
-        "text": text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…",
+        "feeder": clean(feeder, MAX_NAME),
+        "reason": clean(reason, MAX_NAME),
+        "text": clean(text, MAX_TEXT),
     }

@@ -24,6 +24,7 @@ from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.blobs import SLOTS, Bundle
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.frames import Flag, FrameKind, Header, base_seed_of
+from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import SEE_OUTPUT, allow_all_files, end_as
 from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.core.sockets import DATA, new_key, on_machine
@@ -409,7 +410,7 @@ def main(
     settings: FeederSettings, requests: socket.socket, ready_fd: int | None, *, relayed: bool
 ) -> NoReturn:
     """Runs a feeder's process, which the host forked. `ready_fd`: descriptor on which to report that it serves."""
-    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, force=True)
+    log_lines("%(levelname)s %(message)s")
     end_as(lambda: _serve(settings, requests, ready_fd, relayed=relayed))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from dataloaderjob import __version__
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
 from dataloaderjob.core.supervision import MAX_FEEDERS
+from dataloaderjob.core.texts import clean_lines
 from dataloaderjob.providers.provider import NAMES as PROVIDERS
 
 EXIT_INPUT = 2
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 sys.stdout.flush()
         return code
     except (DataLoaderJobError, OSError) as exc:
-        sys.stderr.write(f"dataloaderjob: {exc}\n")
+        sys.stderr.write(f"dataloaderjob: {clean_lines(exc)}\n")
         return EXIT_INPUT if isinstance(exc, InputError) else int(args.failed)
     except Exception:  # user code in a record, or an error of ours
         traceback.print_exc()

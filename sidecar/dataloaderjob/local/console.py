@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TextIO
 
 from dataloaderjob.core import supervision
 from dataloaderjob.core.supervision import Rates
+from dataloaderjob.core.texts import clean
 from dataloaderjob.local.status import History, LiveRun
 
 HELD_S = 0.1
@@ -188,7 +189,7 @@ def table_of(job: str, history: History, *, desired: int | None = None, notes: S
 def feeder_rows(supervisor: Mapping[str, Any]) -> tuple[FeederRow, ...]:
     """Makes a row for each feeder in a supervisor's status."""
     return tuple(
-        FeederRow(str(f["name"]), str(f["state"]), span(float(f["seconds"])), _one_line(f.get("why") or ""))
+        FeederRow(clean(f["name"]), clean(f["state"]), span(float(f["seconds"])), clean(f.get("why") or ""))
         for f in supervisor.get("feeders", ())
     )
 
@@ -218,7 +219,7 @@ def note_line(notes: Iterable[str], failures: Iterable[Mapping[str, Any]] = ()) 
     if not texts:
         return ""
     more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
-    return f"{_one_line(texts[0])}{more}"
+    return f"{clean(texts[0])}{more}"
 
 
 def span(seconds: float) -> str:
@@ -395,8 +396,3 @@ def _cells(found: Rates | None) -> tuple[str, str, str]:
 def _fullness(receivers: Sequence[Mapping[str, Any]]) -> str:
     share = percent(supervision.occupancy(receivers))
     return share if share == NONE else f"{share} full"
-
-
-def _one_line(text: str) -> str:
-    """Replaces characters that move the cursor, including line ends, by a space."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -19,6 +19,7 @@ from typing import Any
 from dataloaderjob.core import values
 from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError, UserCodeError
 from dataloaderjob.core.layout import ClassName
+from dataloaderjob.core.texts import clean, clean_lines
 from dataloaderjob.making.fetcher import SAMPLE, SampleError
 from dataloaderjob.shipping import user_code
 
@@ -71,7 +72,7 @@ def unpack_failure(data: bytes | memoryview) -> BaseException:
         return made
     module, qualname = record.name
     shown = qualname if module == "builtins" else f"{module}.{qualname}"
-    return UserCodeError(f"{shown}: {record.text}\n\n{record.details}")
+    return UserCodeError(f"{shown}: {clean_lines(record.text, MAX_TRACEBACK_NBYTES)}\n\n{record.details}")
 
 
 # Packing
@@ -183,7 +184,7 @@ def _parse(data: bytes | memoryview) -> _Record:
     try:
         body = json.loads(bytes(data))
         module, qualname = map(str, body["type"])
-        trace = str(body["traceback"])
+        trace = clean_lines(body["traceback"], MAX_TRACEBACK_NBYTES)
         args, attributes = _unplain(body["args"]), _unplain(body["attributes"])
         return _Record(
             name=(module, qualname),
@@ -202,7 +203,10 @@ def _where(body: Mapping[str, Any]) -> str:
         what = [f"for index {body['key']}"]
     else:
         what = [f"by {body['phase']}"] if body["phase"] else []
-    return " ".join(what + ([f"in {body['feeder']}"] if body["feeder"] else [])) or "in another process"
+    return (
+        clean(" ".join(what + ([f"in {body['feeder']}"] if body["feeder"] else [])), 1000)
+        or "in another process"
+    )
 
 
 def _unplain(data: str | None) -> Any:
@@ -232,6 +236,7 @@ def _rebuild(cls: type[Exception], record: _Record) -> Exception | None:
             made.__setstate__(record.attributes)
             same = _text(made) == record.text
             if isinstance(made, cls) and (same or way is ways[-1]):
-                made.add_note(record.details if same else f"{record.text}\n\n{record.details}")
+                text = clean_lines(record.text, MAX_TRACEBACK_NBYTES)
+                made.add_note(record.details if same else f"{text}\n\n{record.details}")
                 return made
     return None

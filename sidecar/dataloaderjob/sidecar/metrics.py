@@ -12,9 +12,11 @@ from enum import Enum
 
 from dataloaderjob.core import control
 from dataloaderjob.core.control import Control
+from dataloaderjob.core.texts import clean
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 
 PREFIX = "dataloaderjob_sidecar_"
+MAX_LABEL = 512
 
 
 class MetricKind(Enum):
@@ -172,4 +174,4 @@ def _labels(job: str) -> str:
 
 def _escaped(value: str) -> str:
     """Escapes the value of a label: a name that a trainer gives itself may contain any character."""
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return clean(value, MAX_LABEL).replace("\\", "\\\\").replace('"', '\\"')

@@ -33,6 +33,7 @@ from dataloaderjob.core.processes import (
     signal_name,
 )
 from dataloaderjob.core.settings import LoaderSettings, SidecarSettings, read_key
+from dataloaderjob.core.texts import clean
 from dataloaderjob.sidecar import metrics
 from dataloaderjob.sidecar.listeners import Guest, HttpServer, TrainerListener
 from dataloaderjob.sidecar.receiver import Receiver
@@ -482,5 +483,5 @@ def _eventfd() -> int:
 
 
 def log(text: str) -> None:
-    sys.stderr.write(f"[sidecar] {text}\n")
+    sys.stderr.write(f"[sidecar] {clean(text)}\n")
     sys.stderr.flush()

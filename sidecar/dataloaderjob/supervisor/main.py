@@ -24,10 +24,12 @@ from typing import Any
 
 from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError, ServiceError
+from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import allow_all_files
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_key
 from dataloaderjob.core.sockets import address_text
 from dataloaderjob.core.supervision import Cause
+from dataloaderjob.core.texts import clean
 from dataloaderjob.providers.provider import LOCAL, NAMES, RAY, Provider
 from dataloaderjob.supervisor.ending import end_feeders
 from dataloaderjob.supervisor.feeder_set import (
@@ -101,7 +103,7 @@ class Reports:
 def _failure_of(sidecar: str, found: Any) -> dict[str, str]:
     listed = found if isinstance(found, Mapping) else {}
     names = ("rank", *supervision.FIELDS)
-    return {"sidecar": sidecar, **{name: str(listed.get(name) or "")[:MAX_FAILURE_TEXT] for name in names}}
+    return {"sidecar": sidecar, **{name: clean(listed.get(name) or "", MAX_FAILURE_TEXT) for name in names}}
 
 
 def _batches_taken(message: Mapping[str, Any]) -> int:
@@ -443,7 +445,7 @@ def _write_desired(path: Path, desired: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="keeps the feeders of one job in place")
     parser.add_argument("--settings", type=Path, required=True, help="JSON file of SupervisorSettings")
-    logging.basicConfig(format="supervisor: %(levelname)s %(message)s", level=logging.INFO)
+    log_lines("supervisor: %(levelname)s %(message)s")
     allow_all_files()  # a connection for each sidecar and feeder, and strangers' connections
     try:
         supervisor = Supervisor(load(SupervisorSettings, parser.parse_args().settings))

@@ -24,11 +24,11 @@ from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import MAX_BODY_NBYTES
 from dataloaderjob.core.keys import Holder
 from dataloaderjob.core.supervision import Cause
+from dataloaderjob.core.texts import clean
 from dataloaderjob.supervisor.blob_relay import IDLE_TIMEOUT_S, BlobRelay
-from dataloaderjob.supervisor.feeder_set import Endpoint
+from dataloaderjob.supervisor.feeder_set import MAX_WHY, Endpoint
 
 log = logging.getLogger(__name__)
-MAX_WHY = 600
 MAX_COMMAND = 200
 SEND_TIMEOUT_S = 5
 """A peer that reads nothing for this long is dropped; if it lives, it reconnects."""
@@ -56,7 +56,7 @@ class _Peer:
 
     def __init__(self, number: int, sock: socket.socket, answer: dict[str, Any]) -> None:
         self.number, self.sock = number, sock
-        self.name, self.role = str(answer.get("name")), str(answer.get("role"))
+        self.name, self.role = clean(answer.get("name"), MAX_COMMAND), str(answer.get("role"))
         self.protocol = int(answer["protocol"])
         self.address = sockets.address_text(*sock.getpeername()[:2])
         self._lock = threading.Lock()
@@ -129,7 +129,7 @@ class SupervisorServer:
 
     def _welcomed(self, sock: socket.socket, answer: dict[str, Any]) -> None:
         """Serves the connection in a thread that belongs to it."""
-        name = str(answer.get("name"))
+        name = clean(answer.get("name"), MAX_COMMAND)
         try:
             peer = _Peer(next(self._numbers), sock, answer)
             serve = self._roles.get(peer.role)
@@ -221,7 +221,9 @@ class SupervisorServer:
     def _trouble(self, peer: _Peer, message: dict[str, Any]) -> None:
         cause = supervision.text(message, "cause")
         if cause in set(Cause):  # a feeder of a later release may know more causes
-            self._state.feeder_trouble(peer.name, Cause(cause), supervision.text(message, "why")[:MAX_WHY])
+            self._state.feeder_trouble(
+                peer.name, Cause(cause), clean(supervision.text(message, "why"), MAX_WHY)
+            )
 
     def _blob(self, peer: _Peer) -> None:
         message, digest, nbytes = _blob_message(peer)
@@ -255,7 +257,7 @@ class SupervisorServer:
         """Writes the line about a command into the log."""
         log.info(
             "command %s from role %s, %s at %s: %s",
-            what[:MAX_COMMAND], peer.role, peer.name[:MAX_COMMAND], peer.address, result[:MAX_WHY],
+            clean(what, MAX_COMMAND), peer.role, peer.name, peer.address, clean(result, MAX_WHY),
         )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ from ray._private import worker as ray_worker
 
 from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import DataLoaderJobError, ServiceError
+from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.memory import LOOK_S, MemoryWatch, describe_limit, die_as
 from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
 from dataloaderjob.core.processes import Lines, last_word
@@ -114,7 +115,7 @@ class Feeder:
         # Ray has the kernel kill its workers first: a feeder's host would then die before the process that grows.
         die_as(os.getppid())
         self._settings = settings
-        logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+        log_lines("%(levelname)s %(message)s")
         address = settings.advertise_host or settings.bind_host
         if address in _ANY:
             address = str(ray_services.get_node_ip_address())  # type: ignore[no-untyped-call]

@@ -22,6 +22,7 @@ from dataloaderjob.core import frames, ipc
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable, say
 from dataloaderjob.core.sockets import DO_NOT_WAIT
+from dataloaderjob.core.texts import clean
 from dataloaderjob.trainer.session import forks
 from dataloaderjob.trainer.session.attach import Absence, Opened, attach
 from dataloaderjob.trainer.session.pool import Pool, Region, map_region
@@ -456,7 +457,7 @@ class Client:
             return
         message = ipc.parse_json(packet.payload)
         if packet.type == ipc.Type.STATUS and (stream := self.streams.get(packet.stream)) is not None:
-            stream.late = str(message["late"])
+            stream.late = clean(message["late"])
         elif packet.type == ipc.Type.REGION:
             number = int(message["region"])
             region = map_region(number, int(message["nbytes"]), bool(message["single"]), fds[0])
@@ -465,7 +466,7 @@ class Client:
         elif packet.type == ipc.Type.DROP:
             self.pool.drop(int(message["region"]))
         elif packet.type == ipc.Type.NOTE:
-            say(str(message["text"]))
+            say(clean(message["text"]))
 
     def wake(self) -> None:
         """Wakes all threads that sleep for a batch."""
