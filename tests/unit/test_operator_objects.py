@@ -335,6 +335,31 @@ def test_pull_secrets_and_user_of_trainers_apply_to_head_and_feeders():
         assert found["securityContext"] == {"runAsUser": 1000, "fsGroup": 65532}
 
 
+POD_OF_HEAD = "spec.ray.managed.head.template.spec"
+CONTEXTS = {
+    "nothing": ({}, {}, True),
+    "a-user": ({"runAsUser": 1000}, {}, True),
+    "root-in-the-pod": ({"runAsUser": 0}, {}, None),
+    "root-in-the-container": ({}, {"runAsUser": 0}, None),
+    "root-in-the-pod-alone": ({"runAsUser": 0}, {"runAsUser": 7}, True),
+    "allowed-in-the-pod": ({"runAsNonRoot": False}, {}, None),
+    "allowed-in-the-container": ({}, {"runAsNonRoot": False}, False),
+}
+
+
+@pytest.mark.parametrize(("in_pod", "in_container", "wanted"), CONTEXTS.values(), ids=CONTEXTS)
+@pytest.mark.parametrize("role", ["head", "feeder"])
+def test_head_and_feeders_run_as_root_only_if_a_template_allows_it(role, in_pod, in_container, wanted):
+    place = POD_OF_HEAD if role == "head" else "spec.feeders.template.spec"
+    changes: dict[str, Any] = {f"{TRAINER}.securityContext": in_pod}
+    if in_container:
+        changes[f"{place}.containers"] = [{"name": role, "securityContext": in_container}]
+    made = pod(children(changes)[f"Deployment/mnist-{role}{'s' * (role == 'feeder')}"])
+    found = next(c for c in made["containers"] if c["name"] == role)["securityContext"]
+    assert found.get("runAsNonRoot") is wanted
+    assert found["allowPrivilegeEscalation"] is False
+
+
 def test_no_pod_has_a_service_account_token():
     for child in children().values():
         if "template" in child["spec"] if "spec" in child else False:

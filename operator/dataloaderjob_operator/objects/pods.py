@@ -145,8 +145,10 @@ def ray_pod(
         )
         if mount in ours["volumeMounts"]
     ]
+    fields = shared_fields(setup, user, taken)
+    ours["securityContext"] = non_root(fields["securityContext"], ours["securityContext"])
     pod = {
-        **shared_fields(setup, user, taken),
+        **fields,
         "containers": [ours, *theirs.values()],
         "volumes": [
             *volumes(job, setup, names.Role(container["name"])),
@@ -156,6 +158,15 @@ def ray_pod(
         ],
     }
     return pod | {name: spec[name] for name in ("initContainers",) if name in spec}
+
+
+def non_root(pod: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the securityContext of a container that may not run as root, unless the user allows it: by runAsNonRoot,
+    or by runAsUser 0, of the pod or the container."""
+    both = {**pod, **container}
+    if "runAsNonRoot" in both or both.get("runAsUser") == 0:
+        return dict(container)
+    return {**container, "runAsNonRoot": True}
 
 
 def inherited(*templates: PodTemplate) -> dict[str, Any]:
