@@ -61,6 +61,8 @@ class Options:
     """Settings for jobs, still without a root key."""
     root_key: Path | None = None
     """File with the root key; None: `root_key_secret` holds it."""
+    previous_root: Path | None = None
+    """File with the root key before that one."""
     root_key_secret: tuple[str, str] = ("", "")
     """Namespace and name of the Secret with the root key."""
     candidate: election.Candidate | None = None
@@ -101,6 +103,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--root-key",
         type=Path,
         help=f"file with that key instead of a Secret, at least {names.ROOT_NBYTES} bytes",
+    )
+    parser.add_argument(
+        "--previous-root-key",
+        type=Path,
+        help="file with the key before the one in --root-key, for jobs that started with it; a Secret has it in its "
+        "field `previous`",
     )
     parser.add_argument(
         "--lease",
@@ -198,6 +206,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )  # fmt: skip
     return Options(
         namespaces=tuple(found.namespace), config=config, root_key=found.root_key,
+        previous_root=found.previous_root_key,
         root_key_secret=(found.own_namespace or "", found.root_key_secret or ""),
         candidate=election.candidate(found.own_namespace, found.lease, found.identity, timing),
         workers=found.workers, resync_s=found.resync_seconds, metrics_port=found.metrics_port,
@@ -261,7 +270,15 @@ def read_root(path: Path) -> bytes:
     return root
 
 
-async def run(options: Options, root: bytes | None) -> None:
+def read_roots(options: Options) -> keys.Roots | None:
+    """Reads the root keys from files; None: a Secret holds them. Raises NoRootKey."""
+    if options.root_key is None:
+        return None
+    previous = None if options.previous_root is None else read_root(options.previous_root)
+    return keys.Roots(read_root(options.root_key), previous)
+
+
+async def run(options: Options, roots: keys.Roots | None) -> None:
     """Runs until a signal arrives. Raises CancelledError if the signal arrives before the initial list is complete.
     Raises NoRootKey."""
     metrics = Metrics()
@@ -273,10 +290,10 @@ async def run(options: Options, root: bytes | None) -> None:
             asyncio.get_running_loop().add_signal_handler(number, this.cancel)
     try:
         async with serve(options.metrics_port, metrics, health):
-            if root is None:
-                root = await keys.root_key(client, *options.root_key_secret)
+            if roots is None:
+                roots = await keys.root_key(client, *options.root_key_secret)
             async with _turn(options.candidate, client, metrics, health):
-                setup = replace(options.config, root_key=root)
+                setup = replace(options.config, root_key=roots.current, previous_root=roots.previous)
                 await reconcile_all(options, setup, client, metrics, health, requests)
     finally:
         await client.close()
@@ -309,7 +326,9 @@ async def reconcile_all(
 ) -> None:
     """Does the operator's work until a signal arrives."""
     cache = requests.cache
-    poller = SupervisorPoller(cache, setup.root_key, lambda key: work.add(key, CHILD_S))
+    poller = SupervisorPoller(
+        cache, setup.root_key, lambda key: work.add(key, CHILD_S), previous_root=setup.previous_root
+    )
     reconciler = Reconciler(client, cache, setup, poller, metrics=metrics)
     work = Workers(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
     lookup = reconciler.lookup = EventLookup(client, work.add)
@@ -368,7 +387,7 @@ def main() -> int:
     sys.setrecursionlimit(MAX_CALLS)
     configure_logging(options.log_format)
     try:
-        asyncio.run(run(options, None if options.root_key is None else read_root(options.root_key)))
+        asyncio.run(run(options, read_roots(options)))
     except asyncio.CancelledError:
         log.info("stopped before the initial list was complete")
     except keys.NoRootKey as exc:

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 ROOT_FIELD = "root"
 """Field of the Secret that holds the root key."""
+PREVIOUS_FIELD = "previous"
+"""Field of that Secret with the root key of running jobs, while the root key is rotated."""
 NEW_ROOT_NBYTES = 48
 RETRY_S = 5.0
 AGAIN_S = 10.0
@@ -36,8 +38,18 @@ class NoRootKey(Exception):
     """The Secret or file holds no valid root key."""
 
 
-async def root_key(client: ApiClient, namespace: str, name: str) -> bytes:
-    """Returns the root key in a Secret, and creates the Secret if it is missing. Operators that start at the same time
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Root keys."""
+
+    current: bytes
+    """The root key of jobs that start."""
+    previous: bytes | None = None
+    """The root key of jobs that started before the current one existed."""
+
+
+async def root_key(client: ApiClient, namespace: str, name: str) -> Roots:
+    """Returns the root keys in a Secret, and creates the Secret if it is missing. Operators that start at the same time
     get the same key. Waits while the API server does not answer. Raises NoRootKey."""
     key = base64.b64encode(secrets.token_bytes(NEW_ROOT_NBYTES)).decode()
     made = {
@@ -63,23 +75,31 @@ async def root_key(client: ApiClient, namespace: str, name: str) -> bytes:
             await asyncio.sleep(RETRY_S)
 
 
-def _decoded(secret: Manifest, namespace: str, name: str) -> bytes:
+def _decoded(secret: Manifest, namespace: str, name: str) -> Roots:
+    data = secret.get("data") or {}
     try:
-        root = base64.b64decode((secret.get("data") or {})[ROOT_FIELD], validate=True)
-        names.check_root(root)
+        roots = [
+            base64.b64decode(data[field], validate=True)
+            for field in (ROOT_FIELD, PREVIOUS_FIELD)
+            if field == ROOT_FIELD or field in data
+        ]
+        for root in roots:
+            names.check_root(root)
     except (KeyError, binascii.Error, ValueError) as exc:
         why = f"it has no {ROOT_FIELD}" if isinstance(exc, KeyError) else str(exc)
         raise NoRootKey(
             f"Secret {namespace}/{name} holds no valid root key: {why}; delete it to have one created, or "
             f"write at least {names.ROOT_NBYTES} random bytes to {ROOT_FIELD}"
         ) from exc
-    return root
+    return Roots(*roots)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """An attempt to create a job's Secret."""
 
+    name: str
+    """Name of the Secret."""
     at: float
     """Time of the attempt in seconds, by a monotonic clock."""
     placed: frozenset[str]
@@ -103,12 +123,13 @@ class JobSecrets:
             if has_condition(pod, "PodScheduled")
         }
         last = self.attempts.get(key)
-        if last is not None and placed.keys() <= last.placed:
+        name = secret["metadata"]["name"]
+        if last is not None and last.name == name and placed.keys() <= last.placed:
             starts = any(pod.get("status", {}).get("phase") == "Pending" for pod in placed.values())
             if not starts or self.clock() - last.at < AGAIN_S:
                 return False
         made = await self.api.create(secret)
-        self.attempts[key] = Attempt(self.clock(), frozenset(placed))
+        self.attempts[key] = Attempt(name, self.clock(), frozenset(placed))
         return made
 
     def forget(self, key: JobKey) -> None:

@@ -43,9 +43,10 @@ def unique(namespace: str, job: str, uid: str) -> str:
     return f"{namespace}/{job}/{uid}"
 
 
-def key_secret(job: str, uid: str) -> str:
-    """Names the Secret with the job's keys. No other job has it, not even an earlier one of the same name."""
-    return f"{job}-keys-{uid[:8]}"
+def key_secret(job: str, uid: str, root: bytes) -> str:
+    """Names the Secret with the job's keys under this root key. No other job has it, not even an earlier one of the
+    same name."""
+    return f"{job}-keys-{uid[:8]}-{_derive(root, 'name', uid).hex()[:6]}"
 
 
 def settings_map(job: str, content: str) -> str:

@@ -56,7 +56,7 @@ def spec_of(job: Operated) -> dict[Any, Any]:
             text = re.sub(pattern, "*", text)
         text = re.sub(r"'(clusterIPs?|controller-uid|batch.kubernetes.io/controller-uid)': [^,}]*", "", text)
         text = re.sub(r"'dataloading.dev/template': '[0-9a-f]{12}'", "", text)
-        text = re.sub("mnist-keys-[0-9a-f]{8}", "mnist-keys-*", text)
+        text = re.sub("mnist-keys-[0-9a-f]{8}-[0-9a-f]{6}", "mnist-keys-*", text)
         text = re.sub("mnist-settings-[0-9a-f]{12}", "mnist-settings-*", text)
         found[job.called(child)] = text
     return found

@@ -280,6 +280,39 @@ def test_status_with_the_maximum_number_of_feeders_is_read(job: Job):
     job.run(scenario)
 
 
+def test_supervisor_with_keys_of_the_previous_root_is_polled(job: Job):
+    """Its head started before the root key was replaced; the head of another job, or a later one, has new keys."""
+    new = b"n" * 32
+    job.poller = SupervisorPoller(job.cache, new, job._changed, port=job.port, previous_root=ROOT)
+    secret = names.key_secret("mnist", job.uid, ROOT)
+    template = {"spec": {"volumes": [{"name": "dataloaderjob-key", "secret": {"secretName": secret}}]}}
+    metadata = {
+        "name": "mnist-head", "namespace": KEY[0], "labels": names.labels("mnist", names.Role.HEAD),
+        "ownerReferences": [{"kind": KIND, "name": "mnist", "uid": job.uid, "controller": True}],
+    }  # fmt: skip
+    head = {"kind": "Deployment", "metadata": metadata, "spec": {"template": template}}
+    job.cache.put(head)
+    supervisor = job.supervisor()
+    supervisor.ready(0)
+
+    async def scenario() -> None:
+        job.poller.want(KEY, 2)
+        await job.until(lambda a: a.ready == 1)
+        while supervisor.desired != 2:
+            await asyncio.sleep(0.01)
+        found = job.poller._head(KEY)
+        assert found is not None
+        assert found.key == names.job_key(ROOT, job.uid)
+        named = {"secretName": names.key_secret("mnist", job.uid, new)}
+        template["spec"]["volumes"][0]["secret"] = named
+        job.cache.put(head)
+        found = job.poller._head(KEY)
+        assert found is not None
+        assert found.key == names.job_key(new, job.uid)
+
+    job.run(scenario)
+
+
 class Hostile:
     """A head that answers with as much as is accepted, and never to a number of feeders."""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from observed_jobs import job, pod, serving
+from observed_jobs import pod, serving
 
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.decide.observed import Observed
@@ -40,12 +40,12 @@ class Run:
     """The reconciles of one operator, at moments of the test's choice."""
 
     def __init__(self) -> None:
-        self.server, self.now = Server(), 0.0
+        self.server, self.now, self.name = Server(), 0.0, "mnist-keys"
         self.secrets = JobSecrets(self.server, lambda: self.now)  # type: ignore[arg-type]
 
     def reconcile(self, observed: Observed, at: float) -> bool:
         self.now = at
-        return asyncio.run(self.secrets.keep(KEY, {"metadata": {"name": job().name}}, observed))
+        return asyncio.run(self.secrets.keep(KEY, {"metadata": {"name": self.name}}, observed))
 
 
 def test_secret_is_created_at_the_first_reconcile_and_not_while_idle():
@@ -53,6 +53,14 @@ def test_secret_is_created_at_the_first_reconcile_and_not_while_idle():
     assert run.reconcile(STEADY, 0.0)
     assert not any(run.reconcile(observed, 600.0 * n) for n, observed in enumerate((STEADY, QUEUEING), 1))
     assert run.server.asked == 1
+
+
+def test_secret_of_another_root_key_is_created_at_once():
+    run = Run()
+    run.reconcile(STEADY, 0.0)
+    run.name = "mnist-keys-of-the-new-root"
+    run.reconcile(STEADY, 1.0)
+    assert run.server.asked == 2
 
 
 def test_starting_pods_have_the_secret_created_at_once_and_periodically():

@@ -20,6 +20,7 @@ from dataloaderjob_operator.kinds import keep_template, manifest_to_send, sealed
 from dataloaderjob_operator.objects import pods, settings, workloads
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+SECRET = f"Secret/{names.key_secret('mnist', 'u-1', SETUP.root_key)}"
 FEEDER = "spec.feeders.template.spec"
 TRAINER = "spec.trainers.job.template.spec"
 
@@ -61,7 +62,7 @@ def template_hash(child: dict[str, Any]) -> str:
 def test_children_of_a_job_and_their_names_are_deterministic():
     assert children() == children()
     assert set(children()) == {
-        "Secret/mnist-keys-u-1",
+        SECRET,
         "ConfigMap/head",
         "ConfigMap/feeder",
         "ConfigMap/trainer",
@@ -135,8 +136,8 @@ def test_settings_files_match_the_processes_settings_classes():
 
 
 def test_recreated_secret_has_the_same_bytes_and_differs_between_jobs():
-    first, again = children()["Secret/mnist-keys-u-1"], children()["Secret/mnist-keys-u-1"]
-    other = children({"metadata.uid": "u-2"})["Secret/mnist-keys-u-2"]
+    first, again = children()[SECRET], children()[SECRET]
+    other = children({"metadata.uid": "u-2"})[f"Secret/{names.key_secret('mnist', 'u-2', SETUP.root_key)}"]
     assert first == again
     assert not set(first["data"].values()) & set(other["data"].values())
     assert len(set(first["data"].values())) == 4
@@ -144,12 +145,12 @@ def test_recreated_secret_has_the_same_bytes_and_differs_between_jobs():
 
 def test_pods_of_a_role_get_that_roles_keys_only():
     made = children()
-    data = {name: base64.b64decode(value) for name, value in made["Secret/mnist-keys-u-1"]["data"].items()}
+    data = {name: base64.b64decode(value) for name, value in made[SECRET]["data"].items()}
     job_key, token = data["links"], data["ray"]
     found = {}
     for workload in ("Deployment/mnist-head", "Deployment/mnist-feeders", "Job/mnist-trainers-0"):
         volumes = [v for v in pod(made[workload])["volumes"] if "secret" in v]
-        assert [v["secret"]["secretName"] for v in volumes] == ["mnist-keys-u-1"]
+        assert [v["secret"]["secretName"] for v in volumes] == [SECRET.removeprefix("Secret/")]
         found[workload] = {item["path"]: data[item["key"]] for item in volumes[0]["secret"]["items"]}
     assert found == {
         "Deployment/mnist-head": {"links": job_key, "ray": token},

@@ -40,8 +40,9 @@ TMP: Manifest = {"name": "dataloaderjob-tmp", "mountPath": "/tmp"}  # noqa: S108
 SHM: Manifest = {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"}  # noqa: S108
 """Mount that gives way to a user's mount at the same path, like TMP."""
 SETTINGS_VOLUME = "dataloaderjob-settings"
+KEY_VOLUME = "dataloaderjob-key"
 MOUNTS: tuple[Manifest, ...] = (
-    {"name": "dataloaderjob-key", "mountPath": settings.KEY_FOLDER, "readOnly": True},
+    {"name": KEY_VOLUME, "mountPath": settings.KEY_FOLDER, "readOnly": True},
     {"name": SETTINGS_VOLUME, "mountPath": settings.SETTINGS_FOLDER, "readOnly": True},
 )
 
@@ -181,9 +182,9 @@ def volumes(job: DataLoaderJob, setup: settings.OperatorConfig, role: names.Role
     """Builds the volumes with key and settings, for every pod of a role."""
     return [
         {
-            "name": "dataloaderjob-key",
+            "name": KEY_VOLUME,
             "secret": {
-                "secretName": names.key_secret(job.name, job.metadata.uid or ""),
+                "secretName": names.key_secret(job.name, job.metadata.uid or "", setup.root_key),
                 "defaultMode": 0o440,
                 "items": settings.key_items(role),
             },
@@ -197,6 +198,14 @@ def map_of(template: Mapping[str, Any]) -> str | None:
     for volume in (template.get("spec") or {}).get("volumes") or ():
         if volume.get("name") == SETTINGS_VOLUME:
             return str((volume.get("configMap") or {}).get("name"))
+    return None
+
+
+def secret_of(template: Mapping[str, Any]) -> str | None:
+    """Returns the name of the Secret with the keys of a template's pods; None if they have none."""
+    for volume in (template.get("spec") or {}).get("volumes") or ():
+        if volume.get("name") == KEY_VOLUME:
+            return str((volume.get("secret") or {}).get("secretName"))
     return None
 
 

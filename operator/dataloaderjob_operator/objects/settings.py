@@ -70,6 +70,8 @@ class OperatorConfig:
     """Image for manifests that name none."""
     root_key: bytes
     """Key from which jobs' keys are derived."""
+    previous_root: bytes | None = None
+    """The root key before that one: jobs whose pods have keys of it keep them."""
     operator: OwnPod | None = None
     """None: the operator runs in no pod of the cluster, and no policy admits it."""
     sidecar_pull_secrets: tuple[str, ...] = ()
@@ -130,7 +132,7 @@ def cluster_domain(resolv_conf: str) -> str:
 def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
     """Builds the Secret that holds the job's keys. `key_items` selects those that a role's pods get."""
     uid = job.metadata.uid or ""
-    metadata = names.metadata(job, names.key_secret(job.name, uid))
+    metadata = names.metadata(job, names.key_secret(job.name, uid, setup.root_key))
     key = names.job_key(setup.root_key, uid)
     values = {
         JOB_KEY: key,
@@ -145,6 +147,15 @@ def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
         "immutable": True,
         "data": {name: base64.b64encode(value).decode() for name, value in values.items()},
     }
+
+
+def with_root_of(setup: OperatorConfig, job: str, uid: str, secret: str | None) -> OperatorConfig:
+    """Returns the operator's settings with the root key of the Secret with this name. A name of neither root key, as
+    of an earlier release, changes nothing."""
+    previous = setup.previous_root
+    if previous is None or secret is None or secret != names.key_secret(job, uid, previous):
+        return setup
+    return dataclasses.replace(setup, root_key=previous, previous_root=None)
 
 
 def key_items(role: names.Role) -> list[Manifest]:

@@ -22,7 +22,7 @@ from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError
 from dataloaderjob.core.keys import KeyOf
 from dataloaderjob.core.texts import clean
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide import supervisor_status
+from dataloaderjob_operator.decide import pinned, supervisor_status
 from dataloaderjob_operator.decide.observed import METRICS_EVERY_S, SupervisorStatus, has_condition, leaving
 from dataloaderjob_operator.objects.settings import SUPERVISOR_PORT
 from dataloaderjob_operator.observe.cache import Cache, JobKey
@@ -113,9 +113,12 @@ class SupervisorPoller:
     """Polls the supervisors of all jobs. `run` polls until it is cancelled."""
 
     def __init__(
-        self, cache: Cache, root_key: bytes, changed: Callable[[JobKey], None], *, port: int = SUPERVISOR_PORT
-    ) -> None:
-        self._cache, self._root_key, self._changed, self._port = cache, root_key, changed, port
+        self, cache: Cache, root_key: bytes, changed: Callable[[JobKey], None], *, port: int = SUPERVISOR_PORT,
+        previous_root: bytes | None = None,
+    ) -> None:  # fmt: skip
+        """`previous_root`: the root key of jobs that started before `root_key` replaced it."""
+        self._cache, self._changed, self._port = cache, changed, port
+        self._roots = (root_key, previous_root)
         self._jobs: dict[JobKey, _Job] = {}
         self._gate = asyncio.Semaphore(MAX_CONCURRENT)
         self._doubted = asyncio.Semaphore(MAX_CONCURRENT // 2)
@@ -187,7 +190,15 @@ class SupervisorPoller:
         ]
         if uid is None or not ready:
             return None
-        return Head(max(ready), names.unique(*key, uid), names.job_key(self._root_key, uid))
+        return Head(max(ready), names.unique(*key, uid), names.job_key(self._root(key, uid), uid))
+
+    def _root(self, key: JobKey, uid: str) -> bytes:
+        """Returns the root key from which the keys of a job's pods are derived."""
+        current, previous = self._roots
+        secret = pinned.with_keys(key[1], lambda child: self._cache.child(key, child))
+        if previous is not None and secret == names.key_secret(key[1], uid, previous):
+            return previous
+        return current
 
     async def _one(self, key: JobKey, job: _Job) -> None:
         async with self._turn(job):
