@@ -128,11 +128,12 @@ class Bundle:
                 taken=tuple(int(n) for n in body.get("taken", ())),
                 held={str(k): int(v) for k, v in dict(body.get("held") or {}).items()},
             )  # fmt: skip
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
+            nbytes = len(json.dumps(bundle.manifest().decode()))
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as exc:
             raise RemoteProtocolError(f"a bundle's manifest cannot be read: {exc}") from exc
         if not blobs or any(not _DIGEST.match(d) or not 0 <= n <= MAX_NBYTES for d, n in blobs):
             raise RemoteProtocolError("a bundle's manifest names a blob that is no SHA-256")
-        if (nbytes := len(json.dumps(bundle.manifest().decode()))) > MAX_MANIFEST_NBYTES:
+        if nbytes > MAX_MANIFEST_NBYTES:
             raise RemoteProtocolError(
                 f"a bundle's manifest of {nbytes} bytes within JSON exceeds {MAX_MANIFEST_NBYTES}"
             )

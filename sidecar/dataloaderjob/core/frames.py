@@ -442,9 +442,10 @@ def positions_of(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def ints_of(data: bytes | memoryview) -> list[int] | None:
-    """The keys of a packed ticket if they are ints; None if not, because only user processes unpickle keys."""
-    _, _, _, key_form, _, n = _ticket_head(data)
-    return list(_ticket_struct(n).unpack_from(data)[6:]) if key_form == KeyForm.INTS else None
+    """The keys of a packed ticket if they are ints; None if not, because only user processes unpickle keys. Raises
+    RemoteProtocolError if the ticket has fewer bytes than its keys."""
+    key_form = _ticket_head(data)[3]
+    return list(unpack_ticket(data).keys) if key_form == KeyForm.INTS else None
 
 
 def base_seed_of(data: bytes | memoryview) -> int:

@@ -261,7 +261,7 @@ def load(kind: type[T], path: Path) -> T:
     """Reads settings that `dump` or an operator wrote. Raises InputError that names the file and the missing fields."""
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise InputError(f"settings for {kind.__name__} are needed in {path}: {exc}") from exc
     unknown: list[str] = []
     made = _made(kind, found, path, unknown)

@@ -291,7 +291,12 @@ class Handshake:
         self._data += data
         answer = b""
         while not self.done and (message := take_message(self._data, MAX_HELLO_NBYTES)) is not None:
-            answer += self._on(message)
+            try:
+                answer += self._on(message)
+            except (
+                RecursionError
+            ) as exc:  # JSON that is read, but is too deep to be written again for its MAC
+                raise RemoteProtocolError("a message of the handshake is nested too deeply") from exc
         return answer
 
     @property

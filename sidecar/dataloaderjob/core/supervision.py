@@ -111,7 +111,12 @@ def worst(feeders: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Returns the feeder of a status whose cause to report. Feeders that are not ready come first; among these, the
     first with a lasting cause."""
     told = [f for f in feeders if f.get("why")]
-    return min(told, key=lambda f: (f.get("state") == "ready", f.get("cause") not in LASTING), default=None)
+    return min(told, key=lambda f: (f.get("state") == "ready", not _is_lasting(f.get("cause"))), default=None)
+
+
+def _is_lasting(cause: object) -> bool:
+    """True for a cause in LASTING. A supervisor runs in the user's image, and may report anything."""
+    return isinstance(cause, str) and cause in LASTING
 
 
 def brief(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,7 +239,7 @@ def describe_failure(payload: bytes) -> dict[str, str]:
             text += f" (for index {failure['key']})"
         elif failure.get("phase"):
             text += f" (in {failure['phase']})"
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return _line("", UNKNOWN, "a batch failed, and its feeder's report cannot be read")
     return _line(feeder, MODULE_MISSING if name == "ModuleNotFoundError" else USER_CODE, text)
 

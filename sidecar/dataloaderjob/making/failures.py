@@ -193,7 +193,7 @@ def _parse(data: bytes | memoryview) -> _Record:
             attributes=attributes if type(attributes) is dict else {},
             complete=bool(body["complete"]) and type(attributes) is dict,
         )
-    except (ValueError, KeyError, TypeError) as exc:
+    except (ValueError, LookupError, TypeError, RecursionError) as exc:
         raise RemoteProtocolError(f"a failure cannot be read: {exc}") from exc
 
 

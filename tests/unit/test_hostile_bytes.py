@@ -1,0 +1,116 @@
+"""Inputs that fuzzing found: each once raised something that no caller expects."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dataloaderjob.core import frames, settings, sockets, supervision
+from dataloaderjob.core.blobs import Bundle
+from dataloaderjob.core.errors import AuthError, InputError, RemoteProtocolError
+from dataloaderjob.core.records import HEAD, MAGIC, ROW, Record
+from dataloaderjob.core.settings import SidecarSettings
+from dataloaderjob.making import failures
+from dataloaderjob_operator.decide.supervisor_status import parse
+
+KEY = bytes(32)
+DEEP = "[" * 5000 + "]" * 5000
+LEVELS = range(850, 1000)
+"""Python reads JSON of this depth, or just does not, depending on the depth of the stack."""
+
+
+def nested(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+def test_a_feeders_failure_of_any_depth_becomes_one_line():
+    payload = f'{{"service": "FeederLost", "message": {DEEP}}}'.encode()
+    assert supervision.describe_failure(payload)["reason"] == supervision.UNKNOWN
+
+
+@pytest.mark.parametrize("place", ["type", "traceback", "attributes"])
+def test_a_failure_nested_too_deeply_is_refused_in_the_trainer(place: str):
+    body = json.loads(failures.pack_failure(ValueError("x")))
+    payload = json.dumps({**body, place: "MARK"}).replace('"MARK"', DEEP).encode()
+    with pytest.raises(RemoteProtocolError, match="a failure cannot be read"):
+        failures.unpack_failure(payload)
+
+
+def test_settings_nested_too_deeply_are_refused_by_name(tmp_path: Path):
+    path = tmp_path / "settings.json"
+    path.write_text(f'{{"job": {DEEP}}}')
+    with pytest.raises(InputError, match=r"SidecarSettings are needed in .*settings\.json"):
+        settings.load(SidecarSettings, path)
+
+
+def message(text: str) -> bytes:
+    data = text.encode()
+    return sockets.LENGTH.pack(len(data)) + data
+
+
+@pytest.mark.parametrize("field", ["nonce", "role", "facts", "mac"])
+def test_a_stranger_ends_only_its_handshake_however_deep_its_answer(field: str):
+    for levels in LEVELS:
+        server = sockets.ServerHandshake(KEY, job="j")
+        reply = {
+            "nonce": "n",
+            "protocol": sockets.CONTROL.newest,
+            "role": "r",
+            "name": "n",
+            "job": "j",
+            "facts": {},
+            "mac": "m",
+        }
+        text = json.dumps({**reply, field: "MARK"}).replace('"MARK"', nested(levels))
+        with pytest.raises((AuthError, RemoteProtocolError)):
+            server.receive(message(text))
+
+
+def test_a_stranger_that_answers_ends_only_the_connection_to_it():
+    for levels in LEVELS:
+        client = sockets.ClientHandshake(KEY, role="r", name="n", job="j")
+        newest = sockets.CONTROL.newest
+        text = f'{{"nonce": {nested(levels)}, "protocol": {newest}, "oldest": {newest}}}'
+        try:
+            client.receive(message(text))
+        except RemoteProtocolError:
+            continue
+        assert not client.done
+
+
+def test_a_bundles_manifest_of_any_depth_is_refused_or_read():
+    manifest = Bundle(blobs=(("a" * 64, 1),)).manifest().decode()
+    for levels in LEVELS:
+        text = manifest.replace('"facts":{}', f'"facts":{{"a":{nested(levels)}}}')
+        try:
+            Bundle.parse(text.encode())
+        except RemoteProtocolError:
+            continue
+
+
+def test_a_record_whose_row_points_beyond_any_file_is_refused(tmp_path: Path):
+    rank = tmp_path / "rank-0"
+    rank.mkdir()
+    (rank / "1-2.rows").write_bytes(HEAD.pack(MAGIC) + ROW.pack(0, 0, 0, 0, 0, (1 << 64) - 1, 8, 0, 0))
+    (rank / "1-2.tickets").write_bytes(bytes(64))
+    (piece,) = Record.open(tmp_path).ranks["0"]
+    (row,) = piece.rows()
+    with pytest.raises(InputError, match="cannot be read at byte 18446744073709551615"):
+        piece.ticket(row)
+
+
+def test_a_ticket_that_claims_more_keys_than_it_has_is_refused():
+    ticket = bytearray(frames.pack_ticket(1, 2, [3, 4]))
+    ticket[20:24] = b"\xff" * 4
+    with pytest.raises(RemoteProtocolError, match="4294967295 indices"):
+        frames.ints_of(bytes(ticket))
+
+
+@pytest.mark.parametrize("cause", [[], {}, ["OutOfMemory"]], ids=str)
+def test_a_cause_that_is_no_text_is_reported_like_an_unknown_one(cause: object):
+    feeders = [{"name": "feeder-0", "state": "backoff", "cause": cause, "why": "it fell"}]
+    found = parse({"type": "status", "desired": 1, "ready": 0, "feeders": feeders}).cause
+    assert found is not None
+    assert (found.reason, found.text) == ("FeederFails", "feeder-0: it fell")
