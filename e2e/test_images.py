@@ -58,7 +58,7 @@ def test_image_has_its_modules_and_no_tools_or_root(image: str):
 
 
 @pytest.mark.parametrize(
-    ("image", "lock"), zip(HAS, locks.IMAGES, strict=True), ids=lambda one: getattr(one, "name", "")
+    ("image", "lock"), list(zip(HAS, locks.IMAGES, strict=True)), ids=["operator", "sidecar", "feeder"]
 )
 def test_image_has_exactly_the_packages_of_its_inventory(image: str, lock: locks.Lock):
     """Those of its lock, in these versions, and this package; torch with what torch alone needs in the feeders'."""
