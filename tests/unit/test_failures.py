@@ -5,16 +5,20 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 import traceback
 import types
+import urllib.error
+import zipfile
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
+from pydantic_core import PydanticCustomError
 
 from dataloaderjob.core.errors import (
     FeederLost,
@@ -163,8 +167,7 @@ def test_a_unicode_error_arrives() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        pytest.param(KeywordOnly(needed=object()), id="cannot-be-built"),
-        pytest.param(Frozen("text"), id="takes-no-note"),
+        pytest.param(PydanticCustomError("kind", "text"), id="laid-out-by-an-extension"),
         pytest.param(SystemExit(3), id="would-end-the-process"),
         pytest.param(type("Local", (Exception,), {"__module__": "not_there"})("text"), id="not-there"),
     ],
@@ -174,6 +177,34 @@ def test_error_that_cannot_be_rebuilt_arrives_as_user_code_error(error: BaseExce
     assert type(found) is UserCodeError
     assert type(error).__qualname__ in str(found)
     assert "raised for index 17 in feeder-0" in str(found)
+
+
+@pytest.mark.parametrize("error", [KeywordOnly(needed=object()), Frozen("text")], ids=repr)
+def test_error_arrives_without_its_constructor_and_without_setattr(error: Exception) -> None:
+    found = travelled(error)
+    assert (type(found), str(found)) == (type(error), str(error))
+    assert found.__notes__[0].startswith("raised for index 17 in feeder-0:\nTraceback")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(json.JSONDecodeError("bad", "[,]", 1), id="made-of-other-arguments"),
+        pytest.param(subprocess.CalledProcessError(3, ["x"], b"out"), id="text-of-its-attributes"),
+        pytest.param(zipfile.BadZipFile("no zip"), id="plain"),
+        pytest.param(
+            urllib.error.HTTPError("http://x", 404, "gone", None, None), id="os-error-with-a-constructor"
+        ),
+        pytest.param(UnidentifiedImageError("no image"), id="of-a-library"),
+    ],
+)
+def test_error_of_a_library_arrives_with_its_text_and_attributes(error: Exception) -> None:
+    found = travelled(error)
+    assert (type(found), str(found), found.args) == (type(error), str(error), error.args)
+    plain = {
+        name: value for name, value in vars(error).items() if isinstance(value, int | str | bytes | list)
+    }
+    assert {name: vars(found).get(name) for name in plain} == plain
 
 
 def test_stop_iteration_ends_the_loop_as_with_torch_s_workers() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import importlib
 import json
+import sys
+import types
 from pathlib import Path
+from typing import ClassVar, Self
 
 import pytest
 
-from dataloaderjob.core import frames, settings, sockets, supervision
+from dataloaderjob.core import frames, layout, settings, sockets, supervision, values
 from dataloaderjob.core.blobs import Bundle
-from dataloaderjob.core.errors import AuthError, InputError, RemoteProtocolError
+from dataloaderjob.core.errors import AuthError, InputError, RemoteProtocolError, UserCodeError
+from dataloaderjob.core.layout import NodeKind
 from dataloaderjob.core.records import HEAD, MAGIC, ROW, Record
 from dataloaderjob.core.settings import SidecarSettings
 from dataloaderjob.making import failures
@@ -106,6 +112,76 @@ def test_a_ticket_that_claims_more_keys_than_it_has_is_refused():
     ticket[20:24] = b"\xff" * 4
     with pytest.raises(RemoteProtocolError, match="4294967295 indices"):
         frames.ints_of(bytes(ticket))
+
+
+@pytest.mark.parametrize("first", [({},), (), {}, 0, [0, 0]], ids=str)
+def test_attributes_of_anything_but_an_object_are_refused(first: object):
+    schema = values.pack((int(NodeKind.ATTRIBUTES), ("a",), (first, (int(NodeKind.VALUE), 0))))
+    head = (0, 0, layout.MAGIC, layout.VERSION, 0, len(schema), layout.digest(schema))
+    with pytest.raises(RemoteProtocolError, match="malformed"):
+        layout.parse(layout.HEADER.pack(*head) + schema)
+
+
+class Watched(Exception):
+    """An exception whose code says when it runs."""
+
+    ran: ClassVar[list[str]] = []
+
+    def __new__(cls, *args: object) -> Self:
+        cls.ran.append("new")
+        return super().__new__(cls, *args)
+
+    def __init__(self, *args: object) -> None:
+        self.ran.append("init")
+        super().__init__(*args)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self.ran.append(f"set {name}")
+
+    def __setstate__(self, state: object) -> None:
+        self.ran.append("setstate")
+
+    @property
+    def place(self) -> str:
+        return "here"
+
+    @place.setter
+    def place(self, value: object) -> None:
+        self.ran.append("property")
+
+
+def forged(name: list[str], *args: object, **attributes: object) -> bytes:
+    body = json.loads(failures.pack_failure(ValueError("x")))
+    packed = {"args": args, "attributes": attributes}
+    texts = {key: base64.b64encode(values.pack(value)).decode() for key, value in packed.items()}
+    return json.dumps({**body, "type": name, **texts}).encode()
+
+
+def test_a_feeders_failure_runs_no_constructor_and_no_property():
+    Watched.ran.clear()
+    found = failures.unpack_failure(forged([__name__, "Watched"], "x", place="there", other=3, __class__=5))
+    assert Watched.ran == []
+    assert type(found) is Watched
+    assert (found.args, found.place, vars(found)["other"]) == (("x",), "here", 3)
+
+
+@pytest.mark.parametrize(
+    "name", ["xml.dom.xmlbuilder", "json.tool", "json.__main__", "json.tool.os", "no_module"]
+)
+def test_a_feeders_failure_imports_no_module(name: str):
+    importlib.import_module("xml")  # the package of a submodule that nobody has imported
+    loaded = set(sys.modules)
+    assert type(failures.unpack_failure(forged([name, "Error"], "x"))) is UserCodeError
+    assert set(sys.modules) == loaded
+
+
+def test_a_feeders_failure_asks_no_module_for_a_name_that_it_makes(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+    module = types.ModuleType("lazy")
+    module.__getattr__ = asked.append  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "lazy", module)
+    assert type(failures.unpack_failure(forged(["lazy", "Error"], "x"))) is UserCodeError
+    assert asked == []
 
 
 @pytest.mark.parametrize("cause", [[], {}, ["OutOfMemory"]], ids=str)

@@ -1,18 +1,23 @@
 """Failures of user code as bytes, sent from the feeder to the trainer, which raises them again.
 
 The format is JSON. The exception's arguments and attributes travel only as plain values, never pickled.
+
+A feeder is not trusted with the trainer. So the class of an exception is looked up among imported modules only, without
+running any code. The exception is made by the builtin class that it extends: neither the class's own constructor runs,
+nor a property of it. Its own `__str__` runs, as it does in any traceback.
 """
 
 from __future__ import annotations
 
 import base64
+import builtins
 import contextlib
 import json
 import pickle
+import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -47,7 +52,6 @@ def pack_failure(exc: BaseException, *, phase: str = "", feeder: str = "") -> by
         "text": _text(exc),
         "args": _plain(args),
         "attributes": _plain(plain),
-        "complete": len(plain) == len(own),
         "traceback": _traceback(exc) + (f"\n{_HINT}" if _may_lack_set_up(exc) else ""),
         "position": position,
         "key": None if key is None and (position is None or phase != SAMPLE) else _cut(_repr(key), 256),
@@ -78,13 +82,13 @@ def unpack_failure(data: bytes | memoryview) -> BaseException:
 
 
 def _args_and_attributes(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the parts that pickle would use, because an OSError's file name is neither in args nor in __dict__."""
+    """Returns the parts that pickle would use of the builtin class, because an OSError's file name is neither in args
+    nor in __dict__."""
     args, own = exc.args, exc.__dict__
-    with contextlib.suppress(Exception):  # user code
-        reduced: Any = exc.__reduce__()
-        if reduced[0] is type(exc):
-            args, own = tuple(reduced[1]), dict(*reduced[2:])
-    return args, {name: value for name, value in own.items() if not name.startswith("__")}
+    with contextlib.suppress(Exception):
+        reduced: Any = _builtin_base(type(exc)).__reduce__(exc)
+        args, own = tuple(reduced[1]), {**dict(*reduced[2:]), **own}
+    return args, {name: value for name, value in own.items() if _may_be_set(name)}
 
 
 def _text(exc: BaseException) -> str:
@@ -175,8 +179,6 @@ class _Record:
     """None: not all arguments are plain values."""
     attributes: dict[str, Any]
     """Attributes that are plain values."""
-    complete: bool
-    """True if there are no other attributes."""
 
 
 def _parse(data: bytes | memoryview) -> _Record:
@@ -191,7 +193,6 @@ def _parse(data: bytes | memoryview) -> _Record:
             details=f"raised {_where(body)}{':' if trace else ''}\n{trace}".rstrip(),
             args=args if type(args) is tuple else None,
             attributes=attributes if type(attributes) is dict else {},
-            complete=bool(body["complete"]) and type(attributes) is dict,
         )
     except (ValueError, LookupError, TypeError, RecursionError) as exc:
         raise RemoteProtocolError(f"a failure cannot be read: {exc}") from exc
@@ -209,29 +210,68 @@ def _unplain(data: str | None) -> Any:
     return None if data is None else values.unpack(base64.b64decode(data))
 
 
+_TYPE_MRO: Any = vars(type)["__mro__"]
+_TYPE_DICT: Any = vars(type)["__dict__"]
+_TYPE_BASE: Any = vars(type)["__base__"]
+_MODULE_DICT: Any = vars(ModuleType)["__dict__"]
+_EXCEPTION_DICT: Any = vars(BaseException)["__dict__"]
+"""What attributes of classes, modules and exceptions are read by, without running code of their own."""
+
+
 def _exception_class(module: str, qualname: str) -> type[Exception] | None:
-    try:
-        cls = user_code.find_class(module, qualname)
-    except Exception:  # missing, or a user module whose import fails
-        return None
+    """Finds a class among imported modules, or among those that were shipped by value; None if there is none."""
+    own = sys.modules.get(module)
+    found: Any = own
+    for name in qualname.split("."):
+        names: Mapping[str, Any] = {}
+        if ModuleType in _TYPE_MRO.__get__(type(found)):
+            names = _MODULE_DICT.__get__(found)
+        elif type in _TYPE_MRO.__get__(type(found)):
+            names = _TYPE_DICT.__get__(found)
+        found = names.get(name)
+    if found is None:
+        found = user_code.sent_class((module, qualname))
     # Not BaseException: a SystemExit or KeyboardInterrupt in a feeder must not end this process.
-    return cls if issubclass(cls, Exception) else None
+    is_class = type in _TYPE_MRO.__get__(type(found))
+    return found if is_class and Exception in _TYPE_MRO.__get__(found) else None
+
+
+def _builtin_base(cls: type[BaseException]) -> Any:
+    """Returns the builtin class of exceptions whose memory `cls` extends."""
+    base: Any = cls
+    while vars(builtins).get(base.__name__) is not base:
+        base = _TYPE_BASE.__get__(base)
+    return base
+
+
+def _may_be_set(name: object) -> bool:
+    return type(name) is str and not name.startswith("__")
+
+
+def _set(exc: Exception, base: type, name: str, value: Any) -> None:
+    """Sets an attribute as the builtin class does: neither a property nor a __setattr__ of the user's runs."""
+    slot: Any = next((vars(one)[name] for one in base.__mro__ if name in vars(one)), None)
+    if hasattr(slot, "__set__"):
+        slot.__set__(exc, value)
+    else:
+        _EXCEPTION_DICT.__get__(exc)[name] = value
 
 
 def _rebuild(cls: type[Exception], record: _Record) -> Exception | None:
     """Returns an exception of `cls` with its note, or None."""
-    ways: list[Callable[[], Exception]] = []
-    if record.args is not None:
-        ways.append(partial(cls, *record.args))  # as unpickling does it
-        if record.complete:  # __init__ may expect arguments other than args, and need not run
-            ways.append(partial(cls.__new__, cls, *record.args))
-    ways.append(partial(cls, record.text))
-    for way in ways:
-        with contextlib.suppress(Exception):  # user code
-            made = way()
-            made.__setstate__(record.attributes)
+    base = _builtin_base(cls)
+    for args in (record.args, (record.text,)):
+        if args is None:
+            continue
+        with contextlib.suppress(Exception):
+            made: Exception = base.__new__(cls, *args)
+            base.__init__(made, *args)
+            for name, value in record.attributes.items():
+                if _may_be_set(name):
+                    _set(made, base, name, value)
             same = _text(made) == record.text
-            if isinstance(made, cls) and (same or way is ways[-1]):
-                made.add_note(record.details if same else f"{record.text}\n\n{record.details}")
+            if same or args is not record.args:
+                note = record.details if same else f"{record.text}\n\n{record.details}"
+                _EXCEPTION_DICT.__get__(made)["__notes__"] = [note]
                 return made
     return None
