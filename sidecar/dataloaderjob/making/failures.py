@@ -215,7 +215,7 @@ _TYPE_DICT: Any = vars(type)["__dict__"]
 _TYPE_BASE: Any = vars(type)["__base__"]
 _MODULE_DICT: Any = vars(ModuleType)["__dict__"]
 _EXCEPTION_DICT: Any = vars(BaseException)["__dict__"]
-"""What attributes of classes, modules and exceptions are read by, without running code of their own."""
+"""Read attributes of classes, modules and exceptions without running code of their own."""
 
 
 def _exception_class(module: str, qualname: str) -> type[Exception] | None:
