@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import time
+from pathlib import Path
 
 import pytest
+from fuzz import run
 from fuzz.target import mutate_bytes
 from fuzz.targets import TARGETS
 
@@ -37,3 +39,21 @@ def test_a_parser_refuses_mutations_with_its_declared_errors(name: str):
         except Exception as exc:
             pytest.fail(f"{name}, mutation {number}, {data[:2000]!r}: {type(exc).__name__}: {str(exc)[:300]}")
         assert time.monotonic() - began < HANGS_S, f"{name}, mutation {number}, {data[:2000]!r}"
+
+
+def test_an_unknown_target_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        run.main(["values", "no-such"])
+    assert "no target is named no-such; there are: frame-headers, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"\xc0", "accepted\n"), (b"", "refused with a declared error\n")]
+)
+def test_a_kept_input_is_parsed_again(
+    content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "crash"
+    path.write_bytes(content)
+    assert run.main(["values", "--input", str(path)]) == 0
+    assert capsys.readouterr().out == said
