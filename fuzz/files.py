@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import torch
 import yaml
 from torch.utils.data import TensorDataset
@@ -21,8 +23,9 @@ from dataloaderjob.api.load import parse_live, parse_manifest
 from dataloaderjob.core import frames, records, settings
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.consumption import fold
-from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.errors import InputError, RemoteProtocolError
 from dataloaderjob.core.settings import FeederSettings, SidecarSettings, SupervisorSettings
+from dataloaderjob.local.mapping.rows import from_message, to_message
 from dataloaderjob.trainer.resume.state import Resume
 from fuzz.target import Target, mutate_bytes, mutate_json
 
@@ -131,9 +134,29 @@ def _states() -> Sequence[bytes]:
     return [json.dumps(one).encode() for one in found]
 
 
+def _results(data: bytes) -> None:
+    """What `map` gets from feeders: every value of a batch that it takes can be read."""
+    from_message(np.frombuffer(data, np.uint8)).to_pylist()
+
+
+def _messages() -> Sequence[bytes]:
+    columns = {"text": ["x", "yy", None], "list": [[1, 2], [3], []], "number": np.arange(3.0)}
+    nested = {
+        "struct": pa.array([{"a": 1, "b": ["c"]}] * 3),
+        "words": pa.array(["a", "b", "a"]).dictionary_encode(),
+    }
+    return [to_message(pa.record_batch(one)).tobytes() for one in (columns, nested)]
+
+
 _REFUSED = (InputError,)
 TARGETS = (
     Target(name="settings", parse=_settings, seeds=_all_settings, declared=(), mutate=mutate_json),
+    Target(
+        name="map-messages",
+        parse=_results,
+        seeds=_messages,
+        declared=(RemoteProtocolError, ValueError, OverflowError, pa.ArrowException),
+    ),
     Target(name="records", parse=_record, seeds=_records, declared=_REFUSED, mutate=_mutate_record),
     Target(name="manifests", parse=parse_manifest, seeds=lambda: [EXAMPLE.read_bytes()], declared=_REFUSED),
     Target(

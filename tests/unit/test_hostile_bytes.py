@@ -10,6 +10,8 @@ import types
 from pathlib import Path
 from typing import ClassVar, Self
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from dataloaderjob.core import frames, layout, settings, sockets, supervision, values
@@ -18,6 +20,7 @@ from dataloaderjob.core.errors import AuthError, InputError, RemoteProtocolError
 from dataloaderjob.core.layout import NodeKind
 from dataloaderjob.core.records import HEAD, MAGIC, ROW, Record
 from dataloaderjob.core.settings import SidecarSettings
+from dataloaderjob.local.mapping.rows import from_message, to_message
 from dataloaderjob.making import failures
 from dataloaderjob_operator.decide.supervisor_status import parse
 
@@ -182,6 +185,25 @@ def test_a_feeders_failure_asks_no_module_for_a_name_that_it_makes(monkeypatch: 
     monkeypatch.setitem(sys.modules, "lazy", module)
     assert type(failures.unpack_failure(forged(["lazy", "Error"], "x"))) is UserCodeError
     assert asked == []
+
+
+def test_results_whose_offsets_point_elsewhere_are_refused():
+    batch = pa.record_batch({"index": [0, 1], "text": ["first", "second"]})
+    offsets = np.array([0, 5, 11], np.int32).tobytes()
+    wrong = np.array([0, 5, 1 << 30], np.int32).tobytes()
+    message = to_message(batch).tobytes()
+    assert message.count(offsets) == 1
+    assert from_message(np.frombuffer(message, np.uint8)).equals(batch)
+    with pytest.raises(RemoteProtocolError, match="not valid Arrow data"):
+        from_message(np.frombuffer(message.replace(offsets, wrong), np.uint8))
+
+
+@pytest.mark.parametrize(
+    "message", [b"", "text", None, np.zeros(0, np.uint8), np.zeros(64, np.uint8)], ids=repr
+)
+def test_results_that_are_no_message_are_refused(message: object):
+    with pytest.raises(RemoteProtocolError, match="a feeder sent"):
+        from_message(message)
 
 
 @pytest.mark.parametrize("cause", [[], {}, ["OutOfMemory"]], ids=str)
