@@ -2,10 +2,10 @@
 #
 # Variables: PYTHON (3.11 or newer), TORCH (any pip requirement, or the path of a wheel), FASHION_MNIST (folder of the
 # data), KUBEBUILDER_ASSETS (folder with etcd and kube-apiserver), PYTEST_ARGS, TEST_PROCESSES (test files that run at a
-# time), E2E_PROCESSES (tests that run on a cluster at a time). Options of the main job are variables such as
+# time), E2E_PROCESSES (tests that run on a cluster at a time), FUZZ_SECONDS (for each target of `make fuzz`). Options of the main job are variables such as
 # FASHION_EPOCHS=2 and FASHION_LIMIT=6000. For images and the cluster: REGISTRY, TAG, PYTHON_IMAGE, TORCH_INDEX,
 # NODE_IMAGE (kind's, for another version of Kubernetes), E2E_ADDONS (program that installs JobSet and Kubeflow Trainer
-# on a kind cluster).
+# on a kind cluster). For a release: SIGNING_KEY (PEM file with an Ed25519 key), PYTHON_IMAGE with a digest.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -14,6 +14,10 @@ FASHION_MNIST ?= $(PACKAGED_DATA)
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 E2E_PROCESSES ?= 2
+FUZZ_SECONDS ?= 300
+FUZZ_TARGETS ?=
+AUDIT_SERVICE ?= pypi
+SIGNING_KEY ?=
 
 KUBEBUILDER_ASSETS ?= /usr/local/kubebuilder/bin
 APISERVER_VERSION ?= 1.34.1
@@ -40,7 +44,7 @@ export PATH := $(abspath $(VENV)/bin):$(PATH)
 
 .DEFAULT_GOAL := help
 SUITES := test-unit test-contract test-integration test-parity test-apiserver test-chart
-.PHONY: help env data apiserver constraints images run test test-ci test-all durations record-parity $(SUITES) test-gpu e2e check generate docs dist release-check bench bench-full bench-petastorm bench-operator clean
+.PHONY: help env data apiserver constraints images run test test-ci test-all durations record-parity $(SUITES) test-gpu e2e check fuzz generate docs dist release-check sbom audit sign bench bench-full bench-petastorm bench-operator clean
 
 help:  ## lists the targets
 	@grep -hE '^[a-z0-9-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*  ## /\1\t/' | expand -t 18
@@ -104,10 +108,8 @@ $(abspath $(ENVTEST))/kwok:
 	  https://github.com/kubernetes-sigs/kwok/releases/download/v$(KWOK_VERSION)/kwok-linux-$(ARCH) && \
 	  chmod +x kwok.part && mv kwok.part kwok
 
-constraints: env  ## pins the packages of the images to their newest versions: constraints/images.txt
-	echo torch | uv pip compile --quiet --upgrade --universal --python-version 3.11 --excludes /dev/stdin \
-	  --extra operator --extra feeder --extra ray-data --custom-compile-command "make constraints" \
-	  --output-file constraints/images.txt pyproject.toml constraints/images.in
+constraints: env  ## pins the packages of the images to their newest versions and the hashes of their files: constraints/
+	python -m release.locks --upgrade
 
 BUILD := docker build --build-arg PYTHON_IMAGE=$(PYTHON_IMAGE) --build-arg VERSION=$(TAG)
 
@@ -188,6 +190,15 @@ check: env  ## format, lint, types, layers, workflows, subjects of commits
 	zizmor --quiet --offline .github/workflows
 	python tests/support/commit_subjects.py
 
+fuzz: $(VENV)/.installed .venv-fuzz/.installed  ## atheris on all parsers of untrusted bytes, FUZZ_SECONDS (300) each; FUZZ_TARGETS: only these
+	PYTHONPATH=.venv-fuzz python -m fuzz.run --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)
+
+# atheris alone, beside the environment: it has no wheel for every Python that this package supports.
+.venv-fuzz/.installed: pyproject.toml
+	rm -rf .venv-fuzz
+	$(VENV)/bin/pip install --no-deps --target .venv-fuzz "$$($(VENV)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["fuzz"])')"
+	@touch $@
+
 generate: env  ## generates files from the code: the schema of the manifest, pages of the documents
 	python docs/generate.py
 	python -m bench.report
@@ -200,8 +211,24 @@ dist: env  ## a wheel and an sdist, in dist/
 	rm -rf dist
 	python -m build --no-isolation
 
-release-check: env  ## checks if this tree can be released: version, changelog, constraints, wheel in an empty environment
-	python tests/support/release_check.py --torch "$(TORCH)"
+release-check: env .venv-release/.installed  ## checks if this tree can be released: version, changelog, locks, wheel in an empty environment, inventories, signature
+	PYTHONPATH=. python tests/support/release_check.py --torch "$(TORCH)" --base-image "$(PYTHON_IMAGE)" $(if $(SIGNING_KEY),--key "$(SIGNING_KEY)")
+
+sbom: env .venv-release/.installed  ## inventories of the images in the CycloneDX format, in build/sbom
+	python -m release.inventory
+
+audit: env .venv-release/.installed  ## known vulnerabilities of what images install, by pip-audit; AUDIT_SERVICE=osv asks another service
+	python -m release.audit --service $(AUDIT_SERVICE)
+
+sign: env .venv-release/.installed  ## adds inventories to dist/, and signs all files there with the key SIGNING_KEY
+	@test -n "$(SIGNING_KEY)" || { echo "a key is needed: make sign SIGNING_KEY=release.pem. To make one: openssl genpkey -algorithm ed25519 -out release.pem" >&2; exit 1; }
+	python -m release.inventory --folder dist
+	python -m release.signing sign dist --key "$(SIGNING_KEY)"
+
+.venv-release/.installed: $(VENV)/.installed
+	$(VENV)/bin/python -m venv --clear .venv-release
+	.venv-release/bin/pip install $$($(VENV)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["release"])')
+	@touch $@
 
 bench: $(VENV)/.bench-installed  ## benchmarks, a good hour; writes bench/results and docs/benchmarks.md
 	python -m bench.run

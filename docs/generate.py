@@ -12,16 +12,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import manifest_reference
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import dataloaderjob
 import dataloaderjob_operator.__main__ as operator
-from dataloaderjob.api import crd
+from dataloaderjob.api import API_VERSION, KIND, crd, parse_object
+from dataloaderjob.api.injection import LABEL, inject, injection
+from dataloaderjob.api.pod_templates import ANCESTOR_STEP
 from dataloaderjob.api.trainer import TrainerSpec
 from dataloaderjob.core import places
 from dataloaderjob.local import cli
 from dataloaderjob.local.plan import EXIT_LATE
 from dataloaderjob.sidecar import metrics as sidecar
+from dataloaderjob_operator.injector import __main__ as injector
+from dataloaderjob_operator.injector.server import InjectorMetrics
 from dataloaderjob_operator.monitoring import ErrorKind, Metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -161,11 +166,18 @@ machine. These are the variables of launchers, Kubernetes, Ray, CUDA and Python,
 def of_operator() -> str:
     """Returns the metrics that the operator serves once each labelled metric has a value."""
     made = Metrics()
-    made.describe(version="1", kopf="2", phases=dict)
+    made.describe(
+        version="1", kopf="2", phases=dict,
+        loaders=lambda: [(("team", "mnist"), {"limit": "feeders"})],
+    )  # fmt: skip
     made.received("Pod")
     made.reconcile_errors.labels(ErrorKind.BUG.value).inc()
     made.api_writes.labels("Pod", "apply").inc()
     return made.text().decode()
+
+
+def of_injector() -> str:
+    return InjectorMetrics().text().decode()
 
 
 def of_sidecar() -> str:
@@ -183,9 +195,38 @@ def table(text: str) -> str:
 
 
 def metrics() -> str:
-    """Returns the page of metrics with its two tables regenerated."""
-    tables = iter((table(of_operator()), table(of_sidecar())))
+    """Returns the page of metrics with its tables regenerated."""
+    tables = iter((table(of_operator()), table(of_injector()), table(of_sidecar())))
     return re.sub(r"\| metric \|.*\n(?:\|.*\n)+", lambda _: next(tables), METRICS.read_text())
+
+
+def training_runtime() -> str:
+    """Returns the chart's runtime for Kubeflow Trainer, in which the chart replaces four names. Its pods have a sidecar
+    for one process with the default memory."""
+    job = parse_object(
+        {
+            "apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "job-name"},
+            "spec": {"feeders": {"image": "any"}, "trainers": {"attach": {}}},
+        }
+    )  # fmt: skip
+    node = {
+        "metadata": {"labels": {LABEL: "job-name"}},
+        "spec": {"containers": [{"name": "node", "image": "node-image"}]},
+    }
+    template = inject(node, injection(job, image="sidecar-image"))
+    del template["metadata"]["annotations"]  # Helm cannot compute the digest
+    step = {"labels": {ANCESTOR_STEP: "trainer"}}
+    made = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "ClusterTrainingRuntime",
+        "metadata": {"name": "runtime-name", "labels": {"trainer.kubeflow.org/framework": "torch"}},
+        "spec": {
+            "mlPolicy": {"numNodes": 1, "torch": {"numProcPerNode": "auto"}},
+            "template": {"spec": {"replicatedJobs": [
+                {"name": "node", "template": {"metadata": step, "spec": {"template": template}}}
+            ]}},
+        },
+    }  # fmt: skip
+    return yaml.safe_dump(made, sort_keys=False)
 
 
 def errors() -> list[type[Exception]]:
@@ -226,6 +267,11 @@ def commands() -> str:
         f"## The operator\n\n`python -m dataloaderjob_operator`: {parser.description} The chart sets its "
     )
     parts.append("arguments.\n\n" + _arguments(parser))
+    parser = injector.make_parser()
+    parts.append(
+        f"## The injector\n\n`python -m dataloaderjob_operator.injector`: {parser.description} The chart sets "
+    )
+    parts.append("its arguments.\n\n" + _arguments(parser))
     return "".join(parts).rstrip("\n") + "\n"
 
 
@@ -293,6 +339,7 @@ FILES: dict[str, Callable[[], str]] = {
     "docs/reference/cli.md": commands,
     "docs/reference/environment.md": environment,
     "docs/reference/exceptions.md": exceptions,
+    "charts/dataloaderjob/files/training-runtime.yaml": training_runtime,
     "docs/reference/metrics.md": metrics,
 }
 """The generated files, each with the function that makes its text."""

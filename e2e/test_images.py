@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from cluster import FEEDER, OPERATOR, ROOT, SIDECAR, CommandFailed, missing, run
+from release import inventory, locks
+
+from dataloaderjob import __version__
 
 pytestmark = pytest.mark.timeout(120)
 BASE = os.environ.get("PYTHON_IMAGE") or "python:3.11-slim-bookworm"
@@ -52,6 +55,24 @@ def test_image_has_its_modules_and_no_tools_or_root(image: str):
     )  # fmt: skip
     assert set(found["modules"]) == HAS[image]
     assert (found["uid"], found["tools"], found["writable"]) == (65532, [], [])
+
+
+@pytest.mark.parametrize(
+    ("image", "lock"), list(zip(HAS, locks.IMAGES, strict=True)), ids=["operator", "sidecar", "feeder"]
+)
+def test_image_has_exactly_the_packages_of_its_inventory(image: str, lock: locks.Lock):
+    """Those of its lock, in these versions, and this package; torch with what torch alone needs in the feeders'."""
+    if gone := missing():
+        pytest.fail(gone, pytrace=False)
+    listed = "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()))"
+    lines = run(["docker", "run", "--rm", "--network=none", image, "python", "-c", listed]).split()
+    found = {(locks.name_of(name), version) for name, _, version in (line.partition("==") for line in lines)}
+    locked = {(pin.name, pin.version) for pin in locks.pins(lock.path, of_images=True)}
+    extra = found - locked - {("dataloaderjob", __version__)}
+    assert locked <= found
+    if image == FEEDER:
+        extra = {(name, v) for name, v in extra if name not in {"pip", *inventory.needed_by("torch")}}
+    assert extra == set()
 
 
 def documented() -> str:

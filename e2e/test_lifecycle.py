@@ -11,8 +11,6 @@ from jobs import FEEDERS, HEAD, TRAINER, Job, changed, job
 from nodes import drain
 from readme import UPGRADE, words
 
-from dataloaderjob_operator import names
-
 pytestmark = pytest.mark.timeout(600)
 ALL = (HEAD, FEEDERS, TRAINER)
 
@@ -65,7 +63,9 @@ def test_deleted_or_edited_children_are_restored(running: Job):
     kubectl, place = running.cluster.kubectl, ["-n", running.namespace]
     job = running.cluster.get("dlj", "idle", running.namespace)
     assert job is not None
-    secret = names.key_secret("idle", job["metadata"]["uid"])
+    prefix = f"secret/idle-keys-{job['metadata']['uid'][:8]}-"
+    listed = kubectl("get", "secrets", "-o", "name", *place).split()
+    (secret,) = (name.removeprefix("secret/") for name in listed if name.startswith(prefix))
     kubectl("delete", f"secret/{secret}", *place)
     for child in (
         "service/idle-head",

@@ -13,6 +13,8 @@ from jobs import FEEDERS, HEAD, TRAINER, Job
 from networks import Snapshot
 from readme import FIRST_JOB, words
 
+from dataloaderjob.api.ray import RayTuning
+
 pytestmark = pytest.mark.timeout(1200)
 GCS, SUPERVISOR, MASTER = 6379, 6400, 29500
 
@@ -53,14 +55,21 @@ def runs_to_complete(operator: Cluster, namespace: str, local_digest: str) -> Sn
         also=job.why,
     )
     header, line = operator.kubectl("get", "dlj", "-n", namespace).splitlines()
-    assert header.split() == ["NAME", "PHASE", "FEEDERS", "TRAINERS", "GB/S", "STALL%", "AGE", "REASON"]
+    assert header.split() == [
+        "NAME",
+        "PHASE",
+        "FEEDERS",
+        "TRAINERS",
+        "GB/S",
+        "STALL%",
+        "INPUT",
+        "AGE",
+        "REASON",
+    ]
     assert line.split()[:4] == ["fashion-mnist", "Running", "2/2", "2/2"]
     in_force = job.status()["ray"]
     assert in_force["version"], in_force
-    assert (
-        in_force["workerRegisterTimeoutSeconds"]
-        == live["spec"]["ray"]["managed"]["tuning"]["workerRegisterTimeoutSeconds"]
-    )
+    assert in_force["workerRegisterTimeoutSeconds"] == RayTuning().worker_register_timeout_seconds
     job.await_phase("Complete", timeout_s=600)
     time.sleep(1)  # for the watch to print it
     watching.terminate()

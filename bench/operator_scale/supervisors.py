@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from dataloaderjob.core import sockets
+from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.errors import AuthError, DataLoaderJobError, RemoteProtocolError
 from dataloaderjob_operator import names
 
@@ -129,7 +129,8 @@ class Supervisors:
         name = str(hello.get("job"))
         try:
             uid = name.rpartition("/")[2]
-            last = sockets.accept_answer(names.job_key(self._root_key, uid), first, hello, job=name, facts={})
+            found = keys.of_job(names.job_key(self._root_key, uid))
+            last = sockets.accept_answer(found, first, hello, job=name, facts={})
         except (AuthError, ValueError) as exc:
             writer.write(sockets.pack_message({"error": str(exc)}))
             raise

@@ -19,6 +19,7 @@ from typing import Any
 import kopf
 
 from dataloaderjob_operator import election, keys, names
+from dataloaderjob_operator.autoscaler import Autoscalers
 from dataloaderjob_operator.client import ApiClient
 from dataloaderjob_operator.monitoring import (
     Health,
@@ -32,7 +33,9 @@ from dataloaderjob_operator.monitoring import (
 from dataloaderjob_operator.objects import OperatorConfig, OwnPod
 from dataloaderjob_operator.objects.settings import USER, cluster_domain
 from dataloaderjob_operator.observe import watch
+from dataloaderjob_operator.observe.attached_pods import AttachedPods
 from dataloaderjob_operator.observe.cache import Cache, JobKey
+from dataloaderjob_operator.observe.followed_objects import FollowedObjects
 from dataloaderjob_operator.observe.requests import Requests
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
 from dataloaderjob_operator.observe.watch import EventLookup
@@ -61,6 +64,8 @@ class Options:
     """Settings for jobs, still without a root key."""
     root_key: Path | None = None
     """File with the root key; None: `root_key_secret` holds it."""
+    previous_root: Path | None = None
+    """File with the root key before that one."""
     root_key_secret: tuple[str, str] = ("", "")
     """Namespace and name of the Secret with the root key."""
     candidate: election.Candidate | None = None
@@ -101,6 +106,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--root-key",
         type=Path,
         help=f"file with that key instead of a Secret, at least {names.ROOT_NBYTES} bytes",
+    )
+    parser.add_argument(
+        "--previous-root-key",
+        type=Path,
+        help="file with the key before the one in --root-key, for jobs that started with it; a Secret has it in its "
+        "field `previous`",
     )
     parser.add_argument(
         "--lease",
@@ -198,6 +209,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )  # fmt: skip
     return Options(
         namespaces=tuple(found.namespace), config=config, root_key=found.root_key,
+        previous_root=found.previous_root_key,
         root_key_secret=(found.own_namespace or "", found.root_key_secret or ""),
         candidate=election.candidate(found.own_namespace, found.lease, found.identity, timing),
         workers=found.workers, resync_s=found.resync_seconds, metrics_port=found.metrics_port,
@@ -261,7 +273,15 @@ def read_root(path: Path) -> bytes:
     return root
 
 
-async def run(options: Options, root: bytes | None) -> None:
+def read_roots(options: Options) -> keys.Roots | None:
+    """Reads the root keys from files; None: a Secret holds them. Raises NoRootKey."""
+    if options.root_key is None:
+        return None
+    previous = None if options.previous_root is None else read_root(options.previous_root)
+    return keys.Roots(read_root(options.root_key), previous)
+
+
+async def run(options: Options, roots: keys.Roots | None) -> None:
     """Runs until a signal arrives. Raises CancelledError if the signal arrives before the initial list is complete.
     Raises NoRootKey."""
     metrics = Metrics()
@@ -273,10 +293,10 @@ async def run(options: Options, root: bytes | None) -> None:
             asyncio.get_running_loop().add_signal_handler(number, this.cancel)
     try:
         async with serve(options.metrics_port, metrics, health):
-            if root is None:
-                root = await keys.root_key(client, *options.root_key_secret)
+            if roots is None:
+                roots = await keys.root_key(client, *options.root_key_secret)
             async with _turn(options.candidate, client, metrics, health):
-                setup = replace(options.config, root_key=root)
+                setup = replace(options.config, root_key=roots.current, previous_root=roots.previous)
                 await reconcile_all(options, setup, client, metrics, health, requests)
     finally:
         await client.close()
@@ -309,17 +329,33 @@ async def reconcile_all(
 ) -> None:
     """Does the operator's work until a signal arrives."""
     cache = requests.cache
-    poller = SupervisorPoller(cache, setup.root_key, lambda key: work.add(key, CHILD_S))
+    poller = SupervisorPoller(
+        cache, setup.root_key, lambda key: work.add(key, CHILD_S), previous_root=setup.previous_root
+    )
     reconciler = Reconciler(client, cache, setup, poller, metrics=metrics)
     work = Workers(reconciler.reconcile, workers=options.workers, metrics=metrics, resync_s=options.resync_s)
+    scalers = reconciler.autoscalers = Autoscalers(
+        client, poller.status, cache.version, lambda key: work.add(key, CHILD_S)
+    )
     lookup = reconciler.lookup = EventLookup(client, work.add)
+    followed = reconciler.followed = FollowedObjects(client, work.add)
+    attached = reconciler.attached = AttachedPods(client, lambda key: pods(key), options.namespaces)
     health.remark = reconciler.cannot_write
     metrics.watches.set_function(requests.open)
-    metrics.describe(version=setup.version, kopf=importlib.metadata.version("kopf"), phases=cache.phases)
+    metrics.describe(
+        version=setup.version,
+        kopf=importlib.metadata.version("kopf"),
+        phases=cache.phases,
+        loaders=cache.loaders,
+    )
 
     def changed(key: JobKey, itself: bool) -> None:
         work.add(key, 0.0 if itself else CHILD_S, first=itself)
         poller.wake(key)
+
+    def pods(key: JobKey) -> None:
+        changed(key, False)
+        followed.wake(key)
 
     def received(kind: str, uid: str) -> None:
         metrics.received(kind)
@@ -330,6 +366,7 @@ async def reconcile_all(
         reconciler.forget(key)
 
     await watch.prime(client, cache, work.add, options.namespaces)
+    await attached.prime()
     health.listed = True
     gc.collect()
     gc.freeze()  # a collection that visits the objects of 1,000 jobs blocks the loop for 0.2 s
@@ -343,6 +380,9 @@ async def reconcile_all(
         asyncio.create_task(work.run(), name="work"),
         asyncio.create_task(poller.run(), name="supervisors"),
         asyncio.create_task(lookup.run(), name="event lookups"),
+        asyncio.create_task(attached.run(), name="attached pods"),
+        asyncio.create_task(followed.run(), name="followed objects"),
+        asyncio.create_task(scalers.run(), name="autoscalers"),
         asyncio.create_task(pulse(metrics), name="pulse"),
         asyncio.create_task(
             watch.keep_sweeping(client, cache, work.add, options.namespaces, requests), name="sweeps"
@@ -368,7 +408,7 @@ def main() -> int:
     sys.setrecursionlimit(MAX_CALLS)
     configure_logging(options.log_format)
     try:
-        asyncio.run(run(options, None if options.root_key is None else read_root(options.root_key)))
+        asyncio.run(run(options, read_roots(options)))
     except asyncio.CancelledError:
         log.info("stopped before the initial list was complete")
     except keys.NoRootKey as exc:

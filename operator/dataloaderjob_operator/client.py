@@ -14,7 +14,8 @@ from kubernetes.aio import client as kubernetes
 from kubernetes.aio import config
 
 from dataloaderjob.api.job import API_VERSION, KIND
-from dataloaderjob_operator.decide.observed import UNKNOWN, Key
+from dataloaderjob.core.texts import UNKNOWN
+from dataloaderjob_operator.decide.observed import Key
 from dataloaderjob_operator.kinds import KINDS, Manifest
 from dataloaderjob_operator.monitoring import Metrics
 from dataloaderjob_operator.names import MANAGER
@@ -24,7 +25,12 @@ JSON = "application/json"
 APPLY = "application/apply-patch+yaml; charset=utf-8"
 """The charset makes the client library send the body unchanged. Without it, the library sends JSON in ASCII, and the
 API server refuses every character beyond U+FFFF; it accepts them only in bodies declared as JSON."""
+MERGE = "application/merge-patch+json"
 TIMEOUT_S = 30.0
+CHUNK = 100
+"""Number of objects in a page of a list."""
+SILENT_S = 150.0
+"""Seconds without a byte after which a watch counts as broken: the API server sends a bookmark each minute."""
 MAX_EVENTS = 100
 """Maximum number of events listed for one object: a starting pod has about ten."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -141,6 +147,17 @@ class ApiClient:
         self.metrics.event_lookups.inc()
         return list(page["items"])
 
+    async def autoscalers(self, namespace: str) -> list[Mapping[str, Any]]:
+        """Lists a namespace's HorizontalPodAutoscalers."""
+        path = _path(namespace, "HorizontalPodAutoscaler")
+        return [item async for item in self.list(path, limit=str(MAX_EVENTS))]
+
+    async def scale(self, namespace: str, name: str, version: str, replicas: int) -> None:
+        """Sets the number of a job's feeder pods. Raises ApiError with 409 if the job has another resourceVersion."""
+        body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
+        path = _path(namespace, KIND, name) + "/scale"
+        await self._write((KIND, "scale"), "PATCH", path, body, MERGE, fieldManager=MANAGER)
+
     async def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
         """Lists all objects of a kind, in pages."""
         while True:
@@ -150,6 +167,46 @@ class ApiClient:
             if not (rest := page["metadata"].get("continue")):
                 return
             query = {**query, "continue": rest}
+
+    async def request(self, method: str, path: str, body: Any = None, kind: str = JSON) -> Manifest:
+        """Sends a request about an object that is none of a job's. Returns the object in the response."""
+        return await self._request(method, path, body, kind)
+
+    async def get(self, path: str) -> Manifest:
+        """Reads the object at a path, or what the API server lists there."""
+        return await self._request("GET", path)
+
+    async def snapshot(self, path: str, **query: str) -> tuple[Sequence[Manifest], str]:
+        """Lists all objects of a kind. Returns them, and the version from which a watch continues."""
+        items, query = list[Manifest](), {"limit": str(CHUNK), **query}
+        while True:
+            page = await self._request("GET", path, **query)
+            items += page["items"]
+            if not (rest := page["metadata"].get("continue")):
+                return items, str(page["metadata"].get("resourceVersion") or "")
+            query = {**query, "continue": rest}
+
+    async def watch(self, path: str, seconds: int, **query: str) -> AsyncIterator[Manifest]:
+        """Yields the events of a watch until the API server ends it. Raises ApiError, also for an event that reports an
+        error."""
+        query |= {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
+        timeout = aiohttp.ClientTimeout(total=seconds + 30, sock_read=SILENT_S)
+        sent = await self.api.param_serialize(
+            "GET", path, query_params=list(query.items()), auth_settings=["BearerToken"],
+            header_params={"Accept": JSON},
+        )  # fmt: skip
+        try:
+            response = (await self.api.call_api(*sent[:3], _request_timeout=timeout)).response
+            async with response:
+                if response.status >= 400:
+                    raise ApiError(response.status, _message(await response.read()))
+                rest = b""
+                async for part in response.content.iter_any():
+                    *lines, rest = (rest + part).split(b"\n")
+                    for line in lines:
+                        yield _event(line)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
+            raise ApiError(0, f"the API server does not answer GET {path}: {exc!r}") from exc
 
     async def _apply(self, verb: str, manifest: Manifest, *, below: str = "", **query: str) -> Manifest:
         """Applies an object. `below`: the subresource, such as /status."""
@@ -197,6 +254,15 @@ class ApiClient:
             wait_s = _seconds(response.getheaders().get("Retry-After"))
             raise ApiError(response.status, _message(text), wait_s, _field(text, "reason") or "")
         return dict(json.loads(text))
+
+
+def _event(line: bytes) -> Manifest:
+    """Parses an event of a watch. Raises ApiError if it reports an error."""
+    event = dict(json.loads(line))
+    if event.get("type") == "ERROR":
+        status = event.get("object") or {}
+        raise ApiError(int(status.get("code") or 0), str(status.get("message") or "the watch ended"))
+    return event
 
 
 def apply_body(value: Any) -> bytes:

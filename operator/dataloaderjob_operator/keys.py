@@ -3,6 +3,10 @@ jobs are only ever created, never read.
 
 A job's Secret has the job's uid in its name, so a create that conflicts has found the job's own Secret. Pods need it
 only when they start: a deleted Secret is recreated before a starting pod can miss it.
+
+The Secret of attached pods is named after the job alone. A create that conflicts may have found the Secret of an
+earlier job, which the garbage collector is about to remove, or somebody else's. So it is tried again while the job is
+new, and while sidecars run without reaching the supervisor.
 """
 
 from __future__ import annotations
@@ -16,9 +20,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dataloaderjob.api.status import ConditionType
 from dataloaderjob_operator import names
 from dataloaderjob_operator.client import ApiClient, ApiError
-from dataloaderjob_operator.decide.observed import Observed, has_condition
+from dataloaderjob_operator.decide.attached import NOT_CONNECTED
+from dataloaderjob_operator.decide.observed import Observed, has_condition, parse_time
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.observe.cache import JobKey
 
@@ -26,18 +32,32 @@ log = logging.getLogger(__name__)
 
 ROOT_FIELD = "root"
 """Field of the Secret that holds the root key."""
+PREVIOUS_FIELD = "previous"
+"""Field of that Secret with the root key of running jobs, while the root key is rotated."""
 NEW_ROOT_NBYTES = 48
 RETRY_S = 5.0
 AGAIN_S = 10.0
 """Minimum interval between two attempts to create a job's Secret while the same pods start."""
+NEW_S = 300.0
+"""Seconds after a job's creation for which an earlier job of the same name may have left its Secret."""
 
 
 class NoRootKey(Exception):
     """The Secret or file holds no valid root key."""
 
 
-async def root_key(client: ApiClient, namespace: str, name: str) -> bytes:
-    """Returns the root key in a Secret, and creates the Secret if it is missing. Operators that start at the same time
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Root keys."""
+
+    current: bytes
+    """The root key of jobs that start."""
+    previous: bytes | None = None
+    """The root key of jobs that started before the current one existed."""
+
+
+async def root_key(client: ApiClient, namespace: str, name: str) -> Roots:
+    """Returns the root keys in a Secret, and creates the Secret if it is missing. Operators that start at the same time
     get the same key. Waits while the API server does not answer. Raises NoRootKey."""
     key = base64.b64encode(secrets.token_bytes(NEW_ROOT_NBYTES)).decode()
     made = {
@@ -63,17 +83,23 @@ async def root_key(client: ApiClient, namespace: str, name: str) -> bytes:
             await asyncio.sleep(RETRY_S)
 
 
-def _decoded(secret: Manifest, namespace: str, name: str) -> bytes:
+def _decoded(secret: Manifest, namespace: str, name: str) -> Roots:
+    data = secret.get("data") or {}
     try:
-        root = base64.b64decode((secret.get("data") or {})[ROOT_FIELD], validate=True)
-        names.check_root(root)
+        roots = [
+            base64.b64decode(data[field], validate=True)
+            for field in (ROOT_FIELD, PREVIOUS_FIELD)
+            if field == ROOT_FIELD or field in data
+        ]
+        for root in roots:
+            names.check_root(root)
     except (KeyError, binascii.Error, ValueError) as exc:
         why = f"it has no {ROOT_FIELD}" if isinstance(exc, KeyError) else str(exc)
         raise NoRootKey(
             f"Secret {namespace}/{name} holds no valid root key: {why}; delete it to have one created, or "
             f"write at least {names.ROOT_NBYTES} random bytes to {ROOT_FIELD}"
         ) from exc
-    return root
+    return Roots(*roots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,32 +110,47 @@ class Attempt:
     """Time of the attempt in seconds, by a monotonic clock."""
     placed: frozenset[str]
     """Uids of the pods that had a node by then: the Secret that they mount was created by then or by this attempt."""
+    made: bool = True
+    """True if an attempt of this operator created the Secret."""
 
 
 @dataclass(slots=True)
 class JobSecrets:
-    """Creates each job's Secret once, and again if the Secret may have been deleted and a pod needs it."""
+    """Creates each job's Secrets once, and again if one may have been deleted and a pod needs it."""
 
     api: ApiClient
     clock: Callable[[], float] = time.monotonic
-    attempts: dict[JobKey, Attempt] = field(default_factory=dict)
-    """The last attempt for each job."""
+    now: Callable[[], float] = time.time
+    attempts: dict[JobKey, dict[str, Attempt]] = field(default_factory=dict)
+    """The last attempt for each job's Secrets, by name."""
 
     async def keep(self, key: JobKey, secret: Manifest, observed: Observed) -> bool:
         """Creates the Secret, unless it certainly exists or nothing needs it now. Returns True if it was created."""
+        name = str(secret["metadata"]["name"])
+        attaches = name == names.attachment(key[1])
         placed = {
             str(pod["metadata"].get("uid")): pod
-            for pod in observed.pods
+            for pod in (observed.attached if attaches else observed.pods)
             if has_condition(pod, "PodScheduled")
         }
-        last = self.attempts.get(key)
+        known = self.attempts.setdefault(key, {})
+        last = known.get(name)
         if last is not None and placed.keys() <= last.placed:
             starts = any(pod.get("status", {}).get("phase") == "Pending" for pod in placed.values())
-            if not starts or self.clock() - last.at < AGAIN_S:
+            doubted = attaches and self._doubted(observed, made=last.made)
+            if not (starts or doubted) or self.clock() - last.at < AGAIN_S:
                 return False
         made = await self.api.create(secret)
-        self.attempts[key] = Attempt(self.clock(), frozenset(placed))
+        known[name] = Attempt(self.clock(), frozenset(placed), made or (last is not None and last.made))
         return made
+
+    def _doubted(self, observed: Observed, *, made: bool) -> bool:
+        """Checks whether the Secret of attached pods may not be this job's. `made`: this operator has created it."""
+        sidecars = observed.status.condition(ConditionType.SIDECARS_READY)
+        if sidecars is not None and sidecars.reason == NOT_CONNECTED:
+            return True
+        created = observed.job.metadata.creation_timestamp
+        return not made and created is not None and self.now() - parse_time(created).timestamp() < NEW_S
 
     def forget(self, key: JobKey) -> None:
         """Drops all state of a job that is gone."""

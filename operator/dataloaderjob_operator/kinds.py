@@ -230,6 +230,10 @@ KINDS: Mapping[str, ObjectKind] = {
             name="Secret", group="", version="v1", plural="secrets", source=Source.NONE,
             compared=Comparison.CREATED_ONLY,
         ),
+        ObjectKind(
+            name="HorizontalPodAutoscaler", group="autoscaling", version="v2", plural="horizontalpodautoscalers",
+            source=Source.LOOKUP,
+        ),
         ObjectKind(name="Event", group="", version="v1", plural="events", source=Source.LOOKUP),
     )
 }  # fmt: skip

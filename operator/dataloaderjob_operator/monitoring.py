@@ -10,11 +10,12 @@ import contextlib
 import logging
 import platform
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 import prometheus_client
 from aiohttp import web
@@ -26,9 +27,14 @@ from pythonjsonlogger.json import JsonFormatter
 
 from dataloaderjob.api import KIND
 from dataloaderjob.api.status import Phase
+from dataloaderjob.core.logs import MAX_TRACEBACK_CHARS, LineFormatter
+from dataloaderjob.core.texts import clean, clean_lines
+from dataloaderjob_operator.connections import served
 
 OF_KOPF = ("k8s_ref", "k8s_skip", "settings")
 """Attributes that kopf adds to log records; `settings` is one of its own objects."""
+_LINES = ("exc_info", "stack_info")
+"""Fields of log records that have several lines."""
 _ABOUT: ContextVar[Mapping[str, object] | None] = ContextVar("about", default=None)
 PREFIX = "dataloaderjob_operator"
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -38,6 +44,8 @@ WITHOUT_WATCHES_S = 300.0
 """Seconds for which a watch may be closed, while kopf tries to reach the API server, before the process should be
 restarted."""
 PULSE_S = 1.0
+MAX_LINE_NBYTES = 4096
+"""Maximum size of a request's first line, and of a header; a probe sends some hundred bytes."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -74,13 +82,23 @@ def configure_logging(kind: LogFormat) -> None:
 def log_formatter(kind: LogFormat) -> logging.Formatter:
     if kind is LogFormat.TEXT:
         return _TextFormatter("%(levelname)s %(name)s: %(message)s")
-    return JsonFormatter(
+    return _JsonFormatter(
         "%(levelname)s %(name)s %(message)s", rename_fields={"levelname": "level", "name": "logger"},
         timestamp="time", reserved_attrs=[*RESERVED_ATTRS, *OF_KOPF],
     )  # fmt: skip
 
 
-class _TextFormatter(logging.Formatter):
+class _JsonFormatter(JsonFormatter):
+    """Keeps the texts of others short and clean."""
+
+    def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
+        for name, value in log_data.items():
+            if isinstance(value, str):
+                log_data[name] = clean_lines(value, MAX_TRACEBACK_CHARS) if name in _LINES else clean(value)
+        return super().process_log_record(log_data)
+
+
+class _TextFormatter(LineFormatter):
     """Appends the job's name in brackets."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
@@ -192,10 +210,17 @@ class Metrics:
         """Records that a watch reported an object of this kind."""
         self._received[kind] = time.monotonic()
 
-    def describe(self, *, version: str, kopf: str, phases: Callable[[], Mapping[str, int]]) -> None:
+    def describe(
+        self,
+        *,
+        version: str,
+        kopf: str,
+        phases: Callable[[], Mapping[str, int]],
+        loaders: Callable[[], Iterable[tuple[tuple[str, str], Mapping[str, object]]]],
+    ) -> None:
         """Adds the metrics that need the assembled operator. Call it once."""
         self.build.info({"version": version, "kopf": kopf, "python": platform.python_version()})
-        self.registry.register(_State(phases, self._received))
+        self.registry.register(_State(phases, loaders, self._received))
         prometheus_client.disable_created_metrics()
 
     def text(self) -> bytes:
@@ -205,8 +230,13 @@ class Metrics:
 class _State(Collector):
     """Metrics that are computed when they are collected."""
 
-    def __init__(self, phases: Callable[[], Mapping[str, int]], received: Mapping[str, float]) -> None:
-        self._phases, self._received = phases, received
+    def __init__(
+        self,
+        phases: Callable[[], Mapping[str, int]],
+        loaders: Callable[[], Iterable[tuple[tuple[str, str], Mapping[str, object]]]],
+        received: Mapping[str, float],
+    ) -> None:
+        self._phases, self._loaders, self._received = phases, loaders, received
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         jobs = GaugeMetricFamily(f"{PREFIX}_jobs", "DataLoaderJobs by phase.", labels=["phase"])
@@ -214,6 +244,7 @@ class _State(Collector):
         for phase in Phase:
             jobs.add_metric([phase.value], found.get(phase.value, 0))
         yield jobs
+        yield from self._verdicts()
         ages = GaugeMetricFamily(
             f"{PREFIX}_watch_event_age_seconds",
             "Time since a watch last delivered an event. It grows while nothing happens.",
@@ -223,6 +254,32 @@ class _State(Collector):
         for kind, moment in sorted(self._received.items()):
             ages.add_metric([kind], now - moment)
         yield ages
+
+    def _verdicts(self) -> Iterator[GaugeMetricFamily]:
+        labels = ["dataloaderjob_namespace", "dataloaderjob_name"]
+        bound = GaugeMetricFamily(
+            f"{PREFIX}_job_input_bound_ratio",
+            "Share of each step that a job's training spends waiting for input, as in its status.",
+            labels=labels,
+        )
+        replicas = GaugeMetricFamily(
+            f"{PREFIX}_job_recommended_replicas",
+            "Recommended number of a job's feeder pods, as in its status.",
+            labels=labels,
+        )
+        for key, loader in self._loaders():
+            if loader.get("limit"):
+                bound.add_metric(list(key), _number(loader.get("inputBoundPercent")) / 100)
+                replicas.add_metric(list(key), _number(loader.get("recommendedReplicas")))
+        yield bound
+        yield replicas
+
+
+def _number(found: object) -> float:
+    try:
+        return float(found) if isinstance(found, str | int | float) else 0.0
+    except ValueError:
+        return 0.0
 
 
 class PortTaken(Exception):
@@ -280,14 +337,19 @@ async def serve(port: int, metrics: Metrics, health: Health) -> AsyncIterator[No
     if port == 0:
         yield
         return
-    runner = web.AppRunner(_app(metrics, health), access_log=None)
+    runner = web.AppRunner(
+        _app(metrics, health), access_log=None, max_line_size=MAX_LINE_NBYTES, max_field_size=MAX_LINE_NBYTES
+    )
     await runner.setup()
     try:
-        try:
-            await web.TCPSite(runner, port=port).start()
-        except OSError as exc:
-            raise PortTaken(f"cannot serve metrics and probes on port {port}: {exc.strerror or exc}") from exc
-        yield
+        assert runner.server is not None  # noqa: S101  it is set up
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(served(port, runner.server))
+            except OSError as exc:
+                why = exc.strerror or exc
+                raise PortTaken(f"cannot serve metrics and probes on port {port}: {why}") from exc
+            yield
     finally:
         await runner.cleanup()
 

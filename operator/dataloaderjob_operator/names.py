@@ -15,6 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from dataloaderjob.api import API_VERSION, KIND, DataLoaderJob
+from dataloaderjob.api.injection import LABEL
+from dataloaderjob.api.injection import attachment as attachment
 from dataloaderjob.api.pods import WorkloadMetadata
 
 MANAGER = "dataloaderjob-operator"
@@ -27,6 +29,7 @@ ANNOTATION_TEMPLATE = "dataloading.dev/template"
 """Hash of the user's part of a pod template: pods are replaced only when it changes."""
 ANNOTATION_MADE_BY = "dataloading.dev/made-by"
 """Version of the operator that made the pod template."""
+LABEL_INJECT = LABEL
 ROOT_NBYTES = 32
 
 
@@ -43,9 +46,10 @@ def unique(namespace: str, job: str, uid: str) -> str:
     return f"{namespace}/{job}/{uid}"
 
 
-def key_secret(job: str, uid: str) -> str:
-    """Names the Secret with the job's keys. No other job has it, not even an earlier one of the same name."""
-    return f"{job}-key-{uid[:8]}"
+def key_secret(job: str, uid: str, root: bytes) -> str:
+    """Names the Secret with the job's keys under this root key. No other job has it, not even an earlier one of the
+    same name."""
+    return f"{job}-keys-{uid[:8]}-{_derive(root, 'name', uid).hex()[:6]}"
 
 
 def settings_map(job: str, content: str) -> str:
@@ -138,8 +142,8 @@ def metadata(
 
 
 def job_key(root: bytes, uid: str) -> bytes:
-    """Derives the key of connections between sidecars, feeders and supervisor, 32 bytes. Raises ValueError if the root
-    key is too short."""
+    """Derives the key from which those of sidecars, feeders and controllers follow (`dataloaderjob.core.keys`), 32
+    bytes. Raises ValueError if the root key is too short."""
     return _derive(root, "links", uid)
 
 

@@ -22,16 +22,19 @@ from typing import Any
 
 from dataloaderjob.api import KIND, ManifestError
 from dataloaderjob.api.status import DataLoaderJobStatus
+from dataloaderjob_operator.autoscaler import Autoscalers
 from dataloaderjob_operator.children import NOT_NOW, ChildWriter
 from dataloaderjob_operator.client import ApiClient, ApiError
-from dataloaderjob_operator.decide import conditions, events
+from dataloaderjob_operator.decide import attached, conditions, events
 from dataloaderjob_operator.decide.decision import WORKLOADS, Decision, decide, not_understood
 from dataloaderjob_operator.decide.health import ConditionState
 from dataloaderjob_operator.decide.observed import Observed
 from dataloaderjob_operator.kinds import covers
 from dataloaderjob_operator.monitoring import ErrorKind, Metrics, add_log_fields
 from dataloaderjob_operator.objects import OperatorConfig
+from dataloaderjob_operator.observe.attached_pods import AttachedPods
 from dataloaderjob_operator.observe.cache import Cache, JobKey
+from dataloaderjob_operator.observe.followed_objects import FollowedObjects
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
 from dataloaderjob_operator.observe.watch import EventLookup
 from dataloaderjob_operator.recorder import EventRecorder
@@ -89,8 +92,16 @@ class Reconciler:
     out."""
     bugs: dict[JobKey, str] = field(default_factory=dict)
     """Internal errors that were logged."""
+    autoscalers: Autoscalers | None = None
+    """None: no job is scaled."""
     lookup: EventLookup | None = None
     """None: causes that appear only in events are not reported."""
+    attached: AttachedPods | None = None
+    """None: no pod is attached to any job."""
+    followed: FollowedObjects | None = None
+    """None: no job follows an object."""
+    attached_names: dict[JobKey, dict[str, str]] = field(default_factory=dict)
+    """Names of the attached pods at the last reconcile, by uid."""
     recorder: EventRecorder = field(init=False)
     children: ChildWriter = field(init=False)
 
@@ -102,15 +113,20 @@ class Reconciler:
     def forget(self, key: JobKey) -> None:
         """Drops all state of a job that is gone."""
         kept: tuple[dict[JobKey, Any], ...] = (
-            self.uids, self.refused_texts, self.written_at, self.metrics_at, self.unwritten, self.bugs
+            self.uids, self.refused_texts, self.written_at, self.metrics_at, self.unwritten, self.bugs,
+            self.attached_names,
         )  # fmt: skip
         for known in kept:
             known.pop(key, None)
         self.supervisors.want(key, None)
+        if self.autoscalers is not None:
+            self.autoscalers.want(key, None)
         self.recorder.forget(key)
         self.children.forget(key)
         if self.lookup is not None:
             self.lookup.forget(key)
+        if self.followed is not None:
+            self.followed.want(key, None)
 
     def cannot_write(self) -> str:
         """Names the jobs whose status has been unwritten for UNWRITTEN_S; empty if there are none."""
@@ -160,11 +176,16 @@ class Reconciler:
                 await self.recorder.remark(key, observed.job.metadata, elsewhere)
             return None
         self.supervisors.want(key, decision.feeders)
+        if self.autoscalers is not None:
+            self.autoscalers.want(key, decision.scaling)
         if self.lookup is not None:
             self.lookup.request(key, decision.event_queries)
+        if self.followed is not None:
+            self.followed.want(key, decision.follow)
         if observed.doubts:
             doubted = events.unknown_fields(observed.doubts, observed.generation)
             await self.recorder.remark(key, observed.job.metadata, doubted)
+        await self._report_pods(key, observed)
         wrote = await self._execute(key, observed, decision)
         if decision.bug is not None:
             self._note_bug(key, decision.bug)
@@ -174,6 +195,21 @@ class Reconciler:
             return 0.0  # reconcile again at once, so that the status drops the message
         waits = AFTER_WRITE_S if wrote else None, decision.requeue_after_s
         return min((wait for wait in waits if wait is not None), default=None)
+
+    async def _report_pods(self, key: JobKey, observed: Observed) -> None:
+        """Sends events about pods that attached or left since the last reconcile. At its first reconcile, an operator
+        does not know which pods are new."""
+        if not observed.job.spec.trainers.attached:
+            return
+        there = {
+            str(pod["metadata"].get("uid")): str(pod["metadata"]["name"]) for pod in attached.pods(observed)
+        }
+        before = self.attached_names.get(key)
+        self.attached_names[key] = there
+        if before is None:
+            before = {} if observed.status.start_time is None else there
+        for event in events.of_pods(before, there):
+            await self.recorder.send(key, observed.job.metadata, event)
 
     def _note_bug(self, key: JobKey, error: Exception) -> None:
         """Counts an internal error and logs its traceback once."""
@@ -189,8 +225,11 @@ class Reconciler:
             observed, refused="; ".join((refused, *observed.doubts)) if refused else "",
             refused_texts=self.refused_texts.get(key, frozenset()),
             supervisor=self.supervisors.status(key),
+            scaling=None if self.autoscalers is None else self.autoscalers.report(key),
             written_at=self.written_at.get(key), metrics_at=self.metrics_at.get(key),
             event_troubles={} if self.lookup is None else self.lookup.found(key),
+            attached=self.attached.of(key) if self.attached and observed.job.spec.trainers.attached else (),
+            followed=None if self.followed is None else self.followed.found(key),
         )  # fmt: skip
 
     async def _execute(self, key: JobKey, observed: Observed, decision: Decision) -> bool:

@@ -42,15 +42,16 @@ class EventRecorder:
     ) -> None:
         """Sends the events of a change of status: `after` has replaced `before`."""
         for event in events.events_of(before, after):
-            await self._record(key, about, event)
+            await self.send(key, about, event)
 
     async def remark(self, key: JobKey, about: Metadata, event: events.JobEvent) -> None:
         """Sends, once, an event that does not follow from a change of status."""
         if event not in self.remarks[key]:
             self.remarks[key].add(event)
-            await self._record(key, about, event)
+            await self.send(key, about, event)
 
-    async def _record(self, key: JobKey, about: Metadata, event: events.JobEvent) -> None:
+    async def send(self, key: JobKey, about: Metadata, event: events.JobEvent) -> None:
+        """Sends an event, unless the job's budget is used up."""
         uid = self.jobs[key] = about.uid or ""
         log.log(
             logging.WARNING if event.type == "Warning" else logging.INFO,

@@ -16,7 +16,8 @@ from processes_of_operator import ALL, Operator, until
 from apiserver import ApiServer, Refused
 from dataloaderjob.api import KIND
 from dataloaderjob_operator import names
-from dataloaderjob_operator.keys import NoRootKey, root_key
+from dataloaderjob_operator.keys import NoRootKey, Roots, root_key
+from dataloaderjob_operator.objects.pods import secret_of
 from dataloaderjob_operator.objects.settings import JOB_KEY
 
 
@@ -32,6 +33,15 @@ def operator(server: ApiServer, job: Operated, tmp_path: Path) -> Iterator[Opera
     yield made
     if made.process is not None and made.process.poll() is None:
         made.end(kill=True)
+
+
+ENCODED = base64.b64encode(b"n" * 32).decode()
+
+
+def test_previous_root_key_is_read_from_the_same_secret(job: Operated) -> None:
+    data = {"root": ENCODED, "previous": base64.b64encode(b"o" * 48).decode()}
+    job.server.request("POST", job.path("Secret"), {"metadata": {"name": "root"}, "data": data})
+    assert job.run(root_key(job.operator().api, job.namespace, "root")) == Roots(b"n" * 32, b"o" * 48)
 
 
 def start(operator: Operator, job: Operated) -> None:
@@ -51,11 +61,13 @@ def there(job: Operated, name: str) -> dict[str, Any] | None:
 def test_operators_starting_together_agree_on_one_root_key(job: Operated) -> None:
     client = job.operator().api
 
-    async def together() -> list[bytes]:
+    async def together() -> list[Roots]:
         return await asyncio.gather(*(root_key(client, job.namespace, "root") for _ in range(5)))
 
-    found = job.run(together())
+    roots = job.run(together())
+    found = [each.current for each in roots]
     assert len(set(found)) == 1
+    assert {each.previous for each in roots} == {None}
     assert len(found[0]) >= names.ROOT_NBYTES
     secret = job.get("Secret", "root")
     assert (base64.b64decode(secret["data"]["root"]), secret["immutable"]) == (found[0], True)
@@ -66,6 +78,7 @@ def test_operators_starting_together_agree_on_one_root_key(job: Operated) -> Non
     [
         ({}, "it has no root"),
         ({"root": base64.b64encode(b"short").decode()}, "at least 32 bytes, found 5"),
+        ({"root": ENCODED, "previous": base64.b64encode(b"old").decode()}, "at least 32 bytes, found 3"),
     ],
 )
 def test_invalid_root_key_secret_is_reported_and_left_unchanged(
@@ -89,6 +102,38 @@ def test_job_key_survives_an_operator_restart(job: Operated, operator: Operator)
     start(operator, job)
     until(lambda: there(job, job.key_secret), 30, f"the Secret; its log: {operator.log}")
     assert job.get("Secret", job.key_secret)["data"] == key
+
+
+def ended(job: Operated, workloads: set[tuple[str, str]]) -> bool:
+    """True once these are gone, with the help of a garbage collector."""
+    job.collect_garbage()
+    return not workloads & set(job.children())
+
+
+def test_root_key_is_rotated_under_a_running_job(job: Operated, operator: Operator) -> None:
+    start(operator, job)
+    until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
+    name, before = job.key_secret, job.get("Secret", job.key_secret)["data"]
+    pods = {key: child["spec"]["template"] for key, child in job.children().items() if key[0] == "Deployment"}
+    old = job.get("Secret", "root")["data"]["root"]
+    operator.end()
+    job.delete("Secret", "root")
+    rotated = {"metadata": {"name": "root"}, "data": {"root": ENCODED, "previous": old}}
+    job.server.request("POST", job.path("Secret"), rotated)
+    job.delete("Secret", name)
+    start(operator, job)
+    until(lambda: there(job, name), 30, f"the Secret; its log: {operator.log}")
+    assert job.get("Secret", name)["data"] == before
+    assert {key: job.get(*key)["spec"]["template"] for key in pods} == pods, "no pod is replaced"
+    job.edit(suspend=True)
+    until(lambda: ended(job, set(pods)), 30, f"the end of its pods; its log: {operator.log}")
+    job.edit(suspend=False)
+    until(lambda: set(pods) <= set(job.children()), 30, f"its pods; its log: {operator.log}")
+    uid = job.get(KIND, job.name)["metadata"]["uid"]
+    new = names.key_secret(job.name, uid, b"n" * 32)
+    made = job.get("Secret", new)["data"]
+    assert base64.b64decode(made[JOB_KEY]) == names.job_key(b"n" * 32, uid)
+    assert {secret_of(job.get(*key)["spec"]["template"]) for key in pods} == {new}
 
 
 def test_deleted_secret_is_restored_once_a_pod_is_scheduled(job: Operated, operator: Operator) -> None:

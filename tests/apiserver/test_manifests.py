@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from manifests import ACCEPTED, REFUSED_BY_RULES, REFUSED_FIELDS, manifest
+from manifests import ACCEPTED, ATTACHED, FOLLOW, REFUSED_BY_RULES, REFUSED_FIELDS, manifest
 
 from apiserver import ApiServer, Refused
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus
@@ -90,6 +90,37 @@ def test_fields_fixed_at_trainer_start_are_immutable(
         )  # fmt: skip
     assert refused.value.code == 422
     assert use in refused.value.message
+
+
+@pytest.fixture
+def attached(server: ApiServer) -> Iterator[str]:
+    """The path of a job with attached trainers, which is gone after the test."""
+    changes = {**ATTACHED, "metadata.name": "attached", "spec.managedBy": "kueue.x-k8s.io/multikueue"}
+    server.request("POST", JOBS, manifest(changes))
+    yield f"{JOBS}/attached"
+    server.request("DELETE", f"{JOBS}/attached")
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        pytest.param({"processesPerPod": 2}, "use a new job", id="processes"),
+        pytest.param(None, "use a new job: trainers are either created or attached", id="own-trainers"),
+        pytest.param({"idleSeconds": 5, "container": "a", "follow": FOLLOW}, "", id="the-rest"),
+    ],
+)
+def test_attached_job_may_change_except_for_its_processes(
+    server: ApiServer, attached: str, change: dict[str, Any] | None, refusal: str
+) -> None:
+    job = manifest()["spec"]["trainers"]["job"] if change is None else None
+    trainers = {"trainers": {"attach": change, "job": job}}
+    kind = "application/merge-patch+json"
+    if not refusal:
+        changed = server.request("PATCH", attached, {"spec": trainers}, content_type=kind)
+        assert changed["spec"]["trainers"]["attach"]["idleSeconds"] == 5
+        return
+    with pytest.raises(Refused, match=refusal):
+        server.request("PATCH", attached, {"spec": trainers}, content_type=kind)
 
 
 def test_fields_that_may_change_during_a_run_can_be_edited(server: ApiServer, job: dict[str, Any]) -> None:

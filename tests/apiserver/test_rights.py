@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
-from manifests import manifest
+from manifests import ATTACHED, manifest
 from operated import Operated
+from other_kinds import JOBSETS
 from processes_of_operator import ALL, Operator, kubeconfig, until
 from rights import granted, refused, used
 
@@ -41,7 +42,8 @@ def ops(server: ApiServer) -> str:
 
 @pytest.fixture
 def job(server: ApiServer) -> Operated:
-    return Operated(server, manifest({"spec.ttlSecondsAfterFinished": 0}))
+    scaled = {"mode": "Auto", "maxReplicas": 2}
+    return Operated(server, manifest({"spec.ttlSecondsAfterFinished": 0, "spec.feeders.autoscaling": scaled}))
 
 
 def rendered(job: Operated, ops: str, release: str = "r") -> dict[Any, Manifest]:
@@ -125,8 +127,9 @@ def live_a_whole_life(job: Operated, operator: Operator) -> None:
     until(lambda: "lookups_total 0.0" not in operator.ask("/metrics")[1], 20, "a lookup of events")
     job.edit(suspend=True)
     until(lambda: kept(job) == PODLESS, 20, "pods released")
-    job.edit(suspend=False, feeders={"replicas": 2})
+    job.edit(suspend=False, feeders={"replicas": 3})
     until(lambda: len(job.children()) == ALL, 30, f"children again; its log: {operator.log}")
+    until(lambda: job.get(KIND, job.name)["spec"]["feeders"]["replicas"] == 2, 30, "scaled to its maximum")
     job.ends("mnist-trainers-0", "Complete")
     until(lambda: not there(job, KIND, job.name), 20, "the job deleted after its time")
 
@@ -149,6 +152,34 @@ def test_operator_uses_exactly_the_rights_granted_by_the_chart(
         did, may = used(server.audit_log, account, namespace), granted(role["rules"])
         assert did - may == set(), f"more than is granted in {namespace}"
         assert may - did == unseen, "granted, and never used: take it out, or use it in this test"
+
+
+def test_followed_object_is_read_by_the_rights_that_the_chart_adds(
+    server: ApiServer, job: Operated, limited: Operator
+) -> None:
+    follow = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "train"}
+    server.define(JOBSETS)
+    sets = f"/apis/{follow['apiVersion']}/namespaces/{job.namespace}/jobsets"
+    made = {"apiVersion": follow["apiVersion"], "kind": "JobSet", "metadata": {"name": "train"}, "spec": {}}
+    server.request("POST", sets, made)
+    binding = f"{RBAC}/{job.namespace}/rolebindings/r-operator-follow"
+    bound = server.request("GET", binding)
+    server.request("DELETE", binding)
+    changes = {**ATTACHED, "metadata.name": "attached", "spec.trainers.attach.follow": follow}
+    server.request("POST", job.path(KIND), manifest(changes))
+
+    def progress() -> dict[str, str]:
+        status = job.get(KIND, "attached").get("status") or {}
+        return {c["type"]: c for c in status.get("conditions", ())}.get("Progressing") or {}
+
+    until(lambda: progress().get("reason") == "FollowedNotRead", 30, f"it is told; its log: {limited.log}")
+    told = "may not read JobSet train: add jobsets.jobset.x-k8s.io to the chart's value follow.resources"
+    assert told in progress()["message"]
+    del bound["metadata"]["resourceVersion"], bound["metadata"]["uid"]
+    server.request("POST", binding.rpartition("/")[0], bound)
+    until(lambda: progress()["reason"] != "FollowedNotRead", 40, f"it is read; its log: {limited.log}")
+    assert job.get(KIND, "attached")["status"]["trainers"]["followedUid"]
+    server.request("DELETE", f"{job.path(KIND)}/attached")
 
 
 def test_without_finalizer_rights_no_child_can_name_its_owner(

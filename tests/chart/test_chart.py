@@ -166,7 +166,9 @@ def test_chart_with_namespaces_has_roles_there_and_no_cluster_rights() -> None:
     found = render("--set", "namespaces={a,b}")
     roles = [name for kind, name in found if kind in ("Role", "RoleBinding")]
     assert sorted(roles) == [
-        name for name in ("r-operator", "r-operator-own", "r-operator-test") for _ in "ab"
+        name
+        for name in ("r-operator", "r-operator-follow", "r-operator-own", "r-operator-test")
+        for _ in "ab"
     ], "of two namespaces: the last of each"
     assert not any(kind == "ClusterRoleBinding" for kind, _ in found), (
         "nobody is given anything of the cluster"
@@ -208,8 +210,10 @@ def test_administrator_values_shape_the_pods_of_jobs() -> None:
     beside = parse(container(render("--set", "managedBy=example.com/canary"))["args"]).config
     assert (default.managed_by, beside.managed_by) == ("", "example.com/canary")
     assert (options.sidecar_pull_secrets, options.metrics_from) == (("mirror",), (peer,))
-    (deployment,) = [child for (kind, _), child in found.items() if kind == "Deployment"]
-    assert "fsGroup" not in deployment["spec"]["template"]["spec"]["securityContext"]
+    deployments = [child for (kind, _), child in found.items() if kind == "Deployment"]
+    assert len(deployments) == 2
+    for deployment in deployments:
+        assert "fsGroup" not in deployment["spec"]["template"]["spec"]["securityContext"]
 
 
 @pytest.mark.parametrize(

@@ -38,3 +38,50 @@ def test_chart_grants_exactly_the_verbs_of_each_kind(kind: ObjectKind, rights: s
 def test_no_kind_missing_from_the_table_is_granted(rights: set[Right]) -> None:
     known = {(kind.group, kind.plural) for kind in KINDS.values()}
     assert {(group, resource.partition("/")[0]) for group, resource, _ in rights} <= known
+
+
+FOLLOWED = {("jobset.x-k8s.io", "jobsets", "get"), ("trainer.kubeflow.org", "trainjobs", "get"),
+            ("kubeflow.org", "pytorchjobs", "get"), ("ray.io", "rayjobs", "get")}  # fmt: skip
+
+
+def test_objects_that_jobs_follow_may_be_read_and_nothing_else() -> None:
+    found = render()
+    whole, known = (
+        found["ClusterRole", "ops-r-operator-follow"],
+        found["ClusterRole", "ops-r-operator-follow-known"],
+    )
+    assert granted(known["rules"]) == FOLLOWED
+    (chosen,) = whole["aggregationRule"]["clusterRoleSelectors"]
+    assert chosen["matchLabels"].items() <= known["metadata"]["labels"].items()
+    binding = found["ClusterRoleBinding", "ops-r-operator-follow"]
+    assert binding["roleRef"]["name"] == whole["metadata"]["name"]
+    assert binding["subjects"] == found["ClusterRoleBinding", "ops-r-operator"]["subjects"]
+
+
+def test_other_kinds_may_be_followed_by_a_value() -> None:
+    found = render("--set", "follow.resources={jobs.batch.volcano.sh,pods}")
+    assert granted(found["ClusterRole", "ops-r-operator-follow-known"]["rules"]) == {
+        ("batch.volcano.sh", "jobs", "get"), ("", "pods", "get"),
+    }  # fmt: skip
+    none = render("--set", "follow.resources=null")
+    assert ("ClusterRole", "ops-r-operator-follow-known") not in none
+    assert ("ClusterRole", "ops-r-operator-follow") in none, "roles of others still count"
+
+
+def test_operator_of_named_namespaces_reads_followed_objects_only_there() -> None:
+    found = render("--set", "namespaces={one}")
+    role, binding = found["Role", "r-operator-follow"], found["RoleBinding", "r-operator-follow"]
+    assert (role["metadata"]["namespace"], granted(role["rules"])) == ("one", FOLLOWED)
+    assert binding["roleRef"] == {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "Role",
+        "name": "r-operator-follow",
+    }
+    assert binding["subjects"] == found["RoleBinding", "r-operator"]["subjects"]
+    assert not any(kind in ("ClusterRole", "ClusterRoleBinding") and "follow" in name for kind, name in found)
+
+
+@pytest.mark.parametrize("wrong", ["Jobs", "*", "jobs.*", "a/b", ""])
+def test_resource_that_is_no_name_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match="resources"):
+        render("--set-json", f'follow.resources=["{wrong}"]')

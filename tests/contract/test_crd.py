@@ -10,7 +10,7 @@ import yaml
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus
 
 CRD = Path(__file__).resolve().parents[2] / "crds" / "dataloaderjobs.yaml"
-MAX_NBYTES = 110_000
+MAX_NBYTES = 125_000
 """`kubectl apply` keeps a copy in an annotation, which may have 262,144 bytes."""
 
 

@@ -12,6 +12,7 @@ SERVED = [
     pytest.param(family, prefix, id=family.name)
     for text, prefix in (
         (generate.of_operator(), "dataloaderjob_operator_"),
+        (generate.of_injector(), "dataloaderjob_injector_"),
         (generate.of_sidecar(), "dataloaderjob_sidecar_"),
     )
     for family in text_string_to_metric_families(text)

@@ -10,11 +10,16 @@ import pytest
 from documents import ROOT, documents
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from release import locks
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 CONSTRAINTS = ROOT / "constraints/images.txt"
-IMAGES = ("operator/Dockerfile", "sidecar/Dockerfile.sidecar", "sidecar/Dockerfile.feeder")
+DOCKERFILES = {
+    "operator": "operator/Dockerfile",
+    "sidecar": "sidecar/Dockerfile.sidecar",
+    "feeder": "sidecar/Dockerfile.feeder",
+}
 PINS = [Requirement(line) for line in CONSTRAINTS.read_text().splitlines() if re.match(r"[\w.-]+==", line)]
 
 
@@ -54,23 +59,42 @@ def test_torch_and_its_own_dependencies_are_not_pinned():
     assert not [name for name in names if name.startswith("nvidia")]
 
 
-@pytest.mark.parametrize("image", IMAGES)
-def test_image_installs_nothing_before_its_version_constraints(image: str):
-    text = (ROOT / image).read_text()
-    pinned = text.index(
-        "COPY constraints/images.txt /constraints/\nENV PIP_CONSTRAINT=/constraints/images.txt"
-    )
-    installs = [match.start() for match in re.finditer(r"^(?:RUN| &&) .*pip install", text, re.MULTILINE)]
-    assert installs
-    assert pinned < min(installs)
+def installs(name: str) -> list[str]:
+    return re.findall(r"^RUN .*pip install (.*)$", (ROOT / DOCKERFILES[name]).read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("image", locks.IMAGES, ids=lambda lock: lock.name)
+def test_image_installs_only_files_whose_hashes_are_locked(image: locks.Lock):
+    torch = [one for one in installs(image.name) if "${TORCH}" in one]
+    own = "--no-cache-dir --no-deps --no-build-isolation --prefix /package ."
+    locked = [f"--no-cache-dir --require-hashes -r /constraints/{name}.txt" for name in (image.name, "build")]
+    assert sorted(installs(image.name)) == sorted([*locked, own, *torch])
+    assert len(torch) == (image.name == "feeder")
     assert "!constraints" in (ROOT / ".dockerignore").read_text().splitlines(), (
-        "docker build is given the file"
+        "docker build is given the files"
     )
 
 
-def test_build_backend_is_pinned_too():
-    (backend,) = map(Requirement, PROJECT["build-system"]["requires"])
-    assert backend.name in {pin.name for pin in PINS}
+def test_torch_changes_no_package_that_is_locked():
+    text = (ROOT / DOCKERFILES["feeder"]).read_text()
+    assert "RUN PIP_CONSTRAINT=/wheels/images.txt pip install --no-cache-dir --find-links /wheels" in text
+    assert "COPY constraints/images.txt wheels/*.whl /wheels/" in text
+
+
+@pytest.mark.parametrize("lock", locks.LOCKS, ids=lambda lock: lock.name)
+def test_a_lock_has_hashes_and_the_versions_of_all_images(lock: locks.Lock):
+    versions = {(pin.name, pin.version) for pin in locks.pins(locks.VERSIONS)}
+    pins = list(locks.pins(lock.path))
+    assert all(pin.hashes for pin in pins), "make constraints"
+    assert {(pin.name, pin.version) for pin in pins} <= versions, "make constraints"
+    wanted = set(map(locks.name_of, lock.requirements()))
+    assert wanted <= {pin.name for pin in pins}, "make constraints"
+    assert not {pin.name for pin in pins} & {"torch", "dataloaderjob"}
+
+
+def test_locks_together_have_every_version_that_images_have():
+    locked = {(pin.name, pin.version) for lock in locks.LOCKS for pin in locks.pins(lock.path)}
+    assert locked == {(pin.name, pin.version) for pin in locks.pins(locks.VERSIONS)}
 
 
 def test_every_extra_that_is_mentioned_exists():
@@ -95,5 +119,6 @@ def test_base_package_needs_everything_a_trainer_imports_except_torch():
 def test_images_without_user_code_install_their_extras_alone(image: str, extras: str):
     text = (ROOT / image).read_text()
     assert 'p["dependencies"]' not in text
-    assert f'"{extras}"' in text
-    assert "pip install --no-cache-dir --no-deps --prefix /package ." in text
+    (lock,) = (one for one in locks.IMAGES if one.path.name in text)
+    assert extras in lock.extras
+    assert "pip install --no-cache-dir --no-deps --no-build-isolation --prefix /package ." in text

@@ -28,7 +28,8 @@ from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.supervisor_client import SupervisorClient
 from dataloaderjob.supervisor.feeder_set import Endpoint as supervisor_endpoint
 from dataloaderjob.supervisor.feeder_set import FeederSet
-from dataloaderjob.supervisor.main import Reports, Supervisor
+from dataloaderjob.supervisor.main import Supervisor
+from dataloaderjob.supervisor.reports import Reports
 from dataloaderjob_operator import objects
 from dataloaderjob_operator.decide import supervisor_status
 from dataloaderjob_operator.names import Role
@@ -126,7 +127,7 @@ def test_supervisor_reports_all_keys_that_each_release_reads(release: Path):
 def test_a_sidecar_understands_the_supervisor_of_each_release(release: Path):
     client = SupervisorClient(("", 0), key=KEY, job="j", name="s", store=None)  # type: ignore[arg-type]
     assert client._message(known(release, "feeders.json"))
-    assert client.feeders == [Endpoint("feeder-0", "i0", "10.0.0.1", 7001)]
+    assert client.feeders == [Endpoint("feeder-0", "i0", "10.0.0.1", 7001, (b"l" * 32).hex())]
     assert client.desired == 2
 
 

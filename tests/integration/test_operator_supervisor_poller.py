@@ -16,7 +16,7 @@ from ports import reserve_port
 from supervisor_alone import SupervisorAlone, says
 
 from dataloaderjob.api import KIND
-from dataloaderjob.core import sockets
+from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.core.supervision import MAX_FEEDERS
@@ -280,13 +280,46 @@ def test_status_with_the_maximum_number_of_feeders_is_read(job: Job):
     job.run(scenario)
 
 
+def test_supervisor_with_keys_of_the_previous_root_is_polled(job: Job):
+    """Its head started before the root key was replaced; the head of another job, or a later one, has new keys."""
+    new = b"n" * 32
+    job.poller = SupervisorPoller(job.cache, new, job._changed, port=job.port, previous_root=ROOT)
+    secret = names.key_secret("mnist", job.uid, ROOT)
+    template = {"spec": {"volumes": [{"name": "dataloaderjob-key", "secret": {"secretName": secret}}]}}
+    metadata = {
+        "name": "mnist-head", "namespace": KEY[0], "labels": names.labels("mnist", names.Role.HEAD),
+        "ownerReferences": [{"kind": KIND, "name": "mnist", "uid": job.uid, "controller": True}],
+    }  # fmt: skip
+    head = {"kind": "Deployment", "metadata": metadata, "spec": {"template": template}}
+    job.cache.put(head)
+    supervisor = job.supervisor()
+    supervisor.ready(0)
+
+    async def scenario() -> None:
+        job.poller.want(KEY, 2)
+        await job.until(lambda a: a.ready == 1)
+        while supervisor.desired != 2:
+            await asyncio.sleep(0.01)
+        found = job.poller._head(KEY)
+        assert found is not None
+        assert found.key == names.job_key(ROOT, job.uid)
+        named = {"secretName": names.key_secret("mnist", job.uid, new)}
+        template["spec"]["volumes"][0]["secret"] = named
+        job.cache.put(head)
+        found = job.poller._head(KEY)
+        assert found is not None
+        assert found.key == names.job_key(new, job.uid)
+
+    job.run(scenario)
+
+
 class Hostile:
     """A head that answers with as much as is accepted, and never to a number of feeders."""
 
     def __init__(self, job: Job, nbytes: int) -> None:
         self.asked = 0
-        head = b'{"type":"status","desired":0,"ready":0,"feeders":['
-        self._data = head + b"{}," * ((nbytes - len(head) - 4) // 3) + b"{}]}"
+        head = b'{"type":"status","desired":0,"ready":0,"feeders":[{}],"x":"'
+        self._data = head + b"x" * (nbytes - len(head) - 2) + b'"}'
         self._job, self._key = job, names.job_key(ROOT, job.uid)
         self.head = supervisor_poller.Head("127.0.0.1", names.unique(*KEY, job.uid), self._key)
 
@@ -294,7 +327,7 @@ class Hostile:
         return await asyncio.start_server(self._serve, "127.0.0.1", self._job.port)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        handshake = sockets.ServerHandshake(self._key, job=self.head.job)
+        handshake = sockets.ServerHandshake(keys.of_job(self._key), job=self.head.job)
         writer.write(handshake.greeting)
         while not handshake.done:
             writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))

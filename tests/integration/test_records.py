@@ -55,6 +55,13 @@ def cli(*args: object, code: int, stdin: str = "") -> str:
     return done.stdout + done.stderr
 
 
+def said_by(output: str) -> tuple[list[str], list[str]]:
+    """Lines about whose code ran, and the other lines."""
+    lines = output.splitlines()
+    owners = [line for line in lines if line.startswith("[dataloaderjob] the code in ")]
+    return owners, [line for line in lines if line not in owners]
+
+
 def test_run_over_feeders_equals_in_process_run_and_its_dataset(consume) -> None:
     feeders, here = consume(), consume(*HERE)
     assert cli("verify", feeders, here, code=0) == "equal: 16 batches of 1 rank\n"
@@ -81,7 +88,10 @@ def test_one_different_key_is_reported_with_its_batch(consume) -> None:
 
 def test_different_content_of_one_sample_is_reported_with_its_leaf(consume) -> None:
     one, other = consume(), consume("--wrong", "13", *HERE)
-    said = cli("verify", one, other, code=1).splitlines()
+    owners, said = said_by(cli("verify", one, other, code=1))
+    assert [
+        f"the code in {folder} is of user" in line for folder, line in zip((one, other), owners, strict=True)
+    ]
     where = "rank 0, loader 0, epoch 0, batch 3: "
     assert said[0] == where + "the keys are the same, and the content differs"
     assert said[1].startswith(where + "batch['image'][1, 1, 2] is 1")
@@ -198,7 +208,7 @@ def test_unreadable_record_is_an_error_and_not_a_difference(
     record = shutil.copytree(consume(*HERE), tmp_path / "record")
     spoil(record)
     said = cli("verify", record, code=2)
-    assert said.startswith("dataloaderjob: "), said
+    assert said.splitlines()[-1].startswith("dataloaderjob: "), said
     cli("replay", record, "--epoch", "0", "--batch", "0", code=2)
 
 

@@ -25,7 +25,7 @@ from batches import Augmented, Numbers, Sized, fingerprint, ids
 from rig import JOB, Rig, until
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core import control, frames, ipc
+from dataloaderjob.core import control, frames, ipc, keys, sockets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import ServiceUnavailable
@@ -414,9 +414,14 @@ def test_slow_and_malformed_http_clients_delay_nobody(rig: Rig) -> None:
 class Feeders:
     """A supervisor's state that has nothing but a list of feeders."""
 
-    def __init__(self, feeders: list[tuple[str, str, str, int]]) -> None:
-        names = "name", "instance", "host", "port"
-        self.feeders = [dict(zip(names, endpoint, strict=True)) for endpoint in feeders]
+    def __init__(
+        self, feeders: list[tuple[str, str, str, int]], sidecars_key: bytes, link_key: bytes
+    ) -> None:
+        names = "name", "instance", "host", "port", "link"
+        self.feeders = [
+            dict(zip(names, (*endpoint, keys.wrap(sidecars_key, link_key, endpoint[1])), strict=True))
+            for endpoint in feeders
+        ]
         self.told: dict[str, Any] = {"type": "feeders", "feeders": [], "desired": len(feeders), "notes": []}
 
     def listing(self) -> dict[str, Any]:
@@ -428,10 +433,15 @@ class Feeders:
 def test_receiver_paused_during_many_updates_gets_the_newest_feeders(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state: Any = Feeders(rig.endpoints())
-    key = (rig.home / "key").read_bytes()
-    server = SupervisorServer("127.0.0.1", 0, key=key, job=JOB, blob_folder=rig.home / "head", state=state)
-    path = rig.another_sidecar("told", supervisor_host="127.0.0.1", supervisor_port=server.port)
+    job_key, key_path = sockets.new_key(), rig.home / "key-sidecar"
+    key_path.write_bytes(keys.derive(job_key, keys.Holder.SIDECAR))
+    state: Any = Feeders(rig.endpoints(), key_path.read_bytes(), (rig.home / "key").read_bytes())
+    server = SupervisorServer(
+        "127.0.0.1", 0, job_key=job_key, job=JOB, blob_folder=rig.home / "head", state=state
+    )
+    path = rig.another_sidecar(
+        "told", supervisor_host="127.0.0.1", supervisor_port=server.port, key_path=str(key_path)
+    )
     monkeypatch.setenv("DATALOADERJOB_SOCKET", path)
     monkeypatch.setattr(rig, "socket", path)
     until(lambda: rig.status()["supervisor"], what="the sidecar's connection")
@@ -509,6 +519,26 @@ def test_user_without_access_to_the_socket_gets_a_remedy(rig: Rig) -> None:
 
 def test_socket_is_open_to_the_sidecars_group(rig: Rig) -> None:
     assert os.stat(rig.socket).st_mode & 0o777 == 0o660
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_sidecar_that_admits_anyone_serves_another_user() -> None:
+    """As in a pod of another controller, whose containers have no common group."""
+
+    def as_another_user() -> str:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        return str(ids(DataLoader(Numbers(4))))
+
+    with Rig(feeders=1, anyone=True) as shared:
+        shared.home.chmod(0o755)
+        assert in_child(as_another_user) == "[0, 1, 2, 3]"
+        assert os.stat(shared.socket).st_mode & 0o777 == 0o666
+        blobs = [path.stat() for path in (shared.home / "blobs").iterdir()]
+        theirs = [found.st_mode & 0o777 for found in blobs if found.st_uid == 65534]
+        assert theirs
+        assert set(theirs) == {0o644}, "the sidecar, of a third user, can read them"
 
 
 def test_another_protocol_version_is_refused_with_the_remedy(rig: Rig) -> None:

@@ -21,10 +21,11 @@ import torch
 from feeder_client import Receiver, Squares, bundle_of, wait_until
 from supervised import KEY, Supervised, head
 
-from dataloaderjob.core import sockets
+from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.frames import FrameKind
+from dataloaderjob.core.keys import Holder
 from dataloaderjob.core.settings import RayTasks, RayTuning
 from dataloaderjob.core.supervision import EXIT_RAY_LATE, EXIT_RAY_LOST
 from dataloaderjob.local.head import RayHead
@@ -65,7 +66,7 @@ class Sidecar:
 
     def __init__(self, supervised: Supervised, role: str = "sidecar") -> None:
         self.sock = socket.create_connection(("127.0.0.1", supervised.settings.port), timeout=10)
-        sockets.greet(self.sock, KEY, role=role, name="pod-0", job=supervised.job)
+        sockets.greet(self.sock, keys.of_job(KEY), role=role, name="pod-0", job=supervised.job)
         self.sock.settimeout(40)
 
     def __enter__(self) -> Self:
@@ -102,7 +103,9 @@ def test_a_placed_feeder_serves_and_returns_after_kill_9(start: Start):
     supervised = start()
     with Sidecar(supervised) if supervised.wait(lambda s: True) else None as sidecar:
         (endpoint,) = sidecar.hear_of("feeder-0")["feeders"]
-        with Receiver(endpoint["port"], KEY, job=supervised.job) as receiver:
+        with Receiver(
+            endpoint["port"], supervised.link_key(endpoint["name"]), job=supervised.job
+        ) as receiver:
             assert receiver.facts["instance"] == endpoint["instance"]
             bundle = receiver.know(bundle_of(Squares(), Path(supervised.settings.blob_folder)))
             receiver.ticket(0, [3], bundle)
@@ -135,7 +138,7 @@ def test_restarted_supervisor_adopts_feeders_number_and_output(start: Start, tmp
     supervised.scale(2)
     before = supervised.ready(2)
     bundle = bundle_of(Shouting(), Path(supervised.settings.blob_folder))
-    with Receiver(before[1]["port"], KEY, job=supervised.job) as receiver:
+    with Receiver(before[1]["port"], supervised.link_key(before[1]["name"]), job=supervised.job) as receiver:
         receiver.know(bundle)
         receiver.ticket(0, [3], bundle.id)
         assert receiver.next().kind is FrameKind.BODY
@@ -200,7 +203,11 @@ def test_missing_blobs_reach_a_node_through_the_supervisor(start: Start, tmp_pat
     dataset = Squares()
     dataset.weights = torch.arange(12_000_000)  # type: ignore[attr-defined]
     bundle = bundle_of(dataset, trainer.folder)
-    with Sidecar(supervised) as sidecar, Receiver(feeder["port"], KEY, job=supervised.job) as receiver:
+    link_key = supervised.link_key(feeder["name"])
+    with (
+        Sidecar(supervised) as sidecar,
+        Receiver(feeder["port"], link_key, job=supervised.job) as receiver,
+    ):
         for digest, nbytes in bundle.blobs:
             sidecar.say(type="have", digest=digest, nbytes=nbytes)
         receiver.know(bundle)
@@ -214,7 +221,15 @@ def test_missing_blobs_reach_a_node_through_the_supervisor(start: Start, tmp_pat
                 wanted.add(message["digest"])
                 digest, nbytes = next(blob for blob in bundle.blobs if blob[0] == message["digest"])
                 address = ("127.0.0.1", supervised.settings.port)
-                upload(address, KEY, trainer, digest, nbytes, name="pod-0", job=supervised.job)
+                upload(
+                    address,
+                    keys.derive(KEY, Holder.SIDECAR),
+                    trainer,
+                    digest,
+                    nbytes,
+                    name="pod-0",
+                    job=supervised.job,
+                )
         assert receiver.next().batch().tolist() == [9]
     assert wanted == {digest for digest, _ in bundle.blobs}
 

@@ -122,8 +122,9 @@ def assets() -> Path:
 
 
 @contextlib.contextmanager
-def api_server(folder: Path) -> Iterator[ApiServer]:
-    """Starts both in `folder`, which is theirs, and ends both. Raises RuntimeError if they do not come up."""
+def api_server(folder: Path, *options: str) -> Iterator[ApiServer]:
+    """Starts both in `folder`, which is theirs, and ends both. `options`: further ones of the API server. Raises
+    RuntimeError if they do not come up."""
     programs = assets()
     etcd_port, peer_port, port = (reserve_port() for _ in range(3))
     token = secrets.token_hex(16)
@@ -144,6 +145,7 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
         f"--service-account-signing-key-file={key}", "--service-cluster-ip-range=10.0.0.0/24",
         "--disable-admission-plugins=ServiceAccount", f"--audit-policy-file={folder / 'audit.json'}",
         "--enable-admission-plugins=OwnerReferencesPermissionEnforcement", f"--audit-log-path={folder / 'audit.log'}",
+        *options,
     )  # fmt: skip
     try:
         running = ApiServer(f"https://127.0.0.1:{port}", token, folder / "audit.log")

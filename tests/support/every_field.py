@@ -41,6 +41,7 @@ spec:
     replicas: 2
     minAvailable: 0
     processesPerPod: 2
+    autoscaling: {mode: Auto, minReplicas: 1, maxReplicas: 8, costCeiling: 16}
     resources: {requests: {cpu: "1", memory: 2Gi}, limits: {cpu: "1", memory: 2Gi}}
     scratch: {size: 20Gi}
     image: example/feeder:1

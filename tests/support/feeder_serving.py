@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 from feeder_client import Receiver, wait_until
 from ports import reserve_port
 
-from dataloaderjob.core import sockets
+from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.settings import FeederSettings, dump
 
-KEY = bytes(range(32))
+JOB_KEY = bytes(range(32))
+KEY = keys.derive(JOB_KEY, keys.Holder.FEEDER)
 Connect = Callable[[], Receiver]
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from rig import JOB, Rig
+from welcomes import welcome
 
 from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.frames import FROM_RECEIVER, HEADER_NBYTES, FrameKind, Header
@@ -97,7 +98,7 @@ class Impostor:
         doing = self._doing
         self._links.add(sock)
         with sock, contextlib.suppress(OSError):
-            sockets.welcome(sock, self._key, job=JOB, facts=doing.facts, versions=sockets.DATA)
+            welcome(sock, self._key, job=JOB, facts=doing.facts, versions=sockets.DATA)
             doing.greeted.set()
             link = Link(sock)
             doing.deed(link)

@@ -7,6 +7,8 @@ import socket
 import threading
 from typing import Any
 
+from welcomes import welcome
+
 from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import ProtocolError
 
@@ -51,7 +53,7 @@ class Lister:
 
     def _serve(self, link: socket.socket) -> None:
         with contextlib.suppress(OSError, ProtocolError):
-            sockets.welcome(link, self._key, job=self._job)
+            welcome(link, self._key, job=self._job)
             with self._lock:
                 sockets.send_message(link, self._message)
                 self._links.append(link)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from link_keys import link_keys
 from live_trainer import BATCH, SAMPLES, TOLD, epochs
 from local_runs import started_as
 from rig import until
@@ -107,6 +108,10 @@ class LiveJob:
     @property
     def key(self) -> bytes:
         return (self.home / "key").read_bytes()
+
+    def link_key(self, feeder: str) -> bytes:
+        """The key of connections to a feeder."""
+        return link_keys(self.ports["supervisor"], self.key, self.name)[feeder]
 
     @property
     def ports(self) -> dict[str, int]:

@@ -28,6 +28,9 @@ GOOD: dict[str, Any] = {
 }
 ABSENT = object()
 CONTAINER = "spec.trainers.job.template.spec.containers[0]"
+ATTACHED: dict[str, Any] = {"spec.trainers": {"attach": {}}, "spec.feeders.image": "example/mnist:1"}
+"""Changes that make the trainers attached pods."""
+FOLLOW = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "name": "bert"}
 
 
 def manifest(changes: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -165,9 +168,42 @@ REFUSED_FIELDS = [
         {f"{CONTAINER}.name": "T_1"}, 'name: found "T_1"; use lower-case letters, digits', id="container-name"
     ),
     pytest.param(
-        {"spec.trainers.job": ABSENT},
-        "spec.trainers.job: found nothing; use a mapping with the",
-        id="no-trainer",
+        {"spec.trainers": ABSENT},
+        "spec.trainers: found nothing; use a mapping with the fields job, attach",
+        id="no-trainers-at-all",
+    ),
+    pytest.param(
+        {**ATTACHED, "spec.trainers.attach.processesPerPod": 65},
+        "found 65; use a whole number from 1 to 64",
+        id="attach-many-processes",
+    ),
+    pytest.param(
+        {**ATTACHED, "spec.trainers.attach.idleSeconds": -1}, "found -1; use a whole number", id="attach-idle"
+    ),
+    pytest.param(
+        {**ATTACHED, "spec.trainers.attach.container": "A_b"},
+        'container: found "A_b"; use lower-case letters',
+        id="attach-container",
+    ),
+    pytest.param(
+        {**ATTACHED, "spec.trainers.attach.follow": {"kind": "Job", "name": "a"}},
+        "follow.apiVersion: found nothing; use a group and a version such as",
+        id="follow-no-version",
+    ),
+    pytest.param(
+        {**ATTACHED, "spec.trainers.attach.follow": {**FOLLOW, "apiVersion": "../v1"}},
+        'follow.apiVersion: found "../v1"; use a group and a version such as',
+        id="follow-odd-version",
+    ),
+    pytest.param(
+        {**ATTACHED, "spec.trainers.attach.follow": {**FOLLOW, "kind": "trainjob"}},
+        'follow.kind: found "trainjob"; use the name of a kind such as TrainJob',
+        id="follow-odd-kind",
+    ),
+    pytest.param(
+        {**ATTACHED, "spec.trainers.attach.follow": {**FOLLOW, "name": "../a"}},
+        'follow.name: found "../a"; use the name of an object',
+        id="follow-odd-name",
     ),
     pytest.param(
         {"spec.trainers.job.template.spec.containers": []},
@@ -202,15 +238,70 @@ REFUSED_FIELDS = [
         "spec.ray.managed.tasks.cpus: found nothing",
         id="store-without-tasks",
     ),
+    pytest.param(
+        {"spec.ray.external": {"address": "auto"}},
+        'spec.ray.external.address: found "auto"; use host:port of the head\'s GCS',
+        id="no-address-of-ray",
+    ),
     pytest.param({TASKS: {"cpus": 0}}, "spec.ray.managed.tasks.cpus: found 0", id="no-cpus-for-tasks"),
 ]
 
 REFUSED_BY_RULES = [
+    pytest.param(
+        {"spec.trainers.job": ABSENT},
+        "spec.trainers.job: found neither job nor attach; use one of the two: job, whose pods",
+        id="no-trainer",
+    ),
+    pytest.param(
+        {"spec.trainers.attach": {}, "spec.feeders.image": "a:1"},
+        "spec.trainers.job: found job and attach; use one of the two",
+        id="job-and-attach",
+    ),
+    pytest.param(
+        {"spec.trainers": {"attach": {}}},
+        "spec.feeders.image: found no image; use the image with your Dataset's code",
+        id="attach-without-image",
+    ),
+    pytest.param(
+        {
+            **ATTACHED,
+            "spec.trainers.attach.processesPerPod": 8,
+            "spec.sidecar.resources.limits": {"memory": "8Gi"},
+        },
+        "8Gi, below the 8368Mi that memoryPerProcess 1Gi and the sidecar itself need; use loader.memoryPerProcess",
+        id="attach-memory",
+    ),
+    pytest.param(
+        {"spec.feeders.autoscaling": {"minReplicas": 5, "maxReplicas": 4}},
+        "5, above maxReplicas 4; use maxReplicas or less",
+        id="autoscaling-bounds",
+    ),
+    pytest.param(
+        {
+            "spec.feeders": {
+                "minAvailable": 3,
+                "replicas": 3,
+                "autoscaling": {"mode": "Auto", "maxReplicas": 2},
+            }
+        },
+        "2; use minAvailable or more, and numbers whose product with processesPerPod",
+        id="autoscaling-most",
+    ),
     pytest.param({"metadata.name": "a" * 45}, "(45 characters); use at most 44 characters", id="long-name"),
     pytest.param(
         {"metadata.name": "Mnist_1"}, '"Mnist_1"; use lower-case letters, digits and', id="bad-name"
     ),
     pytest.param({"spec.ray.managed.version": "2.55.1"}, '"2.55.1"; use Ray 2.56 or newer', id="old-ray"),
+    pytest.param(
+        {"spec.ray.external": {"address": "10.0.0.5:6379"}},
+        "spec.ray.external: found the address 10.0.0.5:6379; use managed, or leave both out: only",
+        id="existing-ray",
+    ),
+    pytest.param(
+        {"spec.ray": {"external": {"address": "ray:6379"}, "managed": {"version": "2.60.0"}}},
+        "spec.ray.external: found both managed and external; use either managed or external",
+        id="two-rays",
+    ),
     pytest.param({"spec.ray.managed.version": "1.13"}, '"1.13"; use Ray 2.56 or newer', id="very-old-ray"),
     pytest.param(
         {f"{CHECK}.periodMs": 100, f"{CHECK}.failureThreshold": 9},
@@ -402,6 +493,20 @@ REFUSED_BY_RULES = [
 
 ACCEPTED = [
     pytest.param({}, id="minimal"),
+    pytest.param(ATTACHED, id="attach"),
+    pytest.param({**ATTACHED, "spec.trainers.job": None}, id="attach-null-job"),
+    pytest.param({**ATTACHED, "spec.trainers.attach.idleSeconds": 0}, id="attach-idle-at-once"),
+    pytest.param(
+        {
+            **ATTACHED,
+            "spec.trainers.attach": {"container": "node", "processesPerPod": 8, "follow": FOLLOW},
+            "spec.loader.poolSize": "1Gi",
+        },
+        id="attach-in-full",
+    ),
+    pytest.param(
+        {**ATTACHED, "spec.trainers.attach.follow": {**FOLLOW, "apiVersion": "v1"}}, id="follow-core-group"
+    ),
     pytest.param({f"{CONTAINER}.command": ABSENT, f"{CONTAINER}.args": ["--lr", "1"]}, id="entrypoint"),
     pytest.param({f"{CONTAINER}.command": []}, id="empty-command"),
     pytest.param({f"{CONTAINER}.env": [{"name": "PET_MAX_RESTARTS", "value": "3"}]}, id="torchruns-own"),

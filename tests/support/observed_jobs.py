@@ -9,11 +9,11 @@ from typing import Any
 from manifests import manifest
 
 from dataloaderjob.api import parse_object
+from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob.api.status import ConditionType, RayStatus
-from dataloaderjob_operator import objects
+from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.observed import Observed, SupervisorStatus
-from dataloaderjob_operator.objects.workloads import SIDECAR
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -23,7 +23,7 @@ SUPERVISOR = SupervisorStatus(desired=1, ready=1, ray=RAY)
 HEAD, FEEDERS = ("Deployment", "mnist-head"), ("Deployment", "mnist-feeders")
 TRAINERS = ("Job", "mnist-trainers-0")
 BASE = {
-    ("Secret", "mnist-key-u"),
+    ("Secret", names.key_secret("mnist", "u", SETUP.root_key)),
     ("Service", "mnist-head"),
     ("Service", "mnist-trainers"),
     ("NetworkPolicy", "mnist-head"),

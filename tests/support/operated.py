@@ -124,6 +124,8 @@ class Operated:
         self.namespace = f"ns-{next(_NUMBERS)}"
         self.name = manifest["metadata"]["name"]
         self.key = (self.namespace, self.name)
+        self._key_secrets: dict[str, str] = {}
+        """Names of Secrets with keys, by the job's uid."""
         self.supervisor = Supervisors()
         server.request("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
         server.request("POST", self.path(KIND), manifest)
@@ -173,7 +175,12 @@ class Operated:
 
     @property
     def key_secret(self) -> str:
-        return names.key_secret(self.name, self.get(KIND, self.name)["metadata"]["uid"])
+        uid = self.get(KIND, self.name)["metadata"]["uid"]
+        prefix = f"{self.name}-keys-{uid[:8]}-"
+        found = [name for kind, name in self.children() if kind == "Secret" and name.startswith(prefix)]
+        known = self._key_secrets
+        known[uid] = found[0] if found else known.get(uid, names.key_secret(self.name, uid, SETUP.root_key))
+        return known[uid]
 
     def named(self) -> set[tuple[str, str]]:
         """The children by kind and name, the Secret's without what only this job has of it, and settings by their role
@@ -184,11 +191,12 @@ class Operated:
         kind, name = child["kind"], child["metadata"]["name"]
         if kind == "ConfigMap" and names.LABEL_ROLE in child["metadata"]["labels"]:
             return kind, f"{self.name}-settings-{child['metadata']['labels'][names.LABEL_ROLE]}"
-        return (kind, f"{self.name}-key") if name == self.key_secret else (kind, name)
+        is_key = kind == "Secret" and name.startswith(f"{self.name}-keys-")
+        return (kind, f"{self.name}-key") if is_key else (kind, name)
 
     def real(self, key: tuple[str, str]) -> tuple[str, str]:
         """What `named` calls so; settings must be there."""
-        if key[0] == "Secret":
+        if key == ("Secret", f"{self.name}-key"):
             return "Secret", self.key_secret
         return next((real for real, child in self.children().items() if self.called(child) == key), key)
 

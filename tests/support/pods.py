@@ -25,6 +25,7 @@ from rig import until
 from dataloaderjob.api import parse_object
 from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError
+from dataloaderjob.core.keys import Holder
 from dataloaderjob.core.places import RUN_VARIABLE
 from dataloaderjob.local import reaper
 from dataloaderjob_operator.objects import OperatorConfig, settings
@@ -125,7 +126,7 @@ class Pods:
     def head(self, **more: Any) -> Pod:
         fields = {
             **settings.head(self.job, SETUP), "count_path": None, "num_feeders": self.job.spec.feeders.count,
-            "key_path": self._at(settings.JOB_KEY),
+            "key_path": self._at(settings.JOB_KEY), "feeder_key_path": self._at(Holder.FEEDER),
             "token_path": self._at(settings.RAY_TOKEN), "host": HEAD, "gcs_port": self.gcs_port,
             "supervisor_port": self.port, "temp_dir": self._at("h"), **more,
         }  # fmt: skip
@@ -142,7 +143,7 @@ class Pods:
     def sidecar(self) -> None:
         """In the trainer's pod, which this process is."""
         fields = {
-            **settings.sidecar(self.job, SETUP), "socket": self.socket, "key_path": self._at(settings.JOB_KEY),
+            **settings.sidecar(self.job, SETUP), "socket": self.socket, "key_path": self._at(Holder.SIDECAR),
             "blobs": self._at("blobs"), "supervisor_host": HEAD, "supervisor_port": self.port,
             "shared_memory_nbytes": 256 * 1024**2, "metrics_host": "127.0.0.1", "metrics_port": 0,
         }  # fmt: skip

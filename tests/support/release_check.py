@@ -1,7 +1,8 @@
 """Checks that a release can be made of this working tree. Run by `make release-check`; publishes nothing.
 
-It compares the version everywhere, wants a dated section of the changelog and settings of this version for later
-releases to read, checks the images' constraints, and installs the wheel into an empty environment.
+It compares the version everywhere, wants a dated section of the changelog with the result of the audit, settings of
+this version for later releases to read, and a base image by digest. It checks the images' locks, installs the wheel
+into an empty environment, and signs wheel, sdist and inventories of the images.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import tempfile
 import venv
 from collections.abc import Callable
 from pathlib import Path
+
+from release import inventory, locks, signing
 
 import dataloaderjob
 
@@ -76,6 +79,60 @@ def changelog(text: str | None = None) -> None:
         )
 
 
+AUDIT = re.compile(r"^- Audit of \d{4}-\d\d-\d\d by pip-audit: \d+ findings", re.M)
+
+
+def audited(text: str | None = None) -> None:
+    """The newest section says what `make audit` found, as in `- Audit of 2027-01-31 by pip-audit: 0 findings`."""
+    sections = re.split(
+        r"^## ", text if text is not None else (ROOT / "CHANGELOG.md").read_text(), flags=re.M
+    )
+    if len(sections) < 2 or not AUDIT.search(sections[1]):
+        raise Fault(
+            "run `make audit`, and write its result into the first section of CHANGELOG.md: - Audit of YYYY-MM-DD by "
+            "pip-audit: N findings, then the findings"
+        )
+
+
+def base_image(name: str) -> None:
+    """The name ends with a digest, so that the images are built from the same files again."""
+    if not re.search(r"@sha256:[0-9a-f]{64}$", name):
+        raise Fault(
+            f"the base image must be named by its digest, found {name}: docker buildx imagetools inspect {name}, then "
+            f"PYTHON_IMAGE={name}@sha256:..."
+        )
+
+
+def signed(folder: Path, key: Path | None) -> None:
+    """Inventories join the wheel and the sdist. All are signed, and a file that is changed afterwards is refused."""
+    try:
+        for lock in locks.IMAGES:
+            inventory.write(lock, VERSION, folder)
+        if key is None:
+            say("   no SIGNING_KEY: the signature is tried with a key that is then thrown away")
+            with tempfile.TemporaryDirectory() as made:
+                _try_signature(folder, signing.new_key(Path(made))[0])
+        else:
+            _try_signature(folder, key)
+    except (inventory.NoInventoryError, signing.SignatureFault) as exc:
+        raise Fault(str(exc)) from exc
+
+
+def _try_signature(folder: Path, key: Path) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        public = Path(made) / "release.pub"
+        signing.public_part(key, public)
+        signing.sign(folder, key)
+        signing.verify(folder, public)
+        (wheel,) = folder.glob("*.whl")
+        wheel.write_bytes(wheel.read_bytes() + b"\0")
+        try:
+            signing.verify(folder, public)
+        except signing.SignatureFault:
+            return
+        raise Fault("the signature does not cover the wheel")
+
+
 def settings() -> None:
     if not (ROOT / "tests/contract/skew" / VERSION).is_dir():
         raise Fault(
@@ -121,16 +178,24 @@ def installed(folder: Path, wheel: Path, torch: str) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", default="torch", help="requirement of torch, or the path of a wheel")
-    torch = parser.parse_args(arguments).torch
+    parser.add_argument(
+        "--base-image", default="", help="the image that images are built from, with its digest"
+    )
+    parser.add_argument("--key", type=Path, help="PEM file with the key of releases; none: a temporary one")
+    chosen = parser.parse_args(arguments)
+    torch = chosen.torch
     faults = 0
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         steps: list[tuple[str, Callable[[], object]]] = [
             ("working tree and tag", tree),
             ("changelog", changelog),
+            ("result of the audit in the changelog", audited),
+            ("base image by digest", lambda: base_image(chosen.base_image)),
             ("settings of this version for later ones", settings),
             ("versions, constraints, generated files", contracts),
             ("wheel in an empty environment", lambda: installed(folder, built(folder / "dist"), torch)),
+            ("inventories and signature", lambda: signed(folder / "dist", chosen.key)),
         ]
         for name, step in steps:
             say(f"== {name}")

@@ -116,9 +116,8 @@ class Rig:
             **self.sidecar_options,
             **more,
         }
-        settings = SidecarSettings(
-            job=JOB, key_path=str(self.home / "key"), blobs=str(self.home / "blobs"), **options
-        )
+        options = {"key_path": str(self.home / "key"), **options}
+        settings = SidecarSettings(job=JOB, blobs=str(self.home / "blobs"), **options)
         self.sidecar, about = self._start("dataloaderjob.sidecar", settings, "sidecar")
         line = self.sidecar.stdout.readline()
         assert line, self.logs()

@@ -16,6 +16,7 @@ from typing import Any
 from memory_api import KEY, Job, MemoryApi, Supervisors, Write
 from observed_jobs import SETUP, T0
 
+from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob_operator import names
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.decide.observed import (
@@ -28,7 +29,6 @@ from dataloaderjob_operator.decide.observed import (
 )
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import Role
-from dataloaderjob_operator.objects.workloads import SIDECAR
 from dataloaderjob_operator.reconcile import Reconciler
 
 PASSES = 12

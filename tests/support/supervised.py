@@ -13,9 +13,10 @@ from types import MappingProxyType
 from typing import Any
 
 from feeder_client import wait_until
+from link_keys import link_keys
 from ports import reserve_port
 
-from dataloaderjob.core import supervision
+from dataloaderjob.core import keys, supervision
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, dump
 from dataloaderjob.local.head import RayHead
 
@@ -67,10 +68,12 @@ class Supervised:
     def __init__(self, folder: Path, ray: RayHead, *, job: str = "job", **options: Any) -> None:
         self.folder, self.ray, self.job = folder, ray, job
         (folder / "key").write_bytes(KEY)
+        (folder / "key-feeder").write_bytes(keys.derive(KEY, keys.Holder.FEEDER))
         options.setdefault("ready_timeout_s", 60.0)
         self.settings = SupervisorSettings(
             job=job,
             key_path=str(folder / "key"),
+            feeder_key_path=str(folder / "key-feeder"),
             blob_folder=str(folder / "blobs"),
             feeder_blob_folder=options.pop("feeder_blob_folder", str(folder / "blobs")),
             ray_address=options.pop("ray_address", None) or ray.address,
@@ -122,6 +125,10 @@ class Supervised:
         return supervision.ask(
             "127.0.0.1", self.settings.port, KEY, job=self.job, message={"type": kind, **fields}
         )
+
+    def link_key(self, feeder: str) -> bytes:
+        """The key of connections to a feeder."""
+        return link_keys(self.settings.port, KEY, self.job)[feeder]
 
     def scale(self, feeders: int) -> None:
         self.ask("scale", feeders=feeders)

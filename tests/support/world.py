@@ -64,12 +64,18 @@ class World:
     """`run` until every stream is consumed or the time is up."""
 
     def __init__(
-        self, seed: int = 0, *, limit: int = 1 << 24, pool: int | None = None, deadline_s: float = 300.0
-    ):
+        self, seed: int = 0, *, limit: int = 1 << 24, pool: int | None = None, deadline_s: float = 300.0,
+        awaits_feeders: bool = False,
+    ):  # fmt: skip
         self.random = random.Random(seed)
         self.now = 0.0
         self.machine = Dispatcher(
-            LoaderSettings(shared_memory_nbytes=limit, pool_nbytes=pool, batch_deadline_s=deadline_s),
+            LoaderSettings(
+                shared_memory_nbytes=limit,
+                pool_nbytes=pool,
+                batch_deadline_s=deadline_s,
+                awaits_feeders=awaits_feeders,
+            ),
         )
         self.feeders: dict[str, SimFeeder] = {}
         self.listed: list[Endpoint] = []

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob.core import sockets
+from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.errors import InputError, ServiceError
-from dataloaderjob.core.sockets import EVERYWHERE, Acceptor, address_text, listen, parse_address
+from dataloaderjob.core.sockets import EVERYWHERE, address_text, listen, parse_address
 from dataloaderjob.pod import feeder
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.feeder_connection import BodyPhase, FeederConnection
@@ -53,7 +54,7 @@ def acceptor() -> Iterator[Acceptor]:
 
     def accept() -> None:
         while not done.wait(0.01):
-            made.accept_all()
+            made.serve()
 
     thread = threading.Thread(target=accept)
     thread.start()

@@ -5,16 +5,20 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
+import threading
 import traceback
 import types
-from typing import Any
+import zipfile
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
+from pydantic_core import PydanticCustomError
 
 from dataloaderjob.core.errors import (
     FeederLost,
@@ -24,7 +28,7 @@ from dataloaderjob.core.errors import (
     UserCodeError,
 )
 from dataloaderjob.core.frames import Ticket
-from dataloaderjob.making.failures import MAX_TRACEBACK_NBYTES, pack_failure, unpack_failure
+from dataloaderjob.making.failures import MAX_TRACEBACK_NBYTES, _plain, pack_failure, unpack_failure
 from dataloaderjob.making.fetcher import Fetcher
 from dataloaderjob.trainer.session import taking
 
@@ -163,8 +167,7 @@ def test_a_unicode_error_arrives() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        pytest.param(KeywordOnly(needed=object()), id="cannot-be-built"),
-        pytest.param(Frozen("text"), id="takes-no-note"),
+        pytest.param(PydanticCustomError("kind", "text"), id="laid-out-by-an-extension"),
         pytest.param(SystemExit(3), id="would-end-the-process"),
         pytest.param(type("Local", (Exception,), {"__module__": "not_there"})("text"), id="not-there"),
     ],
@@ -174,6 +177,95 @@ def test_error_that_cannot_be_rebuilt_arrives_as_user_code_error(error: BaseExce
     assert type(found) is UserCodeError
     assert type(error).__qualname__ in str(found)
     assert "raised for index 17 in feeder-0" in str(found)
+
+
+@pytest.mark.parametrize("error", [KeywordOnly(needed=object()), Frozen("text")], ids=repr)
+def test_error_arrives_without_its_constructor_and_without_setattr(error: Exception) -> None:
+    found = travelled(error)
+    assert (type(found), str(found)) == (type(error), str(error))
+    assert found.__notes__[0].startswith("raised for index 17 in feeder-0:\nTraceback")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(json.JSONDecodeError("bad", "[,]", 1), id="made-of-other-arguments"),
+        pytest.param(subprocess.CalledProcessError(3, ["x"], b"out"), id="text-of-its-attributes"),
+        pytest.param(zipfile.BadZipFile("no zip"), id="plain"),
+        pytest.param(UnidentifiedImageError("no image"), id="of-a-library"),
+    ],
+)
+def test_error_of_a_library_arrives_with_its_text_and_attributes(error: Exception) -> None:
+    found = travelled(error)
+    assert (type(found), str(found), found.args) == (type(error), str(error), error.args)
+    plain = {
+        name: value for name, value in vars(error).items() if isinstance(value, int | str | bytes | list)
+    }
+    assert {name: vars(found).get(name) for name in plain} == plain
+
+
+def test_error_that_forbids_attributes_arrives_with_its_note() -> None:
+    found = travelled(Frozen("text"))
+    assert (type(found), str(found)) == (Frozen, "text")
+    assert "raised for index 17" in found.__notes__[0]
+
+
+class Acting(Exception):
+    """Would act on what a feeder gives it."""
+
+    ran: ClassVar[list[str]] = []
+
+    def __new__(cls, *args: Any) -> Any:
+        cls.ran.append("__new__")
+        return super().__new__(cls, *args)
+
+    def __init__(self, *args: Any) -> None:
+        self.ran.append("__init__")
+        super().__init__(*args)
+
+    def __setstate__(self, state: Any) -> None:
+        self.ran.append("__setstate__")
+
+    @property
+    def where(self) -> str:
+        return "here"
+
+    @where.setter
+    def where(self, value: str) -> None:
+        self.ran.append("setter")
+
+
+class OwnThread(threading.Thread, Exception):
+    """More than an error."""
+
+
+def test_an_error_is_made_without_code_of_its_class() -> None:
+    forged = json.loads(raised_by(ValueError("text", 1)))
+    forged |= {
+        "type": [__name__, "Acting"],
+        "text": "('text', 1)",
+        "attributes": _plain({"where": 1, "more": 2, "args": (3,)}),
+    }
+    found: Any = unpack_failure(json.dumps(forged).encode())
+    assert (type(found), found.args, found.more, found.where, Acting.ran) == (Acting, (3,), 2, "here", [])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ("urllib.error", "HTTPError"),
+        ("subprocess", "Popen"),
+        (__name__, "OwnThread"),
+        ("xml.sax.expatreader", "X"),
+    ],
+    ids=".".join,
+)
+def test_a_class_that_is_more_than_an_error_is_not_made(name: tuple[str, str]) -> None:
+    __import__(name[0].partition(".")[0])
+    loaded = set(sys.modules)
+    forged = json.loads(raised_by(ValueError("text"))) | {"type": name}
+    assert type(unpack_failure(json.dumps(forged).encode())) is UserCodeError
+    assert set(sys.modules) == loaded, "and nothing is imported for it"
 
 
 def test_stop_iteration_ends_the_loop_as_with_torch_s_workers() -> None:

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 from feeder_client import Receiver, Squares, bundle_of, wait_until
-from feeder_serving import KEY, Served, blobs, host, serving, settings_in
+from feeder_serving import JOB_KEY, KEY, Served, blobs, host, serving, settings_in
 
-from dataloaderjob.core import sockets
+from dataloaderjob.core import keys, sockets
+from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
 from dataloaderjob.feeder import blobs as feeder_blobs
 from dataloaderjob.feeder.blobs import BlobFetcher
@@ -32,7 +33,13 @@ from dataloaderjob.supervisor.server import SupervisorServer
 class Heard:
     """What a supervisor's connections tell it, as far as feeders that fetch need an answer."""
 
+    def __init__(self) -> None:
+        self.link_keys: dict[int, bytes] = {}
+        """The keys of connections to feeders, by port."""
+
     def feeder_ready(self, endpoint: Any) -> bool:
+        own = keys.derive(JOB_KEY, keys.Holder.SIDECAR)
+        self.link_keys[endpoint.port] = keys.unwrap(own, endpoint.link, endpoint.instance)
         return True
 
     def feeder_left(self, name: str, instance: str) -> None: ...
@@ -41,7 +48,9 @@ class Heard:
 @pytest.fixture
 def head(tmp_path: Path) -> SupervisorServer:
     state: Any = Heard()
-    return SupervisorServer("127.0.0.1", 0, key=KEY, job="job", blob_folder=tmp_path / "head", state=state)
+    return SupervisorServer(
+        "127.0.0.1", 0, job_key=JOB_KEY, job="job", blob_folder=tmp_path / "head", state=state
+    )
 
 
 @contextmanager
@@ -95,11 +104,15 @@ def test_feeder_that_sends_a_blob_too_slowly_is_abandoned_for_the_head(
                 sock.sendall(b"w")
                 time.sleep(0.05)
 
-    acceptor = sockets.Acceptor(
-        "127.0.0.1", 0, key=KEY, job="job", facts={}, welcomed=trickle, versions=sockets.DATA
-    )
-    acceptor.sock.setblocking(True)
-    threading.Thread(target=acceptor.accept_all, daemon=True).start()
+    acceptor = Acceptor("127.0.0.1", 0, key=KEY, job="job", facts={}, welcomed=trickle, versions=sockets.DATA)
+
+    def serve() -> None:
+        with contextlib.suppress(ValueError):  # it is closed at the end
+            while True:
+                acceptor.serve()
+                time.sleep(0.01)
+
+    threading.Thread(target=serve, daemon=True).start()
     first = fetcher(head, tmp_path, BlobStore(tmp_path / "node-1"), acceptor.port)
     assert first.fetch(digest, nbytes, wanted=lambda: True)
     await_nodes(head, digest, 1)
@@ -150,8 +163,10 @@ def fetcher(head: SupervisorServer, folder: Path, store: BlobStore, port: int) -
     return BlobFetcher(settings, KEY, store, lambda: ("127.0.0.1", port))
 
 
-def batch(feeder: Served, bundle: Bundle) -> list[int]:
-    with Receiver(feeder.port, KEY) as receiver:
+def batch(head: SupervisorServer, feeder: Served, bundle: Bundle) -> list[int]:
+    state: Any = head._state
+    wait_until(lambda: feeder.port in state.link_keys, 10, "the feeder has reported")
+    with Receiver(feeder.port, state.link_keys[feeder.port]) as receiver:
         receiver.ticket(0, [3, 4], receiver.know(bundle))
         found: list[int] = receiver.next().batch().tolist()
         return found
@@ -166,16 +181,16 @@ def test_node_gets_user_code_from_other_nodes_even_if_one_is_lost(head: Supervis
             stack.enter_context(node(tmp_path / name, name, head))
             for name in ("feeder-0", "feeder-1", "feeder-2")
         )
-        assert batch(first, bundle) == [9, 16]
+        assert batch(head, first, bundle) == [9, 16]
         for digest, nbytes in bundle.blobs:  # what came from the head now would not be taken
             await_nodes(head, digest, 1)
             (tmp_path / "head" / digest).write_bytes(bytes(nbytes))
-        assert batch(second, bundle) == [9, 16]
+        assert batch(head, second, bundle) == [9, 16]
         for digest, _ in bundle.blobs:
             await_nodes(head, digest, 2)
         host().ask(type="kill", name="feeder-0")
         wait_until(lambda: not Path(f"/proc/{first.pid}").exists(), 5, "the first feeder is gone")
-        assert batch(third, bundle) == [9, 16]
+        assert batch(head, third, bundle) == [9, 16]
     for name in ("feeder-0", "feeder-1", "feeder-2"):
         kept = {path.name for path in blobs(tmp_path / name).iterdir() if not path.name.startswith(".")}
         assert kept == {digest for digest, _ in bundle.blobs}

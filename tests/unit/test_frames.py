@@ -7,6 +7,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from welcomes import welcome
 
 from dataloaderjob.core import frames, ipc, sockets
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
@@ -171,7 +172,7 @@ def meet(key_a: bytes, key_b: bytes, job_a="j", job_b="j", tamper=None):
     thread = threading.Thread(target=connector)
     thread.start()
     try:
-        seen = sockets.welcome(b, key_b, job=job_b, facts={"y": 2})
+        seen = welcome(b, key_b, job=job_b, facts={"y": 2})
     except Exception as exc:
         seen = exc
     finally:
@@ -238,6 +239,6 @@ def test_an_unauthenticated_peer_cannot_make_us_hold_more_than_a_greeting():
     a, b = socket.socketpair()
     a.sendall(struct.pack("<I", sockets.MAX_HELLO_NBYTES + 1))
     with pytest.raises(RemoteProtocolError, match="exceeds"):
-        sockets.welcome(b, b"k" * 32, job="j")
+        welcome(b, b"k" * 32, job="j")
     a.close()
     b.close()

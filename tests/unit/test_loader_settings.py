@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from manifests import manifest
+from manifests import ATTACHED, manifest
 from pods import SETUP
 
 from dataloaderjob.api import DataLoaderJob, parse_object
@@ -34,7 +34,9 @@ VARIABLES = {
     "DATALOADERJOB_FEEDERS": {"spec.feeders.replicas": 2, "spec.feeders.processesPerPod": 3},
     "DATALOADERJOB_ALLOW_PICKLE": {"spec.loader.allowPickle": True},
 }
-FIELDS = [field.name for field in dataclasses.fields(LoaderSettings)]
+BY_TRAINERS = "awaits_feeders"
+"""The field that follows from the kind of trainers."""
+FIELDS = [field.name for field in dataclasses.fields(LoaderSettings) if field.name != BY_TRAINERS]
 
 
 def job(changes: dict[str, Any]) -> DataLoaderJob:
@@ -77,6 +79,18 @@ def test_manifest_change_reaches_the_sidecar_locally_and_on_a_cluster(field):
         assert getattr(settings, field) == getattr(before, field)
 
 
+def test_sidecars_of_attached_pods_alone_await_their_first_feeder() -> None:
+    made = objects.base(job(ATTACHED), SETUP)
+    (found,) = [child for child in made if child["kind"] == "ConfigMap"]
+    settings = SidecarSettings(**json.loads(found["data"]["sidecar.json"]))
+    assert getattr(settings, BY_TRAINERS)
+    own = of_cluster({})
+    assert not getattr(own, BY_TRAINERS)
+    assert settings.anyone, "attached pods share no group with the sidecar"
+    same = dataclasses.replace(settings, awaits_feeders=False, anyone=False)
+    assert same == own, "all else is as for own trainers"
+
+
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_manifest_change_reaches_the_trainer_locally_and_on_a_cluster(variable):
     found = []
@@ -93,6 +107,17 @@ def test_one_machine_has_one_sidecar_for_all_replicas():
     assert (machine.processes, cluster.processes) == (6, 2)
     assert machine.shared_memory_nbytes == 3 * cluster.shared_memory_nbytes
     assert machine.limit_nbytes == cluster.limit_nbytes
+
+
+def test_sidecar_of_attached_trainers_knows_that_others_start_them():
+    changes = {
+        "spec.trainers": {"attach": {"processesPerPod": 4}}, "spec.feeders.image": "x",
+    }  # fmt: skip
+    machine = of_machine(changes)
+    assert (machine.awaits_feeders, machine.processes) == (True, 4)
+    assert machine.shared_memory_nbytes == 4 * of_machine({}).shared_memory_nbytes
+    assert not of_machine({}).awaits_feeders
+    assert not of_cluster({}).awaits_feeders
 
 
 def test_local_sidecar_has_its_own_variables(monkeypatch: pytest.MonkeyPatch):

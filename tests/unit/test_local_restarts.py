@@ -144,7 +144,7 @@ def test_head_that_cannot_start_is_retried_and_given_up_with_rays_error():
 
 
 def test_without_ray_all_parts_start_and_restart_independently():
-    policy = RestartPolicy(ray=False)
+    policy = RestartPolicy(ServicePart.HOST)
     assert policy.start() == [
         Start(ServicePart.HOST, 0),
         Start(ServicePart.SIDECAR, 0),
@@ -156,7 +156,7 @@ def test_without_ray_all_parts_start_and_restart_independently():
 
 
 def test_host_that_cannot_serve_is_given_up_with_its_last_output():
-    policy = RestartPolicy(ray=False)
+    policy = RestartPolicy(ServicePart.HOST)
     policy.start()
     for death in range(MAX_FIRST_CRASHES):
         policy.ended(ServicePart.HOST, 1, "no torch", 10.0 * death)

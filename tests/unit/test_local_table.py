@@ -165,7 +165,7 @@ def test_newest_failure_comes_first_in_the_one_line_note():
         {"rank": "0", "feeder": "feeder-1", "reason": "UserCodeFailed", "text": "old"},
         {"rank": "1", "feeder": "", "reason": "FeederLost", "text": "a\n\x1b[2Jb"},
     ]
-    assert console.note_line(["c"], failures) == "rank 1: FeederLost: a [2Jb (and 2 more)"
+    assert console.note_line(["c"], failures) == "rank 1: FeederLost: a b (and 2 more)"
     assert console.note_line(["", "c"]) == "c"
     made = table_of(
         "small", history(snapshot(1.0, feeders=(PLACING,), notes=["feeder-1: no node\nhas room", "d"]))

@@ -28,12 +28,12 @@ from observed_jobs import (
     serving,
 )  # fmt: skip
 
+from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob_operator.decide.conditions import WANTED, ChildPart, Stage
 from dataloaderjob_operator.decide.decision import COUNTS_EVERY_S, WORKLOADS, Decision, decide
 from dataloaderjob_operator.decide.observed import Observed
 from dataloaderjob_operator.objects.pods import map_of
-from dataloaderjob_operator.objects.workloads import SIDECAR
 
 
 def test_new_job_gets_all_conditions_and_all_children():

@@ -71,10 +71,22 @@ HELD_UP = status(
         T1,
     ),
 )
+IDLE = status(Phase.IDLE, Ready=("True", "Idle", "no pod is attached", T0))
+NOT_FOLLOWED = status(
+    Phase.SERVING,
+    Ready=("True", "Serving", "all serve", T0),
+    Progressing=("True", "FollowedNotRead", "the operator may not read TrainJob bert", T1),
+)
+WITHOUT_STATUS = {Reason.UNKNOWN_FIELD, Reason.MANAGED_ELSEWHERE, Reason.ATTACHED, Reason.DETACHED}
 HUNGRY = status(
     Phase.RUNNING,
     Ready=("True", "Serving", "all serve", T0),
     Progressing=("True", "OutOfMemory", "feeder-0: ran out of memory", T1),
+)
+SCALED = status(
+    Phase.RUNNING,
+    Ready=("True", "Serving", "all serve", T0),
+    AutoscalingActive=("True", "Scaling", "replicas 1 -> 4: training waits", T1),
 )
 STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no secret"))
 
@@ -87,6 +99,7 @@ STUCK = status(Phase.STARTING, Ready=("False", "VolumeNotMounted", "pod a: no se
         pytest.param(
             SERVING, DEGRADED, [("Warning", "Degraded", "ImageNotPulled: pod a: no such image")], id="degraded"
         ),
+        pytest.param(SERVING, SCALED, [("Normal", "Scaled", "replicas 1 -> 4: training waits")], id="scaled"),
         pytest.param(DEGRADED, SERVING, [("Normal", "Recovered", "all serve")], id="recovered"),
         pytest.param(
             STARTING, STUCK, [("Warning", "NotReady", "VolumeNotMounted: pod a: no secret")], id="a-cause"
@@ -132,11 +145,12 @@ def test_each_reason_belongs_to_some_change():
         SHORT,
         HUNGRY,
         HELD_UP,
+        IDLE,
+        NOT_FOLLOWED,
+        SCALED,
     )
     found = {e.reason for before in every for after in every for e in events_of(before, after)}
-    assert found == set(Reason) - {Reason.UNKNOWN_FIELD, Reason.MANAGED_ELSEWHERE}, (
-        "which no change of a status makes"
-    )
+    assert found == set(Reason) - WITHOUT_STATUS, "which no change of a status makes"
 
 
 def name(before: DataLoaderJobStatus, after: DataLoaderJobStatus, job: Any = JOB) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 
 import aiohttp
 import pytest
+from flood import flooded
 from ports import reserve_port
 
+from dataloaderjob_operator import connections
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.monitoring import (
     WITHOUT_WATCHES_S,
@@ -98,6 +101,70 @@ def test_healthz_names_jobs_with_unwritable_status_without_failing():
     asyncio.run(run())
 
 
+def test_requests_that_never_end_and_surplus_connections_are_closed(monkeypatch):
+    monkeypatch.setattr(connections, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 8)
+    port = reserve_port()
+
+    async def ended(reader: asyncio.StreamReader) -> bool:
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(5):
+                return await reader.read() == b""
+        return True
+
+    async def run() -> None:
+        async with serve(port, Metrics(), health(6)), asyncio.timeout(20):
+            slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+            for _, writer in slow:
+                writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-")
+            assert all([await ended(reader) for reader, _ in slow])
+            many = [await asyncio.open_connection("127.0.0.2", port) for _ in range(30)]
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"http://127.0.0.1:{port}/healthz") as found,
+            ):
+                assert found.status == 200
+            assert all([await ended(reader) for reader, _ in many])
+            for _, writer in (*slow, *many):
+                writer.close()
+
+    asyncio.run(run())
+
+
+def test_request_with_a_large_header_is_refused():
+    port = reserve_port()
+
+    async def run() -> None:
+        async with serve(port, Metrics(), health(6)), aiohttp.ClientSession() as session:
+            for headers, path in (({"X": "x" * 5000}, "/healthz"), ({}, "/" + "x" * 5000)):
+                async with session.get(f"http://127.0.0.1:{port}{path}", headers=headers) as found:
+                    assert found.status == 400
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_probes_are_answered_through_a_flood_of_connections():
+    port = reserve_port()
+
+    async def run() -> None:
+        async with serve(port, Metrics(), health(6)):
+            with flooded("127.0.0.1", port):
+                for _ in range(20):
+                    assert await answer_at(port, "/healthz") == 200
+
+    asyncio.run(run())
+
+
+async def answer_at(port: int, path: str) -> int:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+        for _ in range(3):  # as a kubelet tries again
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(f"http://127.0.0.1:{port}{path}") as found:
+                    return found.status
+    return 0
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
@@ -146,7 +213,9 @@ def test_workers_count_reconciles_and_the_kinds_of_errors():
 
 def test_jobs_are_counted_by_phase_including_empty_phases():
     metrics = Metrics()
-    metrics.describe(version="1", kopf="2", phases=lambda: {"Running": 3})
+    loader = {"limit": "feeders", "inputBoundPercent": "38", "recommendedReplicas": 12}
+    loaders = [(("team", "mnist"), loader), (("team", "new"), {}), (("team", "odd"), {"limit": 7, "x": None})]
+    metrics.describe(version="1", kopf="2", phases=lambda: {"Running": 3}, loaders=lambda: loaders)
     assert sample(metrics, "jobs", phase="Running") == 3
     assert sample(metrics, "jobs", phase="Failed") == 0
 

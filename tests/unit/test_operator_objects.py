@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 from typing import Any
@@ -11,12 +12,15 @@ from manifests import manifest
 
 from dataloaderjob.api import DataLoaderJob, parse_object
 from dataloaderjob.api.job import MAX_NAME_LENGTH
+from dataloaderjob.core import keys
+from dataloaderjob.core.keys import Holder
 from dataloaderjob.core.settings import RayTuning, SidecarSettings
 from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.kinds import keep_template, manifest_to_send, sealed
 from dataloaderjob_operator.objects import pods, settings, workloads
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
+SECRET = f"Secret/{names.key_secret('mnist', 'u-1', SETUP.root_key)}"
 FEEDER = "spec.feeders.template.spec"
 TRAINER = "spec.trainers.job.template.spec"
 
@@ -58,7 +62,7 @@ def template_hash(child: dict[str, Any]) -> str:
 def test_children_of_a_job_and_their_names_are_deterministic():
     assert children() == children()
     assert set(children()) == {
-        "Secret/mnist-key-u-1",
+        SECRET,
         "ConfigMap/head",
         "ConfigMap/feeder",
         "ConfigMap/trainer",
@@ -132,11 +136,27 @@ def test_settings_files_match_the_processes_settings_classes():
 
 
 def test_recreated_secret_has_the_same_bytes_and_differs_between_jobs():
-    first, again = children()["Secret/mnist-key-u-1"], children()["Secret/mnist-key-u-1"]
-    other = children({"metadata.uid": "u-2"})["Secret/mnist-key-u-2"]
+    first, again = children()[SECRET], children()[SECRET]
+    other = children({"metadata.uid": "u-2"})[f"Secret/{names.key_secret('mnist', 'u-2', SETUP.root_key)}"]
     assert first == again
     assert not set(first["data"].values()) & set(other["data"].values())
-    assert len(set(first["data"].values())) == 2
+    assert len(set(first["data"].values())) == 4
+
+
+def test_pods_of_a_role_get_that_roles_keys_only():
+    made = children()
+    data = {name: base64.b64decode(value) for name, value in made[SECRET]["data"].items()}
+    job_key, token = data["links"], data["ray"]
+    found = {}
+    for workload in ("Deployment/mnist-head", "Deployment/mnist-feeders", "Job/mnist-trainers-0"):
+        volumes = [v for v in pod(made[workload])["volumes"] if "secret" in v]
+        assert [v["secret"]["secretName"] for v in volumes] == [SECRET.removeprefix("Secret/")]
+        found[workload] = {item["path"]: data[item["key"]] for item in volumes[0]["secret"]["items"]}
+    assert found == {
+        "Deployment/mnist-head": {"links": job_key, "ray": token},
+        "Deployment/mnist-feeders": {"links": keys.derive(job_key, Holder.FEEDER), "ray": token},
+        "Job/mnist-trainers-0": {"links": keys.derive(job_key, Holder.SIDECAR)},
+    }
 
 
 def test_the_sidecar_is_a_native_sidecar_before_the_users_init_containers():
@@ -314,6 +334,31 @@ def test_pull_secrets_and_user_of_trainers_apply_to_head_and_feeders():
         found = pod(made[f"Deployment/mnist-{name}"])
         assert found["imagePullSecrets"] == [{"name": "pull"}]
         assert found["securityContext"] == {"runAsUser": 1000, "fsGroup": 65532}
+
+
+POD_OF_HEAD = "spec.ray.managed.head.template.spec"
+CONTEXTS = {
+    "nothing": ({}, {}, True),
+    "a-user": ({"runAsUser": 1000}, {}, True),
+    "root-in-the-pod": ({"runAsUser": 0}, {}, None),
+    "root-in-the-container": ({}, {"runAsUser": 0}, None),
+    "root-in-the-pod-alone": ({"runAsUser": 0}, {"runAsUser": 7}, True),
+    "allowed-in-the-pod": ({"runAsNonRoot": False}, {}, None),
+    "allowed-in-the-container": ({}, {"runAsNonRoot": False}, False),
+}
+
+
+@pytest.mark.parametrize(("in_pod", "in_container", "wanted"), CONTEXTS.values(), ids=CONTEXTS)
+@pytest.mark.parametrize("role", ["head", "feeder"])
+def test_head_and_feeders_run_as_root_only_if_a_template_allows_it(role, in_pod, in_container, wanted):
+    place = POD_OF_HEAD if role == "head" else "spec.feeders.template.spec"
+    changes: dict[str, Any] = {f"{TRAINER}.securityContext": in_pod}
+    if in_container:
+        changes[f"{place}.containers"] = [{"name": role, "securityContext": in_container}]
+    made = pod(children(changes)[f"Deployment/mnist-{role}{'s' * (role == 'feeder')}"])
+    found = next(c for c in made["containers"] if c["name"] == role)["securityContext"]
+    assert found.get("runAsNonRoot") is wanted
+    assert found["allowPrivilegeEscalation"] is False
 
 
 def test_no_pod_has_a_service_account_token():

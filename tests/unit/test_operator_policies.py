@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from manifests import manifest
+from manifests import ATTACHED, manifest
 from network_policies import Cluster, Pod, judge
 
 from dataloaderjob.api import parse_object
@@ -253,3 +253,53 @@ def test_own_namespace_and_own_label_must_be_given_together(options: list[str], 
     with pytest.raises(SystemExit):
         parse([*REQUIRED, *options])
     assert "must be given together" in capsys.readouterr().err
+
+
+# Attached trainers: the label of injection stands for the role
+
+
+def attached_world(mode: str) -> tuple[Cluster, dict[str, Pod]]:
+    """A job with attached trainers, whose pods have their own labels and that of injection alone."""
+    changes = {
+        **ATTACHED, "metadata.namespace": "team", "metadata.name": "mnist", "metadata.uid": "u",
+        "spec.networkPolicy.mode": mode,
+    }  # fmt: skip
+    job = parse_object(manifest(changes))
+    made = [*objects.base(job, SETUP), *objects.feeding(job, SETUP)]
+    inject = {"app": "theirs", "dataloading.dev/inject": "mnist"}
+    found = [
+        *pods("", made), ("attached", inject, "team"), ("attached2", inject, "team"), ("bystander", {}, "team"),
+        ("elsewhere", inject, "other"), ("others", {**inject, "dataloading.dev/inject": "another"}, "team"),
+    ]  # fmt: skip
+    ends = {
+        short: Pod(
+            name=short, labels=labels, namespace=namespace, ips=(f"10.0.1.{number}",), node="192.168.0.1"
+        )
+        for number, (short, labels, namespace) in enumerate(found, start=1)
+    }
+    policies = tuple(child for child in made if child["kind"] == "NetworkPolicy")
+    return Cluster(policies=policies, pods=tuple(ends.values())), ends
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_attached_pods_reach_the_supervisor_and_feeders_and_nothing_else(mode: str) -> None:
+    cluster, ends = attached_world(mode)
+
+    def passes(one: str, other: str, port: int) -> bool:
+        return bool(judge(cluster, ends[one], ends[other], port, "TCP").allowed)
+
+    assert passes("attached", "head", SUPERVISOR)
+    assert passes("attached2", "feeder", SOME_PORT)
+    assert not passes("attached", "head", GCS), "Ray is none of their business"
+    for stranger in ("bystander", "elsewhere", "others"):
+        assert not passes(stranger, "head", SUPERVISOR)
+        assert not passes(stranger, "feeder", SOME_PORT)
+
+
+@pytest.mark.parametrize("mode", [*MODES, "None"])
+def test_no_policy_restricts_the_pods_of_other_controllers(mode: str) -> None:
+    cluster, ends = attached_world(mode)
+    for one, other in (("attached", "attached2"), ("bystander", "attached"), ("attached", "elsewhere")):
+        assert judge(cluster, ends[one], ends[other], SOME_PORT, "TCP").allowed
+    names = {policy["metadata"]["name"] for policy in cluster.policies}
+    assert names == ({"mnist-head", "mnist-feeder"} if mode != "None" else set())

@@ -193,7 +193,8 @@ def test_metrics_are_written_only_for_changes_beyond_noise():
     moved = decided(replace(running(batches_per_second=5), supervisor=replace(SUPERVISOR, rates=RATES)))
     assert moved.status.loader == LoaderStatus(
         batches_per_second="10", gb_per_second="1", stall_percent="5", occupancy_percent="50",
-        observed_time="2026-01-01T00:00:00Z",
+        observed_time="2026-01-01T00:00:00Z", verdict="unknown",
+        explanation="too few batches to tell whether training waits for input",
     )  # fmt: skip
 
 

@@ -16,11 +16,15 @@ from dataloaderjob.core.sockets import pack_message
 from dataloaderjob.core.supervision import MAX_FEEDERS, READ, Rates, brief
 from dataloaderjob_operator.decide.observed import Cause, SupervisorStatus
 from dataloaderjob_operator.decide.supervisor_status import (
+    LARGEST,
+    check_shape,
     digits,
     loader_status,
     notable,
+    pack,
     parse,
     readings,
+    unpack,
 )
 from dataloaderjob_operator.observe.supervisor_poller import MAX_STATUS_NBYTES
 
@@ -127,7 +131,29 @@ def test_a_brief_status_of_the_largest_job_is_accepted():
         "notes": ["x" * 1000] * 1000,
     }
     assert len(pack_message(large)) > 4 * MAX_STATUS_NBYTES
-    assert len(pack_message(brief(large))) < MAX_STATUS_NBYTES
+    sent = pack_message(brief(large))
+    assert len(sent) < MAX_STATUS_NBYTES
+    check_shape(sent)
+
+
+@pytest.mark.parametrize("item", [b"{}", b"[]", b"0", b'{"a":[]}'])
+def test_status_of_too_many_objects_or_values_is_refused_unparsed(item: bytes):
+    check_shape(b'{"feeders":[' + b",".join([item] * 4096) + b"]}")
+    with pytest.raises(RemoteProtocolError, match="a status has at most 16384 objects and 65536 values"):
+        check_shape(b'{"feeders":[' + b",".join([item] * 70_000) + b"]}")
+
+
+@given(
+    st.dictionaries(st.text(), st.lists(st.integers(0, LARGEST - 1), min_size=len(READ), max_size=len(READ)))
+)
+def test_packed_counters_give_the_same_rates(found: dict[str, list[int]]):
+    whole = {name: dict(zip(READ, counters, strict=True)) for name, counters in found.items()}
+    packed = unpack(pack(whole))
+    assert sorted(map(tuple, (c.items() for c in packed.values()))) == sorted(
+        map(tuple, (c.items() for c in whole.values()))
+    )
+    assert unpack(pack(whole)) == packed
+    assert len(pack(whole)) == len(whole) * (8 + 8 * len(READ))
 
 
 JSON = st.recursive(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from dataclasses import replace
 
 import pytest
@@ -13,9 +12,10 @@ from hypothesis import strategies as st
 from observed_jobs import FEEDERS, HEAD, T0, condition, decided, failed_trainers, job, live, pod, serving
 
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
+from dataloaderjob.core.texts import clean
 from dataloaderjob_operator.client import apply_body
 from dataloaderjob_operator.decide import conditions, events, supervisor_status
-from dataloaderjob_operator.decide.observed import Observed, shown
+from dataloaderjob_operator.decide.observed import Observed
 
 ANY = st.text(st.characters())
 PROPER = st.text(st.characters(exclude_categories=["Cs"]))
@@ -35,20 +35,11 @@ def test_emoji_is_sent_unescaped_and_lone_surrogates_are_replaced() -> None:
     assert apply_body("\\ud83d") == b'"\\\\ud83d"', "text that resembles one stays text"
 
 
-@given(ANY, st.integers(1, 50))
-def test_shown_text_has_no_control_characters_and_is_idempotent(text: str, most: int) -> None:
-    found = shown(text, most)
-    assert len(found) <= most
-    assert not [c for c in found if unicodedata.category(c) in ("Cc", "Cs") and c not in "\t\n"]
-    assert shown(found, most) == found
-    assert found.encode().decode() == found
-
-
 @given(ANY, st.integers(0, 40))
 def test_cut_text_is_short_and_has_whole_characters(text: str, nbytes: int) -> None:
     cut = events.cut(text, nbytes)
     assert len(cut.encode()) <= nbytes
-    assert text.encode(errors="replace").decode().startswith(cut)
+    assert clean(text, nbytes + 1).encode().decode().startswith(cut)
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ FEEDER = """
 import os, subprocess, sys
 from pathlib import Path
 from dataloaderjob.providers.ray import actor
-from dataloaderjob.core.sockets import Acceptor
+from dataloaderjob.core.acceptor import Acceptor
 actor.hand_over("feeder-3", Path(sys.argv[1]))
 """
 SAYS = """

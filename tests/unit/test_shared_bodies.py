@@ -310,3 +310,48 @@ def test_feeder_cannot_exhaust_the_descriptors(feeder: Feeder) -> None:
 @pytest.mark.parametrize("instance", ["nobody", "x" * 200, "\udcff", "a\0b"])
 def test_unknown_instance_name_is_no_error(instance: str) -> None:
     assert connect(instance) is None
+
+
+class WritingOn:
+    """A place in the pool; the feeder writes into its own buffer once half of that is copied here."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer, self.memory = buffer, bytearray(len(BODY))
+
+    def __setitem__(self, where: slice, source: memoryview) -> None:
+        half = len(source) // 2
+        self.memory[:half] = source[:half]
+        self.buffer.memory[half : half + 8] = b"changed!"
+        self.memory[half : len(source)] = source[half:]
+
+    def __getitem__(self, where: slice) -> memoryview:
+        return memoryview(self.memory)[where]
+
+
+class Torn(Sink):
+    def __init__(self, place: WritingOn) -> None:
+        super().__init__()
+        self.place = place
+
+    def connection_body(self, connection: FeederConnection, header: frames.Header) -> memoryview | None:
+        return self.place  # type: ignore[return-value]
+
+    def connection_body_done(self, connection: FeederConnection, header: frames.Header, digest: int) -> None:
+        self.came.append((header.ticket, bytes(self.place.memory)))
+
+
+@pytest.mark.parametrize("flags", [0, Flag.CHECKSUM], ids=["unchecked", "checked"])
+def test_body_torn_while_it_is_copied_is_refused_if_checked(flags: int, feeder: Feeder) -> None:
+    body = bytearray(BODY)
+    digests.seal(memoryview(body), 7)
+    buffer = Buffer(bytes(body))
+    sink = Torn(WritingOn(buffer))
+    connection, sock = up(feeder, sink)
+    socket.send_fds(sock, [shared(3, flags=flags)], [buffer.fd])
+    if flags:
+        with pytest.raises(RemoteProtocolError, match="its bytes do not fit their digest"):
+            step(connection)
+    else:  # said in docs/internals/protocols.md
+        step(connection)
+        assert b"changed!" in sink.came[0][1]
+    buffer.close()

@@ -33,7 +33,7 @@ def test_user_code_failure_is_described_in_one_line(payload: bytes, reason: str,
 
 def test_service_failure_keeps_its_name_and_unreadable_ones_count_too():
     add = describe_failure(json.dumps({"service": "FeederLost", "message": "x" * 9999}).encode())
-    assert (add["feeder"], add["reason"], len(add["text"])) == ("", "FeederLost", MAX_TEXT + 1)
+    assert (add["feeder"], add["reason"], len(add["text"])) == ("", "FeederLost", MAX_TEXT)
     for payload in (b"", b"[]", b'{"type": 3}', b'{"service": 1}', b"\xff"):
         assert describe_failure(payload)["reason"] == "BatchFailed"
 

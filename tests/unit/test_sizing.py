@@ -118,3 +118,11 @@ def test_times_that_cannot_be_are_rejected(changed: dict[str, object]) -> None:
 def test_spread_is_the_coefficient_of_variation() -> None:
     assert spread([1.0]) == spread([2.0, 2.0]) == 0.0
     assert spread([1.0, 3.0]) == pytest.approx(math.sqrt(2) / 2)
+
+
+def test_a_slow_batch_of_each_window_bounds_the_rate_in_order() -> None:
+    even, tail = pipeline(step_s=0.001), pipeline(step_s=0.001, longest_s=4.0)
+    assert rate(even, 8) == pytest.approx(20.0)
+    assert rate(tail, 8) == pytest.approx(16 / 4.0)
+    assert rate(tail, 16) == pytest.approx(32 / 4.0), "the window grows with the feeders"
+    assert rate(pipeline(step_s=0.001, longest_s=0.4), 8) == rate(even, 8)

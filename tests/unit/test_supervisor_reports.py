@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dataloaderjob.supervisor.main import MAX_FAILURE_TEXT, MAX_FAILURES, Reports
+from dataloaderjob.supervisor.reports import MAX_FAILURE_TEXT, MAX_FAILURES, Reports
 
 MISSING = {"rank": "0", "feeder": "feeder-1", "reason": "ModuleMissing", "text": "No module named 'x'"}
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dataloaderjob.supervisor import main
-from dataloaderjob.supervisor.main import Reports, Supervisor
+from dataloaderjob.supervisor.main import Supervisor
+from dataloaderjob.supervisor.reports import Reports
 
 
 class Feeders:

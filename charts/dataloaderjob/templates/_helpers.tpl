@@ -7,6 +7,59 @@ app.kubernetes.io/name: dataloaderjob-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- define "dataloaderjob.injector" -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}-injector
+{{- end }}
+
+{{- define "dataloaderjob.injectorLabels" -}}
+app.kubernetes.io/name: dataloaderjob-injector
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* The mode of injection: policy, webhook or off. */}}
+{{- define "dataloaderjob.injection" -}}
+{{- if ne .Values.injection.mode "auto" -}}
+{{ .Values.injection.mode }}
+{{- else if .Values.namespaces -}}
+off
+{{- else if include "dataloaderjob.policyVersion" . -}}
+policy
+{{- else -}}
+webhook
+{{- end -}}
+{{- end }}
+
+{{/* The API version of MutatingAdmissionPolicies; empty if the API server has none. */}}
+{{- define "dataloaderjob.policyVersion" -}}
+{{- range list "v1" "v1beta1" -}}
+{{- if and (not $.found) ($.Capabilities.APIVersions.Has (printf "admissionregistration.k8s.io/%s/MutatingAdmissionPolicy" .)) -}}
+{{- $_ := set $ "found" true -}}
+admissionregistration.k8s.io/{{ . }}
+{{- end -}}
+{{- end -}}
+{{- $_ := unset . "found" -}}
+{{- end }}
+
+{{/* The namespaces whose pods are injected and guarded. */}}
+{{- define "dataloaderjob.injectedNamespaces" -}}
+matchExpressions:
+  - key: kubernetes.io/metadata.name
+    operator: NotIn
+    values: [{{ .Release.Namespace | quote }}]
+  {{- with .Values.namespaces }}
+  - key: kubernetes.io/metadata.name
+    operator: In
+    values: {{- toYaml . | nindent 6 }}
+  {{- end }}
+{{- end }}
+
+{{/* The labelled pods. */}}
+{{- define "dataloaderjob.labelledPods" -}}
+matchExpressions:
+  - key: dataloading.dev/inject
+    operator: Exists
+{{- end }}
+
 {{/* An image's name: (dict "image" .Values.image "root" .) */}}
 {{- define "dataloaderjob.image" -}}
 {{- $repository := .image.repository -}}
@@ -31,6 +84,12 @@ the API server. It only creates Secrets, and neither reads nor changes any. It c
 - apiGroups: [dataloading.dev]
   resources: [dataloaderjobs/status]
   verbs: [patch]
+- apiGroups: [dataloading.dev]
+  resources: [dataloaderjobs/scale]
+  verbs: [patch]
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [list]
 - apiGroups: [dataloading.dev]
   resources: [dataloaderjobs/finalizers]
   verbs: [update]

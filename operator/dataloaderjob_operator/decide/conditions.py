@@ -12,14 +12,15 @@ from enum import StrEnum
 
 from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob.core.supervision import LASTING
-from dataloaderjob_operator.decide import restarts
+from dataloaderjob.core.texts import clean
+from dataloaderjob_operator.decide import attached, restarts
+from dataloaderjob_operator.decide.followed import FollowedState
 from dataloaderjob_operator.decide.health import WAITS, ConditionState, Health
 from dataloaderjob_operator.decide.observed import (
     Observed,
     Trainers,
     parse_time,
     show_time,
-    shown,
 )
 from dataloaderjob_operator.decide.queueing import Queue
 from dataloaderjob_operator.decide.restarts import FailureKind, Tally
@@ -38,6 +39,8 @@ STARTS = frozenset(
     }
 )
 """Reasons of parts that are still starting, which are no cause for concern."""
+CHILDREN_START = "ChildrenStart"
+"""The reason until all parts of the job have served once."""
 FAULTS = frozenset({"InvalidSpec", "NotUnderstood"})
 """Reasons that persist until the job's spec changes."""
 MAX_MESSAGE = 4096
@@ -54,6 +57,12 @@ class Stage(StrEnum):
     """Head, sidecars and feeders have served; the trainers train."""
     RESTARTING = "Restarting"
     """A trainer failed; all trainers are being recreated in a new attempt."""
+    WAITING = "Waiting"
+    """No pod is attached; head and feeders start or serve."""
+    SERVING = "Serving"
+    """Pods are attached, and head, sidecars and feeders have served."""
+    IDLE = "Idle"
+    """No pod has been attached for long, so there are no feeders."""
     SUSPENDING = "Suspending"
     """The job's pods are terminating."""
     SUSPENDED = "Suspended"
@@ -72,6 +81,10 @@ class ChildPart(StrEnum):
     TRAINERS = "trainers"
 
 
+ATTACHED = frozenset({Stage.WAITING, Stage.SERVING, Stage.IDLE})
+"""Stages that only a job with attached trainers has, besides those that all jobs have."""
+AT_WORK = frozenset({Stage.RUNNING, *ATTACHED})
+"""Stages in which nothing is being started or ended on purpose."""
 MOVING = frozenset({Stage.STARTING, Stage.RESTARTING, Stage.SUSPENDING})
 HELD = frozenset({Stage.SUSPENDING, Stage.SUSPENDED})
 ENDED = frozenset({Stage.COMPLETE, Stage.FAILED})
@@ -107,6 +120,8 @@ def find_stage(
         ended = observed.status.condition(kind)
         if ended is not None and ended.status == "True":
             return StageResult(stage, ended.reason, ended.message, attempt)
+    if observed.job.spec.trainers.attached:
+        return _attached_stage(observed, health, found, queue, now)
     trainers = observed.trainers()
     if trainers is Trainers.COMPLETE:
         return StageResult(
@@ -125,7 +140,49 @@ def find_stage(
         return StageResult(Stage.RUNNING, "Serving", "", attempt, queue=waits)
     if queue is not None:
         return StageResult(Stage.STARTING, "Queued", queue.why.message, attempt, queue=queue.why)
-    return StageResult(Stage.STARTING, "ChildrenStart", "", attempt)
+    return StageResult(Stage.STARTING, CHILDREN_START, "", attempt)
+
+
+def _attached_stage(
+    observed: Observed, health: Health, found: Parts, queue: Queue | None, now: datetime
+) -> StageResult:
+    """Finds the stage of a job that has not ended and whose trainers other controllers create."""
+    if (over := _followed_end(observed)) is not None:
+        return over
+    if observed.job.spec.suspend:
+        return _held(observed, 0, now)
+    if (late := _late(observed, health, queue, now)) is not None:
+        return late
+    if attached.is_idle(observed, now):
+        return StageResult(Stage.IDLE, "Idle", "no pod is attached; the next one starts the feeders")
+    serving = serves(found, attaches=True)
+    waits = queue.why if queue is not None and not serving else None
+    there = attached.pods(observed)
+    if not there:
+        reason = "Waiting" if serving or _served(observed) else CHILDREN_START
+        return StageResult(Stage.WAITING, reason, "no pod is attached", queue=waits)
+    if serving and not attached.listening(observed):
+        return StageResult(Stage.WAITING, "Waiting", f"{len(there)} attached pods start")
+    if _served(observed) or serving:
+        return StageResult(Stage.SERVING, "Serving", "", queue=waits)
+    if waits is not None:
+        return StageResult(Stage.STARTING, "Queued", waits.message, queue=waits)
+    return StageResult(Stage.STARTING, CHILDREN_START, "")
+
+
+def _followed_end(observed: Observed) -> StageResult | None:
+    """Returns the end of the job because of the object that it follows; None if that has not ended."""
+    spec, found = observed.job.spec.trainers.attach, observed.followed
+    if spec is None or spec.follow is None or found is None:
+        return None
+    if found.state is FollowedState.COMPLETE:
+        return StageResult(Stage.COMPLETE, "FollowedCompleted", f"{spec.follow} completed: {found.text}")
+    if found.state is FollowedState.FAILED:
+        return StageResult(Stage.FAILED, "FollowedFailed", f"{spec.follow} failed: {found.text}")
+    if found.state is FollowedState.MISSING and observed.status.trainers.followed_uid:
+        text = f"{spec.follow} was deleted before it completed"
+        return StageResult(Stage.FAILED, "FollowedDeleted", text)
+    return None
 
 
 def _held(observed: Observed, attempt: int, now: datetime) -> StageResult:
@@ -185,7 +242,7 @@ def _failed(observed: Observed, health: Health, now: datetime) -> StageResult:
         return StageResult(Stage.RESTARTING, "TrainerFailed", failure.cause, attempt)
     if failure.kind is FailureKind.FATAL:
         return StageResult(Stage.FAILED, "FailurePolicy", failure.cause, attempt)
-    before, most = restarts.tally_of(observed), observed.job.spec.trainers.job.failure_policy.max_restarts
+    before, most = restarts.tally_of(observed), observed.job.spec.trainers.own.failure_policy.max_restarts
     if failure.kind is FailureKind.COUNTED and before.failures >= most:
         return StageResult(
             Stage.FAILED,
@@ -226,9 +283,10 @@ def _up(observed: Observed, health: Health) -> bool:
     """Checks whether the job has started up. If the supervisor does not answer, the pods alone decide: an operator that
     reaches no supervisor must not end a job that may be training."""
     answered = observed.supervisor is not None and not observed.supervisor.silent
-    return all(
-        pods.holds for pods in (health.head_pods, health.feeder_pods, health.sidecars, health.trainer_pods)
-    ) and (not answered or observed.serving() >= observed.job.spec.feeders.min_available)
+    own = () if observed.job.spec.trainers.attached else (health.sidecars, health.trainer_pods)
+    return all(pods.holds for pods in (health.head_pods, health.feeder_pods, *own)) and (
+        not answered or observed.serving() >= observed.job.spec.feeders.min_available
+    )
 
 
 def parts(observed: Observed, health: Health) -> Parts:
@@ -241,8 +299,20 @@ def parts(observed: Observed, health: Health) -> Parts:
     }
 
 
-def serves(found: Parts) -> bool:
-    return all(state.holds for state in found.values())
+def serves(found: Parts, *, attaches: bool = False) -> bool:
+    """Checks whether all parts serve. `attaches`: other controllers create the trainers' pods."""
+    return not _lacking(found, attaches=attaches)
+
+
+def _lacking(found: Parts, *, attaches: bool) -> list[ConditionState]:
+    """Returns the parts that do not serve. Attached pods that are starting are not lacking, and their own containers
+    are the concern of their controllers."""
+
+    def excused(kind: ConditionType, state: ConditionState) -> bool:
+        starts = kind is ConditionType.SIDECARS_READY and state.reason in STARTS
+        return attaches and (starts or kind is ConditionType.TRAINERS_READY)
+
+    return [state for kind, state in found.items() if not state.holds and not excused(kind, state)]
 
 
 def _head(observed: Observed, pods: ConditionState) -> ConditionState:
@@ -304,10 +374,17 @@ def conditions(
 ) -> tuple[Condition, ...]:
     """Makes all conditions in the order of `ConditionType`."""
     return tuple(
-        _condition(
+        made_condition(
             observed.status, kind, state, observed.generation, now, refused_texts=observed.refused_texts
         )
-        for kind, state in _all(result, found, _hindrance(observed), short or _left_behind(observed, now))
+        for kind, state in _all(
+            result,
+            found,
+            _hindrance(observed),
+            short or _left_behind(observed, now),
+            attached.cannot_follow(observed),
+            attaches=observed.job.spec.trainers.attached,
+        )
     )
 
 
@@ -332,7 +409,7 @@ def not_ready(
     """Returns the status with only the reason for not being ready updated."""
     stalled = ConditionState(True, why.reason, why.message)
     made = [
-        _condition(before, kind, state, generation, now, refused_texts=refused_texts)
+        made_condition(before, kind, state, generation, now, refused_texts=refused_texts)
         for kind, state in ((ConditionType.READY, why), (ConditionType.STALLED, stalled))
     ]
     known = {condition.type: condition for condition in (*before.conditions, *made)}
@@ -353,12 +430,12 @@ def without_messages(status: DataLoaderJobStatus) -> tuple[DataLoaderJobStatus, 
     return status.model_copy(update={"conditions": bare}), messages
 
 
-def _condition(
+def made_condition(
     before: DataLoaderJobStatus, kind: ConditionType, state: ConditionState, generation: int, now: datetime, *,
     refused_texts: frozenset[str],
 ) -> Condition:  # fmt: skip
     """Makes one condition. Its text is safe for the API server and for a terminal, whatever its source."""
-    old, message = before.condition(kind), shown(state.message, MAX_MESSAGE)
+    old, message = before.condition(kind), clean(state.message, MAX_MESSAGE)
     return Condition(
         type=kind, status=state.status, reason=reason_word(state.reason),
         message=WITHHELD if message in refused_texts else message, observed_generation=generation,
@@ -380,20 +457,27 @@ def _hindrance(observed: Observed) -> ConditionState | None:
 
 
 def _all(
-    result: StageResult, found: Parts, hindrance: ConditionState | None, short: ConditionState | None
+    result: StageResult,
+    found: Parts,
+    hindrance: ConditionState | None,
+    short: ConditionState | None,
+    unread: ConditionState | None,
+    *,
+    attaches: bool,
 ) -> Iterator[tuple[ConditionType, ConditionState]]:
     stage = result.stage
     if stage in ENDED or stage in HELD:
         gone = ConditionState(False, stage.value, "its pods are released")
         found = dict.fromkeys(found, gone)
-    ready = _ready(result, found) if hindrance is None or stage in ENDED else hindrance
+    ready = _ready(result, found, attaches=attaches) if hindrance is None or stage in ENDED else hindrance
     yield ConditionType.READY, ready
     yield from found.items()
     why = ConditionState(stage in MOVING, result.reason, result.message)
-    yield (
-        ConditionType.PROGRESSING,
-        why if stage in MOVING or stage in ENDED else _moves(result, found, short),
-    )
+    if unread is not None and stage not in ENDED | HELD:  # nothing else would end the job
+        why = unread
+    elif stage not in MOVING | ENDED:
+        why = _moves(result, found, short, attaches=attaches)
+    yield ConditionType.PROGRESSING, why
     at_rest = ConditionState(True, result.reason, result.message)
     for kind in (ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED):
         yield kind, at_rest if stage.value == kind.value else ConditionState(False, f"Not{kind.value}")
@@ -409,25 +493,32 @@ def _stalled(result: StageResult, ready: ConditionState) -> ConditionState:
     return ConditionState(False, "NotStalled")
 
 
-def _ready(result: StageResult, found: Parts) -> ConditionState:
+def _ready(result: StageResult, found: Parts, *, attaches: bool) -> ConditionState:
     if result.stage is Stage.COMPLETE:
         return ConditionState(True, "Completed", result.message)
     if result.stage in ENDED or result.stage in HELD:
         return ConditionState(False, result.stage.value, result.message)
-    lacking = [state for state in found.values() if not state.holds]
+    lacking = _lacking(found, attaches=attaches)
     if lacking:  # a fault comes before a part that is merely starting
         first = min(lacking, key=lambda state: state.reason in STARTS)
         return ConditionState(False, first.reason, first.message)
+    if result.stage in ATTACHED:
+        pods = found[ConditionType.SIDECARS_READY].message
+        text = result.message if result.stage is Stage.IDLE else f"head and feeders serve; {pods}"
+        return ConditionState(True, result.reason, text)
     return ConditionState(True, "Serving", "head, sidecars and feeders serve, trainers run")
 
 
-def _moves(result: StageResult, found: Parts, short: ConditionState | None) -> ConditionState:
+def _moves(
+    result: StageResult, found: Parts, short: ConditionState | None, *, attaches: bool
+) -> ConditionState:
     """A running job is progressing only while a part recovers, or wanted feeders are missing or being replaced."""
-    running = result.stage is Stage.RUNNING
+    running = result.stage in AT_WORK
     if running and result.queue is not None:
         return ConditionState(True, "Queued", result.queue.message)
-    if running and not serves(found):
-        return ConditionState(True, "Recovering", next(f.message for f in found.values() if not f.holds))
+    if running and (lacking := _lacking(found, attaches=attaches)):
+        starts = result.reason == CHILDREN_START
+        return ConditionState(True, CHILDREN_START if starts else "Recovering", lacking[0].message)
     if running and short is not None:
         return short
     return ConditionState(False, "AsAskedFor")

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
+from dataloaderjob.api.attach import FollowSpec
+from dataloaderjob.api.injection import for_policy, injection
 from dataloaderjob.api.status import (
+    Condition,
     ConditionType,
     DataLoaderJobStatus,
     FeedersStatus,
@@ -15,8 +19,16 @@ from dataloaderjob.api.status import (
     TrainersStatus,
 )
 from dataloaderjob_operator import names, objects
-from dataloaderjob_operator.decide import pinned, restarts, supervisor_status
+from dataloaderjob_operator.decide import (
+    attached,
+    autoscale,
+    input_verdict,
+    pinned,
+    restarts,
+    supervisor_status,
+)
 from dataloaderjob_operator.decide.conditions import (
+    AT_WORK,
     ENDED,
     HELD,
     WANTED,
@@ -26,6 +38,7 @@ from dataloaderjob_operator.decide.conditions import (
     StageResult,
     conditions,
     find_stage,
+    made_condition,
     parts,
     reason_of,
     serves,
@@ -49,6 +62,8 @@ from dataloaderjob_operator.objects import OperatorConfig
 COUNTS_EVERY_S = 3.0
 """Minimum interval between two writes that change only counts and messages: pods become ready one by one, and a write
 costs the API server 17 ms of CPU."""
+CONNECT_AGAIN_S = 10.0
+"""Interval between decisions while sidecars do not reach the supervisor: their Secret may have to be created again."""
 NOT_UNDERSTOOD = (
     "the operator cannot process this job; check its templates for a field that is null or has the wrong type"
 )
@@ -74,8 +89,12 @@ class Decision:
     delete: tuple[Key, ...] = ()
     delete_job: bool = False
     """True if the job itself is to be deleted because its `ttlSecondsAfterFinished` has passed."""
+    follow: FollowSpec | None = None
+    """The object whose end the job awaits; None: there is none."""
     feeders: int | None = None
     """Number of feeder processes that the supervisor should keep; None: there is no supervisor."""
+    scaling: autoscale.ScalingTarget | None = None
+    """The job as its autoscaler sees it; None: it is not to be scaled."""
     requeue_after_s: float | None = None
     """Seconds until the next deadline, which no watch reports; None: there is none."""
     only_counts: bool = False
@@ -91,11 +110,15 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     """Decides what to do about a job; None: another controller manages it."""
     if not setup.manages(observed.job.spec.managed_by):
         return None
+    attaches, spec = observed.job.spec.trainers.attached, observed.job.spec.trainers.attach
+    observed = attached.as_needed(observed, now)
     health = diagnose(observed)
+    if attaches:
+        health = attached.with_attached(health, observed, now)
     found = parts(observed, health)
     queue = queue_of(observed, health)
     result = find_stage(observed, health, found, queue, now)
-    setup = pinned.first_setup(observed, setup)
+    own, setup = setup, pinned.first_setup(observed, setup)
     wanted, later, bug = _children(observed, setup, result, now)
     if bug is not None:
         observed = replace(observed, not_understood=not_understood(bug))
@@ -103,22 +126,24 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     ended = observed.status.completion_time or show_time(now) if result.stage in ENDED else None
     short = shortage(observed, health, now)
     made = conditions(observed, result, found, short, now)
+    kept = LoaderStatus() if result.stage in HELD else observed.status.loader
     status = DataLoaderJobStatus(
         observed_generation=observed.generation,
-        phase=_phase(result, serves=serves(found)),
+        phase=_phase(result, serves=serves(found, attaches=attaches)),
         reason=reason_of(made),
-        conditions=made,
+        conditions=(*made, *_about_input(observed, kept, now)),
         feeders=_feeders(observed, result),
         trainers=_trainers(observed, health, result, setup, now),
-        loader=LoaderStatus() if result.stage in HELD else observed.status.loader,
+        loader=kept,
         ray=observed.supervisor.ray
         if observed.supervisor and observed.supervisor.ray.version
         else observed.status.ray,
         selector=names.selector(observed.job.name, names.Role.FEEDER),
         start_time=started,
         scheduled_time=_scheduled_at(observed, result, queue, now),
-        serving_time=_served_at(observed, result, now),
+        serving_time=_served_at(observed, result, now, serves=serves(found, attaches=attaches)),
         completion_time=ended,
+        injection=None if spec is None or result.stage in ENDED else _injection(observed, own),
     )
     only_counts = status == observed.status or _uncounted(status) == _uncounted(observed.status)
     status, counts_s = _counted(observed, status, now, only_counts=only_counts)
@@ -132,21 +157,33 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         counts_s,
         metrics_s,
         None if due is None else max(0.0, (due - now).total_seconds()),
+        CONNECT_AGAIN_S if found[ConditionType.SIDECARS_READY].reason == attached.NOT_CONNECTED else None,
     ]
+    about_input = _about_input(observed, loader, now)
     return Decision(
-        status=status.model_copy(update={"loader": loader}),
+        status=status.model_copy(
+            update={"loader": loader, "conditions": (*status.conditions[: len(made)], *about_input)}
+        ),
         apply=tuple(wanted.values()),
         later=later,
         delete=()
         if bug is not None
         else (*_unwanted(observed, result, {*wanted, *map(key_of, later)}), *_hung(observed, set(wanted))),
         delete_job=result.stage in ENDED and due is not None and due <= now,
+        follow=None if result.stage in ENDED or spec is None else spec.follow,
+        scaling=autoscale.target_of(observed, result),
         feeders=observed.job.spec.feeders.count if ChildPart.FEEDING in WANTED[result.stage] else None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
         only_counts=only_counts,
         event_queries=looked_up.queries,
         bug=bug,
     )
+
+
+def _injection(observed: Observed, setup: OperatorConfig) -> dict[str, Any]:
+    """Returns the parts of labelled pods, for the admission policy."""
+    made = injection(observed.job, image=setup.sidecar_image, pull_secrets=setup.sidecar_pull_secrets)
+    return for_policy(made)
 
 
 def not_understood(error: Exception) -> str:
@@ -173,7 +210,8 @@ def _wait_s(every_s: float, last: datetime, now: datetime) -> float:
 def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
     """Drops the fields that change with each pod that starts or ends."""
     feeders = FeedersStatus(desired=status.feeders.desired)
-    trainers = status.trainers.model_copy(update={"active": 0, "succeeded": 0, "summary": ""})
+    counts = {"desired": 0, "active": 0, "succeeded": 0, "ranks": 0, "summary": ""}
+    trainers = status.trainers.model_copy(update=counts)
     bare = tuple(condition.model_copy(update={"message": ""}) for condition in status.conditions)
     return status.model_copy(update={"feeders": feeders, "trainers": trainers, "conditions": bare})
 
@@ -194,13 +232,28 @@ def _loader(
         return written, None
     if rates is None:
         return (written if found[ConditionType.HEAD_READY].holds else LoaderStatus()), None
-    fresh = supervisor_status.loader_status(rates).model_copy(update={"observed_time": show_time(now)})
+    fresh = input_verdict.with_verdict(
+        supervisor_status.loader_status(rates).model_copy(update={"observed_time": show_time(now)}),
+        observed.supervisor.measures if observed.supervisor else None,
+        observed.job.spec.feeders,
+    )
     if changes:
         return fresh, None
-    if not supervisor_status.notable(written, fresh):
+    if not supervisor_status.notable(written, fresh) and not input_verdict.differs(written, fresh):
         return written, None
     wait_s = 0.0 if observed.metrics_at is None else _wait_s(METRICS_EVERY_S, observed.metrics_at, now)
     return (fresh, None) if wait_s <= 0.0 else (written, wait_s)
+
+
+def _about_input(observed: Observed, loader: LoaderStatus, now: datetime) -> Iterator[Condition]:
+    """Makes the conditions that follow from these metrics, and from the autoscaler's report."""
+    for kind, state in (
+        (ConditionType.INPUT_BOUND, input_verdict.input_bound(loader)),
+        (ConditionType.AUTOSCALING_ACTIVE, autoscale.scaling(observed.job.spec.feeders, observed.scaling)),
+    ):
+        yield made_condition(
+            observed.status, kind, state, observed.generation, now, refused_texts=observed.refused_texts
+        )
 
 
 def _children(
@@ -222,8 +275,9 @@ def _children(
     return {key_of(child): child for child in made}, tuple(later), bug
 
 
-def _base(observed: Observed, setup: OperatorConfig, _: StageResult, __: datetime) -> Sequence[Manifest]:
-    return objects.base(observed.job, setup)
+def _base(observed: Observed, setup: OperatorConfig, result: StageResult, _: datetime) -> Sequence[Manifest]:
+    told = observed.job.spec.trainers.attached and result.stage in ENDED
+    return objects.base(observed.job, setup, f"{result.reason}: {result.message}" if told else "")
 
 
 def _feeding(observed: Observed, setup: OperatorConfig, _: StageResult, __: datetime) -> Sequence[Manifest]:
@@ -233,6 +287,8 @@ def _feeding(observed: Observed, setup: OperatorConfig, _: StageResult, __: date
 def _attempt(
     observed: Observed, setup: OperatorConfig, result: StageResult, now: datetime
 ) -> Sequence[Manifest]:
+    if observed.job.spec.trainers.attached:
+        return []
     waits = result.tally.next_start if result.tally else observed.status.trainers.next_start
     job = observed.children.get(("Job", names.trainers(observed.job.name, result.attempt)))
     if job is None and waits is not None and parse_time(waits) > now:
@@ -265,7 +321,7 @@ def _hung(observed: Observed, wanted: set[Key]) -> list[Key]:
 
 
 def _queries(health: Health, result: StageResult, lacking: set[names.Role], now: datetime) -> Queries:
-    if result.stage not in {Stage.STARTING, Stage.RUNNING}:
+    if result.stage not in {Stage.STARTING, *AT_WORK}:
         return Queries()
     return queries((health.roles[role] for role in names.Role if role in lacking), now)
 
@@ -274,7 +330,7 @@ def _phase(result: StageResult, *, serves: bool) -> Phase:
     stage = result.stage
     if result.queue is not None:
         return Phase.QUEUED
-    if stage is Stage.RESTARTING or (stage is Stage.RUNNING and not serves):
+    if stage is Stage.RESTARTING or (stage in {Stage.RUNNING, Stage.SERVING} and not serves):
         return Phase.DEGRADED
     return Phase(stage.value)
 
@@ -287,16 +343,20 @@ def _started_at(observed: Observed, result: StageResult, now: datetime) -> str |
 
 
 def _scheduled_at(observed: Observed, result: StageResult, queue: Queue | None, now: datetime) -> str | None:
-    """Returns the time since which no part of the job waits in a queue."""
-    if result.stage in HELD or queue is not None:
+    """Returns the time since which no part of the job waits in a queue. Without attached pods, nobody waits for the
+    job either."""
+    nobody = observed.job.spec.trainers.attached and not attached.pods(observed)
+    if result.stage in HELD or queue is not None or nobody:
         return None
     return observed.status.scheduled_time or show_time(now)
 
 
-def _served_at(observed: Observed, result: StageResult, now: datetime) -> str | None:
-    if result.stage in HELD:
+def _served_at(observed: Observed, result: StageResult, now: datetime, *, serves: bool) -> str | None:
+    """Returns the time since which the job has met its startup deadline; None if it has not, or has no feeders."""
+    if result.stage in HELD or result.stage is Stage.IDLE:
         return None
-    began = show_time(now) if result.stage in {Stage.RUNNING, Stage.RESTARTING} else None
+    met = {Stage.RUNNING, Stage.RESTARTING, Stage.SERVING, *({Stage.WAITING} if serves else ())}
+    began = show_time(now) if result.stage in met else None
     return observed.status.serving_time or began
 
 
@@ -312,10 +372,12 @@ def _feeders(observed: Observed, result: StageResult) -> FeedersStatus:
 def _trainers(
     observed: Observed, health: Health, result: StageResult, setup: OperatorConfig, now: datetime
 ) -> TrainersStatus:
+    if observed.job.spec.trainers.attached:
+        return _attached_trainers(observed, result, setup, now)
     live = observed.children.get(("Job", names.trainers(observed.job.name, result.attempt)), {}).get(
         "status", {}
     )
-    desired, succeeded = observed.job.spec.trainers.job.replicas, int(live.get("succeeded") or 0)
+    desired, succeeded = observed.job.spec.trainers.replicas, int(live.get("succeeded") or 0)
     running = 0 if result.stage in HELD else max(succeeded, health.trainers_running)
     tally = _tally(observed, result, now)
     return TrainersStatus(
@@ -323,6 +385,25 @@ def _trainers(
         failures=tally.failures, disruptions=tally.disruptions, next_start=tally.next_start,
         image=pinned.trainer_image(observed.job), sidecar_image=setup.sidecar_image,
         summary=f"{min(running, desired)}/{desired}",
+    )  # fmt: skip
+
+
+def _attached_trainers(
+    observed: Observed, result: StageResult, setup: OperatorConfig, now: datetime
+) -> TrainersStatus:
+    before, supervisor, held = observed.status.trainers, observed.supervisor, result.stage in HELD
+    if result.stage in ENDED:
+        return before
+    there = len(attached.pods(observed))
+    answers = supervisor is not None and not supervisor.silent
+    ranks = supervisor.ranks if supervisor is not None and answers else before.ranks
+    ranks = 0 if held or not there else ranks
+    since = None if held else attached.idle_since(observed, now)
+    followed = "" if observed.followed is None else observed.followed.uid
+    return TrainersStatus(
+        desired=there, active=attached.running(observed), ranks=ranks, followed_uid=followed or before.followed_uid,
+        image=pinned.trainer_image(observed.job), sidecar_image=setup.sidecar_image,
+        idle_since=None if since is None else show_time(since), summary=attached.summary(there, ranks),
     )  # fmt: skip
 
 
@@ -352,6 +433,8 @@ def _due(
         moments.append(parse_time(status.scheduled_time) + timedelta(seconds=spec.startup_deadline_seconds))
     if started is not None and spec.active_deadline_seconds is not None:
         moments.append(parse_time(started) + timedelta(seconds=spec.active_deadline_seconds))
+    if spec.trainers.attached and result.stage not in HELD:
+        moments += [attached.idles_at(observed, now), attached.connects_at(observed, now)]
     moments += _restart_moments(observed, result, status, now)
     # A time that has passed is already part of this decision.
     return min((moment for moment in moments if moment is not None and moment > now), default=None)

@@ -7,7 +7,7 @@ twice, because the name of an event follows from its content.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -15,6 +15,8 @@ from enum import StrEnum
 from dataloaderjob.api import KIND
 from dataloaderjob.api.job import API_VERSION, MANAGED_BY, Metadata
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
+from dataloaderjob.core.texts import clean
+from dataloaderjob_operator.decide.autoscale import SCALED
 from dataloaderjob_operator.decide.conditions import FAULTS, STARTS
 from dataloaderjob_operator.decide.observed import show_time
 from dataloaderjob_operator.kinds import Manifest
@@ -57,6 +59,16 @@ class Reason(StrEnum):
     """Feeders are killed because they run out of memory; a running job continues at their pace."""
     ROLLOUT_STUCK = "RolloutStuck"
     """New feeders do not start; a running job continues with the old ones."""
+    IDLE = "Idle"
+    """No pod has been attached for long, so the operator stops the feeders."""
+    ATTACHED = "Attached"
+    """A pod of another controller has attached."""
+    DETACHED = "Detached"
+    """An attached pod has ended or is being deleted."""
+    NOT_FOLLOWED = "FollowedNotRead"
+    """The operator cannot read the object that the job follows."""
+    SCALED = "Scaled"
+    """The operator changed the number of feeder pods (`autoscaling.mode: Auto`)."""
     MANAGED_ELSEWHERE = "ManagedElsewhere"
     """`spec.managedBy` names another controller, so the operator leaves the job alone."""
     UNKNOWN_FIELD = "UnknownField"
@@ -72,6 +84,7 @@ WARNINGS = frozenset(
         Reason.FEEDERS_MISSING,
         Reason.OUT_OF_MEMORY,
         Reason.ROLLOUT_STUCK,
+        Reason.NOT_FOLLOWED,
         Reason.UNKNOWN_FIELD,
     }
 )
@@ -84,9 +97,13 @@ REPEATED = frozenset(
         Reason.FEEDERS_MISSING,
         Reason.OUT_OF_MEMORY,
         Reason.ROLLOUT_STUCK,
+        Reason.IDLE,
+        Reason.ATTACHED,
+        Reason.DETACHED,
+        Reason.SCALED,
     }
 )
-"""Reasons that may repeat while parts of a job fail and recover."""
+"""Reasons that may repeat while parts of a job fail and recover, and pods come and go."""
 HELD = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 Status = DataLoaderJobStatus
 
@@ -125,13 +142,22 @@ def events_of(before: Status, after: Status) -> tuple[JobEvent, ...]:
 
 
 def cut(text: str, nbytes: int) -> str:
-    """Cuts text to at most `nbytes` bytes of UTF-8, at the end of a character."""
-    return text.encode(errors="replace")[:nbytes].decode(errors="ignore")
+    """Returns clean text of at most `nbytes` bytes of UTF-8, cut at the end of a character."""
+    return clean(text, nbytes + 1).encode(errors="replace")[:nbytes].decode(errors="ignore")
 
 
 def unknown_fields(doubts: Sequence[str], generation: int) -> JobEvent:
     """Makes the event about unknown fields that resemble known ones, once for each spec."""
     return JobEvent(Reason.UNKNOWN_FIELD, cut("; ".join(doubts), MAX_MESSAGE_NBYTES), str(generation))
+
+
+def of_pods(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[JobEvent, ...]:
+    """Makes the events about pods that attached or left. Both maps have the names of attached pods by uid."""
+    came = ((Reason.ATTACHED, after[uid], "gets batches", uid) for uid in after if uid not in before)
+    went = (
+        (Reason.DETACHED, before[uid], "is no longer attached", uid) for uid in before if uid not in after
+    )
+    return tuple(JobEvent(reason, f"pod {name} {what}", uid) for reason, name, what, uid in (*came, *went))
 
 
 def managed_elsewhere(manager: str) -> JobEvent:
@@ -233,12 +259,17 @@ def _restarted(before: Status, after: Status) -> bool:
     return after.trainers.restarts > before.trainers.restarts
 
 
-def _phases(one: Phase, other: Phase) -> Callable[[Status, Status], bool]:
-    return lambda before, after: before.phase is one and after.phase is other
+def _recovered(before: Status, after: Status) -> bool:
+    return before.phase is Phase.DEGRADED and after.phase in {Phase.RUNNING, Phase.SERVING}
+
+
+def _idles(before: Status, after: Status) -> bool:
+    return after.phase is Phase.IDLE and before.phase is not Phase.IDLE
 
 
 def _degraded(before: Status, after: Status) -> bool:
-    return _phases(Phase.RUNNING, Phase.DEGRADED)(before, after) and not _restarted(before, after)
+    ran = before.phase in {Phase.RUNNING, Phase.SERVING} and after.phase is Phase.DEGRADED
+    return ran and not _restarted(before, after)
 
 
 def _serves(before: Status, after: Status) -> bool:
@@ -254,7 +285,10 @@ def _new_cause(before: Status, after: Status) -> bool:
         return False
     if _degraded(before, after) or _restarted(before, after):
         return False
-    if after.phase not in {Phase.STARTING, Phase.QUEUED, Phase.DEGRADED} and new.reason not in FAULTS:
+    if (
+        after.phase not in {Phase.STARTING, Phase.WAITING, Phase.QUEUED, Phase.DEGRADED}
+        and new.reason not in FAULTS
+    ):
         return False
     return old is None or old.reason != new.reason
 
@@ -263,6 +297,16 @@ def _cause(status: Status) -> str:
     """Identifies a cause. The same cause is reported once for each spec, start and attempt, however often it recurs."""
     ready = status.condition(ConditionType.READY)
     return f"{ready.reason if ready else ''}/{status.observed_generation}/{_start(status)}/{status.trainers.restarts}"
+
+
+def _scaled(before: Status, after: Status) -> bool:
+    """Checks whether AutoscalingActive reports a new change of the number of feeders."""
+    old, new = (status.condition(ConditionType.AUTOSCALING_ACTIVE) for status in (before, after))
+    return new is not None and new.message.startswith(SCALED) and (old is None or old.message != new.message)
+
+
+def _change(status: Status) -> str:
+    return f"{status.observed_generation}/{_message(ConditionType.AUTOSCALING_ACTIVE)(status)}"
 
 
 def _moves_because(reason: Reason) -> Callable[[Status, Status], bool]:
@@ -286,7 +330,12 @@ _ROWS = (
     ),
     *(
         _Row(reason, _moves_because(reason), _message(ConditionType.PROGRESSING), _cause)
-        for reason in (Reason.FEEDERS_MISSING, Reason.OUT_OF_MEMORY, Reason.ROLLOUT_STUCK)
+        for reason in (
+            Reason.FEEDERS_MISSING,
+            Reason.OUT_OF_MEMORY,
+            Reason.ROLLOUT_STUCK,
+            Reason.NOT_FOLLOWED,
+        )
     ),
     _Row(Reason.NOT_READY, _new_cause, _why(ConditionType.READY), _cause),
     _Row(Reason.SERVING, _serves, _message(ConditionType.READY), _since(ConditionType.READY)),
@@ -294,13 +343,15 @@ _ROWS = (
         Reason.DEGRADED, _degraded, _why(ConditionType.READY), _since(ConditionType.READY),
     ),
     _Row(
-        Reason.RECOVERED, _phases(Phase.DEGRADED, Phase.RUNNING), _message(ConditionType.READY),
+        Reason.RECOVERED, _recovered, _message(ConditionType.READY),
         _since(ConditionType.READY),
     ),
+    _Row(Reason.IDLE, _idles, _message(ConditionType.READY), lambda after: after.trainers.idle_since or ""),
     _Row(
         Reason.SUSPENDED, _became(ConditionType.SUSPENDED), lambda _: "the job has no pods left",
         _since(ConditionType.SUSPENDED),
     ),
+    _Row(Reason.SCALED, _scaled, _message(ConditionType.AUTOSCALING_ACTIVE), _change),
     _Row(Reason.COMPLETED, _became(ConditionType.COMPLETE), _message(ConditionType.COMPLETE), _end),
     _Row(Reason.FAILED, _became(ConditionType.FAILED), _why(ConditionType.FAILED), _end),
 )  # fmt: skip

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from dataloaderjob.api.sidecar import SIDECAR
+from dataloaderjob.core.texts import clean
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.observed import (
     MAX_TROUBLE,
@@ -25,7 +27,6 @@ from dataloaderjob_operator.decide.observed import (
     has_condition,
     leaving,
     node_silent_since,
-    one_line,
     parse_time,
     role_of,
     trouble_of,
@@ -33,7 +34,6 @@ from dataloaderjob_operator.decide.observed import (
 from dataloaderjob_operator.decide.resource_fields import with_field
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import Role
-from dataloaderjob_operator.objects.workloads import SIDECAR
 
 SETTLE_S = 5.0
 """Seconds for which an object must have waited before its events are listed."""
@@ -152,6 +152,9 @@ def diagnose(observed: Observed) -> Health:
     """Diagnoses all pods, reading the status of each once."""
     found = [(pod, trouble_of(pod)) for pod in observed.pods]
     roles = {role: _role(observed, role, found) for role in Role}
+    if observed.job.spec.trainers.attached:
+        theirs = [(pod, trouble_of(pod)) for pod in observed.attached]
+        roles[Role.TRAINER] = _health(observed, Role.TRAINER, theirs)
     name, trainers = observed.job.name, roles[Role.TRAINER]
     needed = observed.job.spec.feeders.min_available
     return Health(
@@ -159,9 +162,9 @@ def diagnose(observed: Observed) -> Health:
         trouble=first_trouble(trouble for pod, trouble in found if not _replaced(pod)),
         head_pods=_deployment(observed, names.head(name), roles[Role.HEAD], 1),
         feeder_pods=_deployment(observed, names.feeders(name), roles[Role.FEEDER], needed),
-        sidecars=_trainer_pods(observed, trainers, _sidecar_listens, "sidecars listen"),
-        trainer_pods=_trainer_pods(observed, trainers, _trains, "trainer pods run"),
-        trainers_running=_doing(observed, trainers, _trains),
+        sidecars=_trainer_pods(observed, trainers, sidecar_listens, "sidecars listen"),
+        trainer_pods=_trainer_pods(observed, trainers, trains, "trainer pods run"),
+        trainers_running=_doing(observed, trainers, trains),
     )
 
 
@@ -199,14 +202,17 @@ def meaning(query: EventQuery, events: Iterable[Mapping[str, Any]]) -> Trouble |
         text = pattern.sub(instead, text)
     if query.kind == "Job":  # only trainers have a Job
         text = with_field(text, Role.TRAINER)
-    return Trouble(query.name, "", known, one_line(text, MAX_TROUBLE), kind=query.kind.replace("Pod", "pod"))
+    return Trouble(query.name, "", known, clean(text, MAX_TROUBLE), kind=query.kind.replace("Pod", "pod"))
 
 
 _Diagnosed = Sequence[tuple[Manifest, Trouble | None]]
 
 
 def _role(observed: Observed, role: Role, found: _Diagnosed) -> RoleHealth:
-    every = [(pod, trouble) for pod, trouble in found if role_of(pod) == role]
+    return _health(observed, role, [(pod, trouble) for pod, trouble in found if role_of(pod) == role])
+
+
+def _health(observed: Observed, role: Role, every: _Diagnosed) -> RoleHealth:
     there = [(pod, trouble) for pod, trouble in every if not leaving(pod)]
     mine = [(pod, trouble) for pod, trouble in there if not _replaced(pod)]
     held_up = tuple(_held_up(observed, role, mine))
@@ -262,7 +268,7 @@ def _trainer_pods(
         return ConditionState(
             False, "JobSuspended", f"Job {name} is suspended by its queue (Kueue, for example)"
         )
-    needed = observed.job.spec.trainers.job.replicas
+    needed = observed.job.spec.trainers.replicas
     found = _doing(observed, health, does)
     if found >= needed:
         return ConditionState(True, "Serving", f"{found} of {needed} {what}")
@@ -304,7 +310,7 @@ def _succeeded_and_gone(observed: Observed, health: RoleHealth) -> int:
     return max(0, ended - there)
 
 
-def _sidecar_listens(status: Mapping[str, Any]) -> bool:
+def sidecar_listens(status: Mapping[str, Any]) -> bool:
     """Checks whether a sidecar's container has started. The sidecar of a pod that succeeded counts as listening."""
     containers = status.get("initContainerStatuses") or ()
     return _ended_well(status) or any(
@@ -322,7 +328,7 @@ def _ended_well(status: Mapping[str, Any]) -> bool:
     return status.get("phase") == "Succeeded" or (bool(codes) and all(code == 0 for code in codes))
 
 
-def _trains(status: Mapping[str, Any]) -> bool:
+def trains(status: Mapping[str, Any]) -> bool:
     states = [container.get("state", {}) for container in status.get("containerStatuses") or ()]
     return status.get("phase") in {"Running", "Succeeded"} and all(
         "running" in state or state.get("terminated", {}).get("exitCode") == 0 for state in states

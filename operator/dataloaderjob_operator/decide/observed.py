@@ -13,8 +13,11 @@ from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.status import DataLoaderJobStatus, RayStatus
+from dataloaderjob.core.measures import Measures
 from dataloaderjob.core.supervision import Rates
+from dataloaderjob.core.texts import clean
 from dataloaderjob_operator import names
+from dataloaderjob_operator.decide.followed import Followed
 from dataloaderjob_operator.decide.resource_fields import want_of_memory
 from dataloaderjob_operator.kinds import Manifest
 
@@ -50,9 +53,6 @@ _OWN_LIMIT = re.compile(r"\bexceed(s|ed) (the|its)\b.*\b(limit|local ephemeral s
 """The kubelet's message for an eviction that is the pod's own fault: a volume or its disk exceeds its limit."""
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-UNKNOWN = "\ufffd"
-"""Unicode's replacement character."""
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uffff]+")
 KILLED_S = 60.0
 """Seconds for which an out-of-memory kill of a container is reported."""
 CAUSED_S = 60.0
@@ -125,7 +125,23 @@ class SupervisorStatus:
     """The error that a trainer received instead of a batch, if no trainer has taken a batch since."""
     ray: RayStatus = field(default_factory=RayStatus)
     """The version is missing while Ray has not answered the supervisor."""
+    sidecars: int = 0
+    """Sidecars that are connected to the supervisor."""
+    ranks: int = 0
+    """Trainer processes that these sidecars serve."""
     rates: Rates | None = field(default=None, compare=False)
+    measures: Measures | None = field(default=None, compare=False)
+    """The measures of the last minute; None while there are too few batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingReport:
+    """The state of a job's autoscaling, as the autoscaler reports it."""
+
+    is_active: bool
+    reason: str
+    """CamelCase, for a condition."""
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +154,11 @@ class Observed:
     children: Mapping[Key, Manifest] = field(default_factory=dict)
     """Live objects that the job owns, except pods."""
     pods: tuple[Manifest, ...] = ()
+    attached: tuple[Manifest, ...] = ()
+    """Pods of other controllers with the label `names.LABEL_INJECT`, including those that have ended; empty unless the
+    job attaches trainers."""
+    followed: Followed | None = None
+    """The last read of the object that the job follows; None: it follows none, or has not read it yet."""
     doubts: tuple[str, ...] = ()
     """Fields of the templates that seem to be misspelt."""
     refused: str = ""
@@ -148,6 +169,8 @@ class Observed:
     """Messages that made the API server refuse a status."""
     supervisor: SupervisorStatus | None = None
     """The supervisor's last report, which may be of its silence; None while it has not been polled."""
+    scaling: ScalingReport | None = None
+    """The autoscaler's last report; None while it has not looked at the job."""
     written_at: datetime | None = None
     """The time at which this operator last wrote the status."""
     metrics_at: datetime | None = None
@@ -242,18 +265,6 @@ def show_time(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def shown(text: str, most: int) -> str:
-    """Makes text safe to display, with at most `most` characters: replaces control characters and invalid characters.
-    A second application changes nothing."""
-    return _CONTROLS.sub(UNKNOWN, text)[:most]
-
-
-def one_line(text: str, most: int) -> str:
-    """Joins text into one line of at most `most` characters plus an ellipsis."""
-    line = " ".join(str(text).split())
-    return line if len(line) <= most else f"{line[:most]}…"
-
-
 def first_trouble(found: Iterable[Trouble | None]) -> Trouble | None:
     """Chooses the trouble to report: pods that the node or cluster ended come before pods that failed on their own,
     then the earliest in time, then the first pod by name. This order keeps the text stable."""
@@ -288,7 +299,7 @@ def _trouble(
     pod: Pod, container: str, reason: str, message: str, ended_at: datetime | None = None, *,
     is_root: bool = False, is_disruption: bool = False,
 ) -> Trouble:  # fmt: skip
-    name, text = str(pod["metadata"]["name"]), one_line(message, MAX_TROUBLE)
+    name, text = str(pod["metadata"]["name"]), clean(message, MAX_TROUBLE)
     return Trouble(
         name, container, reason, text, ended_at=ended_at, is_root=is_root, is_disruption=is_disruption
     )

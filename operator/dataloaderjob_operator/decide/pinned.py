@@ -7,7 +7,7 @@ deleted when no workload does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from dataloaderjob.api import DataLoaderJob
@@ -15,24 +15,35 @@ from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.observed import Key, Observed, key_of, role_of
 from dataloaderjob_operator.kinds import Manifest, keep_template
 from dataloaderjob_operator.objects import OperatorConfig
-from dataloaderjob_operator.objects.pods import map_of
-from dataloaderjob_operator.objects.settings import COUNT_FILE, count
+from dataloaderjob_operator.objects.pods import image, map_of, secret_of
+from dataloaderjob_operator.objects.settings import COUNT_FILE, count, with_root_of
 
 MAP = "ConfigMap"
 
 
 def first_setup(observed: Observed, setup: OperatorConfig) -> OperatorConfig:
     """Returns the operator's settings with the sidecar image of the trainers' first attempt. That image fits the
-    library in the trainers' own image, so it is kept until the trainers' image changes."""
+    library in the trainers' own image, so it is kept until the trainers' image changes. Live pods keep their root
+    key, too."""
+    job = observed.job
+    live = with_keys(job.name, lambda key: observed.children.get(key))
+    setup = with_root_of(setup, job.name, job.metadata.uid or "", live)
     known = observed.status.trainers
     if known.sidecar_image and known.image == trainer_image(observed.job):
         return replace(setup, sidecar_image=known.sidecar_image)
     return setup
 
 
+def with_keys(job: str, child: Callable[[Key], Manifest | None]) -> str | None:
+    """Returns the name of the Secret with the keys of a job's live pods; None if there are none. The head's counts, as
+    it accepts the others."""
+    workload = child(("Deployment", names.head(job))) or child(("Deployment", names.feeders(job))) or {}
+    return secret_of(workload.get("spec", {}).get("template") or {})
+
+
 def trainer_image(job: DataLoaderJob) -> str:
-    """Returns the trainers' own image."""
-    return job.spec.trainers.job.container.image or ""
+    """Returns the image that the sidecar's image fits: the trainers' own, or the feeders' if trainers are attached."""
+    return image(job) if job.spec.trainers.attached else job.spec.trainers.own.container.image or ""
 
 
 def settled(observed: Observed, built: Iterable[Manifest]) -> list[Manifest]:
@@ -40,6 +51,7 @@ def settled(observed: Observed, built: Iterable[Manifest]) -> list[Manifest]:
     kept = [_kept(observed, child) for child in built]
     read = {_map_name(observed.children.get(key, child)) if key[0] == "Job" else _map_name(child)
             for child in kept if (key := key_of(child))[0] in ("Deployment", "Job")}  # fmt: skip
+    read.add(names.attachment(observed.job.name))  # by pods of other controllers
     made = [child for child in kept if child["kind"] != MAP or child["metadata"]["name"] in read]
     return [*made, *_recounted(observed, made)]
 

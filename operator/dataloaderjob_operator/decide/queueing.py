@@ -32,7 +32,7 @@ def _queues(observed: Observed, health: Health) -> Iterator[Queue]:
         yield Queue(Role.TRAINER, health.trainer_pods)
     spec = observed.job.spec
     needed = {
-        Role.TRAINER: spec.trainers.job.replicas,
+        Role.TRAINER: spec.trainers.replicas,
         Role.HEAD: 1,
         Role.FEEDER: spec.feeders.min_available,
     }

@@ -12,11 +12,12 @@ from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
+from dataloaderjob.api.plain import plain
+from dataloaderjob.api.sidecar import RUN, SIDECAR
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.resource_fields import with_field
 from dataloaderjob_operator.kinds import Manifest
-from dataloaderjob_operator.objects.pods import INHERITED, TMP, plain
-from dataloaderjob_operator.objects.workloads import RUN, SIDECAR
+from dataloaderjob_operator.objects.pods import INHERITED, TMP
 
 NO_DRY_RUN = "does not support dry run"
 """The API server's message if an admission webhook has side effects and so supports no dry run."""
@@ -135,11 +136,10 @@ class _Template:
 
     def __init__(self, job: DataLoaderJob, role: names.Role, made: Mapping[str, Any]) -> None:
         self._job, self._role, self._made = job, role, made
-        templates = {HEAD: job.spec.ray.managed.head.template, FEEDERS: job.spec.feeders.template}
+        templates = {HEAD: job.spec.ray.own.head.template, FEEDERS: job.spec.feeders.template}
         first = {names.Role.HEAD: HEAD, names.Role.FEEDER: FEEDERS, names.Role.TRAINER: TRAINERS}[role]
         sources = {
-            root: plain(user)
-            for root, user in (templates | {TRAINERS: job.spec.trainers.job.template}).items()
+            root: plain(user) for root, user in (templates | {TRAINERS: job.spec.trainers.template}).items()
         }
         following = list(sources)[list(sources).index(first) :]
         self.root, self._user = first, sources[first]

@@ -8,10 +8,10 @@ from typing import Any
 
 from dataloaderjob.api.feeders import CONTAINER
 from dataloaderjob.api.ray import HEAD_CONTAINER
+from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob.core.memory import FEEDERS_FIELD
 from dataloaderjob_operator.kinds import MEMORY_LIMITS
 from dataloaderjob_operator.names import LABEL_ROLE, Role
-from dataloaderjob_operator.objects.workloads import SIDECAR
 
 _OWN = {
     (Role.FEEDER, CONTAINER): FEEDERS_FIELD,

@@ -73,7 +73,7 @@ class Tally:
 
 def judge(observed: Observed, health: Health, now: datetime) -> Failure:
     """Judges the attempt whose Job has failed."""
-    policy, role = observed.job.spec.trainers.job.failure_policy, health.roles[names.Role.TRAINER]
+    policy, role = observed.job.spec.trainers.own.failure_policy, health.roles[names.Role.TRAINER]
     pods = attempt_pods(observed)
     disruption = first_trouble(t for t in map(trouble_of, pods) if t and t.is_disruption)
     failed = [pod for pod in pods if not leaving(pod) and first_exit_codes([pod])]
@@ -104,7 +104,7 @@ def tally_of(observed: Observed) -> Tally:
 
 def counted(observed: Observed, kind: FailureKind, now: datetime) -> Tally:
     """Returns the counts with this failure, and the time of the next attempt; a first disruption causes no wait."""
-    before, first_s = tally_of(observed), observed.job.spec.trainers.job.failure_policy.backoff_seconds
+    before, first_s = tally_of(observed), observed.job.spec.trainers.own.failure_policy.backoff_seconds
     is_disruption = kind is FailureKind.IGNORED
     failures, disruptions = before.failures + (not is_disruption), before.disruptions + is_disruption
     pause_s = pause(float(first_s), failures + disruptions - (1 if is_disruption else 0))
@@ -250,6 +250,6 @@ def _cause(observed: Observed, trouble: Trouble | None) -> str:
 def _deleted(observed: Observed, pods: Sequence[Pod]) -> bool:
     """Checks whether somebody deleted a pod: a pod that fails on its own remains and shows its failure."""
     live = observed.children[("Job", names.trainers(observed.job.name, observed.attempt))]
-    missing = observed.job.spec.trainers.job.replicas - len(pods)
+    missing = observed.job.spec.trainers.replicas - len(pods)
     gone = missing > 0 and int(live.get("status", {}).get("failed") or 0) > 0
     return gone or any(map(leaving, pods))

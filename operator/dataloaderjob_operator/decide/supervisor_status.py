@@ -4,20 +4,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import struct
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
 from dataloaderjob.api.status import LoaderStatus, RayStatus
+from dataloaderjob.core import measures
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.supervision import READ, Rates, Readings, number, text, worst
-from dataloaderjob_operator.decide.observed import Cause, SupervisorStatus, one_line, shown
+from dataloaderjob.core.texts import clean
+from dataloaderjob_operator.decide.observed import Cause, SupervisorStatus
 
 LARGEST = 1 << 63
 MAX_TEXT = 1000
 MAX_SIDECARS = 1024
+MAX_RANKS = 1_000_000
 MAX_NAME = 253
+MAX_CONTAINERS = 16_384
+"""A brief status of 1,024 sidecars has 2,100 objects."""
+MAX_VALUES = 65_536
+_NAME_NBYTES = 8
+_COUNTERS = struct.Struct(f"<{len(READ)}Q")
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]{1,62}\Z")
 _NOTABLE: Mapping[str, float] = {
     "batches_per_second": 0.0,
@@ -43,6 +53,9 @@ def parse(message: Mapping[str, Any]) -> SupervisorStatus:
         cause=_cause(feeders),
         failure=_failure(_list(received, "failures"), hosts),
         ray=_ray(received.get("ray")),
+        sidecars=len(reports := _reports(received)),
+        ranks=min(MAX_RANKS, sum(_whole(report.get("receivers")) for report in reports)),
+        measures=measures.parse(received.get("measures")),
     )
 
 
@@ -55,6 +68,35 @@ def readings(message: Mapping[str, Any]) -> Readings:
         if isinstance(metrics, Mapping):
             found[str(name)[:MAX_NAME]] = {counter: _whole(metrics.get(counter)) for counter in READ}
     return found
+
+
+def pack(found: Readings) -> bytes:
+    """Packs the counters of sidecars. A thousand sidecars take 110 KB, and twenty times as much as objects."""
+    return b"".join(
+        hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=_NAME_NBYTES).digest()
+        + _COUNTERS.pack(*(counters[counter] for counter in READ))
+        for name, counters in found.items()
+    )
+
+
+def unpack(packed: bytes) -> Readings:
+    """Returns packed counters, with a hash for each name."""
+    size = _NAME_NBYTES + _COUNTERS.size
+    return {
+        packed[at : at + _NAME_NBYTES].hex(): dict(
+            zip(READ, _COUNTERS.unpack_from(packed, at + _NAME_NBYTES), strict=True)
+        )
+        for at in range(0, len(packed), size)
+    }
+
+
+def check_shape(data: bytes) -> None:
+    """Raises RemoteProtocolError for a status whose objects would take far more memory than its text."""
+    lists, values = data.count(b"[") + data.count(b"{"), data.count(b",")
+    if lists > MAX_CONTAINERS or values > MAX_VALUES:
+        raise RemoteProtocolError(
+            f"a status has at most {MAX_CONTAINERS} objects and {MAX_VALUES} values, found {lists} and {values}"
+        )
 
 
 def loader_status(rates: Rates) -> LoaderStatus:
@@ -98,9 +140,7 @@ def _cause(feeders: list[Mapping[str, Any]]) -> Cause | None:
     bad = worst(feeders)
     if bad is None:
         return None
-    return Cause(
-        _reason(bad.get("cause")), one_line(f"{bad.get('name')}: {bad['why']}", MAX_TEXT), _host(bad)
-    )
+    return Cause(_reason(bad.get("cause")), clean(f"{bad.get('name')}: {bad['why']}", MAX_TEXT), _host(bad))
 
 
 def _failure(failures: list[Any], hosts: Mapping[str, str]) -> Cause | None:
@@ -110,7 +150,7 @@ def _failure(failures: list[Any], hosts: Mapping[str, str]) -> Cause | None:
     feeder = str(first.get("feeder") or "")
     who = f"{first.get('sidecar')}, rank {first.get('rank')}, got from {feeder or 'the feeders'}"
     return Cause(
-        _reason(first.get("reason")), one_line(f"{who}: {first.get('text')}", MAX_TEXT), hosts.get(feeder, "")
+        _reason(first.get("reason")), clean(f"{who}: {first.get('text')}", MAX_TEXT), hosts.get(feeder, "")
     )
 
 
@@ -118,12 +158,19 @@ def _ray(received: Any) -> RayStatus:
     if not isinstance(received, Mapping):
         return RayStatus()
     return RayStatus(
-        version=shown(str(received.get("version") or ""), 32),
+        version=clean(str(received.get("version") or ""), 32),
         worker_register_timeout_seconds=_whole(received.get("worker_register_timeout_seconds")),
         health_check_period_ms=_whole(received.get("health_check_period_ms")),
         health_check_timeout_ms=_whole(received.get("health_check_timeout_ms")),
         health_check_failure_threshold=_whole(received.get("health_check_failure_threshold")),
     )
+
+
+def _reports(received: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the reports of connected sidecars."""
+    sidecars = received.get("sidecars")
+    found = islice(sidecars.values(), MAX_SIDECARS) if isinstance(sidecars, Mapping) else ()
+    return [report for report in found if isinstance(report, Mapping)]
 
 
 def _list(received: Mapping[str, Any], name: str) -> list[Any]:
@@ -140,4 +187,4 @@ def _reason(found: Any) -> str:
 
 
 def _host(feeder: Mapping[str, Any]) -> str:
-    return str(feeder.get("host") or "")
+    return clean(feeder.get("host") or "", MAX_NAME)

@@ -60,12 +60,15 @@ def _made_once(make: Make) -> Make:
 
 
 @_made_once
-def base(job: DataLoaderJob, setup: OperatorConfig) -> Sequence[Manifest]:
-    """Builds the children that must exist before any pod: the Secret, the Services and the NetworkPolicies."""
+def base(job: DataLoaderJob, setup: OperatorConfig, ended: str = "") -> Sequence[Manifest]:
+    """Builds the children that must exist before any pod: the Secrets, the Services and the NetworkPolicies, and the
+    settings of attached pods. `ended`: the reason why the job has ended; empty while it lives."""
+    attached = job.spec.trainers.attached
     return [
         settings.secret(job, setup),
+        *([settings.attach_secret(job, setup), settings.attach_map(job, setup, ended)] if attached else []),
         network.head_service(job),
-        network.trainers_service(job),
+        *([] if attached else [network.trainers_service(job)]),
         *network.policies(job, setup),
     ]
 

@@ -102,9 +102,11 @@ AMBIENT_PROBES = [
 
 
 def policies(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest]:
-    """Builds the policies of all roles. Mode None has no policies, and only mode Strict has egress rules."""
+    """Builds the policies of all roles. Mode None has no policies, and only mode Strict has egress rules. Attached pods
+    get none: a policy that selects a pod also shuts out the peers that its owner expects."""
     mode = job.spec.network_policy.mode
-    return [] if mode == "None" else [_policy(job, role, setup, strict=mode == "Strict") for role in Role]
+    roles = [role for role in Role if role is not Role.TRAINER or not job.spec.trainers.attached]
+    return [] if mode == "None" else [_policy(job, role, setup, strict=mode == "Strict") for role in roles]
 
 
 def _policy(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig, *, strict: bool) -> Manifest:
@@ -157,8 +159,8 @@ def _from_outside(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig
 def _in_ambient(job: DataLoaderJob, role: Role) -> bool:
     """Checks whether the user put pods of this role into an ambient mesh."""
     template = {
-        Role.HEAD: job.spec.ray.managed.head.template, Role.FEEDER: job.spec.feeders.template,
-        Role.TRAINER: job.spec.trainers.job.template,
+        Role.HEAD: job.spec.ray.own.head.template, Role.FEEDER: job.spec.feeders.template,
+        Role.TRAINER: job.spec.trainers.template,
     }[role]  # fmt: skip
     return template.metadata.labels.get(AMBIENT) == "ambient"
 
@@ -172,6 +174,8 @@ def _ports(job: DataLoaderJob, to: Role, ports: Iterable[Manifest]) -> list[Mani
 
 def _pods(job: DataLoaderJob, roles: Iterable[Role]) -> Manifest:
     """Selects pods of the job in its own namespace: a peer without a namespaceSelector is in the policy's namespace."""
+    if job.spec.trainers.attached and set(roles) == {Role.TRAINER}:
+        return {"podSelector": {"matchLabels": {names.LABEL_INJECT: job.name}}}
     in_roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [role.value for role in roles]}
     return {"podSelector": {"matchLabels": names.labels(job.name), "matchExpressions": [in_roles]}}
 

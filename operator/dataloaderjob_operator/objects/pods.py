@@ -7,9 +7,16 @@ from types import MappingProxyType
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob.api.data import DataSpec
-from dataloaderjob.api.pods import Container, PodMetadata, PodTemplate, ScratchSpec
-from dataloaderjob.api.trainer import SidecarSpec
+from dataloaderjob.api.plain import plain
+from dataloaderjob.api.pods import PodMetadata, PodTemplate
+from dataloaderjob.api.sidecar import (
+    KEY_VOLUME,
+    LAST_WORDS,
+    MOUNTS,
+    RESTRICTED,
+    SETTINGS_VOLUME,
+    scratch_volume,
+)
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest, digest
 from dataloaderjob_operator.objects import settings
@@ -18,14 +25,6 @@ SHM_NBYTES = 256 * 1024**2
 """Shared memory for torch and for Ray's object store, which the data path does not use."""
 INHERITED = ("imagePullSecrets", "securityContext")
 """Fields that head and feeders inherit from the templates whose image they run, unless they set their own."""
-RESTRICTED = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "readOnlyRootFilesystem": True,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-"""Copies a container's last output into its status, and so into the job's conditions."""
 FROM_TEMPLATES = ("labels", "annotations", "finalizers")
 """Metadata that controllers copy from a template."""
 LOST_NODE_S = 30
@@ -39,27 +38,12 @@ _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
 TMP: Manifest = {"name": "dataloaderjob-tmp", "mountPath": "/tmp"}  # noqa: S108  a volume of the pod's own
 SHM: Manifest = {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"}  # noqa: S108
 """Mount that gives way to a user's mount at the same path, like TMP."""
-SETTINGS_VOLUME = "dataloaderjob-settings"
-MOUNTS: tuple[Manifest, ...] = (
-    {"name": "dataloaderjob-key", "mountPath": settings.KEY_FOLDER, "readOnly": True},
-    {"name": SETTINGS_VOLUME, "mountPath": settings.SETTINGS_FOLDER, "readOnly": True},
-)
-
-
-def plain(model: PodTemplate | Container | ScratchSpec | DataSpec | SidecarSpec) -> dict[str, Any]:
-    """Dumps a model as the user wrote it, without fields set to null: they count as left out, at any depth."""
-    return dict(_without_nulls(model.model_dump(mode="json", by_alias=True, exclude_unset=True)))
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def image(job: DataLoaderJob) -> str:
     """Returns the image of head and feeders."""
-    return job.spec.feeders.image or job.spec.trainers.job.container.image or ""
+    own = job.spec.trainers.job
+    return job.spec.feeders.image or (own.container.image if own else None) or ""
 
 
 def template(
@@ -145,8 +129,10 @@ def ray_pod(
         )
         if mount in ours["volumeMounts"]
     ]
+    fields = shared_fields(setup, user, taken)
+    ours["securityContext"] = non_root(fields["securityContext"], ours["securityContext"])
     pod = {
-        **shared_fields(setup, user, taken),
+        **fields,
         "containers": [ours, *theirs.values()],
         "volumes": [
             *volumes(job, setup, names.Role(container["name"])),
@@ -156,6 +142,15 @@ def ray_pod(
         ],
     }
     return pod | {name: spec[name] for name in ("initContainers",) if name in spec}
+
+
+def non_root(pod: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the securityContext of a container that may not run as root, unless the user allows it: by runAsNonRoot,
+    or by runAsUser 0, of the pod or the container."""
+    both = {**pod, **container}
+    if "runAsNonRoot" in both or both.get("runAsUser") == 0:
+        return dict(container)
+    return {**container, "runAsNonRoot": True}
 
 
 def inherited(*templates: PodTemplate) -> dict[str, Any]:
@@ -170,10 +165,11 @@ def volumes(job: DataLoaderJob, setup: settings.OperatorConfig, role: names.Role
     """Builds the volumes with key and settings, for every pod of a role."""
     return [
         {
-            "name": "dataloaderjob-key",
+            "name": KEY_VOLUME,
             "secret": {
-                "secretName": names.key_secret(job.name, job.metadata.uid or ""),
+                "secretName": names.key_secret(job.name, job.metadata.uid or "", setup.root_key),
                 "defaultMode": 0o440,
+                "items": settings.key_items(role),
             },
         },
         {"name": SETTINGS_VOLUME, "configMap": {"name": settings.map_name(job, setup, role)}},
@@ -188,19 +184,20 @@ def map_of(template: Mapping[str, Any]) -> str | None:
     return None
 
 
+def secret_of(template: Mapping[str, Any]) -> str | None:
+    """Returns the name of the Secret with the keys of a template's pods; None if they have none."""
+    for volume in (template.get("spec") or {}).get("volumes") or ():
+        if volume.get("name") == KEY_VOLUME:
+            return str((volume.get("secret") or {}).get("secretName"))
+    return None
+
+
 def shm_size(job: DataLoaderJob, container: str) -> str:
     """Returns the size of a Ray node's shared memory, for Ray's object store and for user code."""
-    tasks = job.spec.ray.managed.room()
+    tasks = job.spec.ray.own.room()
     has_tasks = tasks.cpus and container == names.Role.FEEDER.value
     nbytes = SHM_NBYTES + (tasks.object_store_nbytes if has_tasks else 0)
     return f"{-(-nbytes // 1024**2)}Mi"
-
-
-def scratch_volume(name: str, scratch: ScratchSpec) -> Manifest:
-    """Builds a scratch volume."""
-    if scratch.volume is not None:
-        return {**scratch.volume, "name": name}
-    return {"name": name, "emptyDir": {"sizeLimit": str(scratch.size or settings.SCRATCH_SIZE)}}
 
 
 def mounts(ours: Iterable[Manifest], theirs: Iterable[Mapping[str, Any]]) -> list[Manifest]:
@@ -251,12 +248,6 @@ def with_data(theirs: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, A
         if field in data:
             made[field] = [*data[field], *theirs.get(field, [])]
     return made
-
-
-def resources(model: Any) -> dict[str, Any]:
-    """Returns the requests and limits of a spec, leaving out empty ones."""
-    dumped = model.model_dump(mode="json", by_alias=True)
-    return {kind: values for kind, values in dumped.items() if values}
 
 
 def joined(ours: Iterable[Manifest], theirs: Iterable[Manifest]) -> list[Manifest]:

@@ -2,7 +2,8 @@
 sidecars read when they start. Pure.
 
 Each role's file is in a ConfigMap whose name contains the file's digest and whose content never changes. So pods read
-the same settings throughout their lives, whatever happens to the spec or the operator. The reader of a file may be
+the same settings throughout their lives, whatever happens to the spec or the operator. Attached pods are the exception:
+their Secret and their ConfigMap are named after the job alone. The reader of a file may be
 older than this operator, so keys are only added; `tests/contract/test_skew.py` lists the keys of each release.
 """
 
@@ -21,31 +22,33 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
 from dataloaderjob.api.job import MANAGED_BY
 from dataloaderjob.api.pods import PodTemplate
+from dataloaderjob.api.sidecar import KEY_FOLDER as KEY_FOLDER
+from dataloaderjob.api.sidecar import METRICS_PORT as METRICS_PORT
+from dataloaderjob.api.sidecar import RUN_FOLDER as RUN_FOLDER
+from dataloaderjob.api.sidecar import SCRATCH_SIZE as SCRATCH_SIZE
+from dataloaderjob.api.sidecar import SETTINGS_FILE
+from dataloaderjob.api.sidecar import SETTINGS_FOLDER as SETTINGS_FOLDER
+from dataloaderjob.api.sidecar import SOCKET as SOCKET
+from dataloaderjob.api.sidecar import USER as USER
+from dataloaderjob.core import keys
+from dataloaderjob.core.keys import Holder
 from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest, digest
 
-KEY_FOLDER = "/etc/dataloaderjob/key"
-SETTINGS_FOLDER = "/etc/dataloaderjob/settings"
-RUN_FOLDER = "/run/dataloaderjob"
-"""Folder shared by the containers of a trainer pod. It holds the socket, and the user's code and data in transit."""
-SOCKET = f"{RUN_FOLDER}/s"
 GCS_PORT = 6379
 SUPERVISOR_PORT = 6400
-METRICS_PORT = 9400
 MASTER_PORT = 29500
-SCRATCH_SIZE = "10Gi"
 TMP = "/tmp"  # noqa: S108  a path in a pod
-USER = 65532
-"""User of this project's images, and group of the pods' files: see `OperatorConfig.fs_group`."""
 HOST_PORTS = range(20_000, 28_000, 2)
 """First ports of port pairs for trainers on the host network. They are below the ranges for Services and outgoing
 connections, and avoid dcgm-exporter's port (9400) and other jobs' torchrun."""
 JOB_KEY = "links"
+"""File with the key of a pod's role; in the Secret, the job's own key."""
 COUNT_FILE = "feeders"
 """File with the current number of feeders, the only setting of the head that changes while it runs."""
 RAY_TOKEN = "ray"  # noqa: S105  the name of a file
-FILES = {names.Role.HEAD: "head.json", names.Role.FEEDER: "feeder.json", names.Role.TRAINER: "sidecar.json"}
+FILES = {names.Role.HEAD: "head.json", names.Role.FEEDER: "feeder.json", names.Role.TRAINER: SETTINGS_FILE}
 """Settings files by the role of the pods that read them."""
 
 
@@ -67,6 +70,8 @@ class OperatorConfig:
     """Image for manifests that name none."""
     root_key: bytes
     """Key from which jobs' keys are derived."""
+    previous_root: bytes | None = None
+    """The root key before that one: jobs whose pods have keys of it keep them."""
     operator: OwnPod | None = None
     """None: the operator runs in no pod of the cluster, and no policy admits it."""
     sidecar_pull_secrets: tuple[str, ...] = ()
@@ -101,11 +106,12 @@ def ports(job: DataLoaderJob) -> Ports:
     This lets trainers of several jobs share a node. The scheduler does not place two pods of one job on the same node.
     """
     first, second = METRICS_PORT, MASTER_PORT
-    if job.spec.trainers.job.template.spec.host_network:
+    if job.spec.trainers.template.spec.host_network:
         number = int.from_bytes(hashlib.sha256((job.metadata.uid or "").encode()).digest()[:4])
         first = HOST_PORTS[number % len(HOST_PORTS)]
         second = first + 1
-    return Ports(job.spec.sidecar.metrics_port or first, job.spec.trainers.job.master_port or second)
+    own = job.spec.trainers.job
+    return Ports(job.spec.sidecar.metrics_port or first, (own.master_port if own else None) or second)
 
 
 def service_host(job: DataLoaderJob, service: str, setup: OperatorConfig) -> str:
@@ -125,21 +131,63 @@ def cluster_domain(resolv_conf: str) -> str:
 
 
 def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
-    """Builds the Secret that holds both of the job's keys."""
+    """Builds the Secret that holds the job's keys. `key_items` selects those that a role's pods get."""
     uid = job.metadata.uid or ""
-    metadata = names.metadata(job, names.key_secret(job.name, uid))
+    key = names.job_key(setup.root_key, uid)
     values = {
-        JOB_KEY: names.job_key(setup.root_key, uid),
+        JOB_KEY: key,
+        **{holder.value: keys.derive(key, holder) for holder in (Holder.FEEDER, Holder.SIDECAR)},
         RAY_TOKEN: names.ray_token(setup.root_key, uid).encode(),
     }
+    return {**_secret(job, names.key_secret(job.name, uid, setup.root_key), values), "immutable": True}
+
+
+def attach_secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
+    """Builds the Secret for sidecars in attached pods. It has only their own key, and it is not immutable: the kubelet
+    would not update the mount if the Secret of an earlier job of the same name is replaced."""
+    key = names.job_key(setup.root_key, job.metadata.uid or "")
+    return _secret(job, names.attachment(job.name), {JOB_KEY: keys.derive(key, Holder.SIDECAR)})
+
+
+def _secret(job: DataLoaderJob, name: str, values: Mapping[str, bytes]) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata,
+        "metadata": names.metadata(job, name),
         "type": "Opaque",
-        "immutable": True,
         "data": {name: base64.b64encode(value).decode() for name, value in values.items()},
     }
+
+
+def attach_map(job: DataLoaderJob, setup: OperatorConfig, ended: str) -> Manifest:
+    """Builds the ConfigMap with the settings of sidecars in attached pods. A new pod, or a sidecar that starts again,
+    reads the settings of that time. `ended`: the reason why the job has ended; empty while it lives."""
+    made = {**sidecar(job, setup), **({"ended": ended} if ended else {})}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": names.metadata(job, names.attachment(job.name)),
+        "data": {FILES[names.Role.TRAINER]: _json(made)},
+    }
+
+
+def with_root_of(setup: OperatorConfig, job: str, uid: str, secret: str | None) -> OperatorConfig:
+    """Returns the operator's settings with the root key of the Secret with this name. A name of neither root key, as
+    of an earlier release, changes nothing."""
+    previous = setup.previous_root
+    if previous is None or secret is None or secret != names.key_secret(job, uid, previous):
+        return setup
+    return dataclasses.replace(setup, root_key=previous, previous_root=None)
+
+
+def key_items(role: names.Role) -> list[Manifest]:
+    """Selects the keys that a role's pods get. The role's own key is at the same path everywhere."""
+    own, more = {
+        names.Role.HEAD: (JOB_KEY, [RAY_TOKEN]),
+        names.Role.FEEDER: (Holder.FEEDER.value, [RAY_TOKEN]),
+        names.Role.TRAINER: (Holder.SIDECAR.value, []),
+    }[role]
+    return [{"key": own, "path": JOB_KEY}, *({"key": name, "path": name} for name in more)]
 
 
 def config_map(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> Manifest:
@@ -186,6 +234,7 @@ def sidecar(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "supervisor_host": service_host(job, names.head_service(job.name), setup),
         "supervisor_port": SUPERVISOR_PORT,
         **dataclasses.asdict(job.spec.loader_settings()),
+        **({"anyone": True} if job.spec.trainers.attached else {}),
         "metrics_host": EVERYWHERE,  # probes and Prometheus come from outside the pod
         "metrics_port": ports(job).metrics,
     }
@@ -202,7 +251,7 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "supervisor_port": SUPERVISOR_PORT,
         "num_feeders": 1,  # used if COUNT_FILE cannot be read; the operator soon sends the number
         "count_path": f"{SETTINGS_FOLDER}/{COUNT_FILE}",
-        "ray_version": job.spec.ray.managed.version,
+        "ray_version": job.spec.ray.own.version,
         "tuning": tuning(job),
     }
 
@@ -221,7 +270,7 @@ def feeder(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
 
 def tasks(job: DataLoaderJob) -> dict[str, Any]:
     """Returns the room for Ray tasks of user code; empty if there is none, as in releases without it."""
-    found = job.spec.ray.managed.room()
+    found = job.spec.ray.own.room()
     return {"tasks": dataclasses.asdict(found)} if found.cpus else {}
 
 
@@ -232,7 +281,7 @@ def scratch(job: DataLoaderJob) -> dict[str, int]:
     parts = {"sidecar": job.spec.sidecar.scratch}
     shared = any(mount.mount_path.rstrip("/") == TMP for mount in job.spec.data.volume_mounts)
     own = shared or _own_tmp(job.spec.feeders.template, "feeder")
-    if not (own and _own_tmp(job.spec.ray.managed.head.template, "head")):
+    if not (own and _own_tmp(job.spec.ray.own.head.template, "head")):
         parts["feeders"] = job.spec.feeders.scratch
     for part, spec in parts.items():
         field, size = "size", str(spec.size or SCRATCH_SIZE)
@@ -263,7 +312,7 @@ def _at(thing: Any, *names: str) -> Any:
 
 def tuning(job: DataLoaderJob) -> dict[str, Any]:
     """Builds the fields of `dataloaderjob.core.settings.RayTuning`."""
-    return dataclasses.asdict(job.spec.ray.managed.tuning.settings())
+    return dataclasses.asdict(job.spec.ray.own.tuning.settings())
 
 
 def _json(value: dict[str, Any]) -> str:

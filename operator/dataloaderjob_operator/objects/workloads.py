@@ -4,31 +4,25 @@ Job, whose pods run the sidecar next to the user's containers. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob.api.base import Quantity
+from dataloaderjob.api.plain import plain, resources
+from dataloaderjob.api.sidecar import LAST_WORDS, RUN, scratch_volume, sidecar_container, sidecar_plan
 from dataloaderjob.core.places import SOCKET_VARIABLE
 from dataloaderjob.core.settings import NODE_FOLDER, NODE_READY, TEMP_DIR
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects import settings
 from dataloaderjob_operator.objects.pods import (
-    LAST_WORDS,
-    MOUNTS,
-    RESTRICTED,
     SHM,
     environment,
     image,
     inherited,
     joined,
     mounts,
-    plain,
     ray_container,
     ray_pod,
-    resources,
-    scratch_volume,
     shared_fields,
     template,
     volumes,
@@ -50,16 +44,14 @@ READINESS: Manifest = {
 }
 PROGRESS_S = 900
 """Seconds after which a new feeder pod that is not ready is reported: images may be large, and the head may be late."""
-SIDECAR = "dataloaderjob-sidecar"
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
 BY_INDEX = ("PET_NODE_RANK", "RANK")
-RUN = {"name": "dataloaderjob-run", "mountPath": settings.RUN_FOLDER}
 
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """Builds the head's Deployment: one pod, which is replaced but never doubled, because two heads would place feeders
     twice. Replacing it restarts all feeders, so a new image alone does not replace it."""
-    spec = job.spec.ray.managed.head
+    spec = job.spec.ray.own.head
     container = ray_container(job, names.Role.HEAD, HEAD_MODULE, "head.json", resources(spec.resources))
     probe = {"tcpSocket": {"port": "supervisor"}, "periodSeconds": 5}
     container |= {
@@ -70,11 +62,11 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
         "startupProbe": {**probe, "failureThreshold": STARTS},
         "readinessProbe": {**probe, "failureThreshold": 3},
     }
-    taken = inherited(job.spec.feeders.template, job.spec.trainers.job.template)
+    taken = inherited(job.spec.feeders.template, job.spec.trainers.template)
     pod = ray_pod(setup, job, container, spec.template, taken)
     asked = [
         plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
-        plain(job.spec.feeders.scratch), job.spec.ray.managed.version,
+        plain(job.spec.feeders.scratch), job.spec.ray.own.version,
     ]  # fmt: skip
     made = template(job, names.Role.HEAD, spec.template, pod, asked=asked, version=setup.version)
     metadata = names.metadata(job, names.head(job.name), names.Role.HEAD, spec.metadata)
@@ -86,7 +78,7 @@ def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     spec = job.spec.feeders
     container = ray_container(job, names.Role.FEEDER, FEEDER_MODULE, "feeder.json", resources(spec.resources))
     container["readinessProbe"] = READINESS
-    taken, data = inherited(job.spec.trainers.job.template), plain(job.spec.data)
+    taken, data = inherited(job.spec.trainers.template), plain(job.spec.data)
     pod = ray_pod(setup, job, container, spec.template, taken, data)
     asked = [
         image(job), plain(spec.template), taken, resources(spec.resources), settings.tuning(job),
@@ -120,14 +112,14 @@ def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -
     """Builds the Indexed Job with all replicas, which start together. If one fails, all end, and the operator decides
     about a restart."""
     name = names.trainers(job.name, attempt)
-    user = job.spec.trainers.job.template
-    metadata = names.metadata(job, name, names.Role.TRAINER, job.spec.trainers.job.metadata)
+    user = job.spec.trainers.own.template
+    metadata = names.metadata(job, name, names.Role.TRAINER, job.spec.trainers.own.metadata)
     pod = template(
         job, names.Role.TRAINER, user, _pod(job, setup, name), asked=plain(user), version=setup.version
     )  # fmt: skip
     for labelled in (metadata, pod["metadata"]):
         labelled["labels"][names.LABEL_ATTEMPT] = str(attempt)
-    replicas = job.spec.trainers.job.replicas
+    replicas = job.spec.trainers.own.replicas
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -143,13 +135,13 @@ def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -
 
 
 def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manifest:
-    user = plain(job.spec.trainers.job.template)["spec"]
+    user = plain(job.spec.trainers.own.template)["spec"]
     theirs, *others = user["containers"]
     data = plain(job.spec.data)
     trainer = _trainer(job, setup, with_data(theirs, data), name)
     # The default of 64 MiB is too little for NCCL between ranks of one pod. It counts as the container's memory.
     shm = [{"name": SHM["name"], "emptyDir": {"medium": "Memory"}}] if SHM in trainer["volumeMounts"] else []
-    shared = shared_fields(setup, job.spec.trainers.job.template)
+    shared = shared_fields(setup, job.spec.trainers.own.template)
     if job.spec.sidecar.image is None:  # the operator's own image, which the user may not know about
         known = shared.get("imagePullSecrets", [])
         more = [{"name": name} for name in setup.sidecar_pull_secrets if {"name": name} not in known]
@@ -177,7 +169,7 @@ def _trainer(
     them."""
     master = f"{name}-0.{settings.service_host(job, names.trainers_service(job.name), setup)}"
     port = settings.ports(job).master
-    launch = job.spec.trainers.job.launch_environment(replica=0, master_addr=master, master_port=port)
+    launch = job.spec.trainers.own.launch_environment(replica=0, master_addr=master, master_port=port)
     ours = [
         {"name": variable, "valueFrom": INDEX} if variable in BY_INDEX else {"name": variable, "value": value}
         for variable, value in launch.items()
@@ -192,60 +184,9 @@ def _trainer(
 
 
 def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
-    """Builds the sidecar. It is the first init container, so that the others can read batches too. It does not keep the
-    pod running after the trainer has ended."""
-    spec = job.spec.sidecar
-    asked = plain(spec)
-    return {
-        "name": SIDECAR,
-        "image": spec.image or setup.sidecar_image,
-        "restartPolicy": "Always",
-        "command": ["python", "-m", "dataloaderjob.sidecar"],
-        "args": ["--settings", f"{settings.SETTINGS_FOLDER}/sidecar.json"],
-        "ports": [{"name": "metrics", "containerPort": settings.ports(job).metrics}],
-        "resources": _resources(job),
-        **({"env": asked["env"]} if asked.get("env") else {}),
-        "securityContext": {**RESTRICTED, "runAsNonRoot": True, **_user(job), **asked.get("securityContext", {})},
-        "startupProbe": {
-            "httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": 1, "failureThreshold": 120,
-        },
-        "volumeMounts": [*MOUNTS, RUN],
-        **LAST_WORDS,
-    }  # fmt: skip
-
-
-def _user(job: DataLoaderJob) -> dict[str, int]:
-    """Returns the sidecar's user if the pod's user is root, as which the sidecar may not run. Otherwise the sidecar's
-    image or the namespace sets the user."""
-    pod = plain(job.spec.trainers.job.template)["spec"].get("securityContext") or {}
-    return {"runAsUser": settings.USER} if pod.get("runAsUser") == 0 else {}
-
-
-def _resources(job: DataLoaderJob) -> dict[str, Any]:
-    """Returns the sidecar's requests and limits. The default memory is what the pools and the sidecar need, because
-    memfds count as the sidecar's memory."""
-    spec = job.spec.sidecar
-    made = resources(spec.resources)
-    overhead = spec.overhead_nbytes(job.spec.trainers.job.processes_per_pod)
-    memory = str(job.spec.shared_nbytes + overhead)
-    limits = {"memory": memory, **made.get("limits", {})}
-    requests = {"memory": limits["memory"], **made.get("requests", {})}
-    if _guaranteed(plain(job.spec.trainers.job.template)["spec"]):
-        requests |= limits
-        limits |= requests
-    return {"requests": requests, "limits": limits}
-
-
-def _guaranteed(user: Mapping[str, Any]) -> bool:
-    """Checks whether the user's containers alone would have the Guaranteed quality of service, which the sidecar must
-    preserve."""
-    for container in (*user["containers"], *user.get("initContainers", ())):
-        asked = container.get("resources") or {}
-        limits = asked.get("limits") or {}
-        requests = {**limits, **(asked.get("requests") or {})}
-        if not all(
-            name in limits and Quantity(str(limits[name])) == Quantity(str(requests[name]))
-            for name in ("cpu", "memory")
-        ):
-            return False
-    return True
+    """Builds the sidecar. It is the first init container, so that the others can read batches too."""
+    plan = sidecar_plan(
+        job.spec, image=setup.sidecar_image, metrics_port=settings.ports(job).metrics,
+        processes=job.spec.trainers.own.processes_per_pod,
+    )  # fmt: skip
+    return sidecar_container(plan, plain(job.spec.trainers.own.template)["spec"])

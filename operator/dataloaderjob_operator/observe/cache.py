@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -157,6 +157,13 @@ class Cache:
         return Counter(
             str((job.get("status") or {}).get("phase") or Phase.PENDING) for job in self._jobs.values()
         )
+
+    def loaders(self) -> Iterator[tuple[JobKey, Mapping[str, Any]]]:
+        """Yields the loader's part of each job's status, as it was written."""
+        for key, job in self._jobs.items():
+            loader = (job.get("status") or {}).get("loader")
+            if isinstance(loader, Mapping):
+                yield key, loader
 
     def job(self, owner: JobKey) -> Manifest | None:
         return self._jobs.get(owner)

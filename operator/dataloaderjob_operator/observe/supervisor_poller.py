@@ -7,19 +7,23 @@ last status is kept (`decide.supervisor_status`). A job is queued when the job's
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
 from dataloaderjob.api.status import LoaderStatus
-from dataloaderjob.core import sockets, supervision
+from dataloaderjob.core import keys, sockets, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError
+from dataloaderjob.core.input_bound import judge
+from dataloaderjob.core.keys import KeyOf
+from dataloaderjob.core.texts import clean
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide import supervisor_status
+from dataloaderjob_operator.decide import pinned, supervisor_status
 from dataloaderjob_operator.decide.observed import METRICS_EVERY_S, SupervisorStatus, has_condition, leaving
 from dataloaderjob_operator.objects.settings import SUPERVISOR_PORT
 from dataloaderjob_operator.observe.cache import Cache, JobKey
@@ -51,7 +55,10 @@ size limits its use of the operator's time and memory."""
 MAX_ANSWER_NBYTES = 64 * 1024
 """Maximum size of the answer to a number of feeders, which is one line."""
 LARGE_NBYTES = 64 * 1024
-"""Larger answers are parsed one at a time, outside the loop: parsed JSON takes up to forty times its bytes."""
+"""Larger answers are parsed one at a time, outside the loop."""
+MAX_KEPT_NBYTES = 32 * 1024 * 1024
+"""Memory for the counters of all jobs' sidecars."""
+MAX_WHY = 1000
 HUNG_S = 180.0
 """Seconds of silence after which a supervisor that has answered before counts as hung, while its pod is ready."""
 MAX_SILENT = 0.1
@@ -69,13 +76,18 @@ class Head:
     job: str
     key: bytes
 
+    @property
+    def keys(self) -> KeyOf:
+        return keys.of_job(self.key)
+
 
 @dataclass(frozen=True, slots=True)
 class _Status:
     """The parsed parts of a supervisor's answer."""
 
     status: SupervisorStatus
-    readings: supervision.Readings
+    readings: bytes
+    """Counters of the sidecars, packed."""
 
 
 @dataclass(slots=True)
@@ -91,9 +103,11 @@ class _Job:
     status: SupervisorStatus | None = None
     answered_at: float | None = None
     """The time of the last answer from this head's supervisor; None: it has never answered."""
-    base: tuple[float, supervision.Readings] | None = None
-    """Start of the current span of rates: the time, and the counters at that time."""
+    base: tuple[float, bytes] | None = None
+    """Start of the current span of rates: the time, and the packed counters at that time."""
     rates: supervision.Rates | None = None
+    judged: tuple[str, int] | None = None
+    """The verdict with which the job was last queued: limit and number of feeders; None: unknown."""
     moved_at: float = float("-inf")
     """The time at which the job was last queued for its metrics alone."""
 
@@ -102,11 +116,15 @@ class SupervisorPoller:
     """Polls the supervisors of all jobs. `run` polls until it is cancelled."""
 
     def __init__(
-        self, cache: Cache, root_key: bytes, changed: Callable[[JobKey], None], *, port: int = SUPERVISOR_PORT
-    ) -> None:
-        self._cache, self._root_key, self._changed, self._port = cache, root_key, changed, port
+        self, cache: Cache, root_key: bytes, changed: Callable[[JobKey], None], *, port: int = SUPERVISOR_PORT,
+        previous_root: bytes | None = None,
+    ) -> None:  # fmt: skip
+        """`previous_root`: the root key of jobs that started before `root_key` replaced it."""
+        self._cache, self._changed, self._port = cache, changed, port
+        self._roots = (root_key, previous_root)
         self._jobs: dict[JobKey, _Job] = {}
         self._gate = asyncio.Semaphore(MAX_CONCURRENT)
+        self._doubted = asyncio.Semaphore(MAX_CONCURRENT // 2)
         self._large = asyncio.Semaphore(1)
         self._moved: dict[JobKey, None] = {}
         """Jobs whose metrics have changed, in the order in which they will be queued."""
@@ -151,6 +169,7 @@ class SupervisorPoller:
             if (job := self._jobs.get(key)) is not None:
                 self._moves -= 1.0
                 job.moved_at = time.monotonic()
+                job.judged = _judged(job)
                 self._changed(key)
 
     def _find_head(self, key: JobKey, job: _Job) -> bool:
@@ -175,10 +194,18 @@ class SupervisorPoller:
         ]
         if uid is None or not ready:
             return None
-        return Head(max(ready), names.unique(*key, uid), names.job_key(self._root_key, uid))
+        return Head(max(ready), names.unique(*key, uid), names.job_key(self._root(key, uid), uid))
+
+    def _root(self, key: JobKey, uid: str) -> bytes:
+        """Returns the root key from which the keys of a job's pods are derived."""
+        current, previous = self._roots
+        secret = pinned.with_keys(key[1], lambda child: self._cache.child(key, child))
+        if previous is not None and secret == names.key_secret(key[1], uid, previous):
+            return previous
+        return current
 
     async def _one(self, key: JobKey, job: _Job) -> None:
-        async with self._gate:
+        async with self._turn(job):
             head, job.polled_at = job.head, time.monotonic()
             assert head is not None  # noqa: S101  _meets
             try:
@@ -205,15 +232,28 @@ class SupervisorPoller:
         if job.woken:
             job.woken, job.due = False, min(job.due, job.polled_at + MIN_INTERVAL_S)
 
-    def _received(
-        self, key: JobKey, job: _Job, status: SupervisorStatus, readings: supervision.Readings
-    ) -> None:
+    @contextlib.asynccontextmanager
+    async def _turn(self, job: _Job) -> AsyncIterator[None]:
+        """Waits for a place among the concurrent polls. Supervisors that did not answer last time have half of them."""
+        async with self._doubted if job.misses else contextlib.nullcontext(), self._gate:
+            yield
+
+    def _keep(self, job: _Job, now: float, readings: bytes) -> None:
+        """Begins a span of rates. If all jobs' counters take too much memory, a job that has more than its share has
+        no rates."""
+        job.base = None
+        kept = sum(len(other.base[1]) for other in self._jobs.values() if other.base is not None)
+        if kept + len(readings) <= MAX_KEPT_NBYTES or len(readings) <= MAX_KEPT_NBYTES // len(self._jobs):
+            job.base = now, readings
+
+    def _received(self, key: JobKey, job: _Job, status: SupervisorStatus, readings: bytes) -> None:
         now, before = time.monotonic(), job.status
         if job.base is None:
-            job.base = now, readings
+            self._keep(job, now, readings)
         elif (span_s := now - job.base[0]) >= RATES_SPAN_S:
-            job.rates = supervision.between(job.base[1], readings, span_s)
-            job.base = now, readings
+            earlier, latest = (supervisor_status.unpack(packed) for packed in (job.base[1], readings))
+            job.rates = supervision.between(earlier, latest, span_s)
+            self._keep(job, now, readings)
         if before is not None and before.silent:
             log.info("%s/%s: the supervisor answers again", *key)
         job.status, job.misses, job.answered_at = replace(status, rates=job.rates), 0, now
@@ -224,11 +264,15 @@ class SupervisorPoller:
         )
         if before is None or status != replace(before, rates=None):
             self._changed(key)
-        elif job.rates and now - job.moved_at >= METRICS_EVERY_S and self._notable(key, job.rates):
+        elif (
+            job.rates
+            and now - job.moved_at >= METRICS_EVERY_S
+            and (_judged(job) != job.judged or self._notable(key, job.rates))
+        ):
             self._moved[key] = None
 
     def _missed(self, key: JobKey, job: _Job, why: str) -> None:
-        job.misses += 1
+        job.misses, why = job.misses + 1, clean(why, MAX_WHY)
         job.due = time.monotonic() + UNSETTLED_PERIOD_S
         if job.misses < MAX_MISSES:
             return
@@ -256,6 +300,11 @@ class SupervisorPoller:
         return supervisor_status.notable(written, supervisor_status.loader_status(found))
 
 
+def _judged(job: _Job) -> tuple[str, int] | None:
+    verdict = judge(job.status.measures) if job.status is not None else None
+    return None if verdict is None else (verdict.limit, verdict.feeders)
+
+
 async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) -> _Status:
     """Receives a supervisor's status, and sends the wanted number of feeders if the supervisor keeps another.
 
@@ -263,7 +312,7 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
     """
     reader, writer = await asyncio.open_connection(head.address, port)
     try:
-        handshake = sockets.ClientHandshake(head.key, role="control", name="operator", job=head.job)
+        handshake = sockets.ClientHandshake(head.keys, role="control", name="operator", job=head.job)
         while not handshake.done:
             writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
         writer.write(sockets.pack_message({"type": "status", "brief": True}))
@@ -291,8 +340,10 @@ async def _receive_status(reader: asyncio.StreamReader, large: asyncio.Semaphore
 
 
 def _parse(data: bytes) -> _Status:
+    supervisor_status.check_shape(data)
     message = sockets.parse_message(data)
-    return _Status(supervisor_status.parse(message), supervisor_status.readings(message))
+    readings = supervisor_status.pack(supervisor_status.readings(message))
+    return _Status(supervisor_status.parse(message), readings)
 
 
 async def _receive(reader: asyncio.StreamReader, most: int) -> bytes:

@@ -94,11 +94,14 @@ class Immutable:
     field: str
     """Alias of one of the model's fields. An optional field may be absent both before and after an update."""
     use: str
+    presence_only: bool = False
+    """True if the content may change, but the field may neither appear nor disappear."""
 
     @property
     def cel(self) -> str:
         mine, old = f"self.{self.field}", f"oldSelf.{self.field}"
-        return f"has({mine}) == has({old}) && (!has({mine}) || {mine} == {old})"
+        there = f"has({mine}) == has({old})"
+        return there if self.presence_only else f"{there} && (!has({mine}) || {mine} == {old})"
 
 
 def _for_all(owner: str, lists: list[str], cel: str) -> str:

@@ -38,6 +38,7 @@ COLUMNS = (
     ("Trainers", "string", ".status.trainers.summary", 0),
     ("GB/s", "string", ".status.loader.gbPerSecond", 0),
     ("Stall%", "string", ".status.loader.stallPercent", 0),
+    ("Input", "string", ".status.loader.verdict", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
     ("Reason", "string", ".status.reason", 0),
     ("Batches/s", "string", ".status.loader.batchesPerSecond", 1),

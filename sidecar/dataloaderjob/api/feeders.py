@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from enum import StrEnum
+from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from dataloaderjob.api.base import Model, Resources, Rule, Whole, nested, resources
 from dataloaderjob.api.pods import (
@@ -27,6 +28,54 @@ OWNED = {
 }
 
 
+class AutoscalingMode(StrEnum):
+    """The operator's response to a recommended number of feeders."""
+
+    OFF = "Off"
+    """Nothing. The status still has the verdict."""
+    RECOMMEND = "Recommend"
+    """Recommends a number in the status."""
+    AUTO = "Auto"
+    """Changes `replicas` within the bounds."""
+
+
+class AutoscalingSpec(Model):
+    """Scaling of feeders by the time that training waits for input."""
+
+    mode: Annotated[
+        AutoscalingMode, WithJsonSchema({"type": "string", "enum": [mode.value for mode in AutoscalingMode]})
+    ] = AutoscalingMode.RECOMMEND
+    """`Recommend`: the status recommends a number of replicas. `Auto`: the operator also changes `replicas`, through
+    the scale subresource, unless a HorizontalPodAutoscaler targets the job. `Off`: neither."""
+    min_replicas: Whole | None = Field(default=None, ge=1, le=1_024)
+    """Least number of replicas in mode Auto. Left out: `minAvailable`, and at least 1."""
+    max_replicas: Whole = Field(default=32, ge=1, le=1_024)
+    """Largest number of replicas in mode Auto."""
+    cost_ceiling: Whole | None = Field(default=None, ge=1, le=65_536)
+    """Largest number of CPUs that all feeder pods together may request in mode Auto. Left out: only `maxReplicas`
+    counts."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="minReplicas",
+            use="maxReplicas or less",
+            cel="!has(self.minReplicas) || self.minReplicas <= self.maxReplicas",
+            found="string(self.minReplicas) + ', above maxReplicas ' + string(self.maxReplicas)",
+        ),
+    )
+
+
+_RAY_NAMES = {"cpu": "CPU", "memory": "memory", "gpu": "GPU"}
+_NOT_RAYS = ("ephemeral-storage", "hugepages-")
+"""Beginnings of the names of resources that a Ray node does not have."""
+RAY_STEP = 10_000
+"""Ray counts resources in ten-thousandths."""
+
+
+def _in_rays_steps(amount: float) -> float:
+    return int(amount) if amount >= 2 else int(amount * RAY_STEP) / RAY_STEP
+
+
 class FeedersSpec(Model):
     """The feeders. Each is one Ray actor with its own processes for user code."""
 
@@ -41,10 +90,13 @@ class FeedersSpec(Model):
     processes_per_pod: Whole = Field(default=1, ge=1, le=64)
     """Feeders per pod; the total is replicas * processesPerPod. The feeders of a pod share one copy of the dataset's
     arrays."""
+    autoscaling: AutoscalingSpec = nested(AutoscalingSpec)
+    """Recommends, or sets, the number of replicas from what training waits for."""
     resources: Resources = resources(
         requests={"cpu": "1", "memory": "2Gi"}, limits={"cpu": "1", "memory": "2Gi"}
     )
-    """Resources of each feeder pod, for all of its processes together. Ignored on one machine."""
+    """Resources of each feeder pod, for all of its processes together. On one machine, they are ignored unless
+    `spec.ray.external` is set: each feeder is then placed by its share of them."""
     scratch: ScratchSpec = nested(ScratchSpec)
     """Disk space of each feeder pod, and of the head, for data that the Dataset holds. Ignored on one machine."""
     image: Image | None = None
@@ -71,11 +123,43 @@ class FeedersSpec(Model):
             cel=f"self.replicas * self.processesPerPod <= {MAX_FEEDERS}",
             found="'replicas * processesPerPod = ' + string(self.replicas * self.processesPerPod)",
         ),
+        Rule(
+            field="autoscaling.maxReplicas",
+            use="minAvailable or more, and numbers whose product with processesPerPod is at most "
+            f"{MAX_FEEDERS}; or another mode than Auto",
+            cel="self.autoscaling.mode != 'Auto' || (self.autoscaling.maxReplicas >= self.minAvailable && "
+            f"self.autoscaling.maxReplicas * self.processesPerPod <= {MAX_FEEDERS})",
+            found="string(self.autoscaling.maxReplicas)",
+        ),
         *owned_field_rules(CONTAINER, OWNED),
         *RAY_NODE_ENV,
     )
+
+    def ray_resources(self) -> dict[str, float]:
+        """Returns the resources that one feeder takes of an existing Ray cluster, under Ray's names."""
+        amounts = {**self.resources.limits, **self.resources.requests}
+        found = {
+            _RAY_NAMES.get(name.rpartition("/")[2], name): float(amount.value) / self.processes_per_pod
+            for name, amount in amounts.items()
+            if not name.startswith(_NOT_RAYS)
+        }
+        return {name: _in_rays_steps(amount) for name, amount in found.items()}
 
     @property
     def count(self) -> int:
         """The total number of feeder processes."""
         return self.replicas * self.processes_per_pod
+
+    def autoscaling_bounds(self) -> tuple[int, int]:
+        """Returns the least and the largest number of replicas in mode Auto. `costCeiling` may lower the largest, but
+        not below the least."""
+        spec = self.autoscaling
+        least = max(1, self.min_available, spec.min_replicas or 1)
+        most = spec.max_replicas
+        if spec.cost_ceiling is not None:
+            most = min(most, int(spec.cost_ceiling / max(1e-3, self._pod_cpus())))
+        return least, max(least, most)
+
+    def _pod_cpus(self) -> float:
+        found = self.resources.requests.get("cpu") or self.resources.limits.get("cpu")
+        return 1.0 if found is None else float(found.value)

@@ -21,7 +21,7 @@ from dataloaderjob.api.base import (
 from dataloaderjob.api.data import DataSpec
 from dataloaderjob.api.feeders import FeedersSpec
 from dataloaderjob.api.loader import LoaderSpec
-from dataloaderjob.api.ray import RaySpec
+from dataloaderjob.api.ray import RaySpec, RayTuning
 from dataloaderjob.api.trainer import (
     FIRST_POOL_OVERHEAD_NBYTES,
     FURTHER_POOL_OVERHEAD_NBYTES,
@@ -64,13 +64,22 @@ attempt and a replica of four digits each."""
 _NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 
-_HOST_NETWORK = "(has(self.{0}.template.spec.hostNetwork) && self.{0}.template.spec.hostNetwork)"
-_TRAINERS_OUTSIDE, _FEEDERS_OUTSIDE = _HOST_NETWORK.format("trainers.job"), _HOST_NETWORK.format("feeders")
+_OWN, _ATTACHED = "has(self.trainers.job)", "has(self.trainers.attach)"
+_HOST_NETWORK = "has(self.{0}.template.spec.hostNetwork) && self.{0}.template.spec.hostNetwork"
+_FEEDERS_OUTSIDE = f"({_HOST_NETWORK.format('feeders')})"
+_TRAINERS_OUTSIDE = f"({_OWN} && {_HOST_NETWORK.format('trainers.job')})"
+_PROCESSES = (
+    f"({_OWN} ? self.trainers.job.processesPerPod : {_ATTACHED} ? self.trainers.attach.processesPerPod : 1)"
+)
 _MEMORY_LIMIT = "self.sidecar.resources.limits['memory']"
 _PER_PROCESS = "quantity(string(self.loader.memoryPerProcess))"
+_REGISTER_TIMEOUT = (
+    "(has(self.ray.managed) ? self.ray.managed.tuning.workerRegisterTimeoutSeconds"
+    f" : {RayTuning().worker_register_timeout_seconds})"
+)
 _MEMORY_NEEDED = (
-    f"{_PER_PROCESS}.asInteger() * self.trainers.job.processesPerPod + {FIRST_POOL_OVERHEAD_NBYTES} +"
-    f" {FURTHER_POOL_OVERHEAD_NBYTES} * (self.trainers.job.processesPerPod - 1)"
+    f"{_PER_PROCESS}.asInteger() * {_PROCESSES} + {FIRST_POOL_OVERHEAD_NBYTES} +"
+    f" {FURTHER_POOL_OVERHEAD_NBYTES} * ({_PROCESSES} - 1)"
 )
 
 
@@ -109,11 +118,25 @@ class DataLoaderJobSpec(Model):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
+            field="trainers.job",
+            use="one of the two: job, whose pods the operator creates, or attach, for pods of other controllers",
+            cel=f"{_OWN} != {_ATTACHED}",
+            found=f"({_OWN} ? 'job and attach' : 'neither job nor attach')",
+        ),
+        Rule(
+            field="feeders.image",
+            use="the image with your Dataset's code and dataloaderjob[feeder]: attached trainers have no image to"
+            " take it from",
+            cel=f"!{_ATTACHED} || has(self.feeders.image)",
+            found="'no image'",
+            only_on_a_cluster=True,
+        ),
+        Rule(
             field="ray.managed.tuning.workerRegisterTimeoutSeconds",
             use="a timeout within spec.startupDeadlineSeconds, or raise that",
-            cel="self.ray.managed.tuning.workerRegisterTimeoutSeconds <= self.startupDeadlineSeconds",
-            found="string(self.ray.managed.tuning.workerRegisterTimeoutSeconds) + ', above startupDeadlineSeconds '"
-            " + string(self.startupDeadlineSeconds)",
+            cel=f"has(self.ray.external) || {_REGISTER_TIMEOUT} <= self.startupDeadlineSeconds",
+            found=f"string({_REGISTER_TIMEOUT}) + ', above startupDeadlineSeconds ' +"
+            " string(self.startupDeadlineSeconds)",
         ),
         Rule(
             field="sidecar.resources.limits.memory",
@@ -141,18 +164,19 @@ class DataLoaderJobSpec(Model):
     @property
     def shared_nbytes(self) -> int:
         """Shared memory that all pools of one trainer pod may use together."""
-        return self.loader.memory_per_process.nbytes * self.trainers.job.processes_per_pod
+        return self.loader.memory_per_process.nbytes * self.trainers.processes_per_pod
 
     def loader_settings(self, *, replicas: int = 1) -> LoaderSettings:
         """Returns the settings of one sidecar that serves `replicas` replicas of the trainer."""
         loader = self.loader
         return LoaderSettings(
-            processes=self.trainers.job.processes_per_pod * replicas,
+            processes=self.trainers.processes_per_pod * replicas,
             shared_memory_nbytes=self.shared_nbytes * replicas,
             pool_nbytes=None if loader.pool_size is None else loader.pool_size.nbytes,
             batch_deadline_s=float(loader.batch_timeout_seconds),
             progress_after_s=float(loader.warn_after_seconds),
             checksum=loader.checksum,
+            awaits_feeders=self.trainers.attached,
         )
 
     def loader_environment(self) -> dict[str, str]:

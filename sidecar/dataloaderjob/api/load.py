@@ -35,7 +35,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 _STRING = "tag:yaml.org,2002:str"
 
 
-class _Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):
     """Loads YAML as Kubernetes does: a date is a string."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  declared as in PyYAML
@@ -61,7 +61,7 @@ def parse_documents(text: str, source: str) -> list[Document]:
     """Returns all non-empty documents. Raises ManifestError if the text is not YAML."""
     documents = []
     try:
-        loader = _Loader(text)
+        loader = Loader(text)
         while loader.check_node():
             node = loader.get_node()
             if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"):
@@ -159,7 +159,7 @@ def parse_manifest(
 ) -> DataLoaderJob:
     """Parses a manifest. Raises ManifestError, whose message begins with `source`."""
     if isinstance(text, bytes):
-        text = _decode(text, source)
+        text = decode(text, source)
     documents = parse_documents(text, source)
     if not documents:
         raise _whole(source, "an empty file", f"a manifest that begins with apiVersion: {API_VERSION}")
@@ -172,6 +172,15 @@ def parse_manifest(
             line=documents[1].line,
         )
     return _build(documents[0], source, one_machine=one_machine)
+
+
+def parse_jobs(text: str, source: str) -> list[DataLoaderJob]:
+    """Parses all DataLoaderJobs of a text, which may have other documents too. Raises ManifestError."""
+    return [
+        _build(document, source)
+        for document in parse_documents(text, source)
+        if isinstance(document.data, Mapping) and document.data.get("kind") == KIND
+    ]
 
 
 def parse_object(data: Mapping[str, Any], *, source: str = "object") -> DataLoaderJob:
@@ -252,7 +261,8 @@ def _read(path: FilePath) -> bytes:
     return content
 
 
-def _decode(content: bytes, source: str) -> str:
+def decode(content: bytes, source: str) -> str:
+    """Decodes a file. Raises ManifestError if it is not UTF-8."""
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise _whole(source, "UTF-16", "UTF-8: save the file in that encoding")
     try:

@@ -166,8 +166,52 @@ class ManagedRaySpec(Model):
         return settings.RayTasks(cpus=self.tasks.cpus, object_store_nbytes=self.tasks.object_store.nbytes)
 
 
-class RaySpec(Model):
-    """The Ray cluster of the job."""
+class ExternalRaySpec(Model):
+    """A Ray cluster that exists without the job. Feeders are actors there, placed by `spec.feeders.resources`.
 
-    managed: ManagedRaySpec = nested(ManagedRaySpec)
+    Its nodes need the same Ray version and Python minor version as the job, and `dataloaderjob[feeder]`. On one
+    machine, this machine must be one of the nodes, and Ray's own variables (RAY_AUTH_MODE, RAY_AUTH_TOKEN,
+    RAY_AUTH_TOKEN_PATH) give the cluster's token.
+    """
+
+    address: Annotated[
+        str,
+        Field(max_length=260, pattern=r"^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4}$"),
+        Use(
+            'host:port of the head\'s GCS, such as "10.0.0.5:6379"; "auto" and ray:// addresses are not supported'
+        ),
+    ]
+    """Host and port of the GCS of the cluster's head, such as `10.0.0.5:6379`."""
+
+
+class RaySpec(Model):
+    """The Ray cluster of the job: `managed` or `external`. Left out: `managed`, with its defaults."""
+
+    managed: ManagedRaySpec | None = None
     """A cluster that is created for the job and ends with it."""
+    external: ExternalRaySpec | None = None
+    """An existing cluster. Only `dataloaderjob run` supports it: the operator does not."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="external",
+            use="either managed or external: a job has one Ray cluster",
+            cel="!has(self.external) || !has(self.managed)",
+            found="'both managed and external'",
+        ),
+        Rule(
+            field="external",
+            use="managed, or leave both out: only `dataloaderjob run` connects to an existing Ray cluster",
+            cel="!has(self.external)",
+            found="'the address ' + self.external.address",
+            only_on_a_cluster=True,
+        ),
+    )
+
+    @property
+    def own(self) -> ManagedRaySpec:
+        """Settings of the job's own cluster: the defaults, unless `managed` is set."""
+        return _MANAGED if self.managed is None else self.managed
+
+
+_MANAGED = ManagedRaySpec()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from dataloaderjob.api.base import Model, Whole, nested
+from dataloaderjob.api.base import Free, Model, Whole, nested
 
 
 class ConditionType(StrEnum):
@@ -19,7 +19,7 @@ class ConditionType(StrEnum):
 
     READY = "Ready"
     """Head, sidecars and at least `minAvailable` feeders serve, and the trainers run; or all trainers ended with exit
-    code 0."""
+    code 0. With attached trainers: a pod that attaches is served, or will be as soon as feeders have started."""
     HEAD_READY = "HeadReady"
     """The Ray head and the supervisor in it answer."""
     FEEDERS_READY = "FeedersReady"
@@ -27,19 +27,26 @@ class ConditionType(StrEnum):
     that a trainer received from them was followed by a batch. Otherwise the reason names the cause, such as
     WorkerRegisterTimeout or ModuleMissing."""
     SIDECARS_READY = "SidecarsReady"
-    """The sidecar of every trainer pod listens."""
+    """The sidecar of every trainer pod listens. Sidecars of attached pods have also reached the supervisor."""
     TRAINERS_READY = "TrainersReady"
-    """The containers of every trainer pod run, or ended with exit code 0."""
+    """The containers of every trainer pod run, or ended with exit code 0. The condition `Ready` ignores the containers
+    of attached pods, which other controllers restart."""
     PROGRESSING = "Progressing"
     """The job is moving towards the state in its spec."""
     SUSPENDED = "Suspended"
     """`spec.suspend` is true and every pod is gone."""
     COMPLETE = "Complete"
-    """All trainers ended with exit code 0."""
+    """All trainers ended with exit code 0, or the followed object has completed."""
     FAILED = "Failed"
     """The job ended in any other way, which the reason names."""
     STALLED = "Stalled"
     """The job has failed, or cannot proceed until its spec changes. Helm and Flux stop waiting for a stalled object."""
+    INPUT_BOUND = "InputBound"
+    """Training waits for input for 5 % of each step or more, over the last minute. The reason names the limit, and the
+    message recommends a number of feeders. Unknown while there are too few batches to tell."""
+    AUTOSCALING_ACTIVE = "AutoscalingActive"
+    """The operator sets the number of feeders (`autoscaling.mode: Auto`). The message has the last change. False if the
+    mode is another one, or if a HorizontalPodAutoscaler targets the job."""
 
 
 class Phase(StrEnum):
@@ -53,6 +60,13 @@ class Phase(StrEnum):
     """Pods wait for a node or are held back, for example by Kueue. The condition `Ready` quotes the scheduler."""
     RUNNING = "Running"
     """Head, sidecars and enough feeders serve, and the trainers run."""
+    WAITING = "Waiting"
+    """No pod is attached, or the attached pods start; head and feeders serve or start."""
+    SERVING = "Serving"
+    """Pods are attached, and head, sidecars and enough feeders serve."""
+    IDLE = "Idle"
+    """No pod has been attached for `trainers.attach.idleSeconds`, so there are no feeders. The next pod brings them
+    back."""
     DEGRADED = "Degraded"
     """A part no longer serves, or the trainers are being restarted. The condition `Ready` reports what is missing."""
     SUSPENDING = "Suspending"
@@ -105,7 +119,7 @@ class TrainersStatus(Model):
     """State of the trainers."""
 
     desired: Whole = Field(default=0, ge=0)
-    """Pods requested."""
+    """Pods requested; for attached trainers, pods that are attached."""
     active: Whole = Field(default=0, ge=0)
     """Pods that run."""
     succeeded: Whole = Field(default=0, ge=0)
@@ -119,12 +133,21 @@ class TrainersStatus(Model):
     next_start: Moment = None
     """Earliest time of the next restart."""
     image: Annotated[str, Field(max_length=1024)] = ""
-    """The trainers' own image."""
+    """The trainers' own image; for attached trainers, the feeders'."""
     sidecar_image: Annotated[str, Field(max_length=1024)] = ""
     """The operator's sidecar image when `image` was first used. It is used with `image` unless the spec names
     another."""
+    ranks: Whole = Field(default=0, ge=0)
+    """Trainer processes in attached pods that receive batches, as their sidecars report. 0 if the operator creates the
+    trainers."""
+    followed_uid: Annotated[str, Field(max_length=64)] = ""
+    """Uid of the object that `trainers.attach.follow` names; empty until the operator has read it."""
+    idle_since: Moment = None
+    """Time since which no pod is attached; empty while there are attached pods, or if the operator creates the
+    trainers."""
     summary: Metric = "0/0"
-    """Pods that run or ended with exit code 0, out of those requested; for `kubectl get`."""
+    """Pods that run or ended with exit code 0, out of those requested; for attached trainers, pods and ranks. For
+    `kubectl get`."""
 
 
 class LoaderStatus(Model):
@@ -146,6 +169,19 @@ class LoaderStatus(Model):
     """Share of time that trainers spend waiting for a batch."""
     occupancy_percent: Metric = ""
     """Share of the pools that ready and lent batches occupy."""
+    verdict: Metric = ""
+    """Limit of the input in one word, `ok` if training hardly waits, or `unknown`. If another number of replicas is
+    recommended, it follows: `feeders 12`."""
+    limit: Annotated[str, Field(max_length=32)] = ""
+    """`feeders`, `storage`, `slots`, `network`, `receiver`, `order`, or `trainer` if training hardly waits; empty if
+    unknown."""
+    input_bound_percent: Metric = ""
+    """Share of each step that training spends waiting for input, over the last minute."""
+    recommended_replicas: Whole = Field(default=0, ge=0)
+    """Number of feeder pods that would suffice; 0 if unknown. `spec.feeders.autoscaling` decides whether the operator
+    acts on it."""
+    explanation: Annotated[str, Field(max_length=512)] = ""
+    """The verdict in a sentence."""
 
 
 class RayStatus(Model):
@@ -193,6 +229,9 @@ class DataLoaderJobStatus(Model):
     """Time at which all parts first served after the start, which meets the startup deadline."""
     completion_time: Moment = None
     """Time at which the job ended."""
+    injection: Free | None = None
+    """The parts that labelled pods get, for the admission policy, which cannot compute them. Left out if the operator
+    creates the trainers, and after the end."""
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """Returns the condition; None if it has not been written yet."""

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from dataloaderjob.api.attach import AttachSpec
 from dataloaderjob.api.base import (
     MIB,
     Free,
@@ -46,6 +47,7 @@ FIRST_POOL_OVERHEAD_NBYTES = 64 * MIB
 FURTHER_POOL_OVERHEAD_NBYTES = 16 * MIB
 """Memory that a sidecar needs for each further pool, in addition to the pool."""
 _FIRST = "template.spec.containers[0]"
+_NO_TEMPLATE = PodTemplate()
 
 
 class TrainerPodSpec(PodSpec):
@@ -147,10 +149,46 @@ class TrainerSpec(Model):
 
 
 class TrainersSpec(Model):
-    """The trainers."""
+    """The trainers: either `job` or `attach`."""
 
-    job: TrainerSpec
+    job: TrainerSpec | None = None
     """Pods that the operator creates as one Job."""
+    attach: AttachSpec | None = None
+    """Pods that other controllers create, such as those of a TrainJob, JobSet or RayJob."""
+
+    IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
+        Immutable(
+            field="attach", use="a new job: trainers are either created or attached", presence_only=True
+        ),
+    )
+
+    @property
+    def attached(self) -> bool:
+        """True if other controllers create the trainers' pods."""
+        return self.job is None
+
+    @property
+    def own(self) -> TrainerSpec:
+        """The trainers that the operator creates. Raises ValueError if there are none."""
+        if self.job is None:
+            raise ValueError("this job's trainers are attached: spec.trainers.job is not set")
+        return self.job
+
+    @property
+    def replicas(self) -> int:
+        """Number of pods that the operator creates; 0 if trainers are attached."""
+        return 0 if self.job is None else self.job.replicas
+
+    @property
+    def processes_per_pod(self) -> int:
+        """Maximum number of trainer processes in each pod."""
+        spec = self.job or self.attach
+        return 1 if spec is None else spec.processes_per_pod
+
+    @property
+    def template(self) -> PodTemplate:
+        """The template of the operator's trainer pods; an empty one if trainers are attached."""
+        return _NO_TEMPLATE if self.job is None else self.job.template
 
 
 class SidecarSpec(Model):

@@ -6,11 +6,10 @@ numpy view and one torch view per leaf. Neighbours: `core.layout`, `encoding`.
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from mmap import mmap
 from operator import itemgetter
@@ -19,12 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.batches import objects, special
+from dataloaderjob.batches import allowed, objects, special
 from dataloaderjob.batches.encoding import is_class_of_items
 from dataloaderjob.core import layout, values
-from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError
 from dataloaderjob.core.layout import Buffer, Node, NodeKind
-from dataloaderjob.shipping import user_code
 
 Body = np.ndarray[Any, np.dtype[np.uint8]]
 """Shape (bytes of the body,)."""
@@ -80,7 +78,9 @@ class Plan:
             leaves += self._made
         try:
             return self._build(leaves)
-        except TypeError as exc:
+        except DataLoaderJobError:
+            raise
+        except Exception as exc:  # an unhashable key, or the user's __hash__
             raise RemoteProtocolError(f"a batch cannot be put together: {exc}") from exc
 
 
@@ -295,33 +295,32 @@ class _Builders:
 def _may_have_attributes(node: Node) -> bool:
     """True if attributes may be set on the object made. For an object with its own state, they would act as code."""
     if node.kind is NodeKind.MAPPING or (node.kind is NodeKind.MADE and node.way == "mapping"):
-        return objects.is_rebuilt_from_attributes(_class(node, Mapping))
+        return node.cls is not None and objects.takes_attributes(allowed.find(*node.cls))
     if node.kind is NodeKind.MADE:
         return objects.CARRIERS[node.way].attributes
     return node.kind is NodeKind.NAMEDTUPLE
 
 
-def _class(node: Node, base: type) -> type:
+def _class(node: Node, is_one: Callable[[Any], object], what: str) -> Any:
+    """Returns the class of a node. Raises RemoteProtocolError unless a batch may bring its objects as `what`."""
     if node.cls is None:
         raise RemoteProtocolError(f"a {node.kind.name} without a class")
-    cls = user_code.find_class(*node.cls)
-    if not issubclass(cls, base):
-        raise RemoteProtocolError(f"{user_code.full_name(cls)} is no {base.__name__} in this process")
+    cls = allowed.find(*node.cls)
+    if not is_one(cls):
+        raise RemoteProtocolError(f"{allowed.full_name(cls)} is {what} in this process")
     return cls
 
 
 def _namedtuple(node: Node, items: Builder) -> Builder:
-    cls = _class(node, tuple)
-    if len(getattr(cls, "_fields", ())) != len(node.children):
+    cls = _class(node, objects.is_namedtuple, "no named tuple that a batch may bring")
+    if len(allowed.static(cls, "_fields")) != len(node.children):
         count = len(node.children)
-        raise RemoteProtocolError(f"{user_code.full_name(cls)} has no {count} fields in this process")
+        raise RemoteProtocolError(f"{allowed.full_name(cls)} has no {count} fields in this process")
     return lambda leaves: tuple.__new__(cls, items(leaves))
 
 
 def _class_of_items(node: Node, items: Builder) -> Builder:
-    cls: Any = _class(node, tuple)
-    if not is_class_of_items(cls):
-        raise RemoteProtocolError(f"{user_code.full_name(cls)} is not made from items")
+    cls = _class(node, is_class_of_items, "not made from items")
     return lambda leaves: cls(items(leaves))
 
 
@@ -331,33 +330,24 @@ def _dict(node: Node, items: Builder) -> Builder:
 
 
 def _mapping(node: Node, items: Builder) -> Builder:
-    cls: Any = _class(node, Mapping)
-    if not objects.is_made_from_dict(cls):
-        raise RemoteProtocolError(f"{user_code.full_name(cls)} is not made from a dict")
+    make = objects.mapping_maker(_class(node, objects.mapping_maker, "not made from a dict"))
+    assert make is not None  # noqa: S101  asked by _class
     keys = node.keys
-    return lambda leaves: cls(dict(zip(keys, items(leaves), strict=True)))
+    return lambda leaves: make(dict(zip(keys, items(leaves), strict=True)))
 
 
 def _defaultdict(node: Node, items: Builder) -> Builder:
-    factory = None if node.cls is None else _class(node, object)
+    factory = (
+        None if node.cls is None else _class(node, allowed.is_factory, "no factory that a batch may bring")
+    )
     keys = node.keys
     return lambda leaves: defaultdict(factory, zip(keys, items(leaves), strict=True))
 
 
 def _dataclass(node: Node, items: Builder) -> Builder:
-    cls = _class(node, object)
-    if not dataclasses.is_dataclass(cls) or hasattr(cls, "__del__"):
-        raise RemoteProtocolError(f"{user_code.full_name(cls)} is no dataclass in this process")
-    names = node.keys
-
-    def build(leaves: list[Any]) -> Any:
-        # As in unpickling: neither __init__ nor __post_init__ runs again, and frozen classes work, too.
-        made = cls.__new__(cls)
-        for name, item in zip(names, items(leaves), strict=True):
-            object.__setattr__(made, name, item)
-        return made
-
-    return build
+    cls = _class(node, objects.is_dataclass_of_batches, "no dataclass that a batch may bring")
+    put = objects.fields_putter(cls, node.keys)
+    return lambda leaves: put(object.__new__(cls), items(leaves))
 
 
 def _of(build: Callable[[list[Any]], Any]) -> Callable[[Node, Builder], Builder]:

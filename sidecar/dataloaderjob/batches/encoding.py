@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.batches import objects, special
+from dataloaderjob.batches import allowed, objects, special
 from dataloaderjob.batches.special import StaysError, attributes_beside
 from dataloaderjob.core import layout, values
 from dataloaderjob.core.errors import UnsupportedBatch
@@ -263,15 +263,15 @@ class _Encoder:
         if cls is None:
             return self.refuse(items, objects.LOCAL)
         own = {key: items[key] for key in items}
-        made = objects.made_from_dict(type(items), own)
+        made = None if objects.is_own_dict(items) else objects.made_from_dict(type(items), own)
         if made is None:
             return self._object(items, depth, ", which cannot be made from a dict")
         try:
             attributes = attributes_beside(items, made)
         except StaysError as exc:
             return self.refuse(items, str(exc))
-        if attributes and not objects.is_rebuilt_from_attributes(type(items)):
-            return self.refuse(items, f", a mapping of a library with attributes ({', '.join(attributes)})")
+        if attributes and not objects.takes_attributes(type(items)):
+            return self.refuse(items, f" with attributes ({', '.join(attributes)})")
         keys = self._keys(own)
         if keys is None:
             found = self._made("mapping", cls, self._pairs(own, depth + 1))
@@ -281,10 +281,15 @@ class _Encoder:
         return self._attributes(found, attributes, depth)
 
     def _defaultdict(self, items: defaultdict[Any, Any], depth: int) -> Schema:
-        factory, keys = items.default_factory, self._keys(items)
+        factory: Any = items.default_factory
+        keys = self._keys(items)
         name = user_code.class_name(factory) if isinstance(factory, type) else None
         if factory is not None and name is None:
             return self.refuse(items, " with a factory that is no class")
+        if factory is not None and not allowed.is_factory(factory):
+            return self.refuse(
+                items, f" with the factory {user_code.full_name(factory)}, which no batch brings"
+            )
         if keys is None:
             if name is None:
                 return self.refuse(items, f" with keys other than {_KEYS}")
@@ -300,6 +305,8 @@ class _Encoder:
         cls, fields = user_code.class_name(type(items)), type(items)._fields
         if cls is None or len(fields) != len(items):
             return self.refuse(items, objects.LOCAL if cls is None else " with more items than fields")
+        if not objects.is_namedtuple(type(items)):
+            return self.refuse(items, allowed.why_not(type(items), tuple))
         try:
             attributes = attributes_beside(items)
         except StaysError as exc:
@@ -315,9 +322,15 @@ class _Encoder:
         cls = user_code.class_name(type(item))
         if cls is None:
             return self.refuse(item, objects.LOCAL)
+        if not objects.is_dataclass_of_batches(type(item)):
+            return self.refuse(item, allowed.why_not(type(item)))
         names = [f.name for f in dataclasses.fields(item) if hasattr(item, f.name)]
         # Attributes in addition to fields, except the one added by typing (__orig_class__).
         names += [n for n in getattr(item, "__dict__", ()) if n not in names and not n.startswith("__")]
+        if more := objects.not_fields(type(item), names):
+            return self.refuse(
+                item, f", a library's dataclass with an attribute {more[0]!r} that is no field"
+            )
         own = [getattr(item, name) for name in names]
         return layout.node(
             NodeKind.DATACLASS, cls, tuple(names), self.children(own, depth, lambda i: f".{names[i]}")
@@ -382,7 +395,12 @@ class _Encoder:
 
 def is_class_of_items(cls: type) -> bool:
     """True for torch.Size, and for tuple classes made in C such as torch.return_types.max, which take one iterable."""
-    return cls is torch.Size or (issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields"))
+    own = allowed.own_names(cls)
+    return cls is torch.Size or (
+        allowed.mro(cls) == (cls, tuple, object)
+        and type(own.get("n_sequence_fields")) is int
+        and type(own.get("__new__")) is types.BuiltinMethodType
+    )
 
 
 class _LeafPickler(pickle.Pickler):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from dataloaderjob.batches.special import Carrier, StaysError
+from dataloaderjob.batches import allowed
+from dataloaderjob.batches.special import Carrier, StaysError, exactly
 
 _PRIVATE = frozenset({"_num_graphs", "_slice_dict", "_inc_dict", "_num_nodes"})
 """Attributes that PyG keeps next to a store's mapping, for a batch and for a graph whose nodes have no attributes."""
@@ -38,8 +39,8 @@ def is_graph(cls: type) -> bool:
 def graph_class(cls: type) -> type:
     """Returns the class that is sent by name; for a batch, the class of its graphs."""
     pyg = sys.modules.get("torch_geometric.data")
-    if pyg is not None and issubclass(cls, pyg.Batch):
-        graphs = [base for base in cls.__bases__ if not issubclass(base, pyg.Batch)]
+    if pyg is not None and pyg.Batch in allowed.mro(cls):
+        graphs = [base for base in cls.__bases__ if pyg.Batch not in allowed.mro(base)]
         return graphs[0] if cls.__bases__ == (pyg.Batch, *graphs) and len(graphs) == 1 else cls
     return cls
 
@@ -50,10 +51,11 @@ def _base(cls: type) -> Any:
     if pyg is None:
         return None
     named = graph_class(cls)
-    if issubclass(named, pyg.Batch):  # a user's own kind of batch
+    bases = allowed.mro(named)
+    if pyg.Batch in bases:  # a user's own kind of batch
         return None
     for base in (pyg.Data, pyg.HeteroData):
-        if issubclass(named, base):
+        if base in bases and allowed.is_allowed(named, base):
             same = all(getattr(named, name, None) is getattr(base, name, None) for name in _DEFINED)
             own = {name for kind in named.__mro__[: named.__mro__.index(base)] for name in vars(kind)}
             return base if same and not own & {"__del__", "__init_subclass__"} else None
@@ -86,15 +88,22 @@ def _take(graph: Any) -> tuple[bool, list[tuple[Any, dict[str, Any], dict[str, A
 
 def _make(cls: Any, content: Any) -> Any:
     pyg: Any = sys.modules["torch_geometric.data"]
-    is_batch, stores = content
+    is_batch, stores = exactly(content, bool, list)
     made = pyg.Batch(_base_cls=cls) if is_batch else cls()
-    for key, mapping, beside in stores:
-        if not beside.keys() <= _PRIVATE or not all(type(name) is str for name in mapping):
+    for part in stores:
+        key, mapping, beside = part
+        exactly((mapping, beside), dict, dict)
+        if not beside.keys() <= _PRIVATE or not all(map(_is_name, mapping)):
             raise TypeError(f"a graph's store with {sorted(map(str, (*beside, *mapping)))}")
         store = _store_of(made, key)
         store._mapping.update(mapping)  # noqa: SLF001
         store.__dict__.update(beside)
     return made
+
+
+def _is_name(name: Any) -> bool:
+    """True unless numpy would take the attribute for a description of memory, as `__array_interface__`."""
+    return type(name) is str and not (name.startswith("__") and name.endswith("__"))
 
 
 def _store_of(graph: Any, key: Any) -> Any:

@@ -1,31 +1,34 @@
-"""Objects that travel taken apart: values of the standard library, enums, subclasses of built-in types, instances.
+"""Objects that travel taken apart: enums, subclasses of built-in types, mappings, images, graphs, instances.
 
 `take_apart` finds the way for an object; `CARRIERS` has all ways, under their names in schemas. To add a way, add an
-entry to `_VALUES` for one exact type, or to `CARRIERS` with a case in `_way`.
+entry to `library_values.VALUES` for one exact type, or to `CARRIERS` with a case in `_way`. `allowed` decides which
+classes a way may make.
 """
 
 from __future__ import annotations
 
-import array
 import dataclasses
-import datetime as dt
-import pathlib
 import sys
-import uuid
-import zoneinfo
-from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, deque
-from collections.abc import Callable, Mapping
-from decimal import Decimal
+from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, Flag
-from fractions import Fraction
-from types import EllipsisType, MappingProxyType, SimpleNamespace
+from functools import partial
+from types import GetSetDescriptorType, MappingProxyType, MemberDescriptorType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from dataloaderjob.batches import graphs, special
-from dataloaderjob.batches.special import Carrier, StaysError, attributes_beside, is_rebuilt_from, no_content
+from dataloaderjob.batches import allowed, graphs, images, library_values, special
+from dataloaderjob.batches.library_values import is_one, value
+from dataloaderjob.batches.special import (
+    Carrier,
+    StaysError,
+    attributes_beside,
+    exactly,
+    is_rebuilt_from,
+    no_content,
+)
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.layout import ClassName
 from dataloaderjob.shipping import user_code
@@ -83,47 +86,153 @@ def is_dataclass(item: object) -> bool:
     )
 
 
+# Dataclasses and named tuples
+
+
+@allowed.remembered
+def is_namedtuple(cls: type) -> bool:
+    """True for named tuples that a batch may bring."""
+    return (
+        tuple in allowed.mro(cls)
+        and type(allowed.static(cls, "_fields")) is tuple
+        and allowed.is_allowed_record(cls)
+    )
+
+
+@allowed.remembered
+def is_dataclass_of_batches(cls: type) -> bool:
+    """True for dataclasses that a batch may bring: those whose objects are fields and attributes."""
+    bases = allowed.mro(cls)
+    return (
+        type(allowed.static(cls, "__dataclass_fields__")) is dict
+        and allowed.is_allowed_record(cls)
+        and allowed.static(cls, "__del__") is None
+        and not any(base in bases for base in (*BASES, BaseException, Enum, torch.Tensor, np.ndarray))
+    )
+
+
+def not_fields(cls: type, names: Iterable[str]) -> list[str]:
+    """Returns the names that a dataclass of a library does not take, because they are not its fields."""
+    if allowed.is_allowed(cls):
+        return []
+    fields = allowed.static(cls, "__dataclass_fields__")
+    return [name for name in names if name not in fields]
+
+
+def fields_putter(cls: type, names: tuple[str, ...]) -> Callable[[Any, list[Any]], Any]:
+    """Returns a function that gives an object of a dataclass its fields, as in unpickling: without `__init__`,
+    `__setattr__` or a property's setter.
+
+    Raises RemoteProtocolError for a name that the class has no place for.
+    """
+    if more := not_fields(cls, names):
+        raise RemoteProtocolError(f"{allowed.full_name(cls)} has no field {more[0]!r} in this process")
+    slots = [allowed.static(cls, name) for name in names]
+    put = [slot.__set__ if type(slot) is MemberDescriptorType else None for slot in slots]
+    if None in put and cls.__dictoffset__ == 0:
+        raise RemoteProtocolError(
+            f"{allowed.full_name(cls)} has no attributes beside its slots in this process"
+        )
+
+    def fill(made: Any, items: list[Any]) -> Any:
+        for name, setter, item in zip(names, put, items, strict=True):
+            if setter is None:
+                made.__dict__[name] = item
+            else:
+                setter(made, item)
+        return made
+
+    def fill_dict(made: Any, items: list[Any]) -> Any:
+        made.__dict__.update(zip(names, items, strict=True))
+        return made
+
+    return fill if any(put) else fill_dict
+
+
+# Mappings
+
+
 _STANDARD_MAPPINGS = (dict, OrderedDict, Counter, UserDict, ChainMap, MappingProxyType)
-_REBUILT_FROM_ATTRIBUTES = frozenset({"transformers.tokenization_utils_base.BatchEncoding"})
-"""Mappings of libraries with their own `__getstate__` that returns only their attributes."""
+_MADE_EMPTY = frozenset({"addict.addict.Dict", "mmengine.config.config.ConfigDict"})
+"""Mappings of libraries that have attributes from the start, and are made without content first."""
 
 
-def is_made_from_dict(cls: type) -> bool:
-    """True if a mapping of this class is made by calling the class with a dict.
+def mapping_maker(cls: Any) -> Callable[[dict[Any, Any]], Any] | None:
+    """Returns a function that makes a mapping of this class from a dict, or None if a batch may bring none.
 
-    Mappings of the standard library that are more than a dict, such as `shelve.Shelf`, open files or unpickle their
-    content; a class with `__del__` owns resources.
+    Only the standard library's own classes are called with the content. Others are filled without their code.
     """
-    return (
-        issubclass(cls, Mapping)
-        and not hasattr(cls, "__del__")
-        and (cls in _STANDARD_MAPPINGS or not _is_of_standard_library(cls))
-    )
+    if any(cls is one for one in _STANDARD_MAPPINGS):
+        return cls  # type: ignore[no-any-return]
+    bases = allowed.mro(cls)
+    if dict in bases and defaultdict not in bases:
+        base: Any = OrderedDict if OrderedDict in bases else dict
+        if not allowed.is_allowed(cls, Counter if Counter in bases else base):
+            return None
+        make = cls if allowed.full_name(cls) in _MADE_EMPTY else partial(base.__new__, cls)
+        return lambda items: _filled(make(), base.__setitem__, items)
+    if UserDict in bases and allowed.is_allowed(cls, UserDict):
+        return lambda items: _with_data(object.__new__(cls), items)
+    return None
 
 
-def is_rebuilt_from_attributes(cls: type) -> bool:
-    """True if attributes may be set on a mapping of this class, because it consists only of items and attributes.
+def takes_attributes(cls: type) -> bool:
+    """True if a mapping of this class may get attributes. Those of the standard library hold their content there."""
+    return not any(cls is one for one in _STANDARD_MAPPINGS)
 
-    A library's mapping that is not a dict may read files that its attributes name. Among those, only the user's own
-    mappings are accepted.
-    """
-    return (
-        is_rebuilt_from(cls, dict)
-        or is_rebuilt_from(cls, UserDict)
-        or user_code.is_users(cls)
-        or user_code.full_name(cls) in _REBUILT_FROM_ATTRIBUTES
-    )
+
+def _filled(made: Any, put: Callable[[Any, Any, Any], None], items: Mapping[Any, Any]) -> Any:
+    check_names(items)
+    for key, item in items.items():
+        put(made, key, item)
+    return made
+
+
+def _with_data(made: Any, items: Mapping[Any, Any]) -> Any:
+    check_names(items)
+    made.__dict__["data"] = dict(items)
+    return made
+
+
+def check_names(names: Iterable[Any]) -> None:
+    """Raises TypeError for a key such as `__array_interface__`, because a mapping may show its keys as attributes, and
+    numpy would read memory at an address given there."""
+    for name in names:
+        if type(name) is str and name.startswith("__") and name.endswith("__"):
+            raise TypeError(f"a key {name!r}")
 
 
 def made_from_dict(cls: Any, items: dict[Any, Any]) -> Any:
-    """Makes the mapping from a dict, as torch's default_collate does; returns None if the class cannot."""
-    if not is_made_from_dict(cls):
+    """Makes a mapping from a dict; returns None if that is not possible."""
+    make = mapping_maker(cls)
+    if make is None:
         return None
     try:
-        made = cls(items)
+        made = make(items)
         return made if len(made) == len(items) and isinstance(made, cls) else None
     except Exception:  # user code
         return None
+
+
+def is_own_dict(item: Any) -> bool:
+    """True for a dict that is its own attributes, as with `self.__dict__ = self`."""
+    return isinstance(item, dict) and getattr(item, "__dict__", None) is item
+
+
+def _is_plain_dict(cls: type) -> bool:
+    return (
+        dict in allowed.mro(cls)
+        and OrderedDict not in allowed.mro(cls)
+        and is_rebuilt_from(cls, dict)
+        and allowed.is_allowed(cls, dict)
+        and type(allowed.static(cls, "__dict__")) is GetSetDescriptorType
+    )
+
+
+def _make_own_dict(cls: Any, content: Any) -> Any:
+    made = _filled(dict.__new__(cls), dict.__setitem__, is_one(content, dict))
+    object.__setattr__(made, "__dict__", made)
+    return made
 
 
 def class_for(way: str, name: ClassName | None) -> type | None:
@@ -135,15 +244,15 @@ def class_for(way: str, name: ClassName | None) -> type | None:
         )
     if name is None or carrier.fits is None:
         return None
-    cls = user_code.find_class(*name)
+    cls = allowed.find(*name)
     if not carrier.fits(cls):
-        raise RemoteProtocolError(f"{user_code.full_name(cls)} cannot be made as {way!r} in this process")
+        raise RemoteProtocolError(f"{allowed.full_name(cls)} cannot be made as {way!r} in this process")
     return cls
 
 
 def _way(item: Any) -> str:
     cls = type(item)
-    way = _WAYS.get(cls)
+    way = library_values.WAYS.get(cls)
     if way is not None:
         return way
     if isinstance(item, Enum):
@@ -154,8 +263,12 @@ def _way(item: Any) -> str:
         return special.way_of_array(item)
     if isinstance(item, np.dtype):
         return "numpy.dtype"
+    if is_own_dict(item) and _is_plain_dict(cls):
+        return "own dict"
     for base in BASES:
         if isinstance(item, base):
+            if why := allowed.why_not(cls, base):
+                raise StaysError(why)
             if is_rebuilt_from(cls, base):
                 return base.__name__
             raise StaysError("")
@@ -163,91 +276,37 @@ def _way(item: Any) -> str:
         fits = CARRIERS[way].fits
         if fits is not None and fits(cls):
             return way
-    raise StaysError("")
-
-
-# Ways without a class: the way itself determines the class
-
-
-def _take_zone(zone: zoneinfo.ZoneInfo) -> str:
-    if zone.key is None:
-        raise StaysError(" without a key")
-    return zone.key
-
-
-def _take_dtype(dtype: np.dtype[Any]) -> Any:
-    descr = np.lib.format.dtype_to_descr(dtype)
-    if np.lib.format.descr_to_dtype(descr) != dtype:
-        raise StaysError(f" {dtype!r}")
-    return descr
-
-
-def _named_in_torch(kind: type) -> Carrier:
-    """Carrier of torch.float32 and the like, whose `str` is their path."""
-
-    def make(cls: Any, name: Any) -> Any:  # noqa: ARG001
-        found = vars(torch).get(name.removeprefix("torch."))  # getattr might import
-        if not isinstance(found, kind):
-            raise TypeError(f"{name} is no {kind.__name__}")
-        return found
-
-    return Carrier(take=str, make=make)
-
-
-def _of(take: Callable[[Any], Any], make: Callable[[Any], Any]) -> Carrier:
-    return Carrier(take=take, make=lambda cls, content: make(content))  # noqa: ARG005
-
-
-_VALUES: dict[type, Carrier] = {
-    dt.date: _of(lambda d: (d.year, d.month, d.day), lambda c: dt.date(*c)),
-    dt.time: _of(
-        lambda t: (t.hour, t.minute, t.second, t.microsecond, t.tzinfo, t.fold),
-        lambda c: dt.time(*c[:5], fold=c[5]),
-    ),
-    dt.datetime: _of(
-        lambda d: (d.year, d.month, d.day, d.hour, d.minute, d.second, d.microsecond, d.tzinfo, d.fold),
-        lambda c: dt.datetime(*c[:8], fold=c[8]),
-    ),
-    dt.timedelta: _of(lambda d: (d.days, d.seconds, d.microseconds), lambda c: dt.timedelta(*c)),
-    dt.timezone: _of(lambda z: z.__getinitargs__(), lambda c: dt.timezone(*c)),
-    zoneinfo.ZoneInfo: _of(_take_zone, zoneinfo.ZoneInfo),
-    Decimal: _of(str, Decimal),
-    Fraction: _of(lambda f: (f.numerator, f.denominator), lambda c: Fraction(*c)),
-    uuid.UUID: _of(
-        lambda u: (u.int, u.is_safe.value), lambda c: uuid.UUID(int=c[0], is_safe=uuid.SafeUUID(c[1]))
-    ),
-    pathlib.PosixPath: _of(str, pathlib.PosixPath),
-    pathlib.PurePosixPath: _of(str, pathlib.PurePosixPath),
-    pathlib.PureWindowsPath: _of(str, pathlib.PureWindowsPath),
-    range: _of(lambda r: (r.start, r.stop, r.step), lambda c: range(*c)),
-    slice: _of(lambda s: (s.start, s.stop, s.step), lambda c: slice(*c)),
-    EllipsisType: _of(no_content, lambda c: ...),  # noqa: ARG005
-    array.array: Carrier(
-        take=lambda a: (a.typecode, a.tobytes()), make=lambda cls, c: array.array(*c), shared=True  # noqa: ARG005
-    ),
-    deque: Carrier(take=lambda d: (list(d), d.maxlen), make=lambda cls, c: deque(*c), shared=True),  # noqa: ARG005
-    SimpleNamespace: Carrier(
-        take=no_content, make=lambda cls, c: SimpleNamespace(), attributes=True, shared=True  # noqa: ARG005
-    ),
-    torch.device: _of(str, torch.device),
-    torch.dtype: _named_in_torch(torch.dtype),
-    torch.layout: _named_in_torch(torch.layout),
-    torch.memory_format: _named_in_torch(torch.memory_format),
-}  # fmt: skip
-_WAYS = {kind: f"{kind.__module__}.{kind.__qualname__}" for kind in _VALUES}
+    raise StaysError("" if cls.__module__ == "builtins" else allowed.why_not(cls))
 
 
 # Ways with a class
 
 
+_MAX_FLAG_BITS = 64
+
+
 def _take_enum(member: Enum) -> Any:
+    if not isinstance(member, Flag):
+        return member.name, None
     # A flag of several bits has no name, or a name that belongs to no member.
-    return (None, member.value) if isinstance(member, Flag) else (member.name, None)
+    if type(member.value) is not int or not _is_plain_flag(type(member)):
+        raise StaysError(", a flag with a _missing_ of its own")
+    return None, member.value
+
+
+def _is_plain_flag(cls: Any) -> bool:
+    return getattr(cls._missing_, "__func__", None) is Flag._missing_.__func__  # type: ignore[attr-defined]
 
 
 def _make_enum(cls: Any, content: Any) -> Any:
-    name, value = content
-    return cls(value) if issubclass(cls, Flag) else cls.__members__[name]
+    """Returns an existing member, or the flag of several bits, without code of the class."""
+    name, bits = content
+    if name is not None:
+        return allowed.static(cls, "_member_map_")[is_one(name, str)]
+    number = is_one(bits, int)
+    if not issubclass(cls, Flag) or number.bit_length() > _MAX_FLAG_BITS or not _is_plain_flag(cls):
+        raise TypeError(f"{cls.__name__} has no member of this value")
+    return cls(number)
 
 
 def _subclass_of(base: Any) -> Carrier:
@@ -259,6 +318,8 @@ def _subclass_of(base: Any) -> Carrier:
     def make(cls: Any, content: Any) -> Any:
         if type(content) is not base:
             raise TypeError(f"{type(content).__name__} for a {base.__name__}")
+        if base is dict:
+            check_names(content)
         if change is None:
             return new(cls, content)
         made = new(cls)
@@ -266,34 +327,20 @@ def _subclass_of(base: Any) -> Carrier:
         return made
 
     def fits(cls: type) -> bool:
-        return is_rebuilt_from(cls, base)
+        return allowed.is_allowed(cls, base) and is_rebuilt_from(cls, base)
 
     return Carrier(take=_CONTENTS[base], make=make, fits=fits, attributes=True, shared=True)
 
 
+@allowed.remembered
 def _is_plain_class(cls: type) -> bool:
-    """True if its objects consist only of their `__dict__`. Not of the standard library: its objects own resources."""
+    """True if its objects consist only of their `__dict__`."""
     return (
-        is_rebuilt_from(cls, object)
-        and "__new__" not in _names(cls)
+        allowed.is_allowed(cls)
+        and is_rebuilt_from(cls, object)
+        and not any("__new__" in base.__dict__ for base in cls.__mro__[:-1])
         and cls.__dictoffset__ != 0
-        and not _is_of_standard_library(cls)
     )
-
-
-def _is_of_standard_library(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in sys.stdlib_module_names
-
-
-def _names(cls: type) -> set[str]:
-    """Returns the names that the class and its bases define, except `object`."""
-    return {name for base in cls.__mro__[:-1] for name in base.__dict__}
-
-
-def _is_image(cls: type) -> bool:
-    """True for PIL's images, whose state is their pixels. False if PIL is not imported: then no image can exist."""
-    module = sys.modules.get("PIL.Image")
-    return module is not None and issubclass(cls, module.Image) and cls.__module__.startswith("PIL.")
 
 
 def _is_encoding(cls: type) -> bool:
@@ -302,28 +349,37 @@ def _is_encoding(cls: type) -> bool:
 
 
 def _make_mapping(cls: Any, content: Any) -> Any:
-    if type(content) is not dict:
-        raise TypeError(f"{type(content).__name__} for a dict")
-    return cls(content)
+    make = mapping_maker(cls)
+    if make is None:
+        raise TypeError(f"a {cls.__name__} is not made from a dict")
+    return make(is_one(content, dict))
 
 
-def _make_of_state(cls: Any, content: Any) -> Any:
+def _make_encoding(cls: Any, content: Any) -> Any:
     made = cls.__new__(cls)
-    made.__setstate__(content)
+    made.__setstate__(is_one(content, bytes))
     return made
 
 
+def _make_pairs(content: Any) -> dict[Any, Any]:
+    keys, items = exactly(content, (list, tuple), list)
+    return dict(zip(keys, items, strict=True))
+
+
+def _make_defaultdict(cls: Any, content: Any) -> Any:
+    return defaultdict(cls, is_one(content, dict))
+
+
 CARRIERS: dict[str, Carrier] = {
-    **{_WAYS[kind]: carrier for kind, carrier in _VALUES.items()},
+    **{library_values.WAYS[kind]: carrier for kind, carrier in library_values.VALUES.items()},
     **special.CARRIERS,
-    "numpy.dtype": _of(_take_dtype, np.lib.format.descr_to_dtype),
+    "numpy.dtype": library_values.DTYPE,
     "enum": Carrier(take=_take_enum, make=_make_enum, fits=lambda cls: issubclass(cls, Enum)),
     **{base.__name__: _subclass_of(base) for base in BASES},
-    "PIL.Image": Carrier(
-        take=lambda image: image.__getstate__(), make=_make_of_state, fits=_is_image, shared=True
-    ),
+    "own dict": Carrier(take=_CONTENTS[dict], make=_make_own_dict, fits=_is_plain_dict, shared=True),
+    "PIL.Image": images.CARRIER,
     "tokenizers.Encoding": Carrier(
-        take=lambda encoding: encoding.__getstate__(), make=_make_of_state, fits=_is_encoding, shared=True
+        take=lambda encoding: encoding.__getstate__(), make=_make_encoding, fits=_is_encoding, shared=True
     ),
     "torch_geometric": graphs.CARRIER,
     "instance": Carrier(
@@ -331,9 +387,9 @@ CARRIERS: dict[str, Carrier] = {
         attributes=True, shared=True,
     ),
     # Dicts with keys other than plain values; the encoder takes these apart itself.
-    "pairs": _of(no_content, lambda c: dict(zip(*c, strict=True))),
+    "pairs": value(no_content, _make_pairs),
     "mapping": Carrier(
-        take=no_content, make=_make_mapping, fits=is_made_from_dict, attributes=True
+        take=no_content, make=_make_mapping, fits=lambda cls: mapping_maker(cls) is not None, attributes=True
     ),
-    "defaultdict": Carrier(take=no_content, make=lambda cls, c: defaultdict(cls, c), fits=lambda cls: True),  # noqa: ARG005
+    "defaultdict": Carrier(take=no_content, make=_make_defaultdict, fits=allowed.is_factory),
 }  # fmt: skip

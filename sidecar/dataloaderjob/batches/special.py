@@ -15,11 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from types import NoneType
 from typing import Any
 
 import numpy as np
 import torch
 
+from dataloaderjob.batches import allowed
 from dataloaderjob.core import values
 from dataloaderjob.core.errors import RemoteProtocolError
 
@@ -78,15 +80,26 @@ def no_content(item: object) -> None:
     """`take` for objects that consist only of their attributes."""
 
 
+def exactly(content: Any, *kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
+    """Returns `content` if it is a tuple of parts of exactly these types. Raises TypeError: other objects, which a
+    feeder may send in their place, could bring code in `__index__`, `__iter__` or `__fspath__`."""
+    if type(content) is not tuple or len(content) != len(kinds):
+        raise TypeError(f"{len(kinds)} parts are needed, found a {type(content).__name__}")
+    for part, kind in zip(content, kinds, strict=True):
+        if not any(type(part) is one for one in (kind if isinstance(kind, tuple) else (kind,))):
+            raise TypeError(f"a {type(part).__name__} in place of {kind}")
+    return content
+
+
 def is_rebuilt_from(cls: type, base: type) -> bool:
     """True if objects of `cls` consist only of `base`'s content and `__dict__`; pickle takes no more, either."""
     return (
         cls is not base
         and issubclass(cls, base)
-        and all(getattr(cls, name, None) is getattr(base, name, None) for name in _REDUCED_BY)
+        and all(allowed.static(cls, name) is allowed.static(base, name) for name in _REDUCED_BY)
         and cls not in copyreg.dispatch_table
         and not any(c.__dict__.get("__slots__") for c in cls.__mro__)
-        and not hasattr(cls, "__del__")
+        and allowed.static(cls, "__del__") is None
     )
 
 
@@ -164,13 +177,23 @@ def way_of_array(a: np.ndarray[Any, Any]) -> str:
     raise StaysError(f" of dtype {a.dtype}")
 
 
+@allowed.remembered
 def is_tensor_subclass(cls: Any) -> bool:
-    base = torch.nn.Parameter if issubclass(cls, torch.nn.Parameter) else torch.Tensor
-    return is_rebuilt_from(cls, base) and cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    base = torch.nn.Parameter if torch.nn.Parameter in allowed.mro(cls) else torch.Tensor
+    return (
+        allowed.is_allowed(cls, base)
+        and is_rebuilt_from(cls, base)
+        and cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    )
 
 
+@allowed.remembered
 def is_array_subclass(cls: type) -> bool:
-    return is_rebuilt_from(cls, np.ndarray) and not issubclass(cls, np.ma.MaskedArray)
+    return (
+        allowed.is_allowed(cls, np.ndarray)
+        and is_rebuilt_from(cls, np.ndarray)
+        and not issubclass(cls, np.ma.MaskedArray)
+    )
 
 
 def _detached(t: torch.Tensor) -> torch.Tensor:
@@ -185,9 +208,7 @@ def _take_tensor(t: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _make_tensor(cls: Any, content: Any) -> torch.Tensor:
-    plain, requires_grad = content
-    if type(plain) is not torch.Tensor:
-        raise TypeError(f"{type(plain).__name__} for a tensor")
+    plain, requires_grad = exactly(content, torch.Tensor, bool)
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
         made: torch.Tensor = plain.as_subclass(cls)
         return made.requires_grad_() if requires_grad else made
@@ -199,7 +220,9 @@ def _take_sparse(t: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _make_sparse(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
-    indices, values, shape, coalesced, requires_grad = content
+    indices, values, shape, coalesced, requires_grad = exactly(
+        content, torch.Tensor, torch.Tensor, tuple, bool, bool
+    )
     return torch.sparse_coo_tensor(
         indices,
         values,
@@ -217,7 +240,9 @@ def _take_compressed(t: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _make_compressed(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
-    layout, outer, inner, values, shape, requires_grad = content
+    layout, outer, inner, values, shape, requires_grad = exactly(
+        content, str, torch.Tensor, torch.Tensor, torch.Tensor, tuple, bool
+    )
     return torch.sparse_compressed_tensor(
         outer,
         inner,
@@ -234,7 +259,9 @@ def _take_nested(t: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _make_nested(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
-    tensors, layout, requires_grad = content
+    tensors, layout, requires_grad = exactly(content, list, str, bool)
+    for one in tensors:
+        exactly((one,), torch.Tensor)
     return torch.nested.nested_tensor(tensors, layout=_LAYOUTS[layout], requires_grad=requires_grad)
 
 
@@ -247,9 +274,9 @@ def _take_quantized(t: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _make_quantized(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
-    if len(content) == 3:
-        return torch._make_per_tensor_quantized_tensor(*content)  # noqa: SLF001
-    numbers, scales, zero_points, axis = content
+    if type(content) is tuple and len(content) == 3:
+        return torch._make_per_tensor_quantized_tensor(*exactly(content, torch.Tensor, float, int))  # noqa: SLF001
+    numbers, scales, zero_points, axis = exactly(content, torch.Tensor, torch.Tensor, torch.Tensor, int)
     if not numbers.shape[axis] == len(scales) == len(zero_points):  # torch would read beyond their ends
         raise ValueError(f"{len(scales)} scales for a tensor of shape {tuple(numbers.shape)}")
     return torch._make_per_channel_quantized_tensor(*content)  # noqa: SLF001
@@ -262,15 +289,20 @@ def _take_array(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _make_array(cls: Any, content: Any) -> np.ndarray[Any, Any]:
+    exactly((content,), np.ndarray)
     return np.ndarray.view(content, cls)
 
 
 def _take_masked(a: Any) -> tuple[Any, ...]:
-    return a.data, None if a.mask is np.ma.nomask else a.mask, a._fill_value, a.hardmask  # noqa: SLF001
+    if type(a.data) is not np.ndarray:
+        raise StaysError(f" of {type(a.data).__name__}")
+    return a.data, None if a.mask is np.ma.nomask else a.mask, a._fill_value, bool(a.hardmask)  # noqa: SLF001
 
 
 def _make_masked(cls: Any, content: Any) -> Any:  # noqa: ARG001
-    data, mask, fill_value, hard = content
+    data, mask, fill_value, hard = exactly(
+        content, np.ndarray, (np.ndarray, NoneType), (np.ndarray, NoneType), bool
+    )
     mask = np.ma.nomask if mask is None else mask
     return np.ma.MaskedArray(data, mask=mask, fill_value=fill_value, hard_mask=hard)
 
@@ -280,7 +312,8 @@ def _take_objects(a: np.ndarray[Any, Any]) -> tuple[Any, ...]:
 
 
 def _make_objects(cls: Any, content: Any) -> np.ndarray[Any, Any]:  # noqa: ARG001
-    items, shape = content
+    items, shape = exactly(content, list, tuple)
+    exactly(shape, *[int] * len(shape))
     if prod(shape) != len(items) or min(shape, default=0) < 0:
         raise ValueError(f"{len(items)} objects for an array of shape {shape}")
     made = np.empty(len(items), object)

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -128,11 +129,12 @@ class Bundle:
                 taken=tuple(int(n) for n in body.get("taken", ())),
                 held={str(k): int(v) for k, v in dict(body.get("held") or {}).items()},
             )  # fmt: skip
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
+            nbytes = len(json.dumps(bundle.manifest().decode()))
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as exc:
             raise RemoteProtocolError(f"a bundle's manifest cannot be read: {exc}") from exc
         if not blobs or any(not _DIGEST.match(d) or not 0 <= n <= MAX_NBYTES for d, n in blobs):
             raise RemoteProtocolError("a bundle's manifest names a blob that is no SHA-256")
-        if (nbytes := len(json.dumps(bundle.manifest().decode()))) > MAX_MANIFEST_NBYTES:
+        if nbytes > MAX_MANIFEST_NBYTES:
             raise RemoteProtocolError(
                 f"a bundle's manifest of {nbytes} bytes within JSON exceeds {MAX_MANIFEST_NBYTES}"
             )
@@ -142,10 +144,16 @@ class Bundle:
 class BlobStore:
     """A folder of blobs. Safe for several processes: a rename makes each blob appear whole."""
 
-    def __init__(self, folder: Path, scratch: Mapping[str, int] | None = None) -> None:
-        """`scratch`: bytes available wherever these blobs go, by the manifest field that sets them."""
+    def __init__(
+        self, folder: Path, scratch: Mapping[str, int] | None = None, *, anyone: bool = False
+    ) -> None:
+        """`scratch`: bytes available wherever these blobs go, by the manifest field that sets them. `anyone`: processes
+        of other users share the folder, and each of them makes its files readable to the others."""
         self.folder, self._scratch = folder, scratch or {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o770)
+        if anyone:
+            with contextlib.suppress(PermissionError):  # a trainer of another user was first
+                folder.chmod(0o777)
 
     def path(self, digest: str) -> Path:
         if not _DIGEST.match(digest):
@@ -154,7 +162,8 @@ class BlobStore:
 
     def has(self, digest: str, nbytes: int) -> bool:
         try:
-            return self.path(digest).stat().st_size == nbytes
+            found = self.path(digest).lstat()  # a link is somebody else's
+            return found.st_size == nbytes and stat.S_ISREG(found.st_mode)
         except FileNotFoundError:
             return False
 
@@ -256,17 +265,22 @@ class BlobStore:
                 raise RemoteProtocolError(
                     f"a blob arrived damaged: {digest} was promised, {found.hexdigest()} arrived"
                 )
-            os.chmod(name, 0o640)
+            os.chmod(name, 0o644 if self._is_open() else 0o640)
             os.rename(name, target)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)
             raise
 
+    def _is_open(self) -> bool:
+        """Checks whether the folder's owner shares it with processes of other users."""
+        return bool(self.folder.stat().st_mode & stat.S_IWOTH)
+
     @contextlib.contextmanager
     def lock(self, digest: str) -> Iterator[None]:
         """Holds the lock of the one process on this node that fetches `digest`; the others wait for it."""
-        fd = os.open(self.folder / f".lock-{digest}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self.folder / f".lock-{digest}", flags, 0o660)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield

@@ -112,6 +112,7 @@ W_DIGEST = 31  # T: sum of the rolling digests of all loaders (`core.consumption
 W_STAGE_NS = 32  # T: time in the device_stage
 W_IDLE = 33  # R: 1 once no iterator has lived, and nothing of the pool has been lent, for a while
 W_REGISTERED = 34  # T: 1 once a device may read the pool's memory directly
+W_CUDA = 35  # T: 1 once the trainer has initialized CUDA
 W_METRICS = 64  # R: its own of `sidecar.metrics.METRICS`, in their order
 
 _EMPTY_ROW = memoryview(bytes(8 * WINDOW)).cast("Q")

@@ -22,6 +22,8 @@ from __future__ import annotations
 import contextlib
 import sys
 
+from dataloaderjob.core.texts import clean
+
 
 class DataLoaderJobError(Exception):
     """Base class of all errors that this package raises on purpose."""
@@ -80,7 +82,7 @@ class AuthError(ProtocolError):
 def first_line(error: BaseException) -> str:
     """Type and first line of an error, for one-line reports."""
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    return clean(f"{type(error).__name__}: {text[0]}" if text else type(error).__name__)
 
 
 def say(text: str) -> None:

@@ -1,4 +1,5 @@
-"""Makes, checks, enters and empties folders that belong to this user alone, in places where others may write.
+"""Makes, checks, enters and empties folders that belong to this user alone, and opens files, in places where others may
+write.
 
 In a shared temporary folder, anybody may be first with a folder or link of the wanted name. So every component made
 here is checked without following links, and nothing is resolved. Removal is only by name, through a descriptor, from a
@@ -85,6 +86,72 @@ def remove_child(path: Path, name: str) -> None:
     with _entered(path) as fd:
         if fd is not None:
             _remove_entry(name, fd)
+
+
+# Files in folders where others may write
+
+
+def enter(path: Path, error: type[DataLoaderJobError], *, within: int | None = None) -> int:
+    """Returns a descriptor of a folder, through which its files are reached even if somebody renames it.
+
+    `within`: descriptor of the folder in which `path` is. Raises `error` for a link of another user, which could lead
+    anywhere, or for any link `within` a folder; OSError.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    found = os.lstat(path, dir_fd=within)
+    if stat.S_ISLNK(found.st_mode):
+        if within is not None or found.st_uid not in (0, os.getuid()):
+            raise error(
+                f"a real folder is needed at {path}, found a link of user {found.st_uid}, who could redirect what is "
+                "written: name a folder of your own"
+            )
+        return os.open(path, flags)
+    return os.open(path, flags | os.O_NOFOLLOW, dir_fd=within)
+
+
+def make_within(name: str, within: int, error: type[DataLoaderJobError]) -> int:
+    """Makes a folder in another one unless it exists, and returns its descriptor. Raises as `enter` does."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, dir_fd=within)
+    return enter(Path(name), error, within=within)
+
+
+def open_file(
+    path: Path | str,
+    flags: int,
+    error: type[DataLoaderJobError],
+    *,
+    within: int | None = None,
+    mode: int = 0o666,
+) -> int:
+    """Opens a regular file, as os.open does. Raises `error` for anything else, which another user may have planted."""
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=within)
+    except OSError as exc:
+        if exc.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+        found = "a link" if exc.errno == errno.ELOOP else "something else"
+    else:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+        found = "something else"
+    raise error(f"{path} must be a regular file, found {found}: name a folder that only you write to")
+
+
+def open_new(path: Path | str, flags: int, *, within: int | None = None, mode: int = 0o666) -> int:
+    """Opens a new file, and removes whatever had its name."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path, dir_fd=within)
+    return os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=within)
+
+
+def write(path: Path, data: bytes) -> None:
+    """Writes a file whole or not at all, readable by this user only."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(open_new(part, os.O_WRONLY, mode=0o600), "wb") as out:
+        out.write(data)
+    part.rename(path)
 
 
 @contextlib.contextmanager

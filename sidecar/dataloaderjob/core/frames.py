@@ -52,7 +52,7 @@ from typing import Any, NamedTuple
 
 from dataloaderjob.core.errors import RemoteProtocolError
 
-PROTOCOL = 6
+PROTOCOL = 7
 MAGIC = 0x4A44
 HEADER = struct.Struct("<HBBHHIQ16sQQ8xI")
 HEADER_NBYTES = HEADER.size
@@ -336,6 +336,11 @@ def unpack_ticket(data: bytes | memoryview) -> Ticket:
     raise RemoteProtocolError(f"key form {key_form} is not known here")
 
 
+def has_pickled_keys(data: bytes | memoryview) -> bool:
+    """True if unpacking a ticket loads a pickle, which is code. Raises RemoteProtocolError if it is no ticket."""
+    return _ticket_head(data)[3] in (KeyForm.PICKLED, KeyForm.ITEMS)
+
+
 def with_draws(data: bytes, draws: int) -> bytes:
     """Returns the packed ticket with the number of iterators that the dataset's generators have served before."""
     return data[:_DRAWS_AT] + _DRAWS.pack(draws & MAX_DRAWS) + data[_DRAWS_AT + _DRAWS.size :]
@@ -442,9 +447,10 @@ def positions_of(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def ints_of(data: bytes | memoryview) -> list[int] | None:
-    """The keys of a packed ticket if they are ints; None if not, because only user processes unpickle keys."""
-    _, _, _, key_form, _, n = _ticket_head(data)
-    return list(_ticket_struct(n).unpack_from(data)[6:]) if key_form == KeyForm.INTS else None
+    """The keys of a packed ticket if they are ints; None if not, because only user processes unpickle keys. Raises
+    RemoteProtocolError if the ticket has fewer bytes than its keys."""
+    key_form = _ticket_head(data)[3]
+    return list(unpack_ticket(data).keys) if key_form == KeyForm.INTS else None
 
 
 def base_seed_of(data: bytes | memoryview) -> int:

@@ -14,7 +14,9 @@ def record(path: Path) -> None:
         str(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))
     }
     part = path.with_suffix(".part")
-    part.write_text(json.dumps({file: _state(file) for file in sorted(files)}))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(part, flags, 0o600), "w") as out:
+        json.dump({file: _state(file) for file in sorted(files)}, out)
     part.rename(path)
 
 

@@ -176,7 +176,7 @@ def parse(key: bytes) -> Layout:
     parser = _Parser(end=len(key))
     try:
         root = parser.node(schema, 0)
-    except (TypeError, ValueError, IndexError, RecursionError) as exc:
+    except (TypeError, ValueError, LookupError, RecursionError) as exc:
         raise RemoteProtocolError(f"a batch's schema is malformed: {exc}") from exc
     if parser.indices != set(range(len(parser.indices))):
         raise RemoteProtocolError("a batch's schema leaves out some of its values")

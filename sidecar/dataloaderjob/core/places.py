@@ -16,6 +16,8 @@ LAUNCH_NAME = "launch"
 """The launch that is served by a service that outlives its script."""
 IMPORTED_NAME = "imported"
 """Files that the feeders of such a service have imported from, as recorded by `core.imported`."""
+VERDICT_NAME, VERDICT_PART = "verdict", ".verdict"
+"""The verdict on the script's input (`local.verdicts`), and its name while it is written."""
 LOCK_NAME = "lock"
 LOG_NAME = "service.log"
 FILES = (
@@ -30,6 +32,8 @@ FILES = (
     ".failed",
     IMPORTED_NAME,
     f"{IMPORTED_NAME}.part",
+    VERDICT_NAME,
+    VERDICT_PART,
     LOCK_NAME,
     LOG_NAME,
 )

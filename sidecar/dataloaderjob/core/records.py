@@ -87,9 +87,12 @@ class Piece:
     def ticket(self, row: Row) -> bytes:
         """Returns the payload of the row's ticket. Raises InputError if it is missing."""
         path = self.path.with_suffix(".tickets")
-        with path.open("rb") as file:
-            file.seek(row.offset)
-            data = file.read(row.nbytes)
+        try:
+            with path.open("rb") as file:
+                file.seek(row.offset)
+                data = file.read(row.nbytes)
+        except (OSError, ValueError) as exc:  # ValueError: an offset beyond any file's size
+            raise InputError(f"{path} cannot be read at byte {row.offset}: {exc}") from exc
         if len(data) != row.nbytes or not data:
             raise InputError(f"{path} has no ticket for epoch {row.epoch}, batch {row.ticket}")
         return data

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from dataloaderjob.core import ipc
+from dataloaderjob.core import folders, ipc
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.memory import memory_limit
 
@@ -94,6 +93,9 @@ class LoaderSettings:
     progress_after_s: float = 30.0
     checksum: bool = False
     """The receiver compares every body with its digest."""
+    awaits_feeders: bool = False
+    """True if others start the trainers (`spec.trainers.attach`). Deadlines for batches start with the first feeder,
+    because a trainer attaches before feeders exist. Processes of several launches may have one rank."""
 
     @property
     def limit_nbytes(self) -> int:
@@ -110,7 +112,7 @@ class SidecarSettings(LoaderSettings):
     socket: str
     """Path of the Unix socket that trainers connect to; at most 107 bytes."""
     key_path: str
-    """File with the job's key, shared with feeders and supervisor."""
+    """File with the sidecars' key (`core.keys`)."""
     blobs: str
     """Folder of user code and data, shared with the trainers, which write it."""
     supervisor_host: str | None = None
@@ -122,9 +124,14 @@ class SidecarSettings(LoaderSettings):
     """Bytes available for user code and data, here and on feeders' nodes, by the manifest field that sets them."""
     private: bool = False
     """True to admit only this user's trainers; on a cluster, those of a group may connect."""
+    anyone: bool = False
+    """True to admit trainers of any user. The sidecar of an attached pod shares its folder with the container that
+    trains alone, whose user and group it cannot know."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     """Port of /metrics and /healthz; 0 for any, None for none."""
+    ended: str = ""
+    """The reason why the job has ended, for pods that outlive it; empty while it lives."""
 
     def check(self) -> None:
         """Raises InputError if these settings cannot work, before anything is created."""
@@ -183,7 +190,7 @@ class FeederSettings:
     num_feeders: int = 1
     """Feeders of the job when this one was placed; `get_worker_info().num_workers`."""
     key_path: str
-    """File with the job's key, 32 bytes or more."""
+    """File with the feeders' key (`core.keys`)."""
     blob_folder: str
     """Folder shared by the feeders of one node."""
     supervisor_host: str | None = None
@@ -205,6 +212,21 @@ class FeederSettings:
     """Size, as shipped, up to which bundles without a session stay loaded. The last one always stays."""
     memory_field: str = ""
     """The manifest field that limits the memory where the feeder runs; empty if none does."""
+    lease_s: float = 0.0
+    """The feeder ends after this time without a supervisor; 0: it serves on, and waits for the next supervisor."""
+
+
+@reads_other_releases
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignNode:
+    """Further arguments of a feeder on a Ray node that was not started for the job."""
+
+    key: bytes = b""
+    """The job's key, which no file of that node contains."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """The manifest's variables for user code."""
+    tag: str = ""
+    """Name of the job on that cluster: its namespace, and a part of the names under which Ray shows its feeders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +235,7 @@ class SupervisorSettings:
 
     job: str
     key_path: str
+    """File with the job's key."""
     blob_folder: str
     """The supervisor's own folder, with the uploads for other nodes."""
     provider: str = "ray"
@@ -232,11 +255,11 @@ class SupervisorSettings:
     """Host at which feeders find this supervisor."""
     feeder_blob_folder: str
     feeder_key_path: str | None = None
-    """Path of the key on feeders' nodes; None: the same path as here."""
+    """Path of the feeders' key on their nodes; None: the path of the job's key here."""
     feeder_bind_host: str = "127.0.0.1"
     feeder_advertise_host: str | None = None
     feeder_resources: dict[str, float] = field(default_factory=lambda: {"feeder": 1.0})
-    """Custom Ray resources of a node that one feeder takes."""
+    """Ray resources of a node that one feeder takes: CPU, GPU, memory in bytes, and custom resources."""
     ready_timeout_s: float = 150.0
     """A feeder that has not reported by then is replaced. Longer than worker_register_timeout_s."""
     init_timeout_s: float = 60.0
@@ -246,22 +269,25 @@ class SupervisorSettings:
     """The raylets' setting; for messages."""
     memory_field: str = ""
     """The manifest field that limits the feeders' memory; empty if none does."""
+    ray_external: bool = False
+    """True if the Ray cluster was not started for the job: feeders then have a lease, and get key and variables from
+    here."""
+    ray_tag: str = ""
+    """Unique name of the job among all jobs of that cluster; empty: the job's own name."""
+    feeder_env: Mapping[str, str] = field(default_factory=dict)
+    """The manifest's variables for user code on such a cluster."""
 
 
 def dump(settings: Any, path: Path) -> None:
     """Writes a settings dataclass as JSON, whole or not at all, readable by this user only."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as out:
-        json.dump(dataclasses.asdict(settings), out, indent=1)
-    part.rename(path)
+    folders.write(path, json.dumps(dataclasses.asdict(settings), indent=1).encode())
 
 
 def load(kind: type[T], path: Path) -> T:
     """Reads settings that `dump` or an operator wrote. Raises InputError that names the file and the missing fields."""
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise InputError(f"settings for {kind.__name__} are needed in {path}: {exc}") from exc
     unknown: list[str] = []
     made = _made(kind, found, path, unknown)
@@ -299,7 +325,7 @@ def _made(kind: type[T], found: Any, path: Path, unknown: list[str], inside: str
 
 
 def read_key(path: str | Path) -> bytes:
-    """Reads the job's key. Raises InputError if it is missing or too short."""
+    """Reads a key. Raises InputError if it is missing or too short."""
     try:
         key = Path(path).read_bytes()
     except OSError as exc:

@@ -20,6 +20,8 @@ WAITS = 0.5
 """Share of a batch's wall time without CPU, above which storage is what limits."""
 LINK_USE = 0.9
 """Usable share of a link."""
+WINDOW, WINDOW_PER_FEEDER = 16, 2
+"""Batches that are under way for a rank by default: WINDOW, or more with many feeders."""
 RECEIVE_S_PER_GB = 0.3
 """CPU seconds that a receiver needs for a GB: the floor that B2 of docs/benchmarks.md holds."""
 RECEIVE_S = 100e-6
@@ -54,6 +56,8 @@ class Pipeline:
     nbytes: int
     spread: float = 0.0
     """Coefficient of variation of `wall_s`."""
+    longest_s: float = 0.0
+    """Wall time of the slowest batch of a window, on average; 0: unknown."""
     ranks: int = 1
     slots: int | None = None
     """Sources of an iterable dataset that can be read side by side; None: any number of feeders shares the work."""
@@ -118,7 +122,21 @@ def ceilings(pipeline: Pipeline) -> dict[Limit, float]:
 
 def rate(pipeline: Pipeline, feeders: int) -> float:
     """Predicted batches per second of all ranks with this number of feeders."""
-    return min(feeders / pipeline.occupied_s, *ceilings(pipeline).values())
+    return min(feeders / pipeline.occupied_s, in_order(pipeline, feeders), *ceilings(pipeline).values())
+
+
+def in_order(pipeline: Pipeline, feeders: int) -> float:
+    """Batches per second that the default window allows: its slowest batch holds up those behind it."""
+    if not pipeline.longest_s:
+        return math.inf
+    return pipeline.ranks * max(WINDOW, WINDOW_PER_FEEDER * feeders) / pipeline.longest_s
+
+
+def needed(pipeline: Pipeline, ceiling: float, *, is_slots: bool = False) -> int:
+    """Returns the least number of feeders that make `ceiling` batches per second with a reserve. The sources of an
+    iterable dataset (`is_slots`) need none."""
+    busy = 1.0 if is_slots else HEADROOM - MOST_SPREAD * min(1.0, pipeline.spread)
+    return max(1, math.ceil(ceiling * pipeline.occupied_s / busy - 1e-9))
 
 
 def maker(pipeline: Pipeline) -> Limit:
@@ -140,10 +158,7 @@ def advise(pipeline: Pipeline, most: int | None = None) -> Advice:
             waiting=pipeline.waiting, gain=1.0, feeders=0, limit=limit, next_limit=next_limit, cpus=0.0,
             link=now * pipeline.nbytes, one_more=1.0,
         )  # fmt: skip
-    busy = HEADROOM - MOST_SPREAD * min(1.0, pipeline.spread)
-    if next_limit is Limit.SLOTS:
-        busy = 1.0
-    feeders = max(1, math.ceil(ceiling * pipeline.occupied_s / busy - 1e-9))
+    feeders = needed(pipeline, ceiling, is_slots=next_limit is Limit.SLOTS)
     if most is not None and feeders > most:
         feeders, next_limit = most, maker(pipeline)
     reached = rate(pipeline, feeders)

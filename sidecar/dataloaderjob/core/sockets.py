@@ -1,6 +1,6 @@
 """JSON messages for connections outside the data path, and the handshake that begins every connection of a job.
 
-Each side proves to the other that it holds the job's key (c = the side that connected):
+Each side proves to the other that it holds the key of the role (c = the side that connected):
 
     s -> c   {"nonce": s, "protocol": newest, "oldest": oldest}      the versions that s speaks
     c -> s   {"nonce": c, "protocol": n, "role": ..., "name": ..., "job": ..., "facts": {...}, "mac": ...}
@@ -11,31 +11,24 @@ Each mac is HMAC-SHA256 over a label for its direction, both nonces and the fiel
 can be replayed or reflected. It stops peers without the key; it does not stop an attacker on the path (TLS does).
 `ClientHandshake` and `ServerHandshake` take bytes and return bytes: the owner of a socket, of any kind, moves them.
 
-An `Acceptor` admits peers that hold the key. Each handshake has a short-lived thread. A peer without the key costs at
-most 4 KiB and five seconds, however slowly it sends. Beyond MAX_GUESTS at once, a guest that has had GREETS_WITHIN_S
-gives way: the oldest from the address with the most guests. So nobody can keep places by just holding them.
+The key depends on the role (`core.keys`). `core.acceptor` has the listening sockets.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hmac
 import json
 import os
-import resource
 import socket
 import struct
-import threading
-import time
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 from dataloaderjob.core.frames import PROTOCOL
+from dataloaderjob.core.keys import SINCE, KeyOf
 
 LENGTH = struct.Struct("<I")
 DO_NOT_WAIT, CLOSE_ON_EXEC, TRUNCATED = map(
@@ -47,13 +40,8 @@ MAX_HELLO_NBYTES = 4096
 """Maximum number of bytes that an unauthenticated peer can make us hold."""
 HANDSHAKE_TIMEOUT_S = 5.0
 KEY_NBYTES = 32
-MAX_GUESTS = 64
-TELL_REFUSED_S = 60.0
-"""Interval between two log lines about refused peers."""
-NO_DESCRIPTOR_PAUSE_S = 0.05
-GREETS_WITHIN_S = 0.5
-"""A peer with the key needs milliseconds; a guest that takes longer than this gives way if places run out."""
-Welcomed = Callable[[socket.socket, dict[str, Any]], None]
+Key = bytes | KeyOf
+"""A key, or the keys of several roles."""
 EVERYWHERE = "::"
 """All addresses of a machine, IPv6 and IPv4."""
 
@@ -93,8 +81,8 @@ DATA = Versions(
 )
 """Versions of the data path: frames have only one, and a job's images are of one release."""
 CONTROL = Versions(
-    3,
-    3,
+    SINCE - 1,
+    SINCE,
     "a job's images must be of the operator's release or the one before it: use such images, or a matching operator",
 )
 """Versions of the messages with the supervisor (`core.supervision`), which an operator of another release polls.
@@ -102,6 +90,8 @@ CONTROL = Versions(
 A message or meaning that a peer of `newest` does not know requires a bump of `newest`. `oldest` follows, one behind, so
 that each release speaks with the previous one. A key added to a message requires neither: peers ignore unknown keys.
 """
+BY_ROLE = Versions(SINCE, CONTROL.newest, CONTROL.remedy)
+"""The same, for processes without the job's key, which earlier versions need (`core.keys`)."""
 
 
 def on_machine(instance: str) -> str:
@@ -216,7 +206,7 @@ def new_challenge(versions: Versions = CONTROL) -> dict[str, Any]:
 
 
 def answer_challenge(
-    key: bytes, challenge: dict[str, Any], *, role: str, name: str, job: str, facts: dict[str, Any],
+    key: Key, challenge: dict[str, Any], *, role: str, name: str, job: str, facts: dict[str, Any],
     versions: Versions = CONTROL,
 ) -> dict[str, Any]:  # fmt: skip
     """The second message, from the side that connected. Raises AuthError if the sides have no common version."""
@@ -225,37 +215,43 @@ def answer_challenge(
     fields = (challenge.get("nonce"), nonce, role, name, job, facts)
     return {
         "nonce": nonce, "protocol": chosen, "role": role, "name": name, "job": job, "facts": facts,
-        "mac": _mac(key, "connector", *fields),
+        "mac": _mac(_key_of(key, role, chosen), "connector", *fields),
     }  # fmt: skip
 
 
 def accept_answer(
-    key: bytes, challenge: dict[str, Any], reply: dict[str, Any], *, job: str, facts: dict[str, Any],
+    key: Key, challenge: dict[str, Any], reply: dict[str, Any], *, job: str, facts: dict[str, Any],
     versions: Versions = CONTROL,
 ) -> dict[str, Any]:  # fmt: skip
     """Checks the answer and returns the third message, which vouches for us. Raises AuthError with the reason."""
     versions.check(reply)
+    key = _key_of(key, str(reply.get("role")), reply["protocol"])
     fields = (challenge["nonce"], *(reply.get(k) for k in ("nonce", "role", "name", "job", "facts")))
     if not _same(_mac(key, "connector", *fields), reply.get("mac")):
-        raise AuthError("the peer does not hold this job's key")
+        raise AuthError(f"the peer does not hold this job's key for role {str(reply.get('role'))[:20]!r}")
     if reply["job"] != job:
         raise AuthError(f"this is job {job!r}, the peer belongs to job {reply['job']!r}")
     return {"mac": _mac(key, "acceptor", challenge["nonce"], reply["nonce"], facts), "facts": facts}
 
 
 def confirm_acceptance(
-    key: bytes, challenge: dict[str, Any], reply: dict[str, Any], last: dict[str, Any]
+    key: Key, challenge: dict[str, Any], reply: dict[str, Any], last: dict[str, Any]
 ) -> dict[str, Any]:
     """Checks the third message; returns the acceptor's facts. Raises AuthError with the reason."""
     if "error" in last:
         raise AuthError(f"the peer refused: {last['error']}")
     facts = last.get("facts", {})
+    key = _key_of(key, reply["role"], reply["protocol"])
     expected = _mac(key, "acceptor", challenge.get("nonce"), reply["nonce"], facts)
     if not _same(expected, last.get("mac")):
         raise AuthError("the peer that answered does not hold this job's key")
     if not isinstance(facts, dict):
         raise RemoteProtocolError(f"a peer's facts are a JSON object, found {facts!r}")
     return facts
+
+
+def _key_of(key: Key, role: str, protocol: int) -> bytes:
+    return key if isinstance(key, bytes) else key(role, protocol)
 
 
 def _mac(key: bytes, label: str, *fields: object) -> str:
@@ -291,7 +287,12 @@ class Handshake:
         self._data += data
         answer = b""
         while not self.done and (message := take_message(self._data, MAX_HELLO_NBYTES)) is not None:
-            answer += self._on(message)
+            try:
+                answer += self._on(message)
+            except (
+                RecursionError
+            ) as exc:  # JSON that is read, but is too deep to be written again for its MAC
+                raise RemoteProtocolError("a message of the handshake is nested too deeply") from exc
         return answer
 
     @property
@@ -304,7 +305,7 @@ class ClientHandshake(Handshake):
     """The side that connected."""
 
     def __init__(
-        self, key: bytes, *, role: str, name: str, job: str, facts: dict[str, Any] | None = None,
+        self, key: Key, *, role: str, name: str, job: str, facts: dict[str, Any] | None = None,
         versions: Versions = CONTROL,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -329,7 +330,7 @@ class ServerHandshake(Handshake):
     """The side that accepted; it sends `greeting` first."""
 
     def __init__(
-        self, key: bytes, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL
+        self, key: Key, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL
     ) -> None:
         super().__init__()
         self._key, self._job, self._facts, self._versions = key, job, facts or {}, versions
@@ -347,7 +348,7 @@ class ServerHandshake(Handshake):
 
 
 def connect(
-    address: tuple[str, int], key: bytes, *, role: str, name: str, job: str, versions: Versions = CONTROL,
+    address: tuple[str, int], key: Key, *, role: str, name: str, job: str, versions: Versions = CONTROL,
     timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> socket.socket:  # fmt: skip
     """Connects and completes the handshake; the socket has no timeout. Raises OSError, ProtocolError."""
@@ -363,7 +364,7 @@ def connect(
 
 def greet(
     sock: socket.socket,
-    key: bytes,
+    key: Key,
     *,
     role: str,
     name: str,
@@ -379,172 +380,6 @@ def greet(
         sock.sendall(handshake.receive(recv_exactly(sock, handshake.wanted)))
     sock.settimeout(None)
     return handshake.facts
-
-
-def welcome(
-    sock: socket.socket, key: bytes, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL
-) -> dict[str, Any]:  # fmt: skip
-    """Runs the accepting side. Returns the peer's answer (role, name, facts); sends refusals to the peer."""
-    sock.settimeout(HANDSHAKE_TIMEOUT_S)
-    handshake = ServerHandshake(key, job=job, facts=facts, versions=versions)
-    sock.sendall(handshake.greeting)
-    while handshake.peer is None:
-        data = recv_exactly(sock, handshake.wanted)
-        try:
-            sock.sendall(handshake.receive(data))
-        except AuthError as exc:
-            with contextlib.suppress(OSError):
-                send_message(sock, {"error": str(exc)})
-            raise
-    sock.settimeout(None)
-    return handshake.peer
-
-
-def most_guests(wanted: int) -> int:
-    """The limit on guests: `wanted`, or a fourth of the descriptors if that is less. Admitted peers have the others."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft // 4)
-
-
-class Reserve:
-    """A spare descriptor for when none are left.
-
-    A connection that cannot be accepted waits at the listening socket and would wake the owner's loop without a pause.
-    With the spare released for a moment, it is accepted and closed; the peer connects again.
-    """
-
-    def __init__(self) -> None:
-        self._fd: int | None = _null()
-
-    def turn_away(self, listening: socket.socket, error: OSError) -> bool:
-        """Closes the waiting connection. Returns False if the error is not a lack of descriptors."""
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            return False
-        self.close()
-        with contextlib.suppress(OSError):
-            listening.accept()[0].close()
-        try:
-            self._fd = _null()
-        except OSError:  # another thread or process was quicker
-            time.sleep(NO_DESCRIPTOR_PAUSE_S)
-            return False
-        return True
-
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-
-def _null() -> int:
-    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-
-class _Guest(NamedTuple):
-    """A peer that has not yet proved that it holds the key."""
-
-    address: str
-    deadline: float
-
-
-class Acceptor:
-    """A listening socket and the handshakes in progress."""
-
-    def __init__(
-        self, host: str, port: int, *, key: bytes, job: str, facts: dict[str, Any], welcomed: Welcomed,
-        versions: Versions = CONTROL,
-    ) -> None:  # fmt: skip
-        """`welcomed(socket, answer)` is called in the handshake's thread and owns the socket from then on.
-
-        Raises OSError if the address cannot be bound.
-        """
-        self._versions = versions
-        self._key, self._job, self._facts, self._welcomed = key, job, facts, welcomed
-        self._lock = threading.Lock()
-        self._most = most_guests(MAX_GUESTS)
-        self._guests: dict[socket.socket, _Guest] = {}
-        """Guests, the oldest first."""
-        self.sock = listen(host, port)
-        self.sock.setblocking(False)
-        self._reserve = Reserve()
-        self._refused, self._why_refused, self._tell_at = 0, "", 0.0
-
-    @property
-    def port(self) -> int:
-        return int(self.sock.getsockname()[1])
-
-    def accept_all(self) -> None:
-        """Accepts all connections that wait at the listening socket. Never blocks, never raises because of a guest."""
-        for _ in range(MAX_GUESTS):  # a peer that connects without a pause does not keep the loop here
-            try:
-                guest, address = self.sock.accept()
-            except OSError as exc:
-                if not self._reserve.turn_away(self.sock, exc):
-                    return
-                continue
-            with self._lock:
-                full = len(self._guests) >= self._most and not self._make_way()
-                if not full:
-                    self._guests[guest] = _Guest(str(address[:1]), time.monotonic() + HANDSHAKE_TIMEOUT_S)
-            if full:
-                guest.close()
-                continue
-            try:
-                threading.Thread(target=self._greet, args=(guest,), name="dlj-handshake", daemon=True).start()
-            except RuntimeError:  # no more threads
-                self._forget(guest)
-                guest.close()
-
-    def _make_way(self) -> bool:
-        """Ends a guest to make room for another, if one has had enough time. Many peers with the key may arrive at
-        once, and each is done within milliseconds."""
-        long_ago = time.monotonic() + HANDSHAKE_TIMEOUT_S - GREETS_WITHIN_S
-        late = [(sock, guest) for sock, guest in self._guests.items() if guest.deadline < long_ago]
-        if not late:
-            return False
-        often = Counter(guest.address for guest in self._guests.values())
-        self._end(max(late, key=lambda found: often[found[1].address])[0])
-        return True
-
-    def _end(self, guest: socket.socket) -> None:
-        """Ends a guest: its thread finds the connection closed."""
-        self._guests.pop(guest, None)
-        with contextlib.suppress(OSError):
-            guest.shutdown(socket.SHUT_RDWR)
-
-    def _forget(self, guest: socket.socket) -> None:
-        with self._lock:
-            self._guests.pop(guest, None)
-
-    def expire(self) -> None:
-        """Ends handshakes past their deadline. Call about once a second."""
-        now = time.monotonic()
-        with self._lock:
-            for sock in [sock for sock, guest in self._guests.items() if guest.deadline < now]:
-                self._end(sock)
-        if self._refused and now >= self._tell_at:
-            import logging  # a sidecar and a private service start without it
-
-            text = "%d connections were refused since the last such line; the reason for the last one: %s"
-            logging.getLogger(__name__).info(text, self._refused, self._why_refused)
-            self._refused, self._tell_at = 0, now + TELL_REFUSED_S
-
-    def close(self) -> None:
-        self.sock.close()
-        self._reserve.close()
-
-    def _greet(self, guest: socket.socket) -> None:
-        try:
-            tune(guest)
-            answer = welcome(guest, self._key, job=self._job, facts=self._facts, versions=self._versions)
-        except Exception as exc:  # untrusted bytes end only the connection that sent them
-            self._forget(guest)
-            guest.close()
-            if not isinstance(exc, ConnectionError):  # such as a probe of the port every few seconds
-                self._refused, self._why_refused = self._refused + 1, str(exc)
-            return
-        self._forget(guest)
-        self._welcomed(guest, answer)
 
 
 def tune(sock: socket.socket) -> None:

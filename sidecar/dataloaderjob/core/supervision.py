@@ -1,22 +1,24 @@
 """The supervisor's messages, by sender, over its one port. JSON, after the handshake of `core.sockets`.
 
-The role in the handshake states the purpose of a connection:
+The role in the handshake states the purpose of a connection, and requires that role's key (`core.keys`):
 
-sidecar   s -> c  {"type": "feeders", "feeders": [{"name", "instance", "host", "port"}], "desired": n,
-                   "notes": [...], "out_of_memory": [name]}  right after the handshake and at every change
+sidecar   s -> c  {"type": "feeders", "feeders": [{"name", "instance", "host", "port", "link"}], "desired": n,
+                   "notes": [...], "out_of_memory": [name]}  right after the handshake and at every change.
+                   "link" is the wrapped key for connections to that process
           c -> s  {"type": "metrics", "metrics": {counter: n}, "receivers": n, "failures": [failure]}   every second and
                    at a failure; the last one of each sidecar is kept. A failure, {"rank", "feeder", "reason", "text"},
                    is reported until its trainer has taken a batch after it
           c -> s  {"type": "have", "digest", "nbytes"}  this sidecar can upload that blob
-          s -> c  {"type": "want", "digest"}            upload it, over a connection of its own
+          s -> c  {"type": "want", "digest"}            upload it, over a connection of role "upload"
           c -> s  {"type": "replace", "name", "instance", "reason"}   that feeder process hangs
-feeder    c -> s  {"type": "ready", "host", "port", "instance", "pid", "node", "session"}
+feeder    c -> s  {"type": "ready", "host", "port", "instance", "pid", "node", "session", "link"}
           s -> c  {"type": "drain"}                     no longer listed: report when nothing is owed to anybody
           c -> s  {"type": "drained"}
           c -> s  {"type": "trouble", "cause", "why"}   it serves, but something is wrong
+          c -> s  {"type": "costs", "costs": {sum: n}}  `core.costs`, every two seconds while batches are built
           c -> s  {"type": "ended", "cause", "why"}     the only message, from the feeder's starter: how it ended
-blob      c -> s  {"type": "blob", "digest", "nbytes"}, then the bytes;  s -> c  {"type": "stored"}
-          c -> s  {"type": "get", "digest", "nbytes", "host", "port"}   a feeder, which serves the blob there
+upload    c -> s  {"type": "blob", "digest", "nbytes"}, then the bytes;  s -> c  {"type": "stored"}
+blob      c -> s  {"type": "get", "digest", "nbytes", "host", "port"}   a feeder, which serves the blob there
           s -> c  {"type": "blob", "digest", "nbytes"}, then the bytes, or {"type": "gone"}: nobody has it now; or
                   {"type": "peer", "host", "port"}: a feeder that answers the same "get" with the blob
           c -> s  {"type": "stored"}, or "get" once more: that feeder does not have it
@@ -26,6 +28,7 @@ control   c -> s  {"type": "scale", "feeders": n} | {"type": "status", "brief": 
                    "feeders": [{"name", "state", "seconds", "cause", "why", "host", and once its process has reported,
                                 "instance", "port", "pid", "node", "session"}],
                    "sidecars": {name: {"metrics", "receivers"}}, "failures": [failure with its "sidecar"],
+                   "measures": {...}, `core.measures`, once there are enough batches,
                    "ray": {"version", and the settings that its GCS reports, by Ray's names}}   "ray" is empty, and
                    no feeder placed, until Ray has answered. A failure outlives its sidecar until any trainer takes a
                    batch: the next attempt of a job starts with the cause of the last one's end. A brief status has
@@ -45,9 +48,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from dataloaderjob.core import sockets
+from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
 from dataloaderjob.core.processes import signal_name
+from dataloaderjob.core.texts import clean
 
 MAX_FEEDERS = 4096
 """Maximum number of feeders that a supervisor keeps for one job."""
@@ -55,10 +59,12 @@ EXIT_RAY_LATE = 3
 """The supervisor's exit code if ray.init did not return."""
 EXIT_RAY_LOST = 4
 """The supervisor's exit code if Ray, or the feeder host, has disappeared, or refused the supervisor."""
+EXIT_LEASE_OVER = 5
+"""A feeder's exit code if it had no supervisor for as long as its lease."""
 EXITS_RAY = frozenset({EXIT_RAY_LATE, EXIT_RAY_LOST})
 COUNTERS = (
     "next_calls", "nbytes", "wait_ns", "step_ns", "retries", "hedges", "late_copies", "failures",
-    "feeders_lost", "copies", "stage_ns",
+    "feeders_lost", "copies", "stage_ns", "receiver_cpu_ns",
 )  # fmt: skip
 READ = (*COUNTERS, "used_nbytes", "pool_nbytes")
 """A sidecar's metrics from which a job's rates are computed."""
@@ -66,6 +72,7 @@ Readings = Mapping[str, Mapping[str, int]]
 """Metrics by sidecar."""
 FIELDS = ("feeder", "reason", "text")
 MAX_TEXT = 400
+MAX_NAME = 253
 MODULE_MISSING = "ModuleMissing"
 USER_CODE = "UserCodeFailed"
 UNKNOWN = "BatchFailed"
@@ -93,11 +100,11 @@ LASTING = frozenset({Cause.REGISTER_TIMEOUT, Cause.FAILS, Cause.REFUSED, Cause.O
 
 
 def ask(
-    host: str, port: int, key: bytes, *, job: str, message: dict[str, Any], timeout_s: float = 10.0
+    host: str, port: int, job_key: bytes, *, job: str, message: dict[str, Any], timeout_s: float = 10.0
 ) -> dict[str, Any]:
     """Sends one request as a control client. Raises OSError, ProtocolError, and ServiceError if it is refused."""
     with sockets.connect(
-        (host, port), key, role="control", name="control", job=job, timeout_s=timeout_s
+        (host, port), keys.of_job(job_key), role="control", name="control", job=job, timeout_s=timeout_s
     ) as sock:
         sock.settimeout(timeout_s)
         sockets.send_message(sock, message)
@@ -111,7 +118,12 @@ def worst(feeders: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Returns the feeder of a status whose cause to report. Feeders that are not ready come first; among these, the
     first with a lasting cause."""
     told = [f for f in feeders if f.get("why")]
-    return min(told, key=lambda f: (f.get("state") == "ready", f.get("cause") not in LASTING), default=None)
+    return min(told, key=lambda f: (f.get("state") == "ready", not _is_lasting(f.get("cause"))), default=None)
+
+
+def _is_lasting(cause: object) -> bool:
+    """True for a cause in LASTING. A supervisor runs in the user's image, and may report anything."""
+    return isinstance(cause, str) and cause in LASTING
 
 
 def brief(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +140,10 @@ def brief(status: Mapping[str, Any]) -> dict[str, Any]:
         "notes": [],
         "failures": failures,
         "sidecars": {
-            name: {"metrics": {k: n for k, n in report["metrics"].items() if k in READ and n}}
+            name: {
+                "metrics": {k: n for k, n in report["metrics"].items() if k in READ and n},
+                **({"receivers": report["receivers"]} if report.get("receivers") else {}),
+            }
             for name, report in status["sidecars"].items()
         },
     }
@@ -155,7 +170,7 @@ def ended_text(code: int, words: str, memory: str = "") -> str:
             words = "memory may have run out, check the kernel's log"
     else:
         how = f"ended with code {code}"
-    return f"its process {how}: {words or 'it said nothing'}"
+    return f"its process {how}: {clean(words, MAX_TEXT) or 'it said nothing'}"
 
 
 def text(message: dict[str, Any], field: str) -> str:
@@ -234,7 +249,7 @@ def describe_failure(payload: bytes) -> dict[str, str]:
             text += f" (for index {failure['key']})"
         elif failure.get("phase"):
             text += f" (in {failure['phase']})"
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return _line("", UNKNOWN, "a batch failed, and its feeder's report cannot be read")
     return _line(feeder, MODULE_MISSING if name == "ModuleNotFoundError" else USER_CODE, text)
 
@@ -246,9 +261,8 @@ def failure_passed(failed: tuple[int, int], stream: int, awaited: int) -> bool:
 
 
 def _line(feeder: str, reason: str, text: str) -> dict[str, str]:
-    text = " ".join(text.split())
     return {
-        "feeder": feeder,
-        "reason": reason,
-        "text": text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…",
+        "feeder": clean(feeder, MAX_NAME),
+        "reason": clean(reason, MAX_NAME),
+        "text": clean(text, MAX_TEXT),
     }

@@ -31,7 +31,9 @@ def connect_to_supervisor(settings: FeederSettings, key: bytes, role: str) -> so
     if settings.supervisor_host is None:
         raise ServiceError(f"{settings.name} has no supervisor to ask")
     address = settings.supervisor_host, settings.supervisor_port
-    return sockets.connect(address, key, role=role, name=settings.name, job=settings.job)
+    return sockets.connect(
+        address, key, role=role, name=settings.name, job=settings.job, versions=sockets.BY_ROLE
+    )
 
 
 class BlobFetcher:

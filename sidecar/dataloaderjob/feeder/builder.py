@@ -15,6 +15,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,11 +25,13 @@ from dataloaderjob.batches.digest import batch_digest
 from dataloaderjob.batches.encoding import EncodedBatch, encode
 from dataloaderjob.core import digests, frames
 from dataloaderjob.core.control import seal
+from dataloaderjob.core.costs import CostClock
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
 from dataloaderjob.core.processes import end_as
 from dataloaderjob.feeder.answers import Answer, Answers, SnapshotClock
 from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, Message, MessageKind
+from dataloaderjob.feeder.timing import NoClock, open_clock
 from dataloaderjob.making.failures import pack_failure
 from dataloaderjob.making.fetcher import Fetcher, identity_in_slot, identity_of, seed_batch, seed_worker
 from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators
@@ -105,13 +108,17 @@ class Buffers:
 class Builder:
     """Makes the batches of one session: `run` returns when the feeder ends the session."""
 
-    def __init__(self, code: UserCode, channel: Channel, place: mmap.mmap) -> None:
+    def __init__(self, code: UserCode, channel: Channel, place: mmap.mmap, times: Path | None = None) -> None:
+        """`times`: folder for the times of batches, if it exists."""
         self._code, self._channel, self._place = code, channel, place
+        self._times, self._clock = times, NoClock()
         self._buffers = Buffers(channel)
         staged = code.collate_fn if isinstance(code.collate_fn, Staged) else None
         self._fetcher = StageFetcher(staged) if staged else Fetcher(code.dataset, code.collate_fn)
         self._source = SlotSource(code.dataset, unchanged if staged else code.collate_fn)
         self._is_staged = staged is not None
+        self._costs = CostClock()
+        self._fetcher.on_collate = self._source.on_collate = self._fetched
         self._answers = Answers(self._buffers.free)
         self._snapshots = SnapshotClock()
         self._waiting: deque[Message] = deque()
@@ -163,6 +170,7 @@ class Builder:
     def _init(self, session: Introduction) -> bool:
         """Begins a session. Returns False if that failed."""
         self._session = session
+        self._clock = open_clock(self._times, session.feeder, by_sample=self._fetcher.is_by_sample)
         self._source.allow_pickle = session.allow_pickle
         try:
             if session.is_slot or self._is_staged:
@@ -196,11 +204,24 @@ class Builder:
 
     # Batches
 
+    def _begin_clocks(self) -> None:
+        self._clock.begin()
+        self._costs.begin()
+
+    def _fetched(self) -> None:
+        """The samples of a batch are made; collate_fn follows."""
+        self._clock.fetched()
+        self._costs.collate()
+
     def _build(self, message: Message) -> None:
         serial = message.a
         PLACE.pack_into(self._place, 0, serial, NOWHERE)
+        self._begin_clocks()
         made = self._make(message)
         kind, payload = (MessageKind.FAILED, made) if isinstance(made, bytes) else self._place_body(*made)
+        self._clock.end(message.b, message.payload, _nbytes_of(kind, payload))
+        if kind is MessageKind.BUILT:
+            payload += self._costs.end().pack()
         self._channel.send(kind, a=serial, payload=payload)
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
 
@@ -211,14 +232,21 @@ class Builder:
         assert ticket is not None  # noqa: S101  checked before
         PLACE.pack_into(self._place, 0, message.a, NOWHERE)
         self._answers.forget(ticket.needed)
-        answer = self._answers.get(ticket.number)
+        answer, cost = self._answers.get(ticket.number), b""
         if answer is None:
             is_fresh = not self._source.made and ticket.number and not (ticket.snapshot or ticket.known)
             if ticket.number < self._source.made or (is_fresh and message.flags & Flag.RESTORABLE):
                 return False
             if self._here.ranks:
                 self._make_for_others(ticket, message)
+            # If batches before it are made again, the cost would be that of several.
+            is_next = self._source.made == ticket.number
+            self._begin_clocks()
             answer = self._answer(ticket, message)
+            if not answer.flags & Flag.ENDED:
+                self._clock.end(ticket.number, message.payload, _nbytes_of(answer.kind, answer.payload))
+            if is_next and answer.kind is MessageKind.BUILT:
+                cost = self._costs.end().pack()
             self._answers.keep(ticket.number, answer)
             if (
                 answer.kind is MessageKind.BUILT
@@ -232,8 +260,9 @@ class Builder:
             answer = Answer(
                 kind=MessageKind.FAILED, payload=frames.pack_there(ticket.number), flags=Flag.ENDED
             )
+            cost = b""
         self._answers.lend(answer)
-        self._channel.send(answer.kind, a=message.a, flags=answer.flags, payload=answer.payload)
+        self._channel.send(answer.kind, a=message.a, flags=answer.flags, payload=answer.payload + cost)
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
         return True
 
@@ -266,8 +295,10 @@ class Builder:
             (probe if source.made == ticket.number else write)(position)
 
         try:
-            batch = source.make(ticket, on_sample, self._on_replay(ticket, message.a))
+            batch = source.make(ticket, self._clock.watching(on_sample), self._on_replay(ticket, message.a))
+            self._clock.made()
             phase = "encoding the batch"
+            self._costs.encode()
             made = encode(batch, allow_pickle=self._allow_pickle)
         except SlotEnded:
             if ticket.known is not None and source.made <= ticket.known[0]:
@@ -334,13 +365,16 @@ class Builder:
         phase = "loading the sampler's keys"
         try:
             ticket = _unpack(message.payload)
+            self._clock.keys = ticket.keys
             introduce(
                 self._code.dataset, index=self._here.index, num_workers=self._here.num_workers,
                 base_seed=ticket.base_seed,
             )  # fmt: skip
             phase = ""  # in user code: the fetcher names the phase
-            batch = self._fetcher.fetch(message.b, ticket, self._on_sample(message))
+            batch = self._fetcher.fetch(message.b, ticket, self._clock.watching(self._on_sample(message)))
+            self._clock.made()
             phase = "encoding the batch"
+            self._costs.encode()
             made = encode(batch, allow_pickle=self._here.allow_pickle)
             return made, identity_of(message.b, ticket)
         except BaseException as exc:
@@ -390,6 +424,11 @@ def copy(to: memoryview, part: bytes | memoryview) -> None:
         np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(part, np.uint8))
 
 
+def _nbytes_of(kind: int, payload: bytes) -> int | None:
+    """Returns the size of the batch of an answer; None if user code failed."""
+    return int(BUILT.unpack(payload)[1]) if kind == MessageKind.BUILT else None
+
+
 def _unpack(payload: bytes) -> frames.Ticket:
     """Unpacks a ticket. Raises InputError for keys of types that this feeder does not have."""
     try:
@@ -401,12 +440,12 @@ def _unpack(payload: bytes) -> frames.Ticket:
         ) from exc
 
 
-def main(code: UserCode, channel: Channel, place: mmap.mmap, nbytes: int) -> NoReturn:
-    """Runs a builder's process. `nbytes`: size of a body of this bundle, 0 if unknown."""
+def main(code: UserCode, channel: Channel, place: mmap.mmap, nbytes: int, times: Path) -> NoReturn:
+    """Runs a builder's process. `nbytes`: size of a body of this bundle, 0 if unknown. `times`: as for `Builder`."""
 
     def run() -> None:
         with contextlib.suppress(ConnectionError):  # the feeder is gone: nobody waits for batches
-            builder = Builder(code, channel, place)
+            builder = Builder(code, channel, place, times)
             if nbytes:
                 builder.warm_up(nbytes)
             builder.run()

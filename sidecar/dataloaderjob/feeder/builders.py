@@ -14,6 +14,7 @@ from typing import Protocol
 
 from dataloaderjob.core import digests, frames, supervision
 from dataloaderjob.core.blobs import SLOTS, Bundle
+from dataloaderjob.core.costs import BatchCost, FeederCosts
 from dataloaderjob.core.frames import Flag
 from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder import channel as ch
@@ -86,6 +87,7 @@ class Builders:
         self._sessions: dict[bytes, Session] = {}
         self._first_deaths: dict[bytes, int] = {}
         self.needs = Needs()
+        self.costs = FeederCosts()
 
     # The feeder's side
 
@@ -198,6 +200,7 @@ class Builders:
         """Does all that is due. Call about twice a second. `waiting` returns the first unbuilt tasks of a bundle."""
         self._ends.look()
         self._trials.tick(now)
+        self.costs.slots = sum(session.slot is not None for session in self._sessions.values())
         for bundle, session in list(self._sessions.items()):
             if session.phase is BuilderPhase.ENDING:
                 if now - session.ended_at > LINGER_S:
@@ -310,7 +313,9 @@ class Builders:
         elif message.kind == MessageKind.PROGRESS:
             self._owner.progress(task, message.b)
         elif message.kind == MessageKind.BUILT:
-            number, nbytes = ch.BUILT.unpack(message.payload)
+            number, nbytes = ch.BUILT.unpack_from(message.payload)
+            if (cost := BatchCost.unpack(message.payload, ch.BUILT.size)) is not None:
+                self.costs.add(cost)
             memory = session.buffers[number]
             body = Body(session, number, memoryview(memory.map)[:nbytes], memory)
             self._finished(session)

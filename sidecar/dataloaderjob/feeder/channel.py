@@ -40,7 +40,8 @@ _HEAD = struct.Struct("<BBHIQQ")
 _READ_NBYTES = 256 * 1024
 _FDS_NBYTES = socket.CMSG_SPACE(16 * 4)
 BUILT = struct.Struct("<QQ")
-"""Payload of MessageKind.BUILT: the number of the buffer, and the size in bytes of the body in it."""
+"""Payload of MessageKind.BUILT: the number of the buffer, and the size in bytes of the body in it. If the batch was
+made for this message, its cost follows (`core.costs`)."""
 ENDED = struct.Struct("<qQq")
 """Payload of MessageKind.ENDED: exit code (negative: signal), serial of the task being made, position of its sample."""
 NOWHERE = -1

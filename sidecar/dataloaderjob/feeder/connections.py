@@ -19,15 +19,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dataloaderjob.core import frames, sockets
+from dataloaderjob.core import frames, keys, sockets
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, FrameKind, Header
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.settings import FeederSettings, read_key
-from dataloaderjob.core.supervision import Cause
+from dataloaderjob.core.supervision import EXIT_LEASE_OVER, Cause
 from dataloaderjob.feeder.blobs import connect_to_supervisor
 from dataloaderjob.feeder.channel import Body, SharedBuffer
 from dataloaderjob.feeder.feeding import Feeding
@@ -308,8 +308,9 @@ class Registration:
     """
 
     def __init__(
-        self, settings: FeederSettings, *, host: str, port: int, instance: str, idle: Callable[[], bool]
-    ) -> None:
+        self, settings: FeederSettings, *, host: str, port: int, instance: str, link_key: bytes,
+        idle: Callable[[], bool],
+    ) -> None:  # fmt: skip
         self._settings, self._idle = settings, idle
         self._key = read_key(settings.key_path)
         self._ready = {
@@ -320,14 +321,29 @@ class Registration:
             "pid": os.getpid(),
             "node": settings.node,
             "session": settings.session,
+            "link": keys.wrap(self._key, link_key, instance),
         }
-        self._trouble: dict[str, Any] | None = None
-        """The latest trouble not yet reported."""
+        self._untold: dict[str, dict[str, Any]] = {}
+        """The latest message of each type that is not sent yet."""
+        self._told_costs: Mapping[str, int] = {}
+        self._alone_since = time.monotonic()
+        """Start of the time without a supervisor."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def tell(self, cause: Cause, why: str) -> None:
         """Reports trouble of a feeder that still serves to the supervisor; safe to call from any thread."""
-        self._trouble = {"type": "trouble", "cause": cause.value, "why": why}
+        self._tell({"type": "trouble", "cause": cause.value, "why": why})
+
+    def tell_costs(self, costs: Mapping[str, int]) -> None:
+        """Reports the costs of batches unless no batch was built since the last report."""
+        if costs["built"] != self._told_costs.get("built", 0) or costs["sending"] != self._told_costs.get(
+            "sending", 0
+        ):
+            self._told_costs = costs
+            self._tell({"type": "costs", "costs": dict(costs)})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._untold[message["type"]] = message
         os.eventfd_write(self._wake, 1)
 
     def start(self) -> None:
@@ -342,16 +358,30 @@ class Registration:
                 with connect_to_supervisor(self._settings, self._key, "feeder") as sock:
                     sockets.send_message(sock, self._ready)
                     logged, lost = "", math.inf
+                    self._alone_since = math.inf
                     self._listen(sock)
             except (OSError, ProtocolError) as exc:
                 lost = min(lost, time.monotonic())
+                self._alone_since = min(self._alone_since, time.monotonic())
                 # At the end of a run the supervisor exits first.
                 if str(exc) != logged and time.monotonic() - lost >= TELL_AFTER_S:
                     logged = str(exc)
                     log.warning("%s has no supervisor, trying again: %s", self._settings.name, exc)
             was_up = time.monotonic() - since > _BACKOFF.last_s  # the connection lasted for a while
             failures = 1 if was_up else failures + 1
+            if self._settings.lease_s:
+                self._end_if_alone()
             time.sleep(_BACKOFF.spread_s(failures))
+
+    def _end_if_alone(self) -> None:
+        if time.monotonic() - self._alone_since >= self._settings.lease_s:
+            log.warning(
+                "%s ends: its supervisor has been gone for %.0f s",
+                self._settings.name,
+                self._settings.lease_s,
+            )
+            logging.shutdown()
+            os._exit(EXIT_LEASE_OVER)
 
     def _listen(self, sock: socket.socket) -> None:
         """Listens until the connection ends, then raises ConnectionError."""
@@ -361,9 +391,8 @@ class Registration:
         while True:
             if self._wake in [fd for fd, _ in poll.poll()]:
                 os.eventfd_read(self._wake)
-                trouble, self._trouble = self._trouble, None
-                if trouble is not None:
-                    sockets.send_message(sock, trouble)
+                for kind in list(self._untold):
+                    sockets.send_message(sock, self._untold.pop(kind))
                 continue
             if sockets.recv_message(sock).get("type") == "drain":
                 while not self._idle():

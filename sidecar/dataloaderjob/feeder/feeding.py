@@ -112,6 +112,11 @@ class Feeding:
         """True if no receiver is owed anything."""
         return not self.load and not any(k.held or k.unsent for k in self._receivers.values())
 
+    @property
+    def sending(self) -> bool:
+        """True if a finished batch waits for a connection."""
+        return any(k.unsent for k in self._receivers.values())
+
     # Receivers
 
     def opened(self, receiver: int) -> None:

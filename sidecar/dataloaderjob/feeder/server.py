@@ -19,13 +19,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import frames, keys
+from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.blobs import SLOTS, Bundle
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.frames import Flag, FrameKind, Header, base_seed_of
+from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import SEE_OUTPUT, allow_all_files, end_as
 from dataloaderjob.core.settings import FeederSettings, read_key
-from dataloaderjob.core.sockets import DATA, Acceptor, on_machine
+from dataloaderjob.core.sockets import DATA, new_key, on_machine
 from dataloaderjob.core.supervision import Cause
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.5
 ALIVE_S = 5.0
 """Well below the time after which a silent feeder is replaced (`sidecar.dispatch.overseer`)."""
+COSTS_EVERY_S = 2.0
+"""Interval between reports of the costs of batches."""
 EXIT_FAILED = 1
 
 
@@ -56,6 +60,8 @@ class FeederServer:
         self.registration: Registration | None = None
         """The connection to the supervisor; None if there is no supervisor."""
         key = read_key(settings.key_path)
+        self.link_key = key if settings.supervisor_host is None else new_key()
+        """The key of connections from receivers. Without a supervisor, who would pass it on, it is the key's file's."""
         self._machine = Feeding(settings.max_ungranted)
         self._bundles = BundleStore(
             settings, key, self._machine, address=lambda: self.address, soon=self.soon, here=self._bundle_here,
@@ -69,7 +75,7 @@ class FeederServer:
         self._numbers = 0
         self._trainers: set[str] = set()
         """Trainer processes whose receivers have connected."""
-        self._alive_at = 0.0
+        self._alive_at = self._costs_at = 0.0
         self._stopping = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
@@ -82,7 +88,12 @@ class FeederServer:
             SLOTS: True,
         }
         acceptor = functools.partial(
-            Acceptor, key=key, job=settings.job, facts=stated, welcomed=self._welcomed, versions=DATA
+            Acceptor,
+            key=keys.of_roles({"receiver": self.link_key, "blob": key}),
+            job=settings.job,
+            facts=stated,
+            welcomed=self._welcomed,
+            versions=DATA,
         )
         self._acceptor = acceptor(settings.bind_host, settings.port)
         self._acceptors = [self._acceptor]
@@ -108,7 +119,7 @@ class FeederServer:
         """Serves until `stop` is called. Raises the error that broke the server."""
         self._register(self._wake, select.EPOLLIN, lambda _: self._woken())
         for acceptor in self._acceptors:
-            self._register(acceptor.sock.fileno(), select.EPOLLIN, functools.partial(_accept, acceptor))
+            self._register(acceptor.fileno(), select.EPOLLIN, functools.partial(_accept, acceptor))
         next_tick = 0.0
         while not self._stopping:
             for fd, events in self._poll.poll(TICK_S):
@@ -166,12 +177,16 @@ class FeederServer:
             for task, replayed in self._builders.busy():
                 touched |= self._sender.control(FrameKind.ALIVE, task, room=replayed)
         self._flush(touched)
+        self._builders.costs.look(sending=self._machine.sending)
+        if self.registration is not None and now - self._costs_at >= COSTS_EVERY_S:
+            self._costs_at = now
+            self.registration.tell_costs(self._builders.costs.report())
 
     # Connections
 
     def _welcomed(self, sock: socket.socket, answer: dict[str, Any]) -> None:
         if answer.get("role") == "blob":
-            self._bundles.blobs.serve(sock)  # in the handshake's thread
+            self._bundles.blobs.serve(sock)  # in the connection's own thread
             return
         if answer.get("role") != "receiver":
             sock.close()
@@ -394,14 +409,14 @@ def _facts(requests: socket.socket) -> dict[str, Any]:
 
 
 def _accept(acceptor: Acceptor, _: int) -> None:
-    acceptor.accept_all()
+    acceptor.serve()
 
 
 def main(
     settings: FeederSettings, requests: socket.socket, ready_fd: int | None, *, relayed: bool
 ) -> NoReturn:
     """Runs a feeder's process, which the host forked. `ready_fd`: descriptor on which to report that it serves."""
-    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, force=True)
+    log_lines("%(levelname)s %(message)s")
     end_as(lambda: _serve(settings, requests, ready_fd, relayed=relayed))
 
 
@@ -412,8 +427,9 @@ def _serve(settings: FeederSettings, requests: socket.socket, ready_fd: int | No
         host, port = server.address
         if settings.supervisor_host is not None:
             server.registration = Registration(
-                settings, host=host, port=port, instance=server.instance, idle=lambda: server.idle
-            )
+                settings, host=host, port=port, instance=server.instance, link_key=server.link_key,
+                idle=lambda: server.idle,
+            )  # fmt: skip
             server.registration.start()
         if ready_fd is not None:
             ready = {"host": host, "port": port, "instance": server.instance, "pid": os.getpid()}

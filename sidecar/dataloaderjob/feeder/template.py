@@ -24,6 +24,7 @@ import torch
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.memory import die_first
 from dataloaderjob.core.processes import call_itself, die_with_parent, end_as, end_group, lead_group
+from dataloaderjob.core.timings import TIMES
 from dataloaderjob.feeder import builder
 from dataloaderjob.feeder.channel import ENDED, NOWHERE, Channel, MessageKind
 from dataloaderjob.making.failures import pack_failure
@@ -44,11 +45,12 @@ class _Child:
 class Template:
     """The template's loop: `run` returns when no feeder is left."""
 
-    def __init__(self, code: UserCode, loading_ns: int, requests: socket.socket) -> None:
-        """`requests`: the socket over which the channels of further feeders arrive."""
+    def __init__(self, code: UserCode, loading_ns: int, requests: socket.socket, times: Path) -> None:
+        """`requests`: the socket over which the channels of further feeders arrive. `times`: folder for the times of
+        batches, if it exists."""
         # A SIGCHLD handler set by user code is for builders: this process must be notified of its own children.
         self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._code, self._loading_ns, self._requests = code, loading_ns, requests
+        self._code, self._loading_ns, self._requests, self._times = code, loading_ns, requests, times
         self._select = selectors.DefaultSelector()
         self._feeders: set[Channel] = set()
         self._children: dict[tuple[Channel, int], _Child] = {}
@@ -105,7 +107,7 @@ class Template:
             die_with_parent(parent)
             lead_group(0)
             self._close_in_child()
-            _become_builder(self._code, fd, place, nbytes, self._on_child)
+            _become_builder(self._code, fd, place, nbytes, self._times, self._on_child)
         lead_group(pid)
         os.close(fd)
         child = _Child(number, pid, os.pidfd_open(pid), feeder, place)
@@ -145,12 +147,14 @@ def _kill(child: _Child) -> None:
         signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
 
-def _become_builder(code: UserCode, fd: int, place: mmap.mmap, nbytes: int, on_child: Any) -> NoReturn:
+def _become_builder(
+    code: UserCode, fd: int, place: mmap.mmap, nbytes: int, times: Path, on_child: Any
+) -> NoReturn:
     call_itself("dlj-builder")
     if on_child is not None:
         signal.signal(signal.SIGCHLD, on_child)
     die_first()
-    builder.main(code, Channel(socket.socket(fileno=fd)), place, nbytes)
+    builder.main(code, Channel(socket.socket(fileno=fd)), place, nbytes, times)
 
 
 def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, first: socket.socket) -> NoReturn:
@@ -165,7 +169,8 @@ def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, firs
             _refuse(first, requests, pack_failure(exc, phase="loading", feeder=feeder))
             return
         gc.freeze()  # garbage collection in a builder does not touch the pages shared with this process
-        template = Template(code, time.perf_counter_ns() - began, requests)
+        times = blobs.absolute().with_name(TIMES)
+        template = Template(code, time.perf_counter_ns() - began, requests, times)
         template.attach(first)
         template.run()
 

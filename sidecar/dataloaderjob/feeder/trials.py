@@ -74,7 +74,7 @@ class Trials:
             if message.kind == MessageKind.BUFFER and message.fd is not None:
                 trial.buffers[message.a] = SharedBuffer(message.fd, message.b)
             elif message.kind == MessageKind.BUILT:
-                buffer = trial.buffers[ch.BUILT.unpack(message.payload)[0]]
+                buffer = trial.buffers[ch.BUILT.unpack_from(message.payload)[0]]
                 self._over(trial, digests.of_body(memoryview(buffer.map)))
                 return
             elif message.kind in (MessageKind.FAILED, MessageKind.INIT_FAILED):

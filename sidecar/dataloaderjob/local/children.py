@@ -88,6 +88,9 @@ class Command:
     cwd: Path
 
 
+WAIT_STEP_S = 0.05
+
+
 class Started:
     """A child process that was started without Popen, with those parts of Popen that `Child` uses."""
 
@@ -188,6 +191,20 @@ class Child:
         if self.code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for the end, and passes output to the callback meanwhile; returns False if it does not come in time."""
+        deadline = time.monotonic() + timeout_s
+        while self.code is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            if select.select([self._pidfd], [], [], min(left_s, WAIT_STEP_S))[0]:
+                return True
+            for fd in list(self._pipes):
+                while self._read(fd):
+                    pass
+        return True
 
     def end(self, grace_s: float) -> None:
         """Sends SIGTERM, then SIGKILL after `grace_s`, and waits for the end. `on_end` is not called."""

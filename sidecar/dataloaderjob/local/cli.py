@@ -1,4 +1,4 @@
-"""The command `dataloaderjob`: advise, run, status, scale, map, verify, replay, version."""
+"""The command `dataloaderjob`: advise, run, env, status, scale, report, inject, map, verify, replay, version."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 from dataloaderjob import __version__
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
 from dataloaderjob.core.supervision import MAX_FEEDERS
+from dataloaderjob.core.texts import clean_lines
 from dataloaderjob.providers.provider import NAMES as PROVIDERS
 
 EXIT_INPUT = 2
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 sys.stdout.flush()
         return code
     except (DataLoaderJobError, OSError) as exc:
-        sys.stderr.write(f"dataloaderjob: {exc}\n")
+        sys.stderr.write(f"dataloaderjob: {clean_lines(exc)}\n")
         return EXIT_INPUT if isinstance(exc, InputError) else int(args.failed)
     except Exception:  # user code in a record, or an error of ours
         traceback.print_exc()
@@ -70,6 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="record what each rank consumes, for verify and replay; give a resumed run the same folder",
     )  # fmt: skip
     run.set_defaults(command=_run)
+    _add_env(commands)
     status = commands.add_parser("status", help="show what is running on this machine")
     status.add_argument("--dir", help="show only the run with this folder, as listed by status")
     status.add_argument(
@@ -80,6 +82,8 @@ def make_parser() -> argparse.ArgumentParser:
     scale.add_argument("replicas", type=int, help="the new number of replicas")
     scale.add_argument("--dir", help="folder of the run, needed if several are running")
     scale.set_defaults(command=_scale)
+    _add_report(commands)
+    _add_inject(commands)
     _add_map(commands)
     _add_verify(commands)
     _add_replay(commands)
@@ -116,6 +120,70 @@ def _add_advise(commands: Any) -> None:
         help="the command that starts the training script",
     )
     advise.set_defaults(command=_advise)
+
+
+def _add_report(commands: Any) -> None:
+    report = commands.add_parser(
+        "report", help="write a page about a run: waiting, feeders and their events, slow samples, CPU, the verdict",
+        description="Writes one HTML file about a live run, or about one that was started with --record. The file "
+        "opens without a network.",
+    )  # fmt: skip
+    report.add_argument(
+        "run", nargs="?", metavar="RUN",
+        help="name or folder of a live run, or the folder of a record (default: the only live run)",
+    )  # fmt: skip
+    report.add_argument(
+        "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE",
+        help="file to write (default: report.html)",
+    )  # fmt: skip
+    report.set_defaults(command=_report)
+
+
+def _add_env(commands: Any) -> None:
+    env = commands.add_parser(
+        "env", help="print the variables that attach your own training scripts to a run on this machine",
+        description="Prints commands of sh that attach a shell's processes to a run whose manifest has "
+        'spec.trainers.attach: eval "$(dataloaderjob env NAME)". If there is no such run, it prints only an error, and '
+        "the shell stays as it is.",
+    )  # fmt: skip
+    env.add_argument("name", nargs="?", metavar="NAME", help="name of the job (default: the only run)")
+    env.add_argument("--dir", help="folder of the run, needed if several have the same name")
+    how = env.add_mutually_exclusive_group()
+    how.add_argument("--unset", action="store_true", help="print the commands that detach the shell again")
+    how.add_argument("--json", action="store_true", help="print a JSON object of variables, for a notebook")
+    env.set_defaults(command=_env)
+
+
+def _add_inject(commands: Any) -> None:
+    inject = commands.add_parser(
+        "inject", help="add the sidecar of a job with spec.trainers.attach to the pod templates of a file",
+        description="Adds the sidecar to pod templates with the label dataloading.dev/inject: NAME, in objects of any "
+        "kind that is known. All other lines remain as they are. Injecting a file twice is the same as injecting it "
+        "once.",
+    )  # fmt: skip
+    inject.add_argument(
+        "-f", "--filename", required=True, metavar="FILE", help="YAML or JSON file; - for stdin"
+    )
+    inject.add_argument(
+        "-j", "--job-file", metavar="FILE",
+        help="file with the DataLoaderJob; - for stdin (default: the file of -f has it too)",
+    )  # fmt: skip
+    inject.add_argument(
+        "--job",
+        metavar="NAME",
+        help="also inject pod templates without the label, and label them with this job",
+    )
+    inject.add_argument("-o", "--output", metavar="FILE", help="write to this file (default: stdout)")
+    inject.add_argument("--in-place", action="store_true", help="change the file of -f")
+    inject.add_argument(
+        "--sidecar-image", metavar="IMAGE",
+        help="sidecar image for a job that names none, as in the chart's values (default: the chart's default)",
+    )  # fmt: skip
+    inject.add_argument(
+        "--sidecar-pull-secret", action="append", default=[], metavar="NAME",
+        help="pull secret for that image in the namespace of the pods; may be repeated",
+    )  # fmt: skip
+    inject.set_defaults(command=_inject)
 
 
 def _add_map(commands: Any) -> None:
@@ -157,7 +225,17 @@ def _add_map(commands: Any) -> None:
     map_.set_defaults(command=_map)
 
 
-_TRUST = "This runs the code in the record: use only records that you trust."
+_TRUST = (
+    "This runs the code in the record: use only records that you trust. A record that another user owns, or could have "
+    "changed, is refused unless --trust names that user."
+)
+
+
+def _add_trust(parser: Any) -> None:
+    parser.add_argument(
+        "--trust", action="append", default=[], metavar="USER",
+        help="run the code of records that this user owns; may be repeated (default: only your own and root's)",
+    )  # fmt: skip
 
 
 def _add_verify(commands: Any) -> None:
@@ -175,6 +253,7 @@ def _add_verify(commands: Any) -> None:
     verify.add_argument(
         "--sample", type=int, metavar="N", help="make only N evenly spaced batches again, not all"
     )
+    _add_trust(verify)
     verify.set_defaults(command=_verify, failed=EXIT_TROUBLE)
 
 
@@ -204,6 +283,7 @@ def _add_replay(commands: Any) -> None:
     replay.add_argument(
         "--output", type=Path, metavar="FILE", help="save the batch to this file with torch.save"
     )
+    _add_trust(replay)
     replay.set_defaults(command=_replay, failed=EXIT_TROUBLE)
 
 
@@ -232,6 +312,18 @@ def _run(args: argparse.Namespace) -> int:
 
     job = load_manifest(args.manifest, one_machine=True)
     return run(job, args.manifest, metrics_port=args.metrics_port, provider=args.provider, record=args.record)
+
+
+def _env(args: argparse.Namespace) -> int:
+    from dataloaderjob.local.attaching import VARIABLES, as_json, exports, find_attachable, variables
+
+    if args.unset:
+        _print(f"unset {' '.join(VARIABLES)}")
+        return 0
+    found = variables(find_attachable(args.name, args.dir))
+    for line in [as_json(found)] if args.json else exports(found):
+        _print(line)
+    return 0
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -284,6 +376,27 @@ def _scale(args: argparse.Namespace) -> int:
     return 0
 
 
+def _report(args: argparse.Namespace) -> int:
+    from dataloaderjob.local.reporting.command import report
+
+    _print(report(args.run, args.output))
+    return 0
+
+
+def _inject(args: argparse.Namespace) -> int:
+    try:
+        from dataloaderjob.local import injecting
+    except ModuleNotFoundError as exc:
+        raise InputError(f"inject needs the module {exc.name!r}: pip install 'dataloaderjob[cli]'") from exc
+    request = injecting.Request(
+        source=args.filename, manifest=args.job_file, job=args.job,
+        sidecar_image=args.sidecar_image or injecting.SIDECAR_IMAGE, pull_secrets=args.sidecar_pull_secret,
+    )  # fmt: skip
+    with _output():
+        injecting.run(request, args.output, in_place=args.in_place)
+    return 0
+
+
 def _map(args: argparse.Namespace) -> int:
     try:
         try:
@@ -317,9 +430,9 @@ def _verify(args: argparse.Namespace) -> int:
             "--sample is a number of batches, at least 1, and needs a single record, whose batches are made again"
         )
     if args.other is not None:
-        equal, lines = compare(args.record, args.other, epoch=args.epoch)
+        equal, lines = compare(args.record, args.other, epoch=args.epoch, trusted=args.trust)
     else:
-        equal, lines = check(args.record, epoch=args.epoch, sample=args.sample)
+        equal, lines = check(args.record, epoch=args.epoch, sample=args.sample, trusted=args.trust)
     for line in lines:
         _print(line)
     return 0 if equal else EXIT_DIFFERENT
@@ -330,7 +443,7 @@ def _replay(args: argparse.Namespace) -> int:
 
     output = None if args.output is None else args.output.absolute()
     replay = Replay(args.record, rank=args.rank, loader=args.loader, epoch=args.epoch, batch=args.batch)
-    replay.make(debug=args.pdb)
+    replay.make(debug=args.pdb, trusted=args.trust)
     for line in replay.lines():
         _print(line)
     if output is not None:

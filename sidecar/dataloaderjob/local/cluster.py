@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dataloaderjob.core import folders, places
-from dataloaderjob.core.errors import InputError, ServiceUnavailable
+from dataloaderjob.core import folders, keys, places, supervision, timings
+from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceUnavailable
 from dataloaderjob.core.ipc import MAX_PATH_NBYTES
+from dataloaderjob.core.keys import Holder
 from dataloaderjob.core.settings import (
     LoaderSettings,
     RayTasks,
@@ -35,8 +36,11 @@ from dataloaderjob.core.sockets import new_key
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import reaper
 from dataloaderjob.local.children import Child, Command, Loop, Started
+from dataloaderjob.local.external import ExternalRay, ray_env
 from dataloaderjob.local.forks import PYTHON, fork, host_command
 from dataloaderjob.local.ports import ReservedPort
+from dataloaderjob.local.reporting.keeper import Keeper
+from dataloaderjob.local.reporting.series import REPORT, SERVICE
 from dataloaderjob.local.restarts import (
     GiveUp,
     Instruction,
@@ -46,7 +50,7 @@ from dataloaderjob.local.restarts import (
     StopHead,
     StopSupervisor,
 )
-from dataloaderjob.local.status import HOME_PREFIX, RUN_FILE, Poller, Snapshot
+from dataloaderjob.local.status import HOME_PREFIX, RUN_FILE, Poller, Snapshot, sidecar_status
 from dataloaderjob.providers.provider import RAY
 
 if TYPE_CHECKING:
@@ -55,10 +59,14 @@ if TYPE_CHECKING:
 HOST_UP_S = 120.0
 """Deadline of the host, which imports torch, possibly from a cold disk."""
 LOOK_S = 0.2
+END_S = 15.0
+"""Time for a supervisor to end its feeders."""
 GRACE_S = 0.5
 """Time for Ray's processes to end; they have nothing to save."""
 REGISTER_MARGIN_S = 30.0
 LAST_WORDS = 5
+KEY = "key"
+"""File with the job's key, for the supervisor and for commands."""
 
 Show = Callable[[str, str, bool], None]
 """Called with the source, a line, and True for bad news or output on stderr."""
@@ -80,6 +88,8 @@ class ServicePlan:
     """Name of the provider that starts feeders (`providers.provider`)."""
     tuning: RayTuning = field(default_factory=RayTuning)
     tasks: RayTasks = field(default_factory=RayTasks)
+    external: ExternalRay | None = None
+    """The existing Ray cluster to use; None: one of this run's own."""
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     metrics_port: int | None = None
 
@@ -98,16 +108,22 @@ class LocalCluster:
         run_id: str | None = None,
         folder: Path | None = None,
         host: Started | None = None,
+        record: Path | None = None,
     ) -> None:
         """Creates the folder. Raises InputError for settings that cannot work, and leaves nothing behind then.
 
-        `run_id`, `folder`, `host`: tag, folder and feeder host of a private service, which exist before it.
+        `run_id`, `folder`, `host`: tag, folder and feeder host of a private service, which exist before it. `record`:
+        folder of the run's record, for what a report needs; else it is removed with the run.
         """
         self.plan = plan
         self.run_id = run_id or secrets.token_hex(8)
-        self._ray = plan.provider == RAY
-        self.policy = RestartPolicy(ray=self._ray)
-        self.home = _make_home(ray=self._ray)
+        self._starter = (
+            None if plan.external is not None
+            else ServicePart.HEAD if plan.provider == RAY
+            else ServicePart.HOST
+        )  # fmt: skip
+        self.policy = RestartPolicy(self._starter)
+        self.home = _make_home(ray=self.policy.ray)
         self.socket = socket_path or str(self.home / places.SOCKET_NAME)
         self.sidecar_listens = False
         self._loop, self._show, self._broken = loop, show, broken
@@ -125,7 +141,7 @@ class LocalCluster:
         self._closed = False
         self._sidecar_over = False
         self._heads: Heads | None = None
-        if self._ray:
+        if self.policy.ray:
             from dataloaderjob.local.head import Heads
 
             self._heads = Heads(
@@ -140,8 +156,10 @@ class LocalCluster:
             folders.remove_tree(self.home)
             raise
         self._poller = Poller(
-            self.socket, port=self._port.number, key=self._key, job=plan.job, changed=loop.wake
+            self.socket, port=self._port.number, key=self._key, job=plan.job, changed=self._polled
         )
+        self._record = record
+        self._keeper: Keeper | None = None
 
     @property
     def snapshot(self) -> Snapshot:
@@ -158,6 +176,10 @@ class LocalCluster:
         if feeders > self._started_with:
             self._poller.raise_to(min(feeders, MAX_FEEDERS))
 
+    def scale_to(self, feeders: int) -> None:
+        """Keeps this number of feeders from now on."""
+        self._poller.scale_to(feeders)
+
     def forget_feeders(self) -> None:
         """Makes the next number given to `raise_to` apply, whatever it was before."""
         self._started_with = 0
@@ -167,10 +189,10 @@ class LocalCluster:
         """Replaces the `about` of `start` in the file that lets other commands find this run."""
         found = {
             "pid": os.getpid(), "run": self.run_id, "job": self.plan.job, "port": self._port.number,
-            "socket": self.socket,
+            "socket": self.socket, "report": None if self._keeper is None else str(self._keeper.folder),
         }  # fmt: skip
         with folders.room(self.home, InputError):
-            _write(self.home / f".{RUN_FILE}", json.dumps({**found, **about}).encode())
+            folders.write(self.home / f".{RUN_FILE}", json.dumps({**found, **about}).encode())
         (self.home / f".{RUN_FILE}").rename(self.home / RUN_FILE)
 
     def tag(self, env: Mapping[str, str]) -> dict[str, str]:
@@ -183,12 +205,40 @@ class LocalCluster:
         """
         self._reaper = self._start_reaper()
         with folders.room(self.home, InputError):
-            _write(self.home / "key", self._key)
+            folders.write(self.home / KEY, self._key)
+            for holder in (Holder.SIDECAR, Holder.FEEDER):
+                folders.write(self._key_of(holder), keys.derive(self._key, holder))
+        self._keeper = self._new_keeper(about)
         self.tell(about)
         self._do(self.policy.start())
         self._forks = False
         self._poller.start()
         self._loop.every(LOOK_S, self._look)
+
+    def note(self, who: str, kind: str, what: str) -> None:
+        """Adds an event to what a report shows."""
+        if self._keeper is not None:
+            self._keeper.tell(who, kind, what)
+
+    def _new_keeper(self, about: Mapping[str, Any]) -> Keeper | None:
+        """Begins what a report needs; a folder that cannot be written to costs only the report."""
+        folder = self.home / REPORT
+        if self._record is not None:
+            folder = self._record / REPORT / f"{time.time_ns()}-{os.getpid()}"
+        told = {
+            "name": str(about.get("script") or self.plan.job), "provider": self.plan.provider,
+            "feeders": self.plan.num_feeders, "cpus": len(os.sched_getaffinity(0)),
+        }  # fmt: skip
+        try:
+            return Keeper(folder, self.home / timings.TIMES, told)
+        except OSError as exc:
+            self._show("run", f"no report can be made of this run: {exc}", True)
+            return None
+
+    def _polled(self) -> None:
+        self._loop.wake()
+        if self._keeper is not None:
+            self._keeper.see(self.snapshot)
 
     def _start_reaper(self) -> Any:
         env = self.tag(self.plan.env)
@@ -223,6 +273,10 @@ class LocalCluster:
         assert self._heads is not None  # noqa: S101  the policy knows heads only with Ray
         return self._heads
 
+    def _key_of(self, holder: Holder) -> Path:
+        """The file with a key that is derived from the job's."""
+        return self.home / f"{KEY}-{holder}"
+
     def _start_sidecar(self) -> None:
         if self._sidecar_over:
             return
@@ -234,28 +288,41 @@ class LocalCluster:
     def _sidecar_settings(self) -> SidecarSettings:
         plan = self.plan
         return SidecarSettings(
-            job=plan.job, socket=self.socket, key_path=str(self.home / "key"), blobs=str(self.home / "blobs"),
+            job=plan.job, socket=self.socket, key_path=str(self._key_of(Holder.SIDECAR)),
+            blobs=str(self.home / "blobs"),
             supervisor_host="127.0.0.1", supervisor_port=self._port.number, metrics_port=plan.metrics_port,
             private=True, **dataclasses.asdict(plan.loader),
         )  # fmt: skip
 
     def _start_supervisor(self, number: int) -> None:
         plan, env = self.plan, dict(self.plan.env)
-        if self._ray:
+        if plan.external is not None:
+            env = ray_env(os.environ, env)
+            who: dict[str, Any] = self._external_settings(plan.external)
+        elif self.policy.ray:
             head = self._ray_heads.head(number)
             env |= head.env()
-            who: dict[str, Any] = {"ray_address": head.address}
+            who = {"ray_address": head.address}
         else:
             who = {"host_socket": str(self._host_socket), "init_timeout_s": HOST_UP_S}
         settings = SupervisorSettings(
-            job=plan.job, key_path=str(self.home / "key"), blob_folder=str(self.home / "blobs"),
-            feeder_blob_folder=str(self.home / "blobs"), provider=plan.provider,
+            job=plan.job, key_path=str(self.home / KEY), blob_folder=str(self.home / "blobs"),
+            feeder_key_path=str(self._key_of(Holder.FEEDER)), feeder_blob_folder=str(self.home / "blobs"),
+            provider=plan.provider,
             num_feeders=plan.num_feeders, state_path=str(self.home / "feeders.json"), port=self._port.number,
             ready_timeout_s=plan.tuning.worker_register_timeout_s + REGISTER_MARGIN_S,
             worker_register_timeout_s=plan.tuning.worker_register_timeout_s, **who,
         )  # fmt: skip
         self._dump("supervisor", settings)
         self._serve(ServicePart.SUPERVISOR, "dataloaderjob.supervisor.main", env, self._on_supervisor)
+
+    def _external_settings(self, ray: ExternalRay) -> dict[str, Any]:
+        """Returns the supervisor's settings for a cluster that other jobs use, too."""
+        return {
+            "ray_address": ray.address, "ray_external": True,
+            "ray_tag": f"dataloaderjob-{self.plan.job}-{self.run_id}", "feeder_resources": dict(ray.feeder_resources),
+            "feeder_env": dict(ray.feeder_env), "feeder_supervisor_host": ray.host, "bind_host": ray.bind_host,
+        }  # fmt: skip
 
     def _start_host(self) -> None:
         started, self._host_started = self._host_started, None
@@ -270,6 +337,7 @@ class LocalCluster:
         if number == self.policy.head_number:
             what = why.splitlines()[-1]
             self._show("run", f"Ray head {number} is lost ({what}): starting another", True)
+            self.note(f"Ray head {number}", SERVICE, f"is lost ({what}): another is started")
         self._do(self.policy.head_lost(number, why, time.monotonic(), feeders_live=feeders_live))
 
     # Children
@@ -307,7 +375,9 @@ class LocalCluster:
         del self._children[part]
         why = "\n".join(self._words[part.value])
         if self.policy.state(part).name == "UP":
-            self._show("run", f"the {part.value} ended with code {child.code}: restarting it", True)
+            what = f"ended with code {child.code}: restarting it"
+            self._show("run", f"the {part.value} {what}", True)
+            self.note(f"the {part.value}", SERVICE, what)
         self._do(self.policy.ended(part, child.code or 0, why, time.monotonic()))
 
     def _stop(self, part: ServicePart, grace_s: float = GRACE_S) -> None:
@@ -365,7 +435,9 @@ class LocalCluster:
         if supervisor is None or status.get("pid") != supervisor.pid:
             return
         self._do(self.policy.serves(ServicePart.SUPERVISOR))
-        if not self._ray and status.get("ready"):  # it listens before it has imported torch, or has failed to
+        if self._starter is ServicePart.HOST and status.get(
+            "ready"
+        ):  # it listens before it has imported torch, or has failed to
             self._do(self.policy.serves(ServicePart.HOST))
         if self.policy.old and status.get("ready") == status.get("desired"):
             self._do(self.policy.settled())
@@ -382,12 +454,27 @@ class LocalCluster:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.socket)
 
+    def _end_external_feeders(self) -> None:
+        """Has the supervisor end its feeders on a cluster that outlives this run. If it does not, their lease does."""
+        supervisor = self._children.get(ServicePart.SUPERVISOR)
+        if self.plan.external is None or supervisor is None or not self.snapshot.supervisor.get("ray"):
+            return
+        with contextlib.suppress(OSError, DataLoaderJobError):
+            supervision.ask(
+                "127.0.0.1", self._port.number, self._key, job=self.plan.job, message={"type": "stop"}
+            )
+            supervisor.wait(END_S)
+
     def close(self) -> None:
         """Ends everything and waits for it. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
+        if self._keeper is not None:
+            sidecar, supervisor = sidecar_status(self.socket), self.snapshot.supervisor
+            self._keeper.close(Snapshot(at=time.monotonic(), sidecar=sidecar, supervisor=supervisor))
         self._poller.stop()
+        self._end_external_feeders()
         self._stop(ServicePart.SUPERVISOR)
         if self._heads is not None:
             self._heads.close(GRACE_S)
@@ -422,9 +509,3 @@ def _make_home(*, ray: bool) -> Path:
         f"{tempfile.gettempdir()} nor /tmp is one: set TMPDIR to a path of at most "
         f"{limit - len(f'/{HOME_PREFIX}xxxxxxxx')} bytes"
     )
-
-
-def _write(path: Path, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as out:
-        out.write(data)

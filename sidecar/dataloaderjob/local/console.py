@@ -21,7 +21,10 @@ from typing import Any, NamedTuple, TextIO
 
 from dataloaderjob.core import supervision
 from dataloaderjob.core.supervision import Rates
+from dataloaderjob.core.texts import clean
+from dataloaderjob.local.attaching import how_to_attach
 from dataloaderjob.local.status import History, LiveRun
+from dataloaderjob.local.verdicts import TOO_FEW, verdict_of
 
 HELD_S = 0.1
 """Lines that arrive within this time are written together. A flood of lines would otherwise redraw the table for each,
@@ -180,15 +183,22 @@ def table_of(job: str, history: History, *, desired: int | None = None, notes: S
         feeders=feeders,
         ranks=rank_rows(history),
         note=note_line(
-            (*notes, *(n for n in last.notes if n not in shown)), last.supervisor.get("failures", ())
+            (*notes, *(n for n in last.notes if n not in shown), _waits(last.supervisor)),
+            last.supervisor.get("failures", ()),
         ),
     )
+
+
+def _waits(supervisor: Mapping[str, Any]) -> str:
+    """Returns the verdict if training waits for input; otherwise nothing."""
+    verdict = verdict_of(supervisor)
+    return verdict.sentence() if verdict is not None and verdict.is_bound else ""
 
 
 def feeder_rows(supervisor: Mapping[str, Any]) -> tuple[FeederRow, ...]:
     """Makes a row for each feeder in a supervisor's status."""
     return tuple(
-        FeederRow(str(f["name"]), str(f["state"]), span(float(f["seconds"])), _one_line(f.get("why") or ""))
+        FeederRow(clean(f["name"]), clean(f["state"]), span(float(f["seconds"])), clean(f.get("why") or ""))
         for f in supervisor.get("feeders", ())
     )
 
@@ -218,7 +228,7 @@ def note_line(notes: Iterable[str], failures: Iterable[Mapping[str, Any]] = ()) 
     if not texts:
         return ""
     more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
-    return f"{_one_line(texts[0])}{more}"
+    return f"{clean(texts[0])}{more}"
 
 
 def span(seconds: float) -> str:
@@ -340,6 +350,9 @@ def status_lines(run: LiveRun, history: History) -> Iterator[str]:
         is_today = time.localtime(until)[:3] == time.localtime()[:3]
         at = time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M", time.localtime(until))
         yield f"  free for the next script until {at} (DATALOADERJOB_KEEP); kill {run.about['pid']} ends it"
+    if (attach := run.about.get("attach")) is not None:
+        here = f"{len(found.receivers)} of {attach['processes']} trainer processes attached"
+        yield f"  {here}; to attach a shell: {how_to_attach(run.name)}"
     for feeder in found.supervisor.get("feeders", ()):
         why = f": {feeder['why']}" if feeder.get("why") else ""
         yield f"  {feeder['name']} {feeder['state']} for {feeder['seconds']:.0f} s{why}"
@@ -348,6 +361,9 @@ def status_lines(run: LiveRun, history: History) -> Iterator[str]:
             f"  rank {receiver['rank']} (pid {receiver['trainer']}): {receiver['next_calls']} batches, pool "
             f"{_fullness([receiver])}, {receiver['ready']} ready{_now(history.rates(receiver))}"
         )
+    if found.receivers and found.desired is not None:
+        verdict = verdict_of(found.supervisor)
+        yield f"  {TOO_FEW if verdict is None else verdict.sentence()}"
     told = {f"{feeder['name']}: {feeder.get('why')}" for feeder in found.supervisor.get("feeders", ())}
     for note in found.notes:
         if note not in told:
@@ -395,8 +411,3 @@ def _cells(found: Rates | None) -> tuple[str, str, str]:
 def _fullness(receivers: Sequence[Mapping[str, Any]]) -> str:
     share = percent(supervision.occupancy(receivers))
     return share if share == NONE else f"{share} full"
-
-
-def _one_line(text: str) -> str:
-    """Replaces characters that move the cursor, including line ends, by a space."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

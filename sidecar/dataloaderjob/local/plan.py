@@ -3,6 +3,7 @@ here: `run` executes both.
 
 PREPARING  the service is being started; no trainer yet
 TRAINING   trainers run
+SERVING    trainers come and go: others start them (spec.trainers.attach)
 FAILING    one trainer failed; the others have some time to end by themselves and report why
 ENDING     trainers were sent a signal to end
 KILLING    trainers were killed
@@ -24,9 +25,12 @@ from pydantic import BaseModel
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import spell
 from dataloaderjob.api.feeders import CONTAINER as FEEDER_CONTAINER
-from dataloaderjob.api.pods import EnvVar, PodSpec
+from dataloaderjob.api.pods import Container, EnvVar, PodSpec
+from dataloaderjob.core.autoscaling import Bounds
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.local.autoscaling import bounds_of
 from dataloaderjob.local.cluster import ServicePlan
+from dataloaderjob.local.external import ExternalRay
 from dataloaderjob.providers.provider import RAY
 
 FAILING_GRACE_S = 5.0
@@ -57,6 +61,17 @@ class TrainerPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttachPlan:
+    """Variables and limits of trainers that others start. The socket's path is known only at run time."""
+
+    env: Mapping[str, str]
+    processes: int
+    """Maximum number of attached processes."""
+    idle_s: float
+    """Time without attached processes after which all feeders are stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """Everything that `run` needs from a manifest."""
 
@@ -65,13 +80,18 @@ class RunPlan:
     folder: Path
     """Working directory of trainers and feeders."""
     trainers: tuple[TrainerPlan, ...]
+    attach: AttachPlan | None = None
+    """Set if others start the trainers; there are no `trainers` then."""
     service: ServicePlan
     min_feeders: int
     scale: tuple[int, int]
     """Minimum number of feeder replicas, and feeders in each."""
+    autoscaling: Bounds | None
+    """Numbers of feeders between which the run is scaled; None: it is not."""
     startup_s: float
     active_s: float | None
     ray_version: str | None
+    """Ray's version according to the manifest."""
     ignored: tuple[str, ...] = field(default=())
     """Paths of manifest fields without effect on one machine."""
 
@@ -84,29 +104,47 @@ def plan(
     Raises InputError for what a cluster could run and one machine cannot.
     """
     spec = job.spec
-    container = spec.trainers.job.container
-    if not container.command:
-        raise InputError(
-            f"job {job.name} has no command, and one machine runs no image with an entrypoint: set "
-            'spec.trainers.job.template.spec.containers[0].command, such as ["python", "train.py"]'
-        )
-    cwd = folder / (container.working_dir or "")
+    cwd = folder if spec.trainers.attached else folder / (_container(job).working_dir or "")
     per_pod, active_s = spec.feeders.processes_per_pod, spec.active_deadline_seconds
     inherited = inherited_env(env)
     return RunPlan(
         name=job.name, suspend=spec.suspend, folder=cwd,
         trainers=tuple(
             _trainer(job, replica, inherited, master_port=master_port)
-            for replica in range(spec.trainers.job.replicas)
+            for replica in range(spec.trainers.replicas)
         ),
+        attach=_attach(job),
         service=_service(job, cwd, inherited, provider),
         min_feeders=spec.feeders.min_available * per_pod,
         scale=(spec.feeders.min_available, per_pod),
+        autoscaling=bounds_of(spec.feeders),
         startup_s=float(spec.startup_deadline_seconds),
         active_s=None if active_s is None else float(active_s),
-        ray_version=spec.ray.managed.version,
+        ray_version=spec.ray.own.version,
         ignored=tuple(ignored(job, provider)),
     )  # fmt: skip
+
+
+def _container(job: DataLoaderJob) -> Container:
+    """Returns the container whose command is run. Raises InputError if it has none."""
+    container = job.spec.trainers.own.container
+    if not container.command:
+        raise InputError(
+            f"job {job.name} has no command, and one machine runs no image with an entrypoint: set "
+            'spec.trainers.job.template.spec.containers[0].command, such as ["python", "train.py"]'
+        )
+    return container
+
+
+def _attach(job: DataLoaderJob) -> AttachPlan | None:
+    attach = job.spec.trainers.attach
+    if attach is None:
+        return None
+    return AttachPlan(
+        env=job.spec.loader_environment(),
+        processes=attach.processes_per_pod,
+        idle_s=float(attach.idle_seconds),
+    )
 
 
 def inherited_env(env: Mapping[str, str]) -> dict[str, str]:
@@ -139,7 +177,7 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 def _trainer(
     job: DataLoaderJob, replica: int, inherited: Mapping[str, str], *, master_port: int
 ) -> TrainerPlan:
-    trainer = job.spec.trainers.job
+    trainer = job.spec.trainers.own
     launch = trainer.launch_environment(replica=replica, master_addr="127.0.0.1", master_port=master_port)
     if trainer.processes_per_pod == 1:  # all replicas are on this one machine
         launch |= {"LOCAL_RANK": str(replica), "LOCAL_WORLD_SIZE": str(trainer.replicas)}
@@ -159,9 +197,22 @@ def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str], provid
     return ServicePlan(
         job=job.name, num_feeders=spec.feeders.count, env=inherited, sidecar_env=add_env(inherited, spec.sidecar.env),
         feeder_env=feeder_env, feeder_cwd=cwd, provider=provider,
-        tuning=spec.ray.managed.tuning.settings(), tasks=spec.ray.managed.room(),
-        loader=spec.loader_settings(replicas=spec.trainers.job.replicas),
+        tuning=spec.ray.own.tuning.settings(), tasks=spec.ray.own.room(), external=_external(job, provider),
+        loader=spec.loader_settings(replicas=max(1, spec.trainers.replicas)),
     )  # fmt: skip
+
+
+def _external(job: DataLoaderJob, provider: str) -> ExternalRay | None:
+    spec = job.spec
+    if provider != RAY or spec.ray.external is None:
+        return None
+    env = add_env({}, spec.data.env)
+    for container in spec.feeders.template.spec.containers:
+        if container.name == FEEDER_CONTAINER:
+            env = add_env(env, container.env)
+    return ExternalRay(
+        address=spec.ray.external.address, feeder_resources=spec.feeders.ray_resources(), feeder_env=env
+    )
 
 
 def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
@@ -171,19 +222,23 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
         yield "metadata.namespace"
     yield from _given(spec, _IGNORED_JOB, "spec")
     if provider == RAY:
-        yield from _given(spec.ray.managed, ("head",), "spec.ray.managed")
+        yield from _given(spec.ray.own, ("head",), "spec.ray.managed")
     else:
         yield from _given(spec, ("ray",), "spec")
     yield from _given(spec.data, ("volumes", "volumeMounts", "envFrom"), "spec.data")
     yield from _from_elsewhere(spec.data.env, "spec.data")
     yield from _given(spec.sidecar, _IGNORED_SIDECAR, "spec.sidecar")
     yield from _from_elsewhere(spec.sidecar.env, "spec.sidecar")
-    yield from _given(spec.trainers.job, ("metadata", "masterPort", "failurePolicy"), "spec.trainers.job")
-    yield from _given(spec.feeders, ("image", "resources", "scratch", "metadata"), "spec.feeders")
-    for path, template in (
-        ("spec.feeders.template", spec.feeders.template),
-        ("spec.trainers.job.template", spec.trainers.job.template),
-    ):
+    if (attach := spec.trainers.attach) is not None:
+        yield from _given(attach, ("container", "follow"), "spec.trainers.attach")
+    else:
+        yield from _given(spec.trainers.own, ("metadata", "masterPort", "failurePolicy"), "spec.trainers.job")
+    placed = () if provider == RAY and spec.ray.external is not None else ("resources",)
+    yield from _given(spec.feeders, ("image", *placed, "scratch", "metadata"), "spec.feeders")
+    templates = {"spec.feeders.template": spec.feeders.template}
+    if not spec.trainers.attached:
+        templates["spec.trainers.job.template"] = spec.trainers.template
+    for path, template in templates.items():
         yield from _given(template, ("metadata",), path)
         yield from _pod(template.spec, f"{path}.spec", FEEDER_CONTAINER if "feeders" in path else None)
 
@@ -221,6 +276,7 @@ def _given(model: BaseModel, names: tuple[str, ...], path: str) -> Iterator[str]
 class RunState(Enum):
     PREPARING = auto()
     TRAINING = auto()
+    SERVING = auto()
     FAILING = auto()
     ENDING = auto()
     KILLING = auto()
@@ -229,7 +285,9 @@ class RunState(Enum):
 
 class RunEvent(Enum):
     SERVED = auto()
-    """The sidecar listens."""
+    """The sidecar listens; trainers are started."""
+    OPENED = auto()
+    """The sidecar listens; others start trainers."""
     FAILED = auto()
     """A trainer ended with an error; others live."""
     STOP = auto()
@@ -241,10 +299,12 @@ class RunEvent(Enum):
 
 TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (RunState.PREPARING, RunEvent.SERVED): RunState.TRAINING,
+    (RunState.PREPARING, RunEvent.OPENED): RunState.SERVING,
     (RunState.PREPARING, RunEvent.STOP): RunState.OVER,
     (RunState.TRAINING, RunEvent.FAILED): RunState.FAILING,
     (RunState.TRAINING, RunEvent.STOP): RunState.ENDING,
     (RunState.TRAINING, RunEvent.ALL_ENDED): RunState.OVER,
+    (RunState.SERVING, RunEvent.STOP): RunState.OVER,
     (RunState.FAILING, RunEvent.GRACE): RunState.ENDING,
     (RunState.FAILING, RunEvent.STOP): RunState.ENDING,
     (RunState.FAILING, RunEvent.ALL_ENDED): RunState.OVER,
@@ -268,9 +328,9 @@ class Stop:
     """Signal that trainers are sent."""
 
 
-def stopped_by(number: int) -> Stop:
+def stopped_by(number: int, what: str = "trainers and service") -> Stop:
     name = signal.Signals(number).name
-    return Stop(128 + number, f"received {name}: ending trainers and service", number)
+    return Stop(128 + number, f"received {name}: ending {what}", number)
 
 
 class Lifecycle:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import pdb
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dataloaderjob.batches.differences import describe
-from dataloaderjob.core import frames
+from dataloaderjob.core import folders, frames
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
 from dataloaderjob.core.records import Record, Recorded, RowKind
+from dataloaderjob.local import trust
 from dataloaderjob.making.remaking import Remade, Remaker
 
 
@@ -32,14 +34,18 @@ class Replay:
         """True if the batch equals what was consumed."""
         return self.remade is not None and self.remade.digest == self.found.row.digest
 
-    def make(self, *, debug: bool) -> None:
-        """Loads the recorded code and data, and makes the batch. Raises InputError if they cannot be loaded."""
+    def make(self, *, debug: bool, trusted: Collection[str] = ()) -> None:
+        """Loads the recorded code and data, and makes the batch.
+
+        Raises InputError if they cannot be loaded, or belong to a user other than this one, root and `trusted`.
+        """
         piece, row = self.found
         bundle = piece.bundle(row)
         if bundle is None or not row.nbytes:
             raise InputError(
                 "the record has no code and data for this batch, because the trainer could not pickle them"
             )
+        trust.check(self.record.folder, trusted)
         payload = piece.ticket(row)
         remaker = Remaker(bundle[0], self.record.store, in_process=bundle[1])
         stepped = stepping(remaker.code.dataset, pdb.Pdb()) if debug else None
@@ -55,10 +61,12 @@ class Replay:
             self._body = None
 
     def save(self, path: Path) -> None:
-        """Writes the batch with torch.save. Raises InputError if there is none."""
+        """Writes the batch with torch.save. Raises InputError if there is none, or if `path` is a link."""
         if self.remade is None or self.remade.error is not None:
             raise InputError(f"nothing is written to {path}: making the batch raised an error")
-        torch.save(self.remade.batch, path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with os.fdopen(folders.open_file(path, flags, InputError), "wb") as out:
+            torch.save(self.remade.batch, out)
 
     def lines(self) -> Iterator[str]:
         """Yields lines that describe the batch and compare it with what was consumed."""

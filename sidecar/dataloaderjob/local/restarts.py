@@ -104,17 +104,18 @@ class _Watched:
 class RestartPolicy:
     """Takes events and returns instructions. The caller executes instructions in order."""
 
-    def __init__(self, *, ray: bool = True) -> None:
-        """`ray`: a Ray head starts feeders."""
-        self.ray = ray
+    def __init__(self, starter: ServicePart | None = ServicePart.HEAD) -> None:
+        """`starter`: the part that starts feeders; None: a Ray cluster that exists without the run."""
+        self.ray = starter is ServicePart.HEAD
         self.head_number = 0
         """Number of the head in use; the first is 1."""
         self.old: dict[int, float] = {}
         """Replaced heads that still serve, with the time of their replacement."""
         self.restarts = 0
-        starter = ServicePart.HEAD if ray else ServicePart.HOST
         self._parts = {
-            part: _Watched(part) for part in (starter, ServicePart.SIDECAR, ServicePart.SUPERVISOR)
+            part: _Watched(part)
+            for part in (starter, ServicePart.SIDECAR, ServicePart.SUPERVISOR)
+            if part is not None
         }
         self._ray_exits = 0
 

@@ -13,13 +13,19 @@ import time
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.core import folders
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.input_bound import InputVerdict
 from dataloaderjob.core.places import RECORD_VARIABLE, SOCKET_VARIABLE
+from dataloaderjob.local.attaching import Attached, Idleness, how_to_attach
+from dataloaderjob.local.autoscaling import RunAutoscaler
 from dataloaderjob.local.children import Child, Command, Loop, check_words, exit_code
 from dataloaderjob.local.cluster import LocalCluster
 from dataloaderjob.local.console import Console, progress_line, summary, table_of
+from dataloaderjob.local.external import checked
 from dataloaderjob.local.plan import (
     EXIT_BROKEN,
     EXIT_LATE,
@@ -29,11 +35,14 @@ from dataloaderjob.local.plan import (
     RunPlan,
     RunState,
     Stop,
+    TrainerPlan,
     plan,
     stopped_by,
 )
 from dataloaderjob.local.ports import ReservedPort
+from dataloaderjob.local.reporting.series import ENDED, FAILED
 from dataloaderjob.local.status import WINDOW_S, History, Snapshot, sidecar_status
+from dataloaderjob.local.verdicts import closing_words, verdict_of
 from dataloaderjob.providers.provider import RAY
 
 PROGRESS_LIVE_S = 1.0
@@ -73,18 +82,24 @@ def run(
         console.say(f"{planned.name} is suspended (spec.suspend: true): nothing is started")
         return 0
     check(planned)
-    return Run(planned, manifest, console, master_port).run()
+    if planned.service.external is not None:
+        planned = replace(
+            planned, service=replace(planned.service, external=checked(planned.service.external))
+        )
+    return Run(planned, manifest, console, master_port, record).run()
 
 
 def recorded(planned: RunPlan, folder: Path) -> RunPlan:
     """Returns the same run with trainers that record what they consume. Raises InputError if they cannot."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        os.close(folders.enter(folder, InputError))
     except OSError as exc:
         raise InputError(f"--record needs a writable folder, {folder} is not one: {exc}") from exc
-    variable = {RECORD_VARIABLE: str(folder.resolve())}
+    variable = {RECORD_VARIABLE: os.path.abspath(folder)}
     trainers = tuple(replace(trainer, env={**trainer.env, **variable}) for trainer in planned.trainers)
-    return replace(planned, trainers=trainers)
+    attach = planned.attach and replace(planned.attach, env={**planned.attach.env, **variable})
+    return replace(planned, trainers=trainers, attach=attach)
 
 
 def check(planned: RunPlan) -> None:
@@ -96,19 +111,22 @@ def check(planned: RunPlan) -> None:
         )
     if (port := planned.service.metrics_port) is not None:
         _check_port(port)
-    first = planned.trainers[0]
-    program, path = first.command[0], first.env.get("PATH")
-    found = shutil.which(str(planned.folder / program) if "/" in program else program, path=path)
-    if found is None:
-        raise InputError(
-            f"the trainer's program {program!r} was found neither in {planned.folder} nor on "
-            "PATH: install it, or change spec.trainers.job.template.spec.containers[0].command"
-        )
     for number, trainer in enumerate(planned.trainers):
+        if number == 0:
+            _check_program(planned.folder, trainer)
         check_words(f"trainer-{number}", trainer.command, trainer.env)
     check_words("feeders", (), planned.service.feeder_env)
     if planned.service.provider == RAY:
         _check_ray(planned.ray_version)
+
+
+def _check_program(folder: Path, trainer: TrainerPlan) -> None:
+    program, path = trainer.command[0], trainer.env.get("PATH")
+    if shutil.which(str(folder / program) if "/" in program else program, path=path) is None:
+        raise InputError(
+            f"the trainer's program {program!r} was found neither in {folder} nor on "
+            "PATH: install it, or change spec.trainers.job.template.spec.containers[0].command"
+        )
 
 
 def _check_ray(wanted: str | None) -> None:
@@ -128,30 +146,60 @@ def _check_ray(wanted: str | None) -> None:
 class Run:
     """One run, in one thread."""
 
-    def __init__(self, planned: RunPlan, manifest: Path, console: Console, master_port: ReservedPort) -> None:
-        """`master_port`: port of the plan's trainers for their rendezvous."""
+    def __init__(
+        self,
+        planned: RunPlan,
+        manifest: Path,
+        console: Console,
+        master_port: ReservedPort,
+        record: Path | None = None,
+    ) -> None:
+        """`master_port`: port of the plan's trainers for their rendezvous. `record`: folder of its record."""
         self._plan, self._manifest, self._console = planned, manifest, console
         self._master_port = master_port
         self._ray = planned.service.provider == RAY
+        self._own_ray = self._ray and planned.service.external is None
+        self._starting = (
+            "the supervisor is not up" if self._ray and not self._own_ray
+            else "Ray's head and the supervisor are not up" if self._ray
+            else "the feeder host and the supervisor are not up"
+        )  # fmt: skip
         self._loop = Loop()
         # Before anything is created that would be left behind.
         self._loop.signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
         self._lifecycle = Lifecycle(len(planned.trainers))
-        self._cluster = LocalCluster(planned.service, self._loop, show=self._show, broken=self._broken)
+        self._cluster = LocalCluster(
+            planned.service, self._loop, show=self._show, broken=self._broken, record=record
+        )
         self._trainers: list[Child] = []
         self._served = False
         self._progress_s = PROGRESS_LIVE_S if console.live else PROGRESS_LINE_S
         self._history = History(max(WINDOW_S, self._progress_s))
+        self._verdict: InputVerdict | None = None
+        """The last verdict that was known."""
+        self._autoscaler = (
+            None
+            if planned.autoscaling is None
+            else RunAutoscaler(
+                planned.autoscaling,
+                planned.scale[1],
+                len(os.sched_getaffinity(0)),
+                scale=self._cluster.scale_to,
+                say=console.say,
+            )
+        )
         self._feeder_spoke_at: float | None = None
         self._started = time.monotonic()
+        self._attached = Attached()
+        self._idleness: Idleness | None = None
+        if planned.attach is not None:
+            self._idleness = Idleness(planned.attach.idle_s, self._started)
 
     def run(self) -> int:
         try:
-            least, per_pod = self._plan.scale
-            self._cluster.start({"manifest": str(self._manifest.resolve()), "min": least, "per_pod": per_pod})
-            self._console.say(
-                f"{self._plan.name}: starting {'Ray, ' * self._ray}the sidecar, feeders: {self._cluster.num_desired}"
-            )
+            self._cluster.start(self._about())
+            parts = "Ray, the sidecar" if self._own_ray else "the sidecar"
+            self._console.say(f"{self._plan.name}: starting {parts}, feeders: {self._cluster.num_desired}")
             self._loop.later(self._plan.startup_s, self._startup_over)
             if self._plan.active_s is not None:
                 self._loop.later(self._plan.active_s, self._active_over)
@@ -168,22 +216,60 @@ class Run:
         self._conclude()
         return self._lifecycle.code
 
+    def _about(self) -> dict[str, Any]:
+        """Returns what other commands need to know about this run."""
+        least, per_pod = self._plan.scale
+        about: dict[str, Any] = {"manifest": str(self._manifest.resolve()), "min": least, "per_pod": per_pod}
+        if (attach := self._plan.attach) is not None:
+            about["attach"] = {"env": dict(attach.env), "processes": attach.processes}
+        return about
+
     # Events
 
     def _look(self) -> None:
         self._console.flush()
         if self._cluster.sidecar_listens:
-            self._enter(self._lifecycle.move(RunEvent.SERVED))
+            opened = RunEvent.SERVED if self._idleness is None else RunEvent.OPENED
+            self._enter(self._lifecycle.move(opened))
         snapshot = self._cluster.snapshot
         self._history.add(snapshot)
+        self._verdict = verdict_of(snapshot.supervisor) or self._verdict
+        if self._autoscaler is not None:
+            self._autoscaler.look(
+                time.monotonic(), snapshot, frozen="" if self._trains() else "no trainer runs"
+            )
+        if self._idleness is not None and self._lifecycle.state is RunState.SERVING:
+            self._attend(self._idleness, snapshot)
         if not self._served and snapshot.desired is not None and snapshot.ready >= self._plan.min_feeders:
             self._served = True
             seconds = time.monotonic() - self._started
             self._console.say(f"ready after {seconds:.1f} s, feeders {snapshot.ready}/{snapshot.desired}")
 
+    def _trains(self) -> bool:
+        if self._idleness is None:
+            return self._lifecycle.state is RunState.TRAINING
+        return self._lifecycle.state is RunState.SERVING and bool(len(self._attached))
+
+    def _attend(self, idleness: Idleness, snapshot: Snapshot) -> None:
+        """Reports trainers that come and go, and stops feeders that no trainer needs."""
+        if "receivers" not in snapshot.sidecar:  # the sidecar is being restarted; its trainers wait for it
+            return
+        for text in self._attached.update(snapshot.receivers):
+            self._console.say(text)
+        feeders = idleness.look(len(self._attached), snapshot.desired, time.monotonic())
+        if feeders is None:
+            return
+        self._cluster.scale_to(feeders)
+        if feeders:
+            self._console.say(f"a trainer is attached: starting {feeders} feeders")
+        else:
+            self._served = True  # nothing is missing until a trainer comes
+            self._console.say("no trainer is attached: all feeders are stopped until the next one")
+
     def _on_signal(self, number: int) -> None:
         self._console.clear()
-        self._halt(stopped_by(number))
+        what = "trainers and service" if self._idleness is None else "the service"
+        self._halt(stopped_by(number, what))
 
     def _broken(self, why: str) -> None:
         self._halt(Stop(EXIT_BROKEN, f"the service cannot go on: {why}"))
@@ -201,24 +287,26 @@ class Run:
         if not self._cluster.sidecar_listens:
             missing.append("the sidecar does not listen")
         if snapshot.desired is None:
-            starter = "Ray's head" if self._ray else "the feeder host"
-            missing.append(f"{starter} and the supervisor are not up")
+            missing.append(self._starting)
         else:
             missing.append(f"{snapshot.ready} of {self._plan.min_feeders} needed feeders have reported")
         return missing
 
     def _active_over(self) -> None:
-        live = ", ".join(child.name for child in self._trainers if child.code is None) or "no trainer"
+        live = ", ".join(child.name for child in self._trainers if child.code is None) or str(self._attached)
+        live = live or "no trainer"
         why = f"the job ran past spec.activeDeadlineSeconds ({self._plan.active_s:g} s)"
         self._halt(Stop(EXIT_LATE, f"{why}; still running: {live}"))
 
     def _halt(self, stop: Stop) -> None:
         if self._lifecycle.state is not RunState.OVER:
             self._console.say(stop.why)
+            self._cluster.note("run", FAILED, stop.why)
         self._enter(self._lifecycle.halt(stop))
 
     def _trainer_ended(self, child: Child) -> None:
         number, code = self._trainers.index(child), exit_code(child.code or 0)
+        self._cluster.note(child.name, FAILED if code else ENDED, f"ended with exit code {code}")
         if code:
             self._console.say(f"{child.name} ended with exit code {code}")
         self._enter(self._lifecycle.ended(number, code))
@@ -228,6 +316,8 @@ class Run:
     def _enter(self, state: RunState | None) -> None:
         if state is RunState.TRAINING:
             self._start_trainers()
+        elif state is RunState.SERVING:
+            self._say_how_to_attach()
         elif state is RunState.ENDING:
             number = signal.SIGTERM if self._lifecycle.stop is None else self._lifecycle.stop.number
             for child in self._trainers:
@@ -237,6 +327,14 @@ class Run:
                 child.signal(signal.SIGKILL)
         if state in GRACE_S:
             self._loop.later(GRACE_S[state], lambda: self._grace_over(state))
+
+    def _say_how_to_attach(self) -> None:
+        assert self._plan.attach is not None  # noqa: S101  the state SERVING is for attached trainers
+        most = self._plan.attach.processes
+        self._console.say(
+            f"waiting for trainers, {most} process{'es' * (most > 1)} at a time; run this in their shells: "
+            f"{how_to_attach(self._plan.name)}"
+        )
 
     def _grace_over(self, state: RunState | None) -> None:
         if self._lifecycle.state is state:
@@ -271,7 +369,7 @@ class Run:
         if self._console.live:
             awaited = () if self._served else (f"starting: {'; '.join(self._awaited())}",)
             self._console.show(table_of(self._plan.name, self._history, desired=desired, notes=awaited))
-        else:
+        elif self._idleness is None or self._attached or notes:  # a service that waits needs no line
             text = progress_line(self._history, desired)
             self._console.say(f"{text} ({notes[0]})" if notes else text)
 
@@ -296,7 +394,10 @@ class Run:
             how = "ended" if self._lifecycle.stop is None else "was stopped"
         seconds = time.monotonic() - self._started
         total = summary(self._history.total, seconds, self._cluster.policy.restarts)
-        self._console.say(f"{self._plan.name}: {how}; {total}")
+        closing = closing_words(
+            self._verdict, self._history.total, per_pod=self._plan.scale[1], cpus=len(os.sched_getaffinity(0))
+        )
+        self._console.say(f"{self._plan.name}: {how}; {total}{closing}")
 
 
 def _check_port(port: int) -> None:

@@ -31,6 +31,7 @@ from dataloaderjob.local.cluster import LocalCluster, ServicePlan
 from dataloaderjob.local.forks import Forked, environments
 from dataloaderjob.local.reaper import give_up, is_anothers, locked, service_of
 from dataloaderjob.local.status import sidecar_status
+from dataloaderjob.local.verdicts import VerdictFile, verdict_of
 from dataloaderjob.providers.provider import LOCAL
 
 LINGER_S = 3.0
@@ -117,10 +118,11 @@ class Service:
         self._starter = _open(claim.pid)
         self._idle = IdleShutdown(time.monotonic(), claim.keep_s)
         self._told_idle = False
+        self._verdict = VerdictFile(folder)
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._cluster = LocalCluster(
             plan, self._loop, show=self._show, broken=self._broken, socket_path=str(folder / places.SOCKET_NAME),
-            run_id=os.environ[places.RUN_VARIABLE], folder=folder, host=host,
+            run_id=os.environ[places.RUN_VARIABLE], folder=folder, host=host, record=_record(claim),
         )  # fmt: skip
 
     def run(self) -> int:
@@ -192,6 +194,7 @@ class Service:
         if anew:
             (self._folder / places.FEEDERS_NAME).unlink(missing_ok=True)
             self._cluster.forget_feeders()
+            self._verdict.forget()
         self._echo.close()
         self._claim, self._is_unheard, self._told_idle = claim, True, False
         if self._starter is not None:
@@ -242,6 +245,8 @@ class Service:
 
     def _look(self) -> None:
         receivers, now = self._receivers(), time.monotonic()
+        if receivers and self._has_folder():
+            self._verdict.write(verdict_of(self._cluster.snapshot.supervisor))
         if self._idle.see(receivers=receivers, starter_alive=self._is_starter_alive(), now=now):
             self._leave(unless_used=True)
         elif receivers and self._told_idle:
@@ -316,6 +321,12 @@ def fail(folder: Path, why: str) -> None:
         part.write_text(why + "\n")
         part.rename(folder / places.FAILED_NAME)
         (folder / places.PID_NAME).unlink(missing_ok=True)
+
+
+def _record(claim: Claim) -> Path | None:
+    """The folder in which the script records what it consumes; None for a service that outlives its script."""
+    folder = os.environ.get(places.RECORD_VARIABLE)
+    return Path(folder).absolute() if folder and not claim.keep_s else None
 
 
 def plan(folder: Path, num_feeders: int, env: Mapping[str, str]) -> ServicePlan:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import folders, ipc, sockets, supervision
+from dataloaderjob.core import folders, ipc, keys, sockets, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError
 from dataloaderjob.core.settings import read_key
 from dataloaderjob.core.supervision import COUNTERS, Rates
@@ -92,6 +92,14 @@ class History:
         """Counters of the whole run."""
         return self._counted[None]
 
+    def of_ranks(self) -> dict[str, Counter[str]]:
+        """Counters of each rank, over all processes that had it."""
+        found: dict[str, Counter[str]] = {}
+        for trainer, counted in self._counted.items():
+            if trainer is not None:
+                found.setdefault(trainer[0], Counter()).update(counted)
+        return found
+
     def add(self, snapshot: Snapshot) -> None:
         """Adds a snapshot; one that was added already is ignored."""
         if snapshot.at <= self.last.at:
@@ -150,6 +158,8 @@ class Poller:
         """Set to poll at once."""
         self._wanted = self._asked = 0
         self._exactly = False
+        self._scale_to: int | None = None
+        """A number to ask for as soon as the supervisor answers."""
         self._thread = threading.Thread(target=self._run, name="dlj-poll", daemon=True)
 
     def start(self) -> None:
@@ -163,6 +173,11 @@ class Poller:
     def raise_to(self, feeders: int) -> None:
         """Has the supervisor keep at least `feeders` feeders, as soon as it answers."""
         self._wanted = max(self._wanted, feeders)
+        self._pause.set()
+
+    def scale_to(self, feeders: int) -> None:
+        """Has the supervisor keep this number of feeders, as soon as it answers."""
+        self._scale_to = feeders
         self._pause.set()
 
     def forget_feeders(self) -> None:
@@ -187,6 +202,11 @@ class Poller:
             if self._control is None:
                 self._control = self._connect()
             status = self._ask(self._control, {"type": "status"})
+            if (number := self._scale_to) is not None:
+                self._ask(self._control, {"type": "scale", "feeders": number})
+                if self._scale_to == number:
+                    self._scale_to = None
+                status["desired"] = number
             wanted = self._wanted
             if wanted > self._asked:  # once: a later `scale` by the user takes precedence
                 exactly, desired = self._exactly, int(status.get("desired", 0))
@@ -207,7 +227,7 @@ class Poller:
     def _connect(self) -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", self._port), timeout=TIMEOUT_S)
         try:
-            sockets.greet(sock, self._key, role="control", name="local", job=self._job)
+            sockets.greet(sock, keys.of_job(self._key), role="control", name="local", job=self._job)
         except BaseException:
             sock.close()
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from dataloaderjob.core import frames
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
 from dataloaderjob.core.records import NO_BUNDLE, Record, Recorded, RowKind
+from dataloaderjob.local import trust
 from dataloaderjob.local.remake import remake
 
 _MAX_SHOWN = 60
@@ -36,8 +37,13 @@ class Difference:
 # Two records
 
 
-def compare(one: Path, other: Path, *, epoch: int | None = None) -> tuple[bool, list[str]]:
-    """Returns True if two runs consumed the same, and lines for the user. Raises InputError."""
+def compare(
+    one: Path, other: Path, *, epoch: int | None = None, trusted: Collection[str] = ()
+) -> tuple[bool, list[str]]:
+    """Returns True if two runs consumed the same, and lines for the user. Raises InputError.
+
+    Digests are compared first. Only a difference runs the code of the records, if their users are trusted.
+    """
     a, b = Record.open(one), Record.open(other)
     if a.ranks.keys() != b.ranks.keys():
         raise InputError(
@@ -58,7 +64,7 @@ def compare(one: Path, other: Path, *, epoch: int | None = None) -> tuple[bool, 
         raise InputError(f"{one} and {other} have no batch{_of_none(a, epoch)} to compare")
     if found is None:
         return True, [f"equal: {count} batches of {_ranks(a)}"]
-    return False, [f"{found.where}: {line}" for line in _explain(found, a, b)]
+    return False, [f"{found.where}: {line}" for line in _explain(found, a, b, trusted)]
 
 
 def first_difference(
@@ -83,7 +89,7 @@ def _of_epoch(batches: Iterable[Recorded], epoch: int | None) -> list[Recorded]:
     return [batch for batch in batches if epoch is None or batch.row.epoch == epoch]
 
 
-def _explain(found: Difference, a: Record, b: Record) -> list[str]:
+def _explain(found: Difference, a: Record, b: Record, trusted: Collection[str]) -> list[str]:
     one, other = found.one, found.other
     if one is None or other is None:
         has, lacks = (a, b) if other is None else (b, a)
@@ -94,6 +100,11 @@ def _explain(found: Difference, a: Record, b: Record) -> list[str]:
     if failed:
         return [f"next() raised an error in {failed[0]}, and returned a batch in the other"]
     left, right = one.piece.ticket(one.row), other.piece.ticket(other.row)
+    try:
+        if any(map(frames.has_pickled_keys, (left, right))):
+            _check_owners((a, b), trusted)
+    except (InputError, RemoteProtocolError) as exc:
+        return [f"the batches differ, and how is unknown: {exc}"]
     if left[frames.TICKET_HEAD_NBYTES :] != right[frames.TICKET_HEAD_NBYTES :]:
         said = _other_keys(left, right)
         if said:
@@ -101,7 +112,15 @@ def _explain(found: Difference, a: Record, b: Record) -> list[str]:
     lines = ["the keys are the same, and the content differs"]
     if frames.base_seed_of(left) != frames.base_seed_of(right):
         lines.append("the seeds differ: check torch.manual_seed and the loader's generator")
-    return lines + _compare_content(a, one, b, other)
+    return lines + _compare_content(a, one, b, other, trusted)
+
+
+def _check_owners(records: Iterable[Record], trusted: Collection[str]) -> None:
+    names, owned = set(trusted), [(record, trust.owners(record.folder)) for record in records]
+    for record, owners in owned:
+        trust.check(record.folder, names & owners)
+    if unknown := sorted(names.difference(*(owners for _, owners in owned))):
+        raise InputError(f"--trust names {unknown[0]}, who owns nothing in these records")
 
 
 def _other_keys(left: bytes, right: bytes) -> str:
@@ -125,11 +144,17 @@ def _same(x: Any, y: Any) -> bool:
         return False
 
 
-def _compare_content(a: Record, one: Recorded, b: Record, other: Recorded) -> list[str]:
+def _compare_content(
+    a: Record, one: Recorded, b: Record, other: Recorded, trusted: Collection[str]
+) -> list[str]:
     """Makes both batches again. Names the leaf that differs, and any batch that is no longer what was consumed."""
     from dataloaderjob.batches.differences import first_difference as difference_of
 
     lines, bodies = [], []
+    try:
+        _check_owners((a, b), trusted)
+    except InputError as exc:
+        return [f"the leaf is unknown: {exc}"]
     for record, batch in ((a, one), (b, other)):
         try:
             (result,) = remake(record, [batch], bodies=True)
@@ -160,7 +185,9 @@ def _cut(value: Any) -> str:
 # A record and its dataset
 
 
-def check(folder: Path, *, epoch: int | None = None, sample: int | None = None) -> tuple[bool, list[str]]:
+def check(
+    folder: Path, *, epoch: int | None = None, sample: int | None = None, trusted: Collection[str] = ()
+) -> tuple[bool, list[str]]:
     """Makes batches of a run again. Returns True if they equal what was consumed, and lines for the user. Raises
     InputError."""
     record = Record.open(folder)
@@ -179,6 +206,7 @@ def check(folder: Path, *, epoch: int | None = None, sample: int | None = None) 
         raise InputError(
             f"{folder} has no batch to make again: none of {len(wanted)} was recorded with its code and data"
         )
+    _check_owners((record,), trusted)
     lines, first = [], None
     for batches in _by_bundle(known):
         said = _first_wrong(record, batches, before=None if first is None else first[0])

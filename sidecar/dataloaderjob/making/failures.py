@@ -1,26 +1,31 @@
 """Failures of user code as bytes, sent from the feeder to the trainer, which raises them again.
 
 The format is JSON. The exception's arguments and attributes travel only as plain values, never pickled.
+
+A feeder is not trusted with the trainer. So the class of an exception is looked up among imported modules only, without
+running any code. The exception is made by the builtin class that it extends: neither the class's own constructor runs,
+nor a property of it. Its own `__str__` runs, as it does in any traceback.
 """
 
 from __future__ import annotations
 
 import base64
+import builtins
 import contextlib
 import json
 import pickle
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any
 
+from dataloaderjob.batches import allowed
 from dataloaderjob.core import values
-from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError, UserCodeError
+from dataloaderjob.core.errors import DataLoaderJobError, InputError, RemoteProtocolError, UserCodeError
 from dataloaderjob.core.layout import ClassName
+from dataloaderjob.core.texts import clean, clean_lines
 from dataloaderjob.making.fetcher import SAMPLE, SampleError
-from dataloaderjob.shipping import user_code
 
 MAX_TRACEBACK_NBYTES = 48 * 1024
 _MAX_TEXT_NBYTES = 16 * 1024
@@ -47,7 +52,6 @@ def pack_failure(exc: BaseException, *, phase: str = "", feeder: str = "") -> by
         "text": _text(exc),
         "args": _plain(args),
         "attributes": _plain(plain),
-        "complete": len(plain) == len(own),
         "traceback": _traceback(exc) + (f"\n{_HINT}" if _may_lack_set_up(exc) else ""),
         "position": position,
         "key": None if key is None and (position is None or phase != SAMPLE) else _cut(_repr(key), 256),
@@ -71,20 +75,20 @@ def unpack_failure(data: bytes | memoryview) -> BaseException:
         return made
     module, qualname = record.name
     shown = qualname if module == "builtins" else f"{module}.{qualname}"
-    return UserCodeError(f"{shown}: {record.text}\n\n{record.details}")
+    return UserCodeError(f"{shown}: {clean_lines(record.text, MAX_TRACEBACK_NBYTES)}\n\n{record.details}")
 
 
 # Packing
 
 
 def _args_and_attributes(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the parts that pickle would use, because an OSError's file name is neither in args nor in __dict__."""
+    """Returns the parts that pickle would use of the builtin class, because an OSError's file name is neither in args
+    nor in __dict__."""
     args, own = exc.args, exc.__dict__
-    with contextlib.suppress(Exception):  # user code
-        reduced: Any = exc.__reduce__()
-        if reduced[0] is type(exc):
-            args, own = tuple(reduced[1]), dict(*reduced[2:])
-    return args, {name: value for name, value in own.items() if not name.startswith("__")}
+    with contextlib.suppress(Exception):
+        reduced: Any = _builtin_base(type(exc)).__reduce__(exc)
+        args, own = tuple(reduced[1]), {**dict(*reduced[2:]), **own}
+    return args, {name: value for name, value in own.items() if _may_be_set(name)}
 
 
 def _text(exc: BaseException) -> str:
@@ -175,15 +179,13 @@ class _Record:
     """None: not all arguments are plain values."""
     attributes: dict[str, Any]
     """Attributes that are plain values."""
-    complete: bool
-    """True if there are no other attributes."""
 
 
 def _parse(data: bytes | memoryview) -> _Record:
     try:
         body = json.loads(bytes(data))
         module, qualname = map(str, body["type"])
-        trace = str(body["traceback"])
+        trace = clean_lines(body["traceback"], MAX_TRACEBACK_NBYTES)
         args, attributes = _unplain(body["args"]), _unplain(body["attributes"])
         return _Record(
             name=(module, qualname),
@@ -191,9 +193,8 @@ def _parse(data: bytes | memoryview) -> _Record:
             details=f"raised {_where(body)}{':' if trace else ''}\n{trace}".rstrip(),
             args=args if type(args) is tuple else None,
             attributes=attributes if type(attributes) is dict else {},
-            complete=bool(body["complete"]) and type(attributes) is dict,
         )
-    except (ValueError, KeyError, TypeError) as exc:
+    except (ValueError, LookupError, TypeError, RecursionError) as exc:
         raise RemoteProtocolError(f"a failure cannot be read: {exc}") from exc
 
 
@@ -202,36 +203,72 @@ def _where(body: Mapping[str, Any]) -> str:
         what = [f"for index {body['key']}"]
     else:
         what = [f"by {body['phase']}"] if body["phase"] else []
-    return " ".join(what + ([f"in {body['feeder']}"] if body["feeder"] else [])) or "in another process"
+    return (
+        clean(" ".join(what + ([f"in {body['feeder']}"] if body["feeder"] else [])), 1000)
+        or "in another process"
+    )
 
 
 def _unplain(data: str | None) -> Any:
     return None if data is None else values.unpack(base64.b64decode(data))
 
 
+_TYPE_BASE: Any = vars(type)["__base__"]
+_EXCEPTION_DICT: Any = vars(BaseException)["__dict__"]
+"""Read attributes of classes, modules and exceptions without running code of their own."""
+
+
 def _exception_class(module: str, qualname: str) -> type[Exception] | None:
+    """Returns the class if this process has imported it, and if its objects are errors and nothing else."""
     try:
-        cls = user_code.find_class(module, qualname)
-    except Exception:  # missing, or a user module whose import fails
+        cls = allowed.find(module, qualname)
+    except InputError:
         return None
     # Not BaseException: a SystemExit or KeyboardInterrupt in a feeder must not end this process.
-    return cls if issubclass(cls, Exception) else None
+    bases = allowed.mro(cls)
+    if Exception not in bases or allowed.static(cls, "__del__") is not None:
+        return None
+    is_error = all(BaseException in allowed.mro(base) or allowed.is_abstract_or_users(base) for base in bases)
+    return cls if is_error else None
+
+
+def _builtin_base(cls: type[BaseException]) -> Any:
+    """Returns the builtin class of exceptions whose memory `cls` extends."""
+    base: Any = cls
+    while vars(builtins).get(base.__name__) is not base:
+        base = _TYPE_BASE.__get__(base)
+    return base
+
+
+def _may_be_set(name: object) -> bool:
+    return type(name) is str and not name.startswith("__")
+
+
+def _set(exc: Exception, base: type, name: str, value: Any) -> None:
+    """Sets an attribute as the builtin class does: neither a property nor a __setattr__ of the user's runs."""
+    slot: Any = next((vars(one)[name] for one in base.__mro__ if name in vars(one)), None)
+    if hasattr(slot, "__set__"):
+        slot.__set__(exc, value)
+    else:
+        _EXCEPTION_DICT.__get__(exc)[name] = value
 
 
 def _rebuild(cls: type[Exception], record: _Record) -> Exception | None:
     """Returns an exception of `cls` with its note, or None."""
-    ways: list[Callable[[], Exception]] = []
-    if record.args is not None:
-        ways.append(partial(cls, *record.args))  # as unpickling does it
-        if record.complete:  # __init__ may expect arguments other than args, and need not run
-            ways.append(partial(cls.__new__, cls, *record.args))
-    ways.append(partial(cls, record.text))
-    for way in ways:
-        with contextlib.suppress(Exception):  # user code
-            made = way()
-            made.__setstate__(record.attributes)
+    base = _builtin_base(cls)
+    for args in (record.args, (record.text,)):
+        if args is None:
+            continue
+        with contextlib.suppress(Exception):
+            made: Exception = base.__new__(cls, *args)
+            base.__init__(made, *args)
+            for name, value in record.attributes.items():
+                if _may_be_set(name):
+                    _set(made, base, name, value)
             same = _text(made) == record.text
-            if isinstance(made, cls) and (same or way is ways[-1]):
-                made.add_note(record.details if same else f"{record.text}\n\n{record.details}")
+            if same or args is not record.args:
+                text = clean_lines(record.text, MAX_TRACEBACK_NBYTES)
+                note = record.details if same else f"{text}\n\n{record.details}"
+                _EXCEPTION_DICT.__get__(made)["__notes__"] = [note]
                 return made
     return None

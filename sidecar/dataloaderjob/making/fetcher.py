@@ -111,10 +111,17 @@ class Fetcher:
 
         held: generators that dataset and collate_fn hold, seeded like those of the process."""
         self.held = held
+        self.on_collate: Callable[[], None] | None = None
+        """Called when the samples of a batch are made, before collate_fn."""
         self._by_key = bool(getattr(type(dataset), BY_KEY, False))
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._getitems = getattr(dataset, "__getitems__", None) or None
+
+    @property
+    def is_by_sample(self) -> bool:
+        """True if samples are made one by one, and not by `__getitems__`."""
+        return self._getitems is None
 
     def fetch(self, ticket_no: int, ticket: Ticket, on_sample: OnSample | None = None) -> Any:
         """Returns the batch of one ticket. Seeds the process's generators before each piece of user code.
@@ -134,6 +141,8 @@ class Fetcher:
             data = _call(SAMPLES, self._getitems, keys)
         else:
             data = [self._sample(ticket, i, on_sample) for i in range(len(keys))]
+        if self.on_collate is not None:
+            self.on_collate()
         self._seed_batch(ticket_no, ticket)
         collate = self._collate_fn or (default_convert if ticket.bare else default_collate)
         return _call(COLLATE, collate, data)

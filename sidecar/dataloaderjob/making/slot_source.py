@@ -43,6 +43,8 @@ class SlotSource:
         """`allow_pickle`: snapshots may be pickles, which run code when they are loaded."""
         self._dataset, self._collate_fn = dataset, collate_fn
         self.allow_pickle = allow_pickle
+        self.on_collate: Callable[[], None] | None = None
+        """Called when the samples of a batch are read, before collate_fn."""
         self._iterator: Iterator[Any] | None = None
         self._has_ended = False
         self.made = 0
@@ -152,6 +154,8 @@ class SlotSource:
         if not samples or (ticket.drop_last and len(samples) < ticket.size):
             self._has_ended = True
             raise SlotEnded
+        if self.on_collate is not None:
+            self.on_collate()
         collate = self._collate_fn or (default_convert if ticket.bare else default_collate)
         try:
             return collate(samples[0] if ticket.bare else samples)

@@ -8,6 +8,7 @@ The seeds of a stage depend on the batch's position in its slot and on the sampl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,9 @@ class StageFetcher:
     def __init__(self, staged: Staged, held: HeldGenerators = NOTHING_HELD) -> None:
         self._staged = staged
         self.held = held
+        self.on_collate: Callable[[], None] | None = None
+        """Called when the stage of a batch's samples is over, before collate_fn."""
+        self.is_by_sample = True
         self._decoder = Decoder(allow_pickle=True)
 
     def fetch(self, ticket_no: int, ticket: Ticket, on_sample: OnSample | None = None) -> Any:  # noqa: ARG002
@@ -49,6 +53,8 @@ class StageFetcher:
         def before(position: int) -> None:
             nonlocal at
             at = position
+            if position < 0 and self.on_collate is not None:
+                self.on_collate()
             if on_sample is not None and position >= 0:
                 on_sample(position)
             here = (*place, position) if position >= 0 else place

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError
+from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
 from dataloaderjob.core.settings import NODE_FOLDER, TEMP_DIR, RayTasks, RayTuning, load
 from dataloaderjob.core.sockets import parse_address
@@ -181,7 +182,7 @@ def serve(kind: type[S], make: Callable[[S, Watch], PodPart], *, name: str) -> i
     parser = argparse.ArgumentParser(description=f"the main process of a pod: {name}")
     parser.add_argument("--settings", type=Path, required=True, help=f"JSON file of {kind.__name__}")
     path = parser.parse_args().settings
-    logging.basicConfig(format=f"{name}: %(levelname)s %(message)s", level=logging.INFO)
+    log_lines(f"{name}: %(levelname)s %(message)s")
     return reap(lambda: _serve(kind, make, path)) if os.getpid() == 1 else _serve(kind, make, path)
 
 
@@ -217,7 +218,7 @@ class HeadSettings:
     job: str
     """Unique name of the job (namespace/name/uid)."""
     key_path: str
-    """File with the job's key, at the same path in the feeders' pods unless `feeder_key_path` is set."""
+    """File with the job's key. Feeders' pods have the feeders' key at this path, unless `feeder_key_path` is set."""
     token_path: str
     """File with the token of the job's Ray."""
     host: str

@@ -14,6 +14,9 @@ from dataloaderjob.core.supervision import Cause, name_of
 
 RAY, LOCAL = "ray", "local"
 NAMES = (RAY, LOCAL)
+LEASE_S = 20.0
+"""Time for which feeders on a Ray cluster that outlives the job serve without a supervisor. A supervisor that is
+restarted at once takes 5 s to adopt them, and 15 s on a busy machine."""
 
 
 class Why(NamedTuple):
@@ -79,5 +82,5 @@ def feeder_settings(
         key_path=settings.feeder_key_path or settings.key_path, blob_folder=settings.feeder_blob_folder,
         supervisor_host=settings.feeder_supervisor_host, supervisor_port=settings.port,
         bind_host=settings.feeder_bind_host, advertise_host=settings.feeder_advertise_host,
-        memory_field=settings.memory_field,
+        memory_field=settings.memory_field, lease_s=LEASE_S if settings.ray_external else 0.0,
     )  # fmt: skip

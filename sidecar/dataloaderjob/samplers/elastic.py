@@ -27,6 +27,7 @@ Tail = Literal["drop", "pad", "error"]
 """Treatment of items at the end of an epoch that do not fill all ranks: drop them, pad them with the first items of the
 epoch, or raise InputError."""
 VERSION = 1
+_MOST = 1 << 53
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -195,12 +196,14 @@ class ElasticSampler(DistributedSampler[_T_co]):
 
     def accept_state(self, state: Mapping[str, Any]) -> OrderPlace:
         """Returns the place of a state, and sets this sampler's epoch from it. Unknown keys are ignored."""
+        if not isinstance(state, Mapping):
+            raise InputError(f"a state of {type(self).__name__} is a dict, found {type(state).__name__}")
         expected = {"version": VERSION, "sampler": type(self).__name__, **self.identity()}
         missing = [name for name in ("epoch", "position", *expected) if name not in state]
         if missing:
             raise InputError(
-                f"a state of {type(self).__name__} has {', '.join(missing)}, found {', '.join(state)}: load the result "
-                "of state_dict() of such a sampler"
+                f"a state of {type(self).__name__} has {', '.join(missing)}, found {', '.join(map(str, state))}: load "
+                "the result of state_dict() of such a sampler"
             )
         other = {name: value for name, value in expected.items() if state[name] != value}
         if other:
@@ -220,6 +223,10 @@ class ElasticSampler(DistributedSampler[_T_co]):
             raise InputError(f"{dict(state)} is not a state of {type(self).__name__}: {exc!r}") from exc
         if place.position < 0:
             raise InputError(f"a position is 0 or more, found {place.position} in the state")
+        if max(abs(place.epoch), place.position) > _MOST:
+            raise InputError(
+                f"an epoch and a position are at most {_MOST}, found {tuple(place)} in the state"
+            )
         # torch's StatefulDataLoader loads the state of an ended epoch after set_epoch has set the next one.
         self.epoch = max(self.epoch, place.epoch)
         return place

@@ -116,10 +116,20 @@ def _found(module: str, qualname: str) -> Any:
             found = getattr(found, name)
         return found
     except AttributeError:
-        sent = None if (module, qualname) in _ambiguous else _sent.get((module, qualname))
+        sent = sent_class((module, qualname))
         if sent is None:
             raise
         return sent
+
+
+def sent_class(name: ClassName) -> type | None:
+    """Returns the named tuple of this name that feeders received by value; None if there is none, or several."""
+    return None if name in _ambiguous else _sent.get(name)
+
+
+def is_by_value(cls: type) -> bool:
+    """True if a class arrived in this process by value."""
+    return cls in _made
 
 
 def other_name(cls: type) -> tuple[str, str] | None:

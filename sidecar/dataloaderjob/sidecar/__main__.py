@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("--settings", required=True, type=Path, help="JSON file of SidecarSettings")
     args = parser.parse_args()
     try:
-        sidecar = Sidecar(load(SidecarSettings, args.settings))
+        sidecar = Sidecar(load(SidecarSettings, args.settings), args.settings)
     except (DataLoaderJobError, OSError) as exc:
         sys.stderr.write(f"sidecar: {first_line(exc)}\n")
         return 2

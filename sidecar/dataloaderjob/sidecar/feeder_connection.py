@@ -114,8 +114,9 @@ class FeederConnection:
         self._shared = None if here is None else SharedBodies(here)
         self.sock, self.phase, self.started_at = sock, BodyPhase.CONNECTING, now
         facts = {"trainer": self._trainer}
+        key = bytes.fromhex(self.endpoint.link) or self._key
         self._handshake = sockets.ClientHandshake(
-            self._key, role="receiver", name=self._name, job=self._job, facts=facts, versions=sockets.DATA
+            key, role="receiver", name=self._name, job=self._job, facts=facts, versions=sockets.DATA
         )
         if here is None:
             with contextlib.suppress(BlockingIOError):

@@ -7,21 +7,25 @@ trainers, which stay here until their first message is complete.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import selectors
 import socket
 import stat
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from dataloaderjob.core import ipc, sockets
+from dataloaderjob.core import acceptor, ipc, sockets
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, RemoteProtocolError, first_line
 
 MAX_REQUEST_NBYTES = 8192
-MAX_CLIENTS = 64
+MAX_CLIENTS = 256
+ACCEPTS_AT_ONCE = 32
+BACKLOG = 1024
 CLIENT_TIMEOUT_S = 2.0
 """Time that a client has to send its request, and again to read the answer."""
 Handler = Callable[[str], tuple[int, str, str]]
@@ -41,6 +45,8 @@ class HttpClient:
 
     sock: socket.socket
     deadline: float
+    source: str = ""
+    """The client's address."""
     head: bytearray = field(default_factory=bytearray)
     out: bytes = b""
 
@@ -54,6 +60,8 @@ class Guest:
 
     sock: socket.socket
     deadline: float
+    source: str = ""
+    """The process's user."""
     incoming: ipc.Assembler = field(default_factory=lambda: ipc.Assembler(MAX_HELLO_NBYTES))
     fds: list[int] = field(default_factory=list)
     stranger: int | None = None
@@ -82,14 +90,14 @@ class Listener(ABC, Generic[Peer]):
 
     def __init__(self, sock: socket.socket, select: selectors.BaseSelector, most: int) -> None:
         sock.setblocking(False)
-        self._sock, self._select, self._most = sock, select, sockets.most_guests(most)
+        self._sock, self._select, self._most = sock, select, acceptor.most_guests(most)
         self._peers: dict[Peer, None] = {}
         """Peers, the oldest first."""
-        self._reserve = sockets.Reserve()
+        self._reserve = acceptor.Reserve()
         select.register(sock, selectors.EVENT_READ, self._accept)
 
     @abstractmethod
-    def _welcome(self, sock: socket.socket) -> Peer: ...
+    def _welcome(self, sock: socket.socket, source: str) -> Peer: ...
 
     @abstractmethod
     def _on_ready(self, peer: Peer) -> None: ...
@@ -108,19 +116,25 @@ class Listener(ABC, Generic[Peer]):
             peer.close()
 
     def _accept(self) -> None:
-        try:
-            sock, _ = self._sock.accept()
-        except OSError as exc:
-            self._reserve.turn_away(self._sock, exc)
-            return
-        if len(self._peers) >= self._most:  # clients that only occupy places cannot keep them
-            oldest = next(iter(self._peers))
-            self._forget(oldest)
-            oldest.close()
-        sock.setblocking(False)
-        peer = self._welcome(sock)
-        self._peers[peer] = None
-        self._select.register(sock, selectors.EVENT_READ, lambda: self._ready(peer))
+        for _ in range(ACCEPTS_AT_ONCE):
+            try:
+                sock, found = self._sock.accept()
+            except OSError as exc:
+                self._reserve.turn_away(self._sock, exc)
+                return
+            if len(self._peers) >= self._most:  # clients that only occupy places cannot keep them
+                self._make_way()
+            sock.setblocking(False)
+            peer = self._welcome(sock, str(found[0]) if isinstance(found, tuple) else "")
+            self._peers[peer] = None
+            self._select.register(sock, selectors.EVENT_READ, functools.partial(self._ready, peer))
+
+    def _make_way(self) -> None:
+        """Closes the oldest peer from the address with the most peers."""
+        crowd, _ = Counter(peer.source for peer in self._peers).most_common(1)[0]
+        oldest = next(peer for peer in self._peers if peer.source == crowd)
+        self._forget(oldest)
+        oldest.close()
 
     def _ready(self, peer: Peer) -> None:
         if peer in self._peers:  # it may have given way to another within this turn
@@ -138,7 +152,7 @@ class HttpServer(Listener[HttpClient]):
     def __init__(self, host: str, port: int, handler: Handler, select: selectors.BaseSelector) -> None:
         """Listens at once. Raises InputError if it cannot listen there."""
         try:
-            sock = sockets.listen(host, port)
+            sock = sockets.listen(host, port, backlog=BACKLOG)
         except OSError as exc:
             address = sockets.address_text(host, port)
             raise InputError(
@@ -148,8 +162,8 @@ class HttpServer(Listener[HttpClient]):
         self._handler = handler
         super().__init__(sock, select, MAX_CLIENTS)
 
-    def _welcome(self, sock: socket.socket) -> HttpClient:
-        return HttpClient(sock, time.monotonic() + CLIENT_TIMEOUT_S)
+    def _welcome(self, sock: socket.socket, source: str) -> HttpClient:
+        return HttpClient(sock, time.monotonic() + CLIENT_TIMEOUT_S, source)
 
     def _on_ready(self, peer: HttpClient) -> None:
         try:
@@ -187,16 +201,24 @@ class TrainerListener(Listener[Guest]):
     """The Unix socket, and trainers until their first message is complete."""
 
     def __init__(
-        self, path: str, select: selectors.BaseSelector, on_message: OnMessage, *, private: bool = False
+        self,
+        path: str,
+        select: selectors.BaseSelector,
+        on_message: OnMessage,
+        *,
+        private: bool = False,
+        anyone: bool = False,
     ) -> None:
-        """`private`: only processes of this user are served. Raises InputError if it cannot listen at `path`."""
+        """`private`: only processes of this user are served. `anyone`: those of all users are, otherwise those of the
+        user and the group. Raises InputError if it cannot listen at `path`."""
         self._private, self._on_message, self._path = private, on_message, path
-        super().__init__(listen(path), select, MAX_GUESTS)
+        super().__init__(listen(path, anyone=anyone), select, MAX_GUESTS)
         self._inode = os.stat(path).st_ino
 
-    def _welcome(self, sock: socket.socket) -> Guest:
-        guest = Guest(sock, time.monotonic() + HELLO_TIMEOUT_S)
-        if self._private and (uid := sockets.peer_uid(sock)) != os.getuid():
+    def _welcome(self, sock: socket.socket, source: str) -> Guest:  # noqa: ARG002  a Unix socket has none
+        uid = sockets.peer_uid(sock)
+        guest = Guest(sock, time.monotonic() + HELLO_TIMEOUT_S, f"user {uid}")
+        if self._private and uid != os.getuid():
             guest.stranger = uid
         return guest
 
@@ -244,15 +266,16 @@ def _reason(exc: Exception) -> str:
     return f"the message makes no sense ({first_line(exc)}): install the same dataloaderjob version on both sides"
 
 
-def listen(path: str) -> socket.socket:
-    """Returns a listening socket at `path`, replacing one that a dead sidecar left. Raises InputError.
+def listen(path: str, *, anyone: bool = False) -> socket.socket:
+    """Returns a listening socket at `path`, replacing one that a dead sidecar left. `anyone`: processes of all users
+    may connect. Raises InputError.
 
     The socket gets its name only once it listens, so whoever sees it can connect.
     """
     folder, name = os.path.split(path)
     unseen = os.path.join(folder, ("_" if name.startswith("~") else "~") + name[1:])
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    old = os.umask(0o117)
+    old = os.umask(0o111 if anyone else 0o117)
     try:
         for place in (path, unseen):
             with contextlib.suppress(FileNotFoundError):
@@ -261,7 +284,7 @@ def listen(path: str) -> socket.socket:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(unseen)
         sock.bind(unseen)
-        sock.listen(128)
+        sock.listen(BACKLOG)
         os.rename(unseen, path)
     except InputError:
         sock.close()

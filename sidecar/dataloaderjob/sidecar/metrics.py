@@ -6,15 +6,18 @@ the trainer, from its own mapping, so a scrape never touches the data path.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 from dataloaderjob.core import control
 from dataloaderjob.core.control import Control
+from dataloaderjob.core.texts import clean
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 
 PREFIX = "dataloaderjob_sidecar_"
+MAX_LABEL = 512
 
 
 class MetricKind(Enum):
@@ -100,6 +103,15 @@ METRICS = (
         "bundle_loads", "bundle_loads", _G, "Times the connected feeders have loaded user code, for all ranks.",
         lambda m: sum(x.bundle_loads for x in m.feeders.values() if x.up),
     ),
+    Metric(
+        "receiver_cpu_ns", "receiver_cpu_seconds_total", _C, "CPU time of the process that receives batches.",
+        lambda _: time.process_time_ns(),
+    ),
+    Metric(
+        "queues_kernels", "trainer_uses_cuda", _G,
+        "Use of CUDA: 1 if the trainer has initialized it. Its steps then look shorter than they are while it waits.",
+        control.W_CUDA,
+    ),
     Metric("next_calls", "next_calls_total", _C, "Batches taken by the trainer.", control.W_NEXT_CALLS),
     Metric(
         "ready_calls", "ready_calls_total", _C, "Batches that were ready when the trainer asked for them.",
@@ -172,4 +184,4 @@ def _labels(job: str) -> str:
 
 def _escaped(value: str) -> str:
     """Escapes the value of a label: a name that a trainer gives itself may contain any character."""
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return clean(value, MAX_LABEL).replace("\\", "\\\\").replace('"', '\\"')

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import itertools
 import json
 import os
 import re
@@ -33,7 +34,9 @@ from dataloaderjob.core.processes import (
     signal_name,
 )
 from dataloaderjob.core.settings import LoaderSettings, SidecarSettings, read_key
+from dataloaderjob.core.texts import clean
 from dataloaderjob.sidecar import metrics
+from dataloaderjob.sidecar.attachment import Attachment
 from dataloaderjob.sidecar.listeners import Guest, HttpServer, TrainerListener
 from dataloaderjob.sidecar.receiver import Receiver
 from dataloaderjob.sidecar.supervisor_client import BundleGc, Failures, SupervisorClient
@@ -46,6 +49,7 @@ EXTRA_PROCESSES = 8
 """Maximum number of extra processes of a launch that did not state it. Together they get the memory of the first."""
 MAX_ENDED = 64
 """Maximum number of trainer processes without a receiver whose counts are kept."""
+MAX_LISTED = 8
 _RANK = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
@@ -68,11 +72,12 @@ class ReceiverProcess:
 class Sidecar:
     """The parent's loop: `run` returns after SIGTERM or SIGINT."""
 
-    def __init__(self, settings: SidecarSettings) -> None:
+    def __init__(self, settings: SidecarSettings, source: Path | None = None) -> None:
+        """`source`: the file that the settings are from, if they may change."""
         settings.check()
         self.settings = settings
         self.key = read_key(settings.key_path)
-        self.store = BlobStore(Path(settings.blobs))
+        self.store = BlobStore(Path(settings.blobs), anyone=settings.anyone)
         self._bundle_gc = BundleGc(self.store)
         self.receivers: dict[int, ReceiverProcess] = {}
         """Receivers by pid."""
@@ -89,6 +94,9 @@ class Sidecar:
             self._supervisor = SupervisorClient(
                 address, key=self.key, job=settings.job, name=self.name, store=self.store
             )
+        awaits = settings.awaits_feeders and source is not None
+        self._attachment = Attachment(source, settings, self.key) if awaits and source else None
+        self._why = ""
         self.http: HttpServer | None = None
         if settings.metrics_port is not None:
             self.http = HttpServer(settings.metrics_host, settings.metrics_port, self._http, self._select)
@@ -98,7 +106,11 @@ class Sidecar:
         self._sweep_at = 0.0
         # Last: a visible socket has a sidecar behind it.
         self._listener = TrainerListener(
-            settings.socket, self._select, self._on_guest, private=settings.private
+            settings.socket,
+            self._select,
+            self._on_guest,
+            private=settings.private,
+            anyone=settings.anyone,
         )
 
     @property
@@ -149,12 +161,25 @@ class Sidecar:
         if self._supervisor is not None:
             self._supervisor.try_connect(now)
             self._watch_upstream()
+            if self._attachment is not None and self._supervisor.fileno is None:
+                self._await_supervisor(self._attachment, self._supervisor.why, now)
         if now >= self._metrics_at:
             self._metrics_at = now + METRICS_EVERY_S
             self._send_metrics()
         if self.settings.private and not self.receivers and now >= self._sweep_at:
             self._sweep_at = now + SWEEP_EVERY_S
             self._bundle_gc.sweep()
+
+    def _await_supervisor(self, attachment: Attachment, why: str, now: float) -> None:
+        """Reports to trainers and in the log what an attached pod waits for. Stops, so that the kubelet starts this
+        sidecar again, if it was started with the files of another job."""
+        if not attachment.look(now) and why == self._why:
+            return
+        self._why = why
+        log(attachment.outdated or attachment.ended or why)
+        self._stop = bool(attachment.outdated)
+        for receiver in self.receivers.values():
+            receiver.untold = True
 
     def _send_metrics(self) -> None:
         if self._supervisor is not None:
@@ -239,7 +264,7 @@ class Sidecar:
             )
         if adoption and not sealed(fds[1]):
             raise RemoteProtocolError("the control memory that the trainer gave back is not sealed")
-        self._claim(rank, pid, process)
+        claimed = hello["shown"] = self._claim(rank, pid, process)
         settings = self._share()
         if not adoption:
             guest.fds += [Control.create(), _eventfd(), _eventfd()]
@@ -258,7 +283,7 @@ class Sidecar:
             self._child(guest, theirs, hello, parent, settings)
         theirs.close()
         ours.setblocking(False)
-        receiver = ReceiverProcess(rank, pid, process, fds.pop(0), child, ours, control)
+        receiver = ReceiverProcess(claimed, pid, process, fds.pop(0), child, ours, control)
         self.receivers[child] = receiver
         if adoption:
             self._count_once(process, metrics.read(control))
@@ -266,9 +291,12 @@ class Sidecar:
         guest.answer(ipc.pack_json(ipc.Type.WELCOME, self._welcome(settings)), None if adoption else fds)
         guest.close()
 
-    def _claim(self, rank: str, pid: int, process: str) -> None:
-        """Raises RemoteProtocolError if another live process holds this rank."""
+    def _claim(self, rank: str, pid: int, process: str) -> str:
+        """Returns the name under which the rank is shown. Raises RemoteProtocolError if another live process holds this
+        rank, unless the processes may belong to different launches."""
         self._reap()
+        if self.settings.awaits_feeders:
+            return self._claim_attached(rank, pid, process)
         for receiver in list(self.receivers.values()):
             if receiver.rank != rank:
                 continue
@@ -278,6 +306,15 @@ class Sidecar:
                     "too: give each process its own RANK, or end the other one"
                 )
             self._end(receiver)
+        return rank
+
+    def _claim_attached(self, rank: str, pid: int, process: str) -> str:
+        for receiver in list(self.receivers.values()):
+            if receiver.process == process or not alive(receiver.pidfd):
+                self._end(receiver)
+        taken = {receiver.rank for receiver in self.receivers.values()}
+        names = itertools.chain((rank, f"{rank}-{pid}"), (f"{rank}-{pid}-{n}" for n in itertools.count(2)))
+        return next(name for name in names if name not in taken)
 
     def _end(self, receiver: ReceiverProcess) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -302,6 +339,8 @@ class Sidecar:
                 self._end(receiver)
         if (running := self._running()) < settings.processes:
             return settings
+        if settings.awaits_feeders:
+            raise RemoteProtocolError(self._full())
         if not settings.private:
             raise RemoteProtocolError(
                 f"this sidecar shares its memory among {settings.processes} trainer processes, which are all here: set"
@@ -314,6 +353,18 @@ class Sidecar:
             )
         share = settings.limit_nbytes // EXTRA_PROCESSES
         return dataclasses.replace(settings, processes=1, shared_memory_nbytes=share, pool_nbytes=None)
+
+    def _full(self) -> str:
+        held = [f"rank {r.rank} (process {r.trainer_pid})" for r in self.receivers.values() if alive(r.pidfd)]
+        more = f" and {len(held) - MAX_LISTED} more" if len(held) > MAX_LISTED else ""
+        if self.settings.processes == 1:
+            most = "one trainer process at a time, and it is attached"
+        else:
+            most = f"{self.settings.processes} trainer processes at a time, and all of them are attached"
+        return (
+            f"this job serves {most}: {', '.join(held[:MAX_LISTED])}{more}; end one of them, or raise "
+            "spec.trainers.attach.processesPerPod"
+        )
 
     def _add_up(self, process: str, ended: dict[str, int]) -> None:
         """Adds the counts of a receiver that ended, and those of its trainer `process` until then."""
@@ -351,7 +402,7 @@ class Sidecar:
             gc.freeze()
             receiver = Receiver(
                 guest.sock, channel, *guest.fds[:4], settings=settings, key=self.key, job=self.settings.job,
-                name=f"{self.name}/rank-{rank}", process=str(hello["process"]),
+                name=f"{self.name}/rank-{hello['shown']}", process=str(hello["process"]),
                 rank=int(rank) if rank.isdecimal() else 0, gives_back=self.settings.private,
             )  # fmt: skip
             if adoption := hello.get("adopt"):
@@ -381,7 +432,7 @@ class Sidecar:
             "protocol": PROTOCOL, "job": self.settings.job, "blobs": self.settings.blobs,
             "batch_deadline_s": self.settings.batch_deadline_s, "limit_nbytes": settings.limit_nbytes,
             "feeders": self._desired(), "scratch": dict(self.settings.scratch),
-            SLOTS: True,
+            SLOTS: True, "awaits_feeders": self.settings.awaits_feeders,
         }  # fmt: skip
 
     # Receivers
@@ -396,10 +447,11 @@ class Sidecar:
         client = self._supervisor
         if client is None:
             listed: dict[str, Any] = {"feeders": self.settings.feeders, "desired": self._desired()}
-        elif client.known:
+        elif client.known or self._attachment is not None:
             listed = {
-                "feeders": client.feeders, "desired": client.desired, "notes": client.notes,
-                "out_of_memory": client.out_of_memory,
+                "feeders": client.feeders, "desired": client.desired, "out_of_memory": client.out_of_memory,
+                "notes": [*client.notes, *([client.why] if client.why and not client.known else [])],
+                "ended": "" if self._attachment is None else self._attachment.ended,
             }  # fmt: skip
         else:
             return True
@@ -482,5 +534,5 @@ def _eventfd() -> int:
 
 
 def log(text: str) -> None:
-    sys.stderr.write(f"[sidecar] {text}\n")
+    sys.stderr.write(f"[sidecar] {clean(text)}\n")
     sys.stderr.flush()

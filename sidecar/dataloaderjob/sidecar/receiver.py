@@ -285,6 +285,7 @@ class Receiver:
                 raise TrainerGone  # the parent is gone, and with it the sidecar
             message = json.loads(data)
             self.machine.desired_feeders = message.get("desired")
+            self.machine.ended = str(message.get("ended") or "")
             self.machine.supervisor_notes = [str(n) for n in message.get("notes", [])]
             self.machine.out_of_memory = frozenset(map(str, message.get("out_of_memory", ())))
             self.machine.set_feeders(now, [Endpoint(*e) for e in message["feeders"]])

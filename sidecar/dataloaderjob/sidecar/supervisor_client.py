@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dataloaderjob.core import sockets
+from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.processes import Backoff, close_all_but, default_signals, die_with_parent
@@ -44,6 +44,8 @@ class SupervisorClient:
         """Names of feeders that ran out of memory recently."""
         self.known = False
         """True once a list of feeders has arrived."""
+        self.why = ""
+        """The reason why there is no connection; empty while there is one."""
         self._key, self._job, self._name = key, job, name
         self._store = store
         self._sock: socket.socket | None = None
@@ -65,14 +67,15 @@ class SupervisorClient:
         try:
             sock = sockets.connect(
                 self.address, self._key, role="sidecar", name=self._name, job=self._job,
-                timeout_s=CONNECT_TIMEOUT_S,
+                versions=sockets.BY_ROLE, timeout_s=CONNECT_TIMEOUT_S,
             )  # fmt: skip
-        except (OSError, ProtocolError):
+        except (OSError, ProtocolError) as exc:
+            self.why = f"the job's supervisor at {self.address[0]}:{self.address[1]} cannot be reached: {exc}"
             self._failures += 1
             self.retry_at = now + BACKOFF.spread_s(self._failures)
             return False
         sock.setblocking(False)
-        self._sock, self._failures = sock, 0
+        self._sock, self._failures, self.why = sock, 0, ""
         self._in.clear()
         self._out.clear()
         for digest, nbytes in self._have.items():
@@ -131,7 +134,13 @@ class SupervisorClient:
     def _message(self, message: dict[str, Any]) -> bool:
         if message["type"] == "feeders":
             self.feeders = [
-                Endpoint(str(f["name"]), str(f["instance"]), str(f["host"]), int(f["port"]))
+                Endpoint(
+                    str(f["name"]),
+                    str(f["instance"]),
+                    str(f["host"]),
+                    int(f["port"]),
+                    self._link(str(f.get("link", "")), str(f["instance"])),
+                )
                 for f in message["feeders"]
             ]
             self.desired = message.get("desired")
@@ -142,6 +151,10 @@ class SupervisorClient:
         if message["type"] == "want":
             self._upload(str(message["digest"]))
         return False
+
+    def _link(self, wrapped: str, instance: str) -> str:
+        """Returns the key for connections to a feeder, as hexadecimal text."""
+        return keys.unwrap(self._key, wrapped, instance).hex() if wrapped else ""
 
     def _upload(self, digest: str) -> None:
         """Sends a blob from a child process over its own connection, so that this process can continue."""
@@ -168,7 +181,9 @@ def upload(
     address: tuple[str, int], key: bytes, store: BlobStore, digest: str, nbytes: int, *, name: str, job: str
 ) -> None:
     """Sends a blob to the supervisor, and waits until it has arrived. Raises OSError, ProtocolError."""
-    with sockets.connect(address, key, role="blob", name=name, job=job, timeout_s=UPLOAD_TIMEOUT_S) as sock:
+    with sockets.connect(
+        address, key, role="upload", name=name, job=job, versions=sockets.BY_ROLE, timeout_s=UPLOAD_TIMEOUT_S
+    ) as sock:
         sock.settimeout(UPLOAD_TIMEOUT_S)
         store.send(sock, digest, nbytes)
         sock.shutdown(socket.SHUT_WR)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from dataloaderjob.core import sockets
 from dataloaderjob.core.blobs import NODE_KEEP_S, SLOWEST, BlobStore, chunks
+from dataloaderjob.core.errors import RemoteProtocolError
 
 ASK_AGAIN_S = 10.0
 """A sidecar that sends nothing of a requested blob for this long is given up; another one is asked."""
@@ -78,10 +79,13 @@ class BlobRelay:
                     del self._holders[digest]
 
     def receive(self, sock: socket.socket, digest: str, nbytes: int) -> None:
-        """Receives an upload. Raises OSError, and RemoteProtocolError if it is not what was promised."""
+        """Receives an upload. Raises OSError, and RemoteProtocolError if it is not what was promised, or if no feeder
+        waits for it."""
         if self._store.has(digest, nbytes):
             for _ in chunks(sock, nbytes):
                 pass
+        elif digest not in self._uploads:
+            raise RemoteProtocolError(f"blob {digest[:8]} was uploaded, but nobody asked for it")
         else:
             self._store.sweep(set(), NODE_KEEP_S)
             self._store.write(digest, self._moving(digest, chunks(sock, nbytes)))

@@ -22,8 +22,10 @@ from typing import NamedTuple
 
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.supervision import LASTING, Cause, index_of, name_of
+from dataloaderjob.core.texts import clean
 
 BACKOFF = Backoff(1.0, 30.0)
+MAX_WHY = 600
 TROUBLE_S = 60.0
 """Time for which a feeder's trouble is reported after its last occurrence: a feeder that is killed again and again
 serves in between."""
@@ -87,6 +89,8 @@ class Endpoint(NamedTuple):
     pid: int = 0
     node: str = ""
     session: str = ""
+    link: str = ""
+    """The key for connections to it, wrapped for sidecars (`core.keys`)."""
 
 
 class Trouble(NamedTuple):
@@ -253,6 +257,7 @@ class FeederSet:
 
     def replace(self, name: str, instance: str, why: str, now: float) -> list[Instruction]:
         """A receiver reports that this process hangs: it is killed and replaced."""
+        why = clean(why, MAX_WHY)
         self._dismiss(instance)
         member = self._member(name, instance)
         if member is None or (member.state, FeederEvent.REPLACE) not in TRANSITIONS:
@@ -264,11 +269,11 @@ class FeederSet:
         """The provider refused to place it, or gave it up."""
         member = self.members.get(index)
         if member is not None:
-            self._move(member, FeederEvent.FAIL, now, why=why, cause=cause)
+            self._move(member, FeederEvent.FAIL, now, why=clean(why, MAX_WHY), cause=cause)
 
     def explain(self, index: int, why: str, cause: Cause = Cause.STARTS) -> None:
         """Explains why a member is not ready yet. STARTS does not replace the cause of an earlier failure."""
-        member = self.members.get(index)
+        member, why = self.members.get(index), clean(why, MAX_WHY)
         if member is None or member.why == why or member.state not in (FeederState.PLACING, FeederState.LOST):
             return
         if cause is Cause.STARTS and (member.state is FeederState.LOST or member.cause in LASTING):
@@ -286,7 +291,7 @@ class FeederSet:
         if known is not None and known.cause is cause:
             member.trouble = known._replace(until=now + TROUBLE_S)
             return
-        member.trouble = Trouble(cause, why, now + TROUBLE_S)
+        member.trouble = Trouble(cause, clean(why, MAX_WHY), now + TROUBLE_S)
         self.version += 1
 
     def step(self, now: float) -> list[Instruction]:

@@ -2,10 +2,10 @@
 
     python -m dataloaderjob.supervisor.main --settings FILE.json
 
-`feeder_set` decides, a provider (`providers.provider`) acts, `server` has the connections, `Reports` the sidecars'
-reports. Only the main thread calls the provider. A restarted supervisor adopts the feeders that it finds. It exits with
-EXIT_RAY_LATE if Ray does not come up, and with EXIT_RAY_LOST if Ray is lost. Its parent then starts it again; the
-feeders continue.
+`feeder_set` decides, a provider (`providers.provider`) acts, `server` has the connections, `reports` what sidecars and
+feeders report. Only the main thread calls the provider. A restarted supervisor adopts the feeders that it finds. It
+exits with EXIT_RAY_LATE if Ray does not come up, and with EXIT_RAY_LOST if Ray is lost. Its parent then starts it
+again; the feeders continue.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import supervision
+from dataloaderjob.core import folders, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError, ServiceError
+from dataloaderjob.core.logs import log_lines
+from dataloaderjob.core.processes import allow_all_files
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_key
 from dataloaderjob.core.sockets import address_text
 from dataloaderjob.core.supervision import Cause
@@ -38,6 +39,7 @@ from dataloaderjob.supervisor.feeder_set import (
     Kill,
     Member,
 )
+from dataloaderjob.supervisor.reports import Reports
 from dataloaderjob.supervisor.server import SupervisorServer, Witness
 
 log = logging.getLogger(__name__)
@@ -49,65 +51,6 @@ ASK_AGAIN_S = 2.5
 LEFT_S = 10.0
 """Time after a feeder's end during which its cause is still asked for: Ray reports it a few seconds late."""
 EXIT_FAILED = 1
-MAX_FAILURES = 16
-MAX_FAILURE_TEXT = 600
-
-
-class Reports:
-    """The last reports of sidecars: their metrics, and failures that no batch has followed yet. Pure.
-
-    A trainer that fails ends its sidecar, too, and the next attempt knows nothing of it. A failure therefore stays here
-    when its sidecar is gone, until some trainer takes a batch.
-    """
-
-    def __init__(self) -> None:
-        self.sidecars: dict[str, dict[str, Any]] = {}
-        """Sidecars by name: the last message of each, without its failures."""
-        self._failing: dict[str, list[dict[str, str]]] = {}
-        self._taken: dict[str, int] = {}
-        """Batches that a sidecar's trainers had taken when it last had no failure."""
-        self._left: list[dict[str, str]] = []
-        """Failures of sidecars that are gone."""
-
-    def failures(self) -> list[dict[str, str]]:
-        """Returns the failures, the newest last."""
-        live = [failure for name in sorted(self._failing) for failure in self._failing[name]]
-        return [*self._left, *live][-MAX_FAILURES:]
-
-    def add(self, sidecar: str, message: Mapping[str, Any]) -> None:
-        """Takes a message of metrics. Its fields other than metrics and failures are kept as they are."""
-        self._left = [failure for failure in self._left if failure["sidecar"] != sidecar]  # it is back
-        self.sidecars[sidecar] = {k: v for k, v in message.items() if k not in ("type", "failures")}
-        found = message.get("failures")
-        listed = [_failure_of(sidecar, item) for item in found] if isinstance(found, list) else []
-        if listed:
-            self._failing[sidecar] = listed[-MAX_FAILURES:]
-            return
-        self._failing.pop(sidecar, None)
-        taken = _batches_taken(message)
-        before = self._taken.setdefault(sidecar, taken)  # a new sidecar has taken nothing since
-        self._taken[sidecar] = taken
-        if taken > before:
-            self._left.clear()
-
-    def gone(self, sidecar: str) -> None:
-        """The sidecar's last connection ended."""
-        self.sidecars.pop(sidecar, None)
-        self._taken.pop(sidecar, None)
-        self._left = [*self._left, *self._failing.pop(sidecar, [])][-MAX_FAILURES:]
-
-
-def _failure_of(sidecar: str, found: Any) -> dict[str, str]:
-    listed = found if isinstance(found, Mapping) else {}
-    names = ("rank", *supervision.FIELDS)
-    return {"sidecar": sidecar, **{name: str(listed.get(name) or "")[:MAX_FAILURE_TEXT] for name in names}}
-
-
-def _batches_taken(message: Mapping[str, Any]) -> int:
-    """Returns the number of batches that the trainers of this sidecar have taken."""
-    metrics = message.get("metrics")
-    taken = metrics.get("next_calls") if isinstance(metrics, Mapping) else 0
-    return taken if type(taken) is int else 0
 
 
 class Supervisor:
@@ -132,14 +75,14 @@ class Supervisor:
         """instance of a feeder -> receivers that could not connect to it, each with the time."""
         self._left: dict[int, float] = {}
         """feeder -> time at which its connection last ended."""
-        self._asked_for_memory_at = 0.0
+        self._asked_for_memory_at = self._measured_at = 0.0
         self._stopping = False
         self._started = time.monotonic()
         self._provider = provider_of(settings)
         self._server = SupervisorServer(
             settings.bind_host,
             settings.port,
-            key=read_key(settings.key_path),
+            job_key=read_key(settings.key_path),
             job=settings.job,
             blob_folder=Path(settings.blob_folder),
             state=self,
@@ -173,6 +116,7 @@ class Supervisor:
                 self._act(instruction, desired)
             self._explain()
             self._ask_for_memory()
+            self._measure()
 
     def _publisher(self) -> None:
         try:
@@ -182,7 +126,7 @@ class Supervisor:
             _exit(EXIT_FAILED)
 
     def _publish_forever(self) -> None:
-        """Publishes changes to sidecars, several at a time if they come fast: with 256 feeders, a list has 23 KB.
+        """Publishes changes to sidecars, several at a time if they come fast: with 256 feeders, a list has 50 KB.
         Feeders that drain are notified after the sidecars."""
         published = -1
         while True:
@@ -265,6 +209,16 @@ class Supervisor:
                 if host in killed:
                     self._feeders.trouble(member.index, Cause.OUT_OF_MEMORY, killed[host], now)
 
+    def _measure(self) -> None:
+        """Reads the sums of sidecars and feeders about once a second."""
+        now = time.monotonic()
+        if now - self._measured_at < TICK_S:
+            return
+        self._measured_at = now
+        with self._lock:
+            ready = sum(m.state is FeederState.READY for m in self._feeders.members.values())
+            self._reports.measure(now, ready)
+
     def _end(self) -> None:
         with self._lock:
             left = set(self._feeders.members)
@@ -307,18 +261,20 @@ class Supervisor:
             self._feeders.drained(name, instance, time.monotonic())
             self._changed.notify_all()
 
-    def replace(self, name: str, instance: str, reason: str, witness: Witness | None = None) -> None:
+    def replace(self, name: str, instance: str, reason: str, witness: Witness | None = None) -> bool:
         """A receiver reports that a feeder hangs. With a `witness` it cannot connect to the feeder. This is believed if
-        most receivers report it: a feeder that is connected here may be cut off from only one of them."""
+        most receivers report it: a feeder that is connected here may be cut off from only one of them. Returns True if
+        the feeder is replaced."""
         with self._changed:
             if witness is not None and not self._most_agree(instance, witness):
                 log.info("%s (%s) is %s, says %s", name, instance, reason, "/".join(witness))
-                return
+                return False
             instructions = self._feeders.replace(name, instance, reason, time.monotonic())
             self._urgent += instructions
             self._changed.notify_all()
         if instructions:
             log.warning("%s (%s) is replaced: %s", name, instance, reason)
+        return bool(instructions)
 
     def _most_agree(self, instance: str, witness: Witness) -> bool:
         now = time.monotonic()
@@ -329,6 +285,10 @@ class Supervisor:
         recent = sum(now - at < WITNESS_S for at in found.values())
         counts = [report.get("receivers") for report in self._reports.sidecars.values()]
         return 2 * recent > sum(n for n in counts if type(n) is int)
+
+    def costs(self, instance: str, costs: dict[str, int] | None) -> None:
+        with self._lock:
+            self._reports.cost(instance, costs)
 
     def metrics(self, sidecar: str, metrics: dict[str, Any] | None) -> None:
         with self._lock:
@@ -342,7 +302,7 @@ class Supervisor:
             return {
                 "type": "feeders",
                 "feeders": [
-                    {"name": e.name, "instance": e.instance, "host": e.host, "port": e.port}
+                    {"name": e.name, "instance": e.instance, "host": e.host, "port": e.port, "link": e.link}
                     for e in self._feeders.listed()
                 ],
                 "desired": self._feeders.desired,
@@ -380,7 +340,7 @@ class Supervisor:
                     "why": member.told[1],
                     "cause": member.told[0],
                     "host": member.host,
-                    **({} if member.endpoint is None else member.endpoint._asdict()),
+                    **_shown(member.endpoint),
                 }
                 for _, member in sorted(self._feeders.members.items())
             ]
@@ -394,6 +354,7 @@ class Supervisor:
                 "notes": self._feeders.notes(),
                 "sidecars": dict(self._reports.sidecars),
                 "failures": self._reports.failures(),
+                "measures": self._reports.measures(),
                 "ray": {
                     name: in_force[name] for name in ("version", *RayTuning().config()) if name in in_force
                 },
@@ -424,16 +385,22 @@ def _read_desired(path: Path, default: int) -> int:
         return default
 
 
+def _shown(endpoint: Endpoint | None) -> dict[str, Any]:
+    """Returns the part of a status about a process that has reported: all but its key."""
+    found = {} if endpoint is None else endpoint._asdict()
+    found.pop("link", None)
+    return found
+
+
 def _write_desired(path: Path, desired: int) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps({"feeders": desired}))
-    part.rename(path)
+    folders.write(path, json.dumps({"feeders": desired}).encode())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="keeps the feeders of one job in place")
     parser.add_argument("--settings", type=Path, required=True, help="JSON file of SupervisorSettings")
-    logging.basicConfig(format="supervisor: %(levelname)s %(message)s", level=logging.INFO)
+    log_lines("supervisor: %(levelname)s %(message)s")
+    allow_all_files()  # a connection for each sidecar and feeder, and strangers' connections
     try:
         supervisor = Supervisor(load(SupervisorSettings, parser.parse_args().settings))
     except (DataLoaderJobError, OSError) as exc:

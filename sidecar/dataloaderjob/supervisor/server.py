@@ -1,5 +1,6 @@
 """The supervisor's port: a thread for each connection, whose purpose is its role (`core.supervision`).
 
+The role's key (`core.keys`) decides what a peer may ask for. Each command, whatever comes of it, has a line in the log.
 Nothing here calls the provider, so feeders and sidecars are served even while Ray is slow or gone.
 """
 
@@ -17,16 +18,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from dataloaderjob.core import sockets, supervision
+from dataloaderjob.core import costs, keys, sockets, supervision
+from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import MAX_BODY_NBYTES
-from dataloaderjob.core.sockets import Acceptor
+from dataloaderjob.core.keys import Holder
 from dataloaderjob.core.supervision import Cause
+from dataloaderjob.core.texts import clean
 from dataloaderjob.supervisor.blob_relay import IDLE_TIMEOUT_S, BlobRelay
-from dataloaderjob.supervisor.feeder_set import Endpoint
+from dataloaderjob.supervisor.feeder_set import MAX_WHY, Endpoint
 
 log = logging.getLogger(__name__)
-MAX_WHY = 600
+MAX_COMMAND = 200
 SEND_TIMEOUT_S = 5
 """A peer that reads nothing for this long is dropped; if it lives, it reconnects."""
 
@@ -42,7 +45,8 @@ class SupervisorState(Protocol):
     def feeder_left(self, name: str, instance: str) -> None: ...
     def feeder_trouble(self, name: str, cause: Cause, why: str) -> None: ...
     def feeder_drained(self, name: str, instance: str) -> None: ...
-    def replace(self, name: str, instance: str, reason: str, witness: Witness | None) -> None: ...
+    def replace(self, name: str, instance: str, reason: str, witness: Witness | None) -> bool: ...
+    def costs(self, instance: str, costs: dict[str, int] | None) -> None: ...
     def metrics(self, sidecar: str, metrics: dict[str, Any] | None) -> None: ...
     def listing(self) -> dict[str, Any]: ...
     def control(self, message: dict[str, Any]) -> dict[str, Any]: ...
@@ -51,8 +55,11 @@ class SupervisorState(Protocol):
 class _Peer:
     """A connection after its handshake."""
 
-    def __init__(self, number: int, sock: socket.socket, name: str) -> None:
-        self.number, self.sock, self.name = number, sock, name
+    def __init__(self, number: int, sock: socket.socket, answer: dict[str, Any]) -> None:
+        self.number, self.sock = number, sock
+        self.name, self.role = clean(answer.get("name"), MAX_COMMAND), str(answer.get("role"))
+        self.protocol = int(answer["protocol"])
+        self.address = sockets.address_text(*sock.getpeername()[:2])
         self._lock = threading.Lock()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
 
@@ -66,9 +73,12 @@ class SupervisorServer:
     """All connections of the supervisor."""
 
     def __init__(
-        self, host: str, port: int, *, key: bytes, job: str, blob_folder: Path, state: SupervisorState
+        self, host: str, port: int, *, job_key: bytes, job: str, blob_folder: Path, state: SupervisorState
     ) -> None:
         """Binds the port. Raises OSError if it is taken."""
+        self._feeders_key, self._sidecars_key = (
+            keys.derive(job_key, holder) for holder in (Holder.FEEDER, Holder.SIDECAR)
+        )
         self._state = state
         self._relay = BlobRelay(blob_folder)
         self._lock = threading.Lock()
@@ -79,9 +89,12 @@ class SupervisorServer:
             "sidecar": self._sidecar,
             "feeder": self._feeder,
             "blob": self._blob,
+            "upload": self._upload,
             "control": self._control,
         }
-        self._acceptor = Acceptor(host, port, key=key, job=job, facts={}, welcomed=self._welcomed)
+        self._acceptor = Acceptor(
+            host, port, key=keys.of_job(job_key), job=job, facts={}, welcomed=self._welcomed
+        )
         threading.Thread(target=self._accept_forever, name="dlj-supervisor", daemon=True).start()
 
     @property
@@ -108,23 +121,26 @@ class SupervisorServer:
                 peer.send(lambda: {"type": "drain"})
 
     def _accept_forever(self) -> None:
+        poll = select.poll()
+        poll.register(self._acceptor, select.POLLIN)
         while True:
-            select.select([self._acceptor.sock], [], [], 1.0)
-            self._acceptor.accept_all()
+            poll.poll(1000)
+            self._acceptor.serve()
             self._acceptor.expire()
 
     def _welcomed(self, sock: socket.socket, answer: dict[str, Any]) -> None:
-        """Serves the connection in the handshake's thread, which belongs to it from now on."""
-        peer = _Peer(next(self._numbers), sock, str(answer.get("name")))
-        serve = self._roles.get(str(answer.get("role")))
+        """Serves the connection in a thread that belongs to it."""
+        name = clean(answer.get("name"), MAX_COMMAND)
         try:
+            peer = _Peer(next(self._numbers), sock, answer)
+            serve = self._roles.get(peer.role)
             if serve is None:
-                raise RemoteProtocolError(f"role {answer.get('role')!r} is not known to the supervisor")
+                raise RemoteProtocolError(f"role {peer.role!r} is not known to the supervisor")
             serve(peer)
         except ProtocolError as exc:
-            log.warning("the connection of %s is closed: %s", peer.name, exc)
+            log.warning("the connection of %s is closed: %s", name, exc)
         except OSError as exc:
-            log.debug("the connection of %s ended: %s", peer.name, exc)
+            log.debug("the connection of %s ended: %s", name, exc)
         finally:
             sock.close()
 
@@ -154,7 +170,8 @@ class SupervisorServer:
             name, instance = supervision.text(message, "name"), supervision.text(message, "instance")
             # A sidecar of the previous release does not send `connected`: it also reported feeders that hang.
             witness = None if message.get("connected", True) else (peer.name, str(message.get("receiver")))
-            self._state.replace(name, instance, supervision.text(message, "reason"), witness)
+            done = self._state.replace(name, instance, supervision.text(message, "reason"), witness)
+            self._told(peer, f"replace {name} ({instance})", "ok" if done else "not done")
         else:
             raise RemoteProtocolError(f"a sidecar may not send {kind!r}")
 
@@ -171,6 +188,7 @@ class SupervisorServer:
             supervision.number(message, "pid", 1 << 31),
             supervision.text(message, "node"),
             supervision.text(message, "session"),
+            self._link(message),
         )
         with self._lock:
             self._feeders[endpoint.instance] = peer
@@ -183,28 +201,48 @@ class SupervisorServer:
                     self._state.feeder_drained(endpoint.name, endpoint.instance)
                 elif message.get("type") == "trouble":
                     self._trouble(peer, message)
+                elif message.get("type") == "costs":
+                    self._state.costs(endpoint.instance, costs.parse(message.get("costs")))
         finally:
             with self._lock:
                 newest = self._feeders.get(endpoint.instance) is peer
                 if newest:
                     del self._feeders[endpoint.instance]
             self._relay.left((endpoint.host, endpoint.port))
+            self._state.costs(endpoint.instance, None)
             if newest:
                 self._state.feeder_left(endpoint.name, endpoint.instance)
+
+    def _link(self, message: dict[str, Any]) -> str:
+        """Returns the key for connections to a feeder, wrapped for sidecars; empty for a release without such keys.
+        Raises AuthError."""
+        if "link" not in message:
+            return ""
+        about = supervision.text(message, "instance")
+        key = keys.unwrap(self._feeders_key, supervision.text(message, "link"), about)
+        return keys.wrap(self._sidecars_key, key, about)
 
     def _trouble(self, peer: _Peer, message: dict[str, Any]) -> None:
         cause = supervision.text(message, "cause")
         if cause in set(Cause):  # a feeder of a later release may know more causes
-            self._state.feeder_trouble(peer.name, Cause(cause), supervision.text(message, "why")[:MAX_WHY])
+            self._state.feeder_trouble(
+                peer.name, Cause(cause), clean(supervision.text(message, "why"), MAX_WHY)
+            )
 
     def _blob(self, peer: _Peer) -> None:
-        peer.sock.settimeout(IDLE_TIMEOUT_S)
-        message = sockets.recv_message(peer.sock)
-        digest = supervision.text(message, "digest")
-        nbytes = supervision.number(message, "nbytes", MAX_BODY_NBYTES)
+        message, digest, nbytes = _blob_message(peer)
         if message.get("type") == "get":
             self._relay.serve(peer.sock, digest, nbytes, _address(message))
-            return
+        elif peer.protocol < keys.SINCE:  # sidecars of the previous release upload in this role
+            self._receive_blob(peer, digest, nbytes)
+        else:
+            raise RemoteProtocolError(f"a feeder may not send {message.get('type')!r}")
+
+    def _upload(self, peer: _Peer) -> None:
+        _, digest, nbytes = _blob_message(peer)
+        self._receive_blob(peer, digest, nbytes)
+
+    def _receive_blob(self, peer: _Peer, digest: str, nbytes: int) -> None:
         started = time.monotonic()
         self._relay.receive(peer.sock, digest, nbytes)
         log.info("%s uploaded %.1f MB in %.1f s", peer.name, nbytes / 1e6, time.monotonic() - started)
@@ -212,8 +250,27 @@ class SupervisorServer:
 
     def _control(self, peer: _Peer) -> None:
         while True:
-            answer = self._state.control(sockets.recv_message(peer.sock))
+            message = sockets.recv_message(peer.sock)
+            answer = self._state.control(message)
+            if message.get("type") != "status":
+                what = f"{message.get('type')} {message.get('feeders', '')}".strip()
+                self._told(peer, what, str(answer.get("message", answer["type"])))
             sockets.send_message(peer.sock, answer)
+
+    def _told(self, peer: _Peer, what: str, result: str) -> None:
+        """Writes the line about a command into the log."""
+        log.info(
+            "command %s from role %s, %s at %s: %s",
+            clean(what, MAX_COMMAND), peer.role, peer.name, peer.address, clean(result, MAX_WHY),
+        )  # fmt: skip
+
+
+def _blob_message(peer: _Peer) -> tuple[dict[str, Any], str, int]:
+    """Receives the message that begins a blob's transfer. Returns it with the digest and the size."""
+    peer.sock.settimeout(IDLE_TIMEOUT_S)
+    message = sockets.recv_message(peer.sock)
+    digest = supervision.text(message, "digest")
+    return message, digest, supervision.number(message, "nbytes", MAX_BODY_NBYTES)
 
 
 def _address(message: dict[str, Any]) -> tuple[str, int] | None:

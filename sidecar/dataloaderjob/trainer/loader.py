@@ -450,7 +450,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if is_streamed or self._is_torchs:
             service.say_once(_NO_STATE)
             return
-        resume = states.Resume.of(state_dict)
+        resume = states.Resume.of(state_dict, self)
         saved, own = resume.state.get("loader") or {}, states.described(self, self.dataset_id)
         for said in states.compare(saved, own, is_new_epoch=resume.is_new_epoch):
             service.say_once(said)

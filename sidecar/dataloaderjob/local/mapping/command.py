@@ -155,7 +155,8 @@ def _next(messages: Iterator[Any], rows: range) -> pa.RecordBatch:
         text = "".join(traceback.format_exception_only(exc)).rstrip()
         raise UserCodeError(f"no result for {shown(rows)}: {_without_our_words(text)}") from exc
     batch = from_message(message)
-    if batch.num_rows != len(rows) or batch.column(0)[0].as_py() != rows.start:
+    is_whole = batch.num_rows == len(rows) and batch.num_columns > 0
+    if not is_whole or batch.column(0)[0].as_py() != rows.start:
         raise ServiceError(
             f"the loader returned rows other than {shown(rows)}, which should not happen: report it"
         )

@@ -6,11 +6,9 @@ both.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dataloaderjob.core import folders
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local.mapping.plan import OutputPart, Work, differences, shown
 from dataloaderjob.local.mapping.rows import REMEDY
@@ -31,10 +30,11 @@ _UNFINISHED = ".unfinished-"
 class Folder:
     """A folder of results to which only this process writes."""
 
-    def __init__(self, path: Path, work: Work) -> None:
-        self._path = path
+    def __init__(self, path: Path, fd: int, work: Work) -> None:
+        """`fd`: descriptor of the folder at `path`."""
+        self._path, self._fd = path, fd
         self.work = work
-        self.left = tuple(work.left(set(os.listdir(path))))
+        self.left = tuple(work.left(set(os.listdir(fd))))
         """Files that did not exist yet."""
         self.begun_with = ""
         """Digest of the script that wrote the first results; empty if this process starts the work."""
@@ -48,17 +48,26 @@ class Folder:
     def open(cls, path: Path, work: Work, script_digest: str) -> Iterator[Folder]:
         """Creates the folder if needed. Raises InputError if it contains anything except results of this work."""
         path.mkdir(parents=True, exist_ok=True)
-        _check_not_anothers_link(path)
-        _check_is_ours(path)
-        with open(path / RECORD, "a+", opener=_not_a_link) as record:
+        fd = folders.enter(path, InputError)
+        try:
+            with cls._entered(path, fd, work, script_digest) as folder:
+                yield folder
+        finally:
+            os.close(fd)
+
+    @classmethod
+    @contextmanager
+    def _entered(cls, path: Path, fd: int, work: Work, script_digest: str) -> Iterator[Folder]:
+        _check_is_ours(path, fd)
+        with os.fdopen(_open(RECORD, fd), "r+") as record:
             try:
                 fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InputError(
                     f"another process writes to {path}: wait for it, or name another folder"
                 ) from None
-            folder = cls(path, work)
-            if any(name.startswith("part-") for name in os.listdir(path)):
+            folder = cls(path, fd, work)
+            if any(name.startswith("part-") for name in os.listdir(fd)):
                 folder._compare(record)
             else:
                 record.truncate(0)
@@ -66,10 +75,10 @@ class Folder:
                 record.write("\n")
                 record.flush()
                 os.fsync(record.fileno())
-            for rest in path.glob(f"{_UNFINISHED}*"):
-                rest.unlink()
-            if folder.left:
-                (path / DONE).unlink(missing_ok=True)
+            removed = [name for name in os.listdir(fd) if name.startswith(_UNFINISHED)]
+            for name in [*removed, *([DONE] if folder.left else [])]:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=fd)
             yield folder
 
     def _compare(self, record: Any) -> None:
@@ -77,15 +86,16 @@ class Folder:
         try:
             found = dict(json.load(record))
         except (ValueError, TypeError):
-            raise InputError(f"{record.name} cannot be read: name another folder") from None
+            raise InputError(f"{self._path / RECORD} cannot be read: name another folder") from None
         if different := differences(self.work, found):
             raise InputError(
                 f"{self._path} has results of other work: {'; '.join(different)}. Use the arguments and the dataset of "
                 "the first run, or name another folder"
             )
         self.begun_with = str(found.get("script_sha256", ""))
-        name = min(name for name in os.listdir(self._path) if name.startswith("part-"))
-        self._there = name, pq.read_schema(self._path / name)
+        name = min(name for name in os.listdir(self._fd) if name.startswith("part-"))
+        with os.fdopen(folders.open_file(name, os.O_RDONLY, InputError, within=self._fd), "rb") as file:
+            self._there = name, pq.read_schema(file)
 
     def check(self, batch: pa.RecordBatch, rows: range) -> None:
         """Raises InputError if the columns differ from those of earlier batches, or of files that existed already."""
@@ -101,66 +111,36 @@ class Folder:
 
     def write(self, part: OutputPart, batches: Sequence[pa.RecordBatch]) -> None:
         """Writes the file atomically, so that it survives a crash of the machine."""
-        unfinished = self._path / f"{_UNFINISHED}{part.name}"
-        with open(unfinished, "wb", opener=_new) as file:
+        unfinished = f"{_UNFINISHED}{part.name}"
+        with os.fdopen(folders.open_new(unfinished, os.O_WRONLY, within=self._fd), "wb") as file:
             pq.write_table(pa.Table.from_batches(batches), file)
             file.flush()
             os.fsync(file.fileno())
-        unfinished.rename(self._path / part.name)
+        os.rename(unfinished, part.name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         self._sync()
 
     def num_there(self) -> int:
         """Number of complete files, counted in the folder, because an interrupt may arrive right after a rename."""
-        return self.work.num_parts - len(self.work.left(set(os.listdir(self._path))))
+        return self.work.num_parts - len(self.work.left(set(os.listdir(self._fd))))
 
     def finish(self) -> None:
         """Marks the folder as complete."""
-        with open(self._path / DONE, "a", opener=_not_a_link):
-            self._sync()
+        os.close(_open(DONE, self._fd))
+        self._sync()
 
     def _sync(self) -> None:
         """Makes the names in the folder survive a crash of the machine."""
-        fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        os.fsync(self._fd)
 
 
-def _not_a_link(path: str, flags: int) -> int:
-    """Opens a regular file. Raises InputError for anything else, because another user may have planted it."""
-    try:
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    except OSError as exc:
-        if exc.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise
-        found = "a link" if exc.errno == errno.ELOOP else "something else"
-    else:
-        if stat.S_ISREG(os.fstat(fd).st_mode):
-            return fd
-        os.close(fd)
-        found = "something else"
-    raise InputError(f"{path} must be a regular file, found {found}: name a folder that only you write to")
+def _open(name: str, fd: int) -> int:
+    return folders.open_file(name, os.O_RDWR | os.O_CREAT, InputError, within=fd)
 
 
-def _new(path: str, flags: int) -> int:
-    """Opens a new file, and removes whatever had its name."""
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-
-
-def _check_not_anothers_link(path: Path) -> None:
-    found = os.lstat(path)
-    if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.getuid()):
-        raise InputError(
-            f"{path} is a link of user {found.st_uid}, who could redirect the results: name a folder of your own"
-        )
-
-
-def _check_is_ours(path: Path) -> None:
-    strange = sorted(name for name in os.listdir(path) if not name.startswith((".", "_")))
-    if strange and not (path / RECORD).exists():
+def _check_is_ours(path: Path, fd: int) -> None:
+    names = os.listdir(fd)
+    strange = sorted(name for name in names if not name.startswith((".", "_")))
+    if strange and RECORD not in names:
         raise InputError(
             f"results need a folder of their own, but {path} contains {strange[0]!r} and no {RECORD}: name a folder "
             "that is empty or does not exist yet"

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.errors import InputError, RemoteProtocolError
 from dataloaderjob.local.mapping.plan import shown
 from dataloaderjob.making.fetcher import batch_seed, seed_batch, seed_generators, seed_sample
 from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators
@@ -117,10 +117,18 @@ def to_message(batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
     return np.frombuffer(sink.getvalue(), dtype=np.uint8)
 
 
-def from_message(message: np.ndarray[Any, Any]) -> pa.RecordBatch:
-    """Unpacks a message; the result shares no memory with it."""
-    with pa.ipc.open_stream(pa.py_buffer(message.tobytes())) as stream:
-        return stream.read_next_batch()
+def from_message(message: Any) -> pa.RecordBatch:
+    """Unpacks a message; the result shares no memory with it. Raises RemoteProtocolError if it is malformed: pyarrow
+    would follow offsets in it to any place in memory."""
+    if type(message) is not np.ndarray:
+        raise RemoteProtocolError(f"a feeder sent a {type(message).__name__} in place of results")
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(message.tobytes())) as stream:
+            batch = stream.read_next_batch()
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, StopIteration) as exc:
+        raise RemoteProtocolError(f"a feeder sent results that are not valid Arrow data: {exc}") from exc
+    return batch
 
 
 # Columns

@@ -11,6 +11,11 @@ arrives there, too. The write end of the third belongs to this process alone. It
 serves and, by closing, that the feeder is gone. They are pipes, not sockets, because user code may open /dev/stdout.
 The pod's process always keeps reading, even if nobody reads what it prints, so user code does not wait.
 
+On a Ray cluster that was not started for the job, the feeder gets the job's key and variables as arguments and keeps
+blobs in a folder of the node's Ray session. A shell that this process starts removes the folder once all feeders of the
+job on that node have ended, because Ray may kill this process at any time. If the feeder's lease is over, this process
+asks Ray not to start it again.
+
 On one machine, Ray brings workers' output to the driver that started them, which shows it as lines `[feeder-0] ...`.
 A supervisor that adopted its feeders is another driver. The filter by driver is therefore removed (Ray Serve does the
 same) and lines are selected by name.
@@ -23,15 +28,17 @@ import dataclasses
 import json
 import logging
 import os
+import secrets
 import select
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 from ray._private import ray_logging
@@ -40,11 +47,12 @@ from ray._private import worker as ray_worker
 
 from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import DataLoaderJobError, ServiceError
+from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.memory import LOOK_S, MemoryWatch, describe_limit, die_as
 from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
 from dataloaderjob.core.processes import Lines, last_word
-from dataloaderjob.core.settings import NODE_BLOBS, NODE_OUTPUT, FeederSettings, read_key
-from dataloaderjob.core.supervision import Cause, ended_text, index_of
+from dataloaderjob.core.settings import NODE_BLOBS, NODE_OUTPUT, FeederSettings, ForeignNode, read_key
+from dataloaderjob.core.supervision import EXIT_LEASE_OVER, Cause, ended_text, index_of
 from dataloaderjob.providers.ray.node import ray_of_tasks, start_host
 
 log = logging.getLogger(__name__)
@@ -53,6 +61,16 @@ TIMEOUT_S = 5.0
 LAST_WORDS_S = 2.0
 """Wait for the host's last output: a process of user code may hold the pipe open after the host's end."""
 EXIT_BROKEN = 70
+LAST_KILL_S = 10.0
+"""Time for Ray to kill an actor that has asked for its own end."""
+FOREIGN_FOLDER = "dataloaderjob"
+"""Folder in a Ray session's folder for the blobs of jobs whose Ray it is not."""
+_JANITOR = (
+    'exec 3<&0; (trap "" HUP INT TERM; read -r _ <&3; sleep 1; rm -f "$1/users/$2"; '
+    'rmdir "$1/users" 2>/dev/null && rm -rf "$1") </dev/null &'
+)
+"""Waits for the end of the process that holds its input's other end. Then it removes that process's mark in the folder
+`$1` and, with the last mark, the folder. It is a grandchild: Ray kills the children of an actor that it kills."""
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound
 _HANDLER = "dataloaderjob"
 
@@ -60,6 +78,48 @@ _HANDLER = "dataloaderjob"
 def at_home(settings: FeederSettings, folder: Path) -> FeederSettings:
     """Returns the settings with this node's blob folder, which the supervisor does not know."""
     return dataclasses.replace(settings, blob_folder=str(folder / NODE_BLOBS), sweeps_blobs=True)
+
+
+def abroad(settings: FeederSettings, foreign: ForeignNode, address: str, session: Path) -> FeederSettings:
+    """Returns the settings on a node that was not started for the job: an address that other nodes reach, and a folder
+    for blobs that is removed with the job's last feeder there. `session`: folder of the node's Ray session."""
+    jobs = session / FOREIGN_FOLDER
+    jobs.mkdir(mode=0o700, exist_ok=True)
+    folder = jobs / foreign.tag
+    mark = secrets.token_hex(8)
+    while True:
+        (folder / "users").mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # the last feeder before this one has just ended
+            (folder / "users" / mark).touch()
+            break
+    _start_janitor(folder, mark)
+    return dataclasses.replace(
+        settings,
+        bind_host=address,
+        advertise_host=address,
+        blob_folder=str(folder / NODE_BLOBS),
+        sweeps_blobs=True,
+    )
+
+
+def _start_janitor(folder: Path, mark: str) -> None:
+    reader, _ = os.pipe2(os.O_CLOEXEC)  # the other end closes with this process
+    try:
+        subprocess.run(
+            ["/bin/sh", "-c", _JANITOR, "janitor", folder, mark],
+            stdin=reader, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, start_new_session=True,
+        )  # fmt: skip
+    finally:
+        os.close(reader)
+
+
+def end_for_good(name: str, tag: str) -> NoReturn:
+    """Ends this actor's process and has Ray not start it again, which Ray does not do for a process that just exits."""
+    try:
+        ray.kill(ray.get_actor(name, namespace=tag), no_restart=True)
+        time.sleep(LAST_KILL_S)
+    finally:
+        os._exit(EXIT_LEASE_OVER)
 
 
 def tell_ended(settings: FeederSettings, why: str) -> None:
@@ -70,7 +130,9 @@ def tell_ended(settings: FeederSettings, why: str) -> None:
     if settings.supervisor_host is None:
         return
     address, key = (settings.supervisor_host, settings.supervisor_port), read_key(settings.key_path)
-    with sockets.connect(address, key, role="feeder", name=settings.name, job=settings.job) as sock:
+    with sockets.connect(
+        address, key, role="feeder", name=settings.name, job=settings.job, versions=sockets.BY_ROLE
+    ) as sock:
         sockets.send_message(sock, {"type": "ended", "cause": Cause.OUT_OF_MEMORY.value, "why": why})
 
 
@@ -102,25 +164,33 @@ def hand_over(name: str, folder: Path) -> int | None:
 class Feeder:
     """One feeder of a job."""
 
-    def __init__(self, settings: FeederSettings) -> None:
-        """Raises ServiceError with the host's last line if it does not serve; Ray reports that to the supervisor."""
-        self._name = settings.name  # first: Ray asks for the name even if the rest of this fails
-        life = None
+    def __init__(self, settings: FeederSettings, foreign: ForeignNode | None = None) -> None:
+        """`foreign`: given on a node that was not started for the job.
+
+        Raises ServiceError with the host's last line if it does not serve; Ray reports that to the supervisor.
+        """
+        # First: Ray asks for the name even if the rest of this fails.
+        self._name = settings.name if foreign is None else shown_name(settings.name, foreign.tag)
+        life, self._foreign = None, foreign
         if folder := os.environ.get(NODE_FOLDER_VARIABLE):
             settings = at_home(settings, Path(folder))
             life = hand_over(settings.name, Path(folder))
         # Ray has the kernel kill its workers first: a feeder's host would then die before the process that grows.
         die_as(os.getppid())
         self._settings = settings
-        logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+        log_lines("%(levelname)s %(message)s")
         address = settings.advertise_host or settings.bind_host
         if address in _ANY:
             address = str(ray_services.get_node_ip_address())  # type: ignore[no-untyped-call]
         context = ray.get_runtime_context()
-        self._host = Host(
-            dataclasses.replace(settings, advertise_host=address, node=context.get_node_id()),
-            ray_of_tasks(os.environ, context.gcs_address),
-        )
+        env, key = ray_of_tasks(os.environ, context.gcs_address), None
+        if foreign is not None:
+            node: Any = ray_worker._global_node  # noqa: SLF001  no public way to the session's folder
+            address = str(node.node_ip_address)
+            settings = abroad(settings, foreign, address, Path(node.get_session_dir_path()))
+            env, key = dict(foreign.env), foreign.key
+        settings = dataclasses.replace(settings, advertise_host=address, node=context.get_node_id())
+        self._settings, self._host = settings, Host(settings, env, key)
         if life is not None:
             with contextlib.suppress(OSError):  # a pod that does not listen is about to end
                 os.write(life, b"\1")
@@ -133,6 +203,8 @@ class Feeder:
         """Ends this process with its host: without one it is useless, and Ray starts another."""
         try:
             code = self._host.wait()
+            if code == EXIT_LEASE_OVER and self._foreign is not None:
+                end_for_good(self._settings.name, self._foreign.tag)
             if self._host.memory:
                 with contextlib.suppress(OSError, DataLoaderJobError):  # the supervisor may be gone
                     tell_ended(self._settings, ended_text(code, "", self._host.memory))
@@ -143,8 +215,10 @@ class Feeder:
 class Host:
     """A host that serves one feeder, as a child of this process."""
 
-    def __init__(self, settings: FeederSettings, env: Mapping[str, str]) -> None:
-        """Returns once the feeder serves. Raises ServiceError with its last line if it ends first, OSError.
+    def __init__(self, settings: FeederSettings, env: Mapping[str, str], key: bytes | None = None) -> None:
+        """Returns once the feeder serves. `key`: the job's, if no file here contains it.
+
+        Raises ServiceError with its last line if it ends first, OSError.
 
         There is no deadline here: the supervisor has one, and kills the actor.
         """
@@ -154,6 +228,11 @@ class Host:
         """The amount of memory and a remedy, if the host was killed for lack of it; else empty."""
         self._field, self._watch = settings.memory_field, MemoryWatch()
         with tempfile.TemporaryDirectory(prefix="dlj-feeder-") as folder:
+            if key is not None:
+                settings = dataclasses.replace(settings, key_path=str(Path(folder) / "key"))
+                Path(settings.key_path).write_bytes(
+                    key
+                )  # the folder is private, and removed once the key is read
             self._process, reader = start_host(settings, Path(folder), stderr=subprocess.PIPE, env=env)
             self._copier = threading.Thread(target=self._copy_errors, name="dlj-stderr", daemon=True)
             self._copier.start()
@@ -197,18 +276,33 @@ class Host:
         self._words = last_word(self._words, line)
 
 
-def show() -> None:
-    """Shows feeders' output from now on. Call once, after ray.init with log_to_driver."""
+def shown_name(name: str, tag: str) -> str:
+    """Returns the name under which Ray shows a feeder on a cluster with several jobs."""
+    return f"{tag}/{name}"
+
+
+def show(tag: str = "") -> None:
+    """Shows feeders' output from now on: of the job with this tag, or of all. Call once, after ray.init with
+    log_to_driver."""
     ray_worker.global_worker._filter_logs_by_job = False  # noqa: SLF001
     dispatcher = ray_logging.global_worker_stdstream_dispatcher
     for name in [key for key, _ in list(dispatcher.handlers)]:
         dispatcher.remove_handler(name)
-    dispatcher.add_handler(_HANDLER, _print)
+    driver = ray.get_runtime_context().get_job_id()
+    dispatcher.add_handler(_HANDLER, lambda data: _print(data, tag, driver))
 
 
-def _print(data: dict[str, Any]) -> None:
+def _print(data: dict[str, Any], tag: str, driver: str) -> None:
+    """`driver`: Ray's name for this driver; a feeder is called Feeder until it is constructed."""
     name = str(data.get("actor_name") or "")
-    if index_of(name) is None and name != "Feeder":  # before it is constructed its name is that of its class
+    if tag and name != "Feeder":
+        of, _, name = name.rpartition("/")
+        if of != tag:
+            return
+    if name == "Feeder":
+        if tag and data.get("job") != driver:
+            return
+    elif index_of(name) is None:
         return
     out = sys.stderr if data.get("is_err") else sys.stdout
     for line in data.get("lines", ()):

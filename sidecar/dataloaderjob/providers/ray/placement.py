@@ -26,11 +26,18 @@ from ray.core.generated import common_pb2, gcs_pb2
 
 from dataloaderjob.core.errors import ServiceError, first_line
 from dataloaderjob.core.memory import remedy
-from dataloaderjob.core.settings import SupervisorSettings
+from dataloaderjob.core.settings import ForeignNode, SupervisorSettings, read_key
 from dataloaderjob.core.sockets import parse_address
-from dataloaderjob.core.supervision import EXIT_RAY_LATE, EXIT_RAY_LOST, Cause, index_of, name_of
+from dataloaderjob.core.supervision import (
+    EXIT_RAY_LATE,
+    EXIT_RAY_LOST,
+    MAX_FEEDERS,
+    Cause,
+    index_of,
+    name_of,
+)
 from dataloaderjob.providers.provider import Why, feeder_settings
-from dataloaderjob.providers.ray import actor
+from dataloaderjob.providers.ray import actor, external
 from dataloaderjob.providers.ray.actor import Feeder
 
 log = logging.getLogger(__name__)
@@ -43,8 +50,15 @@ JOIN_S = 10.0
 """Time that a node may take to join Ray. Lack of room is reported as the cause only after that."""
 MEMORY_KILL_S = 30.0
 """Time for which a kill by Ray's memory monitor is taken as the cause of a feeder's loss."""
+MODULE_MISSING_S = 30.0
+"""Time for which a worker's failed import is taken as the cause of a restart. Ray does not name the worker's job."""
 DEAD = "DEAD"
 _OUT_OF_MEMORY = common_pb2.WorkerExitType.Value("NODE_OUT_OF_MEMORY")  # type: ignore[attr-defined]
+_MODULE_MISSING = "No module named 'dataloaderjob"
+_INSTALL = (
+    "install dataloaderjob[feeder], in this job's version, for the Python of every node of the Ray cluster"
+)
+GIB = 1 << 30
 _STARTUP_FAILED = "worker startup"
 """Part of the GCS's record of a process that never registered."""
 
@@ -58,7 +72,7 @@ class Life(NamedTuple):
     """True if a worker process has registered for it."""
     restarts: int = 0
     death: str = ""
-    """The last line of the reason why it is dead; empty while it is not."""
+    """The last line of the reason why it is dead, or why its last process ended if that is known; else empty."""
     host: str = ""
     """Address of the node that Ray has chosen for it; empty before."""
 
@@ -104,6 +118,8 @@ class Explainer:
             elif life.state == DEAD:
                 self._starting.pop(index, None)
                 yield self._dead(index, life)
+            elif life.restarts and _MODULE_MISSING in life.death:
+                yield Why(index, Cause.FAILS, f"Ray's workers cannot import dataloaderjob: {_INSTALL}")
             elif life.restarts:
                 yield Why(
                     index, Cause.FAILS,
@@ -155,7 +171,11 @@ class RayProvider:
 
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
-        self._namespace = f"dataloaderjob-{settings.job}"
+        self._namespace = settings.ray_tag or f"dataloaderjob-{settings.job}"
+        self._foreign: tuple[ForeignNode, ...] = ()
+        if settings.ray_external:
+            key = read_key(settings.feeder_key_path or settings.key_path)
+            self._foreign = (ForeignNode(key=key, env=settings.feeder_env, tag=self._namespace),)
         self._remote = ray.remote(Feeder)
         self.session = ""
         """Ray's name for the cluster, once connected."""
@@ -172,6 +192,8 @@ class RayProvider:
         """
         settings = self._settings
         with _deadline(settings.init_timeout_s, self._late_text()):
+            if settings.ray_external:
+                external.look(settings.ray_address)
             try:
                 ray.init(
                     settings.ray_address,
@@ -186,7 +208,7 @@ class RayProvider:
                 ) from exc
         self.session = str(ray.get_runtime_context().get_session_name())
         self.in_force = {"version": ray.__version__, **ray_state.state.get_system_config()}  # type: ignore[no-untyped-call]
-        actor.show()
+        actor.show(self._namespace if settings.ray_external else "")
         args = (settings.ray_address, _raylet_pidfd())
         threading.Thread(target=_end_when_gone, args=args, name="dlj-ray", daemon=True).start()
 
@@ -214,12 +236,11 @@ class RayProvider:
             "namespace": self._namespace,
             "lifetime": "detached",
             "max_restarts": -1,
-            "num_cpus": 0,
-            "resources": self._settings.feeder_resources,
+            **resource_options(self._settings.feeder_resources),
         }
         try:
             made: Any = self._remote.options(**options).remote(
-                feeder_settings(self._settings, index, num_feeders, self.session)
+                feeder_settings(self._settings, index, num_feeders, self.session), *self._foreign
             )
         except Exception as exc:
             raise ServiceError(f"Ray does not place it: {first_line(exc)}") from exc
@@ -240,42 +261,45 @@ class RayProvider:
 
     def out_of_memory(self) -> Mapping[str, str]:
         """Reads from the GCS which workers Ray's memory monitor killed; the GCS does not record that for actors."""
+        return {
+            str(worker.worker_address.ip_address): monitor_text(
+                str(worker.exit_detail), self._settings.memory_field
+            )
+            for worker in self._ended_workers(MEMORY_KILL_S)
+            if worker.exit_type == _OUT_OF_MEMORY
+        }
+
+    def _ended_workers(self, seconds: float) -> list[Any]:
+        """Returns the GCS's records of processes that ended within the last `seconds`. Raises ServiceError."""
         try:
             table = ray_state.state._connect_and_get_accessor().get_worker_table()  # noqa: SLF001  the only way to it
         except Exception as exc:
             raise ServiceError(f"Ray does not say how its workers ended: {first_line(exc)}") from exc
         workers = map(gcs_pb2.WorkerTableData.FromString, table)  # type: ignore[attr-defined]
-        since_ms = (time.time() - MEMORY_KILL_S) * 1000
-        return {
-            str(worker.worker_address.ip_address): monitor_text(
-                str(worker.exit_detail), self._settings.memory_field
-            )
-            for worker in workers
-            if not worker.is_alive and worker.exit_type == _OUT_OF_MEMORY and worker.end_time_ms > since_ms
-        }
+        since_ms = (time.time() - seconds) * 1000
+        return [worker for worker in workers if not worker.is_alive and worker.end_time_ms > since_ms]
 
     def _room(self) -> Room:
         """Asks Ray how many feeders it has room for, and what it lacks for one more. Raises ServiceError."""
         needed = self._settings.feeder_resources
         try:
-            total = ray.cluster_resources()  # type: ignore[no-untyped-call]
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
             free = ray.available_resources()  # type: ignore[no-untyped-call]
         except Exception as exc:
             raise ServiceError(f"Ray does not say what is free: {first_line(exc)}") from exc
-        lacking = [
-            f"{name}: {amount:g} needed, {free.get(name, 0):g} of {total.get(name, 0):g} free"
-            for name, amount in needed.items()
-            if free.get(name, 0) < amount
-        ]
-        places = min(int(total.get(name, 0) / amount) for name, amount in needed.items())
-        return Room(places, "; ".join(lacking))
+        return room(needed, nodes, free)
 
     def _lives(self, indices: Iterable[int]) -> dict[int, Life]:
         """Returns the GCS's records of these feeders' actors. Raises ServiceError."""
         try:
-            return {index: life for index in indices if (life := self._life(index)) is not None}
+            lives = {index: life for index in indices if (life := self._life(index)) is not None}
         except Exception as exc:
             raise ServiceError(f"Ray does not say how its actors are: {first_line(exc)}") from exc
+        if self._foreign and any(life.restarts for life in lives.values()):
+            ends = [str(worker.exit_detail) for worker in self._ended_workers(MODULE_MISSING_S)]
+            if any(_MODULE_MISSING in end for end in ends):
+                return {i: life._replace(death=life.death or _MODULE_MISSING) for i, life in lives.items()}
+        return lives
 
     def _life(self, index: int) -> Life | None:
         if index not in self._actors:  # an earlier supervisor placed it
@@ -293,6 +317,46 @@ class RayProvider:
         state = table.ActorState.Name(actor.state)
         death = _last_line(actor.death_cause) if state == DEAD else ""
         return Life(state, bool(actor.address.worker_id), actor.num_restarts, death, actor.address.ip_address)
+
+
+def resource_options(needed: Mapping[str, float]) -> dict[str, Any]:
+    """Returns an actor's options that ask for these resources."""
+    names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    custom = {name: amount for name, amount in needed.items() if name not in names}
+    return {
+        "num_cpus": 0,
+        **{names[name]: amount for name, amount in needed.items() if name in names},
+        "resources": custom,
+    }
+
+
+def room(
+    needed: Mapping[str, float], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]
+) -> Room:
+    """Returns the room for feeders that need these resources. `nodes`: all resources of each node; `free`: the free
+    resources of all nodes together."""
+    needed = {name: amount for name, amount in needed.items() if amount}
+    if not needed:
+        return Room(MAX_FEEDERS, "")
+    places = sum(min(int(node.get(name, 0) / amount) for name, amount in needed.items()) for node in nodes)
+    lacking = []
+    for name, amount in needed.items():
+        total = sum(node.get(name, 0) for node in nodes)
+        largest = max((node.get(name, 0) for node in nodes), default=0)
+        if free.get(name, 0) < amount:
+            lacking.append(
+                f"{name}: {_shown(name, amount)} needed, {_shown(name, free.get(name, 0))} of "
+                f"{_shown(name, total)} free"
+            )
+        elif largest < amount:
+            lacking.append(
+                f"{name}: {_shown(name, amount)} needed, the largest node has {_shown(name, largest)}"
+            )
+    return Room(places, "; ".join(lacking))
+
+
+def _shown(name: str, amount: float) -> str:
+    return f"{amount / GIB:.1f} GiB" if name == "memory" else f"{amount:g}"
 
 
 def monitor_text(detail: str, field: str) -> str:

@@ -67,6 +67,10 @@ class Assignments:
         """Instances of feeders that are late and get no further tickets."""
         self.counters = Counters()
         self.feeders_lost_at: float | None = None
+        self.served_at: float | None = None
+        """Time at which the first feeder connected."""
+        self.ended = ""
+        """The reason why the job has ended; empty while it lives."""
         self.unconnected_noted_at = float("-inf")
         self.desired_feeders: int | None = None
         self.supervisor_notes: list[str] = []

@@ -162,6 +162,8 @@ class Dispatcher(Assignments):
             return
         feeder.up, feeder.facts, feeder.received_at, feeder.answered_at = True, facts, now, now
         feeder.load, feeder.filling, feeder.why_down = 0, True, ""
+        if self.served_at is None:
+            self.served_at = now
         for ticket in feeder.struck:  # the network failed, not the process
             ticket.unconfirmed -= 1
         feeder.struck.clear()

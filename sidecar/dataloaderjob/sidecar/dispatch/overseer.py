@@ -179,8 +179,13 @@ def _maybe_replace(machine: Dispatcher, now: float, feeder: FeederState, silent_
 def _check_awaited(machine: Dispatcher, now: float, ticket: Ticket) -> None:
     _unblock(machine, ticket)
     waited = now - _waiting_since(machine, ticket)
-    deadline_s = machine.settings.batch_deadline_s
-    if waited > deadline_s:  # feeders that still make it must stop, and end a process that does not
+    deadline_s, awaits = machine.settings.batch_deadline_s, _awaits_first_feeder(machine)
+    if machine.ended and not any(feeder.up for feeder in machine.feeders.values()):
+        text = f"batch {ticket.number} cannot be made, because the job has ended: {machine.ended}"
+        machine.fail_service(ticket, "ServiceUnavailable", text)
+        return
+    if waited > deadline_s and not awaits:
+        # Feeders that still make it must stop, and end a process that does not.
         message = (
             f"batch {ticket.number} was not ready after {waited:.0f} s (the deadline is "
             f"{deadline_s:.0f} s, spec.loader.batchTimeoutSeconds): {_who(machine, ticket)}"
@@ -189,8 +194,9 @@ def _check_awaited(machine: Dispatcher, now: float, ticket: Ticket) -> None:
         return
     if waited > machine.settings.progress_after_s and now - ticket.noted_at > NOTE_EVERY_S:
         ticket.noted_at = now
+        until = "; its deadline starts with the first feeder" if awaits else ""
         machine.report(
-            Note(f"batch {ticket.number} has been awaited for {waited:.0f} s: {_who(machine, ticket)}")
+            Note(f"batch {ticket.number} has been awaited for {waited:.0f} s: {_who(machine, ticket)}{until}")
         )
     _maybe_hedge(machine, now, ticket)
 
@@ -200,12 +206,19 @@ def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
     without one, the loss of the last feeder."""
     if not ticket.attempts:
         since = max(ticket.queued_at, machine.feeders_lost_at or 0.0)
+        if machine.settings.awaits_feeders:
+            since = max(since, machine.served_at or 0.0)
     elif ticket.retries or (ticket.strikes and ticket.slot is not None):
         since = ticket.first_asked_at or 0.0
     else:
         since = min(attempt.asked_at for attempt in ticket.attempts)
     progressed = max((attempt.progressed_at for attempt in ticket.attempts), default=0.0)
     return max(since, progressed, ticket.stream.waiting_since or 0.0)
+
+
+def _awaits_first_feeder(machine: Dispatcher) -> bool:
+    """True if no feeder has connected yet and the deadlines of this job's batches start with the first one."""
+    return machine.settings.awaits_feeders and machine.served_at is None
 
 
 def _maybe_hedge(machine: Dispatcher, now: float, ticket: Ticket) -> None:

@@ -34,6 +34,8 @@ class Endpoint(NamedTuple):
     instance: str
     host: str
     port: int
+    link: str = ""
+    """The key of connections to it, as hexadecimal text; empty if it has the sidecar's own."""
 
 
 @dataclass(slots=True)

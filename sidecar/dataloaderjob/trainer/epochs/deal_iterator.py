@@ -82,7 +82,9 @@ class DealIterator(SlotIterator):
 
     def _saved(self) -> Saved:
         """Returns the state's entry for the slots. The bundle passes that entry to feeders."""
-        saved = Saved.of(self._epoch.slots, self._epoch.rank, allow_pickle=self._pickle_allowed)
+        saved = Saved.of(
+            self._epoch.slots, self._epoch.rank, slots=self._slots, allow_pickle=self._pickle_allowed
+        )
         if self._first and not saved.taken:
             raise InputError(
                 "with tail= an epoch resumes only from what state_dict() returned; a bare number of batches does "

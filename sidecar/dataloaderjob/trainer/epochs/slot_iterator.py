@@ -93,7 +93,9 @@ class SlotIterator(ServiceIterator):
         self._client.flush(stream)
 
     def _begin_places(self, stream: Stream) -> None:
-        saved = Saved.of(self._epoch.slots, self._epoch.rank, allow_pickle=self._pickle_allowed)
+        saved = Saved.of(
+            self._epoch.slots, self._epoch.rank, slots=self._slots, allow_pickle=self._pickle_allowed
+        )
         self._places = stream.places = Places(self._slots, self._first, saved.snapshots, saved.ends)
         self._expected = saved.digests
         self._placed: dict[int, tuple[SlotPlace, bytes]] = {}

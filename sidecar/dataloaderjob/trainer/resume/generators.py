@@ -5,6 +5,7 @@ A loader's own are its `generator`, and generators of torch, numpy or Python in 
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import struct
@@ -49,6 +50,8 @@ _puts = 0
 Own = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 """A generator of a loader or a sampler."""
 _ARRAY = "array"
+_PHILOX_WORDS = 4
+"""Size of a buffer of numpy's Philox."""
 
 
 def generators_of(loader: Iterated) -> dict[str, Own]:
@@ -133,6 +136,20 @@ def before_a_seed(saved: str, found: str) -> str:
     return found if earlier is None else earlier.into_torchs(data).hex()
 
 
+def try_state(own: Mapping[str, Own], name: str, text: str) -> None:
+    """Raises an exception unless the generator of this name takes the state in `text`. Changes no generator: tries a
+    new one, or a copy."""
+    if name == DEFAULT:
+        torch.Generator().set_state(_tensor(text))
+    elif name == PYTHON:
+        random.Random().setstate(_of_python(text))  # noqa: S311  tries a state
+    elif name == NUMPY:
+        np.random.RandomState().set_state(_of_numpy(text))
+    elif name in own:
+        one = own[name]
+        _write(torch.Generator(one.device) if isinstance(one, torch.Generator) else copy.deepcopy(one), text)
+
+
 def put_own(own: Mapping[str, Own], states: Mapping[str, str]) -> None:
     """Sets a loader's own generators, if `states` contains them."""
     for path, generator in own.items():
@@ -147,13 +164,27 @@ def put_shared(states: Mapping[str, str]) -> None:
     if DEFAULT in states:
         torch.default_generator.set_state(_tensor(states[DEFAULT]))
     if PYTHON in states:
-        *words, has_gauss, gauss = _PYTHON.unpack(bytes.fromhex(states[PYTHON]))
-        random.setstate((3, tuple(words), gauss if has_gauss else None))
+        random.setstate(_of_python(states[PYTHON]))
     if NUMPY in states:
-        data = bytes.fromhex(states[NUMPY])
-        position, has_gauss, gauss = _NUMPY.unpack(data[-_NUMPY.size :])
-        keys = np.frombuffer(data[: -_NUMPY.size], np.uint32)
-        np.random.set_state(("MT19937", keys, position, int(has_gauss), gauss))
+        np.random.set_state(_of_numpy(states[NUMPY]))
+
+
+def _of_python(text: str) -> tuple[int, tuple[int, ...], float | None]:
+    *words, has_gauss, gauss = _PYTHON.unpack(bytes.fromhex(text))
+    return 3, tuple(words), gauss if has_gauss else None
+
+
+def _of_numpy(text: str) -> tuple[str, np.ndarray[Any, Any], int, int, float]:
+    data = bytes.fromhex(text)
+    position, has_gauss, gauss = _NUMPY.unpack(data[-_NUMPY.size :])
+    _check_position(position, WORDS)
+    return "MT19937", np.frombuffer(data[: -_NUMPY.size], np.uint32), position, int(has_gauss), gauss
+
+
+def _check_position(position: Any, most: int) -> None:
+    """Raises ValueError: numpy would read beyond its words."""
+    if type(position) is not int or not 0 <= position <= most:
+        raise ValueError(f"a position from 0 to {most} is needed, found {position!r}")
 
 
 def _python_state() -> dict[str, str]:
@@ -186,6 +217,10 @@ def _write(generator: Own, text: str) -> None:
         generator.setstate((version, tuple(words), gauss))
         return
     state = json.loads(text, object_hook=lambda d: np.array(d[_ARRAY], d["dtype"]) if _ARRAY in d else d)
+    if isinstance(inner := state.get("state"), dict) and "pos" in inner:
+        _check_position(inner["pos"], WORDS)
+    if "buffer_pos" in state:
+        _check_position(state["buffer_pos"], _PHILOX_WORDS)
     if isinstance(generator, np.random.RandomState):
         generator.set_state(state)
     else:

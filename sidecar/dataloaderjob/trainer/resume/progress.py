@@ -251,7 +251,7 @@ class Epoch:
                 generators.put_shared(dict(drawn) if self._shared else {})
             saved = resume.state.get("sampler") if stateful is not None else None
             if saved is not None:
-                stateful.load_state_dict(saved)
+                sampling.load_state(stateful, saved)
                 if resume.is_new_epoch and isinstance(stateful, ElasticSampler):
                     stateful.restart()  # the epoch is over: another number of ranks may leave a remainder
                 iterator = iter(sampler)

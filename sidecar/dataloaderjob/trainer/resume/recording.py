@@ -20,7 +20,7 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import folders, frames
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.consumption import Consumption
 from dataloaderjob.core.errors import InputError, say
@@ -44,10 +44,15 @@ class Recorder:
     """This process's piece of the record."""
 
     def __init__(self, folder: Path, rank: str) -> None:
-        """Raises OSError."""
-        self.store = BlobStore(folder / BLOBS)
-        own = folder / f"{RANK}{rank}"
-        own.mkdir(parents=True, exist_ok=True)
+        """Raises OSError, and InputError for a folder in which links of others lead elsewhere."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        top = folders.enter(folder, InputError)
+        try:
+            self.store = BlobStore(self._made(BLOBS, top))
+            own = self._made(f"{RANK}{rank}", top)
+        finally:
+            os.close(top)
         self._path = own / f"{time.time_ns()}-{os.getpid()}.rows"
         self._files: dict[Path, int] = {}
         self._bundles: dict[bytes, int] = {}
@@ -57,6 +62,12 @@ class Recorder:
         self._flushed_at = time.monotonic()
         self._append(self._path, HEAD.pack(MAGIC))
         self.ended = False
+
+    def _made(self, name: str, top: int) -> Path:
+        """Makes a folder of the record. The path goes through a descriptor, so that no link can take its place."""
+        fd = folders.make_within(name, top, InputError)
+        weakref.finalize(self, os.close, fd).atexit = False
+        return Path(f"/proc/self/fd/{fd}")
 
     def keep(self, bundle: Bundle, store: BlobStore, *, in_process: bool = False) -> int:
         """Stores a bundle once, and returns its number."""
@@ -107,7 +118,7 @@ class Recorder:
         file = self._files.get(path)
         if file is None:
             file = self._files[path] = os.open(
-                path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
+                path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
             )
             weakref.finalize(self, os.close, file).atexit = False  # the last flush happens at exit, too
         left = memoryview(data)
@@ -116,7 +127,7 @@ class Recorder:
 
     def _give_up(self, exc: OSError) -> None:
         self.ended = True
-        say(f"the record in {self._path.parent} ends here, since {exc}")
+        say(f"the record in {self._folder} ends here, since {exc}")
 
 
 class Recording:
@@ -167,7 +178,7 @@ def recorder(consumption: Consumption) -> Recorder | None:
         if _recorder is None:
             try:
                 _recorder = Recorder(Path(folder).absolute(), _rank())
-            except OSError as exc:
+            except (OSError, InputError) as exc:
                 _failed = True
                 say(f"nothing is recorded in {folder}: {exc}")
         return _recorder
@@ -210,7 +221,8 @@ def _link(source: Path, target: Path) -> None:
             raise
         except OSError:
             part = target.with_name(f".{target.name}-{os.getpid()}")
-            shutil.copyfile(source, part)
+            with source.open("rb") as whole, os.fdopen(folders.open_new(part, os.O_WRONLY), "wb") as copy:
+                shutil.copyfileobj(whole, copy)
             os.replace(part, target)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler
 
+from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import RANK_VARIABLES
 
 _NESTED = ("batch_sampler", "sampler")
@@ -120,6 +121,19 @@ def state_of(sampler: Any) -> Any:
     if type(state) is dict and all(type(value) in _PLAIN for value in state.values()):
         return dict(state)
     return copy.deepcopy(state)
+
+
+def load_state(sampler: Any, state: Any) -> None:
+    """Loads a sampler's own state. Raises InputError if the sampler does not take it."""
+    try:
+        sampler.load_state_dict(state)
+    except InputError:
+        raise
+    except Exception as exc:  # user code
+        raise InputError(
+            f"the state's sampler is not one that {type(sampler).__name__} takes ({type(exc).__name__}: {exc}): load "
+            "what state_dict() returned"
+        ) from exc
 
 
 def order_of(sampler: Any) -> str | None:

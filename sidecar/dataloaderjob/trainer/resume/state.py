@@ -29,13 +29,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
 from dataloaderjob.batches.digest import digest_update
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.trainer.resume import generators
+from dataloaderjob.trainer.resume import generators, schema
 from dataloaderjob.trainer.resume.sampling import chain, first_keys, order_of, rank_of, ranks_of, skipped
 from dataloaderjob.trainer.session import slot_places
 from dataloaderjob.trainer.session.iterated import Iterated
@@ -212,8 +213,9 @@ class Resume:
     """The process's generators when the state was loaded."""
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Resume:
-        """Returns the checked state. Raises InputError for anything that no loader of ours has made."""
+    def of(cls, state: Mapping[str, Any], loader: Iterated | None = None) -> Resume:
+        """Returns the checked state. Raises InputError, with the path of the field, for anything that no loader of ours
+        has made. With `loader`, states of its own generators are tried, too."""
         if not isinstance(state, Mapping):
             raise InputError(
                 f"load_state_dict() takes what state_dict() returned, found {type(state).__name__}: was the checkpoint "
@@ -234,6 +236,12 @@ class Resume:
             raise InputError(
                 f"the number of batches to begin after is a whole number from 0 on, found {batches!r}"
             )
+        own = {} if loader is None else generators.generators_of(loader)
+        schema.validate(
+            state,
+            takes=partial(generators.try_state, own),
+            is_stream=loader is not None and isinstance(loader.dataset, IterableDataset),
+        )
         resets = state.get("resets") or 0
         begins = bool(state.get("finished"))
         return cls(

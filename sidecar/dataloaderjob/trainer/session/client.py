@@ -17,11 +17,14 @@ import weakref
 from collections import deque
 from typing import Any
 
+import torch
+
 from dataloaderjob.core import control as ctl
 from dataloaderjob.core import frames, ipc
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable, say
 from dataloaderjob.core.sockets import DO_NOT_WAIT
+from dataloaderjob.core.texts import clean
 from dataloaderjob.trainer.session import forks
 from dataloaderjob.trainer.session.attach import Absence, Opened, attach
 from dataloaderjob.trainer.session.pool import Pool, Region, map_region
@@ -212,6 +215,7 @@ class Client:
             self.streams[number] = stream
             self._guarded(self._send_open, stream)
             self.control.words[ctl.W_STREAMS] = len(self.streams)
+            self.control.words[ctl.W_CUDA] = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
             return stream
 
     def _send_open(self, stream: Stream) -> None:
@@ -305,10 +309,10 @@ class Client:
                 return
             if time.monotonic() - started > limit:
                 who = self._who_is_late(stream, number)
-                if who and not timeout_s and stream.places is not None:
-                    started = (
-                        time.monotonic()
-                    )  # a slot may be remade for this long; the receiver has a deadline, too
+                lasts = stream.places is not None or bool(self.settings.get("awaits_feeders"))
+                if who and not timeout_s and lasts:
+                    # A slot may be remade for this long, and feeders be absent; the receiver has a deadline, too.
+                    started = time.monotonic()
                     continue
                 raise DeadlineExceeded(
                     f"DataLoader timed out after {limit:g} seconds: batch {number} is not ready "
@@ -456,7 +460,7 @@ class Client:
             return
         message = ipc.parse_json(packet.payload)
         if packet.type == ipc.Type.STATUS and (stream := self.streams.get(packet.stream)) is not None:
-            stream.late = str(message["late"])
+            stream.late = clean(message["late"])
         elif packet.type == ipc.Type.REGION:
             number = int(message["region"])
             region = map_region(number, int(message["nbytes"]), bool(message["single"]), fds[0])
@@ -465,7 +469,7 @@ class Client:
         elif packet.type == ipc.Type.DROP:
             self.pool.drop(int(message["region"]))
         elif packet.type == ipc.Type.NOTE:
-            say(str(message["text"]))
+            say(clean(message["text"]))
 
     def wake(self) -> None:
         """Wakes all threads that sleep for a batch."""

@@ -88,9 +88,12 @@ def _attach_private() -> Client:
         private.ensure(_most_workers)
         path = private.wait()
         from dataloaderjob.trainer.session import client as clients  # not during the service's own start
+        from dataloaderjob.trainer.session import closing
 
         try:
-            return clients.connect(path, _rank(), keep=True)
+            client = clients.connect(path, _rank(), keep=True)
+            closing.prepare(client, path)
+            return client
         except OSError as exc:
             if attempt == 2 or os.path.exists(path):
                 raise ServiceUnavailable(f"the sidecar at {path} does not answer: {exc}") from exc

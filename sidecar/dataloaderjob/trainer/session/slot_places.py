@@ -235,9 +235,9 @@ class Saved:
     """Number of batches dealt from each slot, if batches are dealt to ranks."""
 
     @staticmethod
-    def of(state: Any, rank: int, *, allow_pickle: bool = False) -> Saved:
-        """Reads a state's entry. Raises InputError if `pack` did not make it, or if it has pickles that are not
-        allowed."""
+    def of(state: Any, rank: int, *, slots: int | None = None, allow_pickle: bool = False) -> Saved:
+        """Reads a state's entry for a loader of `slots` slots. Raises InputError if `pack` did not make it, or if it
+        has pickles that are not allowed."""
         if not isinstance(state, Mapping) or state.get("rank") not in (rank, DEALT):
             return Saved()
         try:
@@ -247,6 +247,8 @@ class Saved:
                 if one is not None
             }
             _refuse_pickles(snapshots, allow_pickle)
+            if slots is not None and not _is_of(state, slots):
+                raise ValueError(f"it needs {slots} slots")
             digests = {slot: one for slot, one in enumerate(state["digests"]) if one is not None}
             return Saved(
                 snapshots,
@@ -257,10 +259,17 @@ class Saved:
                 {int(slot): int(batches) for slot, batches in state["ends"]},
                 [int(n) for n in state.get("taken", ())],
             )
-        except (KeyError, TypeError, ValueError) as exc:
+        except (KeyError, TypeError, ValueError, OverflowError) as exc:
             raise InputError(
                 f"the state's entry for slots cannot be read ({exc}): load what state_dict() returned"
             ) from exc
+
+
+def _is_of(state: Mapping[str, Any], slots: int) -> bool:
+    """True if a loader with `slots` slots may have made an entry."""
+    taken = state.get("taken")
+    counts = {len(state["slots"]), len(state["digests"]), len(taken) if taken else slots}
+    return counts == {slots} and all(0 <= slot < slots for slot, _ in state["ends"])
 
 
 def _refuse_pickles(snapshots: Mapping[int, tuple[int, bytes]], allow_pickle: bool) -> None:

@@ -1,0 +1,106 @@
+"""The connections of the operator's port for probes and metrics. Their number is limited, and each has a few seconds
+for one request: aiohttp itself would keep a connection whose request never ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from dataloaderjob.core.sockets import EVERYWHERE, listen
+
+TIMEOUT_S = 5.0
+"""Time for a request and its answer. Probes have a timeout of one second by default; metrics take 10 ms."""
+MAX_CONNECTIONS = 512
+"""Limit on open connections. Beyond it, the oldest connection from the address with the most connections is closed."""
+BACKLOG = 1024
+SWEEP_S = 0.5
+ACCEPT_PAUSE_S = 0.1
+"""Pause after a connection could not be accepted, such as for lack of descriptors."""
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    transport: asyncio.Transport
+    address: str
+    deadline: float
+
+
+@dataclass(slots=True)
+class Connections:
+    """The open connections, by address, the oldest first."""
+
+    _open: defaultdict[str, dict[_Connection, None]] = field(default_factory=lambda: defaultdict(dict))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._open.values()))
+
+    def add(self, transport: asyncio.Transport, address: str, now: float) -> None:
+        """Adds a connection. Others may be closed to make room."""
+        if len(self) >= MAX_CONNECTIONS:
+            self.sweep(now)
+        if len(self) >= MAX_CONNECTIONS:
+            crowd = max(self._open.values(), key=len)
+            self._end(next(iter(crowd)))
+        self._open[address][_Connection(transport, address, now + TIMEOUT_S)] = None
+
+    def sweep(self, now: float) -> None:
+        """Forgets connections that have ended, and closes those that are late."""
+        for connection in [found for same in self._open.values() for found in same]:
+            if connection.transport.is_closing() or connection.deadline <= now:
+                self._end(connection)
+
+    def close(self) -> None:
+        for connection in [found for same in self._open.values() for found in same]:
+            self._end(connection)
+
+    def _end(self, connection: _Connection) -> None:
+        connection.transport.abort()
+        same = self._open[connection.address]
+        del same[connection]
+        if not same:
+            del self._open[connection.address]
+
+
+@contextlib.asynccontextmanager
+async def served(port: int, protocol: Callable[[], asyncio.Protocol]) -> AsyncIterator[int]:
+    """Serves `protocol` at a port of all addresses, which it yields. Raises OSError."""
+    sock = listen(EVERYWHERE, port, backlog=BACKLOG)
+    sock.setblocking(False)
+    made = Connections()
+    tasks = [asyncio.create_task(_accept(sock, protocol, made)), asyncio.create_task(_sweep(made))]
+    try:
+        yield int(sock.getsockname()[1])
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        made.close()
+        sock.close()
+
+
+async def _accept(sock: socket.socket, protocol: Callable[[], asyncio.Protocol], made: Connections) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            peer, found = await loop.sock_accept(sock)
+        except OSError:
+            await asyncio.sleep(ACCEPT_PAUSE_S)
+            continue
+        try:
+            transport, _ = await loop.connect_accepted_socket(protocol, peer)
+        except OSError:
+            peer.close()
+            continue
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  a socket's
+        made.add(transport, str(found[0]), loop.time())
+
+
+async def _sweep(made: Connections) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        made.sweep(asyncio.get_running_loop().time())

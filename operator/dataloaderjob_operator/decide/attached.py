@@ -1,0 +1,240 @@
+"""Attached pods: other controllers create them, and their label makes them trainers of a job. Pure.
+
+The operator neither creates, restarts nor deletes such pods. It reports them, and feeders exist only while there are
+some, or have been recently. A pod that starts, or whose own containers fail, is its controller's business and does not
+degrade the job; a sidecar that fails does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import lru_cache
+
+from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.api.sidecar import SIDECAR
+from dataloaderjob_operator import names
+from dataloaderjob_operator.decide.followed import CANNOT, MISSING, FollowedState
+from dataloaderjob_operator.decide.health import ConditionState, Health, sidecar_listens, trains
+from dataloaderjob_operator.decide.observed import (
+    Observed,
+    Pod,
+    Trouble,
+    first_trouble,
+    leaving,
+    node_silent_since,
+    parse_time,
+    trouble_of,
+)
+from dataloaderjob_operator.names import Role
+
+NO_PODS = "NoPods"
+"""The reason while no pod is attached."""
+NOT_INJECTED = "NotInjected"
+"""The reason if a pod has the label and no sidecar."""
+NOT_CONNECTED = "NotConnected"
+"""The reason if sidecars run and do not reach the supervisor."""
+CONNECTS_S = 60.0
+"""Seconds that a sidecar has from its start to reach a supervisor. The kubelet takes up to a minute to bring a new
+Secret into a running pod."""
+ENDED = frozenset({"Succeeded", "Failed"})
+RECENT = 128
+
+
+def pods(observed: Observed) -> list[Pod]:
+    """Returns the attached pods: those that have not ended, are not being deleted and are not held back by a queue."""
+    return [pod for pod in observed.attached if not _over(pod) and not _gated(pod)]
+
+
+def idle_since(observed: Observed, now: datetime) -> datetime | None:
+    """Returns the time since which no pod is attached; None if pods are attached."""
+    if pods(observed):
+        return None
+    known = observed.status.trainers.idle_since
+    return now if known is None else parse_time(known)
+
+
+def idles_at(observed: Observed, now: datetime) -> datetime | None:
+    """Returns the time from which the job is idle if no pod attaches before; None if pods are attached."""
+    since, spec = idle_since(observed, now), observed.job.spec.trainers.attach
+    return None if since is None or spec is None else since + timedelta(seconds=spec.idle_seconds)
+
+
+def is_idle(observed: Observed, now: datetime) -> bool:
+    """Checks whether the job needs no feeders, because no pod has been attached for long enough."""
+    at = idles_at(observed, now)
+    return at is not None and at <= now
+
+
+def as_needed(observed: Observed, now: datetime) -> Observed:
+    """Returns the job as it should run now: an idle job has no feeders, whatever its spec says."""
+    idle = observed.job.spec.trainers.attached and is_idle(observed, now)
+    return replace(observed, job=_Idle.of(observed.job)) if idle else observed
+
+
+class _Idle:
+    """Jobs without feeders. The same job gives the same object, because children are cached by it."""
+
+    def __init__(self, job: DataLoaderJob) -> None:
+        self.job = job
+
+    def __hash__(self) -> int:
+        return id(self.job)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Idle) and self.job is other.job
+
+    @staticmethod
+    def of(job: DataLoaderJob) -> DataLoaderJob:
+        return _without_feeders(_Idle(job))
+
+
+@lru_cache(RECENT)
+def _without_feeders(given: _Idle) -> DataLoaderJob:
+    feeders = given.job.spec.feeders.model_copy(update={"replicas": 0, "min_available": 0})
+    return given.job.model_copy(update={"spec": given.job.spec.model_copy(update={"feeders": feeders})})
+
+
+def listening(observed: Observed) -> int:
+    """Returns the number of attached pods whose sidecar listens."""
+    return sum(_answers(pod) and sidecar_listens(pod.get("status") or {}) for pod in pods(observed))
+
+
+def with_attached(health: Health, observed: Observed, now: datetime) -> Health:
+    """Returns the health of a job whose trainers are the attached pods."""
+    event_trouble = health.roles[Role.TRAINER].event_trouble
+    return replace(
+        health, sidecars=sidecars(observed, event_trouble, now), trainer_pods=trainers(observed, event_trouble),
+        trainers_running=running(observed),
+    )  # fmt: skip
+
+
+def sidecars(observed: Observed, event_trouble: Trouble | None, now: datetime) -> ConditionState:
+    """Checks whether the sidecar of every attached pod listens and has reached the supervisor."""
+    mine = pods(observed)
+    if not mine:
+        return ConditionState(True, NO_PODS, "no pod is attached")
+    found, count = listening(observed), f"{listening(observed)} of {len(mine)} sidecars listen"
+    trouble = first_trouble(map(sidecar_trouble, mine)) or (event_trouble if found < len(mine) else None)
+    if trouble is not None:
+        return ConditionState(False, trouble.reason, str(trouble))
+    lost = _not_connected(observed, now)
+    if lost:
+        return ConditionState(False, NOT_CONNECTED, lost)
+    return ConditionState(found >= len(mine), "Serving" if found >= len(mine) else "PodsStart", count)
+
+
+def trainers(observed: Observed, event_trouble: Trouble | None) -> ConditionState:
+    """Checks whether the containers of every attached pod run; the cause is for its owner to mend."""
+    mine = pods(observed)
+    if not mine:
+        return ConditionState(True, NO_PODS, "no pod is attached")
+    found = sum(_answers(pod) and trains(pod.get("status") or {}) for pod in mine)
+    count = f"{found} of {len(mine)} attached pods run"
+    if found >= len(mine):
+        return ConditionState(True, "Serving", count)
+    trouble = first_trouble(map(_own_trouble, mine)) or event_trouble
+    return ConditionState(False, trouble.reason if trouble else "PodsStart", str(trouble or count))
+
+
+def running(observed: Observed) -> int:
+    """Returns the number of attached pods whose containers run."""
+    return sum(_answers(pod) and trains(pod.get("status") or {}) for pod in pods(observed))
+
+
+def sidecar_trouble(pod: Pod) -> Trouble | None:
+    """Returns the trouble of an attached pod's sidecar, or the lack of one; None if nothing is wrong with it."""
+    containers = (pod.get("spec") or {}).get("initContainers") or ()
+    mine = [c for c in containers if c.get("name") == SIDECAR]
+    name, label = str(pod["metadata"]["name"]), names.LABEL_INJECT
+    if not mine:
+        why = (
+            f"it has the label {label} and no sidecar, because injection was off when it was created: delete the pod,"
+            " so that its owner creates it again, or inject its template with `dataloaderjob inject`"
+        )
+        return Trouble(name, "", NOT_INJECTED, why)
+    if mine[0].get("restartPolicy") != "Always":
+        why = (
+            "its sidecar lacks restartPolicy Always, which another webhook has removed, so the pod never leaves its"
+            " init containers: exclude the pod from that webhook, and delete the pod"
+        )
+        return Trouble(name, SIDECAR, NOT_INJECTED, why)
+    return trouble_of(_with_containers(pod, sidecar=True))
+
+
+def cannot_follow(observed: Observed) -> ConditionState | None:
+    """Returns the state of a followed object that is missing or cannot be read; None if nothing is wrong."""
+    found = observed.followed
+    if found is None or found.state not in (FollowedState.MISSING, FollowedState.UNREADABLE):
+        return None
+    return ConditionState(True, MISSING if found.state is FollowedState.MISSING else CANNOT, found.text)
+
+
+def connects_at(observed: Observed, now: datetime) -> datetime | None:
+    """Returns the next time at which a sidecar should have reached the supervisor; None if none starts."""
+    moments = (_sidecar_since(pod) for pod in pods(observed))
+    due = (since + timedelta(seconds=CONNECTS_S) for since in moments if since is not None)
+    return min((at for at in due if at > now), default=None)
+
+
+def summary(count: int, ranks: int) -> str:
+    """Formats the column of `kubectl get`."""
+    pods_text = f"{count} pod{'' if count == 1 else 's'}"
+    return f"{pods_text}, {ranks} rank{'' if ranks == 1 else 's'}" if count else pods_text
+
+
+def _not_connected(observed: Observed, now: datetime) -> str:
+    """Describes sidecars that run and do not reach a supervisor that answers; empty if there are none."""
+    supervisor = observed.supervisor
+    if supervisor is None or supervisor.silent:
+        return ""
+    since = (_sidecar_since(pod) for pod in pods(observed) if _answers(pod))
+    due = sum(at is not None and at + timedelta(seconds=CONNECTS_S) <= now for at in since)
+    if supervisor.sidecars >= due:
+        return ""
+    key = names.attachment(observed.job.name)
+    return (
+        f"{supervisor.sidecars} of {due} sidecars have reached the supervisor: see the log of container {SIDECAR} in"
+        f" the attached pods. If it says that the key is refused, delete Secret {key}, which somebody else created; the"
+        " operator creates it again"
+    )
+
+
+def _sidecar_since(pod: Pod) -> datetime | None:
+    for status in (pod.get("status") or {}).get("initContainerStatuses") or ():
+        started = (status.get("state") or {}).get("running") or {}
+        if status.get("name") == SIDECAR and status.get("started") and started.get("startedAt"):
+            return parse_time(started["startedAt"])
+    return None
+
+
+def _own_trouble(pod: Pod) -> Trouble | None:
+    """Returns the trouble of a pod, apart from its sidecar's."""
+    return trouble_of(_with_containers(pod, sidecar=False))
+
+
+def _with_containers(pod: Pod, *, sidecar: bool) -> Pod:
+    """Returns the pod with the status of its sidecar alone, or of all of its other containers."""
+    status = pod.get("status") or {}
+    init = [c for c in status.get("initContainerStatuses") or () if (c.get("name") == SIDECAR) is sidecar]
+    if not sidecar:
+        return {**pod, "status": {**status, "initContainerStatuses": init}}
+    return {**pod, "status": {"initContainerStatuses": init}}
+
+
+def _over(pod: Pod) -> bool:
+    return leaving(pod) or (pod.get("status") or {}).get("phase") in ENDED
+
+
+def _gated(pod: Pod) -> bool:
+    """Checks whether a queue such as Kueue holds the pod back. It holds no GPU, so feeders need not wait for it."""
+    conditions: Iterable[Mapping[str, str]] = (pod.get("status") or {}).get("conditions") or ()
+    return any(
+        (c.get("type"), c.get("status"), c.get("reason")) == ("PodScheduled", "False", "SchedulingGated")
+        for c in conditions
+    )
+
+
+def _answers(pod: Pod) -> bool:
+    return node_silent_since(pod) is None

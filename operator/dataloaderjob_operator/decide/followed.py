@@ -1,0 +1,122 @@
+"""The end of the object that an attached job follows, from the object's own status. Pure.
+
+Most controllers report an end as a condition, each with its own type. KubeRay and Volcano report it in fields of their
+own. An object of an unknown kind counts by the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from dataloaderjob.api.attach import FollowSpec
+
+MAX_TEXT = 600
+COMPLETE = ("Complete", "Completed", "Succeeded", "SuccessCriteriaMet")
+"""Types of the condition with which Jobs, JobSets, TrainJobs and Kubeflow's PyTorchJobs report success."""
+FAILED = ("Failed", "FailureTarget")
+RAY_GROUP = "ray.io"
+RAY_SUCCEEDED, RAY_ENDED = "SUCCEEDED", frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
+PHASES_COMPLETE = frozenset({"Succeeded", "Completed", "Complete"})
+"""Phases of Pods, and of jobs of Volcano and Argo, that mean success."""
+PHASES_FAILED = frozenset({"Failed", "Error", "Aborted", "Terminated"})
+CANNOT = "FollowedNotRead"
+"""The condition's reason if the followed object cannot be read."""
+MISSING = "FollowedMissing"
+"""The condition's reason while the followed object does not exist yet."""
+
+
+class FollowedState(Enum):
+    """States of a followed object."""
+
+    ACTIVE = auto()
+    COMPLETE = auto()
+    FAILED = auto()
+    MISSING = auto()
+    """It does not exist, and perhaps never did."""
+    UNREADABLE = auto()
+    """Its kind is unknown, or the operator may not read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The last read of a followed object. Two reads are equal if they have the same effect on the job."""
+
+    state: FollowedState
+    text: str = ""
+    """The object's own explanation of its end, or the reason why it cannot be read, with the remedy."""
+    uid: str = ""
+    """The object's uid; empty if it was not read."""
+
+
+def read(thing: Mapping[str, Any], follow: FollowSpec) -> Followed:
+    """Returns the state of a followed object, as the API server sent it."""
+    status, uid = _mapping(thing.get("status")), str(_mapping(thing.get("metadata")).get("uid") or "")
+    found = _of_ray(status) if follow.group == RAY_GROUP else None
+    state, text = found or _by_conditions(status) or _by_phase(status) or (FollowedState.ACTIVE, "")
+    return Followed(state, " ".join(text.split())[:MAX_TEXT], uid)
+
+
+def missing(follow: FollowSpec) -> Followed:
+    """Makes the result for an object that does not exist."""
+    return Followed(FollowedState.MISSING, f"{follow} does not exist in the job's namespace: create it")
+
+
+def unknown_kind(follow: FollowSpec) -> Followed:
+    """Makes the result for a kind that the API server does not have."""
+    return Followed(
+        FollowedState.UNREADABLE,
+        f"the API server has no kind {follow.kind} in {follow.api_version}, which {follow} would be: install its"
+        " CustomResourceDefinition, or correct spec.trainers.attach.follow",
+    )
+
+
+def forbidden(follow: FollowSpec, plural: str) -> Followed:
+    """Makes the result for an object that the operator may not read."""
+    resource = f"{plural}.{follow.group}" if follow.group else plural
+    return Followed(
+        FollowedState.UNREADABLE,
+        f"the operator may not read {follow}: add {resource} to the chart's value follow.resources",
+    )
+
+
+def _of_ray(status: Mapping[str, Any]) -> tuple[FollowedState, str] | None:
+    """Returns the state of a RayJob; None if it does not tell. A failed attempt that is retried is no end."""
+    job, deployment = str(status.get("jobStatus") or ""), str(status.get("jobDeploymentStatus") or "")
+    over = deployment in {"Complete", "Failed"} or (not deployment and job in RAY_ENDED)
+    if not over:
+        return FollowedState.ACTIVE, ""
+    text = " ".join(str(status.get(name) or "") for name in ("reason", "message") if status.get(name))
+    succeeded = job == RAY_SUCCEEDED and deployment != "Failed"
+    return (FollowedState.COMPLETE if succeeded else FollowedState.FAILED), text or f"jobStatus {job}"
+
+
+def _by_conditions(status: Mapping[str, Any]) -> tuple[FollowedState, str] | None:
+    listed = status.get("conditions")
+    for condition in listed if isinstance(listed, list) else ():
+        if not isinstance(condition, Mapping) or condition.get("status") != "True":
+            continue
+        for kinds, state in ((COMPLETE, FollowedState.COMPLETE), (FAILED, FollowedState.FAILED)):
+            if condition.get("type") in kinds:
+                return state, _explained(condition)
+    return None
+
+
+def _explained(condition: Mapping[str, Any]) -> str:
+    reason, message = str(condition.get("reason") or ""), str(condition.get("message") or "")
+    return f"{reason}: {message}" if reason and message else reason or message or str(condition["type"])
+
+
+def _by_phase(status: Mapping[str, Any]) -> tuple[FollowedState, str] | None:
+    state = status.get("state")
+    phase = str(status.get("phase") or (state.get("phase") if isinstance(state, Mapping) else state) or "")
+    text = str(status.get("message") or "") or f"phase {phase}"
+    if phase in PHASES_COMPLETE:
+        return FollowedState.COMPLETE, text
+    return (FollowedState.FAILED, text) if phase in PHASES_FAILED else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,163 @@
+"""The answers to admission reviews: a pod, the job that its label names, and the patch or the refusal. Pure."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from dataloaderjob.api import KIND, ManifestError, parse_live
+from dataloaderjob.api.injection import LABEL, CannotInject, Injection, inject, injection
+from dataloaderjob.api.plain import Object
+
+API_VERSION = "admission.k8s.io/v1"
+FORBIDDEN = 403
+UNREADABLE = 500
+DONE = ("Complete", "Failed")
+"""Conditions of a job that is over."""
+JobPatch = list[dict[str, Any]]
+
+
+class Result(StrEnum):
+    """Kinds of answers, for the metrics."""
+
+    INJECTED = "injected"
+    UNCHANGED = "unchanged"
+    """The pod has no label, is current, or belongs to another operator's job."""
+    REFUSED = "refused"
+    """The pod or its job has to change."""
+    FAILED = "failed"
+    """The job could not be read."""
+
+
+class BadReview(Exception):
+    """The request is no admission review of a pod."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Review:
+    """A pod that is being created."""
+
+    uid: str
+    namespace: str
+    pod: Object
+
+    @property
+    def job(self) -> str | None:
+        """The name of the job; None if the pod has no label."""
+        labels = (self.pod.get("metadata") or {}).get("labels") or {}
+        return None if LABEL not in labels else str(labels[LABEL])
+
+    @property
+    def name(self) -> str:
+        """The pod's name; if it has none yet, the beginning of its name."""
+        metadata = self.pod.get("metadata") or {}
+        return str(metadata.get("name") or metadata.get("generateName") or "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to a review."""
+
+    result: Result
+    pod: Object | None = None
+    """The injected pod."""
+    message: str = ""
+    code: int = FORBIDDEN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The injector's settings for all jobs, the same as the operator's."""
+
+    sidecar_image: str
+    pull_secrets: tuple[str, ...] = ()
+    manages: Callable[[str | None], bool] = lambda _: True
+    """Checks whether the operator of this release manages a job with this `spec.managedBy`."""
+
+
+def read_review(body: Any) -> Review:
+    """Reads a request. Raises BadReview."""
+    request = body.get("request") if isinstance(body, Mapping) else None
+    if not isinstance(request, Mapping) or body.get("apiVersion") != API_VERSION or not request.get("uid"):
+        raise BadReview(f"expected an AdmissionReview of {API_VERSION}")
+    pod = request.get("object")
+    if not isinstance(pod, Mapping) or pod.get("kind") != "Pod" or not request.get("namespace"):
+        raise BadReview("expected a Pod in a namespace")
+    return Review(uid=str(request["uid"]), namespace=str(request["namespace"]), pod=pod)
+
+
+def answer(review: Review, job: Object | None, setup: Setup) -> Answer:
+    """Decides about a labelled pod. `job`: the DataLoaderJob as the API server has it; None if there is none."""
+    where = f"{KIND} {review.namespace}/{review.job}"
+    if job is None:
+        return Answer(
+            result=Result.REFUSED,
+            message=f"the label {LABEL} names {where}, which does not exist: create it, or remove the label",
+        )
+    spec = job.get("spec") or {}
+    if not setup.manages(spec.get("managedBy")):
+        return Answer(result=Result.UNCHANGED)
+    if why := _over(job):
+        return Answer(
+            result=Result.REFUSED, message=f"{where} {why}: create a new job, or remove the label {LABEL}"
+        )
+    try:
+        made = inject(review.pod, injection_of(job, setup))
+    except ManifestError as exc:
+        return Answer(result=Result.REFUSED, message=f"{where} cannot be used: {exc}")
+    except (CannotInject, ValueError) as exc:
+        return Answer(result=Result.REFUSED, message=f"cannot add the sidecar of {where}: {exc}")
+    if made == review.pod:
+        return Answer(result=Result.UNCHANGED)
+    return Answer(result=Result.INJECTED, pod=made)
+
+
+def injection_of(job: Object, setup: Setup) -> Injection:
+    """Makes the injection of a live job. Raises CannotInject and ManifestError."""
+    parsed, _ = parse_live(job, source=str((job.get("metadata") or {}).get("name")))
+    return injection(parsed, image=setup.sidecar_image, pull_secrets=setup.pull_secrets)
+
+
+def _over(job: Object) -> str:
+    """Returns the reason why a job takes no more pods; empty if it does."""
+    if (job.get("metadata") or {}).get("deletionTimestamp"):
+        return "is being deleted"
+    for condition in (job.get("status") or {}).get("conditions") or ():
+        if condition.get("type") in DONE and condition.get("status") == "True":
+            return f"is {condition['type']}"
+    return ""
+
+
+def unreadable(review: Review, why: str) -> Answer:
+    """Makes the answer if the API server does not hand out the job. Controllers create the pod again later."""
+    message = f"cannot read {KIND} {review.namespace}/{review.job}, which the label {LABEL} names: {why}"
+    return Answer(result=Result.FAILED, message=message, code=UNREADABLE)
+
+
+def response(review: Review, found: Answer) -> dict[str, Any]:
+    """Builds the AdmissionReview to send back."""
+    allowed = found.result in (Result.INJECTED, Result.UNCHANGED)
+    made: dict[str, Any] = {"uid": review.uid, "allowed": allowed}
+    if not allowed:
+        made["status"] = {"code": found.code, "message": found.message}
+    if found.pod is not None:
+        made |= {"patchType": "JSONPatch", "patch": _encoded(patch(review.pod, found.pod))}
+    return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": made}
+
+
+def patch(before: Object, after: Object) -> JobPatch:
+    """Returns the JSON patch from one pod to the other. It sets each field of metadata and spec that differs."""
+    return [
+        {"op": "add", "path": f"/{part}/{field}", "value": value}
+        for part in ("metadata", "spec")
+        for field, value in after[part].items()
+        if (before.get(part) or {}).get(field) != value
+    ]
+
+
+def _encoded(operations: JobPatch) -> str:
+    return base64.b64encode(json.dumps(operations).encode()).decode()

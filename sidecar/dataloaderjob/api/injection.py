@@ -1,0 +1,330 @@
+"""Injection: the parts that a pod of another controller needs to get batches from a job with `spec.trainers.attach`.
+
+`inject` is the only renderer. The webhook, `dataloaderjob inject` and the chart's runtime use it, and tests compare the
+chart's admission policy with it. It adds the sidecar, its volumes, and the mount and variables of the container that
+trains. Ranks, commands and security contexts remain those of the pod. Pure.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dataloaderjob.api.job import GROUP, DataLoaderJob
+from dataloaderjob.api.plain import Object, same_amounts
+from dataloaderjob.api.sidecar import (
+    KEY_VOLUME,
+    METRICS_PORT,
+    RUN,
+    RUN_FOLDER,
+    RUN_VOLUME,
+    SETTINGS_VOLUME,
+    SIDECAR,
+    SOCKET,
+    USER,
+    SidecarPlan,
+    scratch_volume,
+    sidecar_container,
+    sidecar_plan,
+)
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.places import (
+    ALLOW_PICKLE_VARIABLE,
+    FEEDERS_VARIABLE,
+    PREFETCH_VARIABLE,
+    SOCKET_VARIABLE,
+)
+
+LABEL = f"{GROUP}/inject"
+"""Label with a job's name, on pods of any controller in the job's namespace: they get a sidecar and the job's batches.
+Part of the contract with users and with admission policies."""
+ANNOTATION = f"{GROUP}/injected"
+"""Annotation with the digest of a pod's injection. It shows that an injection is older than the job."""
+VOLUMES = (KEY_VOLUME, SETTINGS_VOLUME, RUN_VOLUME)
+VARIABLES = (FEEDERS_VARIABLE, PREFETCH_VARIABLE, ALLOW_PICKLE_VARIABLE, SOCKET_VARIABLE)
+"""Variables of the container that trains. The last one ends those that were injected, so that others of these names,
+which the user has set, are told apart."""
+KEY_MODE = 0o444
+"""Mode of the key's file. The sidecar alone mounts it, and a pod without an fsGroup gives it no common group."""
+DEVICE_FREE = ("kubernetes.io", "k8s.io")
+"""Domains of resources that are no accelerators, such as attachable volumes."""
+NAMED_DEVICES = (
+    "amd.com/gpu",
+    "aws.amazon.com/neuron",
+    "google.com/tpu",
+    "habana.ai/gaudi",
+    "nvidia.com/gpu",
+)
+"""Examples of accelerators, for messages. Any resource with a vendor's domain counts."""
+
+
+class CannotInject(InputError):
+    """A pod cannot get its batches from the job; the message states what to change in the pod."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injection:
+    """The parts that the pods of one job get, apart from those that depend on the pod."""
+
+    job: str
+    container: str | None
+    """Name of the container that trains; None: the pod decides (`trainer_of`)."""
+    sidecar: SidecarPlan
+    volumes: Sequence[Object]
+    env: Mapping[str, str]
+    pull_secrets: Sequence[str] = ()
+    """Pull secrets of the sidecar's image."""
+
+    @property
+    def digest(self) -> str:
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+        return f"v1-{hashlib.sha256(text.encode()).hexdigest()[:12]}"  # no reader takes it for a number
+
+
+def attachment(job: str) -> str:
+    """Names both the Secret with the key and the ConfigMap with the settings of sidecars in attached pods.
+
+    The name follows from the job's name alone, and is part of the contract with everything that injects a sidecar: a
+    program works without a cluster, and an admission policy computes no digests. So an earlier job of the same name had
+    the same Secret. It goes with that job, and the operator creates the new one then (`keys.JobSecrets`). A sidecar
+    reads its key again when the supervisor refuses it.
+    """
+    return f"{job}-attach"
+
+
+def injection(job: DataLoaderJob, *, image: str, pull_secrets: Sequence[str] = ()) -> Injection:
+    """Makes the injection of a job. `image`, `pull_secrets`: the sidecar's if the manifest names no image.
+
+    Raises CannotInject if the job creates its own trainers.
+    """
+    attach = job.spec.trainers.attach
+    if attach is None:
+        raise CannotInject(
+            f"DataLoaderJob {job.name} creates its own trainers (spec.trainers.job): use spec.trainers.attach for pods "
+            "of other controllers"
+        )
+    name = attachment(job.name)
+    return Injection(
+        job=job.name,
+        container=attach.container,
+        sidecar=sidecar_plan(
+            job.spec, image=image, metrics_port=job.spec.sidecar.metrics_port or METRICS_PORT,
+            processes=attach.processes_per_pod,
+        ),
+        volumes=(
+            {"name": KEY_VOLUME, "secret": {"secretName": name, "defaultMode": KEY_MODE}},
+            {"name": SETTINGS_VOLUME, "configMap": {"name": name}},
+            scratch_volume(RUN_VOLUME, job.spec.sidecar.scratch),
+        ),
+        env={**job.spec.loader_environment(), SOCKET_VARIABLE: SOCKET},
+        pull_secrets=() if job.spec.sidecar.image else tuple(pull_secrets),
+    )  # fmt: skip
+
+
+def inject(pod: Mapping[str, Any], wanted: Injection) -> dict[str, Any]:
+    """Returns a pod, or a pod template, with everything that attaches it to the job. One that has it all is returned as
+    it is, and an older injection is replaced. Raises CannotInject."""
+    made = copy.deepcopy(dict(pod))
+    if is_current(made, wanted):
+        return made
+    remove(made)
+    spec = _spec(made)
+    trainer = trainer_of(spec, wanted.container)
+    _check(spec, trainer)
+    sidecar = sidecar_container(wanted.sidecar, spec)
+    metadata = made.get("metadata") or {}
+    annotations = {**(metadata.get("annotations") or {}), ANNOTATION: wanted.digest}
+    made["metadata"] = {**metadata, "annotations": annotations}
+    spec["initContainers"] = [sidecar, *(spec.get("initContainers") or ())]
+    spec["volumes"] = [*(spec.get("volumes") or ()), *(copy.deepcopy(dict(v)) for v in wanted.volumes)]
+    trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or ()), dict(RUN)]
+    theirs = trainer.get("env") or []
+    named = {variable.get("name") for variable in theirs}
+    ours = [variable for variable in _environment(wanted.env) if variable["name"] not in named]
+    trainer["env"] = [*ours, *theirs]
+    if missing := [name for name in wanted.pull_secrets if {"name": name} not in _pull_secrets(spec)]:
+        spec["imagePullSecrets"] = [*_pull_secrets(spec), *({"name": name} for name in missing)]
+    return made
+
+
+def for_policy(wanted: Injection) -> dict[str, Any]:
+    """Returns the injection as the chart's admission policy reads it, from `status.injection`. The policy chooses the
+    container, and applies the two fields that depend on the pod."""
+    amounts = {"limits": {"cpu": "1", "memory": "1"}}
+    guaranteed = sidecar_container(wanted.sidecar, {"containers": [{"resources": amounts}]})
+    return {
+        "digest": wanted.digest,
+        **({} if wanted.container is None else {"container": wanted.container}),
+        "sidecar": sidecar_container(wanted.sidecar, {"containers": [{}]}),
+        "guaranteed": guaranteed["resources"],
+        "user": USER,
+        "volumes": [dict(volume) for volume in wanted.volumes],
+        "env": _environment(wanted.env),
+        "pullSecrets": [{"name": name} for name in wanted.pull_secrets],
+    }
+
+
+def _environment(variables: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in variables.items()]
+
+
+def is_current(pod: Object, wanted: Injection) -> bool:
+    """Checks whether a pod has this injection, whole. Other parties may have added to it, and changed the image."""
+    spec, annotations = _spec(pod), (pod.get("metadata") or {}).get("annotations") or {}
+    found = [c for c in spec.get("initContainers") or () if c.get("name") == SIDECAR]
+    if annotations.get(ANNOTATION) != wanted.digest or len(found) != 1:
+        return False
+    volumes = {volume.get("name") for volume in spec.get("volumes") or ()}
+    mounting = [c for c in spec["containers"] if _mounts(c) & {RUN_VOLUME}]
+    without = copy.deepcopy(dict(pod))
+    remove(without)
+    try:
+        trainer = trainer_of(_spec(without), wanted.container)
+    except CannotInject:
+        return False
+    asked = sidecar_container(wanted.sidecar, _spec(without))["resources"]
+    held = found[0].get("resources") or {}
+    return (
+        found[0].get("restartPolicy") == "Always"
+        and all(same_amounts(held.get(kind) or {}, amounts) for kind, amounts in asked.items())
+        and volumes >= set(VOLUMES)
+        and _mounts(found[0]) >= set(VOLUMES)
+        and [c["name"] for c in mounting] == [trainer["name"]]
+        and _variables(mounting[0]) >= set(wanted.env)
+    )
+
+
+def remove(pod: dict[str, Any]) -> None:
+    """Removes an injection, and leaves everything else."""
+    spec = _spec(pod)
+    was_injected = any(c.get("name") == SIDECAR for c in spec.get("initContainers") or ())
+    spec_lists = {
+        "initContainers": lambda c: c.get("name") != SIDECAR,
+        "volumes": lambda v: v.get("name") not in VOLUMES,
+    }
+    for field, keep in spec_lists.items():
+        _filter(spec, field, keep)
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    if annotations.pop(ANNOTATION, None) is not None and not annotations:
+        del pod["metadata"]["annotations"]
+    for container in spec["containers"]:
+        _filter(container, "volumeMounts", lambda mount: mount.get("name") not in VOLUMES)
+        if names := [variable.get("name") for variable in container.get("env") or ()]:
+            ours = _injected_variables(names) if was_injected else 0
+            kept = [v for v in container["env"][ours:] if v.get("name") != SOCKET_VARIABLE]
+            _replace(container, "env", kept)
+
+
+def _injected_variables(names: Sequence[Any]) -> int:
+    """Counts the variables at the beginning that were injected."""
+    if SOCKET_VARIABLE not in names:
+        return 0
+    end = names.index(SOCKET_VARIABLE) + 1
+    return end if set(names[:end]) <= set(VARIABLES) else 0
+
+
+def _filter(owner: dict[str, Any], field: str, keep: Any) -> None:
+    if owner.get(field):
+        _replace(owner, field, [item for item in owner[field] if keep(item)])
+
+
+def _replace(owner: dict[str, Any], field: str, items: list[Any]) -> None:
+    """Sets a list, or drops it if nothing is left of it."""
+    if items:
+        owner[field] = items
+    elif owner[field]:
+        del owner[field]
+
+
+def trainer_of(spec: Object, name: str | None) -> dict[str, Any]:
+    """Returns the container that trains: the named one, else the only one, else the only one that requests an
+    accelerator. Raises CannotInject."""
+    containers: list[dict[str, Any]] = spec["containers"]
+    if any(container.get("name") == SIDECAR for container in containers):
+        raise CannotInject(
+            f"the pod has a container {SIDECAR}, which is an init container: remove it from spec.containers"
+        )
+    if name is not None:
+        for container in containers:
+            if container.get("name") == name:
+                return container
+        raise CannotInject(
+            f"spec.trainers.attach.container is {name}, the pod's containers are {_names(containers)}: name one of them"
+        )
+    if len(containers) == 1:
+        return containers[0]
+    with_device = [container for container in containers if list(_devices(container))]
+    if len(with_device) == 1:
+        return with_device[0]
+    some = f"{_names(with_device)} request an accelerator" if with_device else (
+        f"none requests an accelerator such as {NAMED_DEVICES[-1]}"
+    )  # fmt: skip
+    raise CannotInject(
+        f"the pod has the containers {_names(containers)}, and {some}: set spec.trainers.attach.container to the name "
+        "of the one that trains"
+    )
+
+
+def _devices(container: Object) -> Iterator[str]:
+    """Yields the accelerators that a container requests."""
+    asked = container.get("resources") or {}
+    for name in {**(asked.get("requests") or {}), **(asked.get("limits") or {})}:
+        domain, slash, _ = str(name).rpartition("/")
+        if slash and not any(domain == free or domain.endswith(f".{free}") for free in DEVICE_FREE):
+            yield name
+
+
+def _check(spec: Object, trainer: Object) -> None:
+    """Raises CannotInject if the pod has something in the place of what is injected."""
+    for mount in trainer.get("volumeMounts") or ():
+        if str(mount.get("mountPath")).rstrip("/") == RUN_FOLDER:
+            raise CannotInject(
+                f"the container {trainer.get('name')} mounts {mount.get('name')} at {RUN_FOLDER}, which the sidecar "
+                "needs: mount it elsewhere"
+            )
+    if spec.get("hostNetwork") and spec.get("dnsPolicy") in (None, "ClusterFirst"):
+        raise CannotInject(
+            "the pod has hostNetwork, and with it the node's DNS, which does not know the job's Services: set "
+            "dnsPolicy to ClusterFirstWithHostNet"
+        )
+
+
+def _spec(pod: Object) -> dict[str, Any]:
+    """Returns the pod's spec. Raises CannotInject if a part that is read has another type than Kubernetes'."""
+    spec = pod.get("spec")
+    if not isinstance(spec, dict) or not spec.get("containers"):
+        raise CannotInject("the pod has no spec.containers: give it the container that trains")
+    _check_lists("spec", spec, ("containers", "initContainers", "volumes", "imagePullSecrets"))
+    for container in (*spec["containers"], *(spec.get("initContainers") or ())):
+        _check_lists(f"the container {container.get('name')}", container, ("env", "volumeMounts"))
+    return spec
+
+
+def _check_lists(owner: str, thing: Object, fields: Sequence[str]) -> None:
+    for field in fields:
+        found = thing.get(field)
+        if found is not None and not (
+            isinstance(found, list) and all(isinstance(item, dict) for item in found)
+        ):
+            raise CannotInject(f"{field} of {owner} is no list of mappings: write it as Kubernetes wants it")
+
+
+def _mounts(container: Object) -> set[Any]:
+    return {mount.get("name") for mount in container.get("volumeMounts") or ()}
+
+
+def _variables(container: Object) -> set[Any]:
+    return {variable.get("name") for variable in container.get("env") or ()}
+
+
+def _pull_secrets(spec: Object) -> list[Any]:
+    return list(spec.get("imagePullSecrets") or ())
+
+
+def _names(containers: Sequence[Object]) -> str:
+    return ", ".join(str(container.get("name")) for container in containers)

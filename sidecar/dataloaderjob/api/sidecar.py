@@ -1,0 +1,124 @@
+"""The sidecar's container and the names around it. Everything that puts a sidecar into a pod builds it here: the
+operator's own trainers, the webhook, and `dataloaderjob inject`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dataloaderjob.api.base import Quantity
+from dataloaderjob.api.job import DataLoaderJobSpec
+from dataloaderjob.api.plain import Object, plain, resources
+from dataloaderjob.api.pods import RESERVED_PREFIX, ScratchSpec
+
+SIDECAR = f"{RESERVED_PREFIX}sidecar"
+KEY_VOLUME = f"{RESERVED_PREFIX}key"
+SETTINGS_VOLUME = f"{RESERVED_PREFIX}settings"
+RUN_VOLUME = f"{RESERVED_PREFIX}run"
+KEY_FOLDER = "/etc/dataloaderjob/key"
+SETTINGS_FOLDER = "/etc/dataloaderjob/settings"
+SETTINGS_FILE = "sidecar.json"
+RUN_FOLDER = "/run/dataloaderjob"
+"""Folder shared by the containers of a trainer pod. It holds the socket, and the user's code and data in transit."""
+SOCKET = f"{RUN_FOLDER}/s"
+METRICS_PORT = 9400
+SCRATCH_SIZE = "10Gi"
+USER = 65532
+"""User of this project's images."""
+RESTRICTED: Object = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+LAST_WORDS: Object = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+"""Copies a container's last output into its status, and so into the job's conditions."""
+MOUNTS: tuple[dict[str, Any], ...] = (
+    {"name": KEY_VOLUME, "mountPath": KEY_FOLDER, "readOnly": True},
+    {"name": SETTINGS_VOLUME, "mountPath": SETTINGS_FOLDER, "readOnly": True},
+)
+RUN: dict[str, Any] = {"name": RUN_VOLUME, "mountPath": RUN_FOLDER}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarPlan:
+    """The sidecar of one job, apart from what depends on the pod that it joins."""
+
+    image: str
+    metrics_port: int
+    requests: Mapping[str, str]
+    limits: Mapping[str, str]
+    env: Sequence[Object]
+    security_context: Object
+
+
+def sidecar_plan(spec: DataLoaderJobSpec, *, image: str, metrics_port: int, processes: int) -> SidecarPlan:
+    """Makes the plan from a manifest. The default memory is what the pools and the sidecar need, because memfds count
+    as the sidecar's memory. `image`: used if the manifest names none. `processes`: trainer processes in a pod."""
+    asked = plain(spec.sidecar)
+    made = resources(spec.sidecar.resources)
+    memory = spec.loader.memory_per_process.nbytes * processes + spec.sidecar.overhead_nbytes(processes)
+    limits = {"memory": str(memory), **made.get("limits", {})}
+    requests = {"memory": limits["memory"], **made.get("requests", {})}
+    return SidecarPlan(
+        image=spec.sidecar.image or image, metrics_port=metrics_port, requests=requests, limits=limits,
+        env=asked.get("env", []), security_context=asked.get("securityContext", {}),
+    )  # fmt: skip
+
+
+def sidecar_container(plan: SidecarPlan, pod: Object) -> dict[str, Any]:
+    """Builds the sidecar for a pod with this spec, which has no sidecar yet. The container does not keep the pod
+    running after the others have ended."""
+    return {
+        "name": SIDECAR,
+        "image": plan.image,
+        "restartPolicy": "Always",
+        "command": ["python", "-m", "dataloaderjob.sidecar"],
+        "args": ["--settings", f"{SETTINGS_FOLDER}/{SETTINGS_FILE}"],
+        "ports": [{"name": "metrics", "containerPort": plan.metrics_port}],
+        "resources": _resources(plan, pod),
+        **({"env": [dict(variable) for variable in plan.env]} if plan.env else {}),
+        "securityContext": {**RESTRICTED, "runAsNonRoot": True, **_user(pod), **plan.security_context},
+        "startupProbe": {
+            "httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": 1, "failureThreshold": 120,
+        },
+        "volumeMounts": [dict(mount) for mount in (*MOUNTS, RUN)],
+        **LAST_WORDS,
+    }  # fmt: skip
+
+
+def _user(pod: Object) -> dict[str, int]:
+    """Returns the sidecar's user if the pod's user is root, as which the sidecar may not run. Otherwise the sidecar's
+    image, the pod or the namespace sets the user."""
+    return {"runAsUser": USER} if (pod.get("securityContext") or {}).get("runAsUser") == 0 else {}
+
+
+def _resources(plan: SidecarPlan, pod: Object) -> dict[str, dict[str, str]]:
+    requests, limits = dict(plan.requests), dict(plan.limits)
+    if is_guaranteed(pod):
+        requests |= limits
+        limits |= requests
+    return {"requests": requests, "limits": limits}
+
+
+def is_guaranteed(pod: Object) -> bool:
+    """Checks whether a pod has the Guaranteed quality of service, which the sidecar must preserve."""
+    for container in (*pod["containers"], *(pod.get("initContainers") or ())):
+        asked = container.get("resources") or {}
+        limits = asked.get("limits") or {}
+        requests = {**limits, **(asked.get("requests") or {})}
+        if not all(
+            name in limits and Quantity(str(limits[name])) == Quantity(str(requests[name]))
+            for name in ("cpu", "memory")
+        ):
+            return False
+    return True
+
+
+def scratch_volume(name: str, scratch: ScratchSpec) -> dict[str, Any]:
+    """Builds a scratch volume."""
+    if scratch.volume is not None:
+        return {**scratch.volume, "name": name}
+    return {"name": name, "emptyDir": {"sizeLimit": str(scratch.size or SCRATCH_SIZE)}}

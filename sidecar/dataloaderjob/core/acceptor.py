@@ -1,0 +1,240 @@
+"""A listening socket that admits peers with a job's key, and holds its own against strangers without one.
+
+The owner's loop waits for the acceptor's descriptor and calls `serve`, which never blocks. A handshake takes no thread;
+a peer that has completed it gets one. A peer that has not, a *guest*, costs a descriptor, at most 4 KiB and at most
+five seconds, however slowly it sends.
+
+Beyond MAX_GUESTS at once, the oldest guest from the address with the most guests gives way. A peer with the key is done
+within milliseconds, so a stranger would have to take all places within that time to push it out. With 1,024 places
+and 4,000 connections per second, a guest has 250 ms. A guest from another address than the stranger's stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dataloaderjob.core import sockets
+from dataloaderjob.core.errors import AuthError, ProtocolError
+from dataloaderjob.core.sockets import CONTROL, HANDSHAKE_TIMEOUT_S, Key, ServerHandshake, Versions
+
+MAX_GUESTS = 1024
+BACKLOG = 4096
+"""Connections that wait at the listening socket, for the second in which a loop may be busy; the kernel caps it."""
+ACCEPTS_AT_ONCE = 64
+"""A peer that connects without a pause does not keep the owner's loop."""
+TELL_REFUSED_S = 60.0
+"""Interval between two log lines about refused peers."""
+NO_DESCRIPTOR_PAUSE_S = 0.05
+Welcomed = Callable[[socket.socket, dict[str, Any]], None]
+
+
+def most_guests(wanted: int) -> int:
+    """The limit on guests: `wanted`, or a fourth of the descriptors if that is less. Admitted peers have the others."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft // 4)
+
+
+class Reserve:
+    """A spare descriptor for when none are left.
+
+    A connection that cannot be accepted waits at the listening socket and would wake the owner's loop without a pause.
+    With the spare released for a moment, it is accepted and closed; the peer connects again.
+    """
+
+    def __init__(self) -> None:
+        self._fd: int | None = _null()
+
+    def turn_away(self, listening: socket.socket, error: OSError) -> bool:
+        """Closes the waiting connection. Returns False if the error is not a lack of descriptors."""
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            return False
+        self.close()
+        with contextlib.suppress(OSError):
+            listening.accept()[0].close()
+        try:
+            self._fd = _null()
+        except OSError:  # another thread or process was quicker
+            time.sleep(NO_DESCRIPTOR_PAUSE_S)
+            return False
+        return True
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _null() -> int:
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+@dataclass(slots=True, eq=False)
+class _Guest:
+    """A peer that has not yet proved that it holds the key."""
+
+    sock: socket.socket
+    address: str
+    deadline: float
+    handshake: ServerHandshake
+
+
+class Acceptor:
+    """A listening socket and the handshakes in progress. One thread calls its methods."""
+
+    def __init__(
+        self, host: str, port: int, *, key: Key, job: str, facts: dict[str, Any], welcomed: Welcomed,
+        versions: Versions = CONTROL,
+    ) -> None:  # fmt: skip
+        """`welcomed(socket, answer)` is called in a thread of its own, which owns the socket from then on.
+
+        Raises OSError if the address cannot be bound.
+        """
+        self._versions = versions
+        self._key, self._job, self._facts, self._welcomed = key, job, facts, welcomed
+        self._most = most_guests(MAX_GUESTS)
+        self._guests: dict[int, _Guest] = {}
+        """Guests by descriptor, the oldest first."""
+        self._by_address: dict[str, dict[int, None]] = {}
+        """Descriptors of each address's guests, the oldest first."""
+        self.sock = sockets.listen(host, port, backlog=BACKLOG)
+        self.sock.setblocking(False)
+        self._poll = select.epoll()
+        self._poll.register(self.sock, select.EPOLLIN)
+        self._reserve = Reserve()
+        self._refused, self._why_refused, self._tell_at = 0, "", 0.0
+
+    @property
+    def port(self) -> int:
+        return int(self.sock.getsockname()[1])
+
+    def fileno(self) -> int:
+        """The descriptor that is readable while `serve` has something to do."""
+        return self._poll.fileno()
+
+    def serve(self) -> None:
+        """Continues handshakes, then accepts connections that wait. Never blocks, never raises because of a guest."""
+        listening, waiting = self.sock.fileno(), False
+        for fd, _ in self._poll.poll(0, MAX_GUESTS):
+            if fd == listening:
+                waiting = True
+            elif (guest := self._guests.get(fd)) is not None:  # else it gave way to another
+                self._continue(guest)
+        if waiting:
+            self._accept()
+
+    def expire(self) -> None:
+        """Ends handshakes past their deadline. Call about once a second."""
+        now = time.monotonic()
+        while self._guests:
+            oldest = next(iter(self._guests.values()))
+            if oldest.deadline > now:
+                break
+            self._end(oldest)
+        if self._refused and now >= self._tell_at:
+            import logging  # a sidecar and a private service start without it
+
+            text = "%d connections were refused since the last such line; the reason for the last one: %s"
+            logging.getLogger(__name__).info(text, self._refused, self._why_refused)
+            self._refused, self._tell_at = 0, now + TELL_REFUSED_S
+
+    def close(self) -> None:
+        self._poll.close()
+        self.sock.close()
+        self._reserve.close()
+        for guest in self._guests.values():
+            guest.sock.close()
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_AT_ONCE):
+            try:
+                sock, found = self.sock.accept()
+            except OSError as exc:
+                if not self._reserve.turn_away(self.sock, exc):
+                    return
+                continue
+            if len(self._guests) >= self._most:
+                crowd = max(self._by_address.values(), key=len)
+                self._end(self._guests[next(iter(crowd))])
+            self._welcome(sock, found)
+
+    def _welcome(self, sock: socket.socket, found: Any) -> None:
+        """Sends the first message of the handshake to a new guest."""
+        handshake = ServerHandshake(self._key, job=self._job, facts=self._facts, versions=self._versions)
+        try:
+            sock.setblocking(False)
+            address = f"user {sockets.peer_uid(sock)}" if sock.family == socket.AF_UNIX else str(found[0])
+            sock.send(handshake.greeting)  # a new socket's buffer has room for it
+        except OSError:
+            sock.close()
+            return
+        fd = sock.fileno()
+        self._guests[fd] = _Guest(sock, address, time.monotonic() + HANDSHAKE_TIMEOUT_S, handshake)
+        self._by_address.setdefault(address, {})[fd] = None
+        self._poll.register(fd, select.EPOLLIN)
+
+    def _continue(self, guest: _Guest) -> None:
+        """Reads from a guest no more than the handshake needs: what follows belongs to the next owner."""
+        try:
+            while not guest.handshake.done:
+                data = guest.sock.recv(guest.handshake.wanted)
+                if not data:  # such as a probe of the port every few seconds
+                    self._end(guest)
+                    return
+                answer = guest.handshake.receive(data)
+                if answer:
+                    guest.sock.send(answer)
+        except BlockingIOError:
+            return
+        except ProtocolError as exc:
+            self._refuse(guest, exc)
+            return
+        except OSError:
+            self._end(guest)
+            return
+        except Exception as exc:  # untrusted bytes end only the connection that sent them
+            self._refuse(guest, AuthError(f"its answer makes no sense: {exc!r}"))
+            return
+        self._admit(guest)
+
+    def _refuse(self, guest: _Guest, why: ProtocolError) -> None:
+        self._refused, self._why_refused = self._refused + 1, f"{guest.address}: {why}"
+        if isinstance(why, AuthError):
+            with contextlib.suppress(OSError):
+                guest.sock.send(sockets.pack_message({"error": str(why)}))
+        self._end(guest)
+
+    def _admit(self, guest: _Guest) -> None:
+        peer = guest.handshake.peer
+        assert peer is not None  # noqa: S101  the handshake is done
+        self._forget(guest)
+        guest.sock.setblocking(True)
+        with contextlib.suppress(OSError):  # the peer may be gone again
+            sockets.tune(guest.sock)
+        serve = threading.Thread(target=self._welcomed, args=(guest.sock, peer), name="dlj-peer", daemon=True)
+        try:
+            serve.start()
+        except RuntimeError:  # no more threads
+            guest.sock.close()
+
+    def _end(self, guest: _Guest) -> None:
+        self._forget(guest)
+        guest.sock.close()
+
+    def _forget(self, guest: _Guest) -> None:
+        fd = guest.sock.fileno()
+        del self._guests[fd]
+        self._poll.unregister(fd)
+        same = self._by_address[guest.address]
+        del same[fd]
+        if not same:
+            del self._by_address[guest.address]

@@ -1,0 +1,297 @@
+"""The policy that scales a job's feeders: what to do next, from what is measured. Pure: callers pass the time.
+
+The wanted number N* follows from the model (`core.input_bound`): enough feeders for the demand of the trainers, with a
+reserve. It does not depend on how many there are, so the policy goes straight there instead of trying one by one.
+
+    up      N* exceeds the present number by a tenth, and training waits: for SURE at once, else twice running
+    down    the highest N* of DOWN_AFTER_S is at most 0.85 of the present number: to that, by half at most in a minute
+    hold    in between; while anything is unusual (`Situation.frozen`, `Measures.is_steady`); while feeders start
+
+A step up multiplies the number by four at most. On CUDA it doubles at most: a trainer that waits has queued its
+kernels, and looks as if it could take more than it can (`core.measures`).
+
+After each step up the gained rate is compared with the predicted one. If less than half was gained in two comparisons,
+the job is saturated: something that the model does not know, such as shared storage, is the limit. The number goes back
+to what the attained rate needs and stays for SATURATED_S, and twice as long after the next attempt. Such an attempt
+adds a quarter at most. A step up soon after a step down shows that the latter was wrong: for a while, none follows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dataloaderjob.core.input_bound import InputVerdict, LiveLimit, demand, judge, pipeline_of
+from dataloaderjob.core.measures import Measures
+from dataloaderjob.core.sizing import HEADROOM, needed
+
+EVERY_S = 10.0
+"""Interval between two steps of the policy."""
+UP, DOWN = 1.1, 0.85
+"""Factors of the present number between which nothing changes."""
+WAITS, SURE = 0.02, 0.2
+"""Shares of waiting: from which on more feeders are wanted, and from which on one look suffices."""
+FASTEST, CAREFUL = 4, 2
+"""Largest factor of one step up, and the same while the demand may be overestimated."""
+DOWN_AFTER_S = 300.0
+DOWN_EVERY_S = 60.0
+DOWN_MOST = 0.5
+"""Largest share of feeders removed by one step."""
+PENDING_S = 60.0
+"""Feeders that have not started for this long are not expected: no more are added to them."""
+SETTLE_S = 15.0
+"""Time after a change until rates count: the span of `Measures.rate`."""
+GAINED = 0.5
+"""Share of the predicted gain below which a step up has failed."""
+DEARER = 1.1
+"""Rise of a batch's cost, relative to the rise in feeders, above which the rates before and after do not compare."""
+SATURATED_S, MOST_SATURATED_S = 600.0, 4800.0
+RETRY = 1.25
+"""Largest factor of the first step up of a job that was saturated."""
+REGRET_S = 900.0
+"""A step up within this time after a step down shows that the latter was wrong. None follows for that time, and for
+twice as long after the next one."""
+HELPED = frozenset({LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.TRAINER})
+"""Limits at which more feeders may help."""
+
+
+class Reason(StrEnum):
+    """The reason for a proposal, for conditions and logs."""
+
+    UP = "MoreFeeders"
+    DOWN = "FewerFeeders"
+    STEADY = "Steady"
+    UNKNOWN = "TooFewBatches"
+    FROZEN = "Frozen"
+    STARTING = "FeedersStart"
+    PENDING = "FeedersPending"
+    SATURATED = "Saturated"
+    AT_LIMIT = "AtLimit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The numbers of feeders that are allowed."""
+
+    least: int = 1
+    most: int = 32
+
+    def clamp(self, feeders: int) -> int:
+        return max(self.least, min(self.most, feeders))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """One look at a job."""
+
+    desired: int
+    """Feeders that the job should have now."""
+    ready: int
+    measures: Measures | None
+    frozen: str = ""
+    """The reason not to change anything now, such as a restart of the trainers; empty if there is none."""
+    step: int = 1
+    """Feeders are added and removed in multiples of this: those of one pod."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """The policy's answer."""
+
+    feeders: int
+    """Number of feeders that there should be from now on."""
+    reason: Reason
+    text: str
+
+    def changes(self, situation: Situation) -> bool:
+        return self.feeders != situation.desired
+
+
+@dataclass(slots=True)
+class _Expectation:
+    """A step up whose gain is awaited."""
+
+    rate: float
+    """Rate before the step."""
+    feeders: int
+    """Feeders before the step."""
+    gain: float
+    """Predicted rate, as a multiple of `rate`."""
+    cost_s: float
+    """Time of a batch before the step."""
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class Autoscaler:
+    """The policy for one job, and what it remembers of it."""
+
+    bounds: Bounds = field(default_factory=Bounds)
+    _wanted: deque[tuple[float, int]] = field(default_factory=deque)
+    """(time, N*) of the last DOWN_AFTER_S."""
+    _looked: int = 0
+    """N* of the last look; 0: none."""
+    _since: float | None = None
+    """Time since which N* has been known without a gap."""
+    _stepped_at: float = -math.inf
+    _waited: int = 0
+    """Consecutive looks at which training waited."""
+    _changed_at: float = -math.inf
+    _down_at: float = -math.inf
+    _pending_since: float | None = None
+    _expected: _Expectation | None = None
+    _served_at: float | None = None
+    """Time since which all feeders have served; None while some are missing."""
+    _saturated_until: float = -math.inf
+    _saturated_s: float = SATURATED_S
+    _cut: int | None = None
+    """Number of feeders to return to at once, because more did not help."""
+    _is_retry: bool = False
+    """True after a job was saturated, until it no longer waits."""
+    _no_down_until: float = -math.inf
+    _regret_s: float = REGRET_S
+    _last: Proposal | None = None
+
+    def step(self, now: float, situation: Situation) -> Proposal:
+        """Returns what to do. Calls that follow within EVERY_S get the same answer for the same number."""
+        last = self._last
+        if last is not None and last.feeders == situation.desired and now - self._stepped_at < 0.8 * EVERY_S:
+            return last
+        self._stepped_at = now
+        self._last = made = self._step(now, situation)
+        if made.changes(situation):
+            self._changed_at, self._waited, self._served_at = now, 0, None
+        return made
+
+    def _step(self, now: float, situation: Situation) -> Proposal:
+        desired, measures = situation.desired, situation.measures
+        missing = situation.ready < desired
+        self._pending_since = (self._pending_since or now) if missing else None
+        self._served_at = None if missing else (self._served_at or now)
+        if (inside := self.bounds.clamp(desired)) != desired:
+            return _proposal(inside, Reason.AT_LIMIT, f"{inside} feeders, because {desired} is out of bounds")
+        if situation.frozen:
+            self._forget()
+            return _proposal(desired, Reason.FROZEN, situation.frozen)
+        verdict = judge(measures)
+        if measures is None or verdict is None:
+            self._forget()
+            return _proposal(desired, Reason.UNKNOWN, "too few batches to tell")
+        if not measures.is_steady:
+            self._expected, self._waited = None, 0
+            return _proposal(desired, Reason.FROZEN, "an epoch or an evaluation begins or ends")
+        self._compare(now, measures, verdict.limit)
+        wanted = self._wanted_now(measures, verdict, situation.step)
+        self._note(now, wanted)
+        self._waited = self._waited + 1 if measures.waiting > WAITS else 0
+        if self._cut is not None:
+            cut, self._cut = self.bounds.clamp(-(-self._cut // situation.step) * situation.step), None
+            if cut < desired:
+                return _proposal(cut, Reason.SATURATED, f"more than {cut} feeders bring nothing")
+        if now < self._saturated_until:
+            return self._down(now, situation, min(wanted, desired), Reason.SATURATED)
+        up = self._up(now, situation, measures, wanted) if verdict.limit in HELPED else None
+        return up or self._down(now, situation, wanted, Reason.STEADY)
+
+    def _forget(self) -> None:
+        """Drops what no longer tells about the job."""
+        self._wanted.clear()
+        self._since = self._expected = None
+        self._waited = self._looked = 0
+
+    def _wanted_now(self, measures: Measures, verdict: InputVerdict, step: int) -> int:
+        """Returns N*, in whole pods, within bounds."""
+        pipeline = pipeline_of(measures)
+        rate, is_slots = demand(measures, pipeline, verdict.limit)
+        feeders = needed(pipeline, rate, is_slots=is_slots)
+        feeders = max(feeders, min(measures.slots, measures.feeders))  # a slot that moves is read again
+        return self.bounds.clamp(-(-feeders // step) * step)
+
+    def _note(self, now: float, wanted: int) -> None:
+        if self._since is None:
+            self._since = now
+        before, self._looked = self._looked, wanted
+        self._wanted.append((now, min(wanted, before or wanted)))  # a single look may be an accident
+        while self._wanted[0][0] < now - DOWN_AFTER_S:
+            self._wanted.popleft()
+
+    def _up(self, now: float, situation: Situation, measures: Measures, wanted: int) -> Proposal | None:
+        desired = situation.desired
+        if wanted <= UP * desired or not (self._waited >= 2 or measures.waiting >= SURE):
+            return None
+        if self._pending_since is not None:
+            if now - self._pending_since >= PENDING_S:
+                text = f"{desired - situation.ready} feeders have not started for {now - self._pending_since:.0f} s"
+                return _proposal(desired, Reason.PENDING, f"{wanted} feeders are needed, but {text}")
+            return _proposal(desired, Reason.STARTING, f"{situation.ready} of {desired} feeders serve")
+        settled_at = (
+            max(self._changed_at, self._served_at or now) if self._changed_at > -math.inf else -math.inf
+        )
+        if self._expected is not None or now - settled_at < SETTLE_S:
+            return _proposal(desired, Reason.STARTING, "the effect of the last change is being measured")
+        is_sure = not measures.queues_kernels or measures.calm_step_s >= measures.step_s
+        most = (FASTEST if is_sure else CAREFUL) * max(desired, situation.step)
+        if self._is_retry:
+            most = max(desired + situation.step, int(RETRY * desired) // situation.step * situation.step)
+        target = self.bounds.clamp(min(wanted, most))
+        if target <= desired:
+            return _proposal(desired, Reason.AT_LIMIT, f"{wanted} feeders are needed, {desired} are allowed")
+        if now - self._down_at < REGRET_S:
+            self._no_down_until = now + self._regret_s
+            self._regret_s *= 2
+        pipeline = pipeline_of(measures)
+        gain = min(target / max(1, situation.ready), pipeline.period_s / max(pipeline.step_s, 1e-9))
+        self._expected = _Expectation(
+            rate=measures.rate, feeders=situation.ready, gain=gain, cost_s=measures.wall_s
+        )
+        return _proposal(
+            target, Reason.UP,
+            f"training waits for {measures.waiting:.0%} of the time, and needs {wanted} feeders instead of {desired}",
+        )  # fmt: skip
+
+    def _down(self, now: float, situation: Situation, wanted: int, otherwise: Reason) -> Proposal:
+        desired, highest = situation.desired, max(number for _, number in self._wanted)
+        held = self._since is not None and now - self._since >= DOWN_AFTER_S - EVERY_S
+        waits = now < max(self._no_down_until, self._down_at + DOWN_EVERY_S)
+        if highest > DOWN * desired or not held or waits:
+            more = ", and more do not help" if otherwise is Reason.SATURATED else ""
+            return _proposal(desired, otherwise, f"{wanted} feeders are needed{more}")
+        smallest = math.ceil(desired * (1 - DOWN_MOST) / situation.step) * situation.step
+        target = self.bounds.clamp(max(highest, smallest))
+        if target < desired:
+            self._down_at = now
+        text = f"{highest} feeders instead of {desired} have sufficed for {DOWN_AFTER_S / 60:.0f} minutes"
+        return _proposal(target, Reason.DOWN, text)
+
+    def _compare(self, now: float, measures: Measures, limit: LiveLimit) -> None:
+        """Compares the rate after a step up with the predicted one."""
+        expected = self._expected
+        if self._pending_since is not None and now - self._pending_since >= PENDING_S:
+            self._expected = None
+        if expected is None or self._served_at is None or now - self._served_at < SETTLE_S:
+            return
+        if measures.wall_s > DEARER * expected.cost_s * measures.feeders / max(1, expected.feeders):
+            self._expected = None  # crowding makes a batch dearer at most in proportion: the work has changed
+            return
+        reached = measures.rate / max(expected.rate, 1e-9)
+        if limit is LiveLimit.TRAINER or reached - 1 >= GAINED * (expected.gain - 1):
+            self._expected = None
+            if limit is LiveLimit.TRAINER:
+                self._is_retry, self._saturated_s = False, SATURATED_S
+            return
+        expected.failures += 1
+        if expected.failures < 2:
+            return
+        self._expected, self._is_retry = None, True
+        before = expected.feeders
+        self._cut = math.ceil(before * reached / HEADROOM) if reached > UP else before
+        self._saturated_until = now + self._saturated_s
+        self._saturated_s = min(MOST_SATURATED_S, 2 * self._saturated_s)
+        self._wanted.clear()
+        self._since = None  # the model's earlier numbers were wrong
+
+
+def _proposal(feeders: int, reason: Reason, text: str) -> Proposal:
+    return Proposal(feeders=feeders, reason=reason, text=text)

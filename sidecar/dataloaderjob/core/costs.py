@@ -1,0 +1,128 @@
+"""The cost of making batches: one batch as its builder measures it, and a feeder's sums as it reports them. Pure.
+
+A builder reads the clocks a few times for each batch. Its feeder adds up, and reports only sums.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_COST = struct.Struct("<5Q")
+COUNTERS = (
+    "built", "samples_ns", "collate_ns", "encode_ns", "wall_ns", "queued_ns", "wall_us2", "looks", "sending",
+)  # fmt: skip
+"""A feeder's sums since it started. `wall_us2` adds up squares of microseconds, for the spread of `wall_ns`. `sending`
+counts the looks at which a finished batch waited for the connection."""
+SLOTS = "slots"
+"""The one value of a report that is no sum: slots of iterable datasets that the feeder reads now."""
+_LARGEST = 1 << 96
+QUEUED_EVERY_NS = 200_000_000
+"""Interval between two readings of the scheduler's figures. A reading takes 10 to 20 µs."""
+
+
+class BatchCost(NamedTuple):
+    """The cost of one batch, in nanoseconds: CPU time by part, and wall time."""
+
+    samples: int
+    collate: int
+    encode: int
+    """CPU time to encode the batch and to copy it into shared memory."""
+    wall: int
+    queued: int = 0
+    """Time in which the builder was ready to run but had no CPU, since this was last read."""
+
+    def pack(self) -> bytes:
+        return _COST.pack(*self)
+
+    @staticmethod
+    def unpack(data: bytes, offset: int) -> BatchCost | None:
+        """Returns the cost that follows `offset` bytes; None if nothing does."""
+        return BatchCost(*_COST.unpack_from(data, offset)) if len(data) >= offset + _COST.size else None
+
+
+class CostClock:
+    """Measures one batch at a time. A reading takes 0.2 to 0.4 µs."""
+
+    __slots__ = ("_collate", "_encode", "_queued", "_queued_at", "_start", "_wall")
+
+    def __init__(self) -> None:
+        self._queued, self._queued_at = _queued_ns(), time.perf_counter_ns()
+        self.begin()
+
+    def begin(self) -> None:
+        """The samples of a batch are made from now on."""
+        self._wall = time.perf_counter_ns()
+        self._start = self._collate = self._encode = time.process_time_ns()
+
+    def collate(self) -> None:
+        """The samples are made, and collate_fn follows."""
+        self._collate = self._encode = time.process_time_ns()
+
+    def encode(self) -> None:
+        """The batch is made, and its encoding follows."""
+        self._encode = time.process_time_ns()
+        if self._collate == self._start:  # the maker does not tell samples from collate_fn
+            self._collate = self._encode
+
+    def end(self) -> BatchCost:
+        cpu, now, queued = time.process_time_ns(), time.perf_counter_ns(), 0
+        if now - self._queued_at >= QUEUED_EVERY_NS:
+            before, self._queued, self._queued_at = self._queued, _queued_ns(), now
+            queued = max(0, self._queued - before)
+        return BatchCost(
+            self._collate - self._start,
+            self._encode - self._collate,
+            cpu - self._encode,
+            now - self._wall,
+            queued,
+        )
+
+
+def _queued_ns() -> int:
+    """Returns the time that this process has waited for a CPU; 0 if the kernel does not count it (proc(5))."""
+    try:
+        with open("/proc/self/schedstat", "rb", buffering=0) as file:
+            return int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class FeederCosts:
+    """The sums of one feeder."""
+
+    __slots__ = ("_sums", "slots")
+
+    def __init__(self) -> None:
+        self._sums = dict.fromkeys(COUNTERS, 0)
+        self.slots = 0
+
+    def add(self, cost: BatchCost) -> None:
+        sums = self._sums
+        sums["built"] += 1
+        sums["samples_ns"] += cost.samples
+        sums["collate_ns"] += cost.collate
+        sums["encode_ns"] += cost.encode
+        sums["wall_ns"] += cost.wall
+        sums["queued_ns"] += cost.queued
+        sums["wall_us2"] += (cost.wall // 1000) ** 2
+
+    def look(self, *, sending: bool) -> None:
+        """Notes whether a finished batch waits for the connection at this moment."""
+        self._sums["looks"] += 1
+        self._sums["sending"] += sending
+
+    def report(self) -> dict[str, int]:
+        return {**self._sums, SLOTS: self.slots}
+
+
+def parse(found: object) -> dict[str, int]:
+    """Returns a report received from a feeder, in which anything but a count is 0."""
+    values = found if isinstance(found, Mapping) else {}
+    return {name: _count(values.get(name)) for name in (*COUNTERS, SLOTS)}
+
+
+def _count(found: object) -> int:
+    return found if type(found) is int and 0 <= found < _LARGEST else 0

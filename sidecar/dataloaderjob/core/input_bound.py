@@ -1,0 +1,165 @@
+"""The verdict on a live job, from its measures: input-bound or not, the limit, the number of feeders. Pure.
+
+`core.sizing` predicts. Today's limit is read off the measures instead: a receiver, feeders or connections that are
+busy. If none of them is, no number of feeders is the remedy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dataloaderjob.core.measures import Measures
+from dataloaderjob.core.sizing import WAITS, WORTH, Limit, Pipeline, ceilings, needed
+
+FULL = 0.85
+"""Share of its time for which a receiver is busy if it is the limit."""
+BUSY = 0.6
+"""The same for feeders. Less, because between two epochs they have nothing to do."""
+SENDING = 0.5
+"""Share of time for which finished batches wait for their connection if it is the limit."""
+IDLE = 0.85
+"""Feeders are too many if this share of them suffices."""
+MOST = 1024
+"""Largest number recommended: a loop without work could take any number of batches."""
+UNKNOWN = "unknown"
+OK = "ok"
+
+
+class LiveLimit(StrEnum):
+    """The resource that limits a live job, in one word."""
+
+    FEEDERS = "feeders"
+    """The feeders' CPUs."""
+    STORAGE = "storage"
+    """Feeders wait for data."""
+    SLOTS = "slots"
+    """An iterable dataset has no more sources that can be read side by side."""
+    NETWORK = "network"
+    """Finished batches wait for their connection."""
+    RECEIVER = "receiver"
+    """The process that receives batches beside a trainer."""
+    ORDER = "order"
+    """None of these: single batches are late, or the loop starts over often."""
+    TRAINER = "trainer"
+    """Training itself: it does not wait."""
+
+
+REASONS = {
+    LiveLimit.FEEDERS: "the feeders' CPUs are the limit",
+    LiveLimit.STORAGE: "feeders mostly wait for data, so storage is the limit",
+    LiveLimit.SLOTS: "the number of sources of the iterable dataset (num_workers) is the limit",
+    LiveLimit.NETWORK: "finished batches wait to be sent, so the network is the limit",
+    LiveLimit.RECEIVER: "the process that receives batches beside the trainer is the limit",
+    LiveLimit.ORDER: (
+        "feeders have time left, so more of them would not help: single batches take long, epochs are short, or the "
+        "window is small"
+    ),
+}
+REMEDIES = {
+    LiveLimit.SLOTS: "raise num_workers, or use stage=",
+    LiveLimit.NETWORK: "send less, such as uint8 or encoded images",
+    LiveLimit.RECEIVER: "send less, or use more ranks",
+    LiveLimit.ORDER: "try parts= or a larger prefetch_factor",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputVerdict:
+    """The verdict on a job with enough batches."""
+
+    waiting: float
+    """Share of a step spent waiting for input."""
+    limit: LiveLimit
+    gain: float
+    """Predicted rate with `feeders`, as a multiple of today's; 1 if there is nothing to gain."""
+    feeders: int
+    """Recommended number of feeders. It may be smaller than today's."""
+    now: int
+    """Feeders that serve."""
+
+    @property
+    def is_bound(self) -> bool:
+        return self.waiting >= WORTH
+
+    @property
+    def word(self) -> str:
+        """One word: the limit, or `ok`."""
+        return str(self.limit) if self.is_bound else OK
+
+    def column(self, number: int, current: int) -> str:
+        """The word, and the recommended number if it differs: `feeders 12`, `ok`. Callers count feeders or pods."""
+        return self.word if number == current else f"{self.word} {number}"
+
+    def sentence(self, number: int | None = None, current: int | None = None, unit: str = "feeders") -> str:
+        """Explains the verdict to people. `number` and `current`: recommended and present number in `unit`s."""
+        number, current = self.feeders if number is None else number, self.now if current is None else current
+        if not self.is_bound:
+            text = f"training hardly waits for input ({self.waiting:.0%} of each step)"
+            return f"{text}; {number} {unit} instead of {current} would suffice" if number < current else text
+        text = f"training waits for input for {self.waiting:.0%} of each step; {REASONS[self.limit]}"
+        if number > current:
+            return f"{text}; {number} {unit} instead of {current} would make it {self.gain:.1f} times faster"
+        return f"{text}; {REMEDIES[self.limit]}" if self.limit in REMEDIES else text
+
+
+def pipeline_of(measures: Measures) -> Pipeline:
+    """The model's view of a live job. The step is the longest known one: see `Measures.calm_step_s`."""
+    step_s = max(measures.step_s, measures.calm_step_s if measures.queues_kernels else 0.0)
+    period_s = measures.wait_s + measures.step_s
+    return Pipeline(
+        period_s=max(period_s, 1e-9), step_s=min(step_s, period_s), cpu_s=measures.cpu_s,
+        wall_s=max(measures.wall_s, 1e-9), nbytes=measures.nbytes, spread=measures.spread, ranks=measures.ranks,
+        slots=max(1, measures.slots // measures.ranks) if measures.slots else None,
+    )  # fmt: skip
+
+
+def judge(measures: Measures | None) -> InputVerdict | None:
+    """Judges a job by its measures; None if there are too few batches, or no feeder has reported a cost."""
+    if measures is None or not measures.wall_s or not measures.feeders:
+        return None
+    pipeline = pipeline_of(measures)
+    limit = _limit(measures, pipeline)
+    ceiling, is_slots = demand(measures, pipeline, limit)
+    feeders = min(MOST, needed(pipeline, ceiling, is_slots=is_slots))
+    if limit not in (LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.SLOTS):  # more of them would not help
+        feeders = min(feeders, measures.feeders)
+    if IDLE * measures.feeders < feeders <= measures.feeders:
+        feeders = measures.feeders
+    gain = (
+        min(feeders / pipeline.occupied_s, ceiling) / max(measures.rate, 1e-9)
+        if feeders > measures.feeders
+        else 1.0
+    )
+    return InputVerdict(
+        waiting=pipeline.waiting, limit=limit, gain=max(1.0, gain), feeders=feeders, now=measures.feeders
+    )
+
+
+def _limit(measures: Measures, pipeline: Pipeline) -> LiveLimit:
+    if pipeline.waiting < WORTH:
+        return LiveLimit.TRAINER
+    if measures.receiving >= FULL:
+        return LiveLimit.RECEIVER
+    if measures.sending >= SENDING and measures.sending > measures.busy:
+        return LiveLimit.NETWORK
+    slots = ceilings(pipeline).get(Limit.SLOTS)
+    if slots is not None and pipeline.ranks / pipeline.period_s >= FULL * slots:
+        return LiveLimit.SLOTS
+    if measures.busy < BUSY:
+        return LiveLimit.ORDER
+    idle_s = measures.wall_s - measures.cpu_s - measures.queued_s
+    return LiveLimit.STORAGE if idle_s > WAITS * measures.wall_s else LiveLimit.FEEDERS
+
+
+def demand(measures: Measures, pipeline: Pipeline, limit: LiveLimit) -> tuple[float, bool]:
+    """Returns the batches per second that everything but feeders allows, and whether an iterable dataset's slots
+    decide that. A resource that is used up allows today's rate."""
+    now = measures.rate
+    allowed = ceilings(pipeline)
+    if measures.receiving < FULL:  # the model knows other machines, the measure this one
+        allowed[Limit.RECEIVER] = max(allowed[Limit.RECEIVER], FULL * now / max(measures.receiving, 1e-9))
+    if limit in (LiveLimit.NETWORK, LiveLimit.RECEIVER):
+        return min(now, *allowed.values()), False
+    lowest = min(allowed, key=allowed.__getitem__)
+    return allowed[lowest], lowest is Limit.SLOTS

@@ -1,0 +1,108 @@
+"""Keys by role: each process of a job holds what its own part needs, and cannot speak for another part.
+
+| holder | key | what it permits |
+|---|---|---|
+| operator, head, commands of one machine | the job's key, from which the next three are derived | everything |
+| the same | `control` | at the supervisor: to ask for the status, to scale, to stop |
+| sidecars | `sidecar` | at the supervisor: to report metrics and failures, to replace feeders, to upload blobs |
+| feeders | `feeder` | at the supervisor, and among feeders: to report itself, to ask for a blob by its digest |
+| a feeder's process, and all sidecars | that process's link key | between these: to send tickets, to send batches |
+
+A feeder makes its link key at random when it starts. It sends the key to the supervisor `wrap`ped with the feeders'
+key, and the supervisor lists it for sidecars, wrapped with theirs. So code in a feeder cannot pass for a sidecar, even
+at another feeder. A derived key reveals nothing about the job's key or its siblings (HMAC-SHA256).
+
+Before version SINCE of the control protocol, a job had one key for all roles. A pod of that time holds the job's key,
+and proves it in that version. A feeder's pod of today does not hold it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+from dataloaderjob.core.errors import AuthError
+
+SINCE = 4
+"""Version of the control protocol from which roles have keys of their own."""
+NBYTES = 32
+_TAG_NBYTES = 16
+KeyOf = Callable[[str, int], bytes]
+"""Returns the key for a role and a version of the protocol. Raises AuthError if there is none."""
+
+
+class Holder(StrEnum):
+    """Holders of a key that is derived from the job's key."""
+
+    CONTROL = "control"
+    SIDECAR = "sidecar"
+    FEEDER = "feeder"
+
+
+HOLDERS: Mapping[str, Holder] = {
+    "control": Holder.CONTROL,
+    "sidecar": Holder.SIDECAR,
+    "upload": Holder.SIDECAR,
+    "feeder": Holder.FEEDER,
+    "blob": Holder.FEEDER,
+}
+"""The holder who may take each role at the supervisor."""
+
+
+def derive(job_key: bytes, holder: Holder) -> bytes:
+    """Derives a holder's key from the job's key."""
+    return hmac.digest(job_key, f"dataloaderjob {holder}".encode(), "sha256")
+
+
+def of_job(job_key: bytes) -> KeyOf:
+    """The keys of the supervisor and its controllers, who hold the job's key."""
+    made = {role: derive(job_key, holder) for role, holder in HOLDERS.items()}
+
+    def find(role: str, protocol: int) -> bytes:
+        return job_key if protocol < SINCE else _of_role(made, role)
+
+    return find
+
+
+def of_roles(made: Mapping[str, bytes]) -> KeyOf:
+    """The keys of a process at which these roles connect."""
+    return lambda role, _: _of_role(made, role)
+
+
+def _of_role(made: Mapping[str, bytes], role: str) -> bytes:
+    if role not in made:
+        raise AuthError(f"role {role!r} is not served here, {', '.join(made)} are")
+    return made[role]
+
+
+def wrap(key: bytes, secret: bytes, about: str) -> str:
+    """Encrypts another key for the holders of `key`, as hexadecimal text. `about` is what the secret belongs to.
+
+    The same arguments give the same text, from which nobody learns more than that (a synthetic nonce).
+    """
+    if len(secret) != NBYTES:
+        raise ValueError(f"a key of {NBYTES} bytes is needed, found {len(secret)}")
+    tag = _tag(key, secret, about)
+    return (tag + _masked(key, tag, secret)).hex()
+
+
+def unwrap(key: bytes, text: str, about: str) -> bytes:
+    """Returns the wrapped key. Raises AuthError if it was made with another key, or for something else."""
+    try:
+        data = bytes.fromhex(text)
+    except ValueError as exc:
+        raise AuthError("a wrapped key is needed as hexadecimal text") from exc
+    tag, secret = data[:_TAG_NBYTES], _masked(key, data[:_TAG_NBYTES], data[_TAG_NBYTES:])
+    if len(data) != _TAG_NBYTES + NBYTES or not hmac.compare_digest(tag, _tag(key, secret, about)):
+        raise AuthError(f"the link key of {about!r} was not made by a holder of this key")
+    return secret
+
+
+def _tag(key: bytes, secret: bytes, about: str) -> bytes:
+    return hmac.digest(key, b"tag " + secret + about.encode("utf-8", "replace"), "sha256")[:_TAG_NBYTES]
+
+
+def _masked(key: bytes, tag: bytes, data: bytes) -> bytes:
+    pad = hmac.digest(key, b"pad " + tag, "sha256")
+    return bytes(a ^ b for a, b in zip(pad, data, strict=False))

@@ -1,0 +1,35 @@
+"""The log of a process of ours: one line for each record, whatever others wrote into it."""
+
+from __future__ import annotations
+
+import logging
+
+from dataloaderjob.core.texts import clean, clean_lines
+
+MAX_TRACEBACK_CHARS = 32_000
+
+
+class LineFormatter(logging.Formatter):
+    """Writes a record as one line, and a traceback as indented lines below it, so that no text of others looks like a
+    record."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
+        record.message = clean(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: object) -> str:  # noqa: N802
+        return _indented(super().formatException(ei))  # type: ignore[arg-type]
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802
+        return _indented(stack_info)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in clean_lines(text, MAX_TRACEBACK_CHARS).splitlines())
+
+
+def log_lines(pattern: str) -> None:
+    """Sends this process's log to standard error, as lines of this pattern."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter(pattern))
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)

@@ -1,0 +1,156 @@
+"""Trainers that others start: the variables that attach a shell's processes to a run, the messages about processes that
+come and go, and the time without them after which feeders stop. Pure, except `find_attachable`.
+
+    BUSY      feeders run
+    STOPPING  the supervisor was asked to stop all feeders
+    IDLE      no feeder is wanted until a trainer attaches
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum, auto
+from typing import Any
+
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.places import (
+    ALLOW_PICKLE_VARIABLE,
+    FEEDERS_VARIABLE,
+    PREFETCH_VARIABLE,
+    RECORD_VARIABLE,
+    SOCKET_VARIABLE,
+)
+from dataloaderjob.local.status import LiveRun, live_runs
+
+VARIABLES = (SOCKET_VARIABLE, FEEDERS_VARIABLE, PREFETCH_VARIABLE, ALLOW_PICKLE_VARIABLE, RECORD_VARIABLE)
+"""All variables that attach a process. Those that a run does not set are unset: an earlier run may have set them."""
+
+
+def how_to_attach(name: str) -> str:
+    """Returns the line to run in a shell whose processes are to be trainers of the run."""
+    return f'eval "$(dataloaderjob env {shlex.quote(name)})"'
+
+
+def variables(run: LiveRun) -> dict[str, str]:
+    """Returns the variables of an attached process. Raises InputError if the run starts its own trainers."""
+    attach = run.about.get("attach")
+    if attach is None:
+        raise InputError(
+            f"{run.name} starts its own trainers, and others cannot attach: set spec.trainers.attach instead of "
+            "spec.trainers.job in its manifest"
+        )
+    return {SOCKET_VARIABLE: str(run.about["socket"]), **attach["env"]}
+
+
+def exports(found: Mapping[str, str]) -> Iterator[str]:
+    """Yields commands of sh that set these variables, and unset the others of VARIABLES."""
+    for name, value in found.items():
+        yield f"export {name}={shlex.quote(value)}"
+    if absent := [name for name in VARIABLES if name not in found]:
+        yield f"unset {' '.join(absent)}"
+
+
+def as_json(found: Mapping[str, str]) -> str:
+    return json.dumps(dict(found))
+
+
+def find_attachable(name: str | None, folder: str | None) -> LiveRun:
+    """Returns the live run with this name or folder, or else the only one to which trainers attach. Raises InputError
+    that names the candidates."""
+    live = [run for run in live_runs(folder) if not run.is_private]
+    named = live if name is None else [run for run in live if run.name == name]
+    if name is None and folder is None:
+        named = [run for run in live if "attach" in run.about] or live
+    if len(named) == 1:
+        return named[0]
+    wanted = "no run" if name is None else f"no run named {name!r}"
+    if not named:
+        others = ", ".join(run.name for run in live)
+        found = f"; found: {others}" if others else ": start one with `dataloaderjob run job.yaml`"
+        raise InputError(f"{wanted} of yours is live on this machine{found}")
+    which = ", ".join(f"{run.home} ({run.name})" for run in named)
+    raise InputError(f"found {len(named)} runs: choose one with --dir, out of {which}")
+
+
+class Attached:
+    """The attached processes, by the last status of the sidecar."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, str] = {}
+        """Ranks by pid."""
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __str__(self) -> str:
+        return ", ".join(f"rank {rank} (process {pid})" for pid, rank in self._ranks.items())
+
+    def update(self, receivers: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+        """Takes the sidecar's current receivers, and yields a message for each change."""
+        now = {int(receiver["trainer"]): str(receiver["rank"]) for receiver in receivers}
+        before, self._ranks = self._ranks, now
+        for pid in now.keys() - before.keys():
+            yield f"rank {now[pid]} (process {pid}) is attached"
+        for pid in before.keys() - now.keys():
+            yield f"rank {before[pid]} (process {pid}) has left"
+
+
+class Activity(Enum):
+    BUSY = auto()
+    STOPPING = auto()
+    IDLE = auto()
+
+
+class Change(Enum):
+    EXPIRED = auto()
+    """No process has been attached for long enough."""
+    STOPPED = auto()
+    """The supervisor keeps no feeder."""
+    ATTACHED = auto()
+    """A process is attached."""
+    SCALED = auto()
+    """Somebody has asked for feeders although no process is attached."""
+
+
+TRANSITIONS: dict[tuple[Activity, Change], Activity] = {
+    (Activity.BUSY, Change.EXPIRED): Activity.STOPPING,
+    (Activity.STOPPING, Change.STOPPED): Activity.IDLE,
+    (Activity.STOPPING, Change.ATTACHED): Activity.BUSY,
+    (Activity.IDLE, Change.ATTACHED): Activity.BUSY,
+    (Activity.IDLE, Change.SCALED): Activity.BUSY,
+}
+"""A pair that is not listed changes nothing."""
+
+
+class Idleness:
+    """Decides how many feeders a run wants while nobody may need them."""
+
+    def __init__(self, idle_s: float, now: float) -> None:
+        self.activity = Activity.BUSY
+        self._idle_s, self._alone_since = idle_s, now
+        self._feeders = 0
+        """Number to which an attached process brings the feeders back."""
+
+    def look(self, num_attached: int, desired: int | None, now: float) -> int | None:
+        """Returns the number of feeders to ask for, or None for no change. `desired`: the supervisor's number; None
+        while it is unknown."""
+        if num_attached:
+            self._alone_since = now
+            return self._feeders if self._move(Change.ATTACHED) else None
+        if desired is None:
+            return None
+        if desired == 0:
+            self._move(Change.STOPPED)
+        elif self._move(Change.SCALED):
+            self._alone_since = now
+        elif now - self._alone_since >= self._idle_s and self._move(Change.EXPIRED):
+            self._feeders = desired
+            return 0
+        return None
+
+    def _move(self, change: Change) -> bool:
+        state = TRANSITIONS.get((self.activity, change))
+        self.activity = state or self.activity
+        return state is not None

@@ -1,0 +1,90 @@
+"""A Ray cluster that exists without the run: what a run needs of it, and the check before anything is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from typing import Any
+
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.sockets import EVERYWHERE, parse_address
+from dataloaderjob.providers.ray.node import without_ray
+
+CHECK_S = 30.0
+"""Deadline of the check, which imports Ray, possibly from a cold disk."""
+CONNECT_S = 5.0
+AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+FIELD = "spec.ray.external.address"
+_CHECK = "dataloaderjob.providers.ray.external"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalRay:
+    """An existing Ray cluster."""
+
+    address: str
+    """host:port of its GCS."""
+    feeder_resources: Mapping[str, float]
+    """Resources of one feeder, by Ray's names."""
+    feeder_env: Mapping[str, str]
+    """The manifest's variables for user code."""
+    host: str = ""
+    """Address of this machine's node, at which other nodes find the supervisor; empty before the check."""
+
+    @property
+    def bind_host(self) -> str:
+        """The address on which the supervisor listens. This machine's own processes use the loopback address."""
+        return "127.0.0.1" if ip_address(self.host).is_loopback else EVERYWHERE
+
+
+def ray_env(env: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a driver of an existing cluster. `env`: the environment with the user's variables for
+    Ray's authentication; `inherited`: the rest, without Ray's variables."""
+    auth = {name: env[name] for name in AUTH_VARIABLES if name in env}
+    # Ray's own default demands the same patch version of Python.
+    return {
+        **inherited,
+        **auth,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
+    }
+
+
+def checked(ray: ExternalRay, env: Mapping[str, str] = os.environ) -> ExternalRay:
+    """Returns the same cluster with this machine's address. `env`: as for `ray_env`.
+
+    Raises InputError if the cluster does not answer or cannot take the job's feeders.
+    """
+    try:
+        socket.create_connection(parse_address(ray.address), timeout=CONNECT_S).close()
+    except (OSError, ValueError) as exc:
+        raise InputError(
+            f"a Ray cluster is needed at {FIELD}, and nothing can be reached at {ray.address} ({exc}): start it, or "
+            "change the address"
+        ) from exc
+    answer = _ask(ray.address, ray_env(env, without_ray(env)))
+    if "error" in answer:
+        raise InputError(str(answer["error"]))
+    return replace(ray, host=str(answer["host"]))
+
+
+def _ask(address: str, env: Mapping[str, str]) -> dict[str, Any]:
+    command = [sys.executable, "-P", "-m", _CHECK, address]
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=CHECK_S, check=False)
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired as exc:
+        raise InputError(
+            f"a Ray cluster is needed at {FIELD}, and {address} did not answer as one within {CHECK_S:.0f} s: set "
+            "the host:port of its GCS"
+        ) from exc
+    except (IndexError, ValueError) as exc:
+        words = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise InputError(f"Ray could not be asked about {address}: {words}") from exc
+    return answer

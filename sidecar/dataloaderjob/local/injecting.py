@@ -1,0 +1,279 @@
+"""`dataloaderjob inject`: adds the sidecar to the pod templates in a file. The sidecar is then part of what is reviewed
+and committed, and queues such as Kueue's count it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+from dataloaderjob import __version__
+from dataloaderjob.api import KIND, DataLoaderJob, ManifestError
+from dataloaderjob.api.base import Path, spell
+from dataloaderjob.api.injection import LABEL, inject, injection
+from dataloaderjob.api.load import Document, Loader, decode, parse_documents, parse_jobs
+from dataloaderjob.api.plain import Object
+from dataloaderjob.api.pod_templates import FoundTemplate, pod_templates
+from dataloaderjob.api.yaml_edits import CannotEdit, edited, edited_json
+from dataloaderjob.core.errors import InputError
+
+STDIN = "-"
+SIDECAR_IMAGE = f"ghcr.io/dataloaderjob/sidecar:{__version__}"
+"""The chart's default."""
+HINTS: Mapping[tuple[str, str], str] = {
+    ("trainer.kubeflow.org", "TrainJob"): "its pods come from a runtime: inject the runtime",
+    ("argoproj.io", "Workflow"): f"its templates are no pod templates: add the label {LABEL} to their metadata.labels",
+    ("argoproj.io", "WorkflowTemplate"): f"its templates are no pod templates: add the label {LABEL} to their "
+    "metadata.labels",
+}  # fmt: skip
+"""Kinds by group and name, and what to do instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The command line."""
+
+    source: str
+    """The file with pod templates; "-": standard input."""
+    manifest: str | None = None
+    """The file with the DataLoaderJob; None: the same file."""
+    job: str | None = None
+    """Name of the job of pod templates without the label; None: only those with the label are injected."""
+    sidecar_image: str = SIDECAR_IMAGE
+    """Image for manifests that name none."""
+    pull_secrets: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injected:
+    """The new text."""
+
+    text: str
+    changed: bool
+    count: int
+    """Pod templates that have the sidecar now."""
+    notices: Sequence[str]
+
+
+@dataclass(slots=True)
+class _Work:
+    """The progress through one file."""
+
+    request: Request
+    jobs: Sequence[DataLoaderJob]
+    notices: list[str]
+    count: int = 0
+
+    def document(self, document: Document) -> Any:
+        """Returns the document with all sidecars."""
+        data = _unshared(document.data)
+        found = pod_templates(data)
+        for path, kind in found.unknown:
+            self._unknown(_part(data, path), f"line {_line(document, path)}: {kind}")
+        self._misplaced(data, found.templates, document)
+        for template in found.templates:
+            if (name := self._job_of(template)) is not None:
+                made = self._injected(data, template, name, document)
+                data = _with_part(data, template.path, made)
+                self.count += 1
+        return data
+
+    def _job_of(self, template: FoundTemplate) -> str | None:
+        labels = _labels(template.template)
+        if LABEL in labels:
+            return str(labels[LABEL])
+        return None if template.helps else self.request.job
+
+    def _injected(self, data: Any, template: FoundTemplate, name: str, document: Document) -> dict[str, Any]:
+        try:
+            job = self._job(name, _namespace(data, template.path))
+            pod = dict(template.template)
+            if LABEL not in _labels(pod):
+                metadata = pod.get("metadata") or {}
+                pod["metadata"] = {**metadata, "labels": {**(metadata.get("labels") or {}), LABEL: name}}
+            wanted = injection(job, image=self.request.sidecar_image, pull_secrets=self.request.pull_secrets)
+            return inject(pod, wanted)
+        except ValueError as exc:
+            where = spell(template.path) or "the pod"
+            raise InputError(
+                f"{self.request.source}: line {_line(document, template.path)}, {where}: {exc}"
+            ) from exc
+
+    def _job(self, name: str, namespace: str | None) -> DataLoaderJob:
+        named = [job for job in self.jobs if job.name == name]
+        for job in named:
+            if namespace is None or job.metadata.namespace in (None, namespace):
+                return job
+        source = self.request.manifest or self.request.source
+        if named:
+            raise InputError(
+                f"the pods are in namespace {namespace}, DataLoaderJob {name} in {named[0].metadata.namespace}: a job "
+                "serves the pods of its own namespace"
+            )
+        others = ", ".join(job.name for job in self.jobs)
+        raise InputError(
+            f"the job is {name}, and {source} has {f'only {others}' if others else f'no {KIND}'}: give its manifest "
+            "with -j"
+        )
+
+    def _unknown(self, thing: Any, where: str) -> None:
+        if not isinstance(thing, Mapping):
+            return
+        group = str(thing.get("apiVersion")).rpartition("/")[0]
+        if hint := HINTS.get((group, str(thing.get("kind")))):
+            self.notices.append(f"{where} is left as it is: {hint}")
+        elif thing.get("kind") != KIND and _has_containers(thing):
+            self.notices.append(
+                f"{where} is left as it is: the places of its pod templates are unknown. Add the label {LABEL} to its "
+                "pods, which the cluster then injects"
+            )
+
+    def _misplaced(self, data: Any, templates: Sequence[FoundTemplate], document: Document) -> None:
+        """Reports a label of an object that its pods do not get."""
+        with_own = [template for template in templates if template.path]
+        if with_own and LABEL in _labels(data) and not any(LABEL in _labels(t.template) for t in with_own):
+            self.notices.append(
+                f"line {_line(document, ())}: the label {LABEL} is on the {data.get('kind')}, not on its pods: move it "
+                f"to {spell(with_own[0].path)}.metadata.labels"
+            )
+
+
+def injected_text(text: str, request: Request, jobs: Sequence[DataLoaderJob] = ()) -> Injected:
+    """Injects all pod templates of a text. `jobs`: those of another file; those of the text itself count, too.
+
+    Raises InputError if a template cannot be injected, or if there is none.
+    """
+    documents = parse_documents(text, request.source)
+    if problems := [problem for document in documents for problem in document.problems]:
+        raise ManifestError(request.source, problems)
+    known = [*jobs, *(parse_jobs(text, request.source) if request.manifest is None else ())]
+    work = _Work(request, known, [])
+    wanted = [work.document(document) for document in documents]
+    if not work.count:
+        missing = f"no pod template has the label {LABEL}: add it with the name of the job, or name the job with --job"
+        raise InputError("\n".join(f"{request.source}: {line}" for line in (*work.notices, missing)))
+    changed = wanted != [document.data for document in documents]
+    return Injected(
+        text=_edited(text, wanted, request.source) if changed else text,
+        changed=changed, count=work.count, notices=work.notices,
+    )  # fmt: skip
+
+
+def _edited(text: str, wanted: list[Any], source: str) -> str:
+    if text.lstrip().startswith("{") and len(wanted) == 1:
+        with contextlib.suppress(ValueError):
+            json.loads(text)
+            return edited_json(text, wanted[0])
+    try:
+        return edited(text, wanted, Loader)
+    except CannotEdit as exc:
+        raise InputError(f"{source}: {exc}") from exc
+
+
+def run(request: Request, output: str | None, *, in_place: bool) -> None:
+    """Reads, injects and writes. Raises InputError, and then has written nothing."""
+    if in_place and (output is not None or request.source == STDIN):
+        raise InputError("--in-place changes the file of -f: leave out -o, and name a file")
+    if request.source == request.manifest == STDIN:
+        raise InputError("standard input is one file: name the other one")
+    jobs = [] if request.manifest is None else parse_jobs(_read(request.manifest), request.manifest)
+    found = injected_text(_read(request.source), request, jobs)
+    for notice in found.notices:
+        sys.stderr.write(f"dataloaderjob: {request.source}: {notice}\n")
+    target = request.source if in_place else output
+    if target is None or target == STDIN:
+        sys.stdout.write(found.text)
+    elif found.changed or not in_place:
+        _write(FilePath(target), found.text)
+
+
+def _read(source: str) -> str:
+    try:
+        return decode(sys.stdin.buffer.read() if source == STDIN else FilePath(source).read_bytes(), source)
+    except OSError as exc:
+        raise InputError(
+            f"{source} cannot be read ({exc.strerror}): name a readable YAML or JSON file"
+        ) from exc
+
+
+def _write(path: FilePath, text: str) -> None:
+    """Replaces a file, which keeps its mode. Nobody sees half of it."""
+    path = path.resolve()
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        os.chmod(name, path.stat().st_mode & 0o7777 if path.exists() else 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+
+
+def _umask() -> int:
+    found = os.umask(0)
+    os.umask(found)
+    return found
+
+
+def _labels(thing: Any) -> Object:
+    for name in ("metadata", "labels"):
+        thing = thing.get(name) if isinstance(thing, Mapping) else None
+    return thing if isinstance(thing, Mapping) else {}
+
+
+def _namespace(data: Any, path: Path) -> str | None:
+    """Returns the namespace of the object that has the part at `path`; None if it names none."""
+    found = None
+    for part in (*path, None):
+        metadata = data.get("metadata") if isinstance(data, Mapping) else None
+        if isinstance(metadata, Mapping) and metadata.get("namespace"):
+            found = str(metadata["namespace"])
+        data = None if part is None else data[part]
+    return found
+
+
+def _unshared(value: Any) -> Any:
+    """Copies a value. Parts that an alias repeats become several."""
+    if isinstance(value, Mapping):
+        return {name: _unshared(inner) for name, inner in value.items()}
+    return [_unshared(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _part(data: Any, path: Path) -> Any:
+    for part in path:
+        data = data[part]
+    return data
+
+
+def _with_part(data: Any, path: Path, value: Any) -> Any:
+    """Sets a part of a document. Returns the document, which is the value itself if the path is empty."""
+    if not path:
+        return value
+    _part(data, path[:-1])[path[-1]] = value
+    return data
+
+
+def _has_containers(thing: Any) -> bool:
+    return any(
+        isinstance(part, Mapping) and isinstance(part.get("containers"), list) for part in _parts(thing)
+    )
+
+
+def _parts(thing: Any) -> Iterator[Any]:
+    yield thing
+    inner = thing.values() if isinstance(thing, Mapping) else thing if isinstance(thing, list) else ()
+    for part in inner:
+        yield from _parts(part)
+
+
+def _line(document: Document, path: Path) -> int | None:
+    return document.lines.get(path, document.line)

@@ -1,0 +1,58 @@
+"""`dataloaderjob report`: writes the page of a run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.local.reporting import rundata
+from dataloaderjob.local.reporting.rundata import RunData
+
+
+def report(which: str | None, output: Path) -> str:
+    """Writes the file and returns a line about it. Raises InputError if there is nothing to show, or no room."""
+    page = _page()
+    data = rundata.find(which)
+    if output.is_dir():
+        raise InputError(
+            f"--output needs a file, and {output} is a folder: give a name in it, such as report.html"
+        )
+    text = page(data)
+    try:
+        _write(output, text)
+    except OSError as exc:
+        raise InputError(
+            f"{output} cannot be written: {exc.strerror}. Give another file with --output"
+        ) from exc
+    return f"{output}: report of {data.name}, {len(text.encode()) / 1e3:.0f} kB"
+
+
+def _page() -> Callable[[RunData], str]:
+    try:
+        from dataloaderjob.local.reporting.page import render
+    except ModuleNotFoundError as exc:
+        needed = str(exc.name).partition(".")[0]
+        raise InputError(f"report needs the module {needed!r}: pip install 'dataloaderjob[report]'") from exc
+    return render
+
+
+def _write(output: Path, text: str) -> None:
+    """Replaces the file as a whole, so that a browser never sees half of it."""
+    fd, part = tempfile.mkstemp(prefix=".report-", dir=output.absolute().parent)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(part, 0o666 & ~_umask())
+        os.replace(part, output)
+    except BaseException:
+        os.unlink(part)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

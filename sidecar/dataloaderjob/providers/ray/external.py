@@ -1,0 +1,123 @@
+"""The conditions that a Ray cluster must meet before a job that did not start it may place feeders there.
+
+    python -m dataloaderjob.providers.ray.external HOST:PORT
+
+prints {"host": address of this machine's node}, or {"error": text}. A runner calls this in a process of
+its own, because Ray's client waits for 40 s for a GCS that does not answer. The job's supervisor asks again when it
+connects, because the cluster may have been replaced since.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.core.generated import gcs_pb2
+from ray.exceptions import AuthenticationError
+
+from dataloaderjob.core.errors import ServiceError, first_line
+from dataloaderjob.core.sockets import parse_address
+
+TIMEOUT_S = 10.0
+FIELD = "spec.ray.external"
+
+
+class Node(NamedTuple):
+    """A node of the cluster."""
+
+    host: str
+    raylet: str
+    """Path of its raylet's socket."""
+    alive: bool
+
+
+def look(address: str) -> str:
+    """Returns the address of this machine's node. Raises ServiceError if the cluster cannot take the job's feeders."""
+    try:
+        socket.create_connection(
+            parse_address(address), timeout=TIMEOUT_S
+        ).close()  # Ray's client would wait for 40 s
+        gcs: Any = GcsClient(address=address)
+        found = gcs.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=TIMEOUT_S)
+        infos = gcs.get_all_node_info(timeout=TIMEOUT_S).values()
+    except AuthenticationError as exc:
+        raise ServiceError(
+            f"the Ray cluster at {address} needs its own token, and refused the one that was found: set "
+            "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with the token (RAY_AUTH_MODE=disabled for a "
+            "cluster without one)"
+        ) from exc
+    except Exception as exc:
+        raise ServiceError(
+            f"a Ray cluster is needed at {address}, and none answers: {first_line(exc)}; set {FIELD}.address to the "
+            "host:port of its GCS"
+        ) from exc
+    compare_versions(json.loads(found or b"{}"), ray=ray.__version__, python=platform.python_version())
+    alive: Any = gcs_pb2.GcsNodeInfo  # type: ignore[attr-defined]
+    return here(
+        address,
+        [
+            Node(i.node_manager_address, i.raylet_socket_name, i.state == alive.GcsNodeState.ALIVE)
+            for i in infos
+        ],
+    )
+
+
+def compare_versions(cluster: Mapping[str, Any], *, ray: str, python: str) -> None:
+    """Raises ServiceError unless the cluster has this version of Ray and this minor version of Python. `cluster`: its
+    own description, which names both."""
+    theirs = str(cluster.get("ray_version", "unknown")), str(cluster.get("python_version", "unknown"))
+    if theirs[0] == ray and minor(theirs[1]) == minor(python):
+        return
+    raise ServiceError(
+        f"the Ray cluster of {FIELD} runs Ray {theirs[0]} on Python {theirs[1]}, this job has Ray {ray} on Python "
+        f"{python}: both need the same Ray version and the same minor version of Python; install "
+        f"ray=={theirs[0]} on Python {minor(theirs[1])} here, or choose a cluster with these versions"
+    )
+
+
+def minor(version: str) -> str:
+    """Returns the major and minor version."""
+    return ".".join(version.split(".")[:2])
+
+
+def here(address: str, nodes: Iterable[Node]) -> str:
+    """Returns the address of the node on this machine. Raises ServiceError if there is none."""
+    live = [node for node in nodes if node.alive]
+    for node in live:
+        if Path(node.raylet).exists() and is_local(node.host):
+            return node.host
+    hosts = ", ".join(sorted({node.host for node in live})[:8]) or "none"
+    raise ServiceError(
+        f"this machine must be a node of the Ray cluster at {address}, whose live nodes are {hosts}: run "
+        f"`ray start --address={address} --num-cpus=0` here first"
+    )
+
+
+def is_local(host: str) -> bool:
+    """True if this machine has the address."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+            sock.bind((host, 0))
+    except OSError:
+        return False
+    return True
+
+
+def main() -> int:
+    try:
+        answer = {"host": look(sys.argv[1])}
+    except ServiceError as exc:
+        answer = {"error": str(exc)}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The settings and the key of a sidecar in an attached pod, which are read again while no supervisor answers.
+
+Their ConfigMap and their Secret are named after the job alone. So a pod may start with those of an earlier job of the
+same name, and the kubelet replaces them under the running sidecar. The settings also tell that the job has ended: such
+a pod outlives its job, and its trainer must not wait for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dataloaderjob.core.errors import DataLoaderJobError
+from dataloaderjob.core.settings import SidecarSettings, read_key
+
+AGAIN_S = 2.0
+"""Interval between two reads."""
+
+
+class Attachment:
+    """The files that an attached pod's sidecar was started with. `look` reads them again."""
+
+    def __init__(self, path: Path, settings: SidecarSettings, key: bytes) -> None:
+        self._path, self._job, self._key_path, self._key = path, settings.job, settings.key_path, key
+        self._due = 0.0
+        self.ended = settings.ended
+        """The reason why the job has ended; empty while it lives."""
+        self.outdated = ""
+        """The reason why the sidecar must start again; empty if it need not."""
+
+    def look(self, now: float) -> bool:
+        """Reads the files if it is time to. Returns True if anything has changed. Files that cannot be read, perhaps
+        because they are being replaced, change nothing."""
+        if now < self._due:
+            return False
+        self._due = now + AGAIN_S
+        before = self.ended, self.outdated
+        try:
+            found = json.loads(self._path.read_text())
+            job, ended = str(found["job"]), str(found.get("ended") or "")
+            key = read_key(self._key_path)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, DataLoaderJobError):
+            return False
+        self.ended = ended if job == self._job else ""
+        if job != self._job:
+            self.outdated = f"its settings were those of {self._job}, and are now those of {job}"
+        elif key != self._key:
+            self.outdated = "the job's key has changed"
+        return (self.ended, self.outdated) != before

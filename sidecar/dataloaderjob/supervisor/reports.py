@@ -1,0 +1,91 @@
+"""Reports of a job's sidecars and feeders: metrics, failures that no batch has followed yet, and measures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dataloaderjob.core import supervision
+from dataloaderjob.core.measures import MeasuresWindow
+from dataloaderjob.core.texts import clean
+
+MAX_FAILURES = 16
+MAX_FAILURE_TEXT = 600
+
+
+class Reports:
+    """The last reports.
+
+    A trainer that fails ends its sidecar, too, and the next attempt knows nothing of it. A failure therefore stays here
+    when its sidecar is gone, until some trainer takes a batch.
+    """
+
+    def __init__(self) -> None:
+        self.sidecars: dict[str, dict[str, Any]] = {}
+        """Sidecars by name: the last message of each, without its failures."""
+        self._failing: dict[str, list[dict[str, str]]] = {}
+        self._taken: dict[str, int] = {}
+        """Batches that a sidecar's trainers had taken when it last had no failure."""
+        self._left: list[dict[str, str]] = []
+        """Failures of sidecars that are gone."""
+        self._costs: dict[str, dict[str, int]] = {}
+        """Sums of feeders' costs, by instance."""
+        self._window = MeasuresWindow()
+        self._measures: dict[str, Any] | None = None
+
+    def failures(self) -> list[dict[str, str]]:
+        """Returns the failures, the newest last."""
+        live = [failure for name in sorted(self._failing) for failure in self._failing[name]]
+        return [*self._left, *live][-MAX_FAILURES:]
+
+    def add(self, sidecar: str, message: Mapping[str, Any]) -> None:
+        """Takes a message of metrics. Its fields other than metrics and failures are kept as they are."""
+        self._left = [failure for failure in self._left if failure["sidecar"] != sidecar]  # it is back
+        self.sidecars[sidecar] = {k: v for k, v in message.items() if k not in ("type", "failures")}
+        found = message.get("failures")
+        listed = [_failure_of(sidecar, item) for item in found] if isinstance(found, list) else []
+        if listed:
+            self._failing[sidecar] = listed[-MAX_FAILURES:]
+            return
+        self._failing.pop(sidecar, None)
+        taken = _batches_taken(message)
+        before = self._taken.setdefault(sidecar, taken)  # a new sidecar has taken nothing since
+        self._taken[sidecar] = taken
+        if taken > before:
+            self._left.clear()
+
+    def cost(self, instance: str, costs: dict[str, int] | None) -> None:
+        """Takes a feeder's report of its costs; None: the feeder is gone."""
+        if costs is None:
+            self._costs.pop(instance, None)
+        else:
+            self._costs[instance] = costs
+
+    def measure(self, now: float, ready: int) -> None:
+        """Adds a reading of all sums. `ready`: number of feeders that serve."""
+        self._window.add(now, self.sidecars, self._costs, ready)
+        found = self._window.measures()
+        self._measures = None if found is None else found.as_dict()
+
+    def measures(self) -> dict[str, Any] | None:
+        """Returns what was measured lately (`core.measures`); None while it is too little."""
+        return self._measures
+
+    def gone(self, sidecar: str) -> None:
+        """The sidecar's last connection ended."""
+        self.sidecars.pop(sidecar, None)
+        self._taken.pop(sidecar, None)
+        self._left = [*self._left, *self._failing.pop(sidecar, [])][-MAX_FAILURES:]
+
+
+def _failure_of(sidecar: str, found: Any) -> dict[str, str]:
+    listed = found if isinstance(found, Mapping) else {}
+    names = ("rank", *supervision.FIELDS)
+    return {"sidecar": sidecar, **{name: clean(listed.get(name) or "", MAX_FAILURE_TEXT) for name in names}}
+
+
+def _batches_taken(message: Mapping[str, Any]) -> int:
+    """Returns the number of batches that the trainers of this sidecar have taken."""
+    metrics = message.get("metrics")
+    taken = metrics.get("next_calls") if isinstance(metrics, Mapping) else 0
+    return taken if type(taken) is int else 0

@@ -1,0 +1,71 @@
+"""The last line of a script that waited for input: how long, why, and what to do. Once for each process, at its end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import weakref
+from pathlib import Path
+
+from dataloaderjob.core.control import W_STEP_NS, W_WAIT_NS
+from dataloaderjob.core.errors import say
+from dataloaderjob.core.places import VERDICT_NAME
+from dataloaderjob.trainer.session.client import Client
+
+NOTICEABLE_S = 5.0
+NOTICEABLE = 0.1
+"""Time and share of waiting below which nothing is said."""
+UNEXPLAINED_S = 30.0
+"""The time if there is no verdict: the start alone may take some seconds."""
+_said_for: set[int] = set()
+"""Pids of the processes whose last line is prepared: a forked child is another one."""
+
+
+def prepare(client: Client, path: str) -> None:
+    """Has this process's end say whether training waited. `path`: the socket of the private service."""
+    if os.getpid() in _said_for or os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    _said_for.add(os.getpid())
+    atexit.register(_close, os.getpid(), weakref.ref(client), Path(path).parent / VERDICT_NAME)
+
+
+def _close(pid: int, found: weakref.ref[Client], verdict: Path) -> None:
+    client = found()
+    if client is None or os.getpid() != pid:
+        return
+    with contextlib.suppress(Exception):  # the control memory may be closed
+        words = client.control.words
+        line = last_line(
+            words[W_WAIT_NS] / 1e9, words[W_STEP_NS] / 1e9, _read(verdict), len(os.sched_getaffinity(0))
+        )
+        if line:
+            say(line)
+
+
+def _read(path: Path) -> tuple[str, int, int, int]:
+    """Returns the sentence, the recommended and present number of feeders, and the CPUs needed; empty and 0 if they are
+    unknown."""
+    try:
+        found = json.loads(path.read_text())
+        return str(found["sentence"]), int(found["feeders"]), int(found["now"]), int(found["cpus"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", 0, 0, 0
+
+
+def last_line(waited_s: float, worked_s: float, verdict: tuple[str, int, int, int], cpus: int) -> str:
+    """Makes the line; empty if training hardly waited."""
+    spent_s = waited_s + worked_s
+    sentence, feeders, now, needed = verdict
+    if waited_s < (NOTICEABLE_S if sentence else UNEXPLAINED_S) or waited_s < NOTICEABLE * spent_s:
+        return ""
+    text = f"training waited for input for {waited_s:.0f} of {spent_s:.0f} s"
+    if not sentence:
+        return f"{text}; `dataloaderjob advise -- COMMAND` finds the reason"
+    text = f"{text}. Lately, {sentence}"
+    if feeders <= now:
+        return text
+    if needed > cpus:
+        return f"{text}, but this machine has {cpus} CPUs: a job on a cluster may have more"
+    return f"{text} (num_workers={feeders})"

@@ -1,0 +1,116 @@
+"""Reports of real runs: a lost feeder and slow samples are told by name, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from local_runs import LocalRun, Project
+
+from dataloaderjob.local.reporting import rundata
+from dataloaderjob.local.reporting.analysis import Analysis
+from dataloaderjob.local.reporting.page import render
+from dataloaderjob.local.reporting.series import LOST, REPLACED, STARTED
+
+SLOW_DATA = """
+import time
+import torch
+
+class Numbers(torch.utils.data.Dataset):
+    def __init__(self, length, seconds=0.0):
+        self.length, self.seconds = length, seconds
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        time.sleep(1.5 if i in (17, 123) else self.seconds)
+        return torch.full((64,), float(i)), i
+"""
+SCRIPT = """
+import time, torch
+from dataloaderjob import DataLoader
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, i):
+        time.sleep(0.3 if i == 42 else 0.001)
+        return i
+
+if __name__ == "__main__":
+    for batch in DataLoader(Rows(), batch_size=4, num_workers=2):
+        time.sleep(0.01)
+"""
+
+
+def report(*args: str, cwd: Path) -> str:
+    words = [sys.executable, "-m", "dataloaderjob.local.cli", "report", *args]
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def text_of(page: str) -> str:
+    """What a reader sees outside of charts."""
+    page = re.sub(r"<style.*?</style>|<svg.*?</svg>", "", page, flags=re.S)
+    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+
+
+def test_report_of_a_run_names_the_killed_feeder_and_its_replacement(tmp_path: Path):
+    project = Project(tmp_path, 4000, 0.004, feeders=2)
+    with LocalRun(project.path, "--provider", "local", "--record", str(tmp_path / "record")) as run:
+        run.until("feeders 2/2")
+        run.find()
+        assert rundata.find(str(run.home)).is_live
+        data = rundata.find(str(tmp_path / "record"))
+        told = next(e.what for e in data.series.events if e.who == "feeder-1" and e.kind == STARTED)
+        os.kill(int(re.findall(r"\d+", told)[0]), signal.SIGKILL)
+        assert run.end() == 0
+        assert run.left() == []
+    found = Analysis(rundata.find(str(tmp_path / "record")))
+    assert [e.kind for e in found.data.series.events if e.kind in (LOST, REPLACED)]
+    assert found.incidents[0].back_s is not None
+    assert found.batches == 400
+    assert found.times.sums.count >= 400
+    shown = text_of(render(found.data))
+    assert re.search(r"\[1\] At [\d.]+ s feeder-1 was lost: .*SIGKILL", shown)
+    assert "Another process took its place" in shown
+    assert {"rank 0", "sidecar", "feeder-0", "feeder-0, batches"} <= set(found.last.cpu)
+
+
+def test_report_names_slow_samples_by_index(tmp_path: Path):
+    project = Project(tmp_path, 400, 0.001, feeders=2)
+    (tmp_path / "data.py").write_text(SLOW_DATA)
+    with LocalRun(project.path, "--provider", "local", "--record", str(tmp_path / "record")) as run:
+        assert run.end() == 0
+    report("record", cwd=tmp_path)
+    found = Analysis(rundata.find(str(tmp_path / "record")))
+    slow = found.times.samples[:2]
+    assert {entry.text for entry in slow} == {"index 17", "index 123"}
+    assert all(1.5 <= entry.took_ns / 1e9 < 10 for entry in slow)
+    assert {entry.text for entry in found.times.batches[:2]} == {"index 17", "index 123"}
+    assert "index 123" in text_of((tmp_path / "report.html").read_text())
+    sums = found.times.sums
+    assert sums.nbytes == found.nbytes
+    assert sums.fetch_ns + sums.collate_ns + sums.encode_ns == sums.wall_ns
+
+
+def test_script_by_itself_keeps_what_a_report_needs_in_its_record(tmp_path: Path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    env = {**os.environ, "DATALOADERJOB_RECORD": "record"}
+    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, check=True)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:  # the service ends a little later than its script
+        found = Analysis(rundata.find(str(tmp_path / "record")))
+        if found.batches == 100 and found.times.sums.count == 100:
+            break
+        time.sleep(0.2)
+    assert found.batches == 100
+    assert found.times.samples[0].text == "index 42"
+    assert "train.py" in render(found.data)

@@ -1,0 +1,37 @@
+"""The accepting side of the handshake over a blocking socket, for parts that a test plays."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Any
+
+from dataloaderjob.core.errors import AuthError
+from dataloaderjob.core.sockets import (
+    CONTROL,
+    HANDSHAKE_TIMEOUT_S,
+    Key,
+    ServerHandshake,
+    Versions,
+    recv_exactly,
+    send_message,
+)
+
+
+def welcome(
+    sock: socket.socket, key: Key, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL
+) -> dict[str, Any]:  # fmt: skip
+    """Runs the accepting side. Returns the peer's answer (role, name, facts); sends refusals to the peer."""
+    sock.settimeout(HANDSHAKE_TIMEOUT_S)
+    handshake = ServerHandshake(key, job=job, facts=facts, versions=versions)
+    sock.sendall(handshake.greeting)
+    while handshake.peer is None:
+        data = recv_exactly(sock, handshake.wanted)
+        try:
+            sock.sendall(handshake.receive(data))
+        except AuthError as exc:
+            with contextlib.suppress(OSError):
+                send_message(sock, {"error": str(exc)})
+            raise
+    sock.settimeout(None)
+    return handshake.peer

@@ -1,0 +1,255 @@
+"""`dataloaderjob inject`: real files, the one that is written, and what is said about the others."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from injecting import FILES, FOLDER, JOB_FILE, LABELLED, bert, container, pod, requesting, sidecars
+
+from dataloaderjob.api.injection import inject
+from dataloaderjob.local.cli import EXIT_INPUT, main
+
+LABELS_NONE = {"training-runtime.yaml"}
+NUM_TEMPLATES = {"pytorchjob.yaml": 2, "volcano.yaml": 2}
+"""Templates that get a sidecar, by file; the others have one."""
+
+
+def run(*words: str | Path, capsys: pytest.CaptureFixture[str]) -> str:
+    code = main(["inject", *map(str, words)])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return out
+
+
+def refused(*words: str | Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["inject", *map(str, words)]) == EXIT_INPUT
+    out, err = capsys.readouterr()
+    assert not out
+    return err
+
+
+def write(folder: Path, *documents: Any, name: str = "pods.yaml") -> Path:
+    path = folder / name
+    path.write_text(yaml.safe_dump_all(documents, sort_keys=False))
+    return path
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_real_file_is_injected_once_and_keeps_its_lines(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = ("--job", "bert") if path.name in LABELS_NONE else ()
+    once = run("-f", path, "-j", JOB_FILE, *flag, capsys=capsys)
+    found = [containers for containers in sidecars(once) if containers]
+    assert len(found) == NUM_TEMPLATES.get(path.name, 1)
+    assert all(len(containers) == 1 for containers in found)
+    (tmp_path / path.name).write_text(once)
+    assert run("-f", tmp_path / path.name, "-j", JOB_FILE, *flag, capsys=capsys) == once
+    comments = [line for line in path.read_text().splitlines() if "#" in line and path.suffix == ".yaml"]
+    left = iter(once.splitlines())
+    texts = [line.partition("#")[2] for line in comments]
+    assert all(any(text in line for line in left) for text in texts), "comments are kept, in their order"
+
+
+def test_block_style_files_only_get_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = FOLDER / "documents.yaml"
+    made = iter(run("-f", path, "-j", JOB_FILE, capsys=capsys).splitlines())
+    assert all(line in made for line in path.read_text().splitlines())
+
+
+def test_job_and_pods_may_be_in_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "all.yaml"
+    path.write_text(JOB_FILE.read_text() + "---\n" + (FOLDER / "cronjob.yaml").read_text())
+    assert sidecars(run("-f", path, capsys=capsys))
+
+
+def test_file_may_come_from_stdin(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (FOLDER / "cronjob.yaml").read_text()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert run("-f", "-", "-j", JOB_FILE, capsys=capsys) == run(
+        "-f", FOLDER / "cronjob.yaml", "-j", JOB_FILE, capsys=capsys
+    )
+
+
+def test_in_place_changes_the_file_and_keeps_its_mode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, link = write(tmp_path, pod()), tmp_path / "link.yaml"
+    path.chmod(0o640)
+    link.symlink_to(path)
+    assert run("-f", link, "-j", JOB_FILE, "--in-place", capsys=capsys) == ""
+    assert sidecars(path.read_text())[0]
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert link.is_symlink()
+    before = path.stat()
+    run("-f", path, "-j", JOB_FILE, "--in-place", capsys=capsys)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert sorted(os.listdir(tmp_path)) == ["link.yaml", "pods.yaml"]
+
+
+def test_output_goes_to_the_named_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, pod())
+    run("-f", path, "-j", JOB_FILE, "-o", tmp_path / "out.yaml", capsys=capsys)
+    assert sidecars((tmp_path / "out.yaml").read_text())[0]
+    assert not sidecars(path.read_text())[0]
+
+
+def test_file_has_the_renderers_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = run("-f", write(tmp_path, pod()), "-j", JOB_FILE, "--sidecar-image", "x:1", capsys=capsys)
+    assert yaml.safe_load(made) == inject(pod(), bert(image="x:1"))
+
+
+def test_image_and_pull_secret_come_from_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--sidecar-image", "mirror/sidecar:1", "--sidecar-pull-secret", "registry")
+    made = yaml.safe_load(run("-f", write(tmp_path, pod()), "-j", JOB_FILE, *words, capsys=capsys))
+    assert made["spec"]["initContainers"][0]["image"] == "mirror/sidecar:1"
+    assert made["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_helpers_are_injected_only_with_their_own_label(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray: dict[str, Any] = yaml.safe_load((FOLDER / "rayjob.yaml").read_text())
+    workers = ray["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    del workers[0]["template"]["metadata"]
+    made = run("-f", write(tmp_path, ray), "-j", JOB_FILE, "--job", "bert", capsys=capsys)
+    assert [len(found) for found in sidecars(made)] == [1, 0]
+    ray["spec"]["rayClusterSpec"]["headGroupSpec"]["template"] |= LABELLED
+    made = run("-f", write(tmp_path, ray), "-j", JOB_FILE, "--job", "bert", capsys=capsys)
+    assert [len(found) for found in sidecars(made)] == [1, 1]
+
+
+def test_flag_labels_the_templates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bare = {"apiVersion": "v1", "kind": "Pod", "spec": pod()["spec"]}
+    made = yaml.safe_load(run("-f", write(tmp_path, bare), "-j", JOB_FILE, "--job", "bert", capsys=capsys))
+    assert made["metadata"]["labels"] == {"dataloading.dev/inject": "bert"}
+
+
+SET = {"apiVersion": "acme.dev/v1", "kind": "PodSet", "spec": {"template": {"spec": {"containers": []}}}}
+TRAIN = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "t"}}
+ON_OBJECT = {
+    "apiVersion": "batch/v1", "kind": "Job", **LABELLED,
+    "spec": {"template": {"spec": {"containers": [container("a")]}}},
+}  # fmt: skip
+NOTICES = {
+    "an unknown kind with containers": (SET, "line 1: PodSet of acme.dev/v1 is left as it is: the places of its pod"),
+    "a TrainJob": (TRAIN, "line 1: TrainJob of trainer.kubeflow.org/v1alpha1 is left as it is: its pods come from a"),
+    "a label of the object": (
+        ON_OBJECT, "the label dataloading.dev/inject is on the Job, not on its pods: move it to spec.template.metadata",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("thing", "notice"), NOTICES.values(), ids=NOTICES)
+def test_object_that_is_left_alone_is_reported(
+    thing: Any, notice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, thing, pod())
+    assert main(["inject", "-f", str(path), "-j", str(JOB_FILE)]) == 0
+    out, err = capsys.readouterr()
+    assert notice in err
+    assert next(yaml.safe_load_all(out)) == thing
+
+
+def test_objects_without_pods_pass_in_silence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    service = {"apiVersion": "v1", "kind": "Service", "spec": {"ports": [{"port": 1}]}}
+    assert main(["inject", "-f", str(write(tmp_path, service, pod())), "-j", str(JOB_FILE)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+TWO = pod(container("a"), container("b"))
+ERRORS: dict[str, tuple[list[Any], tuple[str, ...], str]] = {
+    "no label": ([{**pod(), "metadata": {}}], (), "no pod template has the label dataloading.dev/inject"),
+    "another job": (
+        [{**pod(), "metadata": {"labels": {"dataloading.dev/inject": "gpt"}}}], (),
+        "line 1, the pod: the job is gpt, and",
+    ),
+    "another namespace": (
+        [{**pod(), "metadata": {**LABELLED["metadata"], "namespace": "b"}}], ("a",),
+        "the pods are in namespace b, DataLoaderJob bert in a",
+    ),
+    "which container": ([pod(), TWO], (), "line 11, the pod: the pod has the containers a, b, and none requests"),
+    "a wrong amount": (
+        [pod(container("a", resources={"limits": {"cpu": "much", "memory": "1"}}))], (), "use a quantity",
+    ),
+    "in a template": (
+        [{"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": {**LABELLED, "spec": TWO["spec"]}}}], (),
+        "line 4, spec.template: the pod has the containers a, b",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("things", "namespace", "message"), ERRORS.values(), ids=ERRORS)
+def test_error_names_file_line_and_path_and_nothing_is_written(
+    things: list[Any],
+    namespace: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = yaml.safe_load(JOB_FILE.read_text())
+    job["metadata"] |= {"namespace": name for name in namespace}
+    path, jobs = write(tmp_path, *things), write(tmp_path, job, name="job.yaml")
+    before = path.read_text()
+    error = refused("-f", path, "-j", jobs, "--in-place", capsys=capsys)
+    assert str(path) in error
+    assert message in error
+    assert path.read_text() == before
+
+
+BAD = {
+    "no YAML": ("a: [", "not YAML"),
+    "a key twice": ("kind: Pod\nkind: Pod\n", "a second time"),
+    "UTF-16": ("kind: Pod".encode("utf-16"), "UTF-16"),
+    "aliases without end": ("a: &a [" + "1," * 400 + "]\nb: &b [" + "*a," * 400 + "]\n", "fewer aliases"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD.values(), ids=BAD)
+def test_unreadable_file_is_an_error(
+    content: str | bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert message in refused("-f", path, "-j", JOB_FILE, capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-f", "missing.yaml", "-j", JOB_FILE), "missing.yaml cannot be read"),
+        (("-f", JOB_FILE.parent, "-j", JOB_FILE), "cannot be read"),
+        (("-f", "-", "-j", "-"), "standard input is one file"),
+        (("-f", "-", "-j", JOB_FILE, "--in-place"), "--in-place changes the file"),
+        (("-f", FILES[0], "-j", JOB_FILE, "--in-place", "-o", "x"), "--in-place changes the file"),
+        (("-f", FILES[0]), "has no DataLoaderJob: give its manifest with -j"),
+    ],
+)
+def test_wrong_words_are_an_error(words: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(*words, capsys=capsys)
+
+
+def test_job_as_the_cluster_reports_it_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = yaml.safe_load(JOB_FILE.read_text())
+    job["metadata"] |= {"uid": "1", "generation": 1, "managedFields": [{}], "namespace": "team"}
+    job["status"] = {"phase": "Serving"}
+    jobs = tmp_path / "live.json"
+    jobs.write_text(json.dumps(job))
+    assert sidecars(run("-f", write(tmp_path, pod()), "-j", jobs, capsys=capsys))[0]
+
+
+def test_accelerator_decides_between_two_containers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    thing = pod(container("a"), container("b", **requesting(nvidia_com__gpu="1")))
+    made = yaml.safe_load(run("-f", write(tmp_path, thing), "-j", JOB_FILE, capsys=capsys))
+    assert ["env" in c for c in made["spec"]["containers"]] == [False, True]

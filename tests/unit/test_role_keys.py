@@ -1,0 +1,87 @@
+"""Keys by role: derived ones tell nothing of each other, and wrapped ones open only for whom they were made."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataloaderjob.core import keys, sockets
+from dataloaderjob.core.errors import AuthError
+from dataloaderjob.core.keys import Holder
+
+JOB_KEY = bytes(range(32))
+SECRETS = st.binary(min_size=keys.NBYTES, max_size=keys.NBYTES)
+
+
+def test_derived_keys_differ_by_holder_and_job():
+    found = [keys.derive(key, holder) for key in (JOB_KEY, b"k" * 32) for holder in Holder]
+    assert len({JOB_KEY, *found}) == 2 * len(Holder) + 1
+    assert {len(key) for key in found} == {keys.NBYTES}
+
+
+@given(SECRETS, st.text(max_size=40))
+def test_wrapped_key_is_returned_to_a_holder_of_the_same_key(secret: bytes, about: str):
+    text = keys.wrap(JOB_KEY, secret, about)
+    assert text == keys.wrap(JOB_KEY, secret, about)
+    assert secret.hex() not in text
+    assert keys.unwrap(JOB_KEY, text, about) == secret
+
+
+@given(SECRETS, st.integers(0, 8 * 48 - 1))
+def test_wrapped_key_with_any_changed_bit_is_refused(secret: bytes, bit: int):
+    data = bytearray.fromhex(keys.wrap(JOB_KEY, secret, "i0"))
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(AuthError):
+        keys.unwrap(JOB_KEY, data.hex(), "i0")
+
+
+@given(st.text(max_size=120))
+def test_text_that_is_no_wrapped_key_is_refused(text: str):
+    with pytest.raises(AuthError):
+        keys.unwrap(JOB_KEY, text, "i0")
+
+
+def test_wrapped_key_is_refused_for_another_instance_or_holder():
+    text = keys.wrap(JOB_KEY, b"s" * 32, "i0")
+    for key, about in ((JOB_KEY, "i1"), (b"k" * 32, "i0")):
+        with pytest.raises(AuthError, match=f"the link key of '{about}'"):
+            keys.unwrap(key, text, about)
+
+
+def completes(client: sockets.Key, server: sockets.Key, role: str, newest: int = keys.SINCE) -> bool:
+    """True if both sides complete the handshake. `newest`: the version of the server."""
+    theirs = sockets.Versions(newest - 1, newest, "use others")
+    left = sockets.ClientHandshake(client, role=role, name="n", job="j")
+    right = sockets.ServerHandshake(server, job="j", versions=theirs)
+    try:
+        left.receive(right.receive(left.receive(right.greeting)))
+    except AuthError:
+        return False
+    return left.done and right.done
+
+
+@pytest.mark.parametrize(("holder", "role"), [*itertools.product(Holder, [*keys.HOLDERS, "receiver", ""])])
+def test_derived_key_opens_the_roles_of_its_holder_only(holder: Holder, role: str):
+    served = completes(keys.derive(JOB_KEY, holder), keys.of_job(JOB_KEY), role)
+    assert served == (keys.HOLDERS.get(role) is holder)
+
+
+def test_acceptor_without_the_roles_key_is_recognized():
+    """Code in a feeder that answers at the supervisor's address learns nothing, and is not believed."""
+    of_feeder = keys.derive(JOB_KEY, Holder.FEEDER)
+    for holder, role in ((Holder.CONTROL, "control"), (Holder.SIDECAR, "sidecar")):
+        client = sockets.ClientHandshake(keys.derive(JOB_KEY, holder), role=role, name="n", job="j")
+        challenge = sockets.new_challenge()
+        client.receive(sockets.pack_message(challenge))
+        forged = sockets.ServerHandshake(of_feeder, job="j")
+        with pytest.raises(AuthError, match="does not hold this job's key"):
+            client.receive(forged.receive(client.receive(forged.greeting)))
+
+
+@pytest.mark.parametrize("newest", [keys.SINCE - 1, keys.SINCE])
+def test_controllers_reach_supervisors_of_this_release_and_the_one_before(newest: int):
+    earlier = JOB_KEY if newest < keys.SINCE else keys.of_job(JOB_KEY)
+    assert completes(keys.of_job(JOB_KEY), earlier, "control", newest)
