@@ -26,3 +26,11 @@ def test_first_screen_shows_the_installation_and_the_one_line_change():
     first = README.splitlines()[:16]
     assert any("pip install" in line for line in first)
     assert "+from dataloaderjob import DataLoader" in first
+
+
+def test_the_readmes_attached_job_is_the_one_that_a_cluster_test_runs():
+    page = (ROOT / "docs/kubernetes/bring-your-own-controller.md").read_text()
+    lines = [re.search(r"```bash\n(kubectl apply.*?)```", text, re.DOTALL) for text in (README, page)]
+    assert lines[0] is not None
+    assert lines[1] is not None
+    assert lines[0][1] == lines[1][1]

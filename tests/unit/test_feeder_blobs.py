@@ -43,6 +43,7 @@ class Heard:
         return True
 
     def feeder_left(self, name: str, instance: str) -> None: ...
+    def costs(self, instance: str, costs: dict[str, int] | None) -> None: ...
 
 
 @pytest.fixture
