@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import lru_cache
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob_operator import names
+from dataloaderjob_operator.by_job import cached_by_job
 from dataloaderjob_operator.decide.followed import CANNOT, MISSING, FollowedState
 from dataloaderjob_operator.decide.health import ConditionState, Health, sidecar_listens, trains
 from dataloaderjob_operator.decide.observed import (
@@ -39,7 +39,6 @@ CONNECTS_S = 60.0
 """Seconds that a sidecar has from its start to reach a supervisor. The kubelet takes up to a minute to bring a new
 Secret into a running pod."""
 ENDED = frozenset({"Succeeded", "Failed"})
-RECENT = 128
 
 
 def pods(observed: Observed) -> list[Pod]:
@@ -70,30 +69,13 @@ def is_idle(observed: Observed, now: datetime) -> bool:
 def as_needed(observed: Observed, now: datetime) -> Observed:
     """Returns the job as it should run now: an idle job has no feeders, whatever its spec says."""
     idle = observed.job.spec.trainers.attached and is_idle(observed, now)
-    return replace(observed, job=_Idle.of(observed.job)) if idle else observed
+    return replace(observed, job=_without_feeders(observed.job)) if idle else observed
 
 
-class _Idle:
-    """Jobs without feeders. The same job gives the same object, because children are cached by it."""
-
-    def __init__(self, job: DataLoaderJob) -> None:
-        self.job = job
-
-    def __hash__(self) -> int:
-        return id(self.job)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Idle) and self.job is other.job
-
-    @staticmethod
-    def of(job: DataLoaderJob) -> DataLoaderJob:
-        return _without_feeders(_Idle(job))
-
-
-@lru_cache(RECENT)
-def _without_feeders(given: _Idle) -> DataLoaderJob:
-    feeders = given.job.spec.feeders.model_copy(update={"replicas": 0, "min_available": 0})
-    return given.job.model_copy(update={"spec": given.job.spec.model_copy(update={"feeders": feeders})})
+@cached_by_job
+def _without_feeders(job: DataLoaderJob) -> DataLoaderJob:
+    feeders = job.spec.feeders.model_copy(update={"replicas": 0, "min_available": 0})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"feeders": feeders})})
 
 
 def listening(observed: Observed) -> int:

@@ -1,0 +1,54 @@
+"""A cache for values that are built from one job. Pure.
+
+A job that changes is reconciled several times within seconds, and building its children was a third of a reconcile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+from dataloaderjob.api import DataLoaderJob
+
+RECENT = 128
+"""Number of jobs for which each function's results are cached."""
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Given:
+    """The arguments of a call. Two jobs are equal only if they are the same object: the cache of jobs returns the same
+    object until the job changes."""
+
+    job: DataLoaderJob
+    more: tuple[Any, ...]
+
+    def __hash__(self) -> int:
+        return id(self.job)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Given):
+            return NotImplemented
+        return self.job is other.job and self.more == other.more
+
+
+def cached_by_job(
+    make: Callable[Concatenate[DataLoaderJob, P], R],
+) -> Callable[Concatenate[DataLoaderJob, P], R]:
+    """Caches results of `make` for the RECENT jobs that were asked for last. Callers must not modify them.
+
+    Arguments after the job are positional, and are compared.
+    """
+
+    @lru_cache(RECENT)
+    def made(given: _Given) -> R:
+        return cast("Callable[..., R]", make)(given.job, *given.more)
+
+    @wraps(make)
+    def found(job: DataLoaderJob, *more: Any) -> R:
+        return made(_Given(job, more))
+
+    return cast("Callable[Concatenate[DataLoaderJob, P], R]", found)
