@@ -49,6 +49,16 @@ def body(thing: Any = None, **request: Any) -> dict[str, Any]:
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": found}
 
 
+def test_pod_that_ends_a_jobs_idleness_gets_what_any_other_pod_gets() -> None:
+    spec = job(idleSeconds=0).spec
+    feeders = spec.feeders.model_copy(update={"replicas": 8})
+    made = job(idleSeconds=0).model_copy(update={"spec": spec.model_copy(update={"feeders": feeders})})
+    idle, at_work = decided(serving(job=made)).status, decided(serving(attached_pod(), job=made)).status
+    assert (idle.phase, at_work.phase) == (Phase.IDLE, Phase.SERVING)
+    assert idle.injection == at_work.injection
+    assert {"name": "DATALOADERJOB_FEEDERS", "value": "8"} in idle.injection["env"]
+
+
 def test_status_has_the_injection_until_the_job_ends() -> None:
     found = decided(serving(attached_pod())).status.injection
     assert found is not None

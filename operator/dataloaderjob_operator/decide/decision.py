@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.attach import FollowSpec
 from dataloaderjob.api.injection import for_policy, injection
 from dataloaderjob.api.status import (
@@ -19,6 +20,7 @@ from dataloaderjob.api.status import (
     TrainersStatus,
 )
 from dataloaderjob_operator import names, objects
+from dataloaderjob_operator.by_job import cached_by_job
 from dataloaderjob_operator.decide import (
     attached,
     autoscale,
@@ -110,7 +112,8 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     """Decides what to do about a job; None: another controller manages it."""
     if not setup.manages(observed.job.spec.managed_by):
         return None
-    attaches, spec = observed.job.spec.trainers.attached, observed.job.spec.trainers.attach
+    written = observed.job
+    attaches, spec = written.spec.trainers.attached, written.spec.trainers.attach
     observed = attached.as_needed(observed, now)
     health = diagnose(observed)
     if attaches:
@@ -143,7 +146,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         scheduled_time=_scheduled_at(observed, result, queue, now),
         serving_time=_served_at(observed, result, now, serves=serves(found, attaches=attaches)),
         completion_time=ended,
-        injection=None if spec is None or result.stage in ENDED else _injection(observed, own),
+        injection=None if spec is None or result.stage in ENDED else _injection(written, own),
     )
     only_counts = status == observed.status or _uncounted(status) == _uncounted(observed.status)
     status, counts_s = _counted(observed, status, now, only_counts=only_counts)
@@ -180,9 +183,11 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     )
 
 
-def _injection(observed: Observed, setup: OperatorConfig) -> dict[str, Any]:
-    """Returns the parts of labelled pods, for the admission policy."""
-    made = injection(observed.job, image=setup.sidecar_image, pull_secrets=setup.sidecar_pull_secrets)
+@cached_by_job
+def _injection(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
+    """Returns the parts of labelled pods, for the admission policy. `job` is the job as written: a pod that ends its
+    idleness gets the parts that any other pod gets."""
+    made = injection(job, image=setup.sidecar_image, pull_secrets=setup.sidecar_pull_secrets)
     return for_policy(made)
 
 
