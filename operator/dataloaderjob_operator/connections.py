@@ -7,10 +7,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from dataloaderjob.core.crowds import Crowds
 from dataloaderjob.core.sockets import EVERYWHERE, listen
 
 TIMEOUT_S = 5.0
@@ -32,38 +32,34 @@ class _Connection:
 
 @dataclass(slots=True)
 class Connections:
-    """The open connections, by address, the oldest first."""
+    """The open connections."""
 
-    _open: defaultdict[str, dict[_Connection, None]] = field(default_factory=lambda: defaultdict(dict))
+    _open: Crowds[_Connection] = field(default_factory=Crowds)
 
     def __len__(self) -> int:
-        return sum(map(len, self._open.values()))
+        return len(self._open)
 
     def add(self, transport: asyncio.Transport, address: str, now: float) -> None:
         """Adds a connection. Others may be closed to make room."""
         if len(self) >= MAX_CONNECTIONS:
             self.sweep(now)
         if len(self) >= MAX_CONNECTIONS:
-            crowd = max(self._open.values(), key=len)
-            self._end(next(iter(crowd)))
-        self._open[address][_Connection(transport, address, now + TIMEOUT_S)] = None
+            self._end(self._open.first_to_go())
+        self._open.add(address, _Connection(transport, address, now + TIMEOUT_S))
 
     def sweep(self, now: float) -> None:
         """Forgets connections that have ended, and closes those that are late."""
-        for connection in [found for same in self._open.values() for found in same]:
+        for connection in list(self._open):
             if connection.transport.is_closing() or connection.deadline <= now:
                 self._end(connection)
 
     def close(self) -> None:
-        for connection in [found for same in self._open.values() for found in same]:
+        for connection in list(self._open):
             self._end(connection)
 
     def _end(self, connection: _Connection) -> None:
         connection.transport.abort()
-        same = self._open[connection.address]
-        del same[connection]
-        if not same:
-            del self._open[connection.address]
+        self._open.remove(connection.address, connection)
 
 
 @contextlib.asynccontextmanager

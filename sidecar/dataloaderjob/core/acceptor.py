@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataloaderjob.core import sockets
+from dataloaderjob.core.crowds import Crowds
 from dataloaderjob.core.errors import AuthError, ProtocolError
 from dataloaderjob.core.sockets import CONTROL, HANDSHAKE_TIMEOUT_S, Key, ServerHandshake, Versions
 
@@ -104,8 +105,8 @@ class Acceptor:
         self._most = most_guests(MAX_GUESTS)
         self._guests: dict[int, _Guest] = {}
         """Guests by descriptor, the oldest first."""
-        self._by_address: dict[str, dict[int, None]] = {}
-        """Descriptors of each address's guests, the oldest first."""
+        self._crowds = Crowds[int]()
+        """Descriptors of guests."""
         self.sock = sockets.listen(host, port, backlog=BACKLOG)
         self.sock.setblocking(False)
         self._poll = select.epoll()
@@ -163,8 +164,7 @@ class Acceptor:
                     return
                 continue
             if len(self._guests) >= self._most:
-                crowd = max(self._by_address.values(), key=len)
-                self._end(self._guests[next(iter(crowd))])
+                self._end(self._guests[self._crowds.first_to_go()])
             self._welcome(sock, found)
 
     def _welcome(self, sock: socket.socket, found: Any) -> None:
@@ -179,7 +179,7 @@ class Acceptor:
             return
         fd = sock.fileno()
         self._guests[fd] = _Guest(sock, address, time.monotonic() + HANDSHAKE_TIMEOUT_S, handshake)
-        self._by_address.setdefault(address, {})[fd] = None
+        self._crowds.add(address, fd)
         self._poll.register(fd, select.EPOLLIN)
 
     def _continue(self, guest: _Guest) -> None:
@@ -234,7 +234,4 @@ class Acceptor:
         fd = guest.sock.fileno()
         del self._guests[fd]
         self._poll.unregister(fd)
-        same = self._by_address[guest.address]
-        del same[fd]
-        if not same:
-            del self._by_address[guest.address]
+        self._crowds.remove(guest.address, fd)

@@ -14,12 +14,12 @@ import socket
 import stat
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from dataloaderjob.core import acceptor, ipc, sockets
+from dataloaderjob.core.crowds import Crowds
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, RemoteProtocolError, first_line
 
 MAX_REQUEST_NBYTES = 8192
@@ -93,6 +93,7 @@ class Listener(ABC, Generic[Peer]):
         self._sock, self._select, self._most = sock, select, acceptor.most_guests(most)
         self._peers: dict[Peer, None] = {}
         """Peers, the oldest first."""
+        self._crowds: Crowds[Peer] = Crowds()
         self._reserve = acceptor.Reserve()
         select.register(sock, selectors.EVENT_READ, self._accept)
 
@@ -123,18 +124,14 @@ class Listener(ABC, Generic[Peer]):
                 self._reserve.turn_away(self._sock, exc)
                 return
             if len(self._peers) >= self._most:  # clients that only occupy places cannot keep them
-                self._make_way()
+                oldest = self._crowds.first_to_go()
+                self._forget(oldest)
+                oldest.close()
             sock.setblocking(False)
             peer = self._welcome(sock, str(found[0]) if isinstance(found, tuple) else "")
             self._peers[peer] = None
+            self._crowds.add(peer.source, peer)
             self._select.register(sock, selectors.EVENT_READ, functools.partial(self._ready, peer))
-
-    def _make_way(self) -> None:
-        """Closes the oldest peer from the address with the most peers."""
-        crowd, _ = Counter(peer.source for peer in self._peers).most_common(1)[0]
-        oldest = next(peer for peer in self._peers if peer.source == crowd)
-        self._forget(oldest)
-        oldest.close()
 
     def _ready(self, peer: Peer) -> None:
         if peer in self._peers:  # it may have given way to another within this turn
@@ -143,6 +140,7 @@ class Listener(ABC, Generic[Peer]):
     def _forget(self, peer: Peer) -> None:
         if peer in self._peers:
             del self._peers[peer]
+            self._crowds.remove(peer.source, peer)
             self._select.unregister(peer.sock)
 
 
