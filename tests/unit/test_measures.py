@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sim_job import SimJob
 
 from dataloaderjob.core import costs, measures
-from dataloaderjob.core.costs import BatchCost, CostClock, FeederCosts
+from dataloaderjob.core.costs import BatchCost, CostClock, FeederCosts, QueuedTime
 from dataloaderjob.core.measures import Measures, MeasuresWindow
 
 
@@ -145,7 +145,7 @@ def test_the_clock_tells_samples_from_collate_and_encode():
 
     from time import process_time as clock_s
 
-    clock = CostClock()
+    clock = CostClock(QueuedTime())
     clock.begin()
     burn(0.03)
     clock.collate()

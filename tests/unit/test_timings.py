@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob.core import frames, timings
+from dataloaderjob.core.costs import QueuedTime
 from dataloaderjob.core.timings import Entry, Sums, Times
 from dataloaderjob.feeder import timing
 
@@ -54,7 +55,7 @@ def make(made: timing.NoClock, clock: Clock, number: int, *ms: float, keys: list
 
 def test_slowest_sample_of_a_batch_is_named_by_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     clock = Clock(monkeypatch)
-    made = timing.open_clock(tmp_path, "feeder-0", by_sample=True)
+    made = timing.open_clock(tmp_path, "feeder-0", QueuedTime(), by_sample=True)
     make(made, clock, 3, 5, 40, 6)
     make(made, clock, 4, 5, 5, 90)
     times = read(tmp_path)
@@ -70,7 +71,7 @@ def test_slowest_sample_of_a_batch_is_named_by_its_index(tmp_path: Path, monkeyp
 
 def test_only_the_slowest_batches_are_kept_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     clock = Clock(monkeypatch)
-    made = timing.open_clock(tmp_path, "feeder-0", by_sample=True)
+    made = timing.open_clock(tmp_path, "feeder-0", QueuedTime(), by_sample=True)
     for number in range(60):
         make(made, clock, number, 1 + (number * 37) % 60)
     kept = [round(entry.took_ns / 1e6) for entry in read(tmp_path).batches]
@@ -83,7 +84,7 @@ def test_keys_are_named_without_calling_code_of_the_user(tmp_path: Path, monkeyp
             raise AssertionError("called")
 
     clock = Clock(monkeypatch)
-    made = timing.open_clock(tmp_path, "feeder-0", by_sample=True)
+    made = timing.open_clock(tmp_path, "feeder-0", QueuedTime(), by_sample=True)
     for number, key in enumerate(("<script>", ("a", 3), "ü" * 500)):
         make(made, clock, number, 5 - number, keys=[key])
     made.begin()
@@ -100,7 +101,7 @@ def test_keys_are_named_without_calling_code_of_the_user(tmp_path: Path, monkeyp
 
 def test_failed_batches_are_counted_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     clock = Clock(monkeypatch)
-    made = timing.open_clock(tmp_path, "feeder-0", by_sample=True)
+    made = timing.open_clock(tmp_path, "feeder-0", QueuedTime(), by_sample=True)
     made.begin()
     clock.pass_(5)
     made.end(0, ticket(), None)
@@ -110,7 +111,7 @@ def test_failed_batches_are_counted_apart(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_samples_made_together_are_not_timed_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     clock = Clock(monkeypatch)
-    make(timing.open_clock(tmp_path, "feeder-0", by_sample=False), clock, 0, 5, 5)
+    make(timing.open_clock(tmp_path, "feeder-0", QueuedTime(), by_sample=False), clock, 0, 5, 5)
     times = read(tmp_path)
     assert times.sums.count == 1
     assert times.samples == []
@@ -126,7 +127,7 @@ def test_without_a_folder_nothing_is_measured(tmp_path: Path, kind: str):
     elif kind == "taken":
         (tmp_path / "times").mkdir()
         timings.path_of(tmp_path / "times", "feeder-0", os.getpid()).touch()
-    made = timing.open_clock(folder, "feeder-0", by_sample=True)
+    made = timing.open_clock(folder, "feeder-0", QueuedTime(), by_sample=True)
     assert type(made) is timing.NoClock
     made.begin()
     made.end(0, b"", 1)
@@ -192,13 +193,13 @@ def test_descriptor_that_user_code_reuses_does_no_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: bytes
 ):
     clock = Clock(monkeypatch)
-    made = timing.open_clock(tmp_path, "feeder-0", by_sample=True)
+    made = timing.open_clock(tmp_path, "feeder-0", QueuedTime(), by_sample=True)
     assert isinstance(made, timing.BatchClock)
-    assert made._queued_fd is not None
+    assert made._queued_time.fd is not None
     make(made, clock, 0, 5)
     (tmp_path / "other").write_bytes(words)
     other = os.open(tmp_path / "other", os.O_RDONLY)
-    os.dup2(other, made._queued_fd)
+    os.dup2(other, made._queued_time.fd)
     os.close(other)
     make(made, clock, 1, 5)
     make(made, clock, 2, 5)

@@ -25,7 +25,7 @@ from dataloaderjob.batches.digest import batch_digest
 from dataloaderjob.batches.encoding import EncodedBatch, encode
 from dataloaderjob.core import digests, frames
 from dataloaderjob.core.control import seal
-from dataloaderjob.core.costs import CostClock
+from dataloaderjob.core.costs import CostClock, QueuedTime
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
 from dataloaderjob.core.processes import end_as
@@ -117,7 +117,8 @@ class Builder:
         self._fetcher = StageFetcher(staged) if staged else Fetcher(code.dataset, code.collate_fn)
         self._source = SlotSource(code.dataset, unchanged if staged else code.collate_fn)
         self._is_staged = staged is not None
-        self._costs = CostClock()
+        self._queued_time = QueuedTime()
+        self._costs = CostClock(self._queued_time)
         self._fetcher.on_collate = self._source.on_collate = self._fetched
         self._answers = Answers(self._buffers.free)
         self._snapshots = SnapshotClock()
@@ -170,7 +171,9 @@ class Builder:
     def _init(self, session: Introduction) -> bool:
         """Begins a session. Returns False if that failed."""
         self._session = session
-        self._clock = open_clock(self._times, session.feeder, by_sample=self._fetcher.is_by_sample)
+        self._clock = open_clock(
+            self._times, session.feeder, self._queued_time, by_sample=self._fetcher.is_by_sample
+        )
         self._source.allow_pickle = session.allow_pickle
         try:
             if session.is_slot or self._is_staged:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dataloaderjob.core import frames, timings
+from dataloaderjob.core.costs import QueuedTime
 from dataloaderjob.core.timings import ENTRY, SLOWEST, Sums
 
 _TEXT_CHARS = 60
@@ -45,7 +46,7 @@ class NoClock:
         """The batch is in shared memory; `nbytes`: its size, None if user code failed. `payload`: its ticket."""
 
 
-def open_clock(folder: Path | None, feeder: str, *, by_sample: bool) -> NoClock:
+def open_clock(folder: Path | None, feeder: str, queued_time: QueuedTime, *, by_sample: bool) -> NoClock:
     """Makes this process's file, if there is such a folder and room in it. `by_sample`: samples are made one by one."""
     if folder is None or not folder.is_dir():
         return NoClock()
@@ -58,20 +59,20 @@ def open_clock(folder: Path | None, feeder: str, *, by_sample: bool) -> NoClock:
         finally:
             os.close(fd)
         timings.HEAD.pack_into(file, 0, timings.MAGIC, os.getpid())
-        return BatchClock(file, by_sample=by_sample)
+        return BatchClock(file, queued_time, by_sample=by_sample)
     return NoClock()
 
 
 class BatchClock(NoClock):
     """The clock of one builder's batches."""
 
-    def __init__(self, file: mmap.mmap, *, by_sample: bool) -> None:
+    def __init__(self, file: mmap.mmap, queued_time: QueuedTime, *, by_sample: bool) -> None:
         self._file, self._by_sample = file, by_sample
         self._sums = Sums()
         self._buckets = [0] * timings.BUCKETS
         self._slow = ([0] * SLOWEST, [0] * SLOWEST)
         """Times of the slowest batches and samples, by their places in the file."""
-        self._queued_fd = _open_queued()
+        self._queued_time = queued_time
         self._began = self._cpu = self._queued = self._fetched = self._made = 0
         self._starts: list[int] = []
         """Times at which the batch's samples were begun."""
@@ -82,7 +83,7 @@ class BatchClock(NoClock):
         self._starts.clear()
         self._worst, self._worst_position = 0, -1
         self._fetched = self._made = 0
-        self._queued, self._cpu = self._queued_ns(), _cpu()
+        self._queued, self._cpu = self._queued_time.ns(), _cpu()
         self._began = _perf()
 
     def watching(self, on_sample: OnSample) -> OnSample:
@@ -123,7 +124,7 @@ class BatchClock(NoClock):
         sums.samples += len(self._starts)
         sums.wall_ns += took
         sums.cpu_ns += _cpu() - self._cpu
-        sums.queued_ns += min(took, max(0, self._queued_ns() - self._queued))
+        sums.queued_ns += min(took, max(0, self._queued_time.ns() - self._queued))
         sums.fetch_ns += fetched - self._began
         sums.collate_ns += made - fetched
         sums.encode_ns += now - made
@@ -155,20 +156,6 @@ class BatchClock(NoClock):
             text[: timings.TEXT_NBYTES],
         )  # fmt: skip
 
-    def _queued_ns(self) -> int:
-        """Time that this process's main thread was ready to run and waited for a CPU (proc(5), schedstat)."""
-        if self._queued_fd is None:
-            return 0
-        try:
-            return int(os.pread(self._queued_fd, 64, 0).split()[1])
-        except (
-            OSError,
-            ValueError,
-            IndexError,
-        ):  # user code has closed it, and the number may be another file's
-            self._queued_fd = None
-            return 0
-
 
 def _describe(keys: Sequence[Any], payload: bytes, position: int) -> str:
     """Names a sample, or without a position a batch's samples. Calls no code of the user's."""
@@ -178,10 +165,3 @@ def _describe(keys: Sequence[Any], payload: bytes, position: int) -> str:
         if all(type(part) in (str, int) for part in parts):
             return f"index {key}" if type(key) is int else f"key {key!r}"
     return frames.describe_keys(payload, None if position < 0 else position)
-
-
-def _open_queued() -> int | None:
-    try:
-        return os.open(f"/proc/{os.getpid()}/task/{os.getpid()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
