@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from processes_of_operator import Operator
 
 from apiserver import ApiServer, api_server
 
@@ -18,3 +19,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     with api_server(tmp_path_factory.mktemp("apiserver")) as running:
         running.define(yaml.safe_load(CRD.read_text()))
         yield running
+
+
+@pytest.fixture
+def operator(server: ApiServer, tmp_path: Path) -> Iterator[Operator]:
+    """A process of the operator."""
+    made = Operator(server, tmp_path)
+    made.start()
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        made.end(kill=True)

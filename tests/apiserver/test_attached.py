@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from manifests import ATTACHED, FOLLOW, manifest
 from operated import Operated
 from other_kinds import TRAINJOBS
@@ -30,15 +28,6 @@ FEEDING = {
     ("Deployment", "mnist-feeders"),
 }  # fmt: skip
 MERGE = "application/merge-patch+json"
-
-
-@pytest.fixture
-def operator(server: ApiServer, tmp_path: Path) -> Iterator[Operator]:
-    made = Operator(server, tmp_path)
-    made.start()
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        made.end(kill=True)
 
 
 class Attached(Operated):

@@ -29,15 +29,6 @@ from dataloaderjob_operator.objects.settings import SUPERVISOR_PORT
 
 
 @pytest.fixture
-def operator(server: ApiServer, tmp_path: Path) -> Iterator[Operator]:
-    made = Operator(server, tmp_path)
-    made.start()
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        made.end(kill=True)
-
-
-@pytest.fixture
 def way(server: ApiServer) -> Iterator[Forwarder]:
     """To the API server, for an operator that shall lose it."""
     made = Forwarder(int(server.url.rpartition(":")[2]))

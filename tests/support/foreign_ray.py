@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from feeder_client import wait_until
 from local_runs import Project
-from supervised import Head, with_support
+from supervised import Head, up, with_support
 
 from dataloaderjob.core.settings import RayTasks
 
@@ -41,12 +40,8 @@ def foreign_head(env: Mapping[str, str] | None = None, *, cpus: int = CPUS) -> I
             Path(folder) / "ray", num_feeders=0, tasks=RayTasks(cpus=cpus),
             env={**os.environ, "PYTHONPATH": with_support(), **(env or {})},
         )  # fmt: skip
-        made.start()
-        try:
-            wait_until(lambda: made.poll_up() is not None, 60)
+        with up(made):
             yield made
-        finally:
-            made.stop(2.0)
 
 
 def on(head: ForeignHead, folder: Path, *args: Any, **spec: Any) -> Project:

@@ -142,6 +142,14 @@ class Installed:
         path = f"/api/v1/namespaces/{self.namespace}/pods{query}"
         return (server or self.server).request("POST", path, made)
 
+    def accepts(self, thing: dict[str, Any]) -> bool:
+        """Creates an object. Returns False if it is refused."""
+        try:
+            self.create(thing)
+            return True
+        except Refused:
+            return False
+
     def refusal(self, pod: dict[str, Any]) -> str:
         """The message with which a pod is refused."""
         try:

@@ -34,6 +34,17 @@ class Head(RayHead):
 
 
 @contextmanager
+def up(made: RayHead) -> Iterator[None]:
+    """Has a head run for this block."""
+    made.start()
+    try:
+        wait_until(lambda: made.poll_up() is not None, 60)
+        yield
+    finally:
+        made.stop(2.0)
+
+
+@contextmanager
 def head(
     *, tuning: RayTuning | None = None, env: dict[str, str] | None = None, **told: str
 ) -> Iterator[RayHead]:
@@ -47,12 +58,8 @@ def head(
             env={**os.environ, **(env or {}), "PYTHONPATH": path, "HOME": str(home)},
         )  # fmt: skip
         made.told = told
-        made.start()
-        try:
-            wait_until(lambda: made.poll_up() is not None, 60)
+        with up(made):
             yield made
-        finally:
-            made.stop(2.0)
 
 
 def with_support(first: str | None = None) -> str:
