@@ -201,17 +201,9 @@ def guarded(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
     path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
     server.request("DELETE", f"{path}/{made.cluster}")
     made.objects.pop(("MutatingWebhookConfiguration", made.cluster))
-    until(lambda: not accepted(made, pod()), 30, "the guard is in force")
+    until(lambda: not made.accepts(pod()), 30, "the guard is in force")
     yield made
     made.close()
-
-
-def accepted(made: Installed, thing: dict[str, Any]) -> bool:
-    try:
-        made.create(thing)
-        return True
-    except Refused:
-        return False
 
 
 def test_restricted_namespace_with_a_quota_accepts_injected_pods(server: ApiServer, tmp_path: Path) -> None:
@@ -227,7 +219,7 @@ def test_restricted_namespace_with_a_quota_accepts_injected_pods(server: ApiServ
     thing["spec"]["containers"][0] |= requesting(cpu="1", memory="1Gi")
     try:
         made.started(*QUICK)
-        until(lambda: accepted(made, thing), 30, "the pod is accepted")
+        until(lambda: made.accepts(thing), 30, "the pod is accepted")
         found = made.create(thing, dry=False)
         assert found["spec"]["initContainers"][0]["name"] == "dataloaderjob-sidecar"
         assert found["status"]["qosClass"] == "Guaranteed"
@@ -380,7 +372,8 @@ def test_injector_uses_its_rights_and_asks_for_no_others(installed: Installed, s
         ("dataloading.dev", "dataloaderjobs", "get")
     }
     in_ops = used(server.audit_log, account, installed.ops)
-    assert in_ops == {("", "secrets", verb) for verb in ("create", "get", "update")}
+    always = {("", "secrets", "create"), ("", "secrets", "get")}
+    assert always <= in_ops <= always | {("", "secrets", "update")}  # a renewal updates, in another test
 
 
 def test_hundred_pods_a_second_are_answered_in_time(installed: Installed, server: ApiServer) -> None:

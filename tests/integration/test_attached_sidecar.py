@@ -51,7 +51,7 @@ def supervisor(rig: Rig, folder: Path) -> SupervisorAlone:
     link = keys.wrap(
         keys.derive(key, Holder.SIDECAR), key, instance
     )  # without a supervisor, a feeder's is its own key
-    made._supervisor.feeder_ready(Endpoint(about["name"], instance, about["host"], about["port"], link=link))
+    made.reports(Endpoint(about["name"], instance, about["host"], about["port"], link=link))
     return made
 
 

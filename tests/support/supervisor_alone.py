@@ -47,10 +47,16 @@ class SupervisorAlone:
     def ready(self, *numbers: int, host: str = "127.0.0.1") -> None:
         """These feeders report."""
         for number in numbers:
-            self._supervisor.feeder_ready(Endpoint(name_of(number), f"i{number}", host, 1000 + number))
+            self.reports(Endpoint(name_of(number), f"i{number}", host, 1000 + number))
+
+    def reports(self, feeder: Endpoint) -> None:
+        """One feeder reports, and sidecars that are connected are told."""
+        self._supervisor.feeder_ready(feeder)
+        self._supervisor._server.publish()
 
     def leaves(self, number: int) -> None:
         self._supervisor.feeder_left(name_of(number), f"i{number}")
+        self._supervisor._server.publish()
 
     def sidecar(self, name: str = "sidecar-t-0-1") -> socket.socket:
         """A sidecar's connection."""
