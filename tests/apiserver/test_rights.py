@@ -26,6 +26,9 @@ from dataloaderjob_operator.kinds import Manifest
 
 OPS = "ops-of-the-chart"
 RBAC = "/apis/rbac.authorization.k8s.io/v1/namespaces"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+PROBE = "?dryRun=All&fieldManager=probe"
+"""Marks the requests of these tests that ask whether the policy is in force."""
 PODLESS = {
     ("Secret", "mnist-key"), ("Service", "mnist-head"), ("Service", "mnist-trainers"),
     ("NetworkPolicy", "mnist-head"), ("NetworkPolicy", "mnist-feeder"), ("NetworkPolicy", "mnist-trainer"),
@@ -47,23 +50,32 @@ def job(server: ApiServer) -> Operated:
 
 
 def rendered(job: Operated, ops: str, release: str = "r") -> dict[Any, Manifest]:
-    return render("--set", f"namespaces={{{job.namespace}}}", release=release, namespace=ops)
+    only = f"namespaces={{{job.namespace}}},ownObjectsPolicy.mode=on"
+    return render("--set", only, release=release, namespace=ops)
 
 
 def install(server: ApiServer, job: Operated, ops: str, release: str) -> dict[Any, Manifest]:
-    """Accounts and rights of the chart, which may work in the job's namespace only."""
+    """Accounts and rights of the chart, which may work in the job's namespace only, and the policy for the operator."""
     found = rendered(job, ops, release)
     for (kind, _), thing in found.items():
         assert kind != "ClusterRoleBinding", "the operator's rights are Roles"
-        if kind in ("ServiceAccount", "Role", "RoleBinding"):
+        if kind in INSTALLED:
             server.request("POST", folder(thing), thing)
     return found
 
 
+INSTALLED = {
+    "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
+    "Role": f"{RBAC}/{{}}/roles",
+    "RoleBinding": f"{RBAC}/{{}}/rolebindings",
+    "ValidatingAdmissionPolicy": f"{ADMISSION}/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": f"{ADMISSION}/validatingadmissionpolicybindings",
+}
+"""Kinds of the chart, each with the path of all objects of that kind in a namespace."""
+
+
 def folder(thing: Manifest) -> str:
-    """The path of all objects of its kind in its namespace."""
-    root = "/api/v1/namespaces" if thing["kind"] == "ServiceAccount" else RBAC
-    return f"{root}/{thing['metadata']['namespace']}/{thing['kind'].lower()}s"
+    return INSTALLED[thing["kind"]].format(thing["metadata"].get("namespace"))
 
 
 def as_account(server: ApiServer, ops: str, name: str) -> ApiServer:
@@ -79,14 +91,30 @@ def limited(server: ApiServer, job: Operated, ops: str, tmp_path: Path) -> Itera
     """An operator that has no other rights than the chart's."""
     rights = install(server, job, ops, "r")
     account = as_account(server, ops, "r-operator")
+    in_force(account, job)
     made = Operator(account, tmp_path)
     start(made, rights)
     yield made
     if made.process is not None and made.process.poll() is None:
         made.end(kill=True)
     for (kind, name), thing in rights.items():
-        if kind in ("ServiceAccount", "Role", "RoleBinding"):
+        if kind in INSTALLED:
             server.request("DELETE", f"{folder(thing)}/{name}")
+
+
+def in_force(account: ApiServer, job: Operated) -> None:
+    """Waits until the API server applies the policy."""
+    body, path = {"metadata": {"generateName": "nobodys-"}}, f"{job.path('ConfigMap')}{PROBE}"
+    until(lambda: "names no such owner" in refusal(account, "POST", path, body), 30, "the policy is in force")
+
+
+def refusal(account: ApiServer, *request: Any, **options: Any) -> str:
+    """Returns the message with which the API server refuses a request; empty if it does not."""
+    try:
+        account.request(*request, **options)
+        return ""
+    except Refused as exc:
+        return exc.message
 
 
 def start(operator: Operator, rendered: dict[Any, Manifest]) -> None:
@@ -143,7 +171,7 @@ def test_operator_uses_exactly_the_rights_granted_by_the_chart(
     live_a_whole_life(job, limited)
     limited.end()
     account = f"{ops}:r-operator"
-    assert refused(server.audit_log, account) == []
+    assert {uri for uri in refused(server.audit_log, account) if not uri.endswith(PROBE)} == set()
     for namespace, name, unseen in (
         (job.namespace, "r-operator", BY_ADMISSION),
         (ops, "r-operator-own", set()),
@@ -211,6 +239,39 @@ def test_namespaced_role_sees_no_other_namespace_and_no_other_secrets(
     ):  # fmt: skip
         with pytest.raises(Refused, match="forbidden"):
             account.request("GET", forbidden)
+
+
+def owned(job: Operated, **more: Any) -> Manifest:
+    uid = job.get(KIND, job.name)["metadata"]["uid"]
+    owner = {"apiVersion": "dataloading.dev/v1alpha1", "kind": KIND, "name": job.name, "uid": uid}
+    return {"metadata": {"name": "made", "ownerReferences": [{**owner, "controller": True}]}, **more}
+
+
+NOT_THEIRS = "may change only objects of DataLoaderJobs, and configmaps theirs belongs to none"
+NO_OWNER = "may write only objects that a DataLoaderJob controls, and configmaps made names no such owner"
+MERGE = {"content_type": "application/merge-patch+json"}
+
+
+def test_policy_keeps_the_operator_to_objects_of_jobs(
+    server: ApiServer, job: Operated, ops: str, limited: Operator
+) -> None:
+    until(lambda: len(job.children()) == ALL, 30, f"children; its log: {limited.log}")
+    account, maps = as_account(server, ops, "r-operator"), job.path("ConfigMap")
+    server.request("POST", maps, {"metadata": {"name": "theirs"}, "data": {"a": "1"}})
+    theirs, owner = f"{maps}/theirs", owned(job)["metadata"]["ownerReferences"]
+    labelled = {"labels": {"dataloading.dev/job": job.name}, "ownerReferences": owner}
+    assert NOT_THEIRS in refusal(account, "PATCH", theirs, {"data": {"a": "2"}}, **MERGE)
+    assert NOT_THEIRS in refusal(account, "PATCH", theirs, {"metadata": labelled}, **MERGE)
+    assert NOT_THEIRS in refusal(account, "DELETE", theirs)
+    assert NO_OWNER in refusal(account, "POST", maps, {"metadata": {"name": "made"}})
+    head, loose = f"{job.path('Service')}/mnist-head", {"metadata": {"ownerReferences": None}}
+    assert "names no such owner" in refusal(account, "PATCH", head, loose, **MERGE)
+    pod = owned(job, spec={"containers": [{"name": "a", "image": "a:1"}]})
+    assert "may create pods only in dry runs" in refusal(account, "POST", job.path("Pod"), pod)
+    assert refusal(account, "POST", f"{job.path('Pod')}?dryRun=All", pod) == ""
+    assert refusal(account, "POST", maps, owned(job)) == ""
+    assert refusal(account, "DELETE", f"{maps}/made") == ""
+    assert refusal(server, "DELETE", theirs) == "", "others are not limited"
 
 
 def replaced(job: Operated, name: str, uid: str) -> bool:

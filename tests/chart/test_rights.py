@@ -85,3 +85,45 @@ def test_operator_of_named_namespaces_reads_followed_objects_only_there() -> Non
 def test_resource_that_is_no_name_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match="resources"):
         render("--set-json", f'follow.resources=["{wrong}"]')
+
+
+OWN_OBJECTS = ("ValidatingAdmissionPolicy", "ops-r-operator-own-objects")
+
+
+@pytest.mark.parametrize(
+    ("options", "there"),
+    [
+        ((), True),
+        (("--kube-version", "1.29.3"), False),
+        (("--set", "ownObjectsPolicy.mode=off"), False),
+        (("--set", "namespaces={team}"), False),
+        (("--set", "namespaces={team},ownObjectsPolicy.mode=on"), True),
+    ],
+)
+def test_policy_for_own_objects_is_there_where_it_can_be(options: tuple[str, ...], there: bool) -> None:
+    assert (OWN_OBJECTS in render(*options)) == there
+
+
+def test_policy_for_own_objects_asks_for_a_version_that_has_it() -> None:
+    with pytest.raises(ValueError, match=r"ownObjectsPolicy.mode is on, which needs .* Kubernetes 1\.30"):
+        render("--set", "ownObjectsPolicy.mode=on", "--kube-version", "1.29.3")
+
+
+def test_policy_for_own_objects_covers_all_that_the_operator_writes() -> None:
+    found = render()
+    spec = found[OWN_OBJECTS]["spec"]
+    covered = {
+        (group, resource)
+        for rule in spec["matchConstraints"]["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    written = {
+        (group, resource)
+        for group, resource, verb in granted(found["ClusterRole", "ops-r-operator"]["rules"])
+        if verb in ("create", "patch", "update", "delete") and group != "dataloading.dev"
+    }
+    assert written - covered == {("", "events")}
+    account = found["ServiceAccount", "r-operator"]["metadata"]
+    name = f"system:serviceaccount:{account['namespace']}:{account['name']}"
+    assert f"== '{name}'" in spec["matchConditions"][0]["expression"]
