@@ -23,7 +23,7 @@ def result(**changed: Any) -> dict[str, Any]:
     return {
         "rank": 0, "world": 1, "local_world": 1, "steps": 50, "replayed": 20,
         "period_s": 0.4, "step_s": 0.1, "busy_cpus": 1.0,
-        "dataset": "Photos", "batch_size": 64, "workers": 1, "slots": None, "made": made,
+        "dataset": "Photos", "batch_size": 64, "workers": 1, "has_feeders": False, "slots": None, "made": made,
         "cannot_ship": "", "shipped_nbytes": 1000, **changed,
     }  # fmt: skip
 
@@ -65,6 +65,15 @@ def test_ranks_of_other_nodes_count_as_those_of_this_one() -> None:
     assert found.pipeline.ranks == 16
     assert found.pipeline.period_s == 0.5
     assert found.advice.feeders > 16 * 4
+
+
+def test_script_with_our_loader_is_not_told_to_replace_its_loader() -> None:
+    (torchs,), (ours,) = (
+        [line for line in verdict.lines(advice(result(has_feeders=known))) if "manifest" in line]
+        for known in (False, True)
+    )
+    assert torchs.startswith("Replace torch.utils.data.DataLoader by dataloaderjob.DataLoader")
+    assert ours.startswith("The script uses dataloaderjob.DataLoader already")
 
 
 def test_what_feeders_cannot_get_is_named_with_its_remedy() -> None:

@@ -204,6 +204,7 @@ def _described(source: Source) -> dict[str, Any]:
         "dataset": type(source.dataset).__name__,
         "batch_size": source.batch_size,
         "workers": source.workers,
+        "has_feeders": source.has_feeders,
         "slots": max(1, source.workers) if isinstance(source.dataset, IterableDataset) else None,
     }
 

@@ -18,6 +18,8 @@ class Source:
     worker_init_fn: Callable[[int], Any] | None
     is_batched: bool
     workers: int
+    has_feeders: bool
+    """The loader is this package's: its workers are feeders already."""
 
     @staticmethod
     def of(iterator: Any) -> Source:
@@ -30,6 +32,7 @@ class Source:
             worker_init_fn=parts.get("_worker_init_fn"),
             is_batched=bool(iterator._auto_collation),  # noqa: SLF001
             workers=int(iterator._num_workers),  # noqa: SLF001
+            has_feeders=type(iterator).__module__.startswith("dataloaderjob."),
         )
 
     @property

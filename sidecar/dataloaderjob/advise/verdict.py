@@ -34,6 +34,8 @@ class Verdict:
     dataset: str
     batch_size: int | None
     workers: int
+    has_feeders: bool
+    """The script uses this package's loader already."""
     pipeline: Pipeline
     advice: Advice
     fetch_cpu_s: float
@@ -70,7 +72,8 @@ def verdict(
     return Verdict(
         script=_script(command), world=ranks, local_ranks=len(results), steps=min(one["steps"] for one in results),
         replayed=min(one["replayed"] for one in results), dataset=costs["dataset"], batch_size=costs["batch_size"],
-        workers=costs["workers"], pipeline=pipeline, advice=advise(pipeline), fetch_cpu_s=made["fetch_cpu_s"],
+        workers=costs["workers"], has_feeders=costs["has_feeders"],
+        pipeline=pipeline, advice=advise(pipeline), fetch_cpu_s=made["fetch_cpu_s"],
         collate_cpu_s=made["collate_cpu_s"], encode_cpu_s=made["encode_cpu_s"],
         free_cpus=max(0.0, cpus - sum(busy)) if len(busy) == len(results) else None, cpus=cpus,
         cannot_ship=costs.get("cannot_ship", ""), refused=made["refused"],
@@ -173,7 +176,11 @@ def _remedy(found: Verdict) -> list[str]:
         rows.append(_row("to send", f"everything can be sent to feeders: {_bytes(found.shipped_nbytes)}"))
     if found.refused:
         rows.append(_row("batches", " ".join(found.refused.split())))
-    next_ = "Replace torch.utils.data.DataLoader by dataloaderjob.DataLoader, and start from this manifest:"
+    next_ = (
+        "The script uses dataloaderjob.DataLoader already. For more feeders, start from this manifest:"
+        if found.has_feeders
+        else "Replace torch.utils.data.DataLoader by dataloaderjob.DataLoader, and start from this manifest:"
+    )
     return [*rows, "", next_, ""]
 
 
