@@ -78,7 +78,11 @@ data:  ## the Fashion-MNIST data set, by apt-get if possible
 	  echo "dataset-fashion-mnist. Elsewhere: take the four .gz files of data/fashion in" >&2; \
 	  echo "https://github.com/zalandoresearch/fashion-mnist, then make run FASHION_MNIST=their-folder" >&2; exit 1; }
 
-apiserver: $(KUBEBUILDER_ASSETS)/kube-apiserver  ## etcd and kube-apiserver, for tests against an API server without a cluster
+ARCH = $$(uname -m | sed 's/x86_64/amd64/; s/aarch64/arm64/')
+# Empty if the program is installed, otherwise its path in .envtest, whose rule downloads it.
+wanted = $(if $(wildcard $(KUBEBUILDER_ASSETS)/$(1))$(shell command -v $(1) 2>/dev/null),,$(abspath $(ENVTEST))/$(1))
+
+apiserver: $(KUBEBUILDER_ASSETS)/kube-apiserver $(call wanted,kube-controller-manager)  ## etcd, kube-apiserver and its controllers, for tests without a cluster
 
 $(abspath $(ENVTEST))/kube-apiserver:
 	@command -v curl >/dev/null || { echo "curl is needed to get etcd and kube-apiserver" >&2; exit 1; }
@@ -87,10 +91,6 @@ $(abspath $(ENVTEST))/kube-apiserver:
 	  at=https://github.com/kubernetes-sigs/controller-tools/releases/download/envtest-v$(APISERVER_VERSION)/$$archive && \
 	  curl -fsSLO $$at && curl -fsSLO $$at.sha512 && sha512sum -c $$archive.sha512 && \
 	  tar -xzf $$archive --strip-components=2 && rm $$archive $$archive.sha512
-
-ARCH = $$(uname -m | sed 's/x86_64/amd64/; s/aarch64/arm64/')
-# Empty if the program is installed, otherwise its path in .envtest, whose rule downloads it.
-wanted = $(if $(wildcard $(KUBEBUILDER_ASSETS)/$(1))$(shell command -v $(1) 2>/dev/null),,$(abspath $(ENVTEST))/$(1))
 
 $(abspath $(ENVTEST))/kube-controller-manager:
 	@command -v curl >/dev/null || { echo "curl is needed to get kube-controller-manager" >&2; exit 1; }
