@@ -36,6 +36,7 @@ from dataloaderjob_operator.observe import watch
 from dataloaderjob_operator.observe.attached_pods import AttachedPods
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.followed_objects import FollowedObjects
+from dataloaderjob_operator.observe.refused_pods import RefusedPods
 from dataloaderjob_operator.observe.requests import Requests
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
 from dataloaderjob_operator.observe.watch import EventLookup
@@ -339,6 +340,7 @@ async def reconcile_all(
     )
     lookup = reconciler.lookup = EventLookup(client, work.add)
     followed = reconciler.followed = FollowedObjects(client, work.add)
+    refused = reconciler.refused_pods = RefusedPods(client, cache, setup, reconciler.recorder.send)
     attached = reconciler.attached = AttachedPods(client, lambda key: pods(key), options.namespaces)
     health.remark = reconciler.cannot_write
     metrics.watches.set_function(requests.open)
@@ -382,6 +384,7 @@ async def reconcile_all(
         asyncio.create_task(lookup.run(), name="event lookups"),
         asyncio.create_task(attached.run(), name="attached pods"),
         asyncio.create_task(followed.run(), name="followed objects"),
+        asyncio.create_task(refused.run(), name="refused pods"),
         asyncio.create_task(scalers.run(), name="autoscalers"),
         asyncio.create_task(pulse(metrics), name="pulse"),
         asyncio.create_task(

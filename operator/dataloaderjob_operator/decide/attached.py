@@ -46,6 +46,11 @@ def pods(observed: Observed) -> list[Pod]:
     return [pod for pod in observed.attached if not _over(pod) and not _gated(pod)]
 
 
+def with_sidecar(observed: Observed) -> list[Pod]:
+    """Returns the attached pods that have a working sidecar, as far as their spec tells."""
+    return [pod for pod in pods(observed) if _lack(pod) is None]
+
+
 def idle_since(observed: Observed, now: datetime) -> datetime | None:
     """Returns the time since which no pod is attached; None if pods are attached."""
     if pods(observed):
@@ -127,6 +132,11 @@ def running(observed: Observed) -> int:
 
 def sidecar_trouble(pod: Pod) -> Trouble | None:
     """Returns the trouble of an attached pod's sidecar, or the lack of one; None if nothing is wrong with it."""
+    return _lack(pod) or trouble_of(_with_containers(pod, sidecar=True))
+
+
+def _lack(pod: Pod) -> Trouble | None:
+    """Returns the trouble that a pod has no sidecar, or one that cannot work; None if it has one."""
     containers = (pod.get("spec") or {}).get("initContainers") or ()
     mine = [c for c in containers if c.get("name") == SIDECAR]
     name, label = str(pod["metadata"]["name"]), names.LABEL_INJECT
@@ -142,7 +152,7 @@ def sidecar_trouble(pod: Pod) -> Trouble | None:
             " init containers: exclude the pod from that webhook, and delete the pod"
         )
         return Trouble(name, SIDECAR, NOT_INJECTED, why)
-    return trouble_of(_with_containers(pod, sidecar=True))
+    return None
 
 
 def cannot_follow(observed: Observed) -> ConditionState | None:
