@@ -79,7 +79,9 @@ def train_job_by_label(name: str) -> list[Manifest]:
         "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime", "metadata": {"name": name},
         "spec": {"mlPolicy": policy, "template": {"spec": {"replicatedJobs": [node]}}},
     }  # fmt: skip
-    return [runtime, _train_job(name, runtimeRef={"kind": "TrainingRuntime", "name": name})]
+    # Without a trainer, Kubeflow Trainer 2.0.0 leaves out torchrun's variables.
+    job = _train_job(name, runtimeRef={"kind": "TrainingRuntime", "name": name}, trainer={"numNodes": PODS})
+    return [runtime, job]
 
 
 def train_job_by_runtime(name: str) -> list[Manifest]:
