@@ -11,7 +11,9 @@ The head has its own MAC, because its length decides how many bytes belong to it
 peer wait for bytes that nobody sends. The bytes of a batch and of a blob are not sealed. A blob is named by its SHA-256
 in a sealed message.
 
-Keyed BLAKE2b over a running state is the fastest MAC of the standard library here: FIGURES.
+A receiver's ticket costs two MACs when it is sent, and one for the header of its body: 1.8 µs of CPU together for a
+ticket of 4 keys, 2.5 for 64, 3.4 for 256. Keyed BLAKE2b takes 0.5 µs for a head, HMAC-SHA256 1.5. One MAC less, behind
+the payload of a frame, would leave its length open to change until the whole frame has arrived.
 """
 
 from __future__ import annotations
