@@ -335,7 +335,8 @@ class Hostile:
         assert seals is not None
         for answer in (self._data, None):
             head = await reader.readexactly(sockets.head_nbytes(seals))
-            await reader.readexactly(sockets.open_head(head, sockets.MAX_MESSAGE_NBYTES, seals))
+            nbytes = sockets.open_head(head, sockets.MAX_MESSAGE_NBYTES, seals)
+            sockets.open_rest(await reader.readexactly(nbytes), seals)
             if answer is not None:
                 writer.write(seals.out.seal(sockets.LENGTH.pack(len(answer)), answer))
         self.asked += 1
