@@ -35,7 +35,7 @@ LONG_NBYTES = 512
 
 
 class BrokenSeal(RemoteProtocolError):
-    """What arrived is not what the peer sent: somebody on the path altered, dropped, repeated or reordered frames."""
+    """Somebody on the path altered, dropped, repeated or reordered what the peer sent."""
 
 
 class Sealer:
