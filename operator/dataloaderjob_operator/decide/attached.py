@@ -17,16 +17,8 @@ from dataloaderjob_operator import names
 from dataloaderjob_operator.by_job import cached_by_job
 from dataloaderjob_operator.decide.followed import CANNOT, MISSING, FollowedState
 from dataloaderjob_operator.decide.health import ConditionState, Health, sidecar_listens, trains
-from dataloaderjob_operator.decide.observed import (
-    Observed,
-    Pod,
-    Trouble,
-    first_trouble,
-    leaving,
-    node_silent_since,
-    parse_time,
-    trouble_of,
-)
+from dataloaderjob_operator.decide.observed import Observed, Pod, Trouble, leaving, parse_time
+from dataloaderjob_operator.decide.pod_troubles import first_trouble, node_silent_since, trouble_of
 from dataloaderjob_operator.names import Role
 
 NO_PODS = "NoPods"

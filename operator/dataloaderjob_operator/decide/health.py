@@ -19,16 +19,18 @@ from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob.core.texts import clean
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.observed import (
-    MAX_TROUBLE,
     Observed,
     Trouble,
     condition_of,
-    first_trouble,
     has_condition,
     leaving,
-    node_silent_since,
     parse_time,
     role_of,
+)
+from dataloaderjob_operator.decide.pod_troubles import (
+    MAX_TROUBLE,
+    first_trouble,
+    node_silent_since,
     trouble_of,
 )
 from dataloaderjob_operator.decide.resource_fields import with_field
