@@ -29,23 +29,9 @@ from dataloaderjob_operator.decide import (
     restarts,
     supervisor_status,
 )
-from dataloaderjob_operator.decide.conditions import (
-    AT_WORK,
-    ENDED,
-    HELD,
-    WANTED,
-    ChildPart,
-    Parts,
-    Stage,
-    StageResult,
-    conditions,
-    find_stage,
-    made_condition,
-    parts,
-    reason_of,
-    serves,
-)
+from dataloaderjob_operator.decide.conditions import conditions, made_condition, reason_of
 from dataloaderjob_operator.decide.health import EventQuery, Health, Queries, diagnose, queries
+from dataloaderjob_operator.decide.job_parts import Parts, parts, serves
 from dataloaderjob_operator.decide.observed import (
     METRICS_EVERY_S,
     Key,
@@ -58,6 +44,16 @@ from dataloaderjob_operator.decide.observed import (
 )
 from dataloaderjob_operator.decide.queueing import Queue, queue_of
 from dataloaderjob_operator.decide.shortage import shortage, told_until
+from dataloaderjob_operator.decide.stages import (
+    AT_WORK,
+    ENDED,
+    HELD,
+    WANTED,
+    ChildPart,
+    Stage,
+    StageResult,
+    find_stage,
+)
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects import OperatorConfig
 

@@ -17,7 +17,8 @@ from dataloaderjob.api.job import API_VERSION, MANAGED_BY, Metadata
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob.core.texts import clean
 from dataloaderjob_operator.decide.autoscale import SCALED
-from dataloaderjob_operator.decide.conditions import FAULTS, STARTS
+from dataloaderjob_operator.decide.conditions import FAULTS
+from dataloaderjob_operator.decide.job_parts import STARTS
 from dataloaderjob_operator.decide.observed import show_time
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import MANAGER
