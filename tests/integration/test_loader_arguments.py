@@ -19,10 +19,10 @@ from torch.utils import data
 from dataloaderjob import DataLoader
 from dataloaderjob.core.errors import InputError, RemoteProtocolError, UnsupportedBatch
 from dataloaderjob.trainer.epochs import iterators
-from dataloaderjob.trainer.loader import MAX_PREFETCH
 from dataloaderjob.trainer.session import attach, client, private
 from dataloaderjob.trainer.session import service as services
 from dataloaderjob.trainer.session.service import LeftOut
+from dataloaderjob.trainer.session.window import MAX_PREFETCH
 
 
 @pytest.fixture(scope="module")
