@@ -258,7 +258,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         client = (
             None if here else self._connect()
         )  # before this import, which would delay the service's start
-        from dataloaderjob.trainer.epochs.iterators import InProcessIterator
+        from dataloaderjob.trainer.epochs.in_process_iterator import InProcessIterator
         from dataloaderjob.trainer.epochs.kinds import kind_of_iterator
 
         if client is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.utils.data import IterableDataset
 
-from dataloaderjob.trainer.epochs.iterators import ServiceIterator
+from dataloaderjob.trainer.epochs.service_iterator import ServiceIterator
 from dataloaderjob.trainer.session.iterated import Iterated
 
 

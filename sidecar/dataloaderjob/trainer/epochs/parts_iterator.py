@@ -23,8 +23,8 @@ from dataloaderjob.core.consumption import FOLD, error_mark
 from dataloaderjob.core.control import MOST_AHEAD, W_DIGEST
 from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.making.fetcher import identity_of, pickle_keys
-from dataloaderjob.trainer.epochs.iterators import ServiceIterator
 from dataloaderjob.trainer.epochs.merging import NotMergedError, merged
+from dataloaderjob.trainer.epochs.service_iterator import ServiceIterator
 from dataloaderjob.trainer.session import service
 from dataloaderjob.trainer.session.iterated import Iterated
 from dataloaderjob.trainer.session.pool import Bytes

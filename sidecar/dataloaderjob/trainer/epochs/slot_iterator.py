@@ -21,7 +21,7 @@ from dataloaderjob.core.control import W_DIGEST, W_NEXT_CALLS
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.records import NO_BUNDLE
 from dataloaderjob.trainer.epochs.ahead import AheadTaker
-from dataloaderjob.trainer.epochs.iterators import ServiceIterator
+from dataloaderjob.trainer.epochs.service_iterator import ServiceIterator
 from dataloaderjob.trainer.resume.progress import Progress
 from dataloaderjob.trainer.resume.state import slots_of
 from dataloaderjob.trainer.session import service, slot_places
