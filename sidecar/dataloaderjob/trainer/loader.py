@@ -273,7 +273,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         drawn_from = source.get_state()
         iterator = kind(self, epoch, client, window, pickle_allowed=self.pickle_allowed)
         try:
-            iterator.ship(self, self.begin_session, self._say_slow)
+            iterator.ship(self)
         except InputError as exc:
             wrong_setting = isinstance(exc, ScratchTooSmall) and not service.is_private()
             if wrong_setting or self.tail or not (left_out or (self._is_stream and service.is_private())):
@@ -300,14 +300,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self.num_workers == 0 or (
             left_out and (self._stays_here or bool(os.environ.get(IN_FEEDER_VARIABLE)))
         )
-
-    def _say_slow(self, elapsed_s: float) -> None:
-        if not self.persistent_workers:
-            service.say_once(
-                f"copying {type(self.dataset).__name__} for feeders took {elapsed_s:.1f} s, and is done at each "
-                "iter(): persistent_workers=True does it once",
-                about="copying",
-            )
 
     @property
     def _is_stream(self) -> bool:
@@ -336,12 +328,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         here = copy.copy(self)
         here._devices = self._devices_here()  # noqa: SLF001  a loader of this class
         here.prefetch_factor = here.prefetch_factor or PER_WORKER
-        if self.num_workers == 0:
-            return InThisProcess(here)
         if isinstance(self.num_workers, LeftOut):
             here.num_workers, here.timeout = 0, 0
-            return InThisProcess(here)
-        return ByWorkers(here)
+        return InThisProcess(here) if here.num_workers == 0 else ByWorkers(here)
 
     def begin_session(self) -> tuple[int, int]:
         """Returns the numbers of this loader and of its next iterator, which are equal in all ranks that run the same

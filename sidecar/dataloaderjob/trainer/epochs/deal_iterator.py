@@ -50,12 +50,12 @@ class DealIterator(SlotIterator):
 
     __slots__ = ("_begun", "_deal", "_hand", "_padded", "_rank", "_ranks", "_slots_stream", "_tail")
 
-    def ship(self, loader: Iterated, begin_session: Any, slow: Any) -> None:
+    def ship(self, loader: Iterated) -> None:
         self._tail, self._ranks, self._rank = loader.tail, slot_places.world(), slot_places.rank()
         if self._ranks > MOST_AHEAD:
             raise InputError(f"tail= deals to {MOST_AHEAD} ranks at most, found {self._ranks} (WORLD_SIZE)")
         self._window = min(self._window, MOST_AHEAD // self._ranks) * self._ranks
-        super().ship(loader, begin_session, slow)
+        super().ship(loader)
 
     def _session(self, loader: Iterated, facts: dict[str, Any]) -> dict[str, Any]:
         own = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,7 +27,7 @@ from dataloaderjob.trainer.resume.progress import Epoch
 from dataloaderjob.trainer.resume.recording import Recording, recorder
 from dataloaderjob.trainer.session.client import Client
 from dataloaderjob.trainer.session.iterated import Iterated
-from dataloaderjob.trainer.session.service import launch_facts
+from dataloaderjob.trainer.session.service import launch_facts, say_once
 from dataloaderjob.trainer.session.stream import Stream
 from dataloaderjob.trainer.session.taking import Taker, Unopened
 from dataloaderjob.trainer.session.tickets import as_keys, submit
@@ -61,25 +62,15 @@ class ServiceIterator(SeededIterator):
         """True if this iterator can return no further batch, in this process or in any other."""
         return self._client.dead is not None
 
-    def ship(
-        self,
-        loader: Iterated,
-        begin_session: Callable[[], tuple[int, int]],
-        slow: Callable[[float], None],
-    ) -> None:
-        """Packs the user's code and data for feeders. Raises InputError if that is impossible.
-
-        `begin_session` returns the numbers of the loader and of this epoch; it is called once everything is packed.
-        `slow` is called with the seconds that packing took, if packing was slow and the next iterator will have to
-        repeat it.
-        """
-        made, store = self._packed(loader, slow)
-        number, epoch = begin_session()
+    def ship(self, loader: Iterated) -> None:
+        """Packs the user's code and data for feeders. Raises InputError if that is impossible."""
+        made, store = self._packed(loader)
+        number, epoch = loader.begin_session()
         self._bundle = replace(made, loader=number, epoch=epoch, workers=int(loader.num_workers))
         own = recorder(self._consumption)
         self._kept = NO_BUNDLE if own is None else own.keep(self._bundle, store)
 
-    def _packed(self, loader: Iterated, slow: Callable[[float], None]) -> tuple[Bundle, BlobStore]:
+    def _packed(self, loader: Iterated) -> tuple[Bundle, BlobStore]:
         """Returns the user's code and data, and the store that holds them. Raises InputError if they cannot travel."""
         told = self._client.settings
         store = BlobStore(Path(str(told["blobs"])), told.get("scratch"))
@@ -89,7 +80,7 @@ class ServiceIterator(SeededIterator):
             self._init_fn(loader),
             store=store,
             allow_pickle=self._pickle_allowed,
-            slow=slow,
+            slow=partial(_say_slow, loader),
         )
         facts = {**made.facts, **launch_facts()}
         return replace(made, held=self._held_by_classes(), facts=facts), store
@@ -299,3 +290,13 @@ class ServiceIterator(SeededIterator):
     def __del__(self) -> None:
         super().__del__()
         self._leave()
+
+
+def _say_slow(loader: Iterated, elapsed_s: float) -> None:
+    """Prints a note if the packing was slow and the next iterator will have to repeat it."""
+    if not loader.persistent_workers:
+        say_once(
+            f"copying {type(loader.dataset).__name__} for feeders took {elapsed_s:.1f} s, and is done at each "
+            "iter(): persistent_workers=True does it once",
+            about="copying",
+        )

@@ -38,15 +38,15 @@ class SlotIterator(ServiceIterator):
 
     __slots__ = ("_expected", "_handled", "_most", "_placed", "_places", "_size", "_slots", "_to_ship")
 
-    def ship(self, loader: Iterated, begin_session: Any, slow: Any) -> None:
+    def ship(self, loader: Iterated) -> None:
         """Packs code and data. Raises InputError if that is impossible, or if the sidecar cannot serve slots."""
         self._to_ship: Any = None
-        self._ship(loader, begin_session, slow)
+        self._ship(loader)
         if isinstance(loader.dataset, IterDataPipe):
             # torch's loader with workers draws twice for the first epoch.
             _share_dist_seed(loader.generator, self._pg)  # type: ignore[no-untyped-call]
 
-    def _ship(self, loader: Iterated, begin_session: Any, slow: Any) -> None:
+    def _ship(self, loader: Iterated) -> None:
         told = self._client.settings
         if not told.get(SLOTS):
             raise InputError(
@@ -56,8 +56,8 @@ class SlotIterator(ServiceIterator):
         self._slots = slots_of(loader)
         self._size = 1 if self._bare else int(loader.batch_size or 1)
         self._most = self._most_batches()
-        made, _ = self._packed(loader, slow)
-        number, epoch = begin_session()
+        made, _ = self._packed(loader)
+        number, epoch = loader.begin_session()
         session = {
             "loader": number,
             "epoch": epoch,
@@ -112,7 +112,7 @@ class SlotIterator(ServiceIterator):
     def _restart(self, before: Taker | AheadTaker | None) -> None:
         loader, self._to_ship = self._to_ship, None
         if loader is not None:  # torch's reset has put new seeds into the pipe
-            self._ship(loader, loader.begin_session, lambda _: None)
+            self._ship(loader)
         super()._restart(before)
 
     def progress(self) -> Progress:
