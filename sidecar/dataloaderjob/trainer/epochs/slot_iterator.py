@@ -36,7 +36,7 @@ _U64 = (1 << 64) - 1
 class SlotIterator(ServiceIterator):
     """Batches of an IterableDataset's slots."""
 
-    __slots__ = ("_expected", "_handled", "_most", "_placed", "_places", "_size", "_slots", "_to_ship")
+    __slots__ = ("_handled", "_most", "_placed", "_places", "_size", "_slots", "_to_ship")
 
     def ship(self, loader: Iterated) -> None:
         """Packs code and data. Raises InputError if that is impossible, or if the sidecar cannot serve slots."""
@@ -96,8 +96,9 @@ class SlotIterator(ServiceIterator):
         saved = Saved.of(
             self._epoch.slots, self._epoch.rank, slots=self._slots, allow_pickle=self._pickle_allowed
         )
-        self._places = stream.places = Places(self._slots, self._first, saved.snapshots, saved.ends)
-        self._expected = saved.digests
+        self._places = stream.places = Places(
+            self._slots, self._first, saved.snapshots, saved.ends, saved.digests
+        )
         self._placed: dict[int, tuple[SlotPlace, bytes]] = {}
         self._drawn = self._taken = self._handled = 0
         self._most = self._most_batches()
@@ -179,10 +180,6 @@ class SlotIterator(ServiceIterator):
                 batch = taker.take()
             except SlotEndedError as end:
                 place, _ = self._placed.pop(number)
-                if end.batches < self._places.taken[place.slot] or place in self._expected:
-                    raise ServiceError(
-                        slot_places.SHORTER.format(slot=place.slot, batches=end.batches)
-                    ) from None
                 self._places.ended(place, end.batches)
                 self._passed(taker.taken)
                 continue
@@ -225,7 +222,7 @@ class SlotIterator(ServiceIterator):
 
     def _compare(self, place: SlotPlace, digest: int) -> None:
         """Prints a note if a batch returned before the state was made differs when it is made again."""
-        if self._expected.get(place, digest) != digest:
+        if self._places.expected.get(place, digest) != digest:
             service.say_once(slot_places.DIFFERS.format(slot=place.slot, number=place.number))
 
     def _give(self, packed: bytes, digest: int) -> None:
