@@ -21,7 +21,7 @@ from dataloaderjob.api.injection import LABEL, inject, injection
 from dataloaderjob.api.pod_templates import ANCESTOR_STEP
 from dataloaderjob.api.trainer import TrainerSpec
 from dataloaderjob.core import places
-from dataloaderjob.local import cli
+from dataloaderjob.local import cli, subcommands
 from dataloaderjob.local.plan import EXIT_LATE
 from dataloaderjob.sidecar import metrics as sidecar
 from dataloaderjob_operator import options
@@ -260,7 +260,7 @@ def commands() -> str:
             for name, command in action.choices.items():
                 parts.append(f"## dataloaderjob {name}\n\n{_sentence(helps[name] or '')}\n\n")
                 parts.append(_arguments(command))
-    codes = {"different": cli.EXIT_DIFFERENT, "trouble": cli.EXIT_TROUBLE, "late": EXIT_LATE}
+    codes = {"different": subcommands.EXIT_DIFFERENT, "trouble": cli.EXIT_TROUBLE, "late": EXIT_LATE}
     parts.append(CLI_EXITS.format(refused=cli.EXIT_INPUT, failed=cli.EXIT_FAILED, **codes))
     parser = options.make_parser()
     parts.append(
