@@ -169,7 +169,7 @@ def test_service_that_cannot_start_reports_why(tmp_path: Path, base: Path):
 
 def test_service_with_a_broken_host_reports_why_to_the_waiting_loader(tmp_path: Path, base: Path):
     project = Project(tmp_path, 10, 0.0)
-    rank = Rank(project, base, PYTHONPATH=broken_host(tmp_path))
+    rank = Rank(project, base, cold=True, PYTHONPATH=broken_host(tmp_path))
     assert rank.end() == 1
     assert "the feeder host ended 3 times within 120 s: this machine is broken" in rank.text
     assert "ServiceUnavailable: the " in rank.text
