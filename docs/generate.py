@@ -16,15 +16,15 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import dataloaderjob
-import dataloaderjob_operator.__main__ as operator
 from dataloaderjob.api import API_VERSION, KIND, crd, parse_object
 from dataloaderjob.api.injection import LABEL, inject, injection
 from dataloaderjob.api.pod_templates import ANCESTOR_STEP
 from dataloaderjob.api.trainer import TrainerSpec
 from dataloaderjob.core import places
-from dataloaderjob.local import cli
+from dataloaderjob.local import cli, subcommands
 from dataloaderjob.local.plan import EXIT_LATE
 from dataloaderjob.sidecar import metrics as sidecar
+from dataloaderjob_operator import options
 from dataloaderjob_operator.injector import __main__ as injector
 from dataloaderjob_operator.injector.server import InjectorMetrics
 from dataloaderjob_operator.monitoring import ErrorKind, Metrics
@@ -260,9 +260,9 @@ def commands() -> str:
             for name, command in action.choices.items():
                 parts.append(f"## dataloaderjob {name}\n\n{_sentence(helps[name] or '')}\n\n")
                 parts.append(_arguments(command))
-    codes = {"different": cli.EXIT_DIFFERENT, "trouble": cli.EXIT_TROUBLE, "late": EXIT_LATE}
+    codes = {"different": subcommands.EXIT_DIFFERENT, "trouble": cli.EXIT_TROUBLE, "late": EXIT_LATE}
     parts.append(CLI_EXITS.format(refused=cli.EXIT_INPUT, failed=cli.EXIT_FAILED, **codes))
-    parser = operator.make_parser()
+    parser = options.make_parser()
     parts.append(
         f"## The operator\n\n`python -m dataloaderjob_operator`: {parser.description} The chart sets its "
     )

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
+import controllers
 import pytest
 from cluster import FEEDER, RELEASE, ROOT, SYSTEM, Cluster, CommandFailed, Manifest, run, until
-from jobs import DIGEST, RESTRICTED, RESTRICTED_POD, Job
+from controllers import CHART_RUNTIME, LABEL, OPTIONS
+from jobs import DIGEST, FEEDERS, RESTRICTED, RESTRICTED_POD, Job
+from main_job import run_here
+from sharing import Shared
 from streams import stream, stream_here
 
 SAMPLES = 80
-LABEL = "dataloading.dev/inject"
 INJECTOR = f"{RELEASE}-injector"
-STEP = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
 INSTALL = os.environ.get("E2E_ADDONS") or "e2e/support/addons.sh"
 
 
@@ -52,30 +55,13 @@ def bare_pod(name: str) -> Manifest:
     }
 
 
-def job_set(name: str) -> Manifest:
-    one = {"spec": {"backoffLimit": 0, "template": template(name)}}
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": name},
-        "spec": {"replicatedJobs": [{"name": "one", "replicas": 1, "template": one}]},
-    }  # fmt: skip
+def events(cluster: Cluster, namespace: str, reason: str) -> list[Manifest]:
+    """The events with this reason."""
+    words = ["get", "events", "-n", namespace, "--field-selector", f"reason={reason}", "-o", "json"]
+    return list(json.loads(cluster.kubectl(*words))["items"])
 
 
-def runtime(name: str) -> Manifest:
-    node = {"name": "node", "template": {"metadata": STEP, "spec": {"template": template(name)}}}
-    return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime", "metadata": {"name": name},
-        "spec": {"mlPolicy": {"numNodes": 1}, "template": {"spec": {"replicatedJobs": [node]}}},
-    }  # fmt: skip
-
-
-def train_job(name: str) -> Manifest:
-    return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": name},
-        "spec": {"runtimeRef": {"kind": "TrainingRuntime", "name": name}},
-    }  # fmt: skip
-
-
-def printed(cluster: Cluster, namespace: str, name: str) -> str:
+def printed(cluster: Cluster, namespace: str, name: str, *, timeout_s: float = 240) -> str:
     """Waits for the digest that the pod with this job's label prints."""
 
     def look() -> str | None:
@@ -85,7 +71,7 @@ def printed(cluster: Cluster, namespace: str, name: str) -> str:
                 return str(found[-1])
         return None
 
-    return str(until(look, timeout_s=240, what=f"the digest of {name}"))
+    return str(until(look, timeout_s=timeout_s, what=f"the digest of {name}"))
 
 
 @pytest.mark.parametrize("make", [plain_job, bare_pod])
@@ -173,6 +159,11 @@ def test_webhook_that_is_down_holds_up_labelled_pods_alone(operator: Cluster, na
         other["metadata"]["labels"] = {}
         operator.apply(namespace, other)
         operator.apply(namespace, plain_job("bert"))
+        told = until(
+            lambda: events(operator, namespace, "PodRefused"), timeout_s=60, what="the refusal on the job"
+        )
+        assert told[0]["involvedObject"]["name"] == "bert"
+        assert told[0]["message"].startswith("Job bert cannot create its pods: the injector does not answer")
     finally:
         operator.kubectl("scale", "deployment", INJECTOR, "-n", SYSTEM, "--replicas=2")
     operator.kubectl("rollout", "status", f"deployment/{INJECTOR}", "-n", SYSTEM, "--timeout=120s")
@@ -185,22 +176,106 @@ def test_certificates_that_are_replaced_refuse_no_pod(operator: Cluster, namespa
     operator.apply(namespace, attached("bert"))
     operator.kubectl("delete", "secret", f"{INJECTOR}-certificates", "-n", SYSTEM)
     pod = json.dumps({**bare_pod("bert"), "metadata": {"generateName": "p-", "labels": {LABEL: "bert"}}})
-    for _ in range(90):  # a replica looks every minute
+    end = time.monotonic() + 90  # a replica looks every minute
+    while time.monotonic() < end:
+        time.sleep(0.5)
         operator.kubectl("create", "--dry-run=server", "-n", namespace, "-f", "-", stdin=pod)
+
+
+@pytest.fixture(scope="session")
+def addons(shared: Shared, operator: Cluster) -> Cluster:
+    """The cluster with JobSet, Kubeflow Trainer, and the chart's runtime for it."""
+
+    def install() -> str:
+        env = {"KUBECONFIG": str(operator.kubeconfig)}
+        run([INSTALL, "--name", operator.name, "jobset", "trainer"], timeout_s=600, env=env)
+        words = ["upgrade", RELEASE, "charts/dataloaderjob", "-n", SYSTEM, "--reuse-values", "--wait"]
+        operator.helm(*words, "--set", "injection.trainingRuntime.enabled=true")
+        return CHART_RUNTIME
+
+    shared.once("addons", install)
+    return operator
+
+
+@pytest.fixture(scope="session")
+def short_digest(shared: Shared, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of the main job in a short form, run on this machine with trainers of its own."""
+    return shared.once("short digest", lambda: run_here(tmp_path_factory.mktemp("short"), **OPTIONS))
 
 
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.timeout(900)
-def test_jobset_and_trainjob_train_on_feeders_by_one_label(operator: Cluster, namespace: str) -> None:
-    env = {"KUBECONFIG": str(operator.kubeconfig)}
-    run([INSTALL, "--name", operator.name, "jobset", "trainer"], timeout_s=600, env=env)
-    for name, objects in (("by-jobset", [job_set("by-jobset")]), ("by-trainer", [runtime("by-trainer")])):
-        operator.apply(namespace, attached(name))
-        operator.apply(namespace, *objects)
-    operator.apply(namespace, train_job("by-trainer"))
-    for name in ("by-jobset", "by-trainer"):
-        assert printed(operator, namespace, name) == stream_here(SAMPLES)
+def test_own_trainers_print_the_digest_that_other_controllers_must(
+    operator: Cluster, start, short_digest: str
+) -> None:
+    job = start(controllers.own_trainers())
+    job.await_phase("Complete", timeout_s=600)
+    assert job.digest() == short_digest
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("job", "objects"),
+    [
+        pytest.param("by-jobset", controllers.job_set, id="jobset-by-label"),
+        pytest.param("by-trainer", controllers.train_job_by_label, id="trainjob-by-label"),
+        pytest.param("dataloader", controllers.train_job_by_runtime, id="trainjob-by-runtime"),
+    ],
+)
+def test_unchanged_object_trains_on_two_pods_with_the_same_digest(
+    job: str, objects, addons: Cluster, namespace: str, short_digest: str
+) -> None:
+    level = "pod-security.kubernetes.io/enforce=baseline"  # a TrainJob cannot set its container's security context
+    addons.kubectl("label", "namespace", namespace, level, "--overwrite")
+    addons.apply(namespace, controllers.attached(job))
+    addons.apply(namespace, *objects(job))
+    assert printed(addons, namespace, job, timeout_s=600) == short_digest
+    pods = addons.list("pods", namespace, f"{LABEL}={job}")
+    assert len(pods) == controllers.PODS
+    assert {by["kind"] for pod in pods for by in pod["metadata"]["ownerReferences"]} == {"Job"}
+    told = [e["involvedObject"]["kind"] for e in events(addons, namespace, "Injected")]
+    assert told == ["Job"], "one for both pods"
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(600)
+def test_killed_sidecar_of_an_attached_pod_changes_no_batch(operator: Cluster, namespace: str) -> None:
+    operator.apply(namespace, attached("bert"))
+    operator.apply(namespace, plain_job("bert", pace_s=0.5))
+
+    def taken() -> str | None:
+        for pod in operator.list("pods", namespace, f"{LABEL}=bert"):
+            if "batch 3\n" in operator.logs(pod["metadata"]["name"], namespace, "node"):
+                return str(pod["spec"]["nodeName"])
+        return None
+
+    node = until(taken, timeout_s=240, what="some batches", also=Job(operator, namespace, "bert").why)
+    run(["docker", "exec", str(node), "pkill", "-9", "-f", "dataloaderjob.sidecar"])
+
+    def restarts() -> int:
+        (pod,) = operator.list("pods", namespace, f"{LABEL}=bert")
+        return int(pod["status"]["initContainerStatuses"][0]["restartCount"])
+
+    until(lambda: restarts() == 1, timeout_s=60, what="a new sidecar")
+    assert printed(operator, namespace, "bert") == stream_here(SAMPLES)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_idle_job_has_no_feeders_until_the_next_pod_trains(operator: Cluster, namespace: str) -> None:
+    job = Job(operator, namespace, "bert")
+    operator.apply(namespace, attached("bert", idleSeconds=5))
+    for number in range(2):
+        job.await_phase("Idle", timeout_s=240)
+        until(lambda: not job.pods(FEEDERS), timeout_s=60, what="no feeders", also=job.why)
+        operator.apply(namespace, plain_job("bert"))
+        job.await_phase("Serving", timeout_s=240)
+        assert printed(operator, namespace, "bert") == stream_here(SAMPLES), number
+        operator.kubectl("delete", "job", "bert", "-n", namespace, "--wait=true")
 
 
 def test_documented_lines_run_as_printed(operator: Cluster, namespace: str) -> None:

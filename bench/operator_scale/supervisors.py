@@ -16,6 +16,7 @@ from typing import Any
 
 from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.errors import AuthError, DataLoaderJobError, RemoteProtocolError
+from dataloaderjob.core.seals import Seals
 from dataloaderjob_operator import names
 
 BATCH_NBYTES = 38_535_168
@@ -115,17 +116,19 @@ class Supervisors:
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, EOFError, DataLoaderJobError):
-            job = await self._welcome(reader, writer)
+            job, seals = await self._welcome(reader, writer)
             while True:
-                answer = self._answer(job, await _receive(reader))
-                writer.write(sockets.pack_message(answer))
+                answer = self._answer(job, await _receive(reader, seals))
+                writer.write(sockets.pack_message(answer, seals))
         writer.close()
 
-    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Job:
+    async def _welcome(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[Job, Seals | None]:
         """Performs the accepting side of the handshake. Raises AuthError for a peer without the job's key."""
         first = sockets.new_challenge()
         writer.write(sockets.pack_message(first))
-        hello = await _receive(reader)
+        hello = await _receive(reader, None)
         name = str(hello.get("job"))
         try:
             uid = name.rpartition("/")[2]
@@ -135,8 +138,9 @@ class Supervisors:
             writer.write(sockets.pack_message({"error": str(exc)}))
             raise
         writer.write(sockets.pack_message(last))
+        seals = sockets.seals_after(found, first, hello, accepted=True)
         now = time.monotonic()
-        return self.jobs.setdefault(name, Job(name, self._feeders, self._mode, now))
+        return self.jobs.setdefault(name, Job(name, self._feeders, self._mode, now)), seals
 
     def _answer(self, job: Job, message: dict[str, Any]) -> dict[str, Any]:
         if message.get("type") == "scale":
@@ -148,8 +152,6 @@ class Supervisors:
         return job.status()
 
 
-async def _receive(reader: asyncio.StreamReader) -> dict[str, Any]:
-    (n,) = sockets.LENGTH.unpack(await reader.readexactly(sockets.LENGTH.size))
-    if n > MAX_NBYTES:
-        raise RemoteProtocolError(f"a message of {n} bytes exceeds {MAX_NBYTES}")
-    return sockets.parse_message(await reader.readexactly(n))
+async def _receive(reader: asyncio.StreamReader, seals: Seals | None) -> dict[str, Any]:
+    nbytes = sockets.open_head(await reader.readexactly(sockets.head_nbytes(seals)), MAX_NBYTES, seals)
+    return sockets.parse_message(sockets.open_rest(await reader.readexactly(nbytes), seals))

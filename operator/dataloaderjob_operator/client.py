@@ -33,6 +33,8 @@ SILENT_S = 150.0
 """Seconds without a byte after which a watch counts as broken: the API server sends a bookmark each minute."""
 MAX_EVENTS = 100
 """Maximum number of events listed for one object: a starting pod has about ten."""
+WARNINGS_CHUNK, MAX_WARNINGS = 500, 2000
+"""Number of warnings in a page, and maximum number of warnings listed for one namespace: about one kB each."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 """Characters that YAML 1.1 does not accept unescaped; json itself escapes those below a space."""
@@ -146,6 +148,16 @@ class ApiClient:
         page = await self._request("GET", _path(namespace, "Event"), **query)
         self.metrics.event_lookups.inc()
         return list(page["items"])
+
+    async def warnings(self, namespace: str) -> list[Manifest]:
+        """Lists the warnings in a namespace, MAX_WARNINGS at most."""
+        found = list[Manifest]()
+        query = {"fieldSelector": "type=Warning", "limit": str(WARNINGS_CHUNK)}
+        async for event in self.list(_path(namespace, "Event"), **query):
+            found.append(event)
+            if len(found) >= MAX_WARNINGS:
+                break
+        return found
 
     async def autoscalers(self, namespace: str) -> list[Mapping[str, Any]]:
         """Lists a namespace's HorizontalPodAutoscalers."""

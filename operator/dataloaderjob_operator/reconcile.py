@@ -35,6 +35,7 @@ from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.observe.attached_pods import AttachedPods
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.followed_objects import FollowedObjects
+from dataloaderjob_operator.observe.refused_pods import RefusedPods
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
 from dataloaderjob_operator.observe.watch import EventLookup
 from dataloaderjob_operator.recorder import EventRecorder
@@ -100,8 +101,10 @@ class Reconciler:
     """None: no pod is attached to any job."""
     followed: FollowedObjects | None = None
     """None: no job follows an object."""
-    attached_names: dict[JobKey, dict[str, str]] = field(default_factory=dict)
-    """Names of the attached pods at the last reconcile, by uid."""
+    refused_pods: RefusedPods | None = None
+    """None: refusals of labelled pods are not reported."""
+    attached_pods: dict[JobKey, dict[str, events.AttachedPod]] = field(default_factory=dict)
+    """The attached pods with a sidecar at the last reconcile, by uid."""
     recorder: EventRecorder = field(init=False)
     children: ChildWriter = field(init=False)
 
@@ -114,7 +117,7 @@ class Reconciler:
         """Drops all state of a job that is gone."""
         kept: tuple[dict[JobKey, Any], ...] = (
             self.uids, self.refused_texts, self.written_at, self.metrics_at, self.unwritten, self.bugs,
-            self.attached_names,
+            self.attached_pods,
         )  # fmt: skip
         for known in kept:
             known.pop(key, None)
@@ -127,6 +130,8 @@ class Reconciler:
             self.lookup.forget(key)
         if self.followed is not None:
             self.followed.want(key, None)
+        if self.refused_pods is not None:
+            self.refused_pods.want(key, False)
 
     def cannot_write(self) -> str:
         """Names the jobs whose status has been unwritten for UNWRITTEN_S; empty if there are none."""
@@ -182,6 +187,8 @@ class Reconciler:
             self.lookup.request(key, decision.event_queries)
         if self.followed is not None:
             self.followed.want(key, decision.follow)
+        if self.refused_pods is not None:
+            self.refused_pods.want(key, observed.job.spec.trainers.attached)
         if observed.doubts:
             doubted = events.unknown_fields(observed.doubts, observed.generation)
             await self.recorder.remark(key, observed.job.metadata, doubted)
@@ -202,13 +209,14 @@ class Reconciler:
         if not observed.job.spec.trainers.attached:
             return
         there = {
-            str(pod["metadata"].get("uid")): str(pod["metadata"]["name"]) for pod in attached.pods(observed)
+            str(pod["metadata"].get("uid")): events.attached_pod(pod)
+            for pod in attached.with_sidecar(observed)
         }
-        before = self.attached_names.get(key)
-        self.attached_names[key] = there
+        before = self.attached_pods.get(key)
+        self.attached_pods[key] = there
         if before is None:
             before = {} if observed.status.start_time is None else there
-        for event in events.of_pods(before, there):
+        for event in events.of_pods(key[1], before, there):
             await self.recorder.send(key, observed.job.metadata, event)
 
     def _note_bug(self, key: JobKey, error: Exception) -> None:

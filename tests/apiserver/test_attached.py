@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from injecting import JOB_FILE, container, pod
+from injector import ADMISSION, Installed
 from manifests import ATTACHED, FOLLOW, manifest
 from operated import Operated
 from other_kinds import TRAINJOBS
@@ -15,6 +17,8 @@ from supervisor_alone import SupervisorAlone, says
 
 from apiserver import ApiServer, Refused
 from dataloaderjob.api import KIND
+from dataloaderjob.api.injection import inject, injection
+from dataloaderjob.api.load import parse_manifest
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.health import SIDECAR
 from dataloaderjob_operator.objects.settings import SUPERVISOR_PORT
@@ -205,6 +209,69 @@ def test_labelled_pod_without_a_sidecar_is_named(
     job.attach("bare", sidecar=False, listens=False)
     until(lambda: job.conditions()["Ready"]["reason"] == "NotInjected", 20, f"its log: {operator.log}")
     assert "pod bare: it has the label" in job.conditions()["SidecarsReady"]["message"]
+
+
+def test_refused_pods_and_injected_ones_are_reported_where_users_look(
+    server: ApiServer, operator: Operator, tmp_path: Path
+) -> None:
+    """The guard's own refusal of a pod of a Job, as the Job's controller reports it, which is not there."""
+    guarded = Installed(server, tmp_path)
+    webhook = ("MutatingWebhookConfiguration", guarded.cluster)
+    server.request("DELETE", f"{ADMISSION}/mutatingwebhookconfigurations/{guarded.cluster}")
+    guarded.objects.pop(webhook)
+    try:
+        until(lambda: not guarded.accepts(pod()), 30, "the guard is in force")
+        uid = guarded.job()["metadata"]["uid"]
+        folder = f"/api/v1/namespaces/{guarded.namespace}"
+        two = pod(container("a"), container("b"))
+        made = job_of(guarded, "train", two)
+        owner = {name: made[name] for name in ("apiVersion", "kind")}
+        owner |= {name: made["metadata"][name] for name in ("name", "uid")}
+        failed = {
+            "metadata": {"name": "train.1", "namespace": guarded.namespace}, "type": "Warning",
+            "reason": "FailedCreate", "message": f"Error creating: {guarded.refusal(two)}",
+            "involvedObject": {**owner, "namespace": guarded.namespace},
+            "lastTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "count": 1,
+        }  # fmt: skip
+        server.request("POST", f"{folder}/events", failed)
+
+        def told(about: str, reason: str) -> list[str]:
+            query = f"fieldSelector=involvedObject.uid={about},reason={reason}"
+            return [event["message"] for event in server.request("GET", f"{folder}/events?{query}")["items"]]
+
+        until(lambda: told(uid, "PodRefused"), 40, f"the refusal; its log: {operator.log}")
+        (text,) = told(uid, "PodRefused")
+        assert text.startswith(
+            "Job train cannot create its pods: cannot add the sidecar of DataLoaderJob bert: "
+        )
+        assert text.endswith("set spec.trainers.attach.container to the name of the one that trains")
+        thing = inject(pod(), injection(parse_manifest(JOB_FILE.read_text()), image="example/sidecar:1"))
+        thing["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+        for _ in range(2):
+            guarded.create(thing, dry=False)
+        until(lambda: len(told(uid, "Attached")) == 2, 30, f"the pods; its log: {operator.log}")
+        until(lambda: told(owner["uid"], "Injected"), 10, f"the Job's event; its log: {operator.log}")
+        (text,) = told(owner["uid"], "Injected")
+        assert (
+            text == "its pods have the sidecar of DataLoaderJob bert, and get their batches from its feeders"
+        )
+        assert len(told(uid, "PodRefused")) == 1
+    finally:
+        guarded.close()
+    assert operator.end() == 0
+    assert "Traceback" not in operator.log
+
+
+def job_of(guarded: Installed, name: str, thing: dict[str, Any]) -> dict[str, Any]:
+    """A Job whose pods would be like this one."""
+    template = {"metadata": thing["metadata"], "spec": {**thing["spec"], "restartPolicy": "Never"}}
+    made = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {"template": template},
+    }
+    return guarded.server.request("POST", f"/apis/batch/v1/namespaces/{guarded.namespace}/jobs", made)
 
 
 def test_secret_left_by_an_earlier_job_is_replaced_once_collected(

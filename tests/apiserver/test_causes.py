@@ -18,7 +18,6 @@ from processes_of_operator import ALL, TRAINING, Operator, until
 from apiserver import ApiServer, Refused
 from dataloaderjob.api import KIND
 from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role
-from dataloaderjob_operator.reconcile import UNWRITTEN_S
 
 QUOTA = (
     'Error creating: pods "mnist-trainers-0-0-x7k2p" is forbidden: exceeded quota: team, requested: cpu=64'
@@ -194,7 +193,7 @@ def test_refused_status_is_counted_and_then_named_by_healthz(server: ApiServer, 
         job.edit(feeders={"replicas": 3})
         until(lambda: f"{unwritten} 1.0" in operator.ask("/metrics")[1], 30, "the metric")
         assert operator.ask("/healthz") == (200, "ok\n"), "it may pass"
-        until(lambda: operator.ask("/healthz")[1] != "ok\n", UNWRITTEN_S + 10, "a remark")
+        until(lambda: operator.ask("/healthz")[1] != "ok\n", 30, "a remark")
         status, text = operator.ask("/healthz")
         assert status == 200, "a new process would do no better"
         assert re.fullmatch(rf"ok\ncannot write the status of {'/'.join(job.key)} for \d+ s\n", text)

@@ -191,7 +191,7 @@ def test_guard_refuses_a_second_sidecar_and_another_jobs(guarded: Installed) -> 
     assert guarded.create(thing)["spec"]["initContainers"]
     assert "asks for the sidecar of DataLoaderJob bert, and the pod has 0 sidecars" in guarded.refusal(pod())
     other = {**thing, "metadata": {"labels": {"dataloading.dev/inject": "gpt"}}}
-    assert "the sidecar is that of another job than gpt" in guarded.refusal(other)
+    assert "the sidecar is not that of DataLoaderJob gpt" in guarded.refusal(other)
 
 
 @pytest.fixture(scope="module")

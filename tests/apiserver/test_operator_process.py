@@ -166,7 +166,7 @@ def test_job_runs_once_its_supervisor_reports_and_status_has_metrics(
             says(sidecar, next_calls=10 * next(counted), nbytes=1, used_nbytes=1, pool_nbytes=2)
             return job.get(KIND, "mnist")["status"]["loader"]["batchesPerSecond"] not in ("", "0")
 
-        # The first figures that follow others are written a minute later: METRICS_EVERY_S, and a poll.
+        # The first figures that follow others are written METRICS_EVERY_S and a poll later.
         until(metrics, 120, f"metrics; its log: {operator.log}")
         failure = {"rank": "0", "feeder": "feeder-0", "reason": "ModuleMissing", "text": "no module x"}
         says(sidecar, failure, next_calls=10 * next(counted))

@@ -115,6 +115,12 @@ def test_alert_has_duration_severity_summary_and_runbook_section(rule: dict[str,
     assert section in {anchor(heading) for heading in HEADINGS}
 
 
+def test_table_of_conditions_has_them_all_in_their_order() -> None:
+    page = (ROOT / "docs/kubernetes/troubleshooting.md").read_text()
+    table = page.partition("### Conditions")[2].partition("### ")[0]
+    assert re.findall(r"^\| \[`(\w+)`\]", table, re.MULTILINE) == [str(kind) for kind in ConditionType]
+
+
 def test_runbook_has_exactly_one_section_per_alert_and_condition() -> None:
     wanted = [rule["alert"] for rule in alerts()] + [f"Condition {kind.value}" for kind in ConditionType]
     assert sorted(HEADINGS) == sorted(wanted)

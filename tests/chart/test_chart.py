@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from chart import CHART, helm, render
-from dataloaderjob_operator.__main__ import parse
 from dataloaderjob_operator.election import Timing
 from dataloaderjob_operator.monitoring import LogFormat
+from dataloaderjob_operator.options import parse
 
 CRD = CHART.parents[1] / "crds" / "dataloaderjobs.yaml"
 NAMED = "CustomResourceDefinition", "dataloaderjobs.dataloading.dev"

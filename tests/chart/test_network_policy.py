@@ -11,8 +11,8 @@ from network_policies import Cluster, End, Pod, judge
 from chart import render
 from dataloaderjob.api import parse_object
 from dataloaderjob_operator import objects
-from dataloaderjob_operator.__main__ import parse
 from dataloaderjob_operator.objects import settings
+from dataloaderjob_operator.options import parse
 
 NAMED = "NetworkPolicy", "r-operator"
 METRICS = 9440

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chart import render
-from dataloaderjob_operator.__main__ import parse
+from dataloaderjob_operator.options import parse
 
 OPERATOR, TEST = ("Deployment", "r-operator"), ("Pod", "r-operator-test")
 

@@ -8,8 +8,8 @@ import generate
 import pytest
 from documents import ROOT
 
-import dataloaderjob_operator.__main__ as operator
 from dataloaderjob.local import cli
+from dataloaderjob_operator import options
 
 
 @pytest.mark.parametrize("path", generate.FILES)
@@ -17,7 +17,7 @@ def test_generated_file_matches_the_code(path):
     assert (ROOT / path).read_text() == generate.FILES[path](), f"make generate writes {path} anew"
 
 
-@pytest.mark.parametrize("make", [cli.make_parser, operator.make_parser], ids=["dataloaderjob", "operator"])
+@pytest.mark.parametrize("make", [cli.make_parser, options.make_parser], ids=["dataloaderjob", "operator"])
 def test_every_argument_is_documented(make):
     parsers: list[argparse.ArgumentParser] = [make()]
     for parser in parsers:

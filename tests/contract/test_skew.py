@@ -155,9 +155,12 @@ def test_bytes_of_the_handshake_of_each_release_are_answered(release: Path):
     (length,) = sockets.LENGTH.unpack_from(hello)
     reply = sockets.parse_message(hello[sockets.LENGTH.size : sockets.LENGTH.size + length])
     assert sorted(reply) == ["facts", "job", "mac", "name", "nonce", "protocol", "role"]
-    expected = sockets._mac(KEY, "acceptor", "00" * 16, reply["nonce"], {})
+    spoken, oldest = reply["protocol"], known(release, "challenge.json")["oldest"]
+    stated = "00" * 16, reply["nonce"], "control", "operator", "team/mnist/u-1", {}, spoken, oldest, spoken
+    expected = sockets._mac(KEY, "acceptor", *stated, {}).hex()
     client.receive(sockets.pack_message({"mac": expected, "facts": {}}))
     assert client.done
+    assert client.seals is not None
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)

@@ -35,7 +35,7 @@ from dataloaderjob.core.errors import (
 from dataloaderjob.core.memory import memory_limit
 from dataloaderjob.core.settings import SidecarSettings, dump
 from dataloaderjob.shipping import bundles
-from dataloaderjob.trainer.loader import MAX_PREFETCH
+from dataloaderjob.trainer.session.window import MAX_PREFETCH
 from processes import in_child, line, script
 
 

@@ -189,7 +189,7 @@ def test_workers_without_dataloaderjob_are_reported_as_such(tmp_path: Path):
         "sys.meta_path.insert(0, Without)\n"
     )
     with foreign_head({"PYTHONPATH": str(tmp_path)}) as ray:
-        project = on(ray, tmp_path / "project", 100, 0.0, startupDeadlineSeconds=20)
+        project = on(ray, tmp_path / "project", 100, 0.0, startupDeadlineSeconds=12)
         with LocalRun(project.path, env=ray.auth()) as run:
             assert run.end() == EXIT_LATE, run.text
     assert "Ray's workers cannot import dataloaderjob" in run.text

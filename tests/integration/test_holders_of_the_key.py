@@ -86,7 +86,7 @@ def test_malformed_frame_closes_its_connection_with_a_log_line(job: LiveJob) -> 
         for what, (data, text) in FRAMES.items():
             before = job.said().count(text)
             with receiver(job) as bad:
-                bad.sock.sendall(data)
+                bad.say(data[:HEADER_NBYTES], data[HEADER_NBYTES:])
                 assert heard(bad.sock) == b"", what
             until(lambda t=text, n=before: job.said().count(t) > n, what=f"a line of {what}")
 
@@ -161,14 +161,18 @@ def test_frames_with_corrupt_bytes_close_at_most_their_own_connection(job: LiveJ
     ended = 0
     with job.unimpressed():
         for _ in range(200):
-            data = bytearray(b"".join(chance.choices(good, k=4)))
+            chosen = chance.choices(good, k=4)
+            data = bytearray(b"".join(chosen))
             for _ in range(chance.randrange(1, 4)):
                 data[chance.randrange(len(data))] = chance.randrange(256)
             if chance.random() < 0.3:  # what the check of the header does not notice
                 end = HEADER_NBYTES - 4
                 data[end:HEADER_NBYTES] = struct.pack("<I", zlib.crc32(data[:end]))
             with receiver(job) as bad:
-                bad.sock.sendall(data)
+                for length in map(len, chosen):
+                    with contextlib.suppress(ConnectionError):  # the first of them may have ended it
+                        bad.say(bytes(data[:HEADER_NBYTES]), bytes(data[HEADER_NBYTES:length]))
+                    del data[:length]
                 bad.sock.settimeout(0.02)
                 try:
                     heard(bad.sock)
@@ -237,7 +241,8 @@ def test_malformed_message_closes_its_connection_with_a_log_line(job: LiveJob, w
         sockets.greet(sock, keys.of_job(job.key), role="sidecar", name=what, job=job.name)
         sock.settimeout(20)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            sock.sendall(sockets.LENGTH.pack(len(data)) + data)
+            assert sock.seals is not None
+            sock.sendall(sock.seals.out.seal(sockets.LENGTH.pack(len(data)), data))
         heard(sock)
         until(lambda: f"the connection of {what} is closed: " in job.said())
         assert text in job.said()
@@ -302,7 +307,7 @@ def frame_of_a_receiver(link: Link) -> None:
 
 def wrong_check(link: Link) -> None:
     link.ticket()
-    link.sock.sendall(header(kind=FrameKind.NOTE, check=1))
+    link.say(header(kind=FrameKind.NOTE, check=1))
 
 
 def flood(link: Link) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from rig import until
+from warm import run
 
 from dataloaderjob.local.service import LINGER_S
 from dataloaderjob.local.status import LiveRun, live_runs
@@ -62,17 +63,19 @@ class Environment:
 
     def script(self, feeders: int = 1, *actions: str, keep: str = str(KEEP_S), **more: str) -> str:
         """Runs it; returns its output, and checks that nothing of ours holds its standard error after it."""
-        done = subprocess.run(
-            self.command(feeders, *actions), env=self.variables(keep, **more), capture_output=True, text=True,
-            timeout=120, check=True,
-        )  # fmt: skip
+        command, variables = self.command(feeders, *actions), self.variables(keep, **more)
+        if more.keys() & {"PYTHONPATH", "PYTHONHASHSEED"}:  # which an interpreter reads as it starts
+            done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+        else:
+            done = run(command[1:], env=variables, timeout_s=120)
+        done.check_returncode()
         return done.stdout
 
     def services(self) -> list[LiveRun]:
-        return [run for run in live_runs() if run.about.get("folder", "").startswith(str(self.folder))]
+        return [found for found in live_runs() if found.about.get("folder", "").startswith(str(self.folder))]
 
     def pids(self) -> list[int]:
-        return sorted(run.about["pid"] for run in self.services())
+        return sorted(found.about["pid"] for found in self.services())
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from torch.utils import data
 
 from dataloaderjob import DataLoader
 from dataloaderjob.core.errors import InputError, RemoteProtocolError, UnsupportedBatch
-from dataloaderjob.trainer.epochs import iterators
-from dataloaderjob.trainer.loader import MAX_PREFETCH
+from dataloaderjob.trainer.epochs import service_iterator
 from dataloaderjob.trainer.session import attach, client, private
 from dataloaderjob.trainer.session import service as services
 from dataloaderjob.trainer.session.service import LeftOut
+from dataloaderjob.trainer.session.window import MAX_PREFETCH
 
 
 @pytest.fixture(scope="module")
@@ -305,9 +305,9 @@ def test_pickles_are_refused_even_if_sidecar_and_feeders_allow_them(
     def allowed(*args: Any, **options: Any) -> Any:
         return replace(make_bundle(*args, **options), allow_pickle=True)
 
-    make_bundle = iterators.make_bundle
+    make_bundle = service_iterator.make_bundle
     monkeypatch.setattr(client, "attach", attached)
-    monkeypatch.setattr(iterators, "make_bundle", allowed)  # as if the sidecar had told feeders so
+    monkeypatch.setattr(service_iterator, "make_bundle", allowed)  # as if the sidecar had told feeders so
     monkeypatch.setenv("DATALOADERJOB_SOCKET", rig.another_sidecar("generous"))
     iterator = iter(DataLoader(Odd(3), batch_size=None))
     assert iterator._client.settings["allow_pickle"]

@@ -331,11 +331,14 @@ class Hostile:
         writer.write(handshake.greeting)
         while not handshake.done:
             writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
+        seals = handshake.seals
+        assert seals is not None
         for answer in (self._data, None):
-            (n,) = sockets.LENGTH.unpack(await reader.readexactly(sockets.LENGTH.size))
-            await reader.readexactly(n)
+            head = await reader.readexactly(sockets.head_nbytes(seals))
+            nbytes = sockets.open_head(head, sockets.MAX_MESSAGE_NBYTES, seals)
+            sockets.open_rest(await reader.readexactly(nbytes), seals)
             if answer is not None:
-                writer.write(sockets.LENGTH.pack(len(answer)) + answer)
+                writer.write(seals.out.seal(sockets.LENGTH.pack(len(answer)), answer))
         self.asked += 1
         await asyncio.sleep(60)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from local_runs import Project, broken_host, called, digest, path_first
 from rig import until
+from warm import WarmProcess
 
 from dataloaderjob.local import reaper
 from dataloaderjob.local.service import LINGER_S
@@ -34,11 +35,14 @@ def base() -> Iterator[Path]:
 class Rank:
     """A trainer process without an announced sidecar."""
 
-    def __init__(self, project: Project, base: Path, **env: str) -> None:
+    def __init__(self, project: Project, base: Path, *, cold: bool = False, **env: str) -> None:
+        """`cold`: it imports torch itself, and runs what sitecustomize has."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("DATALOADERJOB_")}
         self._out = tempfile.TemporaryFile("w+")  # noqa: SIM115  read after the end
-        self.process = subprocess.Popen(
-            [sys.executable, "train.py", *project.args],
+        arguments = ["train.py", *project.args]
+        start = subprocess.Popen if cold else WarmProcess
+        self.process = start(
+            [sys.executable, *arguments] if cold else arguments,
             cwd=project.folder,
             env={
                 **kept,
@@ -165,7 +169,7 @@ def test_service_that_cannot_start_reports_why(tmp_path: Path, base: Path):
 
 def test_service_with_a_broken_host_reports_why_to_the_waiting_loader(tmp_path: Path, base: Path):
     project = Project(tmp_path, 10, 0.0)
-    rank = Rank(project, base, PYTHONPATH=broken_host(tmp_path))
+    rank = Rank(project, base, cold=True, PYTHONPATH=broken_host(tmp_path))
     assert rank.end() == 1
     assert "the feeder host ended 3 times within 120 s: this machine is broken" in rank.text
     assert "ServiceUnavailable: the " in rank.text
@@ -189,7 +193,7 @@ def test_a_trainer_s_installation_is_enough_for_a_script(tmp_path: Path, base: P
     (tmp_path / "refusing").mkdir()
     (tmp_path / "refusing" / "sitecustomize.py").write_text(REFUSING)
     project = Project(tmp_path, 300, 0.0)
-    rank = Rank(project, base, PYTHONPATH=path_first(tmp_path / "refusing"))
+    rank = Rank(project, base, cold=True, PYTHONPATH=path_first(tmp_path / "refusing"))
     assert rank.end() == 0, rank.text
     assert digest(rank.text.splitlines()) == project.reference()
     assert "somebody imports" not in rank.text

@@ -29,8 +29,8 @@ from dataloaderjob import DataLoader
 from dataloaderjob.core import ipc, keys, sockets
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.sockets import LENGTH, MAX_HELLO_NBYTES, ClientHandshake
+from dataloaderjob.sidecar.admission import EXTRA_PROCESSES
 from dataloaderjob.sidecar.listeners import MAX_CLIENTS, MAX_GUESTS
-from dataloaderjob.sidecar.parent import EXTRA_PROCESSES
 from processes import alive
 
 PARTS = ["feeder-0", "supervisor"]

@@ -27,7 +27,7 @@ Make = Callable[[Path], Any]
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
-    with Rig(feeders=2) as made:
+    with Rig(feeders=2, modules=("datasets", "webdataset", "pyarrow.parquet")) as made:
         yield made
 
 

@@ -65,7 +65,7 @@ class Sidecar:
     """A sidecar's connection to the supervisor."""
 
     def __init__(self, supervised: Supervised, role: str = "sidecar") -> None:
-        self.sock = socket.create_connection(("127.0.0.1", supervised.settings.port), timeout=10)
+        self.sock = sockets.dial(("127.0.0.1", supervised.settings.port), 10)
         sockets.greet(self.sock, keys.of_job(KEY), role=role, name="pod-0", job=supervised.job)
         self.sock.settimeout(40)
 

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from dataloaderjob.local.children import Loop
-from dataloaderjob.local.cluster import LocalCluster, ServicePlan
+from dataloaderjob.local.cluster import LocalCluster
+from dataloaderjob.local.service_plan import ServicePlan
 
 
 def say(text: str) -> None:

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from patience import PATIENCE_S
+from sealing import read_frame, sealed
 
 from dataloaderjob.batches.decoding import Decoder
 from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, FrameKind
+from dataloaderjob.core.frames import FROM_FEEDER, Flag, FrameKind
 from dataloaderjob.shipping.bundles import make_bundle
 
 PLENTY = 1 << 30
@@ -47,10 +48,10 @@ class Receiver:
     ):
         """`host`: also what `sockets.on_machine` says."""
         if host.startswith("\0"):
-            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock = sockets.Connection(socket.AF_UNIX)
             self.sock.connect(host)
         else:
-            self.sock = socket.create_connection((host, port), timeout=5)
+            self.sock = sockets.dial((host, port), 5)
         self.facts = sockets.greet(
             self.sock,
             key,
@@ -105,12 +106,16 @@ class Receiver:
         self.send(FrameKind.CANCEL, stream=stream, ticket=number)
 
     def send(self, kind: FrameKind, payload: bytes = b"", **fields: Any) -> None:
-        self.sock.sendall(frames.pack_header(kind, nbytes=len(payload), **fields) + payload)
+        self.say(frames.pack_header(kind, nbytes=len(payload), **fields), payload)
+
+    def say(self, header: bytes, payload: bytes = b"") -> None:
+        """A frame, whatever its header says."""
+        self.sock.sendall(sealed(self.sock.seals, header, payload))
 
     def read(self) -> Frame:
         """The next frame, as it is."""
-        header = frames.unpack_header(sockets.recv_exactly(self.sock, HEADER_NBYTES), FROM_FEEDER)
-        return Frame(FrameKind(header.kind), header, sockets.recv_exactly(self.sock, header.nbytes))
+        header, payload = read_frame(self.sock, FROM_FEEDER)
+        return Frame(FrameKind(header.kind), header, payload)
 
     def next(self) -> Frame:
         """The next frame but NEED_BUNDLE, which is answered, NOTE, which is kept, and ALIVE, which is counted."""

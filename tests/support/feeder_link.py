@@ -49,17 +49,17 @@ class Feeder:
             *([sockets.listen(sockets.on_machine(instance), 0)] if shares_memory else []),
         ]
         self.endpoint = Endpoint("feeder-0", instance, *over_tcp.getsockname())
-        self.links: list[socket.socket] = []
+        self.links: list[sockets.Connection] = []
 
     def close(self) -> None:
         for sock in [*self.links, *self.listeners]:
             sock.close()
 
-    def link(self, connection: FeederConnection) -> socket.socket:
+    def link(self, connection: FeederConnection) -> sockets.Connection:
         """A new one, with both ends' greetings exchanged."""
         connection.connect(time.monotonic())
         (listener, *_), _, _ = select.select(self.listeners, [], [], WAIT_S)
-        sock, _ = listener.accept()
+        sock = sockets.Connection.of(listener.accept()[0])
         self.links.append(sock)
         facts = {"instance": self.endpoint.instance}
         handshake = sockets.ServerHandshake(KEY, job=JOB, facts=facts, versions=sockets.DATA)
@@ -70,6 +70,8 @@ class Feeder:
             with contextlib.suppress(BlockingIOError):
                 sock.sendall(handshake.receive(sock.recv(sockets.MAX_HELLO_NBYTES)))
         sock.setblocking(True)
+        if sock.family != socket.AF_UNIX:
+            sock.seals = handshake.seals
         return sock
 
 
@@ -88,7 +90,7 @@ def frame(kind: FrameKind, payload: bytes, ticket: int) -> bytes:
     return frames.pack_header(kind, ticket=ticket, nbytes=len(payload)) + payload
 
 
-def up(feeder: Feeder, sink: Sink) -> tuple[FeederConnection, socket.socket]:
+def up(feeder: Feeder, sink: Sink) -> tuple[FeederConnection, sockets.Connection]:
     """A connection of which the next event is a frame, and the feeder's end of it."""
     connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
     sock = feeder.link(connection)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from feeder_client import Receiver, wait_until
 from ports import reserve_port
+from warm import WarmProcess
 
 from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.settings import FeederSettings, dump
@@ -126,11 +127,16 @@ def feeder_process(
     """A feeder with a host of its own, and what it said when it was ready. `max_files`: its limit of open files."""
     limited = [] if max_files is None else ["sh", "-c", f'ulimit -n {max_files}; exec "$@"', "-"]
     dump(settings_in(folder), folder / "feeder.json")
-    process = subprocess.Popen(
-        [*limited, sys.executable, "-m", "dataloaderjob.feeder.host", "--settings", str(folder / "feeder.json")],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
-    )  # fmt: skip
+    arguments = ["-m", "dataloaderjob.feeder.host", "--settings", str(folder / "feeder.json")]
+    options: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True,
+        "env": {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+    }  # fmt: skip
+    process: subprocess.Popen[str]
+    if limited:
+        process = subprocess.Popen([*limited, sys.executable, *arguments], **options)
+    else:
+        process = WarmProcess(arguments, **options)
     try:
         assert process.stdout is not None
         yield process, json.loads(process.stdout.readline())

@@ -23,6 +23,7 @@ from ports import reserve_port
 
 from dataloaderjob.api import KIND
 from dataloaderjob.core import keys, sockets
+from dataloaderjob.core.seals import Seals
 from dataloaderjob.core.supervision import READ
 from dataloaderjob_operator import names
 from dataloaderjob_operator.observe import supervisor_poller
@@ -91,12 +92,14 @@ async def serve(port: int, kind: str) -> None:
         with contextlib.suppress(OSError, EOFError):
             first = sockets.new_challenge()
             writer.write(sockets.pack_message(first))
-            hello = await receive(reader)
+            hello = await receive(reader, None)
             job = str(hello["job"])
             key = keys.of_job(names.job_key(ROOT, job.rpartition("/")[2]))
             writer.write(sockets.pack_message(sockets.accept_answer(key, first, hello, job=job, facts={})))
+            seals = sockets.seals_after(key, first, hello, accepted=True)
+            assert seals is not None
             while True:
-                asked = await receive(reader)
+                asked = await receive(reader, seals)
                 if job.split("/")[1] == HONEST:
                     reply = honest if asked["type"] == "status" else b'{"type":"ok"}'
                 elif asked["type"] != "status":
@@ -104,16 +107,17 @@ async def serve(port: int, kind: str) -> None:
                     return
                 else:
                     reply = data
-                writer.write(sockets.LENGTH.pack(len(reply)))
+                said = seals.out.seal(sockets.LENGTH.pack(len(reply)), reply)
                 if kind == "trickle" and reply is data:
-                    for at in range(0, len(reply), 50_000):
-                        writer.write(reply[at : at + 50_000])
+                    for at in range(0, len(said), 50_000):
+                        writer.write(said[at : at + 50_000])
                         await asyncio.sleep(0.2)
-                writer.write(reply)
+                writer.write(said)
 
-    async def receive(reader: asyncio.StreamReader) -> dict[str, Any]:
-        (n,) = sockets.LENGTH.unpack(await reader.readexactly(sockets.LENGTH.size))
-        return sockets.parse_message(await reader.readexactly(n))
+    async def receive(reader: asyncio.StreamReader, seals: Seals | None) -> dict[str, Any]:
+        head = await reader.readexactly(sockets.head_nbytes(seals))
+        nbytes = sockets.open_head(head, sockets.MAX_MESSAGE_NBYTES, seals)
+        return sockets.parse_message(sockets.open_rest(await reader.readexactly(nbytes), seals))
 
     async with await asyncio.start_server(serve_one, "0.0.0.0", port, backlog=1024):
         sys.stdout.write("serves\n")

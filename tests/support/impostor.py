@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from rig import JOB, Rig
+from sealing import read_frame, sealed
 from welcomes import welcome
 
 from dataloaderjob.core import frames, sockets
-from dataloaderjob.core.frames import FROM_RECEIVER, HEADER_NBYTES, FrameKind, Header
+from dataloaderjob.core.frames import FROM_RECEIVER, FrameKind, Header
 from dataloaderjob.shipping.facts import facts
 
 NAME, INSTANCE = "impostor", "i"
@@ -23,21 +24,24 @@ NAME, INSTANCE = "impostor", "i"
 class Link:
     """A receiver's connection to it."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: sockets.Connection) -> None:
         self.sock = sock
 
     def ticket(self) -> Header:
         """The next ticket that the receiver asks for."""
         while True:
-            header = frames.unpack_header(sockets.recv_exactly(self.sock, HEADER_NBYTES), FROM_RECEIVER)
-            sockets.recv_exactly(self.sock, header.nbytes)
+            header, _ = read_frame(self.sock, FROM_RECEIVER)
             if header.kind == FrameKind.TICKET:
                 return header
 
     def send(self, kind: int, about: Header, payload: bytes = b"", **fields: Any) -> None:
         fields = {"stream": about.stream, "ticket": about.ticket, "bundle": about.bundle, **fields}
         fields.setdefault("nbytes", len(payload))
-        self.sock.sendall(frames.pack_header(kind, **fields) + payload)
+        self.say(frames.pack_header(kind, **fields), payload, is_body=kind == FrameKind.BODY)
+
+    def say(self, header: bytes, payload: bytes = b"", *, is_body: bool = False) -> None:
+        """A frame, whatever its header says."""
+        self.sock.sendall(sealed(self.sock.seals, header, payload, is_body=is_body))
 
     def trickle(self, data: bytes, every_s: float) -> None:
         """A byte at a time, until the receiver has enough of it."""
@@ -91,10 +95,10 @@ class Impostor:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                sock, _ = self._listener.accept()
+                sock = sockets.Connection.of(self._listener.accept()[0])
                 threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: sockets.Connection) -> None:
         doing = self._doing
         self._links.add(sock)
         with sock, contextlib.suppress(OSError):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 from patience import PATIENCE_S
 
 from dataloaderjob.core import keys, sockets
@@ -12,7 +10,7 @@ from dataloaderjob.core import keys, sockets
 def link_keys(port: int, job_key: bytes, job: str) -> dict[str, bytes]:
     """The supervisor's list: the key of each feeder by its name."""
     own = keys.derive(job_key, keys.Holder.SIDECAR)
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
+    with sockets.dial(("127.0.0.1", port), PATIENCE_S) as sock:
         sockets.greet(sock, own, role="sidecar", name="test", job=job)
         sock.settimeout(PATIENCE_S)
         listed = sockets.recv_message(sock)["feeders"]

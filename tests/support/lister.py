@@ -48,10 +48,10 @@ class Lister:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                link, _ = self._listener.accept()
+                link = sockets.Connection.of(self._listener.accept()[0])
                 threading.Thread(target=self._serve, args=(link,), daemon=True).start()
 
-    def _serve(self, link: socket.socket) -> None:
+    def _serve(self, link: sockets.Connection) -> None:
         with contextlib.suppress(OSError, ProtocolError):
             welcome(link, self._key, job=self._job)
             with self._lock:

@@ -512,6 +512,9 @@ ACCEPTED = [
     pytest.param({f"{CONTAINER}.env": [{"name": "PET_MAX_RESTARTS", "value": "3"}]}, id="torchruns-own"),
     pytest.param({"spec.feeders.replicas": 0, "spec.feeders.minAvailable": 0}, id="no-feeders-on-purpose"),
     pytest.param({"spec.feeders": None, "spec.loader.poolSize": None}, id="null-is-left-out"),
+    pytest.param(
+        {"spec.feeders.autoscaling": {"minReplicas": 4, "maxReplicas": 4}}, id="autoscaling-bounds-that-meet"
+    ),
     pytest.param({"spec.trainers.job.replicas": 4, "spec.trainers.job.processesPerPod": 8}, id="torchrun"),
     pytest.param({f"{CONTAINER}.command": ["sh"], "spec.trainers.job.processesPerPod": 2}, id="any-launcher"),
     pytest.param(

@@ -13,6 +13,7 @@ from rig import Rig
 
 from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, FrameKind
+from dataloaderjob.core.seals import MAC_NBYTES, SEAL_NBYTES
 
 PIECE_NBYTES = 1 << 16
 
@@ -67,10 +68,12 @@ class Relay:
 
     def _frame(self, feeder: socket.socket, receiver: socket.socket) -> bool:
         """Whether the link goes on after the next frame: one body in two comes in part."""
-        raw = sockets.recv_exactly(feeder, HEADER_NBYTES)
+        raw = sockets.recv_exactly(feeder, HEADER_NBYTES + SEAL_NBYTES)
         header = frames.unpack_header(raw, FROM_FEEDER)
         receiver.sendall(raw)
         left = header.nbytes
+        if left and header.kind != FrameKind.BODY:
+            left += MAC_NBYTES
         cut = header.kind == FrameKind.BODY and self.cuts < self._most and self._chance.random() < 0.5
         if cut:
             self.cuts += 1

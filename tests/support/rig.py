@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from patience import PATIENCE_S
-from warm import WarmProcess
+from warm import TORCH, WarmProcess
 
 from dataloaderjob.core import ipc
 from dataloaderjob.core.settings import FeederSettings, SidecarSettings, dump
@@ -34,10 +34,10 @@ class Rig:
 
     def __init__(
         self, feeders: int = 1, *, env: dict[str, str] | None = None, shares_memory: bool = True, cold: bool = False,
-        **sidecar,
+        modules: tuple[str, ...] = (), **sidecar,
     ) -> None:  # fmt: skip
         """`shares_memory`: else batches come over TCP, as from another machine. `cold`: hosts import torch themselves,
-        and what else runs there has not got it."""
+        and what else runs there has not got it. `modules`: libraries that hosts have imported, besides torch."""
         self.home = Path(tempfile.mkdtemp(prefix="dlj-"))
         self.socket = str(self.home / "s")
         (self.home / "key").write_bytes(new_key())
@@ -47,7 +47,7 @@ class Rig:
         self.sidecar: subprocess.Popen | None = None
         self.others: list[subprocess.Popen] = []
         self.count = feeders
-        self.cold = cold
+        self.cold, self.modules = cold, (*TORCH, *modules)
         self.shares_memory = shares_memory
         self._socket_before: str | None = None
 
@@ -84,7 +84,7 @@ class Rig:
         with open(self.home / f"{name}.log", "ab") as log:
             options = {"stdout": subprocess.PIPE, "stderr": log, "env": self.env}
             if module == HOST and not self.cold:
-                return WarmProcess(arguments, **options), {}
+                return WarmProcess(arguments, modules=self.modules, **options), {}
             return subprocess.Popen([sys.executable, *arguments], **options), {}
 
     def add_feeders(self, n: int, *, name: str | None = None) -> list[subprocess.Popen]:

@@ -50,9 +50,9 @@ def hello(**fields: Any) -> list[bytes]:
     return ipc.pack(ipc.Type.HELLO, json.dumps(told).encode())
 
 
-def call(port: int) -> socket.socket:
+def call(port: int) -> sockets.Connection:
     """A connection to a feeder or a supervisor, before any handshake."""
-    return socket.create_connection(("127.0.0.1", port), timeout=10)
+    return sockets.dial(("127.0.0.1", port), 10)
 
 
 def heard(sock: socket.socket) -> bytes:

@@ -58,9 +58,9 @@ class SupervisorAlone:
         self._supervisor.feeder_left(name_of(number), f"i{number}")
         self._supervisor._server.publish()
 
-    def sidecar(self, name: str = "sidecar-t-0-1") -> socket.socket:
+    def sidecar(self, name: str = "sidecar-t-0-1") -> sockets.Connection:
         """A sidecar's connection."""
-        sock = socket.create_connection(self.address, timeout=10)
+        sock = sockets.dial(self.address, 10)
         sockets.greet(sock, keys.of_job(self.key), role="sidecar", name=name, job=self.job)
         return sock
 

@@ -10,6 +10,7 @@ from dataloaderjob.core.errors import AuthError
 from dataloaderjob.core.sockets import (
     CONTROL,
     HANDSHAKE_TIMEOUT_S,
+    Connection,
     Key,
     ServerHandshake,
     Versions,
@@ -19,7 +20,7 @@ from dataloaderjob.core.sockets import (
 
 
 def welcome(
-    sock: socket.socket, key: Key, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL
+    sock: Connection, key: Key, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL
 ) -> dict[str, Any]:  # fmt: skip
     """Runs the accepting side. Returns the peer's answer (role, name, facts); sends refusals to the peer."""
     sock.settimeout(HANDSHAKE_TIMEOUT_S)
@@ -34,4 +35,6 @@ def welcome(
                 send_message(sock, {"error": str(exc)})
             raise
     sock.settimeout(None)
+    if sock.family != socket.AF_UNIX:
+        sock.seals = handshake.seals
     return handshake.peer

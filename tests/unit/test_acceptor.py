@@ -17,7 +17,7 @@ from flood import flooded, target
 
 from dataloaderjob.core import acceptor
 from dataloaderjob.core.acceptor import MAX_GUESTS, Acceptor
-from dataloaderjob.core.sockets import greet
+from dataloaderjob.core.sockets import Connection, greet
 
 KEY, JOB = bytes(range(32)), "job"
 
@@ -52,10 +52,10 @@ class Served:
         self._thread.join()
         self.acceptor.close()
 
-    def connect(self) -> socket.socket:
+    def connect(self) -> Connection:
         port = 0 if self.host.startswith("\0") else self.acceptor.port
         family, address = target(self.host, port)
-        sock = socket.socket(family)
+        sock = Connection(family)
         sock.settimeout(5)
         sock.connect(address)
         return sock
@@ -71,7 +71,7 @@ class Served:
         return False
 
 
-def greets(sock: socket.socket) -> bool:
+def greets(sock: Connection) -> bool:
     with sock, contextlib.suppress(OSError):
         return greet(sock, KEY, role="receiver", name="r", job=JOB)["is"] == "here"
     return False
@@ -130,10 +130,10 @@ def test_oldest_guest_of_the_address_with_most_guests_gives_way(monkeypatch: pyt
         served = Served("0.0.0.0")
         stack.callback(served.close)
 
-        def connect(source: str) -> socket.socket:
-            made = socket.create_connection(
-                ("127.0.0.1", served.acceptor.port), timeout=5, source_address=(source, 0)
-            )
+        def connect(source: str) -> Connection:
+            address = "127.0.0.1", served.acceptor.port
+            made = Connection.of(socket.create_connection(address, timeout=5, source_address=(source, 0)))
+            made.settimeout(5)
             return stack.enter_context(made)
 
         honest = connect("127.0.0.2")

@@ -67,7 +67,7 @@ def acceptor() -> Iterator[Acceptor]:
 @needs_ipv6
 @pytest.mark.parametrize("address", LOOPBACKS)
 def test_handshake_works_over_ipv6_and_ipv4(acceptor: Acceptor, address: str):
-    with socket.create_connection((address, acceptor.port), timeout=5) as sock:
+    with sockets.dial((address, acceptor.port), 5) as sock:
         sockets.tune(sock)
         found = sockets.greet(sock, KEY, role="receiver", name="f", job="job", versions=sockets.DATA)
         assert found == {"instance": "i0"}

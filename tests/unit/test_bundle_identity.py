@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -141,6 +142,23 @@ def test_unchanged_data_is_not_pickled_again_and_changed_data_is(
     change(dataset.held)
     assert made(dataset, store) != first
     assert len(slow) == 2
+
+
+def test_changed_module_beside_the_dataset_is_pickled_again(
+    store: BlobStore, slow: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside.py").write_text("values = [1]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module, dataset = importlib.import_module("beside"), Held(1)
+    try:
+        first = made(dataset, store)
+        assert made(dataset, store) == first
+        assert len(slow) == 1
+        module.values.append(2)
+        assert made(dataset, store) != first
+        assert len(slow) == 2
+    finally:
+        del sys.modules["beside"]
 
 
 def test_unchanged_data_is_pickled_again_if_its_blobs_are_missing(store: BlobStore, slow: list[Any]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from dataloaderjob import __version__
 from dataloaderjob.core.errors import InputError, RemoteProtocolError, ServiceUnavailable
-from dataloaderjob.local import cli
+from dataloaderjob.local import cli, subcommands
 
 
 def test_run_without_pydantic_names_the_packages_to_install(
@@ -102,13 +102,13 @@ def test_broken_pipe_of_a_service_is_reported_as_an_error(monkeypatch, capsys):
     def broken(_: object) -> int:
         raise BrokenPipeError("the run closed its socket")
 
-    monkeypatch.setattr(cli, "_version", broken)
+    monkeypatch.setattr(subcommands, "version", broken)
     assert cli.main(["version"]) == cli.EXIT_FAILED
     assert "the run closed its socket" in capsys.readouterr().err
 
 
 def test_silent_command_succeeds_without_standard_output(monkeypatch):
-    monkeypatch.setattr(cli, "_version", lambda _: 0)
+    monkeypatch.setattr(subcommands, "version", lambda _: 0)
     monkeypatch.setattr(sys, "stdout", None)
     assert cli.main(["version"]) == 0
 

@@ -55,6 +55,12 @@ def test_feeder_that_holds_the_last_place_does_not_lack_room():
     assert why.text == f"no node has room ({FULL}): add nodes or lower the number of feeders"
 
 
+def test_feeder_with_a_process_holds_its_place_before_it_reports():
+    lives, explainer = {0: Life("PENDING_CREATION", registered=True), 1: PENDING}, Explainer(30)
+    causes(explainer, lives, Room(1, FULL))
+    assert causes(explainer, lives, Room(1, FULL), JOIN_S) == [Cause.STARTS, Cause.NO_ROOM]
+
+
 def test_the_timeout_counts_from_when_there_is_room():
     explainer = Explainer(2)
     for now, cause in ((0, Cause.STARTS), (JOIN_S - 1, Cause.STARTS), (100, Cause.NO_ROOM)):

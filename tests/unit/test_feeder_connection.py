@@ -13,10 +13,12 @@ import pytest
 from feeder_link import BODY, JOB, KEY, WAIT_S, Feeder, Sink, frame, step, up
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sealing import sealed_all
 
 from dataloaderjob.core import digests, frames
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, FrameKind
+from dataloaderjob.core.seals import MAC_NBYTES, SEAL_NBYTES
 from dataloaderjob.sidecar.feeder_connection import BODY_WAIT_S, WAITALL_ABOVE_NBYTES, FeederConnection
 
 NOTE = b"loading"
@@ -38,11 +40,11 @@ def breaks(connection: FeederConnection) -> None:
     connection.give_up(time.monotonic())
 
 
-def cut_and_come_back(feeder: Feeder, sink: Sink, start: bytes, *, reset: bool = False) -> None:
-    """A link on which `start` comes and no more, and another with whole frames of both kinds."""
+def cut_and_come_back(feeder: Feeder, sink: Sink, cut: int, *, reset: bool = False) -> None:
+    """A link on which the stream comes up to `cut` and no more, and another with whole frames of both kinds."""
     connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
     first = feeder.link(connection)
-    first.sendall(start)
+    first.sendall(sealed_all(first.seals, STREAM)[:cut])
     if reset:
         first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     first.close()
@@ -53,9 +55,8 @@ def cut_and_come_back(feeder: Feeder, sink: Sink, start: bytes, *, reset: bool =
     second = feeder.link(connection)
     step(connection)  # it is up, and nothing has come yet
     for ticket, payload in whole:
-        second.sendall(
-            frame(FrameKind.BODY if payload in BODY and payload else FrameKind.NOTE, payload, ticket)
-        )
+        kind = FrameKind.BODY if payload in BODY and payload else FrameKind.NOTE
+        second.sendall(sealed_all(second.seals, frame(kind, payload, ticket)))
         while len(sink.came) <= ticket - 7:
             step(connection)
     assert sink.came == whole
@@ -63,7 +64,9 @@ def cut_and_come_back(feeder: Feeder, sink: Sink, start: bytes, *, reset: bool =
 
 
 STREAM = frame(FrameKind.NOTE, NOTE, 1) + frame(FrameKind.BODY, BODY, 2) + frame(FrameKind.FAILED, BODY, 3)
-TO_BODY = 2 * HEADER_NBYTES + len(NOTE)
+HEAD_NBYTES = HEADER_NBYTES + SEAL_NBYTES
+TO_BODY = 2 * HEAD_NBYTES + len(NOTE) + MAC_NBYTES
+STREAM_NBYTES = 3 * HEAD_NBYTES + len(NOTE) + 2 * len(BODY) + 2 * MAC_NBYTES
 
 
 @pytest.mark.parametrize("takes", [True, False], ids=["body-has-a-place", "body-is-thrown-away"])
@@ -73,20 +76,20 @@ TO_BODY = 2 * HEADER_NBYTES + len(NOTE)
         pytest.param(TO_BODY + len(BODY) // 2, id="within-a-body"),
         pytest.param(TO_BODY + len(BODY) - 1, id="before-its-last-byte"),
         pytest.param(TO_BODY + len(BODY) - WAITALL_ABOVE_NBYTES, id="where-little-is-left"),
-        pytest.param(len(STREAM) - 1, id="within-a-control-frame"),
+        pytest.param(STREAM_NBYTES - 1, id="within-a-control-frame"),
         pytest.param(HEADER_NBYTES // 2, id="within-a-header"),
         pytest.param(TO_BODY, id="before-a-body"),
         pytest.param(0, id="before-anything"),
     ],
 )
 def test_link_that_breaks_and_recovers_swallows_nothing(feeder: Feeder, cut: int, takes: bool) -> None:
-    cut_and_come_back(feeder, Sink(takes=takes), STREAM[:cut])
+    cut_and_come_back(feeder, Sink(takes=takes), cut)
 
 
-@given(cut=st.integers(0, len(STREAM) - 1), takes=st.booleans(), reset=st.booleans())
+@given(cut=st.integers(0, STREAM_NBYTES - 1), takes=st.booleans(), reset=st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_a_link_may_break_anywhere(feeder: Feeder, cut: int, takes: bool, reset: bool) -> None:
-    cut_and_come_back(feeder, Sink(takes=takes), STREAM[:cut], reset=reset)
+    cut_and_come_back(feeder, Sink(takes=takes), cut, reset=reset)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_damaged_body_ends_the_link_if_it_is_checked(feeder: Feeder, bit: int | 
     link = feeder.link(connection)
     for flags in (0, Flag.CHECKSUM):
         header = frames.pack_header(FrameKind.BODY, ticket=flags, nbytes=len(body), flags=flags)
-        link.sendall(header + body)
+        link.sendall(sealed_all(link.seals, header + body))
     while not sink.came:
         step(connection)
     assert sink.came == [(0, bytes(body))], "unchecked"
@@ -140,7 +143,7 @@ def test_bodies_of_a_slow_feeder_are_not_waited_for(feeder: Feeder) -> None:
     def body(ticket: int, *, late: bool) -> bool:
         """Whether it was waited for."""
         recording.waited.clear()
-        data = frame(FrameKind.BODY, BODY, ticket)
+        data = sealed_all(sock.seals, frame(FrameKind.BODY, BODY, ticket))
         sock.sendall(data[: len(data) // 3] if late else data)
         begun = time.monotonic()
         step(connection)
@@ -167,7 +170,7 @@ def test_early_bytes_of_a_slow_feeders_body_do_not_make_it_fast(feeder: Feeder) 
     def body(ticket: int) -> bool:
         """Whether it was waited for. Most of it came while the receiver was busy, the rest comes while it waits."""
         recording.waited.clear()
-        data = frame(FrameKind.BODY, BODY, ticket)
+        data = sealed_all(sock.seals, frame(FrameKind.BODY, BODY, ticket))
         most = 3 * len(data) // 4
         sock.sendall(data[:most])
         rest = threading.Timer(BODY_WAIT_S / 4, sock.sendall, [data[most:]])
@@ -184,7 +187,7 @@ def test_early_bytes_of_a_slow_feeders_body_do_not_make_it_fast(feeder: Feeder) 
 def test_body_already_received_is_taken_with_its_header(feeder: Feeder) -> None:
     sink = Sink()
     connection, sock = up(feeder, sink)
-    sock.sendall(frame(FrameKind.BODY, BODY, 0))
+    sock.sendall(sealed_all(sock.seals, frame(FrameKind.BODY, BODY, 0)))
     time.sleep(0.05)
     step(connection)
     assert [ticket for ticket, _ in sink.came] == [0]

@@ -22,7 +22,8 @@ from feeder_serving import KEY, Connect, Served, blobs, connecting, feeder_proce
 from torch.utils.data._utils import collate
 
 from dataloaderjob.core.frames import FrameKind
-from dataloaderjob.feeder.builder import Builder, copy
+from dataloaderjob.feeder.body_buffers import copy
+from dataloaderjob.feeder.builder import Builder
 from dataloaderjob.feeder.builders import LINGER_S
 from dataloaderjob.feeder.bundles import MAX_IDLE_TEMPLATES
 from dataloaderjob.feeder.channel import Channel, pair

@@ -22,6 +22,7 @@ from feeder_client import (
     wait_until,
 )
 from feeder_serving import KEY, Connect, Served, blobs, connecting, serving
+from sealing import sealed, sealed_all
 
 from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.blobs import Bundle
@@ -256,7 +257,7 @@ def test_a_corrupt_frame_ends_its_link_only(connect: Connect, squares: Bundle, d
             "kind": frames.pack_header(FrameKind.BODY),
             "length": frames.pack_header(FrameKind.TICKET, nbytes=frames.MAX_CONTROL_NBYTES + 1),
         }[damage]
-        bad.sock.sendall(header)
+        bad.say(header)
         with pytest.raises(ConnectionError):
             bad.read()
         bundle = good.know(squares)
@@ -279,7 +280,7 @@ def test_receiver_that_takes_no_answers_is_not_read_further(
         bad.sock.settimeout(1)
         with pytest.raises(TimeoutError):
             for _ in range(2000):  # 128 MB
-                bad.sock.sendall(order)
+                bad.sock.sendall(sealed_all(bad.sock.seals, order))
         good.ticket(1, [3], bundle)
         assert good.next().batch().tolist() == [9]
         assert memory() - before < 30e6
@@ -291,8 +292,8 @@ def test_frames_cut_at_any_byte_are_understood(connect: Connect, squares: Bundle
         receiver.ticket(0, [1], bundle)
         assert receiver.next().kind is FrameKind.BODY
         sent = bytearray()
-        receiver.send = lambda kind, payload=b"", **f: sent.extend(  # type: ignore[method-assign]
-            frames.pack_header(kind, nbytes=len(payload), **f) + payload
+        receiver.say = lambda header, payload=b"": sent.extend(  # type: ignore[method-assign]
+            sealed(receiver.sock.seals, header, payload)
         )
         receiver.ticket(1, [1, 2, 3], bundle)
         receiver.ticket(2, [4], bundle)

@@ -108,8 +108,12 @@ def test_two_draws_of_one_key_differ() -> None:
 def test_the_three_generators_give_different_streams() -> None:
     seed_sample(1, 2, 3)
     draws = np.random.randint(0, 2**32, 10, dtype=np.uint64).tolist()
-    assert draws != torch.randint(0, 2**32, (10,)).tolist()
     assert draws != [random.getrandbits(32) for _ in range(10)]
+    assert [draw % 2**16 for draw in draws] != torch.randint(0, 2**16, (10,)).tolist()
+    np.random.seed(7)
+    torch.manual_seed(7)
+    same = [int(draw) % 2**16 for draw in np.random.randint(0, 2**32, 10, dtype=np.uint64)]
+    assert same == torch.randint(0, 2**16, (10,)).tolist(), "equal seeds show"
 
 
 def test_collate_and_getitems_are_seeded_by_the_ticket() -> None:

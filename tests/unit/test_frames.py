@@ -158,7 +158,7 @@ def test_random_packets_never_break_the_assembler(data):
 
 def meet(key_a: bytes, key_b: bytes, job_a="j", job_b="j", tamper=None):
     """Both sides of a handshake over a socket pair; returns (what the acceptor saw, the connector's error)."""
-    a, b = socket.socketpair()
+    a, b = map(sockets.Connection.of, socket.socketpair())
     result, errors = {}, []
 
     def connector():
@@ -236,7 +236,7 @@ def test_answer_is_not_valid_for_another_challenge():
 
 
 def test_an_unauthenticated_peer_cannot_make_us_hold_more_than_a_greeting():
-    a, b = socket.socketpair()
+    a, b = map(sockets.Connection.of, socket.socketpair())
     a.sendall(struct.pack("<I", sockets.MAX_HELLO_NBYTES + 1))
     with pytest.raises(RemoteProtocolError, match="exceeds"):
         welcome(b, b"k" * 32, job="j")

@@ -125,6 +125,24 @@ def test_peer_that_chooses_a_version_not_offered_is_refused(protocol: object):
         )
 
 
+@pytest.mark.parametrize("field", ["nonce", "role", "name", "job", "facts"])
+def test_answer_with_a_field_changed_on_its_way_is_refused(field: str):
+    challenge = sockets.new_challenge()
+    reply = sockets.answer_challenge(KEY, challenge, role="r", name="n", job="j", facts={"x": 1})
+    sockets.accept_answer(KEY, challenge, reply, job="j", facts={})
+    with pytest.raises(AuthError, match="does not hold this job's key"):
+        sockets.accept_answer(KEY, challenge, {**reply, field: "other"}, job="j", facts={})
+
+
+def test_acceptors_facts_changed_on_their_way_are_refused():
+    challenge = sockets.new_challenge()
+    reply = sockets.answer_challenge(KEY, challenge, role="r", name="n", job="j", facts={})
+    last = sockets.accept_answer(KEY, challenge, reply, job="j", facts={"y": 2})
+    assert sockets.confirm_acceptance(KEY, challenge, reply, last) == {"y": 2}
+    with pytest.raises(AuthError, match="does not hold this job's key"):
+        sockets.confirm_acceptance(KEY, challenge, reply, {**last, "facts": {"y": 3}})
+
+
 def test_a_connection_keeps_the_congestion_control_of_its_host():
     with socket.socket() as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # every Linux has it

@@ -12,8 +12,9 @@ import pytest
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local import cluster as stacks
 from dataloaderjob.local.children import Loop
-from dataloaderjob.local.cluster import LocalCluster, ServicePlan
+from dataloaderjob.local.cluster import LocalCluster
 from dataloaderjob.local.restarts import ServicePart
+from dataloaderjob.local.service_plan import ServicePlan
 
 
 @pytest.fixture

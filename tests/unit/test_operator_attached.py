@@ -27,7 +27,7 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob.api.status import ConditionType, Phase
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide import events
+from dataloaderjob_operator.decide import attached, events
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.followed import Followed, FollowedState
 from dataloaderjob_operator.decide.observed import Cause, Observed, Trouble
@@ -305,12 +305,39 @@ def test_events_tell_of_idleness_return_and_lost_parts() -> None:
     assert [e.reason for e in events.events_of(degraded, served)] == [events.Reason.RECOVERED]
 
 
+def owned(name: str, by: str | None = "train") -> events.AttachedPod:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": by, "uid": f"uid-{by}", "controller": True}
+    found = attached_pod(name)
+    return events.attached_pod(
+        {**found, "metadata": {**found["metadata"], "ownerReferences": [owner] if by else []}}
+    )
+
+
 def test_events_of_pods_name_those_that_came_and_went() -> None:
-    found = events.of_pods({"1": "a", "2": "b"}, {"2": "b", "3": "c"})
-    assert [(e.reason, e.message) for e in found] == [
-        (events.Reason.ATTACHED, "pod c gets batches"),
-        (events.Reason.DETACHED, "pod a is no longer attached"),
+    before = {"1": owned("a", None), "2": owned("b", None)}
+    found = events.of_pods("bert", before, {"2": owned("b", None), "3": owned("c", None)})
+    assert [(e.reason, e.message, e.about) for e in found] == [
+        (events.Reason.ATTACHED, "pod c has the sidecar and gets batches", None),
+        (events.Reason.DETACHED, "pod a is no longer attached", None),
     ]
+
+
+def test_controller_has_one_event_however_many_of_its_pods_attach() -> None:
+    first = events.of_pods("bert", {}, {"1": owned("a"), "2": owned("b"), "3": owned("c", "eval")})
+    told = [(e.about.name, e.message) for e in first if e.reason is events.Reason.INJECTED and e.about]
+    text = "its pods have the sidecar of DataLoaderJob bert, and get their batches from its feeders"
+    assert told == [("train", text), ("eval", text)]
+    more = events.of_pods("bert", {"1": owned("a")}, {"1": owned("a"), "2": owned("b")})
+    assert [e.reason for e in more] == [events.Reason.ATTACHED]
+    (event,) = [e for e in first if e.about and e.about.name == "train"]
+    made = events.manifest(event, job().metadata, T0, "host")
+    assert (made["involvedObject"]["kind"], made["involvedObject"]["uid"]) == ("Job", "uid-train")
+    assert (made["metadata"]["namespace"], made["type"]) == ("team", "Normal")
+
+
+def test_pod_without_a_sidecar_is_not_reported_as_attached() -> None:
+    found = serving(attached_pod(), NO_SIDECAR, STRIPPED)
+    assert [pod["metadata"]["name"] for pod in attached.with_sidecar(found)] == ["a"]
 
 
 PODS = st.lists(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from manifests import manifest
 
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide.observed import trouble_of
+from dataloaderjob_operator.decide.pod_troubles import trouble_of
 from dataloaderjob_operator.kinds import transform
 from dataloaderjob_operator.names import Role
 from dataloaderjob_operator.observe.cache import GONE, RECENT, WRITE_WINS_S, Cache

@@ -30,9 +30,9 @@ from observed_jobs import (
 
 from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
-from dataloaderjob_operator.decide.conditions import WANTED, ChildPart, Stage
 from dataloaderjob_operator.decide.decision import COUNTS_EVERY_S, WORKLOADS, Decision, decide
 from dataloaderjob_operator.decide.observed import Observed
+from dataloaderjob_operator.decide.stages import WANTED, ChildPart, Stage
 from dataloaderjob_operator.objects.pods import map_of
 
 

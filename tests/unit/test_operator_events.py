@@ -77,7 +77,10 @@ NOT_FOLLOWED = status(
     Ready=("True", "Serving", "all serve", T0),
     Progressing=("True", "FollowedNotRead", "the operator may not read TrainJob bert", T1),
 )
-WITHOUT_STATUS = {Reason.UNKNOWN_FIELD, Reason.MANAGED_ELSEWHERE, Reason.ATTACHED, Reason.DETACHED}
+WITHOUT_STATUS = {
+    Reason.UNKNOWN_FIELD, Reason.MANAGED_ELSEWHERE, Reason.ATTACHED, Reason.INJECTED, Reason.POD_REFUSED,
+    Reason.DETACHED,
+}  # fmt: skip
 HUNGRY = status(
     Phase.RUNNING,
     Ready=("True", "Serving", "all serve", T0),

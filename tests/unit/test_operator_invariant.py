@@ -37,8 +37,9 @@ from simulated_cluster import REFUSAL, RUNS, WORKS, Cluster, Restart
 from dataloaderjob.api import KIND
 from dataloaderjob.api.status import Condition, ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob_operator.client import ApiError
-from dataloaderjob_operator.decide.conditions import ENDED, FAULTS, HELD, STARTS
+from dataloaderjob_operator.decide.conditions import FAULTS
 from dataloaderjob_operator.decide.health import WAITS, suspended
+from dataloaderjob_operator.decide.job_parts import STARTS
 from dataloaderjob_operator.decide.observed import (
     Observed,
     SupervisorStatus,
@@ -47,6 +48,7 @@ from dataloaderjob_operator.decide.observed import (
     parse_time,
     show_time,
 )
+from dataloaderjob_operator.decide.stages import ENDED, HELD
 from dataloaderjob_operator.names import Role
 
 PLACED = {"type": "PodScheduled", "status": "True", "lastTransitionTime": show_time(T0)}

@@ -13,7 +13,8 @@ from observed_jobs import SETUP, T0, after, condition, decided, job, keys, live,
 from dataloaderjob.api.status import ConditionType, Phase
 from dataloaderjob_operator import objects
 from dataloaderjob_operator.decide import restarts
-from dataloaderjob_operator.decide.observed import Observed, Pod, show_time, trouble_of
+from dataloaderjob_operator.decide.observed import Observed, Pod, show_time
+from dataloaderjob_operator.decide.pod_troubles import trouble_of
 
 RUNS = {"containerStatuses": [{"name": "trainer", "state": {"running": {}}, "ready": True}]}
 

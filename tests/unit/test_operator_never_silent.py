@@ -12,7 +12,7 @@ from observed_jobs import SUPERVISOR
 
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.decide import decision
-from dataloaderjob_operator.decide.conditions import ChildPart
+from dataloaderjob_operator.decide.stages import ChildPart
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.monitoring import Metrics
 

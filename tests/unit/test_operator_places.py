@@ -10,8 +10,8 @@ from manifests import manifest
 
 from dataloaderjob.api import DataLoaderJob, parse_object
 from dataloaderjob_operator import objects
-from dataloaderjob_operator.__main__ import parse
 from dataloaderjob_operator.objects import settings
+from dataloaderjob_operator.options import parse
 
 FEEDER = "spec.feeders.template.spec"
 TRAINER = "spec.trainers.job.template.spec"
@@ -110,7 +110,7 @@ def test_domain_on_the_command_line_overrides_the_operators_own(tmp_path):
 
 def test_operators_resolv_conf_is_used_if_no_domain_is_given(tmp_path, monkeypatch):
     own = tmp_path / "resolv.conf"
-    monkeypatch.setattr("dataloaderjob_operator.__main__.RESOLV_CONF", own)
+    monkeypatch.setattr("dataloaderjob_operator.options.RESOLV_CONF", own)
     options = ["--root-key", "root", "--sidecar-image", "i:1"]
     assert parse(options).config.cluster_domain == "", "there is none"
     own.write_text("search ops.svc.prod.example svc.prod.example prod.example\nnameserver 10.96.0.10\n")

@@ -15,8 +15,8 @@ from network_policies import Cluster, Pod, judge
 
 from dataloaderjob.api import parse_object
 from dataloaderjob_operator import objects
-from dataloaderjob_operator.__main__ import parse
 from dataloaderjob_operator.objects import settings
+from dataloaderjob_operator.options import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dataloaderjob_operator.decide import observed
+from dataloaderjob_operator.decide import pod_troubles
 from dataloaderjob_operator.kinds import transform
 
 
@@ -37,7 +37,7 @@ def ended(code: int, name: str = "feeder", **more: Any) -> dict[str, Any]:
     ],
 )
 def test_starting_running_or_succeeded_pod_has_no_trouble(status):
-    assert observed.trouble_of(pod(**status)) is None
+    assert pod_troubles.trouble_of(pod(**status)) is None
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_starting_running_or_succeeded_pod_has_no_trouble(status):
     ],
 )
 def test_a_trouble_names_pod_container_and_cause(status, reason, text):
-    found = observed.trouble_of(pod(**status))
+    found = pod_troubles.trouble_of(pod(**status))
     assert found is not None
     assert found.reason == reason
     assert text in str(found)
@@ -128,17 +128,17 @@ def test_crashing_container_has_one_trouble_until_it_is_ready():
         waiting("CrashLoopBackOff", "back-off 10s", name="prepare", lastState=last, restartCount=1),
         {"name": "prepare", "state": {"running": {}}, "ready": False, "lastState": last, "restartCount": 1},
     ]
-    found = {observed.trouble_of(pod(initContainerStatuses=[turn])) for turn in turns}
+    found = {pod_troubles.trouble_of(pod(initContainerStatuses=[turn])) for turn in turns}
     assert [(t.reason, t.message) for t in found if t] == [
         ("ContainerCrashes", "exit code 7: no disk, 1 restart")
     ]
-    assert observed.trouble_of(pod(initContainerStatuses=[turns[-1] | {"ready": True}])) is None
+    assert pod_troubles.trouble_of(pod(initContainerStatuses=[turns[-1] | {"ready": True}])) is None
 
 
 def test_ended_sidecar_counts_as_restarting_in_a_never_restarted_pod():
     sick = pod(restart="Never", initContainerStatuses=[ended(9, "sidecar")])
     sick["spec"]["initContainers"] = [{"name": "sidecar", "restartPolicy": "Always"}]
-    found = observed.trouble_of(sick)
+    found = pod_troubles.trouble_of(sick)
     assert found is not None
     assert found.reason == "ContainerCrashes"
 
@@ -148,7 +148,7 @@ def test_the_cause_is_reported_before_its_consequence():
         initContainerStatuses=[ended(3, "fetch")], containerStatuses=[waiting("CreateContainerError", "x")]
     )
     both["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "gone"}]
-    found = observed.trouble_of(both)
+    found = pod_troubles.trouble_of(both)
     assert found is not None
     assert found.reason == "Unschedulable"
 
@@ -156,14 +156,14 @@ def test_the_cause_is_reported_before_its_consequence():
 def test_same_pod_of_several_is_always_reported():
     sick = [pod(f"p-{i}", containerStatuses=[ended(1)]) for i in (3, 1, 2)]
     for order in (sick, sick[::-1], [pod("p-0"), *sick]):
-        assert str(observed.first_trouble(map(observed.trouble_of, order))).startswith("pod p-1,")
-    assert observed.first_trouble([observed.trouble_of(pod())]) is None
+        assert str(pod_troubles.first_trouble(map(pod_troubles.trouble_of, order))).startswith("pod p-1,")
+    assert pod_troubles.first_trouble([pod_troubles.trouble_of(pod())]) is None
 
 
 def test_a_long_message_is_cut():
-    found = observed.trouble_of(pod(containerStatuses=[waiting("ErrImagePull", "x" * 5000)]))
+    found = pod_troubles.trouble_of(pod(containerStatuses=[waiting("ErrImagePull", "x" * 5000)]))
     assert found is not None
-    assert len(found.message) <= observed.MAX_TROUBLE + 1
+    assert len(found.message) <= pod_troubles.MAX_TROUBLE + 1
 
 
 def test_end_of_a_containers_last_output_is_reported():
@@ -172,7 +172,7 @@ def test_end_of_a_containers_last_output_is_reported():
         + "  File train.py\n" * 200
         + "ValueError: sample 7 is broken\n"
     )
-    found = observed.trouble_of(pod(containerStatuses=[ended(1, message=traceback)]))
+    found = pod_troubles.trouble_of(pod(containerStatuses=[ended(1, message=traceback)]))
     assert found is not None
     assert found.message.startswith("exit code 1: …")
     assert found.message.endswith("ValueError: sample 7 is broken")
@@ -189,7 +189,7 @@ def trainer(rank: int, *containers: dict[str, Any], **more: Any) -> dict[str, An
 
 
 def culprit(*pods: dict[str, Any]) -> str:
-    return str(observed.first_trouble(map(observed.trouble_of, pods)))
+    return str(pod_troubles.first_trouble(map(pod_troubles.trouble_of, pods)))
 
 
 NCCL = "NCCL error: remote process exited"
@@ -221,13 +221,15 @@ def test_disrupted_pod_precedes_its_consequences():
 def test_oom_killed_container_precedes_its_consequences_within_a_pod():
     last = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:00:07Z"}}
     sidecar = {"name": "dataloaderjob-sidecar", "state": {"running": {}}, "ready": True, "lastState": last}
-    found = observed.trouble_of(trainer(0, at(9, message="sidecar is gone"), initContainerStatuses=[sidecar]))
+    found = pod_troubles.trouble_of(
+        trainer(0, at(9, message="sidecar is gone"), initContainerStatuses=[sidecar])
+    )
     assert found is not None
     assert (found.container, found.reason) == ("dataloaderjob-sidecar", "OutOfMemory")
     long_after = trainer(
         0, ended(1, "trainer", finishedAt="2026-01-01T00:30:00Z"), initContainerStatuses=[sidecar]
     )
-    assert "container trainer" in str(observed.trouble_of(long_after))
+    assert "container trainer" in str(pod_troubles.trouble_of(long_after))
     both = trainer(0, at(9, name="a", message=NCCL), at(3, name="b", message="KeyError"))
     assert "container b" in culprit(both)
 
@@ -254,7 +256,7 @@ def test_oom_killed_container_names_its_limit_and_field(role: str, container: st
         "spec": {"containers": [limits]},
         "status": {"containerStatuses": [ended(137, container, reason="OOMKilled")]},
     }
-    found = observed.trouble_of(transform(killed))
+    found = pod_troubles.trouble_of(transform(killed))
     assert found is not None
     assert found.reason == "OutOfMemory"
     assert found.message == f"OOM-killed with a memory limit of 420Mi: raise {field}"

@@ -74,6 +74,16 @@ def test_run_resumed_before_its_end_reads_as_one(
     assert places(folder) == WHOLE
 
 
+def test_pieces_are_ordered_by_their_start_as_a_number(tmp_path: Path) -> None:
+    consumption = Consumption()
+    for start, part in (("9", WHOLE[:8]), ("10", WHOLE[8:])):
+        before = set(tmp_path.glob("rank-0/*"))
+        write(tmp_path, consumption, part)
+        for path in set(tmp_path.glob("rank-0/*")) - before:
+            path.rename(path.with_stem(f"{start}-1"))
+    assert places(tmp_path) == WHOLE
+
+
 def test_partial_row_is_ignored(tmp_path: Path) -> None:
     write(tmp_path, Consumption(), WHOLE)
     (rows,) = tmp_path.glob("rank-0/*.rows")

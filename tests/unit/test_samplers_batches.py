@@ -200,6 +200,16 @@ def test_indivisible_batches_are_an_error_if_requested() -> None:
         next(iter(first))
 
 
+def test_only_the_batches_that_are_left_must_divide_on_resume() -> None:
+    (alone,) = by_tokens([10] * 7, 10, 1, tail="error")
+    taken = list(itertools.islice(iter(alone), 3))
+    four = by_tokens([10] * 7, 10, 4, tail="error")
+    for one in four:
+        one.load_state_dict(alone.state_dict())
+    (step,) = steps(four)
+    assert sorted(itertools.chain(*taken, *step)) == list(range(7))
+
+
 def test_a_sample_longer_than_the_budget_is_named() -> None:
     with pytest.raises(InputError, match="number 2 of 900 tokens, found max_tokens=512"):
         by_tokens([5, 6, 900], 512, 1)

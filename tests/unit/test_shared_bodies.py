@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from feeder_link import BODY, JOB, KEY, Feeder, Sink, frame, step, up
+from sealing import sealed_all
 
 from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.control import seal
@@ -193,7 +194,7 @@ def test_invalid_buffer_is_refused_and_the_next_connection_uses_tcp(feeder: Feed
     connection.give_up(0.0)
     again = feeder.link(connection)
     assert again.family == socket.AF_INET
-    again.sendall(frame(FrameKind.BODY, BODY, 4))
+    again.sendall(sealed_all(again.seals, frame(FrameKind.BODY, BODY, 4)))
     while len(sink.came) < 2:
         step(connection)
     assert sink.came == [(3, BODY), (4, BODY)]
@@ -282,7 +283,7 @@ def no_more_descriptors() -> Iterator[None]:
 def test_feeder_on_another_machine_may_not_offer_shared_memory() -> None:
     made, sink = Feeder(next(_instances)), Sink()
     connection, sock = up(made, sink)
-    sock.sendall(shared(3))
+    sock.sendall(sealed_all(sock.seals, shared(3)))
     with pytest.raises(RemoteProtocolError, match="on another machine"):
         step(connection)
     connection.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +11,10 @@ import pytest
 
 from dataloaderjob.core import control
 from dataloaderjob.core.errors import ServiceUnavailable
+from dataloaderjob.trainer.session import attach as attaching
 from dataloaderjob.trainer.session import client
-from dataloaderjob.trainer.session.attach import Opened
-from dataloaderjob.trainer.session.client import ENDS_WITHIN_S, MAX_ENDS, Client
+from dataloaderjob.trainer.session.attach import ENDS_WITHIN_S, MAX_ENDS, Opened, SidecarEnds
+from dataloaderjob.trainer.session.client import Client
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(client, "time", made)
+    monkeypatch.setattr(attaching, "time", made)
     return made
 
 
@@ -36,7 +36,7 @@ def ours() -> Client:
     made = object.__new__(Client)
     made.path, made.dead = "/run/s", None
     made.control = control.Control(control.Control.create())
-    made._ends, made._taken = deque(maxlen=MAX_ENDS), 0
+    made._ends = SidecarEnds(made.path)
     return made
 
 
@@ -80,7 +80,7 @@ def test_receiver_dying_at_each_reattachment_ends_the_wait(
 
     mine: Any = ours
     mine.lock, mine._opened, mine.attachment, mine.rank = threading.RLock(), Opened(), 0, "0"
-    mine.pool = SimpleNamespace(drop_empty_singles=lambda: None, regions={}, leases={}, leased_nbytes=0)
+    mine.pool = SimpleNamespace(adoption=lambda: ({}, []), leased_nbytes=0)
     mine.closed_streams, mine.streams = [], {1: SimpleNamespace(failures={})}
     monkeypatch.setattr(client, "attach", attach)
     monkeypatch.setattr(Client, "_send_open", lambda self, stream: send_open(stream))

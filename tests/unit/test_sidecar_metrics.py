@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -15,7 +13,6 @@ from dataloaderjob.core.texts import clean
 from dataloaderjob.sidecar import metrics
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
-from dataloaderjob.sidecar.parent import Sidecar
 
 
 def test_prometheus_digest_is_cut_to_the_precision_of_a_float() -> None:
@@ -68,11 +65,10 @@ def test_trainers_rank_cannot_inject_metrics(rank: str) -> None:
 
 
 def test_batches_taken_between_two_receivers_are_counted_once():
-    sidecar: Any = object.__new__(Sidecar)
-    sidecar._gone, sidecar._added, sidecar.receivers = dict.fromkeys(metrics.KEYS, 0), {}, {}
-    sidecar._add_up("trainer", {**dict.fromkeys(metrics.KEYS, 0), "next_calls": 10})
-    assert sidecar._totals()["next_calls"] == 10
-    sidecar._count_once("trainer", {**dict.fromkeys(metrics.KEYS, 0), "next_calls": 12})
-    assert sidecar._gone["next_calls"] == 0, "its memory has all 12"
-    sidecar._count_once("of a sidecar before", {**dict.fromkeys(metrics.KEYS, 0), "next_calls": 7})
-    assert sidecar._gone["next_calls"] == -7, "these are not of this one"
+    totals, none = metrics.Totals(), dict.fromkeys(metrics.KEYS, 0)
+    totals.ended("trainer", {**none, "next_calls": 10})
+    assert totals.of([])["next_calls"] == 10
+    totals.adopted("trainer", {**none, "next_calls": 12})
+    assert totals.of([])["next_calls"] == 0, "its memory has all 12"
+    totals.adopted("of a sidecar before", {**none, "next_calls": 7})
+    assert totals.of([])["next_calls"] == -7, "these are not of this one"

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import pickle
+import random
 from pathlib import Path
 
 import pytest
@@ -225,7 +226,16 @@ class OddState(WithOwnState):
         return {**super().state_dict(), "reader": Reader()}
 
 
-@pytest.mark.parametrize("dataset", [WithState(60), WithOwnState(60)])
+class DrawsAtIter(WithState):
+    """Draws before the first sample is asked for."""
+
+    def __iter__(self):
+        random.random()
+        torch.rand(3)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("dataset", [WithState(60), WithOwnState(60), DrawsAtIter(60)])
 def test_slot_resumes_from_each_of_its_snapshots(dataset):
     with preserved_generators():
         seed_worker(11, 0)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from dataloaderjob.core.control import PAGE
-from dataloaderjob.sidecar.dispatch.placing import Arena, Extent, Space, round_up
+from dataloaderjob.sidecar.dispatch.placing import Arena, Extent, Placer, Space, round_up
+from dataloaderjob.sidecar.dispatch.streams import Stream, Ticket, TicketEvent, Unpublish
 
 PAGES = 64
 
@@ -93,3 +94,20 @@ def test_an_extent_is_freed_once():
     assert space.free(extent) is None
     with pytest.raises(KeyError):
         space.free(extent)
+
+
+def test_ready_batch_farthest_from_its_turn_makes_room_first():
+    out = []
+    placer = Placer(4 * PAGE, 3 * PAGE, out)
+    stream = Stream(1, b"bundle", b"", {}, 16, 0)
+    placer.fit([stream], PAGE)
+    for number in range(4):
+        ticket = stream.tickets[number] = Ticket(stream, number, b"", 0.0)
+        if number:
+            ticket.move(TicketEvent.ASK)
+            ticket.move(TicketEvent.FILL)
+            ticket.lease = placer.lease(ticket, placer.space.alloc(PAGE))
+    assert placer.space.alloc(PAGE) is None
+    out.clear()
+    placer.room_for_awaited(PAGE, [stream], list, lambda _: None)
+    assert out == [Unpublish(1, 3)]

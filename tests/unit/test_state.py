@@ -473,6 +473,21 @@ def test_worlds_of_2_1_4_and_2_ranks_take_the_same_global_batches() -> None:
     assert set().union(*found) == set(range(96))
 
 
+def test_samples_before_a_state_are_those_of_the_ranks_own_batches() -> None:
+    def loader(ranks: int) -> DataLoader:
+        dataset = Numbers(96)
+        return DataLoader(
+            dataset, 8 // ranks, sampler=ElasticDistributedSampler(dataset, ranks, 0, seed=1), **HERE
+        )
+
+    two, one = iter(loader(2)), loader(1)
+    for _ in range(3):
+        next(two)
+    one.load_state_dict(two.state_dict())
+    found = iter(one).state_dict()
+    assert (two.state_dict()["samples"], found["batches"], found["samples"]) == (3 * 4, 3, 3 * 8)
+
+
 def test_process_generators_are_restored_to_the_stopping_point() -> None:
     seed(5)
     loader = LOADERS["a sampler without state"](**HERE)

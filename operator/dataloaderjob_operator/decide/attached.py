@@ -17,16 +17,8 @@ from dataloaderjob_operator import names
 from dataloaderjob_operator.by_job import cached_by_job
 from dataloaderjob_operator.decide.followed import CANNOT, MISSING, FollowedState
 from dataloaderjob_operator.decide.health import ConditionState, Health, sidecar_listens, trains
-from dataloaderjob_operator.decide.observed import (
-    Observed,
-    Pod,
-    Trouble,
-    first_trouble,
-    leaving,
-    node_silent_since,
-    parse_time,
-    trouble_of,
-)
+from dataloaderjob_operator.decide.observed import Observed, Pod, Trouble, leaving, parse_time
+from dataloaderjob_operator.decide.pod_troubles import first_trouble, node_silent_since, trouble_of
 from dataloaderjob_operator.names import Role
 
 NO_PODS = "NoPods"
@@ -44,6 +36,11 @@ ENDED = frozenset({"Succeeded", "Failed"})
 def pods(observed: Observed) -> list[Pod]:
     """Returns the attached pods: those that have not ended, are not being deleted and are not held back by a queue."""
     return [pod for pod in observed.attached if not _over(pod) and not _gated(pod)]
+
+
+def with_sidecar(observed: Observed) -> list[Pod]:
+    """Returns the attached pods that have a working sidecar, as far as their spec tells."""
+    return [pod for pod in pods(observed) if _lack(pod) is None]
 
 
 def idle_since(observed: Observed, now: datetime) -> datetime | None:
@@ -127,6 +124,11 @@ def running(observed: Observed) -> int:
 
 def sidecar_trouble(pod: Pod) -> Trouble | None:
     """Returns the trouble of an attached pod's sidecar, or the lack of one; None if nothing is wrong with it."""
+    return _lack(pod) or trouble_of(_with_containers(pod, sidecar=True))
+
+
+def _lack(pod: Pod) -> Trouble | None:
+    """Returns the trouble that a pod has no sidecar, or one that cannot work; None if it has one."""
     containers = (pod.get("spec") or {}).get("initContainers") or ()
     mine = [c for c in containers if c.get("name") == SIDECAR]
     name, label = str(pod["metadata"]["name"]), names.LABEL_INJECT
@@ -142,7 +144,7 @@ def sidecar_trouble(pod: Pod) -> Trouble | None:
             " init containers: exclude the pod from that webhook, and delete the pod"
         )
         return Trouble(name, SIDECAR, NOT_INJECTED, why)
-    return trouble_of(_with_containers(pod, sidecar=True))
+    return None
 
 
 def cannot_follow(observed: Observed) -> ConditionState | None:

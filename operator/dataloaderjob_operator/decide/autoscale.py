@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from dataloaderjob.api.feeders import AutoscalingMode, FeedersSpec
 from dataloaderjob.core.autoscaling import Bounds, Proposal, Reason, Situation
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide.conditions import WANTED, ChildPart, Stage, StageResult
 from dataloaderjob_operator.decide.health import ConditionState
 from dataloaderjob_operator.decide.observed import Observed, ScalingReport, SupervisorStatus
+from dataloaderjob_operator.decide.stages import WANTED, ChildPart, Stage, StageResult
 
 LASTING = frozenset({Reason.SATURATED, Reason.PENDING, Reason.AT_LIMIT})
 """Reasons that last, and so appear in the condition."""

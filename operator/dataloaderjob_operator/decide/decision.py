@@ -16,8 +16,6 @@ from dataloaderjob.api.status import (
     DataLoaderJobStatus,
     FeedersStatus,
     LoaderStatus,
-    Phase,
-    TrainersStatus,
 )
 from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.by_job import cached_by_job
@@ -29,23 +27,10 @@ from dataloaderjob_operator.decide import (
     restarts,
     supervisor_status,
 )
-from dataloaderjob_operator.decide.conditions import (
-    AT_WORK,
-    ENDED,
-    HELD,
-    WANTED,
-    ChildPart,
-    Parts,
-    Stage,
-    StageResult,
-    conditions,
-    find_stage,
-    made_condition,
-    parts,
-    reason_of,
-    serves,
-)
+from dataloaderjob_operator.decide.conditions import conditions, made_condition
 from dataloaderjob_operator.decide.health import EventQuery, Health, Queries, diagnose, queries
+from dataloaderjob_operator.decide.job_parts import Parts, parts
+from dataloaderjob_operator.decide.job_status import job_status
 from dataloaderjob_operator.decide.observed import (
     METRICS_EVERY_S,
     Key,
@@ -56,8 +41,18 @@ from dataloaderjob_operator.decide.observed import (
     parse_time,
     show_time,
 )
-from dataloaderjob_operator.decide.queueing import Queue, queue_of
+from dataloaderjob_operator.decide.queueing import queue_of
 from dataloaderjob_operator.decide.shortage import shortage, told_until
+from dataloaderjob_operator.decide.stages import (
+    AT_WORK,
+    ENDED,
+    HELD,
+    WANTED,
+    ChildPart,
+    Stage,
+    StageResult,
+    find_stage,
+)
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects import OperatorConfig
 
@@ -125,29 +120,14 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     wanted, later, bug = _children(observed, setup, result, now)
     if bug is not None:
         observed = replace(observed, not_understood=not_understood(bug))
-    started = _started_at(observed, result, now)
-    ended = observed.status.completion_time or show_time(now) if result.stage in ENDED else None
     short = shortage(observed, health, now)
     made = conditions(observed, result, found, short, now)
     kept = LoaderStatus() if result.stage in HELD else observed.status.loader
-    status = DataLoaderJobStatus(
-        observed_generation=observed.generation,
-        phase=_phase(result, serves=serves(found, attaches=attaches)),
-        reason=reason_of(made),
-        conditions=(*made, *_about_input(observed, kept, now)),
-        feeders=_feeders(observed, result),
-        trainers=_trainers(observed, health, result, setup, now),
-        loader=kept,
-        ray=observed.supervisor.ray
-        if observed.supervisor and observed.supervisor.ray.version
-        else observed.status.ray,
-        selector=names.selector(observed.job.name, names.Role.FEEDER),
-        start_time=started,
-        scheduled_time=_scheduled_at(observed, result, queue, now),
-        serving_time=_served_at(observed, result, now, serves=serves(found, attaches=attaches)),
-        completion_time=ended,
+    status = job_status(
+        observed, health, found, result, queue, setup, now,
+        made=(*made, *_about_input(observed, kept, now)), loader=kept,
         injection=None if spec is None or result.stage in ENDED else _injection(written, own),
-    )
+    )  # fmt: skip
     only_counts = status == observed.status or _uncounted(status) == _uncounted(observed.status)
     status, counts_s = _counted(observed, status, now, only_counts=only_counts)
     loader, metrics_s = _loader(observed, result, found, now, changes=status != observed.status)
@@ -329,99 +309,6 @@ def _queries(health: Health, result: StageResult, lacking: set[names.Role], now:
     if result.stage not in {Stage.STARTING, *AT_WORK}:
         return Queries()
     return queries((health.roles[role] for role in names.Role if role in lacking), now)
-
-
-def _phase(result: StageResult, *, serves: bool) -> Phase:
-    stage = result.stage
-    if result.queue is not None:
-        return Phase.QUEUED
-    if stage is Stage.RESTARTING or (stage in {Stage.RUNNING, Stage.SERVING} and not serves):
-        return Phase.DEGRADED
-    return Phase(stage.value)
-
-
-def _started_at(observed: Observed, result: StageResult, now: datetime) -> str | None:
-    """Returns the time since which the job may run, from which its deadlines count; None while it is suspended."""
-    if result.stage in HELD:
-        return None
-    return observed.status.start_time or show_time(now)
-
-
-def _scheduled_at(observed: Observed, result: StageResult, queue: Queue | None, now: datetime) -> str | None:
-    """Returns the time since which no part of the job waits in a queue. Without attached pods, nobody waits for the
-    job either."""
-    nobody = observed.job.spec.trainers.attached and not attached.pods(observed)
-    if result.stage in HELD or queue is not None or nobody:
-        return None
-    return observed.status.scheduled_time or show_time(now)
-
-
-def _served_at(observed: Observed, result: StageResult, now: datetime, *, serves: bool) -> str | None:
-    """Returns the time since which the job has met its startup deadline; None if it has not, or has no feeders."""
-    if result.stage in HELD or result.stage is Stage.IDLE:
-        return None
-    met = {Stage.RUNNING, Stage.RESTARTING, Stage.SERVING, *({Stage.WAITING} if serves else ())}
-    began = show_time(now) if result.stage in met else None
-    return observed.status.serving_time or began
-
-
-def _feeders(observed: Observed, result: StageResult) -> FeedersStatus:
-    live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {}).get("status", {})
-    desired = observed.job.spec.feeders.replicas if ChildPart.FEEDING in WANTED[result.stage] else 0
-    ready = observed.serving() if desired else 0
-    return FeedersStatus(
-        desired=desired, replicas=int(live.get("replicas") or 0), ready=ready, summary=f"{ready}/{desired}"
-    )
-
-
-def _trainers(
-    observed: Observed, health: Health, result: StageResult, setup: OperatorConfig, now: datetime
-) -> TrainersStatus:
-    if observed.job.spec.trainers.attached:
-        return _attached_trainers(observed, result, setup, now)
-    live = observed.children.get(("Job", names.trainers(observed.job.name, result.attempt)), {}).get(
-        "status", {}
-    )
-    desired, succeeded = observed.job.spec.trainers.replicas, int(live.get("succeeded") or 0)
-    running = 0 if result.stage in HELD else max(succeeded, health.trainers_running)
-    tally = _tally(observed, result, now)
-    return TrainersStatus(
-        desired=desired, active=int(live.get("active") or 0), succeeded=succeeded, restarts=result.attempt,
-        failures=tally.failures, disruptions=tally.disruptions, next_start=tally.next_start,
-        image=pinned.trainer_image(observed.job), sidecar_image=setup.sidecar_image,
-        summary=f"{min(running, desired)}/{desired}",
-    )  # fmt: skip
-
-
-def _attached_trainers(
-    observed: Observed, result: StageResult, setup: OperatorConfig, now: datetime
-) -> TrainersStatus:
-    before, supervisor, held = observed.status.trainers, observed.supervisor, result.stage in HELD
-    if result.stage in ENDED:
-        return before
-    there = len(attached.pods(observed))
-    answers = supervisor is not None and not supervisor.silent
-    ranks = supervisor.ranks if supervisor is not None and answers else before.ranks
-    ranks = 0 if held or not there else ranks
-    since = None if held else attached.idle_since(observed, now)
-    followed = "" if observed.followed is None else observed.followed.uid
-    return TrainersStatus(
-        desired=there, active=attached.running(observed), ranks=ranks, followed_uid=followed or before.followed_uid,
-        image=pinned.trainer_image(observed.job), sidecar_image=setup.sidecar_image,
-        idle_since=None if since is None else show_time(since), summary=attached.summary(there, ranks),
-    )  # fmt: skip
-
-
-def _tally(observed: Observed, result: StageResult, now: datetime) -> restarts.Tally:
-    """Returns the restart counts, which are reset after enough progress."""
-    if result.tally is not None:
-        return result.tally
-    known = restarts.tally_of(observed)
-    if result.stage in HELD or observed.trainers() is not Trainers.ABSENT:
-        known = replace(known, next_start=None)
-    since = restarts.forgets_at(observed) if result.stage is Stage.RUNNING else None
-    forgets = since is not None and since <= now and restarts.makes_progress(observed)
-    return restarts.Tally() if forgets else known
 
 
 def _due(

@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from dataloaderjob.api import KIND
 from dataloaderjob.api.job import API_VERSION, MANAGED_BY, Metadata
 from dataloaderjob.api.status import ConditionType, DataLoaderJobStatus, Phase
 from dataloaderjob.core.texts import clean
 from dataloaderjob_operator.decide.autoscale import SCALED
-from dataloaderjob_operator.decide.conditions import FAULTS, STARTS
+from dataloaderjob_operator.decide.conditions import FAULTS
+from dataloaderjob_operator.decide.job_parts import STARTS
 from dataloaderjob_operator.decide.observed import show_time
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import MANAGER
@@ -62,7 +64,11 @@ class Reason(StrEnum):
     IDLE = "Idle"
     """No pod has been attached for long, so the operator stops the feeders."""
     ATTACHED = "Attached"
-    """A pod of another controller has attached."""
+    """A pod of another controller has the sidecar and has attached."""
+    INJECTED = "Injected"
+    """Pods of a controller have the sidecar. This event is about the controller, not about the job."""
+    POD_REFUSED = "PodRefused"
+    """A pod with the job's label was refused as its controller created it."""
     DETACHED = "Detached"
     """An attached pod has ended or is being deleted."""
     NOT_FOLLOWED = "FollowedNotRead"
@@ -85,6 +91,7 @@ WARNINGS = frozenset(
         Reason.OUT_OF_MEMORY,
         Reason.ROLLOUT_STUCK,
         Reason.NOT_FOLLOWED,
+        Reason.POD_REFUSED,
         Reason.UNKNOWN_FIELD,
     }
 )
@@ -99,13 +106,38 @@ REPEATED = frozenset(
         Reason.ROLLOUT_STUCK,
         Reason.IDLE,
         Reason.ATTACHED,
+        Reason.INJECTED,
+        Reason.POD_REFUSED,
         Reason.DETACHED,
         Reason.SCALED,
     }
 )
 """Reasons that may repeat while parts of a job fail and recover, and pods come and go."""
+_CONTROLLER = {"api_version": "apiVersion", "kind": "kind", "name": "name", "uid": "uid"}
+"""The field of an owner reference for each field of Controller."""
+MAX_NAME = 230
+"""Characters of an object's name in the name of an event, which may have 253."""
 HELD = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 Status = DataLoaderJobStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controller:
+    """The controller of an attached pod, as the pod names it."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedPod:
+    """An attached pod with a sidecar."""
+
+    name: str
+    controller: Controller | None = None
+    """None: nobody creates the pod again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +148,8 @@ class JobEvent:
     message: str
     once: str
     """Events with the same reason and the same value here are the same event."""
+    about: Controller | None = None
+    """The object that the event is about; None: the job."""
 
     @property
     def type(self) -> str:
@@ -151,13 +185,34 @@ def unknown_fields(doubts: Sequence[str], generation: int) -> JobEvent:
     return JobEvent(Reason.UNKNOWN_FIELD, cut("; ".join(doubts), MAX_MESSAGE_NBYTES), str(generation))
 
 
-def of_pods(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[JobEvent, ...]:
-    """Makes the events about pods that attached or left. Both maps have the names of attached pods by uid."""
-    came = ((Reason.ATTACHED, after[uid], "gets batches", uid) for uid in after if uid not in before)
+def attached_pod(pod: Mapping[str, Any]) -> AttachedPod:
+    """Reads the name and the controller of a pod."""
+    metadata = pod["metadata"]
+    owners = metadata.get("ownerReferences") or ()
+    by: Mapping[str, Any] = next((owner for owner in owners if owner.get("controller")), {})
+    fields = {field: str(by.get(name) or "") for field, name in _CONTROLLER.items()}
+    return AttachedPod(str(metadata["name"]), Controller(**fields) if all(fields.values()) else None)
+
+
+def of_pods(
+    job: str, before: Mapping[str, AttachedPod], after: Mapping[str, AttachedPod]
+) -> tuple[JobEvent, ...]:
+    """Makes the events about pods that attached or left, and about the controllers whose first pods attached. Both maps
+    have the attached pods by uid."""
+    came = (
+        (Reason.ATTACHED, after[uid], "has the sidecar and gets batches", uid)
+        for uid in after
+        if uid not in before
+    )
     went = (
         (Reason.DETACHED, before[uid], "is no longer attached", uid) for uid in before if uid not in after
     )
-    return tuple(JobEvent(reason, f"pod {name} {what}", uid) for reason, name, what, uid in (*came, *went))
+    of_job = (JobEvent(reason, f"pod {pod.name} {what}", uid) for reason, pod, what, uid in (*came, *went))
+    known = {pod.controller for pod in before.values()}
+    new = dict.fromkeys(pod.controller for pod in after.values() if pod.controller not in known)
+    text = f"its pods have the sidecar of {KIND} {job}, and get their batches from its feeders"
+    of_controllers = (JobEvent(Reason.INJECTED, text, by.uid, by) for by in new if by is not None)
+    return (*of_job, *of_controllers)
 
 
 def managed_elsewhere(manager: str) -> JobEvent:
@@ -170,13 +225,18 @@ def manifest(event: JobEvent, about: Metadata, now: datetime, host: str) -> Mani
     """Makes the object for the API server. The same event always has the same name."""
     identity = f"{about.uid}/{event.reason.value}/{event.once}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    found = event.about or Controller(
+        api_version=API_VERSION, kind=KIND, name=about.name, uid=about.uid or ""
+    )
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{about.name}.{digest}", "namespace": about.namespace},
+        "metadata": {
+            "name": f"{found.name[:MAX_NAME].rstrip('-.')}.{digest}", "namespace": about.namespace,
+        },
         "involvedObject": {
-            "apiVersion": API_VERSION, "kind": KIND, "name": about.name, "namespace": about.namespace,
-            "uid": about.uid,
+            "apiVersion": found.api_version, "kind": found.kind, "name": found.name,
+            "namespace": about.namespace, "uid": found.uid,
         },
         "type": event.type,
         "reason": event.reason.value,

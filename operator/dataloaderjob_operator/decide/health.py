@@ -19,16 +19,18 @@ from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob.core.texts import clean
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.observed import (
-    MAX_TROUBLE,
     Observed,
     Trouble,
     condition_of,
-    first_trouble,
     has_condition,
     leaving,
-    node_silent_since,
     parse_time,
     role_of,
+)
+from dataloaderjob_operator.decide.pod_troubles import (
+    MAX_TROUBLE,
+    first_trouble,
+    node_silent_since,
     trouble_of,
 )
 from dataloaderjob_operator.decide.resource_fields import with_field
@@ -188,12 +190,12 @@ def queries(roles: Iterable[RoleHealth], now: datetime) -> Queries:
 
 def meaning(query: EventQuery, events: Iterable[Mapping[str, Any]]) -> Trouble | None:
     """Returns the trouble in the newest warning; None if there is none, or the object has overcome it since."""
-    found = sorted(events, key=_moment)
+    found = sorted(events, key=moment_of)
     warnings = [event for event in found if event.get("type") == "Warning"]
     if not warnings:
         return None
     newest = warnings[-1]
-    if any(e.get("reason") in MOVED_ON and _moment(e) > _moment(newest) for e in found):
+    if any(e.get("reason") in MOVED_ON and moment_of(e) > moment_of(newest) for e in found):
         return None
     reason = str(newest.get("reason") or "")
     known = REASONS.get(reason) or (reason if re.fullmatch("[A-Z][A-Za-z0-9]{1,63}", reason) else "Warning")
@@ -387,7 +389,7 @@ def _made(thing: Mapping[str, Any]) -> datetime:
     return parse_time(since) if since else _LONG_AGO
 
 
-def _moment(event: Mapping[str, Any]) -> datetime:
+def moment_of(event: Mapping[str, Any]) -> datetime:
     """Returns the time at which an event was last observed, from whichever field has it."""
     series = event.get("series") or {}
     found = (

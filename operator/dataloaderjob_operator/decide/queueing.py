@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.health import ConditionState, Health, suspended
-from dataloaderjob_operator.decide.observed import Observed, trouble_of
+from dataloaderjob_operator.decide.observed import Observed
+from dataloaderjob_operator.decide.pod_troubles import trouble_of
 from dataloaderjob_operator.names import Role
 
 UNPLACED = frozenset({"Unschedulable", "SchedulingGated"})

@@ -18,13 +18,15 @@ from dataloaderjob_operator.decide.observed import (
     Trainers,
     Trouble,
     condition_of,
-    first_exit_codes,
-    first_trouble,
     leaving,
-    node_of,
-    node_silent_since,
     parse_time,
     show_time,
+)
+from dataloaderjob_operator.decide.pod_troubles import (
+    first_exit_codes,
+    first_trouble,
+    node_of,
+    node_silent_since,
     trouble_of,
 )
 

@@ -9,14 +9,8 @@ from datetime import datetime, timedelta
 from dataloaderjob.core.supervision import Cause
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.health import ConditionState, Health, RoleHealth
-from dataloaderjob_operator.decide.observed import (
-    KILLED_S,
-    Observed,
-    condition_of,
-    first_trouble,
-    has_condition,
-    killed_of_late,
-)
+from dataloaderjob_operator.decide.observed import Observed, condition_of, has_condition
+from dataloaderjob_operator.decide.pod_troubles import KILLED_S, first_trouble, killed_of_late
 from dataloaderjob_operator.decide.resource_fields import with_field
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import Role

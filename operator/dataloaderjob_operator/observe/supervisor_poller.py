@@ -18,9 +18,10 @@ from pydantic import ValidationError
 
 from dataloaderjob.api.status import LoaderStatus
 from dataloaderjob.core import keys, sockets, supervision
-from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError
+from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.core.input_bound import judge
 from dataloaderjob.core.keys import KeyOf
+from dataloaderjob.core.seals import Seals
 from dataloaderjob.core.texts import clean
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide import pinned, supervisor_status
@@ -315,11 +316,12 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
         handshake = sockets.ClientHandshake(head.keys, role="control", name="operator", job=head.job)
         while not handshake.done:
             writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
-        writer.write(sockets.pack_message({"type": "status", "brief": True}))
-        found = await _receive_status(reader, large)
+        seals = handshake.seals
+        writer.write(sockets.pack_message({"type": "status", "brief": True}, seals))
+        found = await _receive_status(reader, large, seals)
         if found.status.desired != job.wanted:
-            writer.write(sockets.pack_message({"type": "scale", "feeders": job.wanted}))
-            answer = sockets.parse_message(await _receive(reader, MAX_ANSWER_NBYTES))
+            writer.write(sockets.pack_message({"type": "scale", "feeders": job.wanted}, seals))
+            answer = sockets.parse_message(await _receive(reader, MAX_ANSWER_NBYTES, seals))
             if answer.get("type") != "ok":
                 log.warning(
                     "the supervisor refuses to keep %d feeders: %s", job.wanted, answer.get("message")
@@ -329,10 +331,12 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
         writer.close()
 
 
-async def _receive_status(reader: asyncio.StreamReader, large: asyncio.Semaphore) -> _Status:
+async def _receive_status(
+    reader: asyncio.StreamReader, large: asyncio.Semaphore, seals: Seals | None
+) -> _Status:
     """Receives a status and returns only its parsed parts, so that the message is not kept for the rest of the
     exchange."""
-    data = await _receive(reader, MAX_STATUS_NBYTES)
+    data = await _receive(reader, MAX_STATUS_NBYTES, seals)
     if len(data) <= LARGE_NBYTES:
         return _parse(data)
     async with large:
@@ -346,8 +350,6 @@ def _parse(data: bytes) -> _Status:
     return _Status(supervisor_status.parse(message), readings)
 
 
-async def _receive(reader: asyncio.StreamReader, most: int) -> bytes:
-    (n,) = sockets.LENGTH.unpack(await reader.readexactly(sockets.LENGTH.size))
-    if n > most:
-        raise RemoteProtocolError(f"a message of {n} bytes exceeds {most}")
-    return await reader.readexactly(n)
+async def _receive(reader: asyncio.StreamReader, most: int, seals: Seals | None) -> bytes:
+    nbytes = sockets.open_head(await reader.readexactly(sockets.head_nbytes(seals)), most, seals)
+    return sockets.open_rest(await reader.readexactly(nbytes), seals)

@@ -26,7 +26,14 @@ from typing import Any
 from dataloaderjob.core import sockets
 from dataloaderjob.core.crowds import Crowds
 from dataloaderjob.core.errors import AuthError, ProtocolError
-from dataloaderjob.core.sockets import CONTROL, HANDSHAKE_TIMEOUT_S, Key, ServerHandshake, Versions
+from dataloaderjob.core.sockets import (
+    CONTROL,
+    HANDSHAKE_TIMEOUT_S,
+    Connection,
+    Key,
+    ServerHandshake,
+    Versions,
+)
 
 MAX_GUESTS = 1024
 BACKLOG = 4096
@@ -36,7 +43,7 @@ ACCEPTS_AT_ONCE = 64
 TELL_REFUSED_S = 60.0
 """Interval between two log lines about refused peers."""
 NO_DESCRIPTOR_PAUSE_S = 0.05
-Welcomed = Callable[[socket.socket, dict[str, Any]], None]
+Welcomed = Callable[[Connection, dict[str, Any]], None]
 
 
 def most_guests(wanted: int) -> int:
@@ -217,14 +224,16 @@ class Acceptor:
         peer = guest.handshake.peer
         assert peer is not None  # noqa: S101  the handshake is done
         self._forget(guest)
-        guest.sock.setblocking(True)
         with contextlib.suppress(OSError):  # the peer may be gone again
             sockets.tune(guest.sock)
-        serve = threading.Thread(target=self._welcomed, args=(guest.sock, peer), name="dlj-peer", daemon=True)
+        sock = Connection.of(guest.sock)
+        if sock.family != socket.AF_UNIX:
+            sock.seals = guest.handshake.seals
+        serve = threading.Thread(target=self._welcomed, args=(sock, peer), name="dlj-peer", daemon=True)
         try:
             serve.start()
         except RuntimeError:  # no more threads
-            guest.sock.close()
+            sock.close()
 
     def _end(self, guest: _Guest) -> None:
         self._forget(guest)

@@ -1,6 +1,7 @@
 """Frames between a sidecar's receiver and a feeder, and the ticket that the first of them carries. Pure: no sockets.
 
-A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are little endian.
+A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are little endian. Over TCP, `core.seals` puts
+a number and a MAC behind the header, and a MAC behind a payload that is not a body.
 
 | field      | type | meaning |
 |------------|------|---------|
@@ -52,7 +53,7 @@ from typing import Any, NamedTuple
 
 from dataloaderjob.core.errors import RemoteProtocolError
 
-PROTOCOL = 7
+PROTOCOL = 8
 MAGIC = 0x4A44
 HEADER = struct.Struct("<HBBHHIQ16sQQ8xI")
 HEADER_NBYTES = HEADER.size

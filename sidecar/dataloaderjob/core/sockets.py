@@ -7,9 +7,13 @@ Each side proves to the other that it holds the key of the role (c = the side th
                                              the newest version that both speak, used from then on
     s -> c   {"mac": ..., "facts": {...}}       or  {"error": "..."} and the end
 
-Each mac is HMAC-SHA256 over a label for its direction, both nonces and the fields that it vouches for, so neither side
-can be replayed or reflected. It stops peers without the key; it does not stop an attacker on the path (TLS does).
+Each mac is HMAC-SHA256 over a label for its direction and all that both sides have stated, so neither side can be
+replayed or reflected, and nobody on the path can change a version, a role or a name. The same statements give the keys
+of the seals (`core.seals`), which protect all later messages of a TCP connection. Nothing is encrypted.
 `ClientHandshake` and `ServerHandshake` take bytes and return bytes: the owner of a socket, of any kind, moves them.
+
+Before version SEALED of the control protocol, connections had no seals, and the macs did not cover versions. The nonce
+s, which they cover, ends with the newest version of s. So nobody on the path can make two later peers speak that one.
 
 The key depends on the role (`core.keys`). `core.acceptor` has the listening sockets.
 """
@@ -29,6 +33,7 @@ from typing import Any
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.keys import SINCE, KeyOf
+from dataloaderjob.core.seals import MAC_NBYTES, SEAL_NBYTES, Opener, Sealer, Seals
 
 LENGTH = struct.Struct("<I")
 DO_NOT_WAIT, CLOSE_ON_EXEC, TRUNCATED = map(
@@ -42,6 +47,8 @@ HANDSHAKE_TIMEOUT_S = 5.0
 KEY_NBYTES = 32
 Key = bytes | KeyOf
 """A key, or the keys of several roles."""
+SEALED = 5
+"""Version of the control protocol from which connections have seals."""
 EVERYWHERE = "::"
 """All addresses of a machine, IPv6 and IPv4."""
 
@@ -54,11 +61,19 @@ class Versions:
     newest: int
     remedy: str
     """The remedy if a peer speaks none of them."""
+    sealed: int = SEALED
+    """The version from which connections have seals."""
 
     def common(self, challenge: dict[str, Any]) -> int:
-        """The newest version that both sides speak. Raises AuthError if there is none."""
+        """The newest version that both sides speak. Raises AuthError if there is none, or if the versions are not those
+        that the peer has stated."""
         newest = challenge.get("protocol")
         oldest = challenge.get("oldest", newest)
+        stated = str(challenge.get("nonce")).partition("-")[2]
+        if stated and stated != str(newest):
+            raise AuthError(
+                f"the peer speaks protocol version {stated[:20]}, which was altered to {newest} on the way"
+            )
         if type(newest) is not int or type(oldest) is not int or not oldest <= newest:
             raise self._refusal(newest)
         if oldest > self.newest or newest < self.oldest:
@@ -77,18 +92,19 @@ class Versions:
 
 
 DATA = Versions(
-    PROTOCOL, PROTOCOL, "install the same dataloaderjob version in the trainer, sidecar and feeder images"
-)
+    PROTOCOL, PROTOCOL, "install the same dataloaderjob version in the trainer, sidecar and feeder images",
+    sealed=PROTOCOL,
+)  # fmt: skip
 """Versions of the data path: frames have only one, and a job's images are of one release."""
 CONTROL = Versions(
-    SINCE - 1,
-    SINCE,
+    3,
+    5,
     "a job's images must be of the operator's release or the one before it: use such images, or a matching operator",
 )
 """Versions of the messages with the supervisor (`core.supervision`), which an operator of another release polls.
 
-A message or meaning that a peer of `newest` does not know requires a bump of `newest`. `oldest` follows, one behind, so
-that each release speaks with the previous one. A key added to a message requires neither: peers ignore unknown keys.
+A message or meaning that a peer of `newest` does not know requires a bump of `newest`. `oldest` follows, so that each
+release speaks with the previous one. A key added to a message requires neither: peers ignore unknown keys.
 """
 BY_ROLE = Versions(SINCE, CONTROL.newest, CONTROL.remedy)
 """The same, for processes without the job's key, which earlier versions need (`core.keys`)."""
@@ -143,10 +159,23 @@ def new_key() -> bytes:
     return os.urandom(KEY_NBYTES)
 
 
-def pack_message(message: dict[str, Any]) -> bytes:
-    """Encodes a message: u32 length, then JSON."""
+class Connection(socket.socket):
+    """A stream socket, whose messages carry seals after the handshake if it is one over TCP."""
+
+    seals: Seals | None = None
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> Connection:
+        """Takes over a socket, which is blocking afterwards."""
+        sock.settimeout(None)
+        return cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
+
+
+def pack_message(message: dict[str, Any], seals: Seals | None = None) -> bytes:
+    """Encodes a message: u32 length, then JSON; sealed, if it belongs to a connection with seals."""
     data = json.dumps(message, separators=(",", ":")).encode()
-    return LENGTH.pack(len(data)) + data
+    head = LENGTH.pack(len(data))
+    return head + data if seals is None else seals.out.seal(head, data)
 
 
 def parse_message(data: bytes | bytearray | memoryview, what: str = "a message") -> dict[str, Any]:
@@ -172,6 +201,58 @@ def take_message(data: bytearray, limit: int) -> dict[str, Any] | None:
     return message
 
 
+class Inbox:
+    """Takes messages off the bytes of a connection in the order of their arrival."""
+
+    def __init__(self, seals: Seals | None = None) -> None:
+        self._data = bytearray()
+        self._seals = seals
+        self._nbytes: int | None = None
+        """Bytes that belong to the message whose head has arrived."""
+
+    def feed(self, data: bytes) -> None:
+        self._data += data
+
+    def take(self) -> dict[str, Any] | None:
+        """Returns the next message; None until it is complete. Raises RemoteProtocolError."""
+        if self._nbytes is None:
+            if (head := self._take(head_nbytes(self._seals))) is None:
+                return None
+            self._nbytes = open_head(head, MAX_MESSAGE_NBYTES, self._seals)
+        if (rest := self._take(self._nbytes)) is None:
+            return None
+        self._nbytes = None
+        return parse_message(open_rest(rest, self._seals))
+
+    def _take(self, nbytes: int) -> bytes | None:
+        if len(self._data) < nbytes:
+            return None
+        taken = bytes(self._data[:nbytes])
+        del self._data[:nbytes]
+        return taken
+
+
+def head_nbytes(seals: Seals | None) -> int:
+    """Size in bytes of what precedes a message's JSON."""
+    return LENGTH.size if seals is None else LENGTH.size + SEAL_NBYTES
+
+
+def open_head(head: bytes, limit: int, seals: Seals | None) -> int:
+    """Returns the number of bytes that belong to a message and follow its head. Raises RemoteProtocolError."""
+    if seals is None:
+        return _length(head, limit)
+    seals.into.open_head(head)
+    return _length(head, limit) + MAC_NBYTES
+
+
+def open_rest(rest: bytes, seals: Seals | None) -> bytes:
+    """Returns the JSON of a message, whose MAC may follow. Raises RemoteProtocolError."""
+    if seals is None:
+        return rest
+    seals.into.open_payload(rest[:-MAC_NBYTES], rest[-MAC_NBYTES:])
+    return rest[:-MAC_NBYTES]
+
+
 def _length(data: bytes | bytearray, limit: int) -> int:
     """Size in bytes of the message whose length is at the start of `data`."""
     (n,) = LENGTH.unpack_from(data)
@@ -193,16 +274,23 @@ def recv_exactly(sock: socket.socket, n: int) -> bytes:
 
 
 def send_message(sock: socket.socket, message: dict[str, Any]) -> None:
-    sock.sendall(pack_message(message))
+    sock.sendall(pack_message(message, seals_of(sock)))
 
 
 def recv_message(sock: socket.socket) -> dict[str, Any]:
-    return parse_message(recv_exactly(sock, _length(recv_exactly(sock, LENGTH.size), MAX_MESSAGE_NBYTES)))
+    seals = seals_of(sock)
+    nbytes = open_head(recv_exactly(sock, head_nbytes(seals)), MAX_MESSAGE_NBYTES, seals)
+    return parse_message(open_rest(recv_exactly(sock, nbytes), seals))
+
+
+def seals_of(sock: socket.socket) -> Seals | None:
+    return sock.seals if isinstance(sock, Connection) else None
 
 
 def new_challenge(versions: Versions = CONTROL) -> dict[str, Any]:
     """The first message, from the side that accepted."""
-    return {"nonce": os.urandom(16).hex(), "protocol": versions.newest, "oldest": versions.oldest}
+    nonce = f"{os.urandom(16).hex()}-{versions.newest}"
+    return {"nonce": nonce, "protocol": versions.newest, "oldest": versions.oldest}
 
 
 def answer_challenge(
@@ -211,12 +299,11 @@ def answer_challenge(
 ) -> dict[str, Any]:  # fmt: skip
     """The second message, from the side that connected. Raises AuthError if the sides have no common version."""
     chosen = versions.common(challenge)
-    nonce = os.urandom(16).hex()
-    fields = (challenge.get("nonce"), nonce, role, name, job, facts)
-    return {
-        "nonce": nonce, "protocol": chosen, "role": role, "name": name, "job": job, "facts": facts,
-        "mac": _mac(_key_of(key, role, chosen), "connector", *fields),
+    reply = {
+        "nonce": os.urandom(16).hex(), "protocol": chosen, "role": role, "name": name, "job": job, "facts": facts,
     }  # fmt: skip
+    stated = _stated(challenge, reply, versions)
+    return {**reply, "mac": _mac(_key_of(key, role, chosen), "connector", *stated).hex()}
 
 
 def accept_answer(
@@ -226,42 +313,78 @@ def accept_answer(
     """Checks the answer and returns the third message, which vouches for us. Raises AuthError with the reason."""
     versions.check(reply)
     key = _key_of(key, str(reply.get("role")), reply["protocol"])
-    fields = (challenge["nonce"], *(reply.get(k) for k in ("nonce", "role", "name", "job", "facts")))
-    if not _same(_mac(key, "connector", *fields), reply.get("mac")):
-        raise AuthError(f"the peer does not hold this job's key for role {str(reply.get('role'))[:20]!r}")
+    if not _same(_mac(key, "connector", *_stated(challenge, reply, versions)), reply.get("mac")):
+        raise AuthError(
+            f"the peer does not hold this job's key for role {str(reply.get('role'))[:20]!r}, or its answer was "
+            "altered on the way"
+        )
     if reply["job"] != job:
         raise AuthError(f"this is job {job!r}, the peer belongs to job {reply['job']!r}")
-    return {"mac": _mac(key, "acceptor", challenge["nonce"], reply["nonce"], facts), "facts": facts}
+    vouched = _vouched(challenge, reply, facts, versions)
+    return {"mac": _mac(key, "acceptor", *vouched).hex(), "facts": facts}
 
 
 def confirm_acceptance(
-    key: Key, challenge: dict[str, Any], reply: dict[str, Any], last: dict[str, Any]
-) -> dict[str, Any]:
+    key: Key, challenge: dict[str, Any], reply: dict[str, Any], last: dict[str, Any], versions: Versions = CONTROL
+) -> dict[str, Any]:  # fmt: skip
     """Checks the third message; returns the acceptor's facts. Raises AuthError with the reason."""
     if "error" in last:
         raise AuthError(f"the peer refused: {last['error']}")
     facts = last.get("facts", {})
     key = _key_of(key, reply["role"], reply["protocol"])
-    expected = _mac(key, "acceptor", challenge.get("nonce"), reply["nonce"], facts)
-    if not _same(expected, last.get("mac")):
-        raise AuthError("the peer that answered does not hold this job's key")
+    if not _same(_mac(key, "acceptor", *_vouched(challenge, reply, facts, versions)), last.get("mac")):
+        raise AuthError(
+            "the peer that answered does not hold this job's key, or what it said was altered on the way"
+        )
     if not isinstance(facts, dict):
         raise RemoteProtocolError(f"a peer's facts are a JSON object, found {facts!r}")
     return facts
+
+
+def seals_after(
+    key: Key, challenge: dict[str, Any], reply: dict[str, Any], versions: Versions = CONTROL, *, accepted: bool
+) -> Seals | None:  # fmt: skip
+    """The seals of a connection after these messages; None for a version without. `accepted`: for the side that
+    accepted."""
+    if reply["protocol"] < versions.sealed:
+        return None
+    key, stated = _key_of(key, reply["role"], reply["protocol"]), _stated(challenge, reply, versions)
+    to_acceptor, to_connector = (
+        _mac(key, f"seals of the {side}", *stated) for side in ("connector", "acceptor")
+    )
+    out, into = (to_connector, to_acceptor) if accepted else (to_acceptor, to_connector)
+    return Seals(Sealer(out), Opener(into))
+
+
+def _stated(challenge: dict[str, Any], reply: dict[str, Any], versions: Versions) -> tuple[object, ...]:
+    """The statements of both sides in the first two messages, as far as their version vouches for them."""
+    stated = (challenge.get("nonce"), *(reply.get(k) for k in ("nonce", "role", "name", "job", "facts")))
+    if reply["protocol"] < versions.sealed:
+        return stated
+    return *stated, challenge.get("protocol"), challenge.get("oldest"), reply["protocol"]
+
+
+def _vouched(
+    challenge: dict[str, Any], reply: dict[str, Any], facts: object, versions: Versions
+) -> tuple[object, ...]:  # fmt: skip
+    """The fields for which the acceptor vouches."""
+    if reply["protocol"] < versions.sealed:
+        return challenge.get("nonce"), reply["nonce"], facts
+    return *_stated(challenge, reply, versions), facts
 
 
 def _key_of(key: Key, role: str, protocol: int) -> bytes:
     return key if isinstance(key, bytes) else key(role, protocol)
 
 
-def _mac(key: bytes, label: str, *fields: object) -> str:
+def _mac(key: bytes, label: str, *fields: object) -> bytes:
     text = json.dumps([label, *fields], separators=(",", ":"), sort_keys=True)
-    return hmac.new(key, text.encode(), "sha256").hexdigest()
+    return hmac.digest(key, text.encode(), "sha256")
 
 
-def _same(expected: str, found: object) -> bool:
+def _same(expected: bytes, found: object) -> bool:
     """Compares in constant time; a peer may send anything, including non-ASCII text."""
-    return hmac.compare_digest(expected.encode(), str(found).encode("utf-8", "replace"))
+    return hmac.compare_digest(expected.hex().encode(), str(found).encode("utf-8", "replace"))
 
 
 class Handshake:
@@ -270,6 +393,8 @@ class Handshake:
     def __init__(self) -> None:
         self._data = bytearray()
         self.done = False
+        self.seals: Seals | None = None
+        """The seals of what follows the handshake, once it is done; None for a version without."""
 
     def _on(self, message: dict[str, Any]) -> bytes:
         raise NotImplementedError
@@ -310,9 +435,8 @@ class ClientHandshake(Handshake):
     ) -> None:  # fmt: skip
         super().__init__()
         self._key = key
-        self._fields: dict[str, Any] = {
-            "role": role, "name": name, "job": job, "facts": facts or {}, "versions": versions,
-        }  # fmt: skip
+        self._versions = versions
+        self._fields: dict[str, Any] = {"role": role, "name": name, "job": job, "facts": facts or {}}
         self._challenge: dict[str, Any] | None = None
         self._reply: dict[str, Any] = {}
         self.facts: dict[str, Any] | None = None
@@ -320,9 +444,14 @@ class ClientHandshake(Handshake):
 
     def _on(self, message: dict[str, Any]) -> bytes:
         if self._challenge is not None:
-            self.done, self.facts = True, confirm_acceptance(self._key, self._challenge, self._reply, message)
+            about = self._key, self._challenge, self._reply
+            self.done, self.facts = True, confirm_acceptance(*about, message, self._versions)
+            self.seals = seals_after(*about, self._versions, accepted=False)
             return b""
-        self._challenge, self._reply = message, answer_challenge(self._key, message, **self._fields)
+        self._challenge, self._reply = (
+            message,
+            answer_challenge(self._key, message, **self._fields, versions=self._versions),
+        )
         return pack_message(self._reply)
 
 
@@ -344,15 +473,16 @@ class ServerHandshake(Handshake):
             self._key, self._challenge, message, job=self._job, facts=self._facts, versions=self._versions
         )
         self.done, self.peer = True, message
+        self.seals = seals_after(self._key, self._challenge, message, self._versions, accepted=True)
         return pack_message(last)
 
 
 def connect(
     address: tuple[str, int], key: Key, *, role: str, name: str, job: str, versions: Versions = CONTROL,
     timeout_s: float = HANDSHAKE_TIMEOUT_S,
-) -> socket.socket:  # fmt: skip
+) -> Connection:  # fmt: skip
     """Connects and completes the handshake; the socket has no timeout. Raises OSError, ProtocolError."""
-    sock = socket.create_connection(address, timeout=timeout_s)
+    sock = dial(address, timeout_s)
     try:
         greet(sock, key, role=role, name=name, job=job, versions=versions, timeout_s=timeout_s)
         tune(sock)
@@ -362,8 +492,15 @@ def connect(
     return sock
 
 
+def dial(address: tuple[str, int], timeout_s: float) -> Connection:
+    """Connects, without a handshake. Raises OSError."""
+    sock = Connection.of(socket.create_connection(address, timeout=timeout_s))
+    sock.settimeout(timeout_s)
+    return sock
+
+
 def greet(
-    sock: socket.socket,
+    sock: Connection,
     key: Key,
     *,
     role: str,
@@ -373,12 +510,15 @@ def greet(
     versions: Versions = CONTROL,
     timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> dict[str, Any]:
-    """Runs the connecting side of the handshake. Returns the peer's facts; leaves no timeout on the socket."""
+    """Runs the connecting side of the handshake. Returns the peer's facts; leaves no timeout on the socket, and its
+    messages with seals."""
     sock.settimeout(timeout_s)
     handshake = ClientHandshake(key, role=role, name=name, job=job, facts=facts, versions=versions)
     while handshake.facts is None:
         sock.sendall(handshake.receive(recv_exactly(sock, handshake.wanted)))
     sock.settimeout(None)
+    if sock.family != socket.AF_UNIX:
+        sock.seals = handshake.seals
     return handshake.facts
 
 

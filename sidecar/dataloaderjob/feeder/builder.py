@@ -18,18 +18,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
 from dataloaderjob.batches.digest import batch_digest
 from dataloaderjob.batches.encoding import EncodedBatch, encode
 from dataloaderjob.core import digests, frames
-from dataloaderjob.core.control import seal
 from dataloaderjob.core.costs import CostClock, QueuedTime
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
 from dataloaderjob.core.processes import end_as
 from dataloaderjob.feeder.answers import Answer, Answers, SnapshotClock
+from dataloaderjob.feeder.body_buffers import Buffers, copy
 from dataloaderjob.feeder.channel import BUILT, NOWHERE, Channel, Introduction, Message, MessageKind
 from dataloaderjob.feeder.timing import NoClock, open_clock
 from dataloaderjob.making.failures import pack_failure
@@ -49,60 +48,8 @@ DIFFERS = (
 )
 PROBE_WAIT_S = 0.5
 """Time for a PROGRESS message to leave the feeder before its sample, which may kill the process, is made."""
-SPARE_BUFFERS = 3
-"""Number of free buffers kept: those of one session that a feeder may hold, and one to build into."""
-_ROUND_NBYTES = 64 * 1024
-_LARGE_NBYTES = 64 * 1024
 PLACE = struct.Struct("<Qq")
 """Layout of the page that a builder shares with its template: serial of the task, position of the sample."""
-
-
-class Buffers:
-    """Shared memory for bodies. The feeder reports which buffers are free again."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._maps: dict[int, mmap.mmap] = {}
-        self._free: deque[int] = deque()
-        self._last = 0
-
-    def take(self, nbytes: int) -> tuple[int, memoryview]:
-        """Returns a free buffer of `nbytes` bytes or more: (number, its memory)."""
-        for number in self._free:
-            if nbytes <= len(self._maps[number]) <= 4 * nbytes + _ROUND_NBYTES:
-                self._free.remove(number)
-                return number, memoryview(self._maps[number])
-        while len(self._free) >= SPARE_BUFFERS:
-            self._drop(self._free.popleft())
-        return self._create(nbytes)
-
-    def view(self, number: int) -> memoryview:
-        """Returns the memory of a buffer that was taken."""
-        return memoryview(self._maps[number])
-
-    def free(self, number: int) -> None:
-        self._free.append(number)
-        while len(self._free) > SPARE_BUFFERS:
-            self._drop(self._free.popleft())
-
-    def _create(self, nbytes: int) -> tuple[int, memoryview]:
-        # An eighth more, for batches whose sizes differ a little.
-        size = -(-(nbytes + nbytes // 8) // _ROUND_NBYTES) * _ROUND_NBYTES
-        self._last += 1
-        fd = os.memfd_create("dlj-body", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(fd, size)
-            made = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            seal(fd, is_written_here=True)
-            self._channel.send(MessageKind.BUFFER, a=self._last, b=size, fd=fd)
-        finally:
-            os.close(fd)
-        self._maps[self._last] = made
-        return self._last, memoryview(made)
-
-    def _drop(self, number: int) -> None:
-        self._maps.pop(number).close()
-        self._channel.send(MessageKind.DROP, a=number)
 
 
 class Builder:
@@ -416,15 +363,6 @@ class Builder:
 
     def _failure(self, exc: BaseException, phase: str) -> bytes:
         return pack_failure(exc, phase=phase, feeder=self._here.feeder)
-
-
-def copy(to: memoryview, part: bytes | memoryview) -> None:
-    """Copies a part of a body. A large one is copied without the GIL, so that threads of user code, such as Ray Data's,
-    do not wait."""
-    if len(part) < _LARGE_NBYTES:
-        to[:] = part
-    else:
-        np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(part, np.uint8))
 
 
 def _nbytes_of(kind: int, payload: bytes) -> int | None:

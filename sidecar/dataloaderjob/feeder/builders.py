@@ -36,6 +36,7 @@ from dataloaderjob.feeder.channel import (
 from dataloaderjob.feeder.dealing import Needs
 from dataloaderjob.feeder.ends import End, Ends
 from dataloaderjob.feeder.feeding_states import Task, TaskState
+from dataloaderjob.feeder.slot_snapshots import SlotSnapshots, SnapshotReceiver
 from dataloaderjob.feeder.trials import Trials
 
 LINGER_S = 0.2
@@ -48,15 +49,11 @@ ORPHAN_S = 10.0
 """Time for which a session is kept after its receivers are gone: a receiver may reconnect."""
 SLOT_ORPHAN_S = 60.0
 """The same for a slot, which would have to be made again. A reconnected receiver need not request anything at once."""
-MAX_TRIALS = 3
-"""Maximum number of trials of one slot's snapshots if the trials yield no batch."""
-TRIED_AFTER = 1
-"""Distance from a snapshot's next batch to the batch that tries it: by then, anything that it omits has shown up."""
 MAX_FIRST_DEATHS = 2
 """A session fails once this number of its builders have ended before worker_init_fn was finished."""
 
 
-class Owner(Watching, Protocol):
+class Owner(SnapshotReceiver, Watching, Protocol):
     """The feeder's loop as the target of builders' events. Called within its turns."""
 
     def session_free(self) -> None: ...
@@ -66,8 +63,6 @@ class Owner(Watching, Protocol):
     def out_of_memory(self, text: str) -> None: ...
     def progress(self, task: Task, position: int) -> None: ...
     def bundle_failed(self, bundle: bytes, payload: bytes) -> None: ...
-    def snapshot(self, bundle: Bundle, made: int, data: bytes) -> None: ...
-    def say(self, bundle: Bundle, text: str) -> None: ...
     def session_gone(self, bundle: bytes) -> None: ...
     def soon(self, call: Callable[[], None]) -> None: ...
     def receivers_of(self, bundle: bytes) -> set[int]: ...
@@ -84,6 +79,7 @@ class Builders:
         self.templates = Templates(settings, requests, owner, self, relayed=relayed)
         self._settings, self._owner, self._relayed = settings, owner, relayed
         self._trials = Trials(owner, self.templates)
+        self._snapshots = SlotSnapshots(self._trials, owner)
         self._sessions: dict[bytes, Session] = {}
         self._first_deaths: dict[bytes, int] = {}
         self.needs = Needs()
@@ -303,11 +299,11 @@ class Builders:
         elif message.kind == MessageKind.DROP:
             session.buffers.pop(message.a, None)
         elif message.kind == MessageKind.SNAPSHOT:
-            self._snapshot(session, message)
+            self._snapshots.received(session, message)
         elif message.kind == MessageKind.REPLAYED:
             session.replayed = message.b
         elif message.kind == MessageKind.NO_STATE:
-            self._say(session, message.payload.decode(errors="replace"))
+            self._snapshots.say(session, message.payload.decode(errors="replace"))
         elif task is None or message.a != task.serial:
             return
         elif message.kind == MessageKind.PROGRESS:
@@ -322,55 +318,13 @@ class Builders:
             self.templates.fork_ahead(session.template, nbytes)
             slot = session.slot
             if slot is not None and slot.is_exact is None and slot.first is not None and not slot.is_tried:
-                self._try_snapshot(session, slot, task, digests.of_body(body.view))
+                self._snapshots.try_first(session, slot, task, digests.of_body(body.view))
             self._owner.built(task, body)
         elif message.kind == MessageKind.FAILED:
             self._finished(session)
             if session.slot is not None and message.flags & Flag.ENDED and frames.says_end(message.payload):
                 session.slot.has_ended = True
             self._owner.failed(task, message.payload, message.flags)
-
-    # Trials of slots
-
-    def _try_snapshot(self, session: Session, slot: SlotSession, task: Task, digest: int) -> None:
-        """Starts a trial that makes a batch after the first snapshot again from that snapshot."""
-        ticket = frames.unpack_slot_ticket(task.payload)
-        if ticket is None or slot.first is None or ticket.number < slot.first[0] + TRIED_AFTER:
-            return
-        slot.is_tried, slot.trials = True, slot.trials + 1
-        payload = frames.with_beginning(task.payload, slot.first, None)
-        verdict = functools.partial(self._restored, session, slot, digest)
-        self._trials.begin(session, session.introduction, payload, verdict)
-
-    def _restored(self, session: Session, slot: SlotSession, expected: int, found: int | None) -> None:
-        slot.is_tried = False
-        if found is None and slot.trials < MAX_TRIALS:
-            slot.first = None  # the next snapshot is tried
-            return
-        slot.is_exact = found == expected
-        if slot.is_exact and slot.last is not None:
-            self._owner.snapshot(session.bundle, *slot.last)
-        if not slot.is_exact:
-            if session.channel is not None:
-                session.channel.post(MessageKind.NO_STATE)
-            why = (
-                "could not be tried: it yielded no batch"
-                if found is None
-                else "does not bring back what its iterator had (a shuffle buffer?)"
-            )
-            self._say(session, f"its state_dict() {why}: it is made again from its start, not from its state")
-
-    def _snapshot(self, session: Session, message: Message) -> None:
-        slot = session.slot
-        if slot is None:
-            return
-        slot.last = message.a, message.payload
-        slot.first = slot.first or slot.last
-        if slot.is_exact:
-            self._owner.snapshot(session.bundle, *slot.last)
-
-    def _say(self, session: Session, text: str) -> None:
-        self._owner.say(session.bundle, f"slot {session.bundle.slot} of the dataset: {text}")
 
     def _finished(self, session: Session) -> None:
         session.task, session.deadline, session.replayed = None, float("inf"), 0

@@ -26,6 +26,7 @@ from dataloaderjob.core import frames, keys, sockets
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, FrameKind, Header
 from dataloaderjob.core.processes import Backoff
+from dataloaderjob.core.seals import MAC_NBYTES, SEAL_NBYTES, BrokenSeal
 from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.core.supervision import EXIT_LEASE_OVER, Cause
 from dataloaderjob.feeder.blobs import connect_to_supervisor
@@ -113,13 +114,17 @@ class ReceiverConnection:
         self._mapped: dict[int, weakref.ref[SharedBuffer]] = {}
         """Buffers that were shared with the receiver, by number."""
         self._inbuf = bytearray()
+        self._seals = sockets.seals_of(sock)
+        self._head_nbytes = HEADER_NBYTES if self._seals is None else HEADER_NBYTES + SEAL_NBYTES
+        self._header: Header | None = None
+        """The header of the frame whose payload has not arrived yet."""
         sock.setblocking(False)
 
     # Output
 
-    def queue_control(self, *buffers: Buffer) -> None:
+    def queue_control(self, header: bytes, payload: bytes = b"") -> None:
         """Queues a control frame, which overtakes bodies that are not being sent yet."""
-        self._control.append(Outgoing(buffers, None))
+        self._control.append(Outgoing((header, payload), None))
 
     def queue_body(self, task: Task, buffers: Sequence[Buffer], memory: SharedBuffer | None = None) -> None:
         """Queues a body. `memory`: the buffer that holds it, if the frame only gives its location."""
@@ -175,6 +180,11 @@ class ReceiverConnection:
             if memory is not None and memory.number not in self._mapped:
                 self._mapped[memory.number] = weakref.ref(memory)
                 self._current.fd = memory.fd
+        if self._seals is not None and (current := self._current) is not None:
+            # Only now, because the order of frames is part of their seals. The bytes of a body are not.
+            header, payload = current.buffers
+            seal, header = self._seals.out.seal, bytes(header)
+            current.buffers = [seal(header, payload)] if current.task is None else [seal(header), payload]
         return self._current
 
     # Shared memory
@@ -207,16 +217,26 @@ class ReceiverConnection:
 
     def frames(self) -> Iterator[tuple[Header, bytes]]:
         """Yields the complete frames read so far. Raises RemoteProtocolError."""
-        buffer = self._inbuf
+        buffer, seals, head_nbytes = self._inbuf, self._seals, self._head_nbytes
         at = 0
         try:
-            while len(buffer) - at >= HEADER_NBYTES:
-                header = frames.unpack_header(bytes(buffer[at : at + HEADER_NBYTES]), frames.FROM_RECEIVER)
-                end = at + HEADER_NBYTES + header.nbytes
-                if len(buffer) < end:
+            while True:
+                if (header := self._header) is None:
+                    if len(buffer) - at < head_nbytes:
+                        break
+                    head = bytes(buffer[at : at + head_nbytes])
+                    if seals is not None:
+                        seals.into.open_head(head)
+                    header = self._header = frames.unpack_header(head, frames.FROM_RECEIVER)
+                    at += head_nbytes
+                end = at + header.nbytes
+                mac_end = end if seals is None or not header.nbytes else end + MAC_NBYTES
+                if len(buffer) < mac_end:
                     break
-                payload = bytes(buffer[at + HEADER_NBYTES : end])
-                at = end
+                payload = bytes(buffer[at:end])
+                if seals is not None and payload:
+                    seals.into.open_payload(payload, bytes(buffer[end:mac_end]))
+                at, self._header = mac_end, None
                 yield header, payload
         finally:
             del buffer[:at]
@@ -268,7 +288,7 @@ class Sender:
             kind, stream=task.stream, ticket=task.ticket, bundle=task.bundle,
             nbytes=len(payload), room=room, load=self._machine.load, flags=flags,
         )  # fmt: skip
-        connection.queue_control(header + payload)
+        connection.queue_control(header, payload)
         return {connection}
 
     def confirm_cancelled(self, connection: ReceiverConnection, cancel: Header) -> None:
@@ -364,7 +384,8 @@ class Registration:
                 lost = min(lost, time.monotonic())
                 self._alone_since = min(self._alone_since, time.monotonic())
                 # At the end of a run the supervisor exits first.
-                if str(exc) != logged and time.monotonic() - lost >= TELL_AFTER_S:
+                broken = isinstance(exc, BrokenSeal)
+                if str(exc) != logged and (broken or time.monotonic() - lost >= TELL_AFTER_S):
                     logged = str(exc)
                     log.warning("%s has no supervisor, trying again: %s", self._settings.name, exc)
             was_up = time.monotonic() - since > _BACKOFF.last_s  # the connection lasted for a while

@@ -384,7 +384,7 @@ class FeederServer:
         for number, stream in self._machine.users(bundle.id):
             if (connection := self._sender.connections.get(number)) is not None:
                 header = frames.pack_header(kind, stream=stream, bundle=bundle.id, nbytes=len(payload))
-                connection.queue_control(header + payload)
+                connection.queue_control(header, payload)
                 self._flush({connection})
 
     def _through(

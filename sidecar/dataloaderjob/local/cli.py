@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dataloaderjob import __version__
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
-from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.core.texts import clean_lines
+from dataloaderjob.local import subcommands
 from dataloaderjob.providers.provider import NAMES as PROVIDERS
 
 EXIT_INPUT = 2
 EXIT_FAILED = 1
-EXIT_DIFFERENT = 1
-"""Exit code of verify and replay for a difference only, as with diff and cmp; any other problem is EXIT_TROUBLE."""
 EXIT_TROUBLE = 2
-EXIT_INTERRUPTED = 130
-EXIT_PIPE = 141
-"""Exit code of a program that SIGPIPE ends."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = int(args.command(args))
         if sys.stdout is not None:  # it was closed before Python started
-            with _output():
+            with subcommands.output():
                 sys.stdout.flush()
         return code
     except (DataLoaderJobError, OSError) as exc:
@@ -70,24 +63,24 @@ def make_parser() -> argparse.ArgumentParser:
         "--record", type=Path, metavar="FOLDER",
         help="record what each rank consumes, for verify and replay; give a resumed run the same folder",
     )  # fmt: skip
-    run.set_defaults(command=_run)
+    run.set_defaults(command=subcommands.run)
     _add_env(commands)
     status = commands.add_parser("status", help="show what is running on this machine")
     status.add_argument("--dir", help="show only the run with this folder, as listed by status")
     status.add_argument(
         "--watch", action="store_true", help="keep refreshing until nothing runs or you press Ctrl-C"
     )
-    status.set_defaults(command=_status)
+    status.set_defaults(command=subcommands.status)
     scale = commands.add_parser("scale", help="change spec.feeders.replicas of a run on this machine")
     scale.add_argument("replicas", type=int, help="the new number of replicas")
     scale.add_argument("--dir", help="folder of the run, needed if several are running")
-    scale.set_defaults(command=_scale)
+    scale.set_defaults(command=subcommands.scale)
     _add_report(commands)
     _add_inject(commands)
     _add_map(commands)
     _add_verify(commands)
     _add_replay(commands)
-    commands.add_parser("version", help="show the version").set_defaults(command=_version)
+    commands.add_parser("version", help="show the version").set_defaults(command=subcommands.version)
     return parser
 
 
@@ -119,7 +112,7 @@ def _add_advise(commands: Any) -> None:
         metavar="COMMAND",
         help="the command that starts the training script",
     )
-    advise.set_defaults(command=_advise)
+    advise.set_defaults(command=subcommands.advise)
 
 
 def _add_report(commands: Any) -> None:
@@ -136,7 +129,7 @@ def _add_report(commands: Any) -> None:
         "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE",
         help="file to write (default: report.html)",
     )  # fmt: skip
-    report.set_defaults(command=_report)
+    report.set_defaults(command=subcommands.report)
 
 
 def _add_env(commands: Any) -> None:
@@ -151,7 +144,7 @@ def _add_env(commands: Any) -> None:
     how = env.add_mutually_exclusive_group()
     how.add_argument("--unset", action="store_true", help="print the commands that detach the shell again")
     how.add_argument("--json", action="store_true", help="print a JSON object of variables, for a notebook")
-    env.set_defaults(command=_env)
+    env.set_defaults(command=subcommands.env)
 
 
 def _add_inject(commands: Any) -> None:
@@ -183,7 +176,7 @@ def _add_inject(commands: Any) -> None:
         "--sidecar-pull-secret", action="append", default=[], metavar="NAME",
         help="pull secret for that image in the namespace of the pods; may be repeated",
     )  # fmt: skip
-    inject.set_defaults(command=_inject)
+    inject.set_defaults(command=subcommands.inject)
 
 
 def _add_map(commands: Any) -> None:
@@ -222,7 +215,7 @@ def _add_map(commands: Any) -> None:
         "--feeders", type=int, metavar="N",
         help="number of feeders; 0 does the work in this process, for debugging (default: as for a loader)",
     )  # fmt: skip
-    map_.set_defaults(command=_map)
+    map_.set_defaults(command=subcommands.map_)
 
 
 _TRUST = (
@@ -254,7 +247,7 @@ def _add_verify(commands: Any) -> None:
         "--sample", type=int, metavar="N", help="make only N evenly spaced batches again, not all"
     )
     _add_trust(verify)
-    verify.set_defaults(command=_verify, failed=EXIT_TROUBLE)
+    verify.set_defaults(command=subcommands.verify, failed=EXIT_TROUBLE)
 
 
 def _add_replay(commands: Any) -> None:
@@ -284,191 +277,7 @@ def _add_replay(commands: Any) -> None:
         "--output", type=Path, metavar="FILE", help="save the batch to this file with torch.save"
     )
     _add_trust(replay)
-    replay.set_defaults(command=_replay, failed=EXIT_TROUBLE)
-
-
-def _advise(args: argparse.Namespace) -> int:
-    from dataloaderjob.advise.command import advise
-
-    try:
-        command = args.script[1:] if args.script[:1] == ["--"] else args.script
-        _print(
-            advise(command, steps=args.steps, timeout_s=args.timeout, link_gbit=args.link, as_json=args.json)
-        )
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    return 0
-
-
-def _run(args: argparse.Namespace) -> int:
-    try:
-        from dataloaderjob.api import load_manifest
-    except ModuleNotFoundError as exc:
-        raise InputError(
-            f"reading a manifest needs the module {exc.name!r}: pip install 'dataloaderjob[trainer,cli]' for "
-            "--provider local, 'dataloaderjob[local]' for Ray"
-        ) from exc
-    from dataloaderjob.local.run import run
-
-    job = load_manifest(args.manifest, one_machine=True)
-    return run(job, args.manifest, metrics_port=args.metrics_port, provider=args.provider, record=args.record)
-
-
-def _env(args: argparse.Namespace) -> int:
-    from dataloaderjob.local.attaching import VARIABLES, as_json, exports, find_attachable, variables
-
-    if args.unset:
-        _print(f"unset {' '.join(VARIABLES)}")
-        return 0
-    found = variables(find_attachable(args.name, args.dir))
-    for line in [as_json(found)] if args.json else exports(found):
-        _print(line)
-    return 0
-
-
-def _status(args: argparse.Namespace) -> int:
-    from dataloaderjob.local.console import status_lines
-    from dataloaderjob.local.status import find_run, histories, live_runs
-
-    runs = [find_run(args.dir)] if args.dir else live_runs()
-    if not runs:
-        _print("nothing of yours is running on this machine")
-    elif args.watch:
-        return _watch(args.dir)
-    for run, history in zip(runs, histories(runs), strict=True):
-        for line in status_lines(run, history):
-            _print(line)
-    return 0
-
-
-def _watch(folder: str | None) -> int:
-    from dataloaderjob.local.console import Console, watch
-    from dataloaderjob.local.status import live_runs
-
-    shown = Console()
-    try:
-        watch(lambda: [run for run in live_runs(folder) if folder or run.kept_until is None], shown)
-    except KeyboardInterrupt:
-        if shown.live:
-            _print("")  # below the ^C
-        return EXIT_INTERRUPTED
-    shown.line("", "nothing is left to watch", False)
-    return 0
-
-
-def _scale(args: argparse.Namespace) -> int:
-    from dataloaderjob.local.status import find_run
-
-    run = find_run(args.dir)
-    least, per_pod = int(run.about.get("min", 0)), int(run.about.get("per_pod", 1))
-    most = MAX_FEEDERS // per_pod
-    if args.replicas > most:
-        times = f", {per_pod} feeders each," if per_pod > 1 else ""
-        raise InputError(f"{run.name} may have {most} replicas{times} at most, found {args.replicas}")
-    if args.replicas < least:
-        raise InputError(
-            f"{run.name} needs {least} replicas of feeders at least, found {args.replicas}: see "
-            "spec.feeders.minAvailable"
-        )
-    feeders = args.replicas * per_pod
-    run.ask({"type": "scale", "feeders": feeders})
-    _print(f"{run.name}: {feeders} feeders from now on")
-    return 0
-
-
-def _report(args: argparse.Namespace) -> int:
-    from dataloaderjob.local.reporting.command import report
-
-    _print(report(args.run, args.output))
-    return 0
-
-
-def _inject(args: argparse.Namespace) -> int:
-    try:
-        from dataloaderjob.local import injecting
-    except ModuleNotFoundError as exc:
-        raise InputError(f"inject needs the module {exc.name!r}: pip install 'dataloaderjob[cli]'") from exc
-    request = injecting.Request(
-        source=args.filename, manifest=args.job_file, job=args.job,
-        sidecar_image=args.sidecar_image or injecting.SIDECAR_IMAGE, pull_secrets=args.sidecar_pull_secret,
-    )  # fmt: skip
-    with _output():
-        injecting.run(request, args.output, in_place=args.in_place)
-    return 0
-
-
-def _map(args: argparse.Namespace) -> int:
-    try:
-        try:
-            import pyarrow.parquet  # noqa: F401
-
-            from dataloaderjob.local.mapping import command
-        except ModuleNotFoundError as exc:
-            needed = str(exc.name).partition(".")[0]
-            raise InputError(f"map needs the module {needed!r}: pip install 'dataloaderjob[map]'") from exc
-        names = (
-            "script",
-            "dataset",
-            "function",
-            "output",
-            "collate_fn",
-            "batch_size",
-            "rows_per_file",
-            "feeders",
-        )
-        _print(command.run(command.Arguments(**{name: getattr(args, name) for name in names})))
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    return 0
-
-
-def _verify(args: argparse.Namespace) -> int:
-    from dataloaderjob.local.verify import check, compare
-
-    if args.sample is not None and (args.other is not None or args.sample < 1):
-        raise InputError(
-            "--sample is a number of batches, at least 1, and needs a single record, whose batches are made again"
-        )
-    if args.other is not None:
-        equal, lines = compare(args.record, args.other, epoch=args.epoch, trusted=args.trust)
-    else:
-        equal, lines = check(args.record, epoch=args.epoch, sample=args.sample, trusted=args.trust)
-    for line in lines:
-        _print(line)
-    return 0 if equal else EXIT_DIFFERENT
-
-
-def _replay(args: argparse.Namespace) -> int:
-    from dataloaderjob.local.replay import Replay
-
-    output = None if args.output is None else args.output.absolute()
-    replay = Replay(args.record, rank=args.rank, loader=args.loader, epoch=args.epoch, batch=args.batch)
-    replay.make(debug=args.pdb, trusted=args.trust)
-    for line in replay.lines():
-        _print(line)
-    if output is not None:
-        replay.save(output)
-    return 0 if replay.equal else EXIT_DIFFERENT
-
-
-def _version(_: argparse.Namespace) -> int:
-    _print(f"dataloaderjob {__version__}")
-    return 0
-
-
-def _print(text: str) -> None:
-    with _output():
-        sys.stdout.write(f"{text}\n")
-
-
-@contextlib.contextmanager
-def _output() -> Iterator[None]:
-    """Ends the command without a message if the reader of its output, such as head, has closed the pipe."""
-    try:
-        yield
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what the interpreter writes at its end
-        sys.exit(EXIT_PIPE)
+    replay.set_defaults(command=subcommands.replay, failed=EXIT_TROUBLE)
 
 
 if __name__ == "__main__":

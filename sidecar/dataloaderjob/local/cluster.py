@@ -8,35 +8,24 @@ socket, memory or folder behind; `reaper` does the same if this process itself i
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import secrets
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core import folders, keys, places, supervision, timings
-from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceUnavailable
-from dataloaderjob.core.ipc import MAX_PATH_NBYTES
+from dataloaderjob.core.errors import DataLoaderJobError, InputError
 from dataloaderjob.core.keys import Holder
-from dataloaderjob.core.settings import (
-    LoaderSettings,
-    RayTasks,
-    RayTuning,
-    SidecarSettings,
-    SupervisorSettings,
-    dump,
-)
+from dataloaderjob.core.settings import SidecarSettings, dump
 from dataloaderjob.core.sockets import new_key
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import reaper
 from dataloaderjob.local.children import Child, Command, Loop, Started
-from dataloaderjob.local.external import ExternalRay, ray_env
+from dataloaderjob.local.external import ray_env
 from dataloaderjob.local.forks import PYTHON, fork, host_command
 from dataloaderjob.local.ports import ReservedPort
 from dataloaderjob.local.reporting.keeper import Keeper
@@ -50,7 +39,16 @@ from dataloaderjob.local.restarts import (
     StopHead,
     StopSupervisor,
 )
-from dataloaderjob.local.status import HOME_PREFIX, RUN_FILE, Poller, Snapshot, sidecar_status
+from dataloaderjob.local.run_folder import make_home
+from dataloaderjob.local.service_plan import (
+    KEY,
+    ServicePlan,
+    external_ray,
+    key_file,
+    sidecar_settings,
+    supervisor_settings,
+)
+from dataloaderjob.local.status import RUN_FILE, Poller, Snapshot, sidecar_status
 from dataloaderjob.providers.provider import RAY
 
 if TYPE_CHECKING:
@@ -63,35 +61,10 @@ END_S = 15.0
 """Time for a supervisor to end its feeders."""
 GRACE_S = 0.5
 """Time for Ray's processes to end; they have nothing to save."""
-REGISTER_MARGIN_S = 30.0
 LAST_WORDS = 5
-KEY = "key"
-"""File with the job's key, for the supervisor and for commands."""
 
 Show = Callable[[str, str, bool], None]
 """Called with the source, a line, and True for bad news or output on stderr."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServicePlan:
-    """Configuration of the service."""
-
-    job: str
-    num_feeders: int
-    env: Mapping[str, str]
-    """Environment of the supervisor, and of the sidecar unless `sidecar_env` is set."""
-    sidecar_env: Mapping[str, str] | None = None
-    feeder_env: Mapping[str, str]
-    """Environment of Ray's processes or the feeder host, and therefore of user code in feeders."""
-    feeder_cwd: Path
-    provider: str = RAY
-    """Name of the provider that starts feeders (`providers.provider`)."""
-    tuning: RayTuning = field(default_factory=RayTuning)
-    tasks: RayTasks = field(default_factory=RayTasks)
-    external: ExternalRay | None = None
-    """The existing Ray cluster to use; None: one of this run's own."""
-    loader: LoaderSettings = field(default_factory=LoaderSettings)
-    metrics_port: int | None = None
 
 
 class LocalCluster:
@@ -123,7 +96,7 @@ class LocalCluster:
             else ServicePart.HOST
         )  # fmt: skip
         self.policy = RestartPolicy(self._starter)
-        self.home = _make_home(ray=self.policy.ray)
+        self.home = make_home(ray=self.policy.ray)
         self.socket = socket_path or str(self.home / places.SOCKET_NAME)
         self.sidecar_listens = False
         self._loop, self._show, self._broken = loop, show, broken
@@ -207,7 +180,7 @@ class LocalCluster:
         with folders.room(self.home, InputError):
             folders.write(self.home / KEY, self._key)
             for holder in (Holder.SIDECAR, Holder.FEEDER):
-                folders.write(self._key_of(holder), keys.derive(self._key, holder))
+                folders.write(key_file(self.home, holder), keys.derive(self._key, holder))
         self._keeper = self._new_keeper(about)
         self.tell(about)
         self._do(self.policy.start())
@@ -273,10 +246,6 @@ class LocalCluster:
         assert self._heads is not None  # noqa: S101  the policy knows heads only with Ray
         return self._heads
 
-    def _key_of(self, holder: Holder) -> Path:
-        """The file with a key that is derived from the job's."""
-        return self.home / f"{KEY}-{holder}"
-
     def _start_sidecar(self) -> None:
         if self._sidecar_over:
             return
@@ -286,43 +255,22 @@ class LocalCluster:
         self._serve(ServicePart.SIDECAR, "dataloaderjob.sidecar", env, self._on_sidecar)
 
     def _sidecar_settings(self) -> SidecarSettings:
-        plan = self.plan
-        return SidecarSettings(
-            job=plan.job, socket=self.socket, key_path=str(self._key_of(Holder.SIDECAR)),
-            blobs=str(self.home / "blobs"),
-            supervisor_host="127.0.0.1", supervisor_port=self._port.number, metrics_port=plan.metrics_port,
-            private=True, **dataclasses.asdict(plan.loader),
-        )  # fmt: skip
+        return sidecar_settings(self.plan, self.home, self.socket, self._port.number)
 
     def _start_supervisor(self, number: int) -> None:
         plan, env = self.plan, dict(self.plan.env)
         if plan.external is not None:
             env = ray_env(os.environ, env)
-            who: dict[str, Any] = self._external_settings(plan.external)
+            who: dict[str, Any] = external_ray(plan, plan.external, self.run_id)
         elif self.policy.ray:
             head = self._ray_heads.head(number)
             env |= head.env()
             who = {"ray_address": head.address}
         else:
             who = {"host_socket": str(self._host_socket), "init_timeout_s": HOST_UP_S}
-        settings = SupervisorSettings(
-            job=plan.job, key_path=str(self.home / KEY), blob_folder=str(self.home / "blobs"),
-            feeder_key_path=str(self._key_of(Holder.FEEDER)), feeder_blob_folder=str(self.home / "blobs"),
-            provider=plan.provider,
-            num_feeders=plan.num_feeders, state_path=str(self.home / "feeders.json"), port=self._port.number,
-            ready_timeout_s=plan.tuning.worker_register_timeout_s + REGISTER_MARGIN_S,
-            worker_register_timeout_s=plan.tuning.worker_register_timeout_s, **who,
-        )  # fmt: skip
+        settings = supervisor_settings(plan, self.home, self._port.number, who)
         self._dump("supervisor", settings)
         self._serve(ServicePart.SUPERVISOR, "dataloaderjob.supervisor.main", env, self._on_supervisor)
-
-    def _external_settings(self, ray: ExternalRay) -> dict[str, Any]:
-        """Returns the supervisor's settings for a cluster that other jobs use, too."""
-        return {
-            "ray_address": ray.address, "ray_external": True,
-            "ray_tag": f"dataloaderjob-{self.plan.job}-{self.run_id}", "feeder_resources": dict(ray.feeder_resources),
-            "feeder_env": dict(ray.feeder_env), "feeder_supervisor_host": ray.host, "bind_host": ray.bind_host,
-        }  # fmt: skip
 
     def _start_host(self) -> None:
         started, self._host_started = self._host_started, None
@@ -487,25 +435,3 @@ class LocalCluster:
         if self._reaper is not None:
             self._reaper.kill()
             self._reaper.wait()
-
-
-def _make_home(*, ray: bool) -> Path:
-    """Creates our own folder, with a path short enough for sockets. Raises InputError if that is impossible."""
-    limit = MAX_PATH_NBYTES - len("/s")
-    if ray:
-        from dataloaderjob.providers.ray.node import MAX_FOLDER_NBYTES
-
-        limit = MAX_FOLDER_NBYTES - len("/r99")
-    for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108  mkdtemp creates a private folder in it
-        if len(os.fsencode(base)) + len(f"/{HOME_PREFIX}xxxxxxxx") <= limit:
-            with contextlib.suppress(OSError, ServiceUnavailable):
-                folders.check_above(Path(base), places.REMEDY)
-                home = Path(tempfile.mkdtemp(prefix=HOME_PREFIX, dir=base))
-                folders.mark(home)
-                return home
-    raise InputError(
-        f"a writable folder is needed, with a path short enough for sockets, where others cannot rename our files; "
-        "neither "
-        f"{tempfile.gettempdir()} nor /tmp is one: set TMPDIR to a path of at most "
-        f"{limit - len(f'/{HOME_PREFIX}xxxxxxxx')} bytes"
-    )

@@ -29,8 +29,8 @@ from dataloaderjob.api.pods import Container, EnvVar, PodSpec
 from dataloaderjob.core.autoscaling import Bounds
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.local.autoscaling import bounds_of
-from dataloaderjob.local.cluster import ServicePlan
 from dataloaderjob.local.external import ExternalRay
+from dataloaderjob.local.service_plan import ServicePlan
 from dataloaderjob.providers.provider import RAY
 
 FAILING_GRACE_S = 5.0

@@ -27,9 +27,10 @@ from dataloaderjob.core.memory import memory_limit
 from dataloaderjob.core.processes import alive
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.local.children import Loop, Started
-from dataloaderjob.local.cluster import LocalCluster, ServicePlan
+from dataloaderjob.local.cluster import LocalCluster
 from dataloaderjob.local.forks import Forked, environments
 from dataloaderjob.local.reaper import give_up, is_anothers, locked, service_of
+from dataloaderjob.local.service_plan import ServicePlan
 from dataloaderjob.local.status import sidecar_status
 from dataloaderjob.local.verdicts import VerdictFile, verdict_of
 from dataloaderjob.providers.provider import LOCAL

@@ -225,7 +225,7 @@ class Poller:
         return sockets.recv_message(sock)
 
     def _connect(self) -> socket.socket:
-        sock = socket.create_connection(("127.0.0.1", self._port), timeout=TIMEOUT_S)
+        sock = sockets.dial(("127.0.0.1", self._port), TIMEOUT_S)
         try:
             sockets.greet(sock, keys.of_job(self._key), role="control", name="local", job=self._job)
         except BaseException:

@@ -25,6 +25,7 @@ from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, FrameKind, Header
 from dataloaderjob.core.processes import Backoff
+from dataloaderjob.core.seals import MAC_NBYTES, SEAL_NBYTES, Seals
 from dataloaderjob.sidecar import shared_bodies
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.shared_bodies import SharedBodies
@@ -43,6 +44,8 @@ MAX_UNAWAITED = 512
 MAX_NOT_GREETED = 3
 """Number of failed handshakes over this machine's socket before one over TCP is tried."""
 BACKOFF = Backoff(0.1, 5.0)
+TELL_EVERY_S = 60.0
+"""Interval between two equal log lines about a feeder that breaks the protocol, or somebody on the path who does."""
 LinkError = (OSError, ProtocolError)
 """Errors that end a connection and nothing else."""
 
@@ -87,6 +90,9 @@ class FeederConnection:
         """Number of consecutive connections on this machine that ended before they were up."""
         self._out = bytearray()
         self._handshake: sockets.ClientHandshake
+        self._seals: Seals | None = None
+        """The seals of frames over TCP."""
+        self._head_nbytes = HEADER_NBYTES
         self._scratch = memoryview(bytearray(SCRATCH_NBYTES))
         self._have = 0
         self._header: Header | None = None
@@ -100,6 +106,8 @@ class FeederConnection:
         """True if SO_RCVLOWAT is set for the rest of that body."""
         self._unawaited = 0
         """Number of upcoming bodies that are not waited for."""
+        self.told, self.tell_at = "", 0.0
+        """The last log line about a broken protocol, and the earliest time of its repetition."""
         self._late = 0
         """Number of consecutive awaited bodies that were late."""
 
@@ -181,6 +189,9 @@ class FeederConnection:
         """Queues a frame; `flush` sends all queued frames in one call."""
         if self.phase is not BodyPhase.UP:
             return  # the connection has broken; everything requested here is requested again
+        if self._seals is not None:
+            self._out += self._seals.out.seal(header, payload)
+            return
         self._out += header
         self._out += payload
 
@@ -207,6 +218,8 @@ class FeederConnection:
             return
         if facts.get("instance") != self.endpoint.instance:
             raise AuthError(f"another process answers on the port of {self.endpoint.name}")
+        self._seals = self._handshake.seals if self._shared is None else None
+        self._head_nbytes = HEADER_NBYTES if self._seals is None else HEADER_NBYTES + SEAL_NBYTES
         sockets.tune(self.sock)
         seconds, microseconds = divmod(int(BODY_WAIT_S * 1e6), 1_000_000)
         self.sock.setblocking(True)
@@ -249,10 +262,13 @@ class FeederConnection:
 
     def _parse(self) -> None:
         """Takes the frames in the scratch buffer; the start of a payload is copied from there."""
-        at = 0
-        while self._have - at >= HEADER_NBYTES:
-            header = frames.unpack_header(self._scratch[at : at + HEADER_NBYTES], FROM_FEEDER)
-            at += HEADER_NBYTES
+        at, head_nbytes = 0, self._head_nbytes
+        while self._have - at >= head_nbytes:
+            head = self._scratch[at : at + head_nbytes]
+            if self._seals is not None:
+                self._seals.into.open_head(head)
+            header = frames.unpack_header(head, FROM_FEEDER)
+            at += head_nbytes
             at += self._begin_payload(header, self._scratch[at : self._have])
             if self._left:
                 break
@@ -269,7 +285,9 @@ class FeederConnection:
             self._unawaited = max(0, self._unawaited - 1)
             self._target = self._sink.connection_body(self, header)
         else:
-            self._control = bytearray(header.nbytes)
+            if self._left and self._seals is not None:
+                self._left += MAC_NBYTES
+            self._control = bytearray(self._left)
             self._target = memoryview(self._control)
         n = min(len(start), self._left)
         if n and self._target is not None:
@@ -328,13 +346,18 @@ class FeederConnection:
         if header.kind == FrameKind.BODY:
             if target is not None:
                 self._end_body(header, target)
-        elif header.kind == FrameKind.SHARED:
-            self._copy(header, bytes(control or b""))
+            return
+        payload = bytes(control or b"")
+        if payload and self._seals is not None:
+            payload, mac = payload[:-MAC_NBYTES], payload[-MAC_NBYTES:]
+            self._seals.into.open_payload(payload, mac)
+        if header.kind == FrameKind.SHARED:
+            self._copy(header, payload)
         elif header.kind == FrameKind.UNMAP:
             if self._shared is not None:
                 self._shared.unmap(header.room)
         else:
-            self._sink.connection_frame(self, header, bytes(control or b""))
+            self._sink.connection_frame(self, header, payload)
 
     def _copy(self, header: Header, where: bytes) -> None:
         """Copies a body from the feeder's memory."""

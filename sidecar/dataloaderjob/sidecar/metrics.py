@@ -7,7 +7,7 @@ the trainer, from its own mapping, so a scrape never touches the data path.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -18,6 +18,8 @@ from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 
 PREFIX = "dataloaderjob_sidecar_"
 MAX_LABEL = 512
+MAX_ENDED = 64
+"""Maximum number of trainer processes without a receiver whose counts are kept."""
 
 
 class MetricKind(Enum):
@@ -161,6 +163,35 @@ def store(words: Control, machine: Dispatcher) -> None:
 def read(words: Control) -> dict[str, int]:
     """Returns the current values of one receiver, by key."""
     return {key: words.words[_WORDS[key]] for key in KEYS}
+
+
+class Totals:
+    """Sums of the metrics of all receivers, including those that have ended."""
+
+    def __init__(self) -> None:
+        self._gone = dict.fromkeys(KEYS, 0)
+        self._added: dict[str, dict[str, int]] = {}
+        """Counts of receivers that ended, by trainer process, which may attach again."""
+
+    def of(self, live: Iterable[dict[str, int]]) -> dict[str, int]:
+        """Returns the sums, with the current values of the live receivers."""
+        live = list(live)
+        return {name: sum((values[name] for values in live), gone) for name, gone in self._gone.items()}
+
+    def ended(self, process: str, last: dict[str, int]) -> None:
+        """Adds the counts of a receiver that ended, and those of its trainer `process` until then."""
+        for name in COUNTERS:
+            self._gone[name] += last[name]
+        self._added[process] = last
+        while len(self._added) > MAX_ENDED:
+            del self._added[next(iter(self._added))]
+
+    def adopted(self, process: str, living: dict[str, int]) -> None:
+        """Keeps a trainer's counts, whose memory outlives its receiver, from being counted twice: they were added when
+        the receiver ended, or belong to an earlier sidecar."""
+        before = self._added.pop(process, living)
+        for name in TRAINERS_COUNTERS:
+            self._gone[name] -= before[name]
 
 
 def prometheus(receivers: list[tuple[str, dict[str, int]]], job: str) -> str:

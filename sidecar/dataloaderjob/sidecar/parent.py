@@ -5,9 +5,7 @@ health. It has no threads, because it forks, and takes no part in the data path.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
-import itertools
 import json
 import os
 import re
@@ -16,17 +14,15 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dataloaderjob.core import ipc
 from dataloaderjob.core.blobs import SLOTS, BlobStore, Bundle
-from dataloaderjob.core.control import W_IDLE, W_NEXT_CALLS, Control, sealed
+from dataloaderjob.core.control import W_NEXT_CALLS, Control, sealed
 from dataloaderjob.core.errors import RemoteProtocolError, first_line
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.processes import (
-    alive,
     allow_all_files,
     default_signals,
     die_with_parent,
@@ -36,6 +32,7 @@ from dataloaderjob.core.processes import (
 from dataloaderjob.core.settings import LoaderSettings, SidecarSettings, read_key
 from dataloaderjob.core.texts import clean
 from dataloaderjob.sidecar import metrics
+from dataloaderjob.sidecar.admission import Admission, ReceiverProcess
 from dataloaderjob.sidecar.attachment import Attachment
 from dataloaderjob.sidecar.listeners import Guest, HttpServer, TrainerListener
 from dataloaderjob.sidecar.receiver import Receiver
@@ -45,28 +42,7 @@ TICK_S = 0.5
 METRICS_EVERY_S = 1.0
 SWEEP_EVERY_S = 30.0
 """Interval at which a private service that waits for the next script removes what earlier scripts have sent."""
-EXTRA_PROCESSES = 8
-"""Maximum number of extra processes of a launch that did not state it. Together they get the memory of the first."""
-MAX_ENDED = 64
-"""Maximum number of trainer processes without a receiver whose counts are kept."""
-MAX_LISTED = 8
 _RANK = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
-
-
-@dataclass(slots=True, eq=False)
-class ReceiverProcess:
-    """A running receiver, as the parent sees it."""
-
-    rank: str
-    trainer_pid: int
-    process: str
-    """The trainer's own name for itself: in another container, its pid may denote another process."""
-    pidfd: int
-    pid: int
-    channel: socket.socket
-    control: Control
-    untold: bool = False
-    """True if its channel was full, so that the list of feeders must be sent again."""
 
 
 class Sidecar:
@@ -81,9 +57,8 @@ class Sidecar:
         self._bundle_gc = BundleGc(self.store)
         self.receivers: dict[int, ReceiverProcess] = {}
         """Receivers by pid."""
-        self._gone = dict.fromkeys(metrics.KEYS, 0)
-        self._added: dict[str, dict[str, int]] = {}
-        """Counts of receivers that ended, by trainer process, which may attach again."""
+        self._admission = Admission(settings, self.receivers, self._end)
+        self._totals = metrics.Totals()
         self._failures = Failures()
         self._stop = False
         self._select = selectors.DefaultSelector()
@@ -186,7 +161,7 @@ class Sidecar:
             for receiver in self.receivers.values():
                 self._failures.update(receiver.rank, receiver.pid, receiver.control.words[W_NEXT_CALLS])
             report = {"receivers": len(self.receivers), "failures": self._failures.current()}
-            self._supervisor.send({"type": "metrics", "metrics": self._totals(), **report})
+            self._supervisor.send({"type": "metrics", "metrics": self._sums(), **report})
 
     def _watch_upstream(self) -> None:
         assert self._supervisor is not None  # noqa: S101
@@ -226,7 +201,7 @@ class Sidecar:
                 pass  # its last messages
             self._bundle_gc.gone(receiver.pid)
             self._failures.update(receiver.rank, receiver.pid, receiver.control.words[W_NEXT_CALLS])
-            self._add_up(receiver.process, metrics.read(receiver.control))
+            self._totals.ended(receiver.process, metrics.read(receiver.control))
             with contextlib.suppress(KeyError):
                 self._select.unregister(receiver.channel)
             receiver.channel.close()
@@ -264,8 +239,9 @@ class Sidecar:
             )
         if adoption and not sealed(fds[1]):
             raise RemoteProtocolError("the control memory that the trainer gave back is not sealed")
-        claimed = hello["shown"] = self._claim(rank, pid, process)
-        settings = self._share()
+        self._reap()
+        claimed = hello["shown"] = self._admission.claim(rank, pid, process)
+        settings = self._admission.share()
         if not adoption:
             guest.fds += [Control.create(), _eventfd(), _eventfd()]
         control = Control(fds[1])
@@ -286,35 +262,10 @@ class Sidecar:
         receiver = ReceiverProcess(claimed, pid, process, fds.pop(0), child, ours, control)
         self.receivers[child] = receiver
         if adoption:
-            self._count_once(process, metrics.read(control))
+            self._totals.adopted(process, metrics.read(control))
         self._select.register(ours, selectors.EVENT_READ, lambda: self._on_receiver(receiver))
         guest.answer(ipc.pack_json(ipc.Type.WELCOME, self._welcome(settings)), None if adoption else fds)
         guest.close()
-
-    def _claim(self, rank: str, pid: int, process: str) -> str:
-        """Returns the name under which the rank is shown. Raises RemoteProtocolError if another live process holds this
-        rank, unless the processes may belong to different launches."""
-        self._reap()
-        if self.settings.awaits_feeders:
-            return self._claim_attached(rank, pid, process)
-        for receiver in list(self.receivers.values()):
-            if receiver.rank != rank:
-                continue
-            if alive(receiver.pidfd) and receiver.process != process and not self._may_give_way(receiver):
-                raise RemoteProtocolError(
-                    f"rank {rank} is held by the live process {receiver.trainer_pid}; process {pid} cannot have it "
-                    "too: give each process its own RANK, or end the other one"
-                )
-            self._end(receiver)
-        return rank
-
-    def _claim_attached(self, rank: str, pid: int, process: str) -> str:
-        for receiver in list(self.receivers.values()):
-            if receiver.process == process or not alive(receiver.pidfd):
-                self._end(receiver)
-        taken = {receiver.rank for receiver in self.receivers.values()}
-        names = itertools.chain((rank, f"{rank}-{pid}"), (f"{rank}-{pid}-{n}" for n in itertools.count(2)))
-        return next(name for name in names if name not in taken)
 
     def _end(self, receiver: ReceiverProcess) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -322,64 +273,6 @@ class Sidecar:
         while receiver.pid in self.receivers:
             time.sleep(0.001)
             self._reap()
-
-    def _may_give_way(self, receiver: ReceiverProcess) -> bool:
-        """True if its trainer has no loader in use. A client of a private service stays attached without one, and
-        attaches again when it needs to."""
-        return self.settings.private and bool(receiver.control.words[W_IDLE])
-
-    def _running(self) -> int:
-        return sum(alive(receiver.pidfd) for receiver in self.receivers.values())
-
-    def _share(self) -> LoaderSettings:
-        """Returns one more receiver's settings: its share of the node's shared memory. Raises RemoteProtocolError."""
-        settings = self.settings
-        if self._running() >= settings.processes:
-            for receiver in [r for r in self.receivers.values() if self._may_give_way(r)]:
-                self._end(receiver)
-        if (running := self._running()) < settings.processes:
-            return settings
-        if settings.awaits_feeders:
-            raise RemoteProtocolError(self._full())
-        if not settings.private:
-            raise RemoteProtocolError(
-                f"this sidecar shares its memory among {settings.processes} trainer processes, which are all here: set"
-                " spec.trainers.job.processesPerPod to the number that runs in each pod"
-            )
-        if running >= settings.processes + EXTRA_PROCESSES:
-            raise RemoteProtocolError(
-                f"{running} processes use the service of this launch, made for {settings.processes}: set"
-                " LOCAL_WORLD_SIZE to their number, as torchrun does"
-            )
-        share = settings.limit_nbytes // EXTRA_PROCESSES
-        return dataclasses.replace(settings, processes=1, shared_memory_nbytes=share, pool_nbytes=None)
-
-    def _full(self) -> str:
-        held = [f"rank {r.rank} (process {r.trainer_pid})" for r in self.receivers.values() if alive(r.pidfd)]
-        more = f" and {len(held) - MAX_LISTED} more" if len(held) > MAX_LISTED else ""
-        if self.settings.processes == 1:
-            most = "one trainer process at a time, and it is attached"
-        else:
-            most = f"{self.settings.processes} trainer processes at a time, and all of them are attached"
-        return (
-            f"this job serves {most}: {', '.join(held[:MAX_LISTED])}{more}; end one of them, or raise "
-            "spec.trainers.attach.processesPerPod"
-        )
-
-    def _add_up(self, process: str, ended: dict[str, int]) -> None:
-        """Adds the counts of a receiver that ended, and those of its trainer `process` until then."""
-        for name in metrics.COUNTERS:
-            self._gone[name] += ended[name]
-        self._added[process] = ended
-        while len(self._added) > MAX_ENDED:
-            del self._added[next(iter(self._added))]
-
-    def _count_once(self, process: str, living: dict[str, int]) -> None:
-        """Keeps a trainer's counts, whose memory outlives its receiver, from being counted twice: they were added when
-        the receiver ended, or belong to an earlier sidecar."""
-        before = self._added.pop(process, living)
-        for name in metrics.TRAINERS_COUNTERS:
-            self._gone[name] -= before[name]
 
     def _child(
         self,
@@ -500,9 +393,8 @@ class Sidecar:
 
     # Metrics
 
-    def _totals(self) -> dict[str, int]:
-        live = [metrics.read(receiver.control) for receiver in self.receivers.values()]
-        return {name: sum((values[name] for values in live), gone) for name, gone in self._gone.items()}
+    def _sums(self) -> dict[str, int]:
+        return self._totals.of(metrics.read(receiver.control) for receiver in self.receivers.values())
 
     def status(self) -> dict[str, Any]:
         """Returns the status that `dataloaderjob run` shows and /status serves."""
@@ -514,7 +406,7 @@ class Sidecar:
                 {"rank": r.rank, "trainer": r.trainer_pid, "receiver": r.pid, **metrics.read(r.control)}
                 for r in self.receivers.values()
             ],
-            "totals": self._totals(),
+            "totals": self._sums(),
             "metrics_port": None if self.http is None else self.http.port,
         }  # fmt: skip
 

@@ -17,7 +17,9 @@ from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.processes import Backoff, close_all_but, default_signals, die_with_parent
+from dataloaderjob.core.sockets import Connection, Inbox
 from dataloaderjob.core.supervision import FIELDS
+from dataloaderjob.core.texts import clean
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
 
 BACKOFF = Backoff(0.05, 3.0)
@@ -48,8 +50,8 @@ class SupervisorClient:
         """The reason why there is no connection; empty while there is one."""
         self._key, self._job, self._name = key, job, name
         self._store = store
-        self._sock: socket.socket | None = None
-        self._in = bytearray()
+        self._sock: Connection | None = None
+        self._in = Inbox()
         self._out = bytearray()
         self.retry_at = 0.0
         """Earliest time of the next attempt to connect."""
@@ -76,7 +78,7 @@ class SupervisorClient:
             return False
         sock.setblocking(False)
         self._sock, self._failures, self.why = sock, 0, ""
-        self._in.clear()
+        self._in = Inbox(sock.seals)
         self._out.clear()
         for digest, nbytes in self._have.items():
             self._queue({"type": "have", "digest": digest, "nbytes": nbytes})
@@ -94,7 +96,7 @@ class SupervisorClient:
 
     def _queue(self, message: dict[str, Any]) -> None:
         if self._sock is not None:
-            self._out += sockets.pack_message(message)
+            self._out += sockets.pack_message(message, self._sock.seals)
             self.flush()
 
     def flush(self) -> None:
@@ -122,12 +124,13 @@ class SupervisorClient:
         if not data:
             self.close(now)
             return False
-        self._in += data
+        self._in.feed(data)
         changed = False
         try:
-            while (message := sockets.take_message(self._in, sockets.MAX_MESSAGE_NBYTES)) is not None:
+            while (message := self._in.take()) is not None:
                 changed = self._message(message) or changed
-        except (ProtocolError, KeyError, TypeError, ValueError):
+        except (ProtocolError, KeyError, TypeError, ValueError) as exc:
+            os.write(2, f"[sidecar] the connection to the supervisor is closed: {clean(exc)}\n".encode())
             self.close(now)
         return changed
 

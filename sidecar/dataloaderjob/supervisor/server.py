@@ -23,6 +23,7 @@ from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import MAX_BODY_NBYTES
 from dataloaderjob.core.keys import Holder
+from dataloaderjob.core.sockets import Connection
 from dataloaderjob.core.supervision import Cause
 from dataloaderjob.core.texts import clean
 from dataloaderjob.supervisor.blob_relay import IDLE_TIMEOUT_S, BlobRelay
@@ -55,7 +56,7 @@ class SupervisorState(Protocol):
 class _Peer:
     """A connection after its handshake."""
 
-    def __init__(self, number: int, sock: socket.socket, answer: dict[str, Any]) -> None:
+    def __init__(self, number: int, sock: Connection, answer: dict[str, Any]) -> None:
         self.number, self.sock = number, sock
         self.name, self.role = clean(answer.get("name"), MAX_COMMAND), str(answer.get("role"))
         self.protocol = int(answer["protocol"])
@@ -128,7 +129,7 @@ class SupervisorServer:
             self._acceptor.serve()
             self._acceptor.expire()
 
-    def _welcomed(self, sock: socket.socket, answer: dict[str, Any]) -> None:
+    def _welcomed(self, sock: Connection, answer: dict[str, Any]) -> None:
         """Serves the connection in a thread that belongs to it."""
         name = clean(answer.get("name"), MAX_COMMAND)
         try:

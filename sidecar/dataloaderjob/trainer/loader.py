@@ -16,30 +16,24 @@ import torch.utils.data
 from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from dataloaderjob.core.consumption import PROBING, Consumption
-from dataloaderjob.core.control import MOST_AHEAD
+from dataloaderjob.core.consumption import Consumption
 from dataloaderjob.core.errors import InputError, ScratchTooSmall
-from dataloaderjob.core.places import IN_FEEDER_VARIABLE, PREFETCH_VARIABLE
-from dataloaderjob.making.staged import Staged, unchanged
+from dataloaderjob.core.places import IN_FEEDER_VARIABLE
+from dataloaderjob.making.staged import Staged
 from dataloaderjob.trainer.device.transfer import AHEAD, Way
 from dataloaderjob.trainer.epochs import arguments
 from dataloaderjob.trainer.interop.context import DEVICE_OPTIONS, FeedersContext
 from dataloaderjob.trainer.session import service
 from dataloaderjob.trainer.session.service import LeftOut
+from dataloaderjob.trainer.session.window import PER_WORKER, window_of
 
 if TYPE_CHECKING:  # imported at run time while the private service starts
     from dataloaderjob.trainer.device.devices import Device
-    from dataloaderjob.trainer.epochs.iterators import ServiceIterator
     from dataloaderjob.trainer.resume.progress import Epoch
     from dataloaderjob.trainer.resume.state import LoaderState, Resume
     from dataloaderjob.trainer.session.client import Client
 
 Devices: TypeAlias = "tuple[int, threading.Lock, dict[torch.device, Device]]"
-LEAST_PREFETCH = 16
-"""Least number of batches ahead if neither `prefetch_factor` nor the job sets it, however few feeders there are."""
-PER_WORKER = 2
-"""torch's default `prefetch_factor`."""
-MAX_PREFETCH = MOST_AHEAD
 _HERE = "num_workers was left out, so batches are made in this process"
 _TORCHS = "torch's worker processes make the batches"
 _NO_STATE = (
@@ -50,9 +44,6 @@ _TORCHS_CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
 _T_co = TypeVar("_T_co", covariant=True)
 _numbers = itertools.count()
 _made = itertools.count()
-PROBE_S = 2.0
-"""Time limit for a sample that a state needs. The state may be the last thing saved before the process is
-terminated."""
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -145,9 +136,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._number: int | None = None
         """This loader's number among the loaders that the process has iterated."""
         self._epochs = 0
-        self.dataset_id = dataset_id
-        self.tail = tail
-        self.parts = parts
+        self.dataset_id, self.tail, self.parts = dataset_id, tail, parts
         self.device, self.device_stage, self.prefetch_device = device, device_stage, prefetch_device
         self._sent_to = device, device_stage, prefetch_device
         """The same values, kept safe from a user's subclass that has attributes with those names."""
@@ -202,21 +191,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _window(self) -> int:
         """Returns the number of index lists that the sampler is ahead. It depends only on the arguments and the job."""
-        factor = self.prefetch_factor
-        if factor is not None:
-            window = factor * self._feeders
-            if factor == PER_WORKER:
-                window = min(window, MAX_PREFETCH)
-        else:
-            window = service.number(PREFETCH_VARIABLE, 0)
-            if not os.environ.get(PREFETCH_VARIABLE):
-                window = min(max(LEAST_PREFETCH, PER_WORKER * self._feeders), MAX_PREFETCH)
-        if not 1 <= window <= MAX_PREFETCH:
-            raise InputError(
-                f"between 1 and {MAX_PREFETCH} batches can be ahead, found {window}: change prefetch_factor "
-                f"(times num_workers) or spec.loader.prefetch ({PREFETCH_VARIABLE})"
-            )
-        return window
+        return window_of(self.prefetch_factor, self._feeders)
 
     def way(self, *, pins: bool, pin_device: str | None) -> Way:
         """Returns the destination of the batches. Raises InputError if the device does not exist."""
@@ -283,7 +258,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         client = (
             None if here else self._connect()
         )  # before this import, which would delay the service's start
-        from dataloaderjob.trainer.epochs.iterators import InProcessIterator
+        from dataloaderjob.trainer.epochs.in_process_iterator import InProcessIterator
+        from dataloaderjob.trainer.epochs.kinds import kind_of_iterator
 
         if client is None:
             self._check_resume()
@@ -292,12 +268,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         service.compare_with_feeders(window)
         self._check_resume()
         epoch = self.begin_epoch()
-        kind = self._kind_of_iterator()
+        kind = kind_of_iterator(self)
         source = self.generator or torch.default_generator
         drawn_from = source.get_state()
         iterator = kind(self, epoch, client, window, pickle_allowed=self.pickle_allowed)
         try:
-            iterator.ship(self, self.begin_session, self._say_slow)
+            iterator.ship(self)
         except InputError as exc:
             wrong_setting = isinstance(exc, ScratchTooSmall) and not service.is_private()
             if wrong_setting or self.tail or not (left_out or (self._is_stream and service.is_private())):
@@ -309,23 +285,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return InProcessIterator(self, epoch, begun=iterator)
         iterator.start(again=not left_out)
         return iterator
-
-    def _kind_of_iterator(self) -> type[ServiceIterator]:
-        from dataloaderjob.trainer.epochs.iterators import ServiceIterator
-
-        if not self._is_stream and self.parts is None:
-            return ServiceIterator
-        from dataloaderjob.trainer.epochs.deal_iterator import DealIterator
-        from dataloaderjob.trainer.epochs.deal_staged_iterator import DealtStagedIterator
-        from dataloaderjob.trainer.epochs.parts_iterator import PartsIterator
-        from dataloaderjob.trainer.epochs.slot_iterator import SlotIterator
-        from dataloaderjob.trainer.epochs.staged_iterator import StagedIterator
-
-        if self.parts is not None:
-            return PartsIterator
-        if self.stage is not None:
-            return StagedIterator if self.tail is None else DealtStagedIterator
-        return SlotIterator if self.tail is None else DealIterator
 
     def __len__(self) -> int:
         batches = super().__len__()
@@ -341,14 +300,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self.num_workers == 0 or (
             left_out and (self._stays_here or bool(os.environ.get(IN_FEEDER_VARIABLE)))
         )
-
-    def _say_slow(self, elapsed_s: float) -> None:
-        if not self.persistent_workers:
-            service.say_once(
-                f"copying {type(self.dataset).__name__} for feeders took {elapsed_s:.1f} s, and is done at each "
-                "iter(): persistent_workers=True does it once",
-                about="copying",
-            )
 
     @property
     def _is_stream(self) -> bool:
@@ -377,12 +328,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         here = copy.copy(self)
         here._devices = self._devices_here()  # noqa: SLF001  a loader of this class
         here.prefetch_factor = here.prefetch_factor or PER_WORKER
-        if self.num_workers == 0:
-            return InThisProcess(here)
         if isinstance(self.num_workers, LeftOut):
             here.num_workers, here.timeout = 0, 0
-            return InThisProcess(here)
-        return ByWorkers(here)
+        return InThisProcess(here) if here.num_workers == 0 else ByWorkers(here)
 
     def begin_session(self) -> tuple[int, int]:
         """Returns the numbers of this loader and of its next iterator, which are equal in all ranks that run the same
@@ -483,33 +431,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return None
         can_make = self._is_made_here() or (self._client is not None and self._client.is_connected)
         if self._probes is None and can_make:
+            from dataloaderjob.trainer.resume import probing
             from dataloaderjob.trainer.resume import state as states
 
-            keys = states.probe_keys(states.length_of(self.dataset))
-            self._probes = states.steady(*(states.probe(self._probing(keys), len(keys)) for _ in range(2)))
+            number, here = self._number_of_this(), self._is_made_here()
+            self._probes = probing.digests(self, states.length_of(self.dataset), number=number, here=here)
         return self._probes
 
     def _check_resume(self) -> None:
         """Compares samples with those in a loaded state. Raises InputError."""
-        from dataloaderjob.trainer.resume import state as states
+        from dataloaderjob.trainer.resume import probing
 
         saved = {} if self._resume is None else (self._resume.state.get("loader") or {})
         probes = None if saved.get("dataset_id") else saved.get("probes")
         own = self.probes() if probes else None
         if probes and own:
-            states.compare_probes(probes, own, states.probe_keys(saved.get("length")))
-
-    def _probing(self, keys: list[int]) -> DataLoader[Any]:
-        """Returns a loader of the same samples, one at a time, made in the same place as this loader's batches."""
-
-        probing: DataLoader[Any] = type(self).__new__(type(self))
-        vars(probing).update(vars(self))
-        vars(probing).update(
-            batch_size=None, batch_sampler=None, sampler=keys, collate_fn=unchanged, drop_last=False,
-            persistent_workers=False, pin_memory=False, device=None, device_stage=None, parts=None,
-            _sent_to=(None, None, AHEAD),
-            generator=torch.Generator().manual_seed(0), timeout=0 if self._is_made_here() else PROBE_S,
-            _iterator=None, _resume=None, _epoch=None, _probes=[], _number=PROBING + self._number_of_this(),
-            consumption=Consumption(PROBING),
-        )  # fmt: skip
-        return probing
+            probing.compare(probes, own, probing.keys_of(saved.get("length")))

@@ -16,6 +16,7 @@ from dataloaderjob.core.frames import SINCE, Flag, FrameKind, Header
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.sidecar.dispatch.assignments import MAX_STRIKES, Assignments
 from dataloaderjob.sidecar.dispatch.choose import first_place
+from dataloaderjob.sidecar.dispatch.deadly_samples import deadly_error
 from dataloaderjob.sidecar.dispatch.placing import mb
 from dataloaderjob.sidecar.dispatch.streams import (
     Attempt,
@@ -350,7 +351,7 @@ class Dispatcher(Assignments):
         if ticket.slot is not None and ticket.strikes > 1:
             ticket.slot.snapshots.clear()  # a snapshot may be what kills the process
         if ticket.strikes >= MAX_STRIKES and ticket.state in (TicketState.QUEUED, TicketState.ASKED):
-            self._fail_deadly(ticket)
+            self.fail_service(ticket, *deadly_error(ticket, self.out_of_memory, self.supervisor_notes))
 
     def confirm_strikes(self, feeder: FeederState) -> None:
         """The feeder's process has ended: its broken connection counts against the tickets that it was making."""
@@ -361,19 +362,6 @@ class Dispatcher(Assignments):
             if live and ticket.stream.tickets.get(ticket.number) is ticket:
                 # If memory ran out there, the supervisor learns of it later, if at all.
                 self._strike(ticket, feeder.endpoint.name, feeder.why_down, None)
-
-    def _want_of_memory(self, ticket: Ticket) -> str:
-        """Describes how memory ran out while this ticket was being made; empty unless that is known to be why its
-        processes ended."""
-        found = ""
-        for name, how, of_memory in ticket.ends:
-            if of_memory is False:
-                return ""
-            if of_memory:
-                found = f"{name}: it {how}"
-            elif name in self.out_of_memory:
-                found = next((note for note in self.supervisor_notes if note.startswith(f"{name}: ")), name)
-        return found
 
     def _lost(self, now: float, attempt: Attempt, position: int, how: str, *, of_memory: bool) -> None:
         """The feeder's process that was making this ticket ended; the feeder itself continues."""
@@ -400,22 +388,6 @@ class Dispatcher(Assignments):
             self.fail(ticket, payload)
         else:
             self.drop_attempt(attempt, cancel=False)
-
-    def _fail_deadly(self, ticket: Ticket) -> None:
-        sample = f"{frames.describe_keys(ticket.payload, ticket.position)} of batch {ticket.number}"
-        if memory := self._want_of_memory(ticket):
-            text = f"{ticket.strikes} feeder processes ended while making {sample} ({memory})"
-            self.fail_service(ticket, "OutOfMemory", text)
-            return
-        name, how, of_memory = ticket.ends[-1]
-        reason = how if of_memory is None else f"{name}: it {how}"
-        self.fail_service(
-            ticket,
-            "FeederLost",
-            f"{ticket.strikes} feeder processes died, each while making {sample} (the last one: {reason}): "
-            "look for os._exit, a crash in native code or too little memory there; see what the feeders "
-            "printed last",
-        )
 
     def _received(self, now: float, feeder: FeederState, header: Header) -> None:
         feeder.received_at, feeder.load = now, header.load

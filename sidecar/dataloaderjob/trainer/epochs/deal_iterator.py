@@ -48,14 +48,14 @@ class Hand(NamedTuple):
 class DealIterator(SlotIterator):
     """This rank's batches. All ranks have the same number of steps."""
 
-    __slots__ = ("_begun", "_deal", "_hand", "_padded", "_rank", "_ranks", "_slots_stream", "_tail")
+    __slots__ = ("_begun", "_deal", "_hand", "_rank", "_ranks", "_slots_stream", "_tail")
 
-    def ship(self, loader: Iterated, begin_session: Any, slow: Any) -> None:
+    def ship(self, loader: Iterated) -> None:
         self._tail, self._ranks, self._rank = loader.tail, slot_places.world(), slot_places.rank()
         if self._ranks > MOST_AHEAD:
             raise InputError(f"tail= deals to {MOST_AHEAD} ranks at most, found {self._ranks} (WORLD_SIZE)")
         self._window = min(self._window, MOST_AHEAD // self._ranks) * self._ranks
-        super().ship(loader, begin_session, slow)
+        super().ship(loader)
 
     def _session(self, loader: Iterated, facts: dict[str, Any]) -> dict[str, Any]:
         own = {
@@ -105,7 +105,6 @@ class DealIterator(SlotIterator):
         self._placed: dict[int, tuple[SlotPlace, bytes]] = {}
         self._begun: set[int] = set()
         self._hand: Hand | None = None
-        self._padded = False
         self._drawn = self._taken = self._handled = 0
 
     def _slots_state(self) -> Any:
@@ -137,7 +136,7 @@ class DealIterator(SlotIterator):
             taker = self._taker
             if taker is None or self._stream is None:
                 self._finish()
-            if self._hand is not None and (self._deal.is_whole or self._padded):
+            if self._hand is not None and self._deal.is_due:
                 return self._give_hand(self._hand)
             if taker.taken < self._drawn:
                 self._take(taker)
@@ -148,7 +147,7 @@ class DealIterator(SlotIterator):
     def _pads(self) -> bool:
         """Returns True if some batches are returned twice because fewer batches than ranks are left. Raises InputError
         if any are left and `tail` is "error"."""
-        if self._padded or not self._deal.is_over:
+        if self._deal.is_padded or not self._deal.is_over:
             raise ServiceError("no batch of the step is left to ask for: please report this")
         here = len(self._deal.in_step)
         if here and self._tail == ERROR:
@@ -158,7 +157,6 @@ class DealIterator(SlotIterator):
             )
         if not here or self._tail == DROP:
             return False
-        self._padded = True
         place = self._deal.padding()
         if place is not None:
             self._ask(place, True)
@@ -173,20 +171,18 @@ class DealIterator(SlotIterator):
         try:
             batch = taker.take()
         except SlotEndedError as end:
-            if end.batches < deal.least(place.slot) or self._padded:
-                raise ServiceError(slot_places.SHORTER.format(slot=place.slot, batches=end.batches)) from None
             deal.ended(place, end.batches)
         except SlotGoesOnError:
             deal.there(place)
         except Exception as exc:
             if taker.taken == number or isinstance(exc, DataLoaderJobError):
                 raise  # nobody knows which batches of this slot exist
-            if self._padded or deal.there(place):
+            if deal.there(place):
                 self._hand = Hand(place, packed, None, error_mark(exc), exc)
             else:
                 is_discarded = True
         else:
-            if self._padded or deal.there(place):
+            if deal.there(place):
                 self._hand = Hand(place, packed, batch, taker.digest, None)
             else:
                 is_discarded = True
@@ -198,7 +194,7 @@ class DealIterator(SlotIterator):
 
     def _give_hand(self, hand: Hand) -> Any:
         taken, self._handled = self._handled, -1
-        self._hand, self._padded = None, False
+        self._hand = None
         self._deal.gave(hand.place, None if hand.error else hand.digest)
         self._deal.stepped()
         if hand.error is not None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dataloaderjob.core.consumption import error_mark
-from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError
+from dataloaderjob.core.errors import DataLoaderJobError, InputError
 from dataloaderjob.trainer.epochs.deal_iterator import DealIterator, Hand
 from dataloaderjob.trainer.epochs.staged_iterator import HandsOn, Read
 from dataloaderjob.trainer.session import slot_places
@@ -63,7 +63,7 @@ class DealtStagedIterator(HandsOn, DealIterator):
     def _take_read(self, *, waits: bool = False) -> bool:
         if self._reading.taken >= self._drawn:
             self._draw()  # first: batches known to exist may complete the step
-        if self._hand is not None and (self._deal.is_whole or self._padded):
+        if self._hand is not None and self._deal.is_due:
             self._step(self._hand)
             return True
         if self._reading.taken < self._drawn:
@@ -92,8 +92,6 @@ class DealtStagedIterator(HandsOn, DealIterator):
                 return False
             hand = Hand(place, packed, body, reader.digest, None)
         except SlotEndedError as end:
-            if end.batches < deal.least(place.slot) or self._padded:
-                raise ServiceError(slot_places.SHORTER.format(slot=place.slot, batches=end.batches)) from None
             deal.ended(place, end.batches)
         except SlotGoesOnError:
             deal.there(place)
@@ -103,7 +101,7 @@ class DealtStagedIterator(HandsOn, DealIterator):
             hand = Hand(place, packed, None, error_mark(exc), exc.with_traceback(None))
         if hand is not None:
             reader.count_calls(-1)
-            if self._padded or deal.there(place):
+            if deal.there(place):
                 self._hand = hand
         del self._placed[number]
         self._read = reader.taken
@@ -112,7 +110,7 @@ class DealtStagedIterator(HandsOn, DealIterator):
     def _step(self, hand: Hand) -> None:
         """Hands on this rank's batch of a step whose batches all exist."""
         read, self._read = self._read, -1  # an error from here on ends the iterator
-        self._hand, self._padded = None, False
+        self._hand = None
         self._deal.gave(hand.place, None if hand.error else hand.digest)
         self._deal.stepped()
         mark = self._deal.mark()

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dataloaderjob.core.snapshots import BATCHES_AHEAD, STEPS_AHEAD, STEPS_APART
-from dataloaderjob.trainer.session.slot_places import DEALT, Beginnings, SlotPlace, packed
+from dataloaderjob.trainer.session.slot_places import DEALT, Beginnings, SlotPlace, packed, shorter
 
 
 class Turn(NamedTuple):
@@ -66,6 +66,8 @@ class Deal(Beginnings):
         """Batches of each slot that are known to come next in the order."""
         self.in_step: list[SlotPlace] = []
         """Batches of this step that are known to exist, in order."""
+        self.is_padded = False
+        """True if the last step is incomplete, and some of its batches are returned twice."""
         self._plan: deque[Turn] = deque()
         self._stale = 0
         """Number of tickets on their way that were asked for before an end was known."""
@@ -107,6 +109,8 @@ class Deal(Beginnings):
     def there(self, place: SlotPlace) -> bool:
         """Notes that the batch exists, and has arrived if it was wanted. Returns True if it is this rank's batch and is
         wanted now."""
+        if self.is_padded:
+            return True
         self._there[place.slot] = max(self._there[place.slot], place.number + 1)
         if self._stale:
             self._drop_stale()
@@ -118,7 +122,9 @@ class Deal(Beginnings):
         return turn.is_own
 
     def ended(self, place: SlotPlace, batches: int) -> None:
-        """Notes that this batch does not exist: its slot has `batches` batches."""
+        """Notes that this batch does not exist: its slot has `batches` batches. Raises ServiceError if it had more."""
+        if batches < self._there[place.slot] or self.is_padded:
+            raise shorter(place.slot, batches) from None
         is_new = place.slot not in self.ends
         self.ends[place.slot] = batches
         if self._stale:
@@ -157,6 +163,11 @@ class Deal(Beginnings):
         return len(self.in_step) >= self._ranks
 
     @property
+    def is_due(self) -> bool:
+        """True if this rank's batch of this step may be returned."""
+        return self.is_padded or len(self.in_step) >= self._ranks
+
+    @property
     def is_over(self) -> bool:
         """True if all batches are known, and this step is not whole."""
         return (
@@ -169,13 +180,15 @@ class Deal(Beginnings):
         )
 
     def padding(self) -> SlotPlace | None:
-        """Returns the batch that stands in for this rank's batch in an incomplete last step; None if the rank has a
+        """Pads the incomplete last step. Returns the batch that stands in for this rank's batch; None if the rank has a
         batch."""
+        self.is_padded = True
         here = len(self.in_step)
         return None if self._rank < here else self.in_step[self._rank % here]
 
     def stepped(self) -> None:
         """Begins the next step, because this rank's batch was returned."""
+        self.is_padded = False
         done, self.in_step = self.in_step[: self._ranks], self.in_step[self._ranks :]
         for place in done:
             self.taken[place.slot] = max(self.taken[place.slot], place.number + 1)
@@ -199,10 +212,6 @@ class Deal(Beginnings):
 
     def passed(self, slot: int) -> int:
         return max(self._first[slot], self.needed(slot) - STEPS_APART * self._ranks)
-
-    def least(self, slot: int) -> int:
-        """Returns the least number of batches that a slot has, according to the answers so far."""
-        return self._there[slot]
 
     # State
 

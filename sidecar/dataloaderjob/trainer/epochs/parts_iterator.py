@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -23,8 +23,8 @@ from dataloaderjob.core.consumption import FOLD, error_mark
 from dataloaderjob.core.control import MOST_AHEAD, W_DIGEST
 from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.making.fetcher import identity_of, pickle_keys
-from dataloaderjob.trainer.epochs.iterators import ServiceIterator
 from dataloaderjob.trainer.epochs.merging import NotMergedError, merged
+from dataloaderjob.trainer.epochs.service_iterator import ServiceIterator
 from dataloaderjob.trainer.session import service
 from dataloaderjob.trainer.session.iterated import Iterated
 from dataloaderjob.trainer.session.pool import Bytes
@@ -56,10 +56,10 @@ class PartsIterator(ServiceIterator):
         """Parts of the next batch, or the errors that arrived in their place."""
         super().__init__(*arguments, **more)
 
-    def ship(self, loader: Iterated, begin_session: Any, slow: Callable[[float], None]) -> None:
+    def ship(self, loader: Iterated) -> None:
         self._most_parts = int(loader.parts or 1)
         self._window = max(1, min(self._window, MOST_AHEAD // self._most_parts))
-        super().ship(loader, begin_session, slow)
+        super().ship(loader)
 
     def _open(self, first: int, window: int | None = None) -> Stream:  # noqa: ARG002  its tickets are not numbered as batches are
         taker = self._open_taker(0, self._window * self._most_parts)

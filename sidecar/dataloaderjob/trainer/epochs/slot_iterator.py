@@ -21,7 +21,7 @@ from dataloaderjob.core.control import W_DIGEST, W_NEXT_CALLS
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.records import NO_BUNDLE
 from dataloaderjob.trainer.epochs.ahead import AheadTaker
-from dataloaderjob.trainer.epochs.iterators import ServiceIterator
+from dataloaderjob.trainer.epochs.service_iterator import ServiceIterator
 from dataloaderjob.trainer.resume.progress import Progress
 from dataloaderjob.trainer.resume.state import slots_of
 from dataloaderjob.trainer.session import service, slot_places
@@ -36,17 +36,17 @@ _U64 = (1 << 64) - 1
 class SlotIterator(ServiceIterator):
     """Batches of an IterableDataset's slots."""
 
-    __slots__ = ("_expected", "_handled", "_most", "_placed", "_places", "_size", "_slots", "_to_ship")
+    __slots__ = ("_handled", "_most", "_placed", "_places", "_size", "_slots", "_to_ship")
 
-    def ship(self, loader: Iterated, begin_session: Any, slow: Any) -> None:
+    def ship(self, loader: Iterated) -> None:
         """Packs code and data. Raises InputError if that is impossible, or if the sidecar cannot serve slots."""
         self._to_ship: Any = None
-        self._ship(loader, begin_session, slow)
+        self._ship(loader)
         if isinstance(loader.dataset, IterDataPipe):
             # torch's loader with workers draws twice for the first epoch.
             _share_dist_seed(loader.generator, self._pg)  # type: ignore[no-untyped-call]
 
-    def _ship(self, loader: Iterated, begin_session: Any, slow: Any) -> None:
+    def _ship(self, loader: Iterated) -> None:
         told = self._client.settings
         if not told.get(SLOTS):
             raise InputError(
@@ -56,8 +56,8 @@ class SlotIterator(ServiceIterator):
         self._slots = slots_of(loader)
         self._size = 1 if self._bare else int(loader.batch_size or 1)
         self._most = self._most_batches()
-        made, _ = self._packed(loader, slow)
-        number, epoch = begin_session()
+        made, _ = self._packed(loader)
+        number, epoch = loader.begin_session()
         session = {
             "loader": number,
             "epoch": epoch,
@@ -96,8 +96,9 @@ class SlotIterator(ServiceIterator):
         saved = Saved.of(
             self._epoch.slots, self._epoch.rank, slots=self._slots, allow_pickle=self._pickle_allowed
         )
-        self._places = stream.places = Places(self._slots, self._first, saved.snapshots, saved.ends)
-        self._expected = saved.digests
+        self._places = stream.places = Places(
+            self._slots, self._first, saved.snapshots, saved.ends, saved.digests
+        )
         self._placed: dict[int, tuple[SlotPlace, bytes]] = {}
         self._drawn = self._taken = self._handled = 0
         self._most = self._most_batches()
@@ -112,7 +113,7 @@ class SlotIterator(ServiceIterator):
     def _restart(self, before: Taker | AheadTaker | None) -> None:
         loader, self._to_ship = self._to_ship, None
         if loader is not None:  # torch's reset has put new seeds into the pipe
-            self._ship(loader, loader.begin_session, lambda _: None)
+            self._ship(loader)
         super()._restart(before)
 
     def progress(self) -> Progress:
@@ -179,10 +180,6 @@ class SlotIterator(ServiceIterator):
                 batch = taker.take()
             except SlotEndedError as end:
                 place, _ = self._placed.pop(number)
-                if end.batches < self._places.taken[place.slot] or place in self._expected:
-                    raise ServiceError(
-                        slot_places.SHORTER.format(slot=place.slot, batches=end.batches)
-                    ) from None
                 self._places.ended(place, end.batches)
                 self._passed(taker.taken)
                 continue
@@ -225,7 +222,7 @@ class SlotIterator(ServiceIterator):
 
     def _compare(self, place: SlotPlace, digest: int) -> None:
         """Prints a note if a batch returned before the state was made differs when it is made again."""
-        if self._expected.get(place, digest) != digest:
+        if self._places.expected.get(place, digest) != digest:
             service.say_once(slot_places.DIFFERS.format(slot=place.slot, number=place.number))
 
     def _give(self, packed: bytes, digest: int) -> None:

@@ -270,8 +270,6 @@ class StagedIterator(HandsOn):
             body = reader.take_later() if waits else reader.take_ready()
         except SlotEndedError as end:
             place, _ = self._placed.pop(number)
-            if end.batches < places.needed[place.slot] or place in self._expected:
-                raise ServiceError(slot_places.SHORTER.format(slot=place.slot, batches=end.batches)) from None
             places.ended(place, end.batches)
             self._read = reader.taken
             return True

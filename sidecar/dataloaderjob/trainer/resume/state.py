@@ -26,15 +26,13 @@ for the digest, and any of them is right for all. No part of a state depends on 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from dataloaderjob.batches.digest import digest_update
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer.resume import generators, schema
 from dataloaderjob.trainer.resume.sampling import chain, first_keys, order_of, rank_of, ranks_of, skipped
@@ -104,33 +102,6 @@ def _name_of(function: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def probe_keys(length: int | None) -> list[int]:
-    """Returns the keys of the first sample, the middle one and the last."""
-    return sorted({0, length // 2, length - 1}) if length else []
-
-
-def probe(samples: Iterable[Any], count: int) -> list[str | None]:
-    """Returns digests of the first `count` samples; None for one that cannot be made, hashed, or made in time."""
-    found: list[str | None] = [None] * count
-    try:
-        iterator = iter(samples)
-    except Exception:
-        return found
-    for number in range(count):
-        try:
-            hasher = hashlib.sha256()
-            digest_update(hasher, next(iterator))
-            found[number] = hasher.hexdigest()[:16]
-        except Exception:  # noqa: S112  whatever it is, there is nothing to compare
-            continue
-    return found
-
-
-def steady(first: Sequence[str | None], second: Sequence[str | None]) -> list[str | None]:
-    """Returns the digests that came twice. A sample that differs from itself proves nothing."""
-    return [a if a == b else None for a, b in zip(first, second, strict=True)]
-
-
 _ALWAYS = (
     "sampler",
     "seeds",
@@ -183,16 +154,6 @@ def compare(saved: LoaderState, own: LoaderState, *, is_new_epoch: bool) -> list
     if None not in functions and functions[0] != functions[1]:
         said.append(f"collate_fn was {functions[0]} when the state was made, is {functions[1]}")
     return said
-
-
-def compare_probes(saved: Sequence[str | None], own: Sequence[str | None], keys: Sequence[int]) -> None:
-    """Raises InputError if any sample that both sides could make differs."""
-    for a, b, key in zip(saved, own, keys, strict=False):
-        if a is not None and b is not None and a != b:
-            raise InputError(
-                f"the state belongs to another dataset: sample {key} differs. If this is intended, or samples change "
-                "with the epoch, give this loader a dataset_id="
-            )
 
 
 # Resuming

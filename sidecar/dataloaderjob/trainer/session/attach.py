@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ BUSY_PAUSE_S = 0.05
 ABSENCE_DEADLINE_S = 120.0
 ABSENCE_NOTE_S = 5.0
 ABSENCE_PAUSE_S = 0.05
+MAX_ENDS = 10
+ENDS_WITHIN_S = 30.0
+"""MAX_ENDS ends of the sidecar within this time, without a batch between them, are a persistent defect."""
 Attachment = tuple[socket.socket, dict[str, Any], list[int]]
 """The connection to a sidecar that accepts this process, its settings, and descriptors of control memory and
 wake-ups."""
@@ -40,7 +44,7 @@ class Opened:
     """Everything that has to be closed when a client ends.
 
     It is apart from the client, because a `__del__` of the client could run in one thread while another gets the client
-    from `_clients`. References to an object without `__del__` are gone before anything is closed.
+    from `process_clients`. References to an object without `__del__` are gone before anything is closed.
     """
 
     sock: socket.socket | None = None
@@ -104,6 +108,29 @@ def _attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) 
         raise
     sock.settimeout(None)
     return sock, message, received
+
+
+class SidecarEnds:
+    """Counts the ends of the sidecar, or of its receiver, which repeat if this process's own messages crash it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._ends = deque[float](maxlen=MAX_ENDS)
+        """Times since the last batch was taken."""
+        self._taken = 0
+
+    def add(self, taken: int) -> None:
+        """Counts an end, after `taken` batches. Raises ServiceUnavailable if it was one of many without a batch."""
+        now = time.monotonic()
+        if taken != self._taken:
+            self._taken = taken
+            self._ends.clear()
+        self._ends.append(now)
+        if len(self._ends) == MAX_ENDS and now - self._ends[0] < ENDS_WITHIN_S:
+            raise ServiceUnavailable(
+                f"the sidecar at {self._path} ended {MAX_ENDS} times within {ENDS_WITHIN_S:.0f} s, and no batch came:"
+                " see what it printed last"
+            )
 
 
 class Absence:

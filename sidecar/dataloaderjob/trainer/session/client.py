@@ -1,7 +1,6 @@
 """The trainer's connection to its sidecar: it attaches, sends tickets, gets batches, and attaches again after a crash.
 
-There is one client for each trainer process and socket. It has no thread: everything happens inside `iter()` and
-`next()`.
+A client has no thread: everything happens inside `iter()` and `next()`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import struct
 import threading
 import time
 import weakref
-from collections import deque
 from typing import Any
 
 import torch
@@ -25,39 +23,17 @@ from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable, say
 from dataloaderjob.core.sockets import DO_NOT_WAIT
 from dataloaderjob.core.texts import clean
-from dataloaderjob.trainer.session import forks
-from dataloaderjob.trainer.session.attach import Absence, Opened, attach
-from dataloaderjob.trainer.session.pool import Pool, Region, map_region
+from dataloaderjob.trainer.session.attach import Absence, Opened, SidecarEnds, attach
+from dataloaderjob.trainer.session.pool import LeaseTail, Pool, Region, map_region
 from dataloaderjob.trainer.session.stream import Stream, StreamLeftError
 
 POLL_MS = 100
 ANSWER_S = 1.0
 SEND_TIMEOUT_S = 60.0
-MAX_ENDS = 10
-ENDS_WITHIN_S = 30.0
-"""MAX_ENDS ends of the sidecar within this time, without a batch between them, are a persistent defect."""
 GRACE_S = 60.0
 """Time beyond the job's deadline for a batch after which the sidecar itself counts as silent."""
 
 _thread = threading.get_ident
-_clients: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
-_kept: dict[str, Client] = {}
-"""Clients that are kept when no loader uses them: attaching and loading the dataset again takes 40 ms."""
-_clients_lock = threading.Lock()
-
-
-def connect(path: str, rank: str, *, keep: bool = False) -> Client:
-    """Returns this process's client of the sidecar at `path`, one for all loaders. With `keep` it stays until the
-    process ends."""
-    with _clients_lock:
-        client = _clients.get(path)
-        if client is None or client.dead is not None:
-            client = Client(path, rank)
-            _clients[path] = client
-        if keep:
-            _kept.clear()
-            _kept[path] = client
-        return client
 
 
 class Client:
@@ -65,7 +41,7 @@ class Client:
 
     __slots__ = (
         "__weakref__", "_asleep", "_ends", "_heard", "_incoming", "_last_stream", "_opened", "_polls", "_receives",
-        "_sleepers", "_taken", "attachment", "closed_streams", "control", "dead", "lock", "path", "pool",
+        "_sleepers", "attachment", "closed_streams", "control", "dead", "lock", "path", "pool",
         "rank", "settings", "streams", "wake_receiver", "wake_trainer",
     )  # fmt: skip
 
@@ -79,12 +55,8 @@ class Client:
         """Number of sidecars, or receivers, that this client had before."""
         self.lock = threading.RLock()
         """Guards the socket, the streams and the pool's bookkeeping; never held while waiting for a batch."""
-        self._ends = deque[float](maxlen=MAX_ENDS)
-        """Times at which the sidecar ended, since the last batch was taken."""
-        self._taken = 0
-        """Number of batches taken when the sidecar last ended."""
-        self._last_stream = 0
-        self._sleepers = 0
+        self._ends = SidecarEnds(path)
+        self._last_stream = self._sleepers = 0
         self._receives = False
         """True while a packet is being received. A signal handler must not receive then."""
         self._heard = 0
@@ -137,17 +109,11 @@ class Client:
     def _check_progress(self) -> None:
         """Raises ServiceUnavailable if the receiver ends repeatedly, as it does if this client's own messages crash
         it."""
-        now, taken = time.monotonic(), self.control.words[ctl.W_NEXT_CALLS]
-        if taken != self._taken:
-            self._taken = taken
-            self._ends.clear()
-        self._ends.append(now)
-        if len(self._ends) == MAX_ENDS and now - self._ends[0] < ENDS_WITHIN_S:
-            self.dead = (
-                f"the sidecar at {self.path} ended {MAX_ENDS} times within {ENDS_WITHIN_S:.0f} s, and no batch came:"
-                " see what it printed last"
-            )
-            raise ServiceUnavailable(self.dead)
+        try:
+            self._ends.add(self.control.words[ctl.W_NEXT_CALLS])
+        except ServiceUnavailable as exc:
+            self.dead = str(exc)
+            raise
 
     def _give_back(self) -> None:
         try:
@@ -160,14 +126,8 @@ class Client:
         # First of all: what the dead receiver published must not count for the new one.
         self.control.forget()
         self.attachment += 1
-        self.pool.drop_empty_singles()
-        regions = list(self.pool.regions.values())
-        adopt = {
-            "regions": [{"region": r.number, "nbytes": r.nbytes, "single": r.single} for r in regions],
-            "leases": [[n, *place] for n, (*place, _) in self.pool.leases.copy().items()],
-        }
-        fds = [*self._opened.fds, *(region.fd for region in regions)]
-        sock, self.settings, _ = attach(self.path, self.rank, adopt, fds)
+        adopt, regions = self.pool.adoption()
+        sock, self.settings, _ = attach(self.path, self.rank, adopt, [*self._opened.fds, *regions])
         self._connected(sock)
         self._check_progress()
         self._forget_collected()
@@ -381,10 +341,8 @@ class Client:
                 poll.register(sock, select.EPOLLIN)
             except (OSError, ValueError):
                 return poll  # another thread has closed it just now
-        live = {t.ident for t in threading.enumerate()}
-        for other in list(self._polls):
-            if other not in live:
-                self._polls.pop(other, None)
+        for gone in set(self._polls).difference(t.ident for t in threading.enumerate()):
+            self._polls.pop(gone, None)
         self._polls[thread] = sock, poll
         return poll
 
@@ -462,10 +420,9 @@ class Client:
         if packet.type == ipc.Type.STATUS and (stream := self.streams.get(packet.stream)) is not None:
             stream.late = clean(message["late"])
         elif packet.type == ipc.Type.REGION:
-            number = int(message["region"])
-            region = map_region(number, int(message["nbytes"]), bool(message["single"]), fds[0])
-            self.pool.regions[number] = region
-            self.pool.limit(int(message["lease_limit"]))
+            number, nbytes = int(message["region"]), int(message["nbytes"])
+            region = map_region(number, nbytes, bool(message["single"]), fds[0])
+            self.pool.add(region, int(message["lease_limit"]))
         elif packet.type == ipc.Type.DROP:
             self.pool.drop(int(message["region"]))
         elif packet.type == ipc.Type.NOTE:
@@ -478,31 +435,16 @@ class Client:
 
     # The end
 
+    @property
+    def tail(self) -> LeaseTail | None:
+        """The leases of the pool; None before there is a pool."""
+        return None if self._opened.pool is None else self._opened.pool.tail
+
     def cut_off(self) -> None:
         """Gives up this client in a forked child, because it belongs to the parent. Closes its descriptors here."""
         self.lock, self._asleep = threading.RLock(), threading.RLock()  # another thread may have held them
         self.dead = "this iterator belongs to the parent process: call iter(loader) again in the forked child"
         self._opened.close()
         self._polls = {}
-        if self._opened.pool is not None:
-            self._opened.pool.tail.close()  # no other thread is in this process
-
-
-def _before_fork() -> None:
-    pools = [client._opened.pool for client in list(_clients.values())]  # noqa: SLF001  this module
-    forks.before(pool.tail for pool in pools if pool is not None)
-
-
-def _after_fork_in_child() -> None:
-    global _clients_lock
-    _clients_lock = threading.Lock()
-    for client in list(_clients.values()):
-        client.cut_off()
-    _clients.clear()
-    _kept.clear()
-    forks.after_in_child()
-
-
-os.register_at_fork(
-    before=_before_fork, after_in_parent=forks.after_in_parent, after_in_child=_after_fork_in_child
-)
+        if self.tail is not None:
+            self.tail.close()  # no other thread is in this process

@@ -13,6 +13,7 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -172,6 +173,11 @@ class Pool:
         """True if the trainer holds more than it may. If `len(leases) <= surely` it is False, and need not be asked."""
         return self.leased_nbytes > self.lease_limit or len(self.leases) > MAX_LEASES
 
+    def add(self, region: Region, lease_limit: int) -> None:
+        """Adds a region that the sidecar sent, with the new limit."""
+        self.regions[region.number] = region
+        self.limit(lease_limit)
+
     def limit(self, lease_limit: int) -> None:
         """Sets the number of bytes that may be under lease at once."""
         self.lease_limit = lease_limit
@@ -224,7 +230,17 @@ class Pool:
         if region is not None:
             region.close()
 
-    def drop_empty_singles(self) -> None:
+    def adoption(self) -> tuple[dict[str, Any], list[int]]:
+        """Returns the pool as a new sidecar adopts it, and the descriptors of its regions."""
+        self._drop_empty_singles()
+        regions = list(self.regions.values())
+        adopt = {
+            "regions": [{"region": r.number, "nbytes": r.nbytes, "single": r.single} for r in regions],
+            "leases": [[n, *place] for n, (*place, _) in self.leases.copy().items()],
+        }
+        return adopt, [region.fd for region in regions]
+
+    def _drop_empty_singles(self) -> None:
         """Releases the single-batch regions whose batch is gone: a new sidecar has no use for them."""
         held = {region for region, *_ in list(self.leases.values())}
         for number in [r.number for r in self.regions.values() if r.single and r.number not in held]:

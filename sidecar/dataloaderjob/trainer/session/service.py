@@ -64,13 +64,13 @@ def connect(client: Client | None, workers: int) -> Client:
 
 def _attach_announced(path: str) -> Client:
     """Attaches to a sidecar that somebody else starts, and may be restarting just now."""
-    from dataloaderjob.trainer.session import client as clients
+    from dataloaderjob.trainer.session import process_clients
     from dataloaderjob.trainer.session.attach import Absence
 
     absence = Absence(path)
     while True:
         try:
-            return clients.connect(path, _rank())
+            return process_clients.connect(path, _rank())
         except (ConnectionError, FileNotFoundError) as exc:
             if not os.path.isdir(os.path.dirname(path)):
                 raise ServiceUnavailable(
@@ -87,11 +87,13 @@ def _attach_private() -> Client:
     for attempt in range(3):
         private.ensure(_most_workers)
         path = private.wait()
-        from dataloaderjob.trainer.session import client as clients  # not during the service's own start
-        from dataloaderjob.trainer.session import closing
+        from dataloaderjob.trainer.session import (
+            closing,
+            process_clients,  # not during the service's own start
+        )
 
         try:
-            client = clients.connect(path, _rank(), keep=True)
+            client = process_clients.connect(path, _rank(), keep=True)
             closing.prepare(client, path)
             return client
         except OSError as exc:

@@ -19,7 +19,7 @@ import torch
 
 from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import SLOTS
-from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, SHARES
 from dataloaderjob.core.snapshots import PICKLE, SnapshotShelf
 
@@ -27,7 +27,7 @@ DIFFERS = (
     "batch {number} of slot {slot} came out differently when it was made again: the dataset is not deterministic given "
     "its seeds (a clock, os.urandom, whoever is first?), so what follows does not continue what was there before"
 )
-SHORTER = (
+_SHORTER = (
     "slot {slot} ended after {batches} batches when it was made again, and had more before: the dataset is not "
     "deterministic given its seeds, or its data has changed"
 )
@@ -63,6 +63,11 @@ def counts_before(batches: int, slots: int, ends: Mapping[int, int]) -> list[int
             counts[slot] += rows if rows else place < left
         left -= rows * len(live) if rows else left
     return counts
+
+
+def shorter(slot: int, batches: int) -> ServiceError:
+    """Makes the error of a slot that ended after `batches` batches, and had more before."""
+    return ServiceError(_SHORTER.format(slot=slot, batches=batches))
 
 
 class Beginnings:
@@ -113,12 +118,14 @@ class Places(Beginnings):
         first: int = 0,
         snapshots: Mapping[int, tuple[int, bytes]] | None = None,
         ends: Mapping[int, int] | None = None,
+        expected: Mapping[SlotPlace, int] | None = None,
     ) -> None:
         """`first` is the number of batches consumed before. Each slot is asked for the last of its own among them, and
         yields it only if it is that long; otherwise other slots have more of them. `snapshots` has points at which
-        slots may begin, `ends` the known lengths of slots."""
+        slots may begin, `ends` the known lengths of slots, `expected` the digests of batches consumed before."""
         super().__init__(slots, snapshots)
         self._first = first
+        self.expected = expected or {}
         self.ends: dict[int, int] = {slot: n for slot, n in (ends or {}).items() if slot < slots}
         self._proved = [0] * slots
         """Least number of batches that each slot is known to have."""
@@ -180,7 +187,9 @@ class Places(Beginnings):
         self._answered(place)
 
     def ended(self, place: SlotPlace, batches: int) -> None:
-        """Notes that this batch does not exist: its slot has `batches` batches."""
+        """Notes that this batch does not exist: its slot has `batches` batches. Raises ServiceError if it had more."""
+        if batches < self.needed[place.slot] or place in self.expected:
+            raise shorter(place.slot, batches) from None
         self.ends[place.slot] = batches
         self._answered(place)
 

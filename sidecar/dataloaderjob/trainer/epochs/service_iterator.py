@@ -1,238 +1,41 @@
-"""Iterators of the DataLoader: over the service, and in this process.
+"""The iterator of a DataLoader over the service.
 
-The service's iterator runs the user's own sampler a window ahead, as torch's iterator with workers does: `window` index
-lists at `iter()`, then one more at each `next()`. The iterator in this process draws on demand, as torch's does.
+It runs the user's own sampler a window ahead, as torch's iterator with workers does: `window` index lists at `iter()`,
+then one more at each `next()`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, cast
-
-import torch
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from typing import Any, NoReturn
 
 from dataloaderjob.batches.decoding import Decoder
-from dataloaderjob.batches.digest import batch_digests
 from dataloaderjob.core import errors, frames
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.core.consumption import FOLD, Consumption, error_mark, fold
+from dataloaderjob.core.consumption import FOLD, error_mark, fold
 from dataloaderjob.core.control import W_DIGEST
 from dataloaderjob.core.records import NO_BUNDLE, RowKind
-from dataloaderjob.making.fetcher import Fetcher, SampleError, identity_of, preserved_generators
-from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators, state_of
+from dataloaderjob.making.held import state_of
 from dataloaderjob.shipping.bundles import make_bundle
-from dataloaderjob.trainer.device.transfer import Transfer, Way
+from dataloaderjob.trainer.device.transfer import Transfer
 from dataloaderjob.trainer.epochs.ahead import AheadTaker
-from dataloaderjob.trainer.resume.progress import Epoch, Progress
-from dataloaderjob.trainer.resume.recording import Recording, record_here, recorder
-from dataloaderjob.trainer.resume.sampling import Recorded, first_keys
+from dataloaderjob.trainer.epochs.seeded_iterator import SeededIterator
+from dataloaderjob.trainer.resume.progress import Epoch
+from dataloaderjob.trainer.resume.recording import Recording, recorder
 from dataloaderjob.trainer.session.client import Client
 from dataloaderjob.trainer.session.iterated import Iterated
-from dataloaderjob.trainer.session.service import launch_facts
+from dataloaderjob.trainer.session.service import launch_facts, say_once
 from dataloaderjob.trainer.session.stream import Stream
 from dataloaderjob.trainer.session.taking import Taker, Unopened
-from dataloaderjob.trainer.session.tickets import as_keys, described, submit
+from dataloaderjob.trainer.session.tickets import as_keys, submit
 
 _U64 = (1 << 64) - 1
-_is_profiling: Any = vars(torch.autograd)["_profiler_enabled"]
 
 
-class _Seeded(_BaseDataLoaderIter):
-    """The base of both iterators: the seeds of an epoch, and torch's range in a profiler trace.
-
-    Anything that is not an Exception, such as a KeyboardInterrupt, ends an iterator if it occurs within next(), because
-    batches in transit may be lost. An Exception that occurs after a batch was taken, such as a signal handler's, also
-    ends it. `progress` counts the batches that were returned.
-
-    Slots, here and below, make next() cheaper: beyond 30 attributes CPython looks each attribute up in a dict.
-    """
-
-    __slots__ = (
-        "_bare", "_broken", "_consumption", "_drawn", "_draws", "_epoch", "_epoch_seed", "_first", "_over", "_position",
-        "_way",
-    )  # fmt: skip
-
-    def __init__(self, loader: Iterated, epoch: Epoch) -> None:
-        # iter(sampler), then the base seed from loader.generator, in torch's order.
-        super().__init__(cast("Any", loader))
-        self._consumption: Consumption = loader.consumption
-        self._bare = not loader._auto_collation  # noqa: SLF001  torch's word for batches made of samples
-        self._way: Way = loader.way(pins=self._pin_memory, pin_device=self._pin_memory_device)
-        self._begin(epoch, int(self._base_seed) & _U64)
-
-    def _begin(self, epoch: Epoch, base_seed: int) -> None:
-        self._epoch = epoch
-        self._epoch_seed = epoch.seeded(base_seed)
-        self._draws = epoch.draw_number
-        self._drawn, self._position = epoch.first_batches, epoch.first_samples
-        self._first = self._num_yielded = self._drawn
-        """Number of batches of the epoch that were returned before this iterator was made."""
-        self._over = False
-        self._broken = ""
-        """The reason why no further batch will arrive."""
-        epoch.follow(self)
-        self._begin_consumption()
-
-    def _begin_consumption(self) -> int:
-        """Returns the growth of the loader's digest since the last batch."""
-        return self._consumption.begin()
-
-    def _reset(self, loader: Iterated, first_iter: bool = False) -> None:
-        """Begins a new epoch of the same iterator (`persistent_workers=True`). torch draws no seed here either."""
-        epoch = loader.begin_epoch(again=True)
-        super()._reset(loader, first_iter)
-        self._begin(epoch, epoch.base_seed)
-
-    def progress(self) -> Progress:
-        """Returns the progress of the epoch. A batch that failed counts as returned."""
-        batches, samples, keys = self._returned()
-        source = self._sampler_iter
-        sampler = source.after(batches) if type(source) is Recorded else None
-        return batches, samples, self._over, first_keys(keys), sampler
-
-    def refresh(self) -> None:
-        """Reads arrived messages that belong in a state."""
-
-    def _returned(self) -> tuple[int, int, Any]:
-        """Returns the number of batches and of samples returned, and the keys of the last batch."""
-        raise NotImplementedError
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the loader's state, as of this iterator."""
-        return self._epoch.state()
-
-    def __del__(self) -> None:
-        epoch = getattr(self, "_epoch", None)
-        if epoch is not None:
-            try:  # noqa: SIM105  the interpreter, at its end, may have cleared this module's names
-                epoch.ended(self, self.progress())
-            except Exception:  # noqa: S110  it may be only partly constructed
-                pass
-
-    def __next__(self) -> Any:
-        if self._broken:
-            raise errors.ServiceError(self._broken)
-        try:
-            if _is_profiling():
-                with torch.autograd.profiler.record_function(self._profile_name):
-                    return self._next_data()
-            return self._next_data()
-        except BaseException as exc:
-            if isinstance(exc, Exception) and not self._has_lost():
-                if isinstance(exc, errors.InputError):  # the message is complete, the frames are internal
-                    raise exc.with_traceback(None) from exc.__cause__
-                raise
-            self._broken = (
-                f"{type(exc).__name__} came within next(), which ends an iterator: call iter(loader) for a new epoch, "
-                "or resume this one from loader.state_dict()"
-            )
-            self._leave()
-            raise
-
-    def _has_lost(self) -> bool:
-        """Returns True if a batch was taken that next() will not return."""
-        return False
-
-    def _new_transfer(self) -> Transfer | None:
-        """Makes the transfer that sends the batches of one stream to their destination."""
-        return self._way.transfer(self._epoch_seed)
-
-    def _leave(self) -> None:
-        """Abandons all outstanding requests, without waiting."""
-
-
-class InProcessIterator(_Seeded):
-    """The iterator for `num_workers=0`: the reference that every other mode must equal."""
-
-    __slots__ = ("_fetcher", "_keys_of_last", "_pickle_allowed", "_recording", "_transfer")
-
-    def __init__(self, loader: Iterated, epoch: Epoch, begun: _Seeded | None = None) -> None:
-        """`begun` is an iterator that has already drawn from the loader's generators for this epoch."""
-        if begun is None:
-            super().__init__(loader, epoch)
-        else:
-            vars(self).update(vars(begun))
-            self._bare = not loader._auto_collation  # noqa: SLF001
-            self._consumption = loader.consumption
-            self._way = loader.way(pins=self._pin_memory, pin_device=self._pin_memory_device)
-            self._begin(epoch, int(self._base_seed) & _U64)
-        self._fetcher = self._new_fetcher(loader)
-        self._keys_of_last: Any = None
-        self._place(self._sampler_iter)
-        epoch.settle()
-        self._pickle_allowed = bool(loader.pickle_allowed)
-        self._recording = record_here(loader, self._consumption)
-        self._transfer = self._new_transfer()
-
-    def _new_fetcher(self, loader: Iterated) -> Fetcher:
-        roots = loader.dataset, loader.collate_fn
-        return Fetcher(*roots, HeldGenerators(*roots) if self._epoch.holds else NOTHING_HELD)
-
-    def _place(self, iterator: Any) -> None:
-        self._sampler_iter = self._epoch.place(iterator, 0, bare=self._bare)
-        self._position = self._epoch.first_samples
-        self._epoch.waits()
-
-    def _reset(self, loader: Iterated, first_iter: bool = False) -> None:
-        super()._reset(loader, first_iter)
-        self._fetcher = self._new_fetcher(loader)
-        self._place(self._sampler_iter)
-        self._epoch.settle()
-        self._recording = record_here(loader, self._consumption)
-        self._transfer = self._new_transfer()
-
-    def _returned(self) -> tuple[int, int, Any]:
-        return self._drawn, self._position, self._keys_of_last
-
-    def _next_data(self) -> Any:
-        if self._drawn == self._first:
-            if self._epoch.late():
-                self._place(iter(self._index_sampler))
-            self._epoch.draws()
-        try:
-            given = next(self._sampler_iter)
-        except StopIteration:
-            self._over = True
-            if self._recording is not None:
-                self._recording.end()
-            raise
-        keys, number = as_keys(given, bare=self._bare), self._drawn
-        ticket = frames.Ticket(self._epoch_seed, self._position, self._bare, keys, self._draws)
-        if self._recording is not None:
-            self._recording.ask_here(number, ticket)
-        try:
-            with preserved_generators(), self._fetcher.held.preserved():
-                batch = self._fetcher.fetch(number, ticket)
-        except SampleError as exc:
-            self._count(keys, error_mark(exc.cause), RowKind.FAILED)
-            raise exc.cause from exc.cause.__cause__
-        try:
-            identity = identity_of(number, ticket)
-            digest, name = batch_digests(batch, identity, allow_pickle=self._pickle_allowed)
-            if self._transfer is not None:
-                self._transfer.follow()  # the batch may have been made on the trainer's stream
-                sent = self._transfer.send(batch, name, lambda: described(number, keys))
-                batch = self._transfer.accept(sent)
-        except Exception as exc:
-            self._count(keys, error_mark(exc), RowKind.FAILED)
-            raise
-        self._count(keys, digest, RowKind.BATCH)
-        return batch
-
-    def _count(self, keys: Any, digest: int, kind: RowKind) -> None:
-        position, rolling = self._position + len(keys), fold(self._consumption.rolling, digest)
-        if self._recording is not None:
-            self._recording.give(self._drawn, digest, rolling, kind)
-        # No call from here on, so that no signal handler runs before the batch is given.
-        self._consumption.rolling, self._position, self._keys_of_last = rolling, position, keys
-        self._drawn += 1
-        self._num_yielded += kind is RowKind.BATCH
-
-
-class ServiceIterator(_Seeded):
+class ServiceIterator(SeededIterator):
     """Batches from the sidecar, in order, as views of the pool."""
 
     __slots__ = (
@@ -259,25 +62,15 @@ class ServiceIterator(_Seeded):
         """True if this iterator can return no further batch, in this process or in any other."""
         return self._client.dead is not None
 
-    def ship(
-        self,
-        loader: Iterated,
-        begin_session: Callable[[], tuple[int, int]],
-        slow: Callable[[float], None],
-    ) -> None:
-        """Packs the user's code and data for feeders. Raises InputError if that is impossible.
-
-        `begin_session` returns the numbers of the loader and of this epoch; it is called once everything is packed.
-        `slow` is called with the seconds that packing took, if packing was slow and the next iterator will have to
-        repeat it.
-        """
-        made, store = self._packed(loader, slow)
-        number, epoch = begin_session()
+    def ship(self, loader: Iterated) -> None:
+        """Packs the user's code and data for feeders. Raises InputError if that is impossible."""
+        made, store = self._packed(loader)
+        number, epoch = loader.begin_session()
         self._bundle = replace(made, loader=number, epoch=epoch, workers=int(loader.num_workers))
         own = recorder(self._consumption)
         self._kept = NO_BUNDLE if own is None else own.keep(self._bundle, store)
 
-    def _packed(self, loader: Iterated, slow: Callable[[float], None]) -> tuple[Bundle, BlobStore]:
+    def _packed(self, loader: Iterated) -> tuple[Bundle, BlobStore]:
         """Returns the user's code and data, and the store that holds them. Raises InputError if they cannot travel."""
         told = self._client.settings
         store = BlobStore(Path(str(told["blobs"])), told.get("scratch"))
@@ -287,7 +80,7 @@ class ServiceIterator(_Seeded):
             self._init_fn(loader),
             store=store,
             allow_pickle=self._pickle_allowed,
-            slow=slow,
+            slow=partial(_say_slow, loader),
         )
         facts = {**made.facts, **launch_facts()}
         return replace(made, held=self._held_by_classes(), facts=facts), store
@@ -497,3 +290,13 @@ class ServiceIterator(_Seeded):
     def __del__(self) -> None:
         super().__del__()
         self._leave()
+
+
+def _say_slow(loader: Iterated, elapsed_s: float) -> None:
+    """Prints a note if the packing was slow and the next iterator will have to repeat it."""
+    if not loader.persistent_workers:
+        say_once(
+            f"copying {type(loader.dataset).__name__} for feeders took {elapsed_s:.1f} s, and is done at each "
+            "iter(): persistent_workers=True does it once",
+            about="copying",
+        )

@@ -1,0 +1,145 @@
+"""Labelled pods that were refused as they were created, read from the events of their controllers. Pure.
+
+With an admission policy, and with injected files, no process of ours sees such a pod. But the controller that wanted to
+create it reports the refusal in an event of its own. So the operator reads the warnings in the namespaces of jobs with
+attached trainers, and reports the refusals among them on the jobs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from dataloaderjob.api import KIND, DataLoaderJob
+from dataloaderjob.api.injection import LABEL, CannotInject, inject, injection
+from dataloaderjob_operator.decide.events import MAX_MESSAGE_NBYTES, JobEvent, Reason, cut
+from dataloaderjob_operator.decide.health import moment_of
+from dataloaderjob_operator.decide.observed import Key
+from dataloaderjob_operator.kinds import Manifest
+from dataloaderjob_operator.names import MANAGER
+from dataloaderjob_operator.objects import OperatorConfig
+
+AGAIN_S = 600.0
+"""Seconds after which the same refusal may be reported again. A refusal that is older is not reported at all."""
+GUARDED = "sidecars: see that the job exists"
+"""Part of the guard's sentence about a pod that was not injected. The guard does not know the reason."""
+WEBHOOK = "inject.dataloading.dev"
+_DENIED = re.compile(r"denied (?:the )?request: (.*)", re.DOTALL)
+_NAMED = re.compile(rf"\b{KIND} (?:[a-z0-9-]+/)?([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)")
+_OURS = re.compile(rf"\b{KIND} |{re.escape(LABEL)}|policy '[^']*-injector(?:-guard)?'", re.IGNORECASE)
+_UNREACHABLE = re.compile(rf'failed calling webhook "{re.escape(WEBHOOK)}"(?:.*: (.*))?', re.DOTALL)
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
+_UNSTABLE = re.compile(r"\b\d+\.\d+\.\d+\.\d+(?::\d+)?\b|\bpods? \"[^\"]*\"")
+"""Addresses and names of pods. They differ between attempts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedPod:
+    """A refusal of pods of one controller."""
+
+    job: str
+    """The job that the refusal names; empty if it names none, for instance because the webhook does not answer."""
+    kind: str
+    """The kind of the controller."""
+    name: str
+    uid: str
+    cause: str
+    """The reason and what to do, the same for each attempt."""
+    at: datetime
+    """Time of the last attempt."""
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Refusals with the same identity are one refusal, repeated."""
+        return self.uid, self.cause
+
+    @property
+    def source(self) -> Key | None:
+        """The object with the pod template, if the operator may read its kind."""
+        if not _NAME.fullmatch(self.name):  # it becomes part of a path, and anybody may write an event
+            return None
+        if self.kind == "Job":
+            return "Job", self.name
+        stem = self.name.rpartition("-")[0]
+        return ("Deployment", stem) if self.kind == "ReplicaSet" and stem else None
+
+
+def refused_pods(events: Iterable[Mapping[str, Any]]) -> tuple[RefusedPod, ...]:
+    """Returns the refusals that events report, each once, with the time of its last attempt, newest first."""
+    found = dict[tuple[str, str], RefusedPod]()
+    for event in events:
+        refusal = _refusal(event)
+        if refusal is not None:
+            known = found.get(refusal.identity)
+            found[refusal.identity] = refusal if known is None or known.at < refusal.at else known
+    return tuple(sorted(found.values(), key=lambda refusal: refusal.at, reverse=True))
+
+
+def is_due(refusal: RefusedPod, reported: RefusedPod | None, now: datetime) -> bool:
+    """Checks whether a refusal is to be reported now. `reported`: the same one as it was last reported."""
+    if (now - refusal.at).total_seconds() > AGAIN_S:
+        return False
+    return reported is None or (refusal.at - reported.at).total_seconds() >= AGAIN_S
+
+
+def label_of(owner: Manifest) -> str:
+    """Returns the job that the pod template of a controller names; empty if it names none."""
+    labels = (_template(owner).get("metadata") or {}).get("labels") or {}
+    return str(labels.get(LABEL) or "")
+
+
+def explained(refusal: RefusedPod, owner: Manifest | None, job: DataLoaderJob, setup: OperatorConfig) -> str:
+    """Returns the cause of a refusal. The guard's cause is general, and the injection of the pod template gives the
+    precise one. `owner`: the object with the template, if the operator may read it."""
+    if GUARDED not in refusal.cause or owner is None:
+        return refusal.cause
+    try:
+        wanted = injection(job, image=setup.sidecar_image, pull_secrets=setup.sidecar_pull_secrets)
+        inject(_template(owner), wanted)
+    except (CannotInject, ValueError) as exc:
+        return f"cannot add the sidecar of {KIND} {job.name}: {exc}"
+    return refusal.cause
+
+
+def event_of(refusal: RefusedPod, cause: str) -> JobEvent:
+    """Makes the event about a refusal. Its identity changes every AGAIN_S, also for an operator that starts again."""
+    text = f"{refusal.kind} {refusal.name} cannot create its pods: {cause}"
+    period = int(refusal.at.timestamp() // AGAIN_S)
+    once = f"{refusal.uid}/{refusal.cause}/{period}"
+    return JobEvent(Reason.POD_REFUSED, cut(text, MAX_MESSAGE_NBYTES), once)
+
+
+def _refusal(event: Mapping[str, Any]) -> RefusedPod | None:
+    about, text = event.get("involvedObject") or {}, str(event.get("message") or "")
+    ours = (event.get("source") or {}).get("component") == MANAGER
+    if ours or event.get("type") != "Warning" or about.get("kind") in (None, KIND, "Pod"):
+        return None
+    if (unreachable := _UNREACHABLE.search(text)) is not None:
+        job, cause = "", _no_answer(unreachable[1] or "no reason given")
+    elif (denied := _DENIED.search(text)) is not None and _OURS.search(text):
+        named = _NAMED.search(denied[1])
+        job, cause = named[1] if named else "", _stable(denied[1])
+    else:
+        return None
+    return RefusedPod(
+        job=job, kind=str(about["kind"]), name=str(about.get("name") or ""), uid=str(about.get("uid") or ""),
+        cause=cause, at=moment_of(event),
+    )  # fmt: skip
+
+
+def _no_answer(why: str) -> str:
+    return (
+        f"the injector does not answer ({_stable(why)}): see the pods app.kubernetes.io/name=dataloaderjob-injector in"
+        " the operator's namespace; the controller tries again by itself"
+    )
+
+
+def _stable(text: str) -> str:
+    return _UNSTABLE.sub("…", " ".join(text.split()))
+
+
+def _template(owner: Manifest) -> dict[str, Any]:
+    return dict((owner.get("spec") or {}).get("template") or {})

@@ -1,0 +1,103 @@
+"""Seals: a number and a MAC on each frame after a handshake, so that nobody on the path can change what peers say.
+
+    head, u64 number, 16 bytes MAC; and if a payload follows, the payload, 16 bytes MAC
+
+A head is the header of a frame (`core.frames`) or the length of a message (`core.sockets`). Each direction has a key of
+its own, which follows from the key of the role and from the statements of both sides in the handshake, nonces among
+them. Each MAC covers everything sealed in its direction so far, so a frame is valid in one place of one connection.
+The number, which counts from 0, says what happened to a frame that is not valid.
+
+The head has its own MAC, because its length decides how many bytes belong to it: a changed length must not make the
+peer wait for bytes that nobody sends. The bytes of a batch and of a blob are not sealed. A blob is named by its SHA-256
+in a sealed message.
+
+A receiver's ticket costs two MACs when it is sent, and one for the header of its body: 1.8 µs of CPU together for a
+ticket of 4 keys, 2.5 for 64, 3.4 for 256. Keyed BLAKE2b takes 0.5 µs for a head, HMAC-SHA256 1.5. One MAC less, behind
+the payload of a frame, would leave its length open to change until the whole frame has arrived.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from hashlib import blake2b, sha256
+from hmac import compare_digest
+from typing import NamedTuple
+
+from dataloaderjob.core.errors import RemoteProtocolError
+
+MAC_NBYTES = 16
+_NUMBER = struct.Struct("<Q")
+SEAL_NBYTES = _NUMBER.size + MAC_NBYTES
+"""Size of the number and the MAC behind a head."""
+LONG_NBYTES = 512
+"""The MAC of a longer payload covers its SHA-256, which is two to three times as fast."""
+
+
+class BrokenSeal(RemoteProtocolError):
+    """Somebody on the path altered, dropped, repeated or reordered what the peer sent."""
+
+
+class Sealer:
+    """Seals what one side of a connection sends, in the order of sending."""
+
+    __slots__ = ("_digest", "_next_number", "_update")
+
+    def __init__(self, key: bytes) -> None:
+        state = blake2b(key=key, digest_size=MAC_NBYTES)
+        self._update, self._digest = state.update, state.digest
+        self._next_number = map(_NUMBER.pack, itertools.count()).__next__
+
+    def seal(self, head: bytes, payload: bytes | memoryview = b"") -> bytes:
+        """Returns the bytes to send for one frame."""
+        head += self._next_number()
+        self._update(head)
+        if not payload:
+            return head + self._digest()
+        mac = self._digest()
+        self._update(payload if len(payload) <= LONG_NBYTES else sha256(payload).digest())
+        return b"".join((head, mac, payload, self._digest()))
+
+
+class Opener:
+    """Checks what one side of a connection receives."""
+
+    __slots__ = ("_digest", "_number", "_update")
+
+    def __init__(self, key: bytes) -> None:
+        state = blake2b(key=key, digest_size=MAC_NBYTES)
+        self._update, self._digest = state.update, state.digest
+        self._number = 0
+
+    def open_head(self, sealed: bytes | memoryview) -> None:
+        """Checks a head with its number and MAC, which precedes any use of it. Raises BrokenSeal."""
+        self._update(sealed[:-MAC_NBYTES])
+        if not compare_digest(sealed[-MAC_NBYTES:], self._digest()):
+            raise self._broken(*_NUMBER.unpack_from(sealed, len(sealed) - SEAL_NBYTES))
+        self._number += 1
+
+    def open_payload(self, payload: bytes | memoryview, mac: bytes | memoryview) -> None:
+        """Checks the payload of the last head. Raises BrokenSeal."""
+        self._update(payload if len(payload) <= LONG_NBYTES else sha256(payload).digest())
+        if not compare_digest(mac, self._digest()):
+            which = f"the payload of frame {self._number - 1}"
+            raise BrokenSeal(f"{which} was altered on the way: its MAC is wrong; the connection is closed")
+
+    def _broken(self, number: int) -> BrokenSeal:
+        due = self._number
+        if number == due:
+            what = f"frame {due} was altered on the way, or was sent on another connection: its MAC is wrong"
+        elif number < due:
+            what = f"frame {number} was repeated on the way: it came where frame {due} was due"
+        else:
+            what = (
+                f"frames were dropped or reordered on the way: frame {number} came where frame {due} was due"
+            )
+        return BrokenSeal(f"{what}; the connection is closed")
+
+
+class Seals(NamedTuple):
+    """Both directions of one side of a connection."""
+
+    out: Sealer
+    into: Opener

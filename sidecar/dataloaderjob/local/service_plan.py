@@ -1,0 +1,82 @@
+"""The configuration of a service on this machine, and the settings of its sidecar and its supervisor."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dataloaderjob.core.keys import Holder
+from dataloaderjob.core.settings import (
+    LoaderSettings,
+    RayTasks,
+    RayTuning,
+    SidecarSettings,
+    SupervisorSettings,
+)
+from dataloaderjob.local.external import ExternalRay
+from dataloaderjob.providers.provider import RAY
+
+REGISTER_MARGIN_S = 30.0
+KEY = "key"
+"""File with the job's key, for the supervisor and for commands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServicePlan:
+    """Configuration of the service."""
+
+    job: str
+    num_feeders: int
+    env: Mapping[str, str]
+    """Environment of the supervisor, and of the sidecar unless `sidecar_env` is set."""
+    sidecar_env: Mapping[str, str] | None = None
+    feeder_env: Mapping[str, str]
+    """Environment of Ray's processes or the feeder host, and therefore of user code in feeders."""
+    feeder_cwd: Path
+    provider: str = RAY
+    """Name of the provider that starts feeders (`providers.provider`)."""
+    tuning: RayTuning = field(default_factory=RayTuning)
+    tasks: RayTasks = field(default_factory=RayTasks)
+    external: ExternalRay | None = None
+    """The existing Ray cluster to use; None: one of this run's own."""
+    loader: LoaderSettings = field(default_factory=LoaderSettings)
+    metrics_port: int | None = None
+
+
+def key_file(home: Path, holder: Holder) -> Path:
+    """Returns the file with a key that is derived from the job's."""
+    return home / f"{KEY}-{holder}"
+
+
+def sidecar_settings(plan: ServicePlan, home: Path, socket: str, port: int) -> SidecarSettings:
+    """`port`: the supervisor's."""
+    return SidecarSettings(
+        job=plan.job, socket=socket, key_path=str(key_file(home, Holder.SIDECAR)), blobs=str(home / "blobs"),
+        supervisor_host="127.0.0.1", supervisor_port=port, metrics_port=plan.metrics_port,
+        private=True, **dataclasses.asdict(plan.loader),
+    )  # fmt: skip
+
+
+def supervisor_settings(
+    plan: ServicePlan, home: Path, port: int, feeders: Mapping[str, Any]
+) -> SupervisorSettings:
+    """`feeders`: the settings for what starts feeders, such as the address of a Ray."""
+    return SupervisorSettings(
+        job=plan.job, key_path=str(home / KEY), blob_folder=str(home / "blobs"),
+        feeder_key_path=str(key_file(home, Holder.FEEDER)), feeder_blob_folder=str(home / "blobs"),
+        provider=plan.provider, num_feeders=plan.num_feeders, state_path=str(home / "feeders.json"), port=port,
+        ready_timeout_s=plan.tuning.worker_register_timeout_s + REGISTER_MARGIN_S,
+        worker_register_timeout_s=plan.tuning.worker_register_timeout_s, **feeders,
+    )  # fmt: skip
+
+
+def external_ray(plan: ServicePlan, ray: ExternalRay, run_id: str) -> dict[str, Any]:
+    """Returns the supervisor's settings for a cluster that other jobs use, too."""
+    return {
+        "ray_address": ray.address, "ray_external": True, "ray_tag": f"dataloaderjob-{plan.job}-{run_id}",
+        "feeder_resources": dict(ray.feeder_resources), "feeder_env": dict(ray.feeder_env),
+        "feeder_supervisor_host": ray.host, "bind_host": ray.bind_host,
+    }  # fmt: skip

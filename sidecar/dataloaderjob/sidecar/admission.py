@@ -1,0 +1,116 @@
+"""The trainers that a sidecar admits: one live process for each rank, and no more than share the node's memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dataloaderjob.core.control import W_IDLE, Control
+from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.processes import alive
+from dataloaderjob.core.settings import LoaderSettings, SidecarSettings
+
+EXTRA_PROCESSES = 8
+"""Maximum number of extra processes of a launch that did not state it. Together they get the memory of the first."""
+MAX_LISTED = 8
+
+
+@dataclass(slots=True, eq=False)
+class ReceiverProcess:
+    """A running receiver, as the parent sees it."""
+
+    rank: str
+    trainer_pid: int
+    process: str
+    """The trainer's own name for itself: in another container, its pid may denote another process."""
+    pidfd: int
+    pid: int
+    channel: socket.socket
+    control: Control
+    untold: bool = False
+    """True if its channel was full, so that the list of feeders must be sent again."""
+
+
+class Admission:
+    """Decides about one trainer at a time, from the receivers that run."""
+
+    def __init__(
+        self,
+        settings: SidecarSettings,
+        receivers: dict[int, ReceiverProcess],
+        end: Callable[[ReceiverProcess], None],
+    ) -> None:
+        """`receivers`: by pid, kept up to date by the parent. `end` ends a receiver, and waits for its end."""
+        self._settings, self._receivers, self._end = settings, receivers, end
+
+    def claim(self, rank: str, pid: int, process: str) -> str:
+        """Returns the name under which the rank is shown. Raises RemoteProtocolError if another live process holds this
+        rank, unless the processes may belong to different launches."""
+        if self._settings.awaits_feeders:
+            return self._claim_attached(rank, pid, process)
+        for receiver in list(self._receivers.values()):
+            if receiver.rank != rank:
+                continue
+            if alive(receiver.pidfd) and receiver.process != process and not self._may_give_way(receiver):
+                raise RemoteProtocolError(
+                    f"rank {rank} is held by the live process {receiver.trainer_pid}; process {pid} cannot have it "
+                    "too: give each process its own RANK, or end the other one"
+                )
+            self._end(receiver)
+        return rank
+
+    def _claim_attached(self, rank: str, pid: int, process: str) -> str:
+        for receiver in list(self._receivers.values()):
+            if receiver.process == process or not alive(receiver.pidfd):
+                self._end(receiver)
+        taken = {receiver.rank for receiver in self._receivers.values()}
+        names = itertools.chain((rank, f"{rank}-{pid}"), (f"{rank}-{pid}-{n}" for n in itertools.count(2)))
+        return next(name for name in names if name not in taken)
+
+    def _may_give_way(self, receiver: ReceiverProcess) -> bool:
+        """True if its trainer has no loader in use. A client of a private service stays attached without one, and
+        attaches again when it needs to."""
+        return self._settings.private and bool(receiver.control.words[W_IDLE])
+
+    def _running(self) -> int:
+        return sum(alive(receiver.pidfd) for receiver in self._receivers.values())
+
+    def share(self) -> LoaderSettings:
+        """Returns one more receiver's settings: its share of the node's shared memory. Raises RemoteProtocolError."""
+        settings = self._settings
+        if self._running() >= settings.processes:
+            for receiver in [r for r in self._receivers.values() if self._may_give_way(r)]:
+                self._end(receiver)
+        if (running := self._running()) < settings.processes:
+            return settings
+        if settings.awaits_feeders:
+            raise RemoteProtocolError(self._full())
+        if not settings.private:
+            raise RemoteProtocolError(
+                f"this sidecar shares its memory among {settings.processes} trainer processes, which are all here: set"
+                " spec.trainers.job.processesPerPod to the number that runs in each pod"
+            )
+        if running >= settings.processes + EXTRA_PROCESSES:
+            raise RemoteProtocolError(
+                f"{running} processes use the service of this launch, made for {settings.processes}: set"
+                " LOCAL_WORLD_SIZE to their number, as torchrun does"
+            )
+        share = settings.limit_nbytes // EXTRA_PROCESSES
+        return dataclasses.replace(settings, processes=1, shared_memory_nbytes=share, pool_nbytes=None)
+
+    def _full(self) -> str:
+        held = [
+            f"rank {r.rank} (process {r.trainer_pid})" for r in self._receivers.values() if alive(r.pidfd)
+        ]
+        more = f" and {len(held) - MAX_LISTED} more" if len(held) > MAX_LISTED else ""
+        if self._settings.processes == 1:
+            most = "one trainer process at a time, and it is attached"
+        else:
+            most = f"{self._settings.processes} trainer processes at a time, and all of them are attached"
+        return (
+            f"this job serves {most}: {', '.join(held[:MAX_LISTED])}{more}; end one of them, or raise "
+            "spec.trainers.attach.processesPerPod"
+        )

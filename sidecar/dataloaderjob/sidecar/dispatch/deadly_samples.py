@@ -1,0 +1,38 @@
+"""The error of a ticket whose samples end the processes that make them, for want of memory or otherwise. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+from dataloaderjob.core import frames
+from dataloaderjob.sidecar.dispatch.streams import Ticket
+
+
+def deadly_error(ticket: Ticket, out_of_memory: Container[str], notes: Sequence[str]) -> tuple[str, str]:
+    """Returns the name and the text of the error. `out_of_memory`: feeders that ran out of memory, as the supervisor
+    reports. `notes`: the supervisor's notes."""
+    sample = f"{frames.describe_keys(ticket.payload, ticket.position)} of batch {ticket.number}"
+    if memory := _want_of_memory(ticket, out_of_memory, notes):
+        return "OutOfMemory", f"{ticket.strikes} feeder processes ended while making {sample} ({memory})"
+    name, how, of_memory = ticket.ends[-1]
+    reason = how if of_memory is None else f"{name}: it {how}"
+    text = (
+        f"{ticket.strikes} feeder processes died, each while making {sample} (the last one: {reason}): "
+        "look for os._exit, a crash in native code or too little memory there; see what the feeders "
+        "printed last"
+    )
+    return "FeederLost", text
+
+
+def _want_of_memory(ticket: Ticket, out_of_memory: Container[str], notes: Sequence[str]) -> str:
+    """Describes how memory ran out while this ticket was being made; empty unless that is known to be why its
+    processes ended."""
+    found = ""
+    for name, how, of_memory in ticket.ends:
+        if of_memory is False:
+            return ""
+        if of_memory:
+            found = f"{name}: it {how}"
+        elif name in out_of_memory:
+            found = next((note for note in notes if note.startswith(f"{name}: ")), name)
+    return found

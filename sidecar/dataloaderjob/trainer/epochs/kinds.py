@@ -1,0 +1,24 @@
+"""Chooses the iterator for a loader whose batches feeders make. Rarer iterators are imported when they are needed."""
+
+from __future__ import annotations
+
+from torch.utils.data import IterableDataset
+
+from dataloaderjob.trainer.epochs.service_iterator import ServiceIterator
+from dataloaderjob.trainer.session.iterated import Iterated
+
+
+def kind_of_iterator(loader: Iterated) -> type[ServiceIterator]:
+    if not isinstance(loader.dataset, IterableDataset) and loader.parts is None:
+        return ServiceIterator
+    from dataloaderjob.trainer.epochs.deal_iterator import DealIterator
+    from dataloaderjob.trainer.epochs.deal_staged_iterator import DealtStagedIterator
+    from dataloaderjob.trainer.epochs.parts_iterator import PartsIterator
+    from dataloaderjob.trainer.epochs.slot_iterator import SlotIterator
+    from dataloaderjob.trainer.epochs.staged_iterator import StagedIterator
+
+    if loader.parts is not None:
+        return PartsIterator
+    if loader.stage is not None:
+        return StagedIterator if loader.tail is None else DealtStagedIterator
+    return SlotIterator if loader.tail is None else DealIterator

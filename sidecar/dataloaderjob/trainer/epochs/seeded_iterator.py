@@ -1,0 +1,122 @@
+"""The base of the iterators of an epoch: its seeds, its place in a state, the end of an iterator that lost a batch."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from dataloaderjob.core import errors
+from dataloaderjob.core.consumption import Consumption
+from dataloaderjob.trainer.device.transfer import Transfer, Way
+from dataloaderjob.trainer.resume.progress import Epoch, Progress
+from dataloaderjob.trainer.resume.sampling import Recorded, first_keys
+from dataloaderjob.trainer.session.iterated import Iterated
+
+_U64 = (1 << 64) - 1
+_is_profiling: Any = vars(torch.autograd)["_profiler_enabled"]
+
+
+class SeededIterator(_BaseDataLoaderIter):
+    """The base of all iterators: the seeds of an epoch, and torch's range in a profiler trace.
+
+    Anything that is not an Exception, such as a KeyboardInterrupt, ends an iterator if it occurs within next(), because
+    batches in transit may be lost. An Exception that occurs after a batch was taken, such as a signal handler's, also
+    ends it. `progress` counts the batches that were returned.
+
+    Slots, here and below, make next() cheaper: beyond 30 attributes CPython looks each attribute up in a dict.
+    """
+
+    __slots__ = (
+        "_bare", "_broken", "_consumption", "_drawn", "_draws", "_epoch", "_epoch_seed", "_first", "_over", "_position",
+        "_way",
+    )  # fmt: skip
+
+    def __init__(self, loader: Iterated, epoch: Epoch) -> None:
+        # iter(sampler), then the base seed from loader.generator, in torch's order.
+        super().__init__(cast("Any", loader))
+        self._consumption: Consumption = loader.consumption
+        self._bare = not loader._auto_collation  # noqa: SLF001  torch's word for batches made of samples
+        self._way: Way = loader.way(pins=self._pin_memory, pin_device=self._pin_memory_device)
+        self._begin(epoch, int(self._base_seed) & _U64)
+
+    def _begin(self, epoch: Epoch, base_seed: int) -> None:
+        self._epoch = epoch
+        self._epoch_seed = epoch.seeded(base_seed)
+        self._draws = epoch.draw_number
+        self._drawn, self._position = epoch.first_batches, epoch.first_samples
+        self._first = self._num_yielded = self._drawn
+        """Number of batches of the epoch that were returned before this iterator was made."""
+        self._over = False
+        self._broken = ""
+        """The reason why no further batch will arrive."""
+        epoch.follow(self)
+        self._begin_consumption()
+
+    def _begin_consumption(self) -> int:
+        """Returns the growth of the loader's digest since the last batch."""
+        return self._consumption.begin()
+
+    def _reset(self, loader: Iterated, first_iter: bool = False) -> None:
+        """Begins a new epoch of the same iterator (`persistent_workers=True`). torch draws no seed here either."""
+        epoch = loader.begin_epoch(again=True)
+        super()._reset(loader, first_iter)
+        self._begin(epoch, epoch.base_seed)
+
+    def progress(self) -> Progress:
+        """Returns the progress of the epoch. A batch that failed counts as returned."""
+        batches, samples, keys = self._returned()
+        source = self._sampler_iter
+        sampler = source.after(batches) if type(source) is Recorded else None
+        return batches, samples, self._over, first_keys(keys), sampler
+
+    def refresh(self) -> None:
+        """Reads arrived messages that belong in a state."""
+
+    def _returned(self) -> tuple[int, int, Any]:
+        """Returns the number of batches and of samples returned, and the keys of the last batch."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the loader's state, as of this iterator."""
+        return self._epoch.state()
+
+    def __del__(self) -> None:
+        epoch = getattr(self, "_epoch", None)
+        if epoch is not None:
+            try:  # noqa: SIM105  the interpreter, at its end, may have cleared this module's names
+                epoch.ended(self, self.progress())
+            except Exception:  # noqa: S110  it may be only partly constructed
+                pass
+
+    def __next__(self) -> Any:
+        if self._broken:
+            raise errors.ServiceError(self._broken)
+        try:
+            if _is_profiling():
+                with torch.autograd.profiler.record_function(self._profile_name):
+                    return self._next_data()
+            return self._next_data()
+        except BaseException as exc:
+            if isinstance(exc, Exception) and not self._has_lost():
+                if isinstance(exc, errors.InputError):  # the message is complete, the frames are internal
+                    raise exc.with_traceback(None) from exc.__cause__
+                raise
+            self._broken = (
+                f"{type(exc).__name__} came within next(), which ends an iterator: call iter(loader) for a new epoch, "
+                "or resume this one from loader.state_dict()"
+            )
+            self._leave()
+            raise
+
+    def _has_lost(self) -> bool:
+        """Returns True if a batch was taken that next() will not return."""
+        return False
+
+    def _new_transfer(self) -> Transfer | None:
+        """Makes the transfer that sends the batches of one stream to their destination."""
+        return self._way.transfer(self._epoch_seed)
+
+    def _leave(self) -> None:
+        """Abandons all outstanding requests, without waiting."""

@@ -1,0 +1,82 @@
+"""Probes: three samples that identify a dataset in a state. They are made twice, where the loader makes its batches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.utils.data
+
+from dataloaderjob.batches.digest import digest_update
+from dataloaderjob.core.consumption import PROBING, Consumption
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.making.staged import unchanged
+
+PROBE_S = 2.0
+"""Time limit for a sample that a state needs. The state may be the last thing saved before the process is
+terminated."""
+
+
+def digests(
+    loader: torch.utils.data.DataLoader[Any], length: int | None, *, number: int, here: bool
+) -> list[str | None]:
+    """Returns the digests of a loader's probes. `number`: the loader's. `here`: this process makes the samples."""
+    keys = keys_of(length)
+    first, second = (_probe(_probing(loader, keys, number, here=here), len(keys)) for _ in range(2))
+    return _steady(first, second)
+
+
+def keys_of(length: int | None) -> list[int]:
+    """Returns the keys of the first sample, the middle one and the last."""
+    return sorted({0, length // 2, length - 1}) if length else []
+
+
+def _probe(samples: Iterable[Any], count: int) -> list[str | None]:
+    """Returns digests of the first `count` samples; None for one that cannot be made, hashed, or made in time."""
+    found: list[str | None] = [None] * count
+    try:
+        iterator = iter(samples)
+    except Exception:
+        return found
+    for number in range(count):
+        try:
+            hasher = hashlib.sha256()
+            digest_update(hasher, next(iterator))
+            found[number] = hasher.hexdigest()[:16]
+        except Exception:  # noqa: S112  whatever it is, there is nothing to compare
+            continue
+    return found
+
+
+def _steady(first: Sequence[str | None], second: Sequence[str | None]) -> list[str | None]:
+    """Returns the digests that came twice. A sample that differs from itself proves nothing."""
+    return [a if a == b else None for a, b in zip(first, second, strict=True)]
+
+
+def compare(saved: Sequence[str | None], own: Sequence[str | None], keys: Sequence[int]) -> None:
+    """Raises InputError if any sample that both sides could make differs."""
+    for a, b, key in zip(saved, own, keys, strict=False):
+        if a is not None and b is not None and a != b:
+            raise InputError(
+                f"the state belongs to another dataset: sample {key} differs. If this is intended, or samples change "
+                "with the epoch, give this loader a dataset_id="
+            )
+
+
+def _probing(
+    loader: torch.utils.data.DataLoader[Any], keys: list[int], number: int, *, here: bool
+) -> torch.utils.data.DataLoader[Any]:
+    """Returns a loader of the same samples, one at a time, made in the same place as this loader's batches."""
+    made = type(loader).__new__(type(loader))
+    vars(made).update(vars(loader))
+    vars(made).update(
+        batch_size=None, batch_sampler=None, sampler=keys, collate_fn=unchanged, drop_last=False,
+        persistent_workers=False, pin_memory=False, device=None, device_stage=None, parts=None,
+        _sent_to=(None, None, vars(loader)["_sent_to"][2]),
+        generator=torch.Generator().manual_seed(0), timeout=0 if here else PROBE_S,
+        _iterator=None, _resume=None, _epoch=None, _probes=[], _number=PROBING + number,
+        consumption=Consumption(PROBING),
+    )  # fmt: skip
+    return made
