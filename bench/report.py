@@ -138,7 +138,7 @@ A *floor* must hold and a *target* is the aim. We set both. Each is for the rati
 figure otherwise. *Met* names the promise that the worse end of the interval still meets. Every cell verified the bytes
 that it received. The method is in [bench/README.md](../bench/README.md).
 
-`ray.get` within one store crosses no network. One machine without a GPU cannot show network cards, copies to a GPU, or
+`ray.get` within one store uses no network. One machine without a GPU cannot show network cards, copies to a GPU, or
 more than two cores.
 """
 
