@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 
@@ -179,3 +180,12 @@ def test_service_with_a_dead_starter_waits_briefly_for_other_ranks():
     used = IdleShutdown(0.0)
     assert not see(used, 5.0, 1, starter=False)
     assert not see(used, 50.0, 1, starter=False), "its clients count, not its starter"
+
+
+def test_text_for_a_closed_terminal_fails_neither_then_nor_at_the_end():
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as stream:
+        os.close(ours)
+        shown = Console(stream, stream, env={"TERM": "dumb"})
+        shown.say("the terminal is gone")
+        shown.say("and nobody reads this either")

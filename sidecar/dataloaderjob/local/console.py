@@ -128,6 +128,15 @@ def _put(stream: TextIO, text: str) -> None:
     except OSError as exc:
         if exc.errno not in (errno.EPIPE, errno.EIO):  # the reader, or the terminal, is gone; the run goes on
             raise
+        _discard(stream)
+
+
+def _discard(stream: TextIO) -> None:
+    """Sends what the stream still holds to /dev/null. Otherwise the interpreter's flush at the end would fail, and the
+    exit code would be 120."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class FeederRow(NamedTuple):
