@@ -11,7 +11,7 @@ import controllers
 import pytest
 from cluster import FEEDER, RELEASE, ROOT, SYSTEM, Cluster, CommandFailed, Manifest, run, until
 from controllers import CHART_RUNTIME, LABEL, OPTIONS
-from jobs import DIGEST, FEEDERS, RESTRICTED, RESTRICTED_POD, Job
+from jobs import DIGEST, FEEDERS, RESTRICTED, RESTRICTED_POD, SMALL, Job
 from main_job import run_here
 from sharing import Shared
 from streams import stream, stream_here
@@ -22,8 +22,13 @@ INSTALL = os.environ.get("E2E_ADDONS") or "e2e/support/addons.sh"
 
 
 def attached(name: str, **attach: object) -> Manifest:
-    """A job for pods of other controllers."""
-    spec = {"feeders": {"replicas": 1, "image": FEEDER}, "trainers": {"attach": attach}}
+    """A job for pods of other controllers, that finds room beside the main job."""
+    spec = {
+        "feeders": {"replicas": 1, "image": FEEDER, "resources": SMALL},
+        "ray": {"managed": {"head": {"resources": SMALL}}},
+        "sidecar": {"resources": {"requests": {"cpu": "50m"}}},
+        "trainers": {"attach": attach},
+    }
     return {
         "apiVersion": "dataloading.dev/v1alpha1", "kind": "DataLoaderJob", "metadata": {"name": name}, "spec": spec,
     }  # fmt: skip
@@ -35,7 +40,7 @@ def template(
     """A pod template whose container prints a digest of all batches, as `stream_here` does."""
     user = stream(name, samples=samples, pace_s=pace_s)["spec"]["trainers"]["job"]["template"]["spec"]
     (trainer,) = user["containers"]
-    trainer = {**trainer, "name": "node", "securityContext": RESTRICTED}
+    trainer = {**trainer, "name": "node", "securityContext": RESTRICTED, "resources": SMALL}
     pod = {"restartPolicy": "Never", "securityContext": RESTRICTED_POD, "containers": [trainer], **spec}
     return {"metadata": {"labels": {LABEL: name}} if label else {}, "spec": pod}
 
@@ -135,6 +140,7 @@ def test_namespace_with_a_quota_accepts_injected_pods(operator: Cluster, namespa
     made = attached("bert")
     made["spec"]["feeders"]["resources"] = small
     made["spec"]["ray"] = {"managed": {"head": {"resources": small}}}
+    del made["spec"]["sidecar"]  # its default has the limits that the quota asks for
     operator.apply(namespace, made)
     found = plain_job("bert")
     (trainer,) = found["spec"]["template"]["spec"]["containers"]
