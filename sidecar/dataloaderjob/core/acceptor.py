@@ -227,8 +227,7 @@ class Acceptor:
         with contextlib.suppress(OSError):  # the peer may be gone again
             sockets.tune(guest.sock)
         sock = Connection.of(guest.sock)
-        if sock.family != socket.AF_UNIX:
-            sock.seals = guest.handshake.seals
+        sock.end_handshake(guest.handshake)
         serve = threading.Thread(target=self._welcomed, args=(sock, peer), name="dlj-peer", daemon=True)
         try:
             serve.start()

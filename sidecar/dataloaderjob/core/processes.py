@@ -289,3 +289,11 @@ class Crashes:
 def restart_wait_s(crashes: int) -> float:
     """The wait before a restart; none after a single crash."""
     return 0.0 if crashes == 1 else _RESTART.wait_s(crashes - 1)
+
+
+def discard_output(descriptor: int) -> None:
+    """Sends what is written to a descriptor to /dev/null, also what a stream still holds. Otherwise the interpreter's
+    flush at the end would fail, and the exit code would be 120."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -101,3 +101,8 @@ class Seals(NamedTuple):
 
     out: Sealer
     into: Opener
+
+
+def sealed_nbytes(head_nbytes: int, seals: Seals | None) -> int:
+    """Returns the size of a head in bytes, with its seal if the connection has seals."""
+    return head_nbytes if seals is None else head_nbytes + SEAL_NBYTES

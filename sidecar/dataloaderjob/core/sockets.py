@@ -33,7 +33,7 @@ from typing import Any
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.keys import SINCE, KeyOf
-from dataloaderjob.core.seals import MAC_NBYTES, SEAL_NBYTES, Opener, Sealer, Seals
+from dataloaderjob.core.seals import MAC_NBYTES, Opener, Sealer, Seals, sealed_nbytes
 
 LENGTH = struct.Struct("<I")
 DO_NOT_WAIT, CLOSE_ON_EXEC, TRUNCATED = map(
@@ -170,6 +170,11 @@ class Connection(socket.socket):
         sock.settimeout(None)
         return cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
 
+    def end_handshake(self, handshake: Handshake) -> None:
+        """Gives all later messages the seals of a handshake, if this is a connection over TCP."""
+        if self.family != socket.AF_UNIX:
+            self.seals = handshake.seals
+
 
 def pack_message(message: dict[str, Any], seals: Seals | None = None) -> bytes:
     """Encodes a message: u32 length, then JSON; sealed, if it belongs to a connection with seals."""
@@ -234,7 +239,7 @@ class Inbox:
 
 def head_nbytes(seals: Seals | None) -> int:
     """Size in bytes of what precedes a message's JSON."""
-    return LENGTH.size if seals is None else LENGTH.size + SEAL_NBYTES
+    return sealed_nbytes(LENGTH.size, seals)
 
 
 def open_head(head: bytes, limit: int, seals: Seals | None) -> int:
@@ -517,8 +522,7 @@ def greet(
     while handshake.facts is None:
         sock.sendall(handshake.receive(recv_exactly(sock, handshake.wanted)))
     sock.settimeout(None)
-    if sock.family != socket.AF_UNIX:
-        sock.seals = handshake.seals
+    sock.end_handshake(handshake)
     return handshake.facts
 
 

@@ -26,7 +26,7 @@ from dataloaderjob.core import frames, keys, sockets
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, FrameKind, Header
 from dataloaderjob.core.processes import Backoff
-from dataloaderjob.core.seals import MAC_NBYTES, SEAL_NBYTES, BrokenSeal
+from dataloaderjob.core.seals import MAC_NBYTES, BrokenSeal, sealed_nbytes
 from dataloaderjob.core.settings import FeederSettings, read_key
 from dataloaderjob.core.supervision import EXIT_LEASE_OVER, Cause
 from dataloaderjob.feeder.blobs import connect_to_supervisor
@@ -115,7 +115,7 @@ class ReceiverConnection:
         """Buffers that were shared with the receiver, by number."""
         self._inbuf = bytearray()
         self._seals = sockets.seals_of(sock)
-        self._head_nbytes = HEADER_NBYTES if self._seals is None else HEADER_NBYTES + SEAL_NBYTES
+        self._head_nbytes = sealed_nbytes(HEADER_NBYTES, self._seals)
         self._header: Header | None = None
         """The header of the frame whose payload has not arrived yet."""
         sock.setblocking(False)

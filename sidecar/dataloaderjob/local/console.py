@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from dataloaderjob.core import supervision
+from dataloaderjob.core.processes import discard_output
 from dataloaderjob.core.supervision import Rates
 from dataloaderjob.core.texts import clean
 from dataloaderjob.local.attaching import how_to_attach
@@ -128,15 +129,7 @@ def _put(stream: TextIO, text: str) -> None:
     except OSError as exc:
         if exc.errno not in (errno.EPIPE, errno.EIO):  # the reader, or the terminal, is gone; the run goes on
             raise
-        _discard(stream)
-
-
-def _discard(stream: TextIO) -> None:
-    """Sends what the stream still holds to /dev/null. Otherwise the interpreter's flush at the end would fail, and the
-    exit code would be 120."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+        discard_output(stream.fileno())
 
 
 class FeederRow(NamedTuple):

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 
 from dataloaderjob import __version__
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.processes import discard_output
 from dataloaderjob.core.supervision import MAX_FEEDERS
 
 EXIT_DIFFERENT = 1
@@ -201,5 +201,5 @@ def output() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what the interpreter writes at its end
+        discard_output(sys.stdout.fileno())
         sys.exit(EXIT_PIPE)

@@ -25,7 +25,7 @@ from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, FrameKind, Header
 from dataloaderjob.core.processes import Backoff
-from dataloaderjob.core.seals import MAC_NBYTES, SEAL_NBYTES, Seals
+from dataloaderjob.core.seals import MAC_NBYTES, Seals, sealed_nbytes
 from dataloaderjob.sidecar import shared_bodies
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.shared_bodies import SharedBodies
@@ -219,7 +219,7 @@ class FeederConnection:
         if facts.get("instance") != self.endpoint.instance:
             raise AuthError(f"another process answers on the port of {self.endpoint.name}")
         self._seals = self._handshake.seals if self._shared is None else None
-        self._head_nbytes = HEADER_NBYTES if self._seals is None else HEADER_NBYTES + SEAL_NBYTES
+        self._head_nbytes = sealed_nbytes(HEADER_NBYTES, self._seals)
         sockets.tune(self.sock)
         seconds, microseconds = divmod(int(BODY_WAIT_S * 1e6), 1_000_000)
         self.sock.setblocking(True)

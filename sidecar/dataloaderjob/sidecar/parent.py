@@ -12,7 +12,6 @@ import re
 import selectors
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,11 +29,11 @@ from dataloaderjob.core.processes import (
     signal_name,
 )
 from dataloaderjob.core.settings import LoaderSettings, SidecarSettings, read_key
-from dataloaderjob.core.texts import clean
 from dataloaderjob.sidecar import metrics
 from dataloaderjob.sidecar.admission import Admission, ReceiverProcess
 from dataloaderjob.sidecar.attachment import Attachment
 from dataloaderjob.sidecar.listeners import Guest, HttpServer, TrainerListener
+from dataloaderjob.sidecar.output import log
 from dataloaderjob.sidecar.receiver import Receiver
 from dataloaderjob.sidecar.supervisor_client import BundleGc, Failures, SupervisorClient
 
@@ -423,8 +422,3 @@ class Sidecar:
 
 def _eventfd() -> int:
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-
-def log(text: str) -> None:
-    sys.stderr.write(f"[sidecar] {clean(text)}\n")
-    sys.stderr.flush()

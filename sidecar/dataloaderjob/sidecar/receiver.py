@@ -20,7 +20,6 @@ from dataloaderjob.core.control import FAILED, THERE, W_IDLE, W_REGISTERED, Cont
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.frames import Header
 from dataloaderjob.core.settings import LoaderSettings
-from dataloaderjob.core.texts import clean
 from dataloaderjob.sidecar import metrics, regions
 from dataloaderjob.sidecar.dispatch import overseer
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
@@ -43,6 +42,7 @@ from dataloaderjob.sidecar.dispatch.streams import (
     Unpublish,
 )
 from dataloaderjob.sidecar.feeder_connection import TELL_EVERY_S, FeederConnection, LinkError
+from dataloaderjob.sidecar.output import log
 from dataloaderjob.sidecar.regions import Region
 
 PACKETS_AT_ONCE = 64
@@ -315,7 +315,7 @@ class Receiver:
             reason = f"{connection.endpoint.name}: {exc}"
             if isinstance(exc, ProtocolError) and (reason != connection.told or now >= connection.tell_at):
                 connection.told, connection.tell_at = reason, now + TELL_EVERY_S
-                os.write(2, clean(f"[sidecar] a connection is closed: {reason}").encode() + b"\n")
+                log(f"a connection is closed: {reason}")
             self._end_connection(now, connection, reason)
             return
         self._dirty.add(connection)

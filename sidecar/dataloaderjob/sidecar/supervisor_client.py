@@ -19,8 +19,8 @@ from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.processes import Backoff, close_all_but, default_signals, die_with_parent
 from dataloaderjob.core.sockets import Connection, Inbox
 from dataloaderjob.core.supervision import FIELDS
-from dataloaderjob.core.texts import clean
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
+from dataloaderjob.sidecar.output import log
 
 BACKOFF = Backoff(0.05, 3.0)
 CONNECT_TIMEOUT_S = 0.5
@@ -130,7 +130,7 @@ class SupervisorClient:
             while (message := self._in.take()) is not None:
                 changed = self._message(message) or changed
         except (ProtocolError, KeyError, TypeError, ValueError) as exc:
-            os.write(2, f"[sidecar] the connection to the supervisor is closed: {clean(exc)}\n".encode())
+            log(f"the connection to the supervisor is closed: {exc}")
             self.close(now)
         return changed
 
@@ -175,7 +175,7 @@ class SupervisorClient:
             upload(self.address, self._key, self._store, digest, nbytes, name=self._name, job=self._job)
             code = 0
         except Exception as exc:
-            os.write(2, f"[sidecar] {digest[:8]}, {nbytes} bytes, was not uploaded: {exc!r}\n".encode())
+            log(f"{digest[:8]}, {nbytes} bytes, was not uploaded: {exc!r}")
         finally:
             os._exit(code)
 
