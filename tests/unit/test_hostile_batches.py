@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import enum
 import fractions
@@ -330,6 +331,16 @@ def test_a_librarys_dataclass_gets_its_fields_only() -> None:
     assert decoded(node(NodeKind.DATACLASS, name, fields, (VALUE,) * 3), 1).fqn == 1
     with pytest.raises(RemoteProtocolError, match="has no field 'to'"):
         decoded(node(NodeKind.DATACLASS, name, ("to",), (VALUE,)), 1)
+
+
+def test_a_librarys_dataclass_may_have_been_copied_before() -> None:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata as Chunk
+
+    copy.copy(Chunk(torch.Size([1]), torch.Size([1])))
+    assert "__slotnames__" in vars(Chunk), "copying notes the slots in the class"
+    name = Chunk.__module__, Chunk.__qualname__
+    made = decoded(node(NodeKind.DATACLASS, name, ("offsets", "sizes"), (VALUE,) * 2), 1)
+    assert (made.offsets, made.sizes) == (1, 1)
 
 
 # Content

@@ -100,12 +100,13 @@ _GENERATED = frozenset(
         "__class_getitem__", "__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl",
         "__init__", "__repr__", "__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__", "__match_args__",
         "__dataclass_fields__", "__dataclass_params__", "__setattr__", "__delattr__", "__getstate__", "__setstate__",
-        "__replace__", "__new__", "__getnewargs__", "__post_init__", "__str__",
+        "__replace__", "__new__", "__getnewargs__", "__post_init__", "__str__", "__slotnames__", "__final__",
+        "__type_params__",
         "_fields", "_field_defaults", "_make", "_replace", "_asdict",
         "_field_types", "_source",
     }
 )  # fmt: skip
-"""Names that `@dataclass`, `namedtuple` and the interpreter put into a class."""
+"""Names that `@dataclass`, `namedtuple`, `copyreg` and the interpreter put into a class."""
 _allowed: dict[int, tuple[weakref.ref[type], set[int]]] = {}
 """Classes that were allowed before, each with the foundations on which it was; all by id."""
 
