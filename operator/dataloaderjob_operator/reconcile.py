@@ -35,6 +35,7 @@ from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.observe.attached_pods import AttachedPods
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.followed_objects import FollowedObjects
+from dataloaderjob_operator.observe.ray_clusters import RayClusters
 from dataloaderjob_operator.observe.refused_pods import RefusedPods
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
 from dataloaderjob_operator.observe.watch import EventLookup
@@ -101,6 +102,8 @@ class Reconciler:
     """None: no pod is attached to any job."""
     followed: FollowedObjects | None = None
     """None: no job follows an object."""
+    ray_clusters: RayClusters | None = None
+    """None: no RayCluster is looked up."""
     refused_pods: RefusedPods | None = None
     """None: refusals of labelled pods are not reported."""
     attached_pods: dict[JobKey, dict[str, events.AttachedPod]] = field(default_factory=dict)
@@ -130,6 +133,8 @@ class Reconciler:
             self.lookup.forget(key)
         if self.followed is not None:
             self.followed.want(key, None)
+        if self.ray_clusters is not None:
+            self.ray_clusters.want(key, None)
         if self.refused_pods is not None:
             self.refused_pods.want(key, False)
 
@@ -187,6 +192,8 @@ class Reconciler:
             self.lookup.request(key, decision.event_queries)
         if self.followed is not None:
             self.followed.want(key, decision.follow)
+        if self.ray_clusters is not None:
+            self.ray_clusters.want(key, decision.ray_cluster)
         if self.refused_pods is not None:
             self.refused_pods.want(key, observed.job.spec.trainers.attached)
         if observed.doubts:
@@ -238,6 +245,7 @@ class Reconciler:
             event_troubles={} if self.lookup is None else self.lookup.found(key),
             attached=self.attached.of(key) if self.attached and observed.job.spec.trainers.attached else (),
             followed=None if self.followed is None else self.followed.found(key),
+            ray_cluster=None if self.ray_clusters is None else self.ray_clusters.found(key),
         )  # fmt: skip
 
     async def _execute(self, key: JobKey, observed: Observed, decision: Decision) -> bool:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from dataloaderjob.api import parse_object
+from dataloaderjob.api.environment import expand
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.local.plan import RunPlan, expand, inherited_env, plan
+from dataloaderjob.local.plan import RunPlan, inherited_env, plan
 from dataloaderjob.local.run import check, recorded
 from dataloaderjob.local.service import plan as private_plan
 

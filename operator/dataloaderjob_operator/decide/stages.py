@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from dataloaderjob.api.status import ConditionType, Phase
-from dataloaderjob_operator.decide import attached, restarts
+from dataloaderjob_operator.decide import attached, external, restarts
 from dataloaderjob_operator.decide.followed import FollowedState
 from dataloaderjob_operator.decide.health import ConditionState, Health
 from dataloaderjob_operator.decide.job_parts import Parts, serves
@@ -99,7 +99,7 @@ def find_stage(
         )
     if observed.job.spec.suspend:
         return _held(observed, attempt, now)
-    if (late := _late(observed, health, queue, now)) is not None:
+    if (late := _late(observed, health, queue, now) or _rejected(observed)) is not None:
         return late
     if trainers is Trainers.FAILED:
         return _failed(observed, health, now)
@@ -121,7 +121,7 @@ def _attached_stage(
         return over
     if observed.job.spec.suspend:
         return _held(observed, 0, now)
-    if (late := _late(observed, health, queue, now)) is not None:
+    if (late := _late(observed, health, queue, now) or _rejected(observed)) is not None:
         return late
     if attached.is_idle(observed, now):
         return StageResult(Stage.IDLE, "Idle", "no pod is attached; the next one starts the feeders")
@@ -203,6 +203,12 @@ def _late(observed: Observed, health: Health, queue: Queue | None, now: datetime
             f"the job was not up within startupDeadlineSeconds {startup}{why}", observed.attempt,
         )  # fmt: skip
     return None
+
+
+def _rejected(observed: Observed) -> StageResult | None:
+    """Fails a job that has not served yet and whose existing Ray cluster has other versions; None otherwise."""
+    text = "" if _served(observed) else external.refusal(observed)
+    return StageResult(Stage.FAILED, external.DIFFERS, text, observed.attempt) if text else None
 
 
 def _failed(observed: Observed, health: Health, now: datetime) -> StageResult:

@@ -169,7 +169,7 @@ def volumes(job: DataLoaderJob, setup: settings.OperatorConfig, role: names.Role
             "secret": {
                 "secretName": names.key_secret(job.name, job.metadata.uid or "", setup.root_key),
                 "defaultMode": 0o440,
-                "items": settings.key_items(role),
+                "items": settings.key_items(job, role),
             },
         },
         {"name": SETTINGS_VOLUME, "configMap": {"name": settings.map_name(job, setup, role)}},

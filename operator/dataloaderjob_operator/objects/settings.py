@@ -20,8 +20,10 @@ from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
+from dataloaderjob.api.environment import feeder_env
 from dataloaderjob.api.job import MANAGED_BY
 from dataloaderjob.api.pods import PodTemplate
+from dataloaderjob.api.ray import ExternalRaySpec
 from dataloaderjob.api.sidecar import KEY_FOLDER as KEY_FOLDER
 from dataloaderjob.api.sidecar import METRICS_PORT as METRICS_PORT
 from dataloaderjob.api.sidecar import RUN_FOLDER as RUN_FOLDER
@@ -48,6 +50,8 @@ JOB_KEY = "links"
 COUNT_FILE = "feeders"
 """File with the current number of feeders, the only setting of the head that changes while it runs."""
 RAY_TOKEN = "ray"  # noqa: S105  the name of a file
+TOKEN_FOLDER = "/etc/dataloaderjob/ray"  # noqa: S105  a path in a pod
+"""Folder with the token of an existing Ray cluster."""
 FILES = {names.Role.HEAD: "head.json", names.Role.FEEDER: "feeder.json", names.Role.TRAINER: SETTINGS_FILE}
 """Settings files by the role of the pods that read them."""
 
@@ -180,10 +184,11 @@ def with_root_of(setup: OperatorConfig, job: str, uid: str, secret: str | None) 
     return dataclasses.replace(setup, root_key=previous, previous_root=None)
 
 
-def key_items(role: names.Role) -> list[Manifest]:
+def key_items(job: DataLoaderJob, role: names.Role) -> list[Manifest]:
     """Selects the keys that a role's pods get. The role's own key is at the same path everywhere."""
+    for_ray = RAY_TOKEN if job.spec.ray.external is None else Holder.FEEDER.value
     own, more = {
-        names.Role.HEAD: (JOB_KEY, [RAY_TOKEN]),
+        names.Role.HEAD: (JOB_KEY, [for_ray]),
         names.Role.FEEDER: (Holder.FEEDER.value, [RAY_TOKEN]),
         names.Role.TRAINER: (Holder.SIDECAR.value, []),
     }[role]
@@ -215,6 +220,9 @@ def count(job: DataLoaderJob) -> str:
 
 def _files(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> dict[str, str]:
     made = {names.Role.HEAD: head, names.Role.FEEDER: feeder, names.Role.TRAINER: sidecar}[role]
+    ray = job.spec.ray.external
+    if ray is not None and role is names.Role.HEAD:
+        return {FILES[role]: _json(driver(job, setup, ray))}
     return {FILES[role]: _json(made(job, setup))}
 
 
@@ -256,6 +264,24 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
     }
 
 
+def driver(job: DataLoaderJob, setup: OperatorConfig, ray: ExternalRaySpec) -> dict[str, Any]:
+    """Builds the settings of the supervisor's pod on an existing Ray cluster."""
+    token = {} if ray.token_secret_ref is None else {"token_path": f"{TOKEN_FOLDER}/{RAY_TOKEN}"}
+    return {
+        "job": unique(job),
+        "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
+        "feeder_key_path": f"{KEY_FOLDER}/{Holder.FEEDER.value}",
+        **token,
+        "address": ray.address or "",
+        "host": service_host(job, names.head_service(job.name), setup),
+        "supervisor_port": SUPERVISOR_PORT,
+        "num_feeders": 1,
+        "count_path": f"{SETTINGS_FOLDER}/{COUNT_FILE}",
+        "feeder_resources": job.spec.feeders.ray_resources(),
+        "feeder_env": feeder_env(job.spec, {}),
+    }
+
+
 def feeder(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
     """Builds the settings with which a feeder's pod joins Ray."""
     return {
@@ -281,7 +307,7 @@ def scratch(job: DataLoaderJob) -> dict[str, int]:
     parts = {"sidecar": job.spec.sidecar.scratch}
     shared = any(mount.mount_path.rstrip("/") == TMP for mount in job.spec.data.volume_mounts)
     own = shared or _own_tmp(job.spec.feeders.template, "feeder")
-    if not (own and _own_tmp(job.spec.ray.own.head.template, "head")):
+    if not (own and _own_tmp(job.spec.ray.head.template, "head")):
         parts["feeders"] = job.spec.feeders.scratch
     for part, spec in parts.items():
         field, size = "size", str(spec.size or SCRATCH_SIZE)

@@ -51,16 +51,14 @@ BY_INDEX = ("PET_NODE_RANK", "RANK")
 def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """Builds the head's Deployment: one pod, which is replaced but never doubled, because two heads would place feeders
     twice. Replacing it restarts all feeders, so a new image alone does not replace it."""
-    spec = job.spec.ray.own.head
+    spec = job.spec.ray.head
     container = ray_container(job, names.Role.HEAD, HEAD_MODULE, "head.json", resources(spec.resources))
-    probe = {"tcpSocket": {"port": "supervisor"}, "periodSeconds": 5}
     container |= {
         "ports": [
             {"name": "gcs", "containerPort": settings.GCS_PORT},
             {"name": "supervisor", "containerPort": settings.SUPERVISOR_PORT},
         ],
-        "startupProbe": {**probe, "failureThreshold": STARTS},
-        "readinessProbe": {**probe, "failureThreshold": 3},
+        **head_probes(),
     }
     taken = inherited(job.spec.feeders.template, job.spec.trainers.template)
     pod = ray_pod(setup, job, container, spec.template, taken)
@@ -70,7 +68,16 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     ]  # fmt: skip
     made = template(job, names.Role.HEAD, spec.template, pod, asked=asked, version=setup.version)
     metadata = names.metadata(job, names.head(job.name), names.Role.HEAD, spec.metadata)
-    return _deployment(metadata, made, replicas=1, strategy={"type": "Recreate"})
+    return deployment(metadata, made, replicas=1, strategy={"type": "Recreate"})
+
+
+def head_probes() -> dict[str, Any]:
+    """Builds the probes of the container that runs the supervisor."""
+    probe = {"tcpSocket": {"port": "supervisor"}, "periodSeconds": 5}
+    return {
+        "startupProbe": {**probe, "failureThreshold": STARTS},
+        "readinessProbe": {**probe, "failureThreshold": 3},
+    }
 
 
 def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
@@ -87,12 +94,13 @@ def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "10%"}}
     made = template(job, names.Role.FEEDER, spec.template, pod, asked=asked, version=setup.version)
     metadata = names.metadata(job, names.feeders(job.name), names.Role.FEEDER, spec.metadata)
-    deployment = _deployment(metadata, made, replicas=spec.replicas, strategy=rolling)
-    deployment["spec"]["progressDeadlineSeconds"] = PROGRESS_S
-    return deployment
+    rolled = deployment(metadata, made, replicas=spec.replicas, strategy=rolling)
+    rolled["spec"]["progressDeadlineSeconds"] = PROGRESS_S
+    return rolled
 
 
-def _deployment(metadata: Manifest, pod: Manifest, *, replicas: int, strategy: Manifest) -> Manifest:
+def deployment(metadata: Manifest, pod: Manifest, *, replicas: int, strategy: Manifest) -> Manifest:
+    """Builds a Deployment of these pods, selected by the job's name and the role."""
     selecting = {name: metadata["labels"][name] for name in (names.LABEL_JOB, names.LABEL_ROLE)}
     return {
         "apiVersion": "apps/v1",

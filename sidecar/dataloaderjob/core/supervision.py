@@ -61,6 +61,9 @@ EXIT_RAY_LOST = 4
 """The supervisor's exit code if Ray, or the feeder host, has disappeared, or refused the supervisor."""
 EXIT_LEASE_OVER = 5
 """A feeder's exit code if it had no supervisor for as long as its lease."""
+EXIT_RAY_REFUSED = 6
+"""Exit code of a head's container if the existing Ray cluster that it should join has other versions of Ray or
+Python."""
 EXITS_RAY = frozenset({EXIT_RAY_LATE, EXIT_RAY_LOST})
 COUNTERS = (
     "next_calls", "nbytes", "wait_ns", "step_ns", "retries", "hedges", "late_copies", "failures",

@@ -28,7 +28,7 @@ from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
 from dataloaderjob.core.settings import NODE_FOLDER, TEMP_DIR, RayTasks, RayTuning, load
 from dataloaderjob.core.sockets import parse_address
-from dataloaderjob.core.supervision import EXITS_RAY
+from dataloaderjob.core.supervision import EXIT_RAY_REFUSED, EXITS_RAY
 from dataloaderjob.pod import reaping
 from dataloaderjob.pod.reaping import SIGNALS, reap
 from dataloaderjob.providers.ray.node import NO_TASKS, RayNode, without_ray
@@ -54,6 +54,10 @@ an address would collide in it."""
 
 class Stopped(Exception):
     """SIGTERM or SIGINT arrived: the process unwinds and ends."""
+
+
+class Refused(ServiceError):
+    """An existing Ray cluster has other versions: a fresh container would find the same."""
 
 
 class Watch:
@@ -178,7 +182,8 @@ class PodPart(Protocol):
 
 
 def serve(kind: type[S], make: Callable[[S, Watch], PodPart], *, name: str) -> int:
-    """Runs a pod's main process. Returns 0 after SIGTERM, else EXIT_FAILED: the kubelet then restarts the container."""
+    """Runs a pod's main process. Returns 0 after SIGTERM, else EXIT_FAILED or EXIT_RAY_REFUSED: the kubelet then
+    restarts the container."""
     parser = argparse.ArgumentParser(description=f"the main process of a pod: {name}")
     parser.add_argument("--settings", type=Path, required=True, help=f"JSON file of {kind.__name__}")
     path = parser.parse_args().settings
@@ -202,6 +207,8 @@ def _serve(kind: type[S], make: Callable[[S, Watch], PodPart], path: Path) -> in
         if TERMINATION_LOG.exists():
             with contextlib.suppress(OSError):
                 TERMINATION_LOG.write_text(f"{exc}\n")
+        if isinstance(exc, Refused):
+            return EXIT_RAY_REFUSED
     return EXIT_FAILED
 
 
@@ -262,6 +269,16 @@ class FeederPodSettings:
     """Time without a feeder after which the pod tries whether it could feed, and is ready if so."""
     trial_timeout_s: float = 300.0
     grace_s: float = 2.0
+
+
+def read_count(count_path: str | None, otherwise: int) -> int:
+    """Returns the number of feeders that the operator wants now; `otherwise` without a file. Raises InputError."""
+    if count_path is None:
+        return otherwise
+    try:
+        return int(Path(count_path).read_text())
+    except (OSError, ValueError) as exc:
+        raise InputError(f"the number of feeders is needed in {count_path}: {exc}") from exc
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -16,7 +16,6 @@ import sys
 import time
 from pathlib import Path
 
-from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.memory import FEEDERS_FIELD
 from dataloaderjob.core.settings import NODE_BLOBS, NODE_FOLDER, SupervisorSettings, dump, read_key
 from dataloaderjob.core.sockets import EVERYWHERE
@@ -44,12 +43,7 @@ SUPERVISOR_GRACE_S = 2.0
 
 def feeders_wanted(settings: HeadSettings) -> int:
     """Returns the number of feeders that the operator wants now. Raises InputError."""
-    if settings.count_path is None:
-        return settings.num_feeders
-    try:
-        return int(Path(settings.count_path).read_text())
-    except (OSError, ValueError) as exc:
-        raise InputError(f"the number of feeders is needed in {settings.count_path}: {exc}") from exc
+    return entry.read_count(settings.count_path, settings.num_feeders)
 
 
 def supervisor_settings(settings: HeadSettings, address: str) -> SupervisorSettings:
