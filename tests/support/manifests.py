@@ -243,6 +243,16 @@ REFUSED_FIELDS = [
         'spec.ray.external.address: found "auto"; use host:port of the head\'s GCS',
         id="no-address-of-ray",
     ),
+    pytest.param(
+        {"spec.ray.external": {"rayCluster": "Shared"}},
+        'spec.ray.external.rayCluster: found "Shared"; use the name of a RayCluster in the job\'s namespace',
+        id="no-name-of-a-ray-cluster",
+    ),
+    pytest.param(
+        {"spec.ray.external": {"rayCluster": "shared", "tokenSecretRef": {"name": "shared", "key": "a/b"}}},
+        'spec.ray.external.tokenSecretRef.key: found "a/b"; use a key of that Secret',
+        id="no-key-of-a-secret",
+    ),
     pytest.param({TASKS: {"cpus": 0}}, "spec.ray.managed.tasks.cpus: found 0", id="no-cpus-for-tasks"),
 ]
 
@@ -293,9 +303,14 @@ REFUSED_BY_RULES = [
     ),
     pytest.param({"spec.ray.managed.version": "2.55.1"}, '"2.55.1"; use Ray 2.56 or newer', id="old-ray"),
     pytest.param(
-        {"spec.ray.external": {"address": "10.0.0.5:6379"}},
-        "spec.ray.external: found the address 10.0.0.5:6379; use managed, or leave both out: only",
-        id="existing-ray",
+        {"spec.ray.external": {"tokenSecretRef": {"name": "ray"}}},
+        "spec.ray.external.address: found neither address nor rayCluster; use one of the two: address, the host:port",
+        id="nameless-ray",
+    ),
+    pytest.param(
+        {"spec.ray.external": {"address": "ray:6379", "rayCluster": "shared"}},
+        "spec.ray.external.address: found address and rayCluster; use one of the two: address, the host:port",
+        id="twice-named-ray",
     ),
     pytest.param(
         {"spec.ray": {"external": {"address": "ray:6379"}, "managed": {"version": "2.60.0"}}},
@@ -506,6 +521,17 @@ ACCEPTED = [
     ),
     pytest.param(
         {**ATTACHED, "spec.trainers.attach.follow": {**FOLLOW, "apiVersion": "v1"}}, id="follow-core-group"
+    ),
+    pytest.param({"spec.ray.external": {"address": "10.0.0.5:6379"}}, id="ray-at-an-address"),
+    pytest.param(
+        {
+            "spec.ray.external": {
+                "rayCluster": "shared",
+                "tokenSecretRef": {"name": "shared"},
+                "resources": {"requests": {"cpu": "50m"}, "limits": {}},
+            }
+        },
+        id="ray-cluster-in-full",
     ),
     pytest.param({f"{CONTAINER}.command": ABSENT, f"{CONTAINER}.args": ["--lr", "1"]}, id="entrypoint"),
     pytest.param({f"{CONTAINER}.command": []}, id="empty-command"),

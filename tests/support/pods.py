@@ -23,6 +23,7 @@ from ports import reserve_port
 from rig import until
 
 from dataloaderjob.api import parse_object
+from dataloaderjob.api.ray import ExternalRaySpec
 from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.core.keys import Holder
@@ -131,6 +132,16 @@ class Pods:
             "supervisor_port": self.port, "temp_dir": self._at("h"), **more,
         }  # fmt: skip
         return self._start("dataloaderjob.pod.head", "h", HEAD, fields)
+
+    def driver(self, address: str, token: str | None = None, **more: Any) -> Pod:
+        """The supervisor's pod on an existing Ray cluster. `token`: path of the cluster's token."""
+        ray = ExternalRaySpec(address=address)
+        fields = {
+            **settings.driver(self.job, SETUP, ray), "count_path": None, "num_feeders": self.job.spec.feeders.count,
+            "key_path": self._at(settings.JOB_KEY), "feeder_key_path": self._at(Holder.FEEDER), "token_path": token,
+            "host": HEAD, "supervisor_port": self.port, "temp_dir": self._at("h"), **more,
+        }  # fmt: skip
+        return self._start("dataloaderjob.pod.driver", "h", HEAD, fields)
 
     def feeder(self, number: int, **more: Any) -> Pod:
         name = f"f{number}"

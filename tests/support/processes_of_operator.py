@@ -32,6 +32,7 @@ BRISK = {
     "decide.health.SETTLE_S": 1.0,
     "keys.AGAIN_S": 2.0,
     "observe.followed_objects.PERIOD_S": 2.0,
+    "observe.ray_clusters.PERIOD_S": 2.0,
     "observe.supervisor_poller.METRICS_EVERY_S": 5.0,
     "observe.supervisor_poller.MIN_INTERVAL_S": 0.5,
     "observe.supervisor_poller.PERIOD_S": 2.0,

@@ -21,7 +21,7 @@ WAITS = "WaitsForRayCluster"
 """The reason while the address of a RayCluster is not known."""
 DIFFERS = "RayVersionMismatch"
 """The reason if the cluster has another version of Ray, or another minor version of Python."""
-MANAGED, EXTERNAL = "spec.ray.managed", "spec.ray.external"
+HEAD_FIELD, OWN_FIELD = "spec.ray.managed.head.resources", "spec.ray.external.resources"
 
 
 def resolved(observed: Observed) -> Observed:
@@ -103,9 +103,8 @@ def ray_status(observed: Observed) -> RayStatus:
 
 
 def with_own_fields(job: DataLoaderJob, made: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Returns conditions whose messages name the fields of this job: the head of a job on an existing cluster has its
-    own."""
+    """Returns conditions whose messages name the fields of this job: the supervisor's pod on an existing cluster has
+    its own."""
     if job.spec.ray.external is None:
         return tuple(made)
-    head, own = f"{MANAGED}.head", f"{EXTERNAL}.head"
-    return tuple(c.model_copy(update={"message": c.message.replace(head, own)}) for c in made)
+    return tuple(c.model_copy(update={"message": c.message.replace(HEAD_FIELD, OWN_FIELD)}) for c in made)

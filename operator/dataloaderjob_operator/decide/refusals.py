@@ -35,7 +35,6 @@ _SAYS_NOTHING = (
 """Messages (1.34) with which a tried pod is refused although the job's own pods may be accepted."""
 _NAMED_BY_PODS = {"no PriorityClass": "priorityClassName", "RuntimeClass": "runtimeClassName"}
 """Messages that refuse a pod because of an object that it names (1.34), and the field that names it."""
-MANAGED, EXTERNAL = "spec.ray.managed", "spec.ray.external"
 TRAINERS, FEEDERS, HEAD = (
     "spec.trainers.job.template",
     "spec.feeders.template",
@@ -137,9 +136,8 @@ class _Template:
 
     def __init__(self, job: DataLoaderJob, role: names.Role, made: Mapping[str, Any]) -> None:
         self._job, self._role, self._made = job, role, made
-        head = HEAD if job.spec.ray.external is None else HEAD.replace(MANAGED, EXTERNAL)
-        templates = {head: job.spec.ray.head.template, FEEDERS: job.spec.feeders.template}
-        first = {names.Role.HEAD: head, names.Role.FEEDER: FEEDERS, names.Role.TRAINER: TRAINERS}[role]
+        templates = {HEAD: job.spec.ray.head.template, FEEDERS: job.spec.feeders.template}
+        first = {names.Role.HEAD: HEAD, names.Role.FEEDER: FEEDERS, names.Role.TRAINER: TRAINERS}[role]
         sources = {
             root: plain(user) for root, user in (templates | {TRAINERS: job.spec.trainers.template}).items()
         }
@@ -184,7 +182,7 @@ class _Template:
             return "spec.feeders.image" if given else f"{TRAINERS}.spec.containers[0].image"
         root = _OWN.get((self._role, str(name), str(field)))
         if root is not None and self._job.spec.ray.external is not None:
-            root = root.replace(MANAGED, EXTERNAL)
+            root = root.replace("spec.ray.managed.head", "spec.ray.external")
         return None if root is None else root + _spelt(tokens[4:])
 
     def _scratch(self, volume: str, below: list[_Token]) -> str | None:

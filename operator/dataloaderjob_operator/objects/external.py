@@ -22,7 +22,7 @@ TOKEN_VOLUME = f"{RESERVED_PREFIX}ray-token"
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig, ray: ExternalRaySpec) -> Manifest:
     """Builds the Deployment of the supervisor's pod: one pod, which is replaced but never doubled."""
-    spec = ray.head
+    spec = job.spec.ray.head
     container = ray_container(job, names.Role.HEAD, MODULE, "head.json", resources(spec.resources))
     container |= {
         "ports": [{"name": "supervisor", "containerPort": settings.SUPERVISOR_PORT}],

@@ -211,9 +211,11 @@ class ExternalRaySpec(Model):
     the Service of its head exists. Only on a cluster."""
     token_secret_ref: TokenSecretRef | None = None
     """The Secret with the cluster's token. Left out: the cluster has none. Ignored on one machine."""
-    head: HeadSpec = nested(HeadSpec)
-    """The pod of the supervisor, which joins the cluster as a node without room for feeders. It uses the feeders'
-    image. Ignored on one machine."""
+    resources: Resources = resources(
+        requests={"cpu": "500m", "memory": "2Gi"}, limits={"cpu": "2", "memory": "2Gi"}
+    )
+    """Resources of the supervisor's pod, which joins the cluster as a node without room for feeders. The pod uses the
+    feeders' image. Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -245,7 +247,9 @@ class RaySpec(Model):
     @property
     def head(self) -> HeadSpec:
         """The pod of the supervisor, whichever cluster it belongs to."""
-        return self.own.head if self.external is None else self.external.head
+        if self.external is None:
+            return self.own.head
+        return _MANAGED.head.model_copy(update={"resources": self.external.resources})
 
     @property
     def own(self) -> ManagedRaySpec:

@@ -209,7 +209,7 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
     if provider == RAY:
         yield from _given(spec.ray.own, ("head",), "spec.ray.managed")
         if spec.ray.external is not None:
-            yield from _given(spec.ray.external, ("tokenSecretRef", "head"), "spec.ray.external")
+            yield from _given(spec.ray.external, ("tokenSecretRef", "resources"), "spec.ray.external")
     else:
         yield from _given(spec, ("ray",), "spec")
     yield from _given(spec.data, ("volumes", "volumeMounts", "envFrom"), "spec.data")
