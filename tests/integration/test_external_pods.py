@@ -62,15 +62,6 @@ def test_epoch_has_the_digest_and_the_lease_ends_the_actors(
         wait_until(lambda: not ray.sessions(), 10)
 
 
-def test_replaced_pod_adopts_the_actors_of_the_one_before(ray: ForeignHead):
-    with Pods(feeders=1) as pods:
-        first = pods.driver(ray.address, str(ray.token_path))
-        before = pods.ready(1)["feeders"][0]["instance"]
-        assert first.terminate() == 0
-        pods.driver(ray.address, str(ray.token_path))
-        assert pods.ready(1)["feeders"][0]["instance"] == before
-
-
 def message(pods: Pods, *words: str | None, **more: float) -> tuple[int, str]:
     """The exit code and the last line of a pod that cannot work."""
     pod = pods.driver(*[word for word in words if word is not None], **more)

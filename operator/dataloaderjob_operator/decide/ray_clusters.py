@@ -14,7 +14,7 @@ RESOURCE = "rayclusters.ray.io"
 ROOT = "/apis/ray.io/v1"
 GCS_PORT = 6379
 PORT_NAMES = ("gcs-server", "redis")
-"""Names of the GCS's port in the head's Service; the second one is that of KubeRay before 1.2."""
+"""Names of the GCS's port in the head's Service. Earlier versions of KubeRay call it redis."""
 MAX_NAME = 50
 """Length from which KubeRay shortens the names of Services."""
 
@@ -27,7 +27,7 @@ class RayCluster:
     address: str = ""
     """host:port of its GCS; empty while it is not known."""
     missing: str = ""
-    """What the job waits for, and the remedy; empty once the address is known."""
+    """The missing object and the remedy; empty once the address is known."""
 
 
 def service_name(cluster: str) -> str:
