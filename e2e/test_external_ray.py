@@ -29,7 +29,7 @@ SMALL = {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "2G
 
 @pytest.mark.alone  # the lease is measured in seconds
 def test_main_job_on_an_existing_ray_outlives_its_supervisor(
-    operator: Cluster, namespace: str, start, tmp_path: Path, record_property
+    operator: Cluster, namespace: str, start, tmp_path: Path, record_testsuite_property
 ):
     made = yaml.safe_load((EXAMPLE / "existing-ray.yaml").read_text())
     env = f"{CONTAINER}__env"
@@ -38,7 +38,7 @@ def test_main_job_on_an_existing_ray_outlives_its_supervisor(
     job: Job = start(made)
     waiting = job.await_condition("Ready", lambda found: found["reason"] == "WaitsForRayCluster")
     assert f"neither RayCluster {ray_cluster.NAME} nor its head's Service" in waiting["message"]
-    assert job.phase() == "Queued"
+    job.await_phase("Queued")
     assert not job.pods(HEAD)
     ray_cluster.start(operator, namespace)
     job.await_phase("Running", timeout_s=240)
@@ -54,7 +54,9 @@ def test_main_job_on_an_existing_ray_outlives_its_supervisor(
     )
     ray_cluster.await_no_feeder(operator, namespace, GONE_S - (time.monotonic() - killed))
     gone_s = time.monotonic() - killed
-    record_property("seconds until the feeders were gone", f"{gone_s:.1f}, with a lease of {LEASE_S:.0f}")
+    record_testsuite_property(
+        "seconds until the feeders were gone", f"{gone_s:.1f}, with a lease of {LEASE_S:.0f}"
+    )
     assert ray_cluster.named_actors(operator, namespace) == 0
     operator.kubectl("delete", "resourcequota", "no-more", "-n", namespace)
     job.await_phase("Complete", timeout_s=600)

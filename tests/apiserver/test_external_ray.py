@@ -67,7 +67,7 @@ def test_job_waits_for_a_ray_cluster_and_starts_with_its_service(
     assert not any(kind == "Deployment" for kind, _ in job.named())
     path = f"/api/v1/namespaces/{job.namespace}/events?fieldSelector=reason=NotReady"
     (event,) = until(lambda: server.request("GET", path)["items"], 5, "an event about the job")
-    assert event["message"].startswith(f"{WAITS}: ")
+    assert event["message"].startswith(f"{WAITS}: neither RayCluster shared")
     make_service(job, "shared-head-svc")
     until(lambda: ("Deployment", "mnist-head") in job.named(), 30, f"the supervisor's pod; {operator.log}")
     assert ("Deployment", "mnist-feeders") not in job.named()

@@ -21,7 +21,7 @@ from dataloaderjob_operator import objects
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.decide.decision import Decision
 from dataloaderjob_operator.decide.events import Reason, events_of
-from dataloaderjob_operator.decide.external import DIFFERS, WAITS
+from dataloaderjob_operator.decide.external import DIFFERS, LOOKS, WAITS
 from dataloaderjob_operator.decide.observed import Observed
 from dataloaderjob_operator.decide.ray_clusters import RayCluster, service_name
 from dataloaderjob_operator.observe.ray_clusters import PERIOD_S, RayClusters
@@ -60,24 +60,22 @@ def built(found: Decision, kind: str, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("found", "text"),
+    ("found", "reason", "text"),
     [
-        pytest.param(None, "the operator has not looked for RayCluster shared yet", id="not-looked-up"),
-        pytest.param(MISSING, MISSING.missing, id="missing"),
-        pytest.param(
-            RayCluster("other", address=ADDRESS), "has not looked for RayCluster shared", id="other"
-        ),
+        pytest.param(None, LOOKS, "the operator looks for RayCluster shared", id="not-looked-up"),
+        pytest.param(MISSING, WAITS, MISSING.missing, id="missing"),
+        pytest.param(RayCluster("other", address=ADDRESS), LOOKS, "looks for RayCluster shared", id="other"),
     ],
 )
-def test_job_waits_for_its_ray_cluster_and_says_so(found: RayCluster | None, text: str):
+def test_job_waits_for_its_ray_cluster_and_says_so(found: RayCluster | None, reason: str, text: str):
     decision = decided(starting(found))
     assert (decision.status.phase, decision.ray_cluster) == (Phase.QUEUED, "shared")
     ready = condition(decision, ConditionType.READY)
-    assert (ready.status, ready.reason) == ("False", WAITS)
+    assert (ready.status, ready.reason) == ("False", reason)
     assert text in ready.message
     assert not any(kind == "Deployment" for kind, _ in keys(decision))
-    (told,) = [e for e in events_of(starting().status, decision.status) if e.reason is Reason.NOT_READY]
-    assert told.message.startswith(WAITS)
+    told = [e for e in events_of(starting().status, decision.status) if e.reason is Reason.NOT_READY]
+    assert [e.message for e in told] == ([f"{WAITS}: {text}"] if reason == WAITS else [])
     late = decided(after(starting(found), decision), 10_000)
     assert late.status.phase is Phase.QUEUED, "the startup deadline does not run"
 

@@ -19,6 +19,8 @@ from dataloaderjob_operator.names import Role
 
 WAITS = "WaitsForRayCluster"
 """The reason while the address of a RayCluster is not known."""
+LOOKS = "LooksForRayCluster"
+"""The reason before the first lookup of a RayCluster, which takes a moment."""
 DIFFERS = "RayVersionMismatch"
 """The reason if the cluster has another version of Ray, or another minor version of Python."""
 HEAD_FIELD, OWN_FIELD = "spec.ray.managed.head.resources", "spec.ray.external.resources"
@@ -60,8 +62,9 @@ def waits(observed: Observed) -> ConditionState | None:
     if name is None:
         return None
     found = observed.ray_cluster
-    text = f"the operator has not looked for RayCluster {name} yet"
-    return ConditionState(False, WAITS, found.missing if found and found.name == name else text)
+    if found is None or found.name != name:
+        return ConditionState(False, LOOKS, f"the operator looks for RayCluster {name}")
+    return ConditionState(False, WAITS, found.missing)
 
 
 def refusal(observed: Observed) -> str:

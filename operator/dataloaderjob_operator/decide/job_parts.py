@@ -12,6 +12,7 @@ from dataloaderjob_operator.decide.observed import Observed
 STARTS = frozenset(
     {
         "NotMade",
+        "LooksForRayCluster",
         "PodsStart",
         "PodsLeave",
         "SupervisorStarts",
