@@ -62,4 +62,4 @@ def test_main_job_on_an_existing_ray_outlives_its_supervisor(
     job.await_phase("Complete", timeout_s=600)
     assert job.digest() == main_job.run_here(tmp_path, **SHORT), "as with a Ray of its own"
     assert job.status()["trainers"]["restarts"] == 0, "trainers waited for the next feeders"
-    ray_cluster.await_no_feeder(operator, namespace, GONE_S)
+    ray_cluster.await_no_feeder(operator, namespace, 2 * GONE_S)  # from the end of the supervisor's pod on
