@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from attached_jobs import (
+    STARTED,
     attached_pod,
     decided,
     feeder_replicas,
@@ -170,6 +171,24 @@ def test_pod_that_starts_or_fails_by_itself_does_not_degrade_the_job() -> None:
     assert (fails.status.phase, ready(fails)) == (Phase.SERVING, ("True", "Serving"))
     trainers = condition(fails, ConditionType.TRAINERS_READY)
     assert (trainers.status, trainers.reason) == ("False", "ContainerCrashes")
+
+
+def test_lost_node_of_a_pod_is_named_and_does_not_degrade_the_job() -> None:
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": STARTED}
+    silent = {"type": "Ready", "status": "False", "lastTransitionTime": STARTED}
+    pods = (
+        attached_pod(),
+        attached_pod("b", conditions=[placed, {"type": "ContainersReady", "status": "True"}, silent]),
+    )
+    found = decided(serving(*pods, supervisor=replace(SUPERVISOR, sidecars=1)))
+    lost = "1 of 2 sidecars listen; pod b: its node n does not answer"
+    assert (found.status.phase, *ready(found)) == (Phase.SERVING, "True", "Serving")
+    assert condition(found, READY).message == f"head and feeders serve; {lost}"
+    assert (condition(found, SIDECARS).reason, condition(found, SIDECARS).message) == (
+        "NodeUnreachable",
+        lost,
+    )
+    assert condition(found, ConditionType.TRAINERS_READY).reason == "NodeUnreachable"
 
 
 def test_volume_that_cannot_be_mounted_is_told_from_the_events_of_a_pod() -> None:

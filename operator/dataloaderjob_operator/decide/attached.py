@@ -1,8 +1,8 @@
 """Attached pods: other controllers create them, and their label makes them trainers of a job. Pure.
 
 The operator neither creates, restarts nor deletes such pods. It reports them, and feeders exist only while there are
-some, or have been recently. A pod that starts, or whose own containers fail, is its controller's business and does not
-degrade the job; a sidecar that fails does.
+some, or have been recently. A pod that starts, whose own containers fail, or whose node is lost, is its controller's
+business and does not degrade the job; a sidecar that fails does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataloaderjob_operator.by_job import cached_by_job
 from dataloaderjob_operator.decide.followed import CANNOT, MISSING, FollowedState
 from dataloaderjob_operator.decide.health import ConditionState, Health, sidecar_listens, trains
 from dataloaderjob_operator.decide.observed import Observed, Pod, Trouble, leaving, parse_time
-from dataloaderjob_operator.decide.pod_troubles import first_trouble, node_silent_since, trouble_of
+from dataloaderjob_operator.decide.pod_troubles import first_trouble, lost_node, node_silent_since, trouble_of
 from dataloaderjob_operator.names import Role
 
 NO_PODS = "NoPods"
@@ -101,6 +101,9 @@ def sidecars(observed: Observed, event_trouble: Trouble | None, now: datetime) -
     lost = _not_connected(observed, now)
     if lost:
         return ConditionState(False, NOT_CONNECTED, lost)
+    unreachable = first_trouble(map(lost_node, mine))
+    if unreachable is not None:
+        return ConditionState(False, unreachable.reason, f"{count}; {unreachable}")
     return ConditionState(found >= len(mine), "Serving" if found >= len(mine) else "PodsStart", count)
 
 

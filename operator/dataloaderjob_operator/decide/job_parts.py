@@ -8,6 +8,7 @@ from dataloaderjob.api.status import ConditionType
 from dataloaderjob.core.supervision import LASTING
 from dataloaderjob_operator.decide.health import WAITS, ConditionState, Health
 from dataloaderjob_operator.decide.observed import Observed
+from dataloaderjob_operator.decide.pod_troubles import NODE_UNREACHABLE
 
 STARTS = frozenset(
     {
@@ -42,12 +43,12 @@ def serves(found: Parts, *, attaches: bool = False) -> bool:
 
 
 def lacking_parts(found: Parts, *, attaches: bool) -> list[ConditionState]:
-    """Returns the parts that do not serve. Attached pods that are starting are not lacking, and their own containers
-    are the concern of their controllers."""
+    """Returns the parts that do not serve. Attached pods that are starting are not lacking. Their own containers and
+    lost nodes are the concern of their controllers."""
 
     def excused(kind: ConditionType, state: ConditionState) -> bool:
-        starts = kind is ConditionType.SIDECARS_READY and state.reason in STARTS
-        return attaches and (starts or kind is ConditionType.TRAINERS_READY)
+        lacks = kind is ConditionType.SIDECARS_READY and state.reason in STARTS | {NODE_UNREACHABLE}
+        return attaches and (lacks or kind is ConditionType.TRAINERS_READY)
 
     return [state for kind, state in found.items() if not state.holds and not excused(kind, state)]
 

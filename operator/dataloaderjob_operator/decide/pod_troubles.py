@@ -16,6 +16,7 @@ from dataloaderjob_operator.decide.resource_fields import want_of_memory
 MAX_TROUBLE = 600
 MAX_LAST = 500
 CRASHES = "ContainerCrashes"
+NODE_UNREACHABLE = "NodeUnreachable"
 BY_WAITING = {
     "ImagePullBackOff": "ImageNotPulled",
     "ErrImagePull": "ImageNotPulled",
@@ -125,11 +126,16 @@ def _disrupted(pod: Pod) -> Iterator[Trouble]:
         yield _trouble(pod, "", reason, text, at, is_root=True, is_disruption=True)
 
 
+def lost_node(pod: Pod) -> Trouble | None:
+    """Returns the trouble that the pod's node does not answer; None if it does."""
+    return next(_on_lost_node(pod), None)
+
+
 def _on_lost_node(pod: Pod) -> Iterator[Trouble]:
     since = node_silent_since(pod)
     if since is not None:
         text = f"its node {node_of(pod)} does not answer"
-        yield _trouble(pod, "", "NodeUnreachable", text, since, is_root=True, is_disruption=True)
+        yield _trouble(pod, "", NODE_UNREACHABLE, text, since, is_root=True, is_disruption=True)
 
 
 def node_of(pod: Pod) -> str:
