@@ -38,6 +38,7 @@ BRISK = {
     "observe.supervisor_poller.RATES_SPAN_S": 2.0,
     "observe.supervisor_poller.UNSETTLED_PERIOD_S": 1.0,
     "observe.watch.AGAIN_S": 2.0,
+    "pod_reports.MISSING_S": 2.0,
     "reconcile.UNWRITTEN_S": 5.0,
 }
 """Intervals of the operator, a few times shorter: tests of units have the operator's own."""

@@ -28,7 +28,7 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob.api.status import ConditionType, Phase
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide import attached, events
+from dataloaderjob_operator.decide import attached, events, pod_events
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.followed import Followed, FollowedState
 from dataloaderjob_operator.decide.observed import Cause, Observed, Trouble
@@ -324,17 +324,17 @@ def test_events_tell_of_idleness_return_and_lost_parts() -> None:
     assert [e.reason for e in events.events_of(degraded, served)] == [events.Reason.RECOVERED]
 
 
-def owned(name: str, by: str | None = "train") -> events.AttachedPod:
+def owned(name: str, by: str | None = "train") -> pod_events.AttachedPod:
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": by, "uid": f"uid-{by}", "controller": True}
     found = attached_pod(name)
-    return events.attached_pod(
+    return pod_events.attached_pod(
         {**found, "metadata": {**found["metadata"], "ownerReferences": [owner] if by else []}}
     )
 
 
 def test_events_of_pods_name_those_that_came_and_went() -> None:
     before = {"1": owned("a", None), "2": owned("b", None)}
-    found = events.of_pods("bert", before, {"2": owned("b", None), "3": owned("c", None)})
+    found = pod_events.of_pods("bert", before, {"2": owned("b", None), "3": owned("c", None)})
     assert [(e.reason, e.message, e.about) for e in found] == [
         (events.Reason.ATTACHED, "pod c has the sidecar and gets batches", None),
         (events.Reason.DETACHED, "pod a is no longer attached", None),
@@ -342,11 +342,11 @@ def test_events_of_pods_name_those_that_came_and_went() -> None:
 
 
 def test_controller_has_one_event_however_many_of_its_pods_attach() -> None:
-    first = events.of_pods("bert", {}, {"1": owned("a"), "2": owned("b"), "3": owned("c", "eval")})
+    first = pod_events.of_pods("bert", {}, {"1": owned("a"), "2": owned("b"), "3": owned("c", "eval")})
     told = [(e.about.name, e.message) for e in first if e.reason is events.Reason.INJECTED and e.about]
     text = "its pods have the sidecar of DataLoaderJob bert, and get their batches from its feeders"
     assert told == [("train", text), ("eval", text)]
-    more = events.of_pods("bert", {"1": owned("a")}, {"1": owned("a"), "2": owned("b")})
+    more = pod_events.of_pods("bert", {"1": owned("a")}, {"1": owned("a"), "2": owned("b")})
     assert [e.reason for e in more] == [events.Reason.ATTACHED]
     (event,) = [e for e in first if e.about and e.about.name == "train"]
     made = events.manifest(event, job().metadata, T0, "host")

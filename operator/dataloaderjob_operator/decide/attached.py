@@ -35,7 +35,12 @@ ENDED = frozenset({"Succeeded", "Failed"})
 
 def pods(observed: Observed) -> list[Pod]:
     """Returns the attached pods: those that have not ended, are not being deleted and are not held back by a queue."""
-    return [pod for pod in observed.attached if not _over(pod) and not _gated(pod)]
+    return present(observed.attached)
+
+
+def present(found: Iterable[Pod]) -> list[Pod]:
+    """Returns the pods that have not ended, are not being deleted and are not held back by a queue."""
+    return [pod for pod in found if not _over(pod) and not _gated(pod)]
 
 
 def with_sidecar(observed: Observed) -> list[Pod]:
