@@ -13,7 +13,8 @@ from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import TICKET_DEPTH, Flag, FrameKind, SlotTicket
 from dataloaderjob.sidecar.dispatch.homes import GATHER_S, MAX_SLOTS, MOST_AGAIN
 from dataloaderjob.sidecar.dispatch.streams import Fail, SayThere, Send
-from dataloaderjob.trainer.session.slot_places import Places, SlotPlace
+from dataloaderjob.trainer.epochs.plans import Places
+from dataloaderjob.trainer.session.slot_places import SlotPlace
 
 
 class SlotWorld(World):
@@ -86,8 +87,8 @@ class SlotTrainer:
 
     def draw(self) -> None:
         world = self.world
-        while self.drawn < self.awaited + self.window and (place := self.places.next()) is not None:
-            key = self.stream, self.drawn
+        while (found := self.places.next(self.window)) is not None:
+            key, place = (self.stream, self.drawn), found[0]
             world.asked[key], world.sizes[key] = place, self.size
             payload = frames.pack_slot_ticket(SlotTicket(1, place.number, place.slot, 4))
             self.drawn += 1
@@ -110,7 +111,7 @@ class SlotTrainer:
             self.places.ended(place, json.loads(world.failed[key])["ended"])
         else:
             lease, _ = world.index.pop(key)
-            self.places.took(place, None)
+            self.places.there(place)
             self.given.append((place.number, place.slot))
             world.machine.leases_ended(world.now, [lease])
         self.awaited += 1
