@@ -12,6 +12,7 @@ from unittest import mock
 
 from dataloaderjob.core import ipc, sockets, supervision
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
+from dataloaderjob.core.handshake import MAX_HELLO_NBYTES, ClientHandshake, ServerHandshake
 from dataloaderjob_operator.decide import supervisor_status
 from fuzz.target import Target, mutate_bytes, mutate_json
 
@@ -20,8 +21,8 @@ JOB = "team/mnist/1234"
 _FACTS: dict[str, Any] = {"slots": 2, "name": "feeder-0"}
 
 
-def _client() -> sockets.ClientHandshake:
-    return sockets.ClientHandshake(KEY, role="sidecar", name="trainer-0", job=JOB, facts=_FACTS)
+def _client() -> ClientHandshake:
+    return ClientHandshake(KEY, role="sidecar", name="trainer-0", job=JOB, facts=_FACTS)
 
 
 def _same_nonces() -> AbstractContextManager[object]:
@@ -32,7 +33,7 @@ def _same_nonces() -> AbstractContextManager[object]:
 def _dialogue() -> tuple[bytes, bytes, bytes]:
     """The three messages of one handshake."""
     with _same_nonces():
-        client, server = _client(), sockets.ServerHandshake(KEY, job=JOB, facts=_FACTS)
+        client, server = _client(), ServerHandshake(KEY, job=JOB, facts=_FACTS)
         reply = client.receive(server.greeting)
         return server.greeting, reply, server.receive(reply)
 
@@ -51,27 +52,25 @@ def _greeting(data: bytes) -> None:
     with _same_nonces():
         client = _client()
         if b'"protocol"' not in data:
-            client.receive(sockets.ServerHandshake(KEY, job=JOB).greeting)
+            client.receive(ServerHandshake(KEY, job=JOB).greeting)
         client.receive(_framed(data))
 
 
 def _answer(data: bytes) -> None:
     """A stranger connects to us."""
     with _same_nonces():
-        sockets.ServerHandshake(KEY, job=JOB, facts=_FACTS).receive(_framed(data))
+        ServerHandshake(KEY, job=JOB, facts=_FACTS).receive(_framed(data))
 
 
 def _stream(data: bytes) -> None:
     """Bytes without a right length, in two pieces."""
     middle = len(data) // 2
     with _same_nonces():
-        handshake = _client() if b'"oldest"' in data else sockets.ServerHandshake(KEY, job=JOB, facts=_FACTS)
+        handshake = _client() if b'"oldest"' in data else ServerHandshake(KEY, job=JOB, facts=_FACTS)
         for piece in (data[:middle], data[middle:]):
             if not handshake.done:
                 handshake.receive(piece)
-                assert (
-                    handshake.done or 0 <= handshake.wanted <= sockets.MAX_HELLO_NBYTES + sockets.LENGTH.size
-                )
+                assert handshake.done or 0 <= handshake.wanted <= MAX_HELLO_NBYTES + sockets.LENGTH.size
 
 
 def _packets(data: bytes) -> None:
@@ -137,7 +136,7 @@ TARGETS = (
         seeds=lambda: [_texts(_dialogue()[0]), _texts(_dialogue()[2]), b'{"error":"no"}'],
         declared=_UNKNOWN,
         mutate=mutate_json,
-        max_nbytes=sockets.MAX_HELLO_NBYTES,
+        max_nbytes=MAX_HELLO_NBYTES,
     ),
     Target(
         name="handshake-server",
@@ -145,7 +144,7 @@ TARGETS = (
         seeds=lambda: [_texts(_dialogue()[1])],
         declared=_UNKNOWN,
         mutate=mutate_json,
-        max_nbytes=sockets.MAX_HELLO_NBYTES,
+        max_nbytes=MAX_HELLO_NBYTES,
     ),
     Target(
         name="handshake-streams",

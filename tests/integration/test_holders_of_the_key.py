@@ -25,7 +25,7 @@ from rig import until
 from strangers import call, heard
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core import frames, keys, sockets
+from dataloaderjob.core import frames, handshake, keys, sockets
 from dataloaderjob.core.blobs import MAX_MANIFEST_NBYTES, Bundle
 from dataloaderjob.core.frames import HEADER_NBYTES, MAGIC, PROTOCOL, FrameKind
 from processes import children
@@ -206,7 +206,7 @@ def test_junk_messages_close_their_connection_or_get_an_error(job: LiveJob, role
         before = job.service.status()
         for message in SUPERVISED[role]:
             with call(job.ports["supervisor"]) as sock:
-                sockets.greet(sock, keys.of_job(job.key), role=role, name="feeder-7", job=job.name)
+                handshake.greet(sock, keys.of_job(job.key), role=role, name="feeder-7", job=job.name)
                 sock.settimeout(PATIENCE_S)
                 sockets.send_message(sock, message)
                 if role == "control":
@@ -238,7 +238,7 @@ def test_malformed_message_closes_its_connection_with_a_log_line(job: LiveJob, w
     make, text = NO_MESSAGES[what]
     data = make()
     with job.unimpressed(), call(job.ports["supervisor"]) as sock:
-        sockets.greet(sock, keys.of_job(job.key), role="sidecar", name=what, job=job.name)
+        handshake.greet(sock, keys.of_job(job.key), role="sidecar", name=what, job=job.name)
         sock.settimeout(20)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             assert sock.seals is not None
@@ -251,7 +251,7 @@ def test_malformed_message_closes_its_connection_with_a_log_line(job: LiveJob, w
 def test_junk_metrics_are_kept_until_their_sidecar_disconnects(job: LiveJob) -> None:
     with job.unimpressed():
         with call(job.ports["supervisor"]) as sock:
-            sockets.greet(sock, keys.of_job(job.key), role="sidecar", name="junk", job=job.name)
+            handshake.greet(sock, keys.of_job(job.key), role="sidecar", name="junk", job=job.name)
             for value in VALUES:
                 junk = dict.fromkeys(("metrics", "receivers", "failures"), value)
                 sockets.send_message(sock, {"type": "metrics", **junk})

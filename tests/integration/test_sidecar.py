@@ -25,7 +25,7 @@ from batches import Augmented, Numbers, Sized, fingerprint, ids
 from rig import JOB, Rig, until
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core import control, frames, ipc, keys, sockets
+from dataloaderjob.core import control, frames, handshake, ipc, keys
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import ServiceUnavailable
@@ -433,7 +433,7 @@ class Feeders:
 def test_receiver_paused_during_many_updates_gets_the_newest_feeders(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_key, key_path = sockets.new_key(), rig.home / "key-sidecar"
+    job_key, key_path = handshake.new_key(), rig.home / "key-sidecar"
     key_path.write_bytes(keys.derive(job_key, keys.Holder.SIDECAR))
     state: Any = Feeders(rig.endpoints(), key_path.read_bytes(), (rig.home / "key").read_bytes())
     server = SupervisorServer(

@@ -21,7 +21,7 @@ import torch
 from feeder_client import Receiver, Squares, bundle_of, wait_until
 from supervised import KEY, Supervised, head
 
-from dataloaderjob.core import keys, sockets
+from dataloaderjob.core import handshake, keys, sockets
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.frames import FrameKind
@@ -66,7 +66,7 @@ class Sidecar:
 
     def __init__(self, supervised: Supervised, role: str = "sidecar") -> None:
         self.sock = sockets.dial(("127.0.0.1", supervised.settings.port), 10)
-        sockets.greet(self.sock, keys.of_job(KEY), role=role, name="pod-0", job=supervised.job)
+        handshake.greet(self.sock, keys.of_job(KEY), role=role, name="pod-0", job=supervised.job)
         self.sock.settimeout(40)
 
     def __enter__(self) -> Self:

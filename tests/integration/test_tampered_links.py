@@ -19,7 +19,7 @@ from supervisor_alone import SupervisorAlone
 from tamperer import Change, Deed, TamperedRig, Tamperer, altered, dropped, repeated, spliced, swapped
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core import keys, sockets, supervision
+from dataloaderjob.core import handshake, keys, supervision
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.frames import PROTOCOL
@@ -124,7 +124,7 @@ def test_tampered_handshake_ends_its_connection_with_the_reason(rig: TamperedRig
 
 # The supervisor
 
-KEY, JOB = b"k" * sockets.KEY_NBYTES, "team/mnist/u-1"
+KEY, JOB = b"k" * handshake.KEY_NBYTES, "team/mnist/u-1"
 LENGTH_AT = 2
 MESSAGES: dict[str, tuple[Deed, str]] = {
     "altered-length": (altered(LENGTH_AT), ALTERED),
@@ -213,7 +213,7 @@ def test_tampered_report_of_a_feeder_ends_its_connection_and_is_repeated(
     )  # fmt: skip
     relay.arm(do)
     registration = Registration(
-        settings, host="127.0.0.1", port=7, instance="i7", link_key=sockets.new_key(), idle=lambda: True
+        settings, host="127.0.0.1", port=7, instance="i7", link_key=handshake.new_key(), idle=lambda: True
     )
     registration.start()
     built = itertools.count(1)
@@ -232,11 +232,11 @@ def test_tampered_report_of_a_feeder_ends_its_connection_and_is_repeated(
     ("change", "text"),
     [
         (
-            lambda m: {**m, "protocol": sockets.SEALED - 1, "oldest": sockets.SEALED - 2},
-            f"speaks protocol version {sockets.CONTROL.newest}, which was altered to {sockets.SEALED - 1} on the way",
+            lambda m: {**m, "protocol": handshake.SEALED - 1, "oldest": handshake.SEALED - 2},
+            f"protocol version {handshake.CONTROL.newest}, which was altered to {handshake.SEALED - 1} on the way",
         ),
         (
-            lambda m: {"nonce": m["nonce"].partition("-")[0], "protocol": sockets.SEALED - 1},
+            lambda m: {"nonce": m["nonce"].partition("-")[0], "protocol": handshake.SEALED - 1},
             "or its answer was altered on the way",
         ),
     ],

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from dataloaderjob.api.status import LoaderStatus
 from dataloaderjob.core import keys, sockets, supervision
 from dataloaderjob.core.errors import DataLoaderJobError
+from dataloaderjob.core.handshake import ClientHandshake
 from dataloaderjob.core.input_bound import judge
 from dataloaderjob.core.keys import KeyOf
 from dataloaderjob.core.seals import Seals
@@ -313,7 +314,7 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
     """
     reader, writer = await asyncio.open_connection(head.address, port)
     try:
-        handshake = sockets.ClientHandshake(head.keys, role="control", name="operator", job=head.job)
+        handshake = ClientHandshake(head.keys, role="control", name="operator", job=head.job)
         while not handshake.done:
             writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
         seals = handshake.seals

@@ -26,14 +26,8 @@ from typing import Any
 from dataloaderjob.core import sockets
 from dataloaderjob.core.crowds import Crowds
 from dataloaderjob.core.errors import AuthError, ProtocolError
-from dataloaderjob.core.sockets import (
-    CONTROL,
-    HANDSHAKE_TIMEOUT_S,
-    Connection,
-    Key,
-    ServerHandshake,
-    Versions,
-)
+from dataloaderjob.core.handshake import CONTROL, HANDSHAKE_TIMEOUT_S, Key, ServerHandshake, Versions
+from dataloaderjob.core.sockets import Connection
 
 MAX_GUESTS = 1024
 BACKLOG = 4096
@@ -227,7 +221,7 @@ class Acceptor:
         with contextlib.suppress(OSError):  # the peer may be gone again
             sockets.tune(guest.sock)
         sock = Connection.of(guest.sock)
-        sock.end_handshake(guest.handshake)
+        sock.end_handshake(guest.handshake.seals)
         serve = threading.Thread(target=self._welcomed, args=(sock, peer), name="dlj-peer", daemon=True)
         try:
             serve.start()

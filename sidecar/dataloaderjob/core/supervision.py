@@ -1,4 +1,4 @@
-"""The supervisor's messages, by sender, over its one port. JSON, after the handshake of `core.sockets`.
+"""The supervisor's messages, by sender, over its one port. JSON, after the handshake of `core.handshake`.
 
 The role in the handshake states the purpose of a connection, and requires that role's key (`core.keys`):
 
@@ -50,6 +50,7 @@ from typing import Any
 
 from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
+from dataloaderjob.core.handshake import connect
 from dataloaderjob.core.processes import signal_name
 from dataloaderjob.core.texts import clean
 
@@ -103,7 +104,7 @@ def ask(
     host: str, port: int, job_key: bytes, *, job: str, message: dict[str, Any], timeout_s: float = 10.0
 ) -> dict[str, Any]:
     """Sends one request as a control client. Raises OSError, ProtocolError, and ServiceError if it is refused."""
-    with sockets.connect(
+    with connect(
         (host, port), keys.of_job(job_key), role="control", name="control", job=job, timeout_s=timeout_s
     ) as sock:
         sock.settimeout(timeout_s)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from dataloaderjob.core import sockets, supervision
+from dataloaderjob.core import handshake, sockets, supervision
 from dataloaderjob.core.blobs import MAX_NBYTES, SLOWEST, BlobStore, chunks
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError, ServiceError
 from dataloaderjob.core.settings import FeederSettings
@@ -31,8 +31,8 @@ def connect_to_supervisor(settings: FeederSettings, key: bytes, role: str) -> so
     if settings.supervisor_host is None:
         raise ServiceError(f"{settings.name} has no supervisor to ask")
     address = settings.supervisor_host, settings.supervisor_port
-    return sockets.connect(
-        address, key, role=role, name=settings.name, job=settings.job, versions=sockets.BY_ROLE
+    return handshake.connect(
+        address, key, role=role, name=settings.name, job=settings.job, versions=handshake.BY_ROLE
     )
 
 
@@ -85,9 +85,9 @@ class BlobFetcher:
         """Fetches a blob from another feeder. If that fails, the caller's next request reports it to the supervisor."""
         address = supervision.text(answer, "host"), supervision.number(answer, "port", 65535)
         try:
-            with sockets.connect(
+            with handshake.connect(
                 address, self._key, role="blob", name=self._settings.name, job=self._settings.job,
-                versions=sockets.DATA,
+                versions=handshake.DATA,
             ) as sock:  # fmt: skip
                 sockets.send_message(sock, request)
                 self._receive(sock, request["digest"], request["nbytes"])

@@ -24,10 +24,11 @@ from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.blobs import SLOTS, Bundle
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.frames import Flag, FrameKind, Header, base_seed_of
+from dataloaderjob.core.handshake import DATA, new_key
 from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import SEE_OUTPUT, allow_all_files, end_as
 from dataloaderjob.core.settings import FeederSettings, read_key
-from dataloaderjob.core.sockets import DATA, new_key, on_machine
+from dataloaderjob.core.sockets import on_machine
 from dataloaderjob.core.supervision import Cause
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core import folders, keys, places, supervision, timings
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
+from dataloaderjob.core.handshake import new_key
 from dataloaderjob.core.keys import Holder
 from dataloaderjob.core.settings import SidecarSettings, dump
-from dataloaderjob.core.sockets import new_key
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import reaper
 from dataloaderjob.local.children import Child, Command, Loop, Started

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import folders, ipc, keys, sockets, supervision
+from dataloaderjob.core import folders, handshake, ipc, keys, sockets, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError
 from dataloaderjob.core.settings import read_key
 from dataloaderjob.core.supervision import COUNTERS, Rates
@@ -227,7 +227,7 @@ class Poller:
     def _connect(self) -> socket.socket:
         sock = sockets.dial(("127.0.0.1", self._port), TIMEOUT_S)
         try:
-            sockets.greet(sock, keys.of_job(self._key), role="control", name="local", job=self._job)
+            handshake.greet(sock, keys.of_job(self._key), role="control", name="local", job=self._job)
         except BaseException:
             sock.close()
             raise
