@@ -9,6 +9,7 @@ import torch.utils.data
 
 from dataloaderjob.core.blobs import LAUNCH
 from dataloaderjob.core.errors import InputError, ServiceUnavailable, say
+from dataloaderjob.core.keep import keep_seconds
 from dataloaderjob.core.places import (
     ALLOW_PICKLE_VARIABLE,
     FEEDERS_VARIABLE,
@@ -18,7 +19,6 @@ from dataloaderjob.core.places import (
 )
 from dataloaderjob.core.processes import hold_standard_descriptors
 from dataloaderjob.trainer.session import private
-from dataloaderjob.trainer.session.keeping import keep_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # at run time it is imported while the private service starts
