@@ -1,17 +1,20 @@
-"""Targets: handshakes, messages of JSON, the sidecar's packets, addresses, and a supervisor's status."""
+"""Targets: handshakes, messages of JSON, the sidecar's packets, addresses, a supervisor's status, and the
+answers of Ray's container to the supervisor."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
 from dataloaderjob.core import ipc, sockets, supervision
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
+from dataloaderjob.providers import link
+from dataloaderjob.providers.provider import Why
 from dataloaderjob_operator.decide import supervisor_status
 from fuzz.target import Target, mutate_bytes, mutate_json
 
@@ -128,6 +131,28 @@ def _statuses() -> Sequence[bytes]:
     ]
 
 
+def _provider_answer(data: bytes) -> None:
+    answer = link.parse(data)
+    link.failure(answer)
+    for field, read in _READERS.items():
+        if field in answer:
+            read(answer)
+
+
+def _provider_answers() -> Sequence[bytes]:
+    why = Why(1, supervision.Cause.NO_ROOM, "no node has room", dead=False, host="10.0.0.1")
+    full = [link.hello("s", {"version": "2.60.0"}), {"found": [0, 1]}, {"done": True}, link.error("no")]
+    parts = [*link.late_parts([why]), *link.memory_parts({"10.0.0.1": "it ran out"})]
+    return [link.pack(one)[link.LENGTH.size :] for one in (*full, *parts)]
+
+
+_READERS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "session": link.read_hello,
+    "found": link.read_found,
+    "done": link.read_done,
+    "late": lambda answer: link.LateReader([0, 1]).add(answer),
+    "memory": lambda answer: link.MemoryReader().add(answer),
+}
 _REFUSED = (RemoteProtocolError,)
 _UNKNOWN = (RemoteProtocolError, AuthError)
 TARGETS = (
@@ -160,6 +185,13 @@ TARGETS = (
         parse=lambda data: sockets.parse_address(data.decode("utf-8", "replace")),
         seeds=lambda: [b"10.0.0.1:6400", b"[::1]:80"],
         declared=(ValueError,),
+    ),
+    Target(
+        name="provider-answers",
+        parse=_provider_answer,
+        seeds=_provider_answers,
+        declared=_REFUSED,
+        mutate=mutate_json,
     ),
     Target(name="supervisor-status", parse=_status, seeds=_statuses, declared=_REFUSED, mutate=mutate_json),
 )

@@ -31,7 +31,9 @@ from dataloaderjob.pod.entry import (
     split_address,
 )
 from dataloaderjob.pod.feeder import Backlog
-from dataloaderjob.pod.head import Head, feeders_wanted, supervisor_settings
+from dataloaderjob.pod.head import Head, agent_settings
+from dataloaderjob.pod.supervisor import feeders_wanted, supervisor_settings
+from dataloaderjob.providers.provider import feeder_settings
 from dataloaderjob.providers.ray import actor
 from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.objects import settings as built
@@ -114,7 +116,7 @@ def test_head_starts_with_the_current_number_of_feeders(tmp_path: Path):
     with pytest.raises(InputError, match=r"number of feeders is needed in .*feeders"):
         feeders_wanted(head)
     count.write_text("12")
-    assert supervisor_settings(head, "10.0.0.7:6379").num_feeders == 12
+    assert feeders_wanted(head) == 12
 
 
 def test_tuning_that_is_not_an_object_is_refused(tmp_path: Path):
@@ -124,12 +126,18 @@ def test_tuning_that_is_not_an_object_is_refused(tmp_path: Path):
 
 def test_the_supervisor_of_a_pod_serves_other_pods(tmp_path: Path):
     head = load(HeadSettings, written(tmp_path, {**built.head(JOB, SETUP), "count_path": None}))
-    made = supervisor_settings(head, "10.0.0.7:6379")
+    made = supervisor_settings(head, num_feeders=2)
     assert isinstance(made, SupervisorSettings)
     assert (made.bind_host, made.feeder_bind_host) == ("::", "::")
     assert (made.feeder_supervisor_host, made.port) == (head.host, head.supervisor_port)
     assert made.feeder_key_path == made.key_path == head.key_path
     assert made.feeder_resources == {"feeder": 1.0}
+    assert (made.provider, made.ray_address) == ("remote", ""), "it knows no Ray"
+    agent = agent_settings(head, "10.0.0.7:6379")
+    assert (agent.provider, agent.ray_address) == ("ray", "10.0.0.7:6379")
+    assert agent.provider_socket == made.provider_socket
+    for index in range(2):
+        assert feeder_settings(agent, index, 2, "s") == feeder_settings(made, index, 2, "s")
     assert made.ready_timeout_s > head.tuning.worker_register_timeout_s
     assert all(Path(head.temp_dir) in Path(p).parents for p in (made.blob_folder, made.feeder_blob_folder))
 
@@ -154,7 +162,7 @@ def test_missing_token_is_reported_by_path(tmp_path: Path):
 
 
 def test_supervisor_is_restarted_at_once_then_slower_then_given_up():
-    restarts = Restarts()
+    restarts = Restarts("the supervisor")
     delays = [restarts.ended(-9, now=float(i)) for i in range(MAX_CRASHES)]
     assert delays == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0]
     with pytest.raises(ServiceError, match="7 times within 120 s"):
@@ -162,16 +170,21 @@ def test_supervisor_is_restarted_at_once_then_slower_then_given_up():
 
 
 def test_deaths_long_ago_are_forgotten():
-    restarts = Restarts()
+    restarts = Restarts("the supervisor")
     assert [restarts.ended(1, now=i * CRASH_WINDOW_S) for i in range(20)] == [0.0] * 20
 
 
+def test_process_apart_from_ray_is_restarted_as_often_as_ray_is():
+    restarts = Restarts("the supervisor", max_ray_exits=None)
+    assert [restarts.ended(4, now=200.0 * i) for i in range(20)] == [0.0] * 20
+
+
 def test_supervisor_that_keeps_failing_with_ray_needs_another_ray():
-    restarts = Restarts()
+    restarts = Restarts("the supervisor")
     assert [restarts.ended(3, now=200.0 * i) for i in range(MAX_RAY_EXITS - 1)] == [0.0] * (MAX_RAY_EXITS - 1)
     with pytest.raises(ServiceError, match="3 times because it cannot work with Ray"):
         restarts.ended(3, now=200.0 * MAX_RAY_EXITS)
-    restarts = Restarts()
+    restarts = Restarts("the supervisor")
     assert [restarts.ended(code, now=200.0 * i) for i, code in enumerate([3, 3, 1, 4, 4, 1])] == [0.0] * 6
 
 
@@ -223,6 +236,7 @@ output.close()
 FEEDER = """
 import os, subprocess, sys
 from pathlib import Path
+from dataloaderjob.providers.provider import feeder_settings
 from dataloaderjob.providers.ray import actor
 from dataloaderjob.core.acceptor import Acceptor
 actor.hand_over("feeder-3", Path(sys.argv[1]))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.api.feeders import CONTAINER
-from dataloaderjob.api.ray import HEAD_CONTAINER
+from dataloaderjob.api.ray import HEAD_CONTAINER, SUPERVISOR_CONTAINER
 from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob.core.memory import FEEDERS_FIELD
 from dataloaderjob_operator.kinds import MEMORY_LIMITS
@@ -16,6 +16,7 @@ from dataloaderjob_operator.names import LABEL_ROLE, Role
 _OWN = {
     (Role.FEEDER, CONTAINER): FEEDERS_FIELD,
     (Role.HEAD, HEAD_CONTAINER): "spec.ray.managed.head.resources.limits.memory",
+    (Role.HEAD, SUPERVISOR_CONTAINER): "spec.ray.managed.head.resources.limits.memory",
     (Role.TRAINER, SIDECAR): "spec.sidecar.resources.limits.memory",
 }
 _ASKED = {

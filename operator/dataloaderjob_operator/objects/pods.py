@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob.api.plain import plain
+from dataloaderjob.api.plain import plain, resources
 from dataloaderjob.api.pods import PodMetadata, PodTemplate
 from dataloaderjob.api.sidecar import (
     KEY_VOLUME,
@@ -19,7 +19,7 @@ from dataloaderjob.api.sidecar import (
 )
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest, digest
-from dataloaderjob_operator.objects import settings
+from dataloaderjob_operator.objects import settings, supervisor
 
 SHM_NBYTES = 256 * 1024**2
 """Shared memory for torch and for Ray's object store, which the data path does not use."""
@@ -116,26 +116,32 @@ def ray_pod(
     taken: Mapping[str, Any], data: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:  # fmt: skip
     """Builds the pod of a Ray node: the operator's container, extended by the user's container of the same name, and
-    the user's other containers. `data`: spec.data, if user code runs in the pod."""
+    the user's other containers. `data`: spec.data, if user code runs in the pod. The head's pod has the supervisor's
+    container, too."""
     spec = plain(user).get("spec", {})
     theirs = {found["name"]: found for found in spec.get("containers", [])}
     ours = add(container, with_data(theirs.pop(container["name"], {}), data))
+    is_head = container["name"] == names.Role.HEAD.value
+    ray_tmp = supervisor.ray_scratch(TMP["name"])
     shm = {"medium": "Memory", "sizeLimit": shm_size(job, container["name"])}
     scratch = [
         found
         for mount, found in (
-            (TMP, scratch_volume(TMP["name"], job.spec.feeders.scratch)),
+            (TMP, ray_tmp if is_head else scratch_volume(TMP["name"], job.spec.feeders.scratch)),
             (SHM, {"name": SHM["name"], "emptyDir": shm}),
         )
         if mount in ours["volumeMounts"]
     ]
     fields = shared_fields(setup, user, taken)
     ours["securityContext"] = non_root(fields["securityContext"], ours["securityContext"])
+    others = [supervisor.container(ours, resources(job.spec.ray.own.head.resources))] if is_head else []
     pod = {
         **fields,
-        "containers": [ours, *theirs.values()],
+        **(supervisor.OWN_PROCESSES if is_head else {}),
+        "containers": [ours, *others, *theirs.values()],
         "volumes": [
             *volumes(job, setup, names.Role(container["name"])),
+            *(supervisor.volumes(job, setup) if is_head else []),
             *scratch,
             *data.get("volumes", []),
             *spec.get("volumes", []),
@@ -209,7 +215,7 @@ def mounts(ours: Iterable[Manifest], theirs: Iterable[Mapping[str, Any]]) -> lis
 
 
 def ray_container(
-    job: DataLoaderJob, role: names.Role, module: str, file: str, resources: Mapping[str, Any]
+    job: DataLoaderJob, role: names.Role, module: str, file: str, amounts: Mapping[str, Any]
 ) -> Manifest:
     """Builds the container of a Ray node, head or feeder."""
     return {
@@ -220,9 +226,9 @@ def ray_container(
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             *environment({"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}),  # noqa: S108  as above
         ],
-        "resources": dict(resources),
+        "resources": dict(amounts),
         "securityContext": dict(RESTRICTED),
-        "volumeMounts": [*MOUNTS, TMP, SHM],
+        "volumeMounts": [*(supervisor.ray_mounts() if role is names.Role.HEAD else MOUNTS), TMP, SHM],
         **LAST_WORDS,
     }
 

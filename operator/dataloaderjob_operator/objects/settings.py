@@ -21,7 +21,6 @@ from typing import Any
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
 from dataloaderjob.api.job import MANAGED_BY
-from dataloaderjob.api.pods import PodTemplate
 from dataloaderjob.api.sidecar import KEY_FOLDER as KEY_FOLDER
 from dataloaderjob.api.sidecar import METRICS_PORT as METRICS_PORT
 from dataloaderjob.api.sidecar import RUN_FOLDER as RUN_FOLDER
@@ -39,7 +38,6 @@ from dataloaderjob_operator.kinds import Manifest, digest
 GCS_PORT = 6379
 SUPERVISOR_PORT = 6400
 MASTER_PORT = 29500
-TMP = "/tmp"  # noqa: S108  a path in a pod
 HOST_PORTS = range(20_000, 28_000, 2)
 """First ports of port pairs for trainers on the host network. They are below the ranges for Services and outgoing
 connections, and avoid dcgm-exporter's port (9400) and other jobs' torchrun."""
@@ -183,11 +181,19 @@ def with_root_of(setup: OperatorConfig, job: str, uid: str, secret: str | None) 
 def key_items(role: names.Role) -> list[Manifest]:
     """Selects the keys that a role's pods get. The role's own key is at the same path everywhere."""
     own, more = {
-        names.Role.HEAD: (JOB_KEY, [RAY_TOKEN]),
+        names.Role.HEAD: (
+            JOB_KEY,
+            [],
+        ),  # for the supervisor's container; Ray's has a volume with `token_items`
         names.Role.FEEDER: (Holder.FEEDER.value, [RAY_TOKEN]),
         names.Role.TRAINER: (Holder.SIDECAR.value, []),
     }[role]
     return [{"key": own, "path": JOB_KEY}, *({"key": name, "path": name} for name in more)]
+
+
+def token_items() -> list[Manifest]:
+    """Selects Ray's token alone."""
+    return [{"key": RAY_TOKEN, "path": RAY_TOKEN}]
 
 
 def config_map(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> Manifest:
@@ -278,11 +284,7 @@ def scratch(job: DataLoaderJob) -> dict[str, int]:
     """Returns the bytes available for user code and data in the pods of trainers, and of feeders and head, by the field
     that sets them."""
     found = {}
-    parts = {"sidecar": job.spec.sidecar.scratch}
-    shared = any(mount.mount_path.rstrip("/") == TMP for mount in job.spec.data.volume_mounts)
-    own = shared or _own_tmp(job.spec.feeders.template, "feeder")
-    if not (own and _own_tmp(job.spec.ray.own.head.template, "head")):
-        parts["feeders"] = job.spec.feeders.scratch
+    parts = {"sidecar": job.spec.sidecar.scratch, "feeders": job.spec.feeders.scratch}
     for part, spec in parts.items():
         field, size = "size", str(spec.size or SCRATCH_SIZE)
         if spec.volume is not None:
@@ -290,12 +292,6 @@ def scratch(job: DataLoaderJob) -> dict[str, int]:
         with contextlib.suppress(ValueError):
             found[f"spec.{part}.scratch.{field}"] = Quantity(size).nbytes
     return found
-
-
-def _own_tmp(user: PodTemplate, name: str) -> bool:
-    """Checks whether the user's container of this name mounts its own volume at /tmp."""
-    found = (mount for c in user.spec.containers if c.name == name for mount in c.volume_mounts)
-    return TMP in {mount.mount_path.rstrip("/") for mount in found}
 
 
 def _volume_size(volume: Mapping[str, Any]) -> str:

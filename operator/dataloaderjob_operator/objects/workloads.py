@@ -13,7 +13,7 @@ from dataloaderjob.core.places import SOCKET_VARIABLE
 from dataloaderjob.core.settings import NODE_FOLDER, NODE_READY, TEMP_DIR
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
-from dataloaderjob_operator.objects import settings
+from dataloaderjob_operator.objects import settings, supervisor
 from dataloaderjob_operator.objects.pods import (
     SHM,
     environment,
@@ -49,16 +49,15 @@ BY_INDEX = ("PET_NODE_RANK", "RANK")
 
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
-    """Builds the head's Deployment: one pod, which is replaced but never doubled, because two heads would place feeders
-    twice. Replacing it restarts all feeders, so a new image alone does not replace it."""
+    """Builds the head's Deployment: one pod, with Ray in one container and the supervisor in another. The pod is
+    replaced but never doubled, because two heads would place feeders twice. Replacing it restarts all feeders, so a new
+    image alone does not replace it."""
     spec = job.spec.ray.own.head
-    container = ray_container(job, names.Role.HEAD, HEAD_MODULE, "head.json", resources(spec.resources))
-    probe = {"tcpSocket": {"port": "supervisor"}, "periodSeconds": 5}
+    of_ray, _ = supervisor.split(resources(spec.resources))
+    container = ray_container(job, names.Role.HEAD, HEAD_MODULE, "head.json", of_ray)
+    probe = {"tcpSocket": {"port": "gcs"}, "periodSeconds": 5}
     container |= {
-        "ports": [
-            {"name": "gcs", "containerPort": settings.GCS_PORT},
-            {"name": "supervisor", "containerPort": settings.SUPERVISOR_PORT},
-        ],
+        "ports": [{"name": "gcs", "containerPort": settings.GCS_PORT}],
         "startupProbe": {**probe, "failureThreshold": STARTS},
         "readinessProbe": {**probe, "failureThreshold": 3},
     }

@@ -12,6 +12,10 @@ from dataloaderjob.core import settings
 
 HEAD_CONTAINER = "head"
 """Name of the container of Ray's head; `template` may add to it."""
+SUPERVISOR_CONTAINER = "supervisor"
+"""Name of the supervisor's container in the same pod. The API server refuses a second one of this name."""
+OF_HEAD = (HEAD_CONTAINER, SUPERVISOR_CONTAINER)
+"""The operator's containers in the head's pod, which run one image."""
 HEAD_OWNED = {
     "command": "nothing: the operator starts the head",
     "args": "nothing: the operator starts the head",
@@ -116,7 +120,7 @@ class HeadSpec(Model):
     """Additions to the head's pod, such as nodeSelector, tolerations and priorityClassName. Those of the feeders are
     not applied to the head.
 
-    A container named `head` extends the head's own container (env, volumeMounts, ...). Ignored on one machine.
+    A container named `head` extends Ray's own container (env, volumeMounts, ...). Ignored on one machine.
     """
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -145,8 +149,8 @@ class ManagedRaySpec(Model):
     tasks: RayTasks | None = None
     """Room for Ray tasks of user code. Left out: none, and user code cannot reach the job's Ray."""
     head: HeadSpec = nested(HeadSpec)
-    """The pod of Ray's head, which runs the supervisor but no feeders. It uses the feeders' image, and keeps that image
-    while it serves."""
+    """The pod of Ray's head, which runs the supervisor but no feeders. It uses the feeders' image, and keeps that
+    image while it serves."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(

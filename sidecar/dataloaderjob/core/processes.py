@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import ctypes
+import logging
 import os
 import re
 import resource
@@ -289,6 +290,20 @@ class Crashes:
 def restart_wait_s(crashes: int) -> float:
     """The wait before a restart; none after a single crash."""
     return 0.0 if crashes == 1 else _RESTART.wait_s(crashes - 1)
+
+
+def exit_now(code: int) -> NoReturn:
+    """Exits without any handlers, such as those of Ray, which wait for a head that may be gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    logging.shutdown()
+    os._exit(code)
+
+
+def leave_on_signals() -> None:
+    """Makes SIGTERM and Ctrl-C end this process only: its feeders are left to the next supervisor."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: exit_now(0))
 
 
 def discard_output(descriptor: int) -> None:

@@ -30,6 +30,8 @@ NODE_READY = "ready"
 """File there that exists while the pod is ready."""
 TEMP_DIR = "/tmp/ray"  # noqa: S108  in a pod, /tmp is a volume of its own
 """Ray's state in a pod, and ours."""
+LINK_FOLDER = "/run/dataloaderjob/link"
+"""Folder that the two containers of a head's pod share, with nothing but a socket."""
 NODE_FOLDER = "node"
 """Folder below TEMP_DIR for our files, separate from Ray's."""
 
@@ -239,11 +241,13 @@ class SupervisorSettings:
     blob_folder: str
     """The supervisor's own folder, with the uploads for other nodes."""
     provider: str = "ray"
-    """The provider that starts feeders: "ray" or "local" (`providers.provider`)."""
+    """The provider that starts feeders: "ray", "local" or "remote" (`providers.provider`)."""
     ray_address: str = ""
     """host:port of the GCS, for the provider "ray"."""
     host_socket: str | None = None
     """Path of the feeder host's socket, for the provider "local"."""
+    provider_socket: str | None = None
+    """Path of the socket of a provider in another process, for the provider "remote". That process listens there."""
     num_feeders: int = 1
     """Number at the first start; a number that is set later is kept in `state_path`."""
     state_path: str

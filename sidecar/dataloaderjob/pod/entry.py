@@ -1,7 +1,7 @@
 """The common part of both main processes: settings, signals, exit code, and the end of everything they started.
 
-A main process waits for signals, the ends of processes, and time. `Restarts` decides when to start the supervisor
-again, and when that is useless (pure).
+A main process waits for signals, the ends of processes, and time. `Restarts` decides when to start a process again, and
+when that is useless (pure). `Kept` is such a process.
 
 The operator writes the settings into the job's ConfigMap. The fields without defaults are those of the operator's
 `objects/settings.py`. Each process reads its file once, with `core.settings.load`.
@@ -17,16 +17,18 @@ import os
 import select
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError
 from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
-from dataloaderjob.core.settings import NODE_FOLDER, TEMP_DIR, RayTasks, RayTuning, load
+from dataloaderjob.core.settings import LINK_FOLDER, NODE_FOLDER, TEMP_DIR, RayTasks, RayTuning, load
 from dataloaderjob.core.sockets import parse_address
 from dataloaderjob.core.supervision import EXITS_RAY
 from dataloaderjob.pod import reaping
@@ -44,6 +46,7 @@ TERMINATION_LOG = Path("/dev/termination-log")
 """File whose text the kubelet reports as a container's last message. Without it the kubelet takes the last lines of the
 output, to which Ray's processes write as they end."""
 EXIT_FAILED = 1
+KEPT_GRACE_S = 2.0
 ADDRESS_VARIABLE = "POD_IP"
 """The address of the pod. Without it, everything is on one machine."""
 PLAIN = "--log-color=false"
@@ -147,24 +150,66 @@ def await_started(
 
 
 class Restarts:
-    """Decides when to restart the supervisor."""
+    """Decides when to restart a process of this pod."""
 
-    def __init__(self) -> None:
-        self._crashes = Crashes()
+    def __init__(self, what: str, *, max_ray_exits: int | None = MAX_RAY_EXITS) -> None:
+        """`max_ray_exits`: None if Ray is in another container, which starts again by itself."""
+        self.what, self._crashes, self._max_ray_exits = what, Crashes(), max_ray_exits
         self._ray_exits = 0
 
     def ended(self, code: int, now: float) -> float:
-        """The supervisor ended. Returns the seconds until it is started again: none the first time, whatever the code,
+        """The process ended. Returns the seconds until it is started again: none the first time, whatever the code,
         because nobody else starts it. Raises ServiceError if another start would be useless."""
         crashes = self._crashes.add(now)
         self._ray_exits = self._ray_exits + 1 if code in EXITS_RAY else 0
-        if self._ray_exits >= MAX_RAY_EXITS:
+        if self._max_ray_exits is not None and self._ray_exits >= self._max_ray_exits:
             why = f"{self._ray_exits} times because it cannot work with Ray"
         elif crashes > MAX_CRASHES:
             why = f"{crashes} times within {CRASH_WINDOW_S:.0f} s"
         else:
             return restart_wait_s(crashes)
-        raise ServiceError(f"the supervisor ended {why}: its lines above say more")
+        raise ServiceError(f"{self.what} ended {why}: its lines above say more")
+
+
+class Kept:
+    """A process of this package that is started again whenever it ends. It shares this process's output."""
+
+    def __init__(self, module: str, settings: Path, env: Mapping[str, str], restarts: Restarts) -> None:
+        """`settings`: the file that it reads."""
+        self._module, self._settings, self._env = module, settings, dict(env)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._restarts = restarts
+
+    def run(self, wait: Callable[[float | None, Sequence[int]], object]) -> NoReturn:
+        """Keeps the process. `wait` waits for a time, or until one of these descriptors is readable. Raises whatever
+        `wait` raises, and ServiceError if another start would be useless."""
+        while True:
+            code = self._run_once(wait)
+            delay_s = self._restarts.ended(code, time.monotonic())
+            log.warning("%s ended with code %d, it is started again", self._restarts.what, code)
+            wait(delay_s, ())
+
+    def _run_once(self, wait: Callable[[float | None, Sequence[int]], object]) -> int:
+        """Runs the process once. Returns its exit code."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", self._module, "--settings", self._settings],
+            env=self._env, stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        pidfd = os.pidfd_open(self._process.pid)
+        try:
+            wait(None, [pidfd])
+        finally:
+            os.close(pidfd)
+        return self._process.wait()
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(KEPT_GRACE_S)
+            self._process.kill()
+            self._process.wait()
 
 
 class PodPart(Protocol):
@@ -213,14 +258,17 @@ def ended(node: RayNode, names: Iterable[str]) -> ServiceError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSettings:
-    """The head's pod: GCS, a raylet without feeders, the supervisor."""
+    """The head's pod: a container with GCS and a raylet without feeders, and one with the supervisor. Both read it."""
 
     job: str
     """Unique name of the job (namespace/name/uid)."""
     key_path: str
-    """File with the job's key. Feeders' pods have the feeders' key at this path, unless `feeder_key_path` is set."""
+    """File with the job's key, in the supervisor's container only. Feeders' pods have the feeders' key at this path,
+    unless `feeder_key_path` is set."""
     token_path: str
-    """File with the token of the job's Ray."""
+    """File with the token of the job's Ray, in Ray's container only."""
+    link_folder: str = LINK_FOLDER
+    """Folder that both containers share, for the socket at which the supervisor reaches Ray."""
     host: str
     """The name of the Service through which feeders find this pod."""
     gcs_port: int
