@@ -169,7 +169,7 @@ def test_webhook_that_is_down_holds_up_labelled_pods_alone(operator: Cluster, na
             lambda: events(operator, namespace, "PodRefused"), timeout_s=60, what="the refusal on the job"
         )
         assert told[0]["involvedObject"]["name"] == "bert"
-        assert told[0]["message"].startswith("Job bert cannot create its pods: the injector does not answer")
+        assert told[0]["message"].startswith("Job bert cannot create its pods: the injector does not respond")
     finally:
         operator.kubectl("scale", "deployment", INJECTOR, "-n", SYSTEM, "--replicas=2")
     operator.kubectl("rollout", "status", f"deployment/{INJECTOR}", "-n", SYSTEM, "--timeout=120s")

@@ -299,7 +299,7 @@ class Reconciler:
             if exc.code not in FOR_TEXT or not texts:
                 raise
             log.error(
-                "the API server refuses the status's texts; writing the status without them: %s; %a",
+                "the API server rejected the texts of the status; writing it without them: %s; %a",
                 exc,
                 sorted(texts),
             )
@@ -339,8 +339,8 @@ class Reconciler:
         if not found or self.undeclared.get(place, 0.0) > now:
             return False
         log.error(
-            "the CustomResourceDefinition is from another release than this operator: it does not declare status.%s,"
-            " which is left out; install the definition of the operator's own chart", found.group(1),
+            "the CustomResourceDefinition is from a different release than this operator: it does not "
+            "declare status.%s, which is omitted; install the definition from the operator's own chart", found.group(1),
         )  # fmt: skip
         self.undeclared[place] = now + UNDECLARED_S
         return True

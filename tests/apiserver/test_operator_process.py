@@ -244,7 +244,7 @@ def test_deleted_job_is_left_to_the_garbage_collector(server: ApiServer, operato
 
 
 def test_operator_without_a_root_key_logs_an_error_and_exits(tmp_path: Path) -> None:
-    for content, why in ((None, "No such file"), (b"short", "at least 32 bytes, found 5")):
+    for content, why in ((None, "No such file"), (b"short", "at least 32 bytes, but has 5")):
         if content is not None:
             (tmp_path / "root").write_bytes(content)
         command = [

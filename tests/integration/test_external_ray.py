@@ -176,7 +176,9 @@ def test_wrong_token_or_address_is_refused_before_anything_starts(ray: ForeignHe
     assert "needs its own token, and refused the one that was found" in refused(project, wrong)
     nobody = f"127.0.0.1:{reserve_port()}"
     project.write(ray={"external": {"address": nobody}})
-    assert f"nothing can be reached at {nobody}" in refused(project, ray.auth())
+    assert f"cannot reach the Ray cluster of spec.ray.external.address at {nobody}" in refused(
+        project, ray.auth()
+    )
 
 
 def test_workers_without_dataloaderjob_are_reported_as_such(tmp_path: Path):

@@ -65,19 +65,19 @@ DIGEST = "0" * 64
 FRAMES = {
     "magic": (header(magic=0x4A45), "a frame header is corrupt"),
     "check": (header(check=7), "a frame header is corrupt"),
-    "version": (header(version=PROTOCOL + 1), f"version {PROTOCOL} is needed, the peer speaks {PROTOCOL + 1}"),
+    "version": (header(version=PROTOCOL + 1), f"version {PROTOCOL}, but the peer speaks {PROTOCOL + 1}"),
     "kind-of-a-feeder": (header(kind=FrameKind.BODY), "a frame of kind 5 is not allowed"),
     "no-kind": (header(kind=200), "a frame of kind 200 is not allowed"),
     "length-2-63": (header(nbytes=2**63), f"a TICKET frame of {2**63} bytes exceeds"),
     "length-2-64": (header(nbytes=2**64 - 1), f"a TICKET frame of {2**64 - 1} bytes exceeds"),
     "room-2-63": (header(room=2**63), "a TICKET frame of 0 bytes exceeds"),
-    "taken-of-none": (header(kind=FrameKind.TAKEN), "a batch is reported as taken, but none was offered"),
-    "no-ticket": (header(nbytes=3) + b"abc", "a ticket needs at least"),
+    "taken-of-none": (header(kind=FrameKind.TAKEN), "a peer reports a batch as taken, but none was offered"),
+    "no-ticket": (header(nbytes=3) + b"abc", "a ticket must have at least"),
     "no-manifest": (bundle_frame(os.urandom(100)), "a bundle's manifest cannot be read"),
     "nested-manifest": (bundle_frame(b"[" * 100_000), "a bundle's manifest cannot be read"),
-    "manifest-of-another": (bundle_frame(manifest([[DIGEST, 1]])), "was sent as the manifest of 0000"),
-    "blob-of-any-size": (bundle_frame(manifest([[DIGEST, 10**400]])), "no SHA-256"),
-    "blob-elsewhere": (bundle_frame(manifest([["../../key", 32]])), "no SHA-256"),
+    "manifest-of-another": (bundle_frame(manifest([[DIGEST, 1]])), "was sent under id 0000"),
+    "blob-of-any-size": (bundle_frame(manifest([[DIGEST, 10**400]])), "not a SHA-256"),
+    "blob-elsewhere": (bundle_frame(manifest([["../../key", 32]])), "not a SHA-256"),
 }  # fmt: skip
 
 
@@ -244,7 +244,7 @@ def test_malformed_message_closes_its_connection_with_a_log_line(job: LiveJob, w
             assert sock.seals is not None
             sock.sendall(sock.seals.out.seal(sockets.LENGTH.pack(len(data)), data))
         heard(sock)
-        until(lambda: f"the connection of {what} is closed: " in job.said())
+        until(lambda: f"closed the connection of {what}: " in job.said())
         assert text in job.said()
 
 

@@ -173,7 +173,7 @@ def test_unsendable_dataset_stays_in_process_without_num_workers(
         assert found[0] == found[1], "the generators go on as without workers"
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(
-        "[dataloaderjob] num_workers was left out, so batches are made in this process: feeders need a copy"
+        "[dataloaderjob] num_workers was omitted, so batches are made in this process: feeders need a copy"
     )
     assert "dataset.lock" in said
     with pytest.raises(InputError, match=r"dataset\.lock"):

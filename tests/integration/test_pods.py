@@ -105,7 +105,7 @@ def test_epoch_through_pods_equals_num_workers_0_and_pods_show_output(job: Job):
     for pod in feeders:
         assert list((pod.volume / "node" / "blobs").glob("[0-9a-f]*")), "blobs lie on each node"
     assert (
-        f"supervisor: INFO feeder-0 ({pods.status()['feeders'][0]['instance']}) reported from 127.0.0."
+        f"supervisor: INFO feeder-0 ({pods.status()['feeders'][0]['instance']}) has reported from 127.0.0."
         in head.err
     )
 
@@ -131,7 +131,7 @@ def test_dead_pods_are_replaced_within_an_epoch_and_leave_no_process(job: Job):
     pods.ready(2)
     for pod in (*replaced, head):
         assert pod.terminate() == 0
-        assert pod.err.splitlines()[-1].endswith("INFO ended as asked")
+        assert pod.err.splitlines()[-1].endswith("INFO ended as requested")
     assert pods.left() == [], "nothing of any pod lives on"
 
 
@@ -149,7 +149,7 @@ def test_pod_is_ready_while_its_feeder_serves_or_after_a_passed_trial(job: Job):
     until(lambda: "joined the Ray" in more.err, 60, "it joins")
     assert not ready(more), "nothing has shown what it can"
     until(lambda: ready(more), 120, "it is ready without a feeder")
-    assert "one by itself shows whether this image can feed" in more.err
+    assert "starting one to test whether this image can run feeders" in more.err
     host = next(f["pid"] for f in pods.status()["feeders"])
     os.kill(host, signal.SIGKILL)
     until(lambda: not all(ready(pod) for pod in feeders), 10, "it is taken back with the feeder")
@@ -188,7 +188,7 @@ def test_head_restarts_its_supervisor_and_ends_when_its_gcs_dies(
     os.kill(before["pid"], signal.SIGKILL)
     after = until(lambda: (s := pods.ready(2))["pid"] != before["pid"] and s, 60, "another supervisor")
     assert [f["instance"] for f in after["feeders"]] == [f["instance"] for f in before["feeders"]], "adopted"
-    assert "head: WARNING the supervisor ended with code -9, it is started again" in head.err
+    assert "head: WARNING the supervisor ended with code -9; restarting it" in head.err
     os.kill(head.vital("gcs_server"), signal.SIGKILL)
     assert head.process.wait(15) == 1
     assert "gcs_server ended" in head.err
@@ -272,7 +272,7 @@ def test_pod_waits_for_the_head_and_finally_gives_up():
         assert hasty.process.wait(30) == 1
         waits = [line for line in hasty.err.splitlines() if "INFO waiting for the head's GCS" in line]
         assert len(waits) >= 2
-        assert f"needed at {HEAD}:{pods.gcs_port}, and did not accept within 1 s" in hasty.err
+        assert f"GCS at {HEAD}:{pods.gcs_port} did not accept a connection within 1 s" in hasty.err
         until(lambda: "waiting for" in patient.err, 20, "the other one waits")
         assert patient.terminate() == 0
         assert pods.left() == []
@@ -282,12 +282,12 @@ def test_pod_without_key_or_token_exits_naming_the_missing_path():
     with Pods() as pods:
         head, feeder = pods.head(key_path="/nowhere/links"), pods.feeder(0, token_path="/nowhere/ray")
         assert (head.process.wait(30), feeder.process.wait(30)) == (1, 1)
-        assert "head: ERROR the job's key is needed in /nowhere/links" in head.err
-        assert "pod: ERROR the token of the job's Ray is needed in /nowhere/ray" in feeder.err
+        assert "head: ERROR cannot read the job's key from /nowhere/links" in head.err
+        assert "pod: ERROR cannot read the token of the job's Ray from /nowhere/ray" in feeder.err
 
 
 def test_folder_too_deep_for_sockets_is_refused_naming_the_setting():
     with Pods() as pods:
         pod = pods.feeder(0, temp_dir=str(pods.home / ("x" * 60)))
         assert pod.process.wait(30) == 1
-        assert "give temp_dir a shorter path" in pod.err
+        assert "set temp_dir to a shorter path" in pod.err

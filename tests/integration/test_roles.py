@@ -117,7 +117,7 @@ def test_blob_that_nobody_asked_for_is_not_stored(job: LiveJob) -> None:
             assert heard(sock) == b""
         assert not (job.home / "blobs" / digest).exists()
         until(lambda: "a feeder may not send 'blob'" in job.said(), what="a line about it")
-        until(lambda: "nobody asked for it" in job.said(), what="a line about it")
+        until(lambda: "nobody requested it" in job.said(), what="a line about it")
 
 
 def test_each_command_is_logged_with_role_peer_and_result(job: LiveJob) -> None:

@@ -154,12 +154,12 @@ def test_rank_in_use_or_malformed_is_refused(job: LiveJob) -> None:
                 fd = os.pidfd_open(owner)
                 sock = visit(job.socket, hello(rank=rank, pid=owner), [fd])
                 os.close(fd)
-                assert f"rank {rank} is held by the live process" in refusal(sock)
+                assert f"rank {rank} is taken by the live process" in refusal(sock)
         for form in forms:
             fd = os.pidfd_open(os.getpid())
             sock = visit(job.socket, hello(rank=form), [fd])
             os.close(fd)
-            assert "a rank is a short word of letters, digits" in refusal(sock)
+            assert "a rank must be a short word of letters, digits" in refusal(sock)
 
 
 def test_sixty_unannounced_ranks_get_only_the_reserved_memory(job: LiveJob) -> None:

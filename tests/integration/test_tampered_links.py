@@ -29,8 +29,8 @@ from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder.connections import Registration
 from dataloaderjob.sidecar.supervisor_client import SupervisorClient
 
-ALTERED = "was altered on the way"
-DROPPED = "frames were dropped or reordered on the way"
+ALTERED = "was altered in transit"
+DROPPED = "frames were dropped or reordered in transit"
 TICKET_AT, NBYTES_AT = 12, 38
 """Places in a frame's header; a change at the second adds 64 KiB."""
 DEEDS: dict[str, tuple[Deed, str]] = {
@@ -38,7 +38,7 @@ DEEDS: dict[str, tuple[Deed, str]] = {
     "altered-length": (altered(NBYTES_AT), ALTERED),
     "altered-mac": (altered(65 + 8), ALTERED),
     "dropped": (dropped, DROPPED),
-    "repeated": (repeated, "was repeated on the way"),
+    "repeated": (repeated, "was replayed in transit"),
     "swapped": (swapped, DROPPED),
     "spliced": (spliced, "or was sent on another connection"),
 }
@@ -197,7 +197,7 @@ def test_tampered_message_ends_its_connection_and_changes_no_report(
     until(lambda: knows(99), what="a list over another connection")
     supervisor.leaves(99)
     until(lambda: not knows(99), what="a later list")
-    assert (by == "supervisor") != ("the connection of sidecar-0 is closed" in caplog.text)
+    assert (by == "supervisor") != ("closed the connection of sidecar-0" in caplog.text)
 
 
 @pytest.mark.parametrize("deed", ["altered-text", "dropped"])
@@ -224,7 +224,7 @@ def test_tampered_report_of_a_feeder_ends_its_connection_and_is_repeated(
         return text in caplog.text
 
     until(told, what=text)
-    assert "the connection of feeder-7 is closed" in caplog.text
+    assert "closed the connection of feeder-7" in caplog.text
     until(lambda: caplog.text.count("feeder-7 (i7) reported") > 1, what="another report")
 
 

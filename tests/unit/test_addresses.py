@@ -129,7 +129,7 @@ def test_messages_show_ipv6_addresses_in_brackets():
         with pytest.raises(InputError, match=rf"cannot serve metrics at \[::1\]:{port} "):
             HttpServer("::1", port, lambda _: (200, "text/plain", ""), ready)
     gone = feeder.StillThere(("::1", port))
-    with pytest.raises(ServiceError, match=rf"GCS at \[::1\]:{port} is gone"):
+    with pytest.raises(ServiceError, match=rf"GCS at \[::1\]:{port} disappeared"):
         for _ in range(feeder.GONE_AFTER):
             gone._due = 0.0
             gone()

@@ -549,7 +549,7 @@ def _with_handle() -> InTest:
     ("dataset", "collate", "words"),
     [
         pytest.param(
-            _noted, None, ("the calls that a mock has noted cannot be copied", "patch with new="), id="mock"
+            _noted, None, ("the calls that a mock has recorded cannot be copied", "patch with new="), id="mock"
         ),
         pytest.param(
             lambda: [1], lambda: _with_handle().collate,

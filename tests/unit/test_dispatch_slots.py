@@ -450,5 +450,5 @@ def test_end_of_a_slot_reaches_the_trainer_as_a_message(asked, number):
 
 
 def test_existence_sent_for_a_wanted_batch_is_refused(asked):
-    with pytest.raises(RemoteProtocolError, match="ticket 1 asks for its batch"):
+    with pytest.raises(RemoteProtocolError, match="ticket 1 requests its batch"):
         asked(1, frames.pack_there(1))

@@ -50,7 +50,7 @@ def test_a_failure_nested_too_deeply_is_refused_in_the_trainer(place: str):
 def test_settings_nested_too_deeply_are_refused_by_name(tmp_path: Path):
     path = tmp_path / "settings.json"
     path.write_text(f'{{"job": {DEEP}}}')
-    with pytest.raises(InputError, match=r"SidecarSettings are needed in .*settings\.json"):
+    with pytest.raises(InputError, match=r"cannot read settings for SidecarSettings from .*settings\.json"):
         settings.load(SidecarSettings, path)
 
 

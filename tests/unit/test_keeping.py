@@ -49,7 +49,7 @@ def test_keep_variable_sets_the_seconds(monkeypatch, text, seconds):
 @pytest.mark.parametrize("text", ["10m", "-1", "nan", "inf", "1e9", "yes"])
 def test_invalid_keep_variable_is_refused_by_name(monkeypatch, text):
     monkeypatch.setenv("DATALOADERJOB_KEEP", text)
-    with pytest.raises(InputError, match=f"DATALOADERJOB_KEEP is the number of seconds .*'{text}'"):
+    with pytest.raises(InputError, match=f"DATALOADERJOB_KEEP must be the number of seconds .*'{text}'"):
         keeping.keep_seconds()
 
 

@@ -165,7 +165,7 @@ def test_pod_that_starts_or_fails_by_itself_does_not_degrade_the_job() -> None:
     served = serving(attached_pod(), status=decided(serving(attached_pod())).status)
     starts = decided(replace(served, attached=(attached_pod(), attached_pod("b", started=False))), 1)
     assert (starts.status.phase, ready(starts)) == (Phase.SERVING, ("True", "Serving"))
-    assert condition(starts, SIDECARS).message == "1 of 2 sidecars listen"
+    assert condition(starts, SIDECARS).message == "1 of 2 sidecars are listening"
     fails = decided(replace(served, attached=(FAILS,)), 1)
     assert (fails.status.phase, ready(fails)) == (Phase.SERVING, ("True", "Serving"))
     trainers = condition(fails, ConditionType.TRAINERS_READY)
@@ -317,7 +317,7 @@ def test_events_of_pods_name_those_that_came_and_went() -> None:
     before = {"1": owned("a", None), "2": owned("b", None)}
     found = events.of_pods("bert", before, {"2": owned("b", None), "3": owned("c", None)})
     assert [(e.reason, e.message, e.about) for e in found] == [
-        (events.Reason.ATTACHED, "pod c has the sidecar and gets batches", None),
+        (events.Reason.ATTACHED, "pod c has the sidecar and receives batches", None),
         (events.Reason.DETACHED, "pod a is no longer attached", None),
     ]
 
@@ -325,7 +325,7 @@ def test_events_of_pods_name_those_that_came_and_went() -> None:
 def test_controller_has_one_event_however_many_of_its_pods_attach() -> None:
     first = events.of_pods("bert", {}, {"1": owned("a"), "2": owned("b"), "3": owned("c", "eval")})
     told = [(e.about.name, e.message) for e in first if e.reason is events.Reason.INJECTED and e.about]
-    text = "its pods have the sidecar of DataLoaderJob bert, and get their batches from its feeders"
+    text = "its pods have the sidecar of DataLoaderJob bert and receive their batches from its feeders"
     assert told == [("train", text), ("eval", text)]
     more = events.of_pods("bert", {"1": owned("a")}, {"1": owned("a"), "2": owned("b")})
     assert [e.reason for e in more] == [events.Reason.ATTACHED]

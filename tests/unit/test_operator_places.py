@@ -194,7 +194,7 @@ def test_fs_group_is_an_operator_option(text: str, group: int | None):
 def test_invalid_fs_group_is_refused(capsys):
     with pytest.raises(SystemExit):
         parse(["--root-key", "k", "--sidecar-image", "i:1", "--fs-group", "users"])
-    assert "neither a group ID nor none" in capsys.readouterr().err
+    assert 'expected a group ID or "none"' in capsys.readouterr().err
 
 
 # The head

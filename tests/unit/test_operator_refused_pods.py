@@ -81,9 +81,9 @@ def warning(
         ),
         pytest.param(
             DOWN, "",
-            "the injector does not answer (connection refused): see the pods"
-            " app.kubernetes.io/name=dataloaderjob-injector in the operator's namespace; the controller tries again by"
-            " itself",
+            "the injector does not respond (connection refused): see the pods labelled "
+            "app.kubernetes.io/name=dataloaderjob-injector in the operator's namespace; the controller "
+            "will retry",
             id="webhook-down",
         ),
     ],

@@ -145,7 +145,7 @@ def test_lost_feeder_is_told_with_its_replacement():
     ]
     words = Page(render(run(happened=happened))).words
     assert "[1] At 20.0 s feeder-1 was lost: its process was killed by SIGKILL." in words
-    assert "Another process took its place 2.5 s later. Training waited 50% of its time before" in words
+    assert "Another process replaced it 2.5 s later. Training waited 50% of its time before" in words
 
 
 def test_many_ranks_share_one_line():
@@ -239,7 +239,7 @@ def test_a_long_run_keeps_a_small_file(tmp_path: Path):
 )  # fmt: skip
 def test_files_of_other_kinds_are_refused_by_name(tmp_path: Path, text: str):
     (tmp_path / SERIES_FILE).write_text(text)
-    with pytest.raises(InputError, match="is no series of a run"):
+    with pytest.raises(InputError, match="is not the series of a run"):
         rundata.find(str(tmp_path))
 
 
@@ -249,7 +249,7 @@ def test_files_of_other_kinds_are_refused_by_name(tmp_path: Path, text: str):
 def test_broken_times_are_refused_by_name(tmp_path: Path, text: str):
     (tmp_path / SERIES_FILE).write_text(json.dumps({"about": {"name": "x", "started": 1.0}}) + "\n")
     (tmp_path / "times.json").write_text(text)
-    with pytest.raises(InputError, match=r"times\.json holds no times"):
+    with pytest.raises(InputError, match=r"times\.json contains no times"):
         rundata.find(str(tmp_path))
 
 
@@ -270,9 +270,9 @@ def test_newest_run_of_a_record_is_shown(tmp_path: Path):
 @pytest.mark.parametrize(
     ("which", "said"),
     [
-        (None, "no run of yours is live. A run that has ended"),
+        (None, "you have no live run. A run that has ended"),
         ("no-such-run", "neither a folder nor the name of a live run. A run that has ended"),
-        (".", "holds nothing to report"),
+        (".", "contains nothing to report"),
     ],
 )
 def test_run_that_cannot_be_found_is_explained(
@@ -293,7 +293,7 @@ def test_missing_library_is_named_with_the_extra(tmp_path: Path, monkeypatch: py
     monkeypatch.delitem(sys.modules, "dataloaderjob.local.reporting.charts")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(
-        InputError, match=r"needs the module 'matplotlib': pip install 'dataloaderjob\[report\]'"
+        InputError, match=r"requires the module 'matplotlib': pip install 'dataloaderjob\[report\]'"
     ):
         command.report(None, tmp_path / "out.html")
 

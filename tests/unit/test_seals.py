@@ -53,7 +53,7 @@ def test_frame_with_any_changed_bit_is_refused(parts: list[Part], place: int, bi
     opener = Opener(KEY)
     for frame, (head, _) in zip(sealed[:number], parts, strict=False):
         opened(opener, bytes(frame), len(head))
-    with pytest.raises(BrokenSeal, match="on the way"):
+    with pytest.raises(BrokenSeal, match="in transit"):
         opened(opener, bytes(sealed[number]), len(parts[number][0]))
 
 
@@ -76,16 +76,16 @@ def test_frames_in_any_other_order_are_refused_at_the_first_difference(
 
 @given(PARTS)
 def test_frame_of_another_connection_is_refused(parts: list[Part]):
-    with pytest.raises(BrokenSeal, match="was altered on the way, or was sent on another connection"):
+    with pytest.raises(BrokenSeal, match="was altered in transit, or was sent on another connection"):
         opened(Opener(KEY), sealed_parts(parts, b"o" * 32)[0], len(parts[0][0]))
 
 
 @pytest.mark.parametrize(
     ("came", "text"),
     [
-        ([0, 2], "frames were dropped or reordered on the way: frame 2 came where frame 1 was due"),
-        ([0, 1, 1], "frame 1 was repeated on the way: it came where frame 2 was due"),
-        ([1], "frames were dropped or reordered on the way: frame 1 came where frame 0 was due"),
+        ([0, 2], "frames were dropped or reordered in transit: frame 2 arrived when frame 1 was due"),
+        ([0, 1, 1], "frame 1 was replayed in transit: it arrived when frame 2 was due"),
+        ([1], "frames were dropped or reordered in transit: frame 1 arrived when frame 0 was due"),
     ],
 )
 def test_refusal_says_what_happened_to_the_frames(came: list[int], text: str):
@@ -102,7 +102,7 @@ def test_changed_length_is_refused_before_its_bytes_are_awaited():
     inbox, data = sockets.Inbox(seals), bytearray(sockets.pack_message({"a": 1}, seals))
     data[2] ^= 1
     inbox.feed(bytes(data))
-    with pytest.raises(BrokenSeal, match="frame 0 was altered on the way"):
+    with pytest.raises(BrokenSeal, match="frame 0 was altered in transit"):
         inbox.take()
 
 

@@ -104,7 +104,7 @@ def test_ticket_with_keys_belongs_to_no_slot():
 def test_truncated_slot_ticket_is_refused():
     packed = frames.pack_slot_ticket(SlotTicket(1, 2, 3, 4))
     assert frames.slot_of(packed[:-1]) is None
-    with pytest.raises(RemoteProtocolError, match="a slot's ticket needs"):
+    with pytest.raises(RemoteProtocolError, match="a slot's ticket must have"):
         frames.unpack_slot_ticket(packed[:-1])
     with pytest.raises(RemoteProtocolError, match="key form 2"):
         frames.unpack_ticket(packed)
@@ -306,7 +306,7 @@ def test_snapshots_take_at_most_a_fiftieth_of_a_slots_time():
 
 @pytest.mark.parametrize(
     ("dataset", "why"),
-    [(LargeState(), b"more than the 1 MiB that are kept"), (BadState(), b"no state today")],
+    [(LargeState(), b"but at most 1 MiB are kept"), (BadState(), b"no state today")],
 )
 def test_state_that_cannot_be_kept_is_reported_once(dataset, why):
     snapshots, source = SnapshotClock(Clock()), SlotSource(dataset, None)
@@ -399,7 +399,7 @@ def test_state_that_needs_pickle_is_named():
     source = SlotSource(OddState(60), None)
     made(source, range(1))
     why = SnapshotClock(Clock()).take(source).decode()
-    assert why == f"state_dict()['reader']: {__name__}.Reader, which needs allow_pickle=True to be kept"
+    assert why == f"state_dict()['reader']: {__name__}.Reader, which can be kept only with allow_pickle=True"
     source.allow_pickle = True
     assert SnapshotClock(Clock()).take(source)[:1] == PICKLE
 

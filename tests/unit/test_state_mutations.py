@@ -266,7 +266,7 @@ def test_a_mutated_entry_for_slots_is_read_or_raises_inputerror(count: int) -> N
 def test_a_pickle_in_a_slot_is_refused_unless_allowed() -> None:
     state = slots_state()["sampler"]
     state["slots"][0][1] = base64.b64encode(b"\x80\x05N.").decode()
-    with pytest.raises(InputError, match="runs code where it is loaded: pass allow_pickle=True"):
+    with pytest.raises(InputError, match="runs code when it is loaded: pass allow_pickle=True"):
         Saved.of(state, 0, slots=2)
     assert Saved.of(state, 0, slots=2, allow_pickle=True).snapshots == {0: (2, b"\x80\x05N.")}
 

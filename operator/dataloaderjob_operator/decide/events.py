@@ -200,7 +200,7 @@ def of_pods(
     """Makes the events about pods that attached or left, and about the controllers whose first pods attached. Both maps
     have the attached pods by uid."""
     came = (
-        (Reason.ATTACHED, after[uid], "has the sidecar and gets batches", uid)
+        (Reason.ATTACHED, after[uid], "has the sidecar and receives batches", uid)
         for uid in after
         if uid not in before
     )
@@ -210,7 +210,7 @@ def of_pods(
     of_job = (JobEvent(reason, f"pod {pod.name} {what}", uid) for reason, pod, what, uid in (*came, *went))
     known = {pod.controller for pod in before.values()}
     new = dict.fromkeys(pod.controller for pod in after.values() if pod.controller not in known)
-    text = f"its pods have the sidecar of {KIND} {job}, and get their batches from its feeders"
+    text = f"its pods have the sidecar of {KIND} {job} and receive their batches from its feeders"
     of_controllers = (JobEvent(Reason.INJECTED, text, by.uid, by) for by in new if by is not None)
     return (*of_job, *of_controllers)
 

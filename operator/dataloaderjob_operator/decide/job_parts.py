@@ -68,12 +68,12 @@ def _head(observed: Observed, pods: ConditionState) -> ConditionState:
         return ConditionState(
             False,
             "SupervisorSilent",
-            f"the supervisor in its pod does not answer: {supervisor.silent}"
+            f"the supervisor in its pod does not respond: {supervisor.silent}"
             + ("; the pod is being replaced" if supervisor.hung else ""),
         )
     if not supervisor.ray.version:
-        return ConditionState(False, "RayStarts", "Ray has not answered the supervisor in its pod yet")
-    return ConditionState(True, "Serving", "Ray and the supervisor answer")
+        return ConditionState(False, "RayStarts", "Ray has not responded to the supervisor in its pod yet")
+    return ConditionState(True, "Serving", "Ray and the supervisor respond")
 
 
 def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
@@ -85,7 +85,7 @@ def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
         return pods
     if supervisor is not None and supervisor.failure is not None:
         return ConditionState(False, supervisor.failure.reason, observed.describe(supervisor.failure))
-    count = f"feeder pods serving: {serving}, needed: {needed}"
+    count = f"feeder pods serving: {serving} of {needed} required"
     if serving >= needed:
         return ConditionState(True, "Serving", f"feeder pods serving: {needed} or more")
     if not pods.holds and pods.reason != "PodsStart":

@@ -1,4 +1,4 @@
-"""Labelled pods that were refused as they were created, read from the events of their controllers. Pure.
+"""Labelled pods that were refused at creation, read from the events of their controllers. Pure.
 
 With an admission policy, and with injected files, no process of ours sees such a pod. But the controller that wanted to
 create it reports the refusal in an event of its own. So the operator reads the warnings in the namespaces of jobs with
@@ -132,8 +132,9 @@ def _refusal(event: Mapping[str, Any]) -> RefusedPod | None:
 
 def _no_answer(why: str) -> str:
     return (
-        f"the injector does not answer ({_stable(why)}): see the pods app.kubernetes.io/name=dataloaderjob-injector in"
-        " the operator's namespace; the controller tries again by itself"
+        f"the injector does not respond ({_stable(why)}): see the pods labelled "
+        "app.kubernetes.io/name=dataloaderjob-injector in the operator's namespace; the controller will "
+        "retry"
     )
 
 

@@ -124,7 +124,9 @@ def _attached_stage(
     if (late := _late(observed, health, queue, now)) is not None:
         return late
     if attached.is_idle(observed, now):
-        return StageResult(Stage.IDLE, "Idle", "no pod is attached; the next one starts the feeders")
+        return StageResult(
+            Stage.IDLE, "Idle", "no pod is attached; the feeders start when the next one attaches"
+        )
     serving = serves(found, attaches=True)
     waits = queue.why if queue is not None and not serving else None
     there = attached.pods(observed)
@@ -132,7 +134,7 @@ def _attached_stage(
         reason = "Waiting" if serving or _served(observed) else CHILDREN_START
         return StageResult(Stage.WAITING, reason, "no pod is attached", queue=waits)
     if serving and not attached.listening(observed):
-        return StageResult(Stage.WAITING, "Waiting", f"{len(there)} attached pods start")
+        return StageResult(Stage.WAITING, "Waiting", f"{len(there)} attached pods are starting")
     if _served(observed) or serving:
         return StageResult(Stage.SERVING, "Serving", "", queue=waits)
     if waits is not None:
@@ -200,7 +202,7 @@ def _late(observed: Observed, health: Health, queue: Queue | None, now: datetime
         why = f": {trouble or cause}" if trouble or cause else ""
         return StageResult(
             Stage.FAILED, "StartupDeadlineExceeded",
-            f"the job was not up within startupDeadlineSeconds {startup}{why}", observed.attempt,
+            f"the job did not start within startupDeadlineSeconds {startup}{why}", observed.attempt,
         )  # fmt: skip
     return None
 

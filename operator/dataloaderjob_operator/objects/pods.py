@@ -28,16 +28,16 @@ INHERITED = ("imagePullSecrets", "securityContext")
 FROM_TEMPLATES = ("labels", "annotations", "finalizers")
 """Metadata that controllers copy from a template."""
 LOST_NODE_S = 30
-"""Seconds after which a pod is removed from a node that the cluster has given up; Kubernetes' default is 300. The
-trainers on all other nodes stand still until then. The node has then been silent for 40 s or more."""
+"""Seconds after which a pod is removed from a lost node; Kubernetes' default is 300. The trainers on all
+other nodes are blocked until then. The node has then been silent for 40 s or more."""
 LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-"""Taints of nodes that the cluster has given up."""
+"""Taints of lost nodes."""
 ISTIO = "sidecar.istio.io/inject"
 AMBIENT = "istio.io/dataplane-mode"
 _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
 TMP: Manifest = {"name": "dataloaderjob-tmp", "mountPath": "/tmp"}  # noqa: S108  a volume of the pod's own
 SHM: Manifest = {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"}  # noqa: S108
-"""Mount that gives way to a user's mount at the same path, like TMP."""
+"""A mount that is dropped if the user mounts something at the same path, like TMP."""
 
 
 def image(job: DataLoaderJob) -> str:

@@ -84,7 +84,7 @@ class RefusedPods:
                 if left <= 0:
                     break
         except ApiError as exc:
-            log.warning("cannot look for refused pods in namespace %s: %s", name, exc)
+            log.warning("cannot search namespace %s for refused pods: %s", name, exc)
         return True
 
     async def _note(self, namespace: str, found: _Namespace, refusal: RefusedPod) -> bool:

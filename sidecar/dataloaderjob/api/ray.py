@@ -47,13 +47,13 @@ class HealthCheck(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="failureThreshold",
-            use="values whose product is at least 1000 ms: a shorter pause is no death",
+            use="values whose product is at least 1000 ms, because a node that pauses for less is not dead",
             cel=f"self.failureThreshold * self.periodMs >= {MIN_WINDOW_MS}",
             found="'failureThreshold * periodMs = ' + string(self.failureThreshold * self.periodMs) + ' ms'",
         ),
         Rule(
             field="failureThreshold",
-            use="values that find a dead node within 3600000 ms (an hour)",
+            use="values that detect a dead node within 3600000 ms (an hour)",
             cel=f"self.failureThreshold * (self.periodMs + self.timeoutMs) <= {MAX_WINDOW_MS}",
             found="'failureThreshold * (periodMs + timeoutMs) = ' +"
             " string(self.failureThreshold * (self.periodMs + self.timeoutMs)) + ' ms'",
@@ -124,7 +124,7 @@ class HeadSpec(Model):
         *RAY_NODE_ENV,
         Rule(
             field="template.spec.hostNetwork",
-            use="false: sidecars, feeders and the operator find the head by its Service",
+            use="false: sidecars, feeders and the operator find the head through its Service",
             cel="!has(self.template.spec.hostNetwork) || !self.template.spec.hostNetwork",
             found="'true'",
         ),
@@ -201,7 +201,7 @@ class RaySpec(Model):
         ),
         Rule(
             field="external",
-            use="managed, or leave both out: only `dataloaderjob run` connects to an existing Ray cluster",
+            use="managed, or omit both: only `dataloaderjob run` connects to an existing Ray cluster",
             cel="!has(self.external)",
             found="'the address ' + self.external.address",
             only_on_a_cluster=True,

@@ -24,7 +24,7 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 MAX_LINE_CHARS = 64 * 1024
 """A longer line is shown in pieces."""
-SEE_OUTPUT = "its own output says why"
+SEE_OUTPUT = "its own output gives the reason"
 """Ends a line that points to another process's output, which may come before or after it."""
 _ENDS = re.compile(r"\r\n|\n|\r")
 MAX_CRASHES = 6
@@ -292,8 +292,8 @@ def restart_wait_s(crashes: int) -> float:
 
 
 def discard_output(descriptor: int) -> None:
-    """Sends what is written to a descriptor to /dev/null, also what a stream still holds. Otherwise the interpreter's
-    flush at the end would fail, and the exit code would be 120."""
+    """Redirects a descriptor to /dev/null, including output that a stream has buffered. Otherwise the
+    interpreter's flush at the end would fail, and the exit code would be 120."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

@@ -167,10 +167,10 @@ def ended_text(code: int, words: str, memory: str = "") -> str:
     if code < 0:
         how = f"was killed by {signal_name(-code)}"
         if -code == signal.SIGKILL and not words:
-            words = "memory may have run out, check the kernel's log"
+            words = "memory may have run out; check the kernel's log"
     else:
         how = f"ended with code {code}"
-    return f"its process {how}: {clean(words, MAX_TEXT) or 'it said nothing'}"
+    return f"its process {how}: {clean(words, MAX_TEXT) or 'it printed nothing'}"
 
 
 def text(message: dict[str, Any], field: str) -> str:
@@ -178,7 +178,7 @@ def text(message: dict[str, Any], field: str) -> str:
     value = message.get(field)
     if not isinstance(value, str):
         raise RemoteProtocolError(
-            f"a {message.get('type')!r} message needs the text {field!r}, found {value!r}"
+            f"in a {message.get('type')!r} message, {field!r} must be a text, but is {value!r}"
         )
     return value
 
@@ -188,7 +188,7 @@ def number(message: dict[str, Any], field: str, limit: int) -> int:
     value = message.get(field)
     if type(value) is not int or not 0 <= value <= limit:
         raise RemoteProtocolError(
-            f"a {message.get('type')!r} message needs {field!r} from 0 to {limit}, found {value!r}"
+            f"in a {message.get('type')!r} message, {field!r} must be from 0 to {limit}, but is {value!r}"
         )
     return value
 

@@ -135,7 +135,9 @@ class Heads:
         try:
             up = head.poll_up() is not None and len(head.vital_pidfds()) == 2
             if not up and time.monotonic() > deadline:
-                raise ServiceError(f"Ray's head was not up after {UP_S:.0f} s; its log is {head.log_path}")
+                raise ServiceError(
+                    f"Ray's head did not start within {UP_S:.0f} s; its log is {head.log_path}"
+                )
         except ServiceError as exc:
             self._lost(number, str(exc), False)
             return

@@ -101,7 +101,7 @@ def plan(
 ) -> RunPlan:
     """`folder`: the manifest's folder. `env`: this process's environment, which trainers and feeders inherit.
 
-    Raises InputError for what a cluster could run and one machine cannot.
+    Raises InputError for a manifest that only a cluster can run.
     """
     spec = job.spec
     cwd = folder if spec.trainers.attached else folder / (_container(job).working_dir or "")
@@ -130,8 +130,9 @@ def _container(job: DataLoaderJob) -> Container:
     container = job.spec.trainers.own.container
     if not container.command:
         raise InputError(
-            f"job {job.name} has no command, and one machine runs no image with an entrypoint: set "
-            'spec.trainers.job.template.spec.containers[0].command, such as ["python", "train.py"]'
+            f"job {job.name} has no command, and `dataloaderjob run` does not use the image's entrypoint: "
+            'set spec.trainers.job.template.spec.containers[0].command, such as ["python", '
+            '"train.py"]'
         )
     return container
 
@@ -293,7 +294,7 @@ class RunEvent(Enum):
     STOP = auto()
     """A signal, a deadline, or the service broke."""
     GRACE = auto()
-    """The state's grace is over."""
+    """The state's grace period has ended."""
     ALL_ENDED = auto()
 
 

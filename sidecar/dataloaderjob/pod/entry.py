@@ -87,7 +87,7 @@ def ray_node(
     return RayNode(
         Path(settings.temp_dir), token_path=Path(settings.token_path), vital=vital, tuning=settings.tuning,
         resources=resources, tasks=tasks, host=os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1",
-        remedy="give temp_dir a shorter path",
+        remedy="set temp_dir to a shorter path",
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def check_ray(wanted: str | None) -> None:
     installed = importlib.metadata.version("ray")
     if wanted is not None and not f"{installed}.".startswith(f"{wanted}."):
         raise InputError(
-            f"Ray {wanted} is asked for by spec.ray.managed.version, this image has {installed}: use an image with "
+            f"spec.ray.managed.version is {wanted}, but this image has Ray {installed}: use an image with "
             "that version, or change spec.ray.managed.version"
         )
 
@@ -134,12 +134,12 @@ def await_started(
     deadline = time.monotonic() + timeout_s
     while (code := node.start_code()) is None:
         if time.monotonic() > deadline:
-            raise ServiceError(f"{what} was not up after {timeout_s:.0f} s: Ray's lines above may say why")
+            raise ServiceError(f"{what} did not start within {timeout_s:.0f} s: see Ray's output above")
         check()
         watch.wait(POLL_S)
     if code != 0:
         raise ServiceError(
-            f"{what} could not be started, `ray start` ended with code {code}: its lines above say why"
+            f"{what} could not be started, because `ray start` ended with code {code}: see its output above"
         )
     if not node.alive():
         raise ServiceError(f"{what} ended at once; processes left: {sorted(node.pids().values())}")
@@ -164,7 +164,7 @@ class Restarts:
             why = f"{crashes} times within {CRASH_WINDOW_S:.0f} s"
         else:
             return restart_wait_s(crashes)
-        raise ServiceError(f"the supervisor ended {why}: its lines above say more")
+        raise ServiceError(f"the supervisor ended {why}: see its output above")
 
 
 class PodPart(Protocol):
@@ -195,7 +195,7 @@ def _serve(kind: type[S], make: Callable[[S, Watch], PodPart], path: Path) -> in
         finally:
             part.close()
     except Stopped:
-        log.info("ended as asked")
+        log.info("ended as requested")
         return 0
     except (DataLoaderJobError, OSError) as exc:
         log.error("%s", exc)
@@ -208,7 +208,7 @@ def _serve(kind: type[S], make: Callable[[S, Watch], PodPart], path: Path) -> in
 def ended(node: RayNode, names: Iterable[str]) -> ServiceError:
     """Returns the error for a node whose vital processes `names` have ended; it describes each end."""
     told = " and ".join(f"{name} {reaping.how_ended(node.pid_of(name))}" for name in names)
-    return ServiceError(f"{told}: this container cannot continue, a fresh one can")
+    return ServiceError(f"{told}: this container cannot continue, but a fresh one can")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +243,7 @@ class HeadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederPodSettings:
-    """A pod of feeders: a raylet that has room for `processes` of them."""
+    """A pod of feeders: a raylet with room for `processes` feeders."""
 
     job: str
     token_path: str
@@ -255,7 +255,7 @@ class FeederPodSettings:
     temp_dir: str = TEMP_DIR
     """The same path as the head's."""
     head_timeout_s: float = 600.0
-    """Longest wait for the head, whose image may still be on its way to its node."""
+    """Maximum wait for the head, whose node may still be pulling the image."""
     progress_every_s: float = 10.0
     join_timeout_s: float = 120.0
     patience_s: float = 10.0
@@ -269,7 +269,7 @@ def split_address(address: str) -> tuple[str, int]:
     try:
         return parse_address(address)
     except ValueError as exc:
-        raise InputError(f"the head's address is needed as host:port, found {address!r}") from exc
+        raise InputError(f"the head's address must be host:port, but is {address!r}") from exc
 
 
 def read_token(path: str) -> str:
@@ -277,7 +277,7 @@ def read_token(path: str) -> str:
     try:
         token = Path(path).read_text().strip()
     except (OSError, ValueError) as exc:
-        raise InputError(f"the token of the job's Ray is needed in {path}: {exc}") from exc
+        raise InputError(f"cannot read the token of the job's Ray from {path}: {exc}") from exc
     if not token:
-        raise InputError(f"the token of the job's Ray is needed in {path}, the file is empty")
+        raise InputError(f"the token of the job's Ray must be in {path}, but the file is empty")
     return token

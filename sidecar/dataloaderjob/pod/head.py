@@ -49,7 +49,7 @@ def feeders_wanted(settings: HeadSettings) -> int:
     try:
         return int(Path(settings.count_path).read_text())
     except (OSError, ValueError) as exc:
-        raise InputError(f"the number of feeders is needed in {settings.count_path}: {exc}") from exc
+        raise InputError(f"cannot read the number of feeders from {settings.count_path}: {exc}") from exc
 
 
 def supervisor_settings(settings: HeadSettings, address: str) -> SupervisorSettings:
@@ -100,7 +100,7 @@ class Head:
         while True:
             code = self._supervise(vital)
             delay_s = self._restarts.ended(code, time.monotonic())
-            log.warning("the supervisor ended with code %d, it is started again", code)
+            log.warning("the supervisor ended with code %d; restarting it", code)
             self._wait(delay_s, vital)
 
     def _supervise(self, vital: dict[str, int]) -> int:

@@ -314,7 +314,7 @@ class FeederConnection:
                 self._waited(BODY_WAIT_S, in_time=False)
             return False
         if not n:
-            raise ConnectionError("it closed the connection within a frame")
+            raise ConnectionError("it closed the connection in the middle of a frame")
         self._filled += n
         self._left -= n
         if wait:
@@ -370,7 +370,7 @@ class FeederConnection:
             if target is not None:
                 target[:nbytes] = source
         if self._shared.has_ended:
-            raise ConnectionError("it closed the connection while a batch was copied")
+            raise ConnectionError("it closed the connection while a batch was being copied")
         self.send(frames.pack_header(FrameKind.TAKEN), b"")
         if target is not None:
             self._end_body(body, target)
@@ -379,6 +379,7 @@ class FeederConnection:
         """Reports a complete body. Raises RemoteProtocolError if it is damaged."""
         if header.flags & Flag.CHECKSUM and not digests.intact(body[: header.nbytes]):
             raise RemoteProtocolError(
-                f"batch {header.ticket} came damaged from {self.endpoint.name}: its bytes do not fit their digest"
+                f"batch {header.ticket} from {self.endpoint.name} arrived damaged: its bytes do not match "
+                "their digest"
             )
         self._sink.connection_body_done(self, header, digests.of_body(body))

@@ -130,7 +130,7 @@ class SupervisorClient:
             while (message := self._in.take()) is not None:
                 changed = self._message(message) or changed
         except (ProtocolError, KeyError, TypeError, ValueError) as exc:
-            log(f"the connection to the supervisor is closed: {exc}")
+            log(f"the connection to the supervisor was closed: {exc}")
             self.close(now)
         return changed
 

@@ -231,7 +231,7 @@ class Supervisor:
             placed = self._feeders.report(endpoint, time.monotonic())
             self._changed.notify_all()
         log.info(
-            "%s (%s) reported from %s",
+            "%s (%s) has reported from %s",
             endpoint.name,
             endpoint.instance,
             address_text(endpoint.host, endpoint.port),
@@ -323,7 +323,7 @@ class Supervisor:
                 elif kind == "stop":
                     self._stopping = True
                 else:
-                    return {"type": "error", "message": f"scale, status or stop is needed, found {kind!r}"}
+                    return {"type": "error", "message": f"expected scale, status or stop, got {kind!r}"}
                 self._changed.notify_all()
         except (ProtocolError, OSError) as exc:
             return {"type": "error", "message": str(exc)}
@@ -371,7 +371,9 @@ def provider_of(settings: SupervisorSettings) -> Provider:
         from dataloaderjob.providers.local import LocalProvider
 
         return LocalProvider(settings)
-    raise InputError(f"a provider of feeders is one of {', '.join(NAMES)}, found {settings.provider!r}")
+    raise InputError(
+        f"the provider of feeders must be one of {', '.join(NAMES)}, but is {settings.provider!r}"
+    )
 
 
 def _read_desired(path: Path, default: int) -> int:
@@ -381,7 +383,7 @@ def _read_desired(path: Path, default: int) -> int:
     except FileNotFoundError:
         return default
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        log.warning("the number of feeders cannot be read from %s, %d is used: %s", path, default, exc)
+        log.warning("cannot read the number of feeders from %s, using %d: %s", path, default, exc)
         return default
 
 
@@ -397,7 +399,7 @@ def _write_desired(path: Path, desired: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="keeps the feeders of one job in place")
+    parser = argparse.ArgumentParser(description="starts, replaces and scales the feeders of one job")
     parser.add_argument("--settings", type=Path, required=True, help="JSON file of SupervisorSettings")
     log_lines("supervisor: %(levelname)s %(message)s")
     allow_all_files()  # a connection for each sidecar and feeder, and strangers' connections

@@ -84,8 +84,8 @@ def keep_seconds() -> float:
         found = math.nan
     if not 0 <= found <= MAX_KEEP_S:
         raise InputError(
-            f"{KEEP_VARIABLE} is the number of seconds for which feeders stay after their script, at most "
-            f"{MAX_KEEP_S:.0f}, found {text!r}: correct or unset it"
+            f"{KEEP_VARIABLE} must be the number of seconds for which feeders stay after their script, at "
+            f"most {MAX_KEEP_S:.0f}, but is {text!r}: correct or unset it"
         )
     return found
 
@@ -259,7 +259,7 @@ def _locked(base: Path) -> Iterator[None]:
     ServiceUnavailable."""
     path, deadline = base / _LOCK_NAME, time.monotonic() + LOCK_S
     if path.is_symlink():
-        raise ServiceUnavailable(f"a plain file is needed at {path}, found a symbolic link: remove it")
+        raise ServiceUnavailable(f"{path} must be a regular file, but is a symbolic link: remove it")
     fd = os.open(path, _OPEN, 0o600)
     try:
         while True:
@@ -270,7 +270,7 @@ def _locked(base: Path) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise ServiceUnavailable(
                         f"another script of yours has been choosing feeders for {LOCK_S:.0f} s, and holds "
-                        f"{base / _LOCK_NAME}: let it go on, or end it"
+                        f"{base / _LOCK_NAME}: wait for it, or end it"
                     ) from exc
                 time.sleep(LOOK_S)
         yield

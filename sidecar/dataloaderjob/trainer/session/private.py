@@ -146,11 +146,12 @@ def wait() -> str:
             )
         if not lives(home / PID_NAME):
             raise ServiceUnavailable(
-                f"the private service ended while it started, and said {_last_words(home)}"
+                f"the private service ended while it was starting, and printed {_last_words(home)}"
             )
         if time.monotonic() > deadline:
             raise ServiceUnavailable(
-                f"the private service was not up after {START_DEADLINE_S:.0f} s; its log is {home / LOG_NAME}"
+                f"the private service did not start within {START_DEADLINE_S:.0f} s; its log is "
+                f"{home / LOG_NAME}"
             )
         time.sleep(LOOK_S)
     return str(home / SOCKET_NAME)

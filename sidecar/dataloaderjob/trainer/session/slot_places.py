@@ -24,12 +24,13 @@ from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, SHARES
 from dataloaderjob.core.snapshots import PICKLE, SnapshotShelf
 
 DIFFERS = (
-    "batch {number} of slot {slot} came out differently when it was made again: the dataset is not deterministic given "
-    "its seeds (a clock, os.urandom, whoever is first?), so what follows does not continue what was there before"
+    "batch {number} of slot {slot} differed when it was rebuilt, so the batches that follow do not "
+    "continue the same sequence: the dataset is not deterministic given its seeds (does it use a clock, "
+    "os.urandom, or the order in which processes run?)"
 )
 _SHORTER = (
-    "slot {slot} ended after {batches} batches when it was made again, and had more before: the dataset is not "
-    "deterministic given its seeds, or its data has changed"
+    "slot {slot} ended after {batches} batches when it was rebuilt, but had more before: the dataset is "
+    "not deterministic given its seeds, or its data has changed"
 )
 DEALT = -1
 """Stands for the rank in a state with the slots of all ranks."""
@@ -270,7 +271,7 @@ class Saved:
             )
         except (KeyError, TypeError, ValueError, OverflowError) as exc:
             raise InputError(
-                f"the state's entry for slots cannot be read ({exc}): load what state_dict() returned"
+                f"the state's entry for slots cannot be read ({exc}): load the result of state_dict()"
             ) from exc
 
 
@@ -285,8 +286,8 @@ def _refuse_pickles(snapshots: Mapping[int, tuple[int, bytes]], allow_pickle: bo
     pickled = [slot for slot, (_, snapshot) in snapshots.items() if snapshot[:1] == PICKLE]
     if pickled and not allow_pickle:
         raise InputError(
-            f"the state has a pickle of slot {pickled[0]}, which runs code where it is loaded: pass allow_pickle=True "
-            "to the DataLoader if you trust whoever wrote it"
+            f"the state has a pickle of slot {pickled[0]}, which runs code when it is loaded: pass "
+            "allow_pickle=True to the DataLoader if you trust whoever wrote it"
         )
 
 
@@ -318,7 +319,8 @@ def rank() -> int:
     found = shares().get("RANK", "0" if world() == 1 else "")
     if not found.isdecimal() or int(found) >= world():
         raise InputError(
-            f"tail= deals batches to {world()} ranks (WORLD_SIZE) and needs this one's number: RANK from 0 to "
-            f"{world() - 1}, found {found!r}; init_process_group() before iter(loader) tells it, too"
+            f"tail= distributes batches among {world()} ranks (WORLD_SIZE) and requires RANK, from 0 to "
+            f"{world() - 1}, but it is {found!r}; calling init_process_group() before iter(loader) also "
+            "sets it"
         )
     return int(found)
