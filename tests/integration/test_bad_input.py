@@ -435,7 +435,7 @@ def test_second_process_of_a_rank_is_refused_and_the_first_continues(
         _, err = other.communicate(timeout=60)
     assert other.returncode == 1
     assert (
-        f"rank 5 is taken by the live process {os.getpid()}; process {other.pid} cannot use it: give each"
+        f"rank 5 is taken by the live process {os.getpid()}, so process {other.pid} cannot use it: give each"
         in err
     )
     assert found + ids(iterator) == list(range(80))

@@ -144,7 +144,7 @@ def test_pod_is_ready_while_its_feeder_serves_or_after_a_passed_trial(job: Job):
 
     for pod in feeders:
         until(lambda pod=pod: ready(pod), 10, "a pod whose feeder serves is ready")
-        assert "one by itself shows" not in pod.err
+        assert "starting one to test" not in pod.err
     more = pods.feeder(2, patience_s=1.0)
     until(lambda: "joined the Ray" in more.err, 60, "it joins")
     assert not ready(more), "nothing has shown what it can"

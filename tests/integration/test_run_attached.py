@@ -201,7 +201,7 @@ def test_variables_are_printed_for_sh_and_notebooks_and_unset(tmp_path: Path):
 def test_env_of_no_run_fails_and_changes_nothing(words: list[str]):
     done = command("env", *words)
     assert (done.returncode, done.stdout) == (EXIT_INPUT, "")
-    assert "live on this machine" in done.stderr
+    assert "running on this machine" in done.stderr
 
 
 def test_run_with_trainers_of_its_own_cannot_be_attached_to(tmp_path: Path):

@@ -284,9 +284,7 @@ def test_two_live_processes_cannot_claim_one_rank(rig: Rig) -> None:
         pid = line(first)
         with script(text, env={"RANK": "3"}) as second:
             _, err = second.communicate(timeout=60)
-            assert (
-                f"rank 3 is taken by the live process {pid}; process {second.pid} cannot have it too" in err
-            )
+            assert f"rank 3 is taken by the live process {pid}, so process {second.pid} cannot use it" in err
             assert "give each process its own RANK, or end the other process" in err
         first.kill()
         first.wait()

@@ -215,7 +215,9 @@ def test_peer_without_the_key_gets_only_the_first_message(job: LiveJob, part: st
                 sockets.send_message(sock, forged(challenge, job.name)[at])
                 (told,) = messages(heard(sock))
                 assert any(reason in told["error"] for reason in REFUSED), told
-        until(lambda: "connections were refused since the last such line" in job.said(), what="a line of it")
+        until(
+            lambda: "connections were refused since the last such message" in job.said(), what="a line of it"
+        )
 
 
 REFUSED = ("does not hold this job's key", "protocol version", "is not served here")

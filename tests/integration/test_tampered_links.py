@@ -225,7 +225,7 @@ def test_tampered_report_of_a_feeder_ends_its_connection_and_is_repeated(
 
     until(told, what=text)
     assert "closed the connection of feeder-7" in caplog.text
-    until(lambda: caplog.text.count("feeder-7 (i7) reported") > 1, what="another report")
+    until(lambda: caplog.text.count("feeder-7 (i7) has reported") > 1, what="another report")
 
 
 @pytest.mark.parametrize(

@@ -347,7 +347,7 @@ def test_a_library_that_a_feeder_lacks_is_named(project: Path, tmp_path: Path) -
 def test_other_version_of_a_module_is_reported_as_such(store: BlobStore, monkeypatch: Any) -> None:
     bundle = bundle_of(store, Arrays())
     monkeypatch.delattr(sys.modules[Arrays.__module__], "Arrays")
-    with pytest.raises(InputError, match=r"Arrays.*another version of that module"):
+    with pytest.raises(InputError, match=r"Arrays.*a different version of that module"):
         load_bundle(bundle, store)
 
 

@@ -294,7 +294,7 @@ def test_batch_that_hangs_everywhere_fails_at_the_deadline():
     message = json.loads(world.failed[1, 50])
     assert message["service"] == "DeadlineExceeded"
     assert "feeder-" in message["message"]
-    assert any("has been awaited" in n for n in world.notes)
+    assert any("has been waiting for" in n for n in world.notes)
     assert list(world.failed) == [(1, 50)]
 
     assert not world.replaced, "feeders end the process that hangs, and go on"

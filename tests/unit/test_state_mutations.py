@@ -234,7 +234,7 @@ def test_a_samplers_refusal_names_the_sampler() -> None:
     for wrong in ({}, 3, "x", {"round": 1}):
         again = LOADERS["a sampler with state"](**HERE)
         again.load_state_dict({**state, "sampler": wrong})
-        with pytest.raises(InputError, match="state's sampler is not one that Counting takes"):
+        with pytest.raises(InputError, match="Counting does not accept the sampler's state"):
             iter(again)
 
 

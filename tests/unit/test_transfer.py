@@ -406,7 +406,7 @@ def test_stage_calls_do_not_overlap():
 
 def test_missing_or_invalid_device_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    with pytest.raises(InputError, match="found no accelerator: device='cpu'"):
+    with pytest.raises(InputError, match="torch has no accelerator: device='cpu'"):
         device_of("cuda", {})
     with pytest.raises(InputError, match="such as 'cuda', but is 'gpu'"):
         device_of("gpu", {})

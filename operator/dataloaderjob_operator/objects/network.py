@@ -102,8 +102,8 @@ AMBIENT_PROBES = [
 
 
 def policies(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest]:
-    """Builds the policies of all roles. Mode None has no policies, and only mode Strict has egress rules. Attached pods
-    get none: a policy that selects a pod also shuts out the peers that its owner expects."""
+    """Builds the policies of all roles. `None` mode has no policies, and only `Strict` mode has egress rules.
+    Attached pods get none: a policy that selects a pod also shuts out the peers that its owner expects."""
     mode = job.spec.network_policy.mode
     roles = [role for role in Role if role is not Role.TRAINER or not job.spec.trainers.attached]
     return [] if mode == "None" else [_policy(job, role, setup, strict=mode == "Strict") for role in roles]

@@ -37,9 +37,10 @@ Mode = Literal["Ingress", "Strict", "None"]
 class NetworkPolicySpec(Model):
     """NetworkPolicies of the job's pods. Ignored on one machine, and on clusters whose network does not support them.
 
-    They list the allowed connections. A job may need others, for example to its storage in mode Strict, or to a port
-    that the trainer itself opens. Allow these in a NetworkPolicy of your own that selects the job's pods by their
-    labels, because policies are additive. docs/kubernetes/networking.md lists the connections and gives examples.
+    They list the allowed connections. A job may need others, for example to its storage in `Strict` mode, or
+    to a port that the trainer itself opens. Allow these in a NetworkPolicy of your own that selects the job's
+    pods by their labels, because policies are additive. docs/kubernetes/networking.md lists the connections
+    and gives examples.
     """
 
     mode: Mode = "Ingress"
