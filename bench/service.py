@@ -98,12 +98,12 @@ def service(
     another machine.
     """
     need("dataloaderjob.trainer.loader", "dataloaderjob.sidecar.__main__", "dataloaderjob.feeder.host")
-    from dataloaderjob.core import sockets
+    from dataloaderjob.core import handshake
     from dataloaderjob.core.settings import FeederSettings, SidecarSettings, dump
 
     home = Path(tempfile.mkdtemp(prefix="s", dir=os.environ.get(SCRATCH, "/tmp")))
     key = home / "key"
-    key.write_bytes(sockets.new_key())
+    key.write_bytes(handshake.new_key())
     started: list[subprocess.Popen[str]] = []
     try:
         endpoints = []

@@ -72,11 +72,11 @@ The last line on standard error gives the cause and the remedy.
 VARIABLES = (
     (
         places.SOCKET_VARIABLE, "job", "trainer", "the private service of the script",
-        "Path of the sidecar's Unix socket. A script by itself has none and starts its own feeders.",
+        "Path of the sidecar's Unix socket. A standalone script has none and starts its own feeders.",
     ),
     (
         places.FEEDERS_VARIABLE, "job, you", "trainer", "the process's CPUs minus one, from 1 to 8",
-        "Number of the job's feeders. A script by itself starts this number if `num_workers` is omitted.",
+        "Number of the job's feeders. A standalone script starts this number if `num_workers` is omitted.",
     ),
     (
         places.PREFETCH_VARIABLE, "job, you", "trainer", "twice the number of feeders, at least 16",
@@ -108,7 +108,7 @@ VARIABLES = (
     ),
     (
         places.PATH_VARIABLE, "trainer", "private service", "Python's own",
-        "The trainer's import path. Feeders of a script by itself receive it as `PYTHONPATH`.",
+        "The trainer's import path. Feeders of a standalone script receive it as `PYTHONPATH`.",
     ),
     (
         places.IMPORTED_VARIABLE, "private service", "feeder host", "not recorded",
@@ -132,7 +132,7 @@ ENVIRONMENT = f"""# Environment variables
 
 {MADE.format("the table in `docs/generate.py`")}
 
-*Job* is `dataloaderjob run` or the operator. A manifest cannot set these variables itself. A script by itself needs
+*Job* is `dataloaderjob run` or the operator. A manifest cannot set these variables itself. A standalone script needs
 none of them. *Private service* is the service that such a script starts on its machine.
 
 | variable | set by | read by | default | meaning |

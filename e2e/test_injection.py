@@ -9,74 +9,16 @@ from pathlib import Path
 
 import controllers
 import pytest
-from cluster import FEEDER, RELEASE, ROOT, SYSTEM, Cluster, CommandFailed, Manifest, run, until
+from cluster import FEEDER, RELEASE, ROOT, SYSTEM, Cluster, CommandFailed, run, until
 from controllers import CHART_RUNTIME, LABEL, OPTIONS
-from jobs import DIGEST, FEEDERS, RESTRICTED, RESTRICTED_POD, SMALL, Job
+from injected import SAMPLES, attached, bare_pod, events, plain_job, printed
+from jobs import FEEDERS, RESTRICTED, RESTRICTED_POD, Job
 from main_job import run_here
 from sharing import Shared
-from streams import stream, stream_here
+from streams import stream_here
 
-SAMPLES = 80
 INJECTOR = f"{RELEASE}-injector"
 INSTALL = os.environ.get("E2E_ADDONS") or "e2e/support/addons.sh"
-
-
-def attached(name: str, **attach: object) -> Manifest:
-    """A job for pods of other controllers, that finds room beside the main job."""
-    spec = {
-        "feeders": {"replicas": 1, "image": FEEDER, "resources": SMALL},
-        "ray": {"managed": {"head": {"resources": SMALL}}},
-        "sidecar": {"resources": {"requests": {"cpu": "50m"}}},
-        "trainers": {"attach": attach},
-    }
-    return {
-        "apiVersion": "dataloading.dev/v1alpha1", "kind": "DataLoaderJob", "metadata": {"name": name}, "spec": spec,
-    }  # fmt: skip
-
-
-def template(
-    name: str, *, label: bool = True, samples: int = SAMPLES, pace_s: float = 0.0, **spec: object
-) -> Manifest:
-    """A pod template whose container prints a digest of all batches, as `stream_here` does."""
-    user = stream(name, samples=samples, pace_s=pace_s)["spec"]["trainers"]["job"]["template"]["spec"]
-    (trainer,) = user["containers"]
-    trainer = {**trainer, "name": "node", "securityContext": RESTRICTED, "resources": SMALL}
-    pod = {"restartPolicy": "Never", "securityContext": RESTRICTED_POD, "containers": [trainer], **spec}
-    return {"metadata": {"labels": {LABEL: name}} if label else {}, "spec": pod}
-
-
-def plain_job(name: str, **more: object) -> Manifest:
-    spec = {"backoffLimit": 0, "template": template(name, **more)}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
-
-
-def bare_pod(name: str) -> Manifest:
-    found = template(name)
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, **found["metadata"]},
-        "spec": found["spec"],
-    }
-
-
-def events(cluster: Cluster, namespace: str, reason: str) -> list[Manifest]:
-    """The events with this reason."""
-    words = ["get", "events", "-n", namespace, "--field-selector", f"reason={reason}", "-o", "json"]
-    return list(json.loads(cluster.kubectl(*words))["items"])
-
-
-def printed(cluster: Cluster, namespace: str, name: str, *, timeout_s: float = 240) -> str:
-    """Waits for the digest that the pod with this job's label prints."""
-
-    def look() -> str | None:
-        for pod in cluster.list("pods", namespace, f"{LABEL}={name}"):
-            log = cluster.logs(pod["metadata"]["name"], namespace, "node")
-            if found := DIGEST.findall(log):
-                return str(found[-1])
-        return None
-
-    return str(until(look, timeout_s=timeout_s, what=f"the digest of {name}"))
 
 
 @pytest.mark.parametrize("make", [plain_job, bare_pod])
@@ -169,7 +111,7 @@ def test_webhook_that_is_down_holds_up_labelled_pods_alone(operator: Cluster, na
             lambda: events(operator, namespace, "PodRefused"), timeout_s=60, what="the refusal on the job"
         )
         assert told[0]["involvedObject"]["name"] == "bert"
-        assert told[0]["message"].startswith("Job bert cannot create its pods: the injector does not answer")
+        assert told[0]["message"].startswith("Job bert cannot create its pods: the injector does not respond")
     finally:
         operator.kubectl("scale", "deployment", INJECTOR, "-n", SYSTEM, "--replicas=2")
     operator.kubectl("rollout", "status", f"deployment/{INJECTOR}", "-n", SYSTEM, "--timeout=120s")

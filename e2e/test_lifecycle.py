@@ -196,10 +196,10 @@ def test_job_recovers_when_its_head_is_killed_and_its_node_is_drained(running: J
     run(["docker", "exec", node, "pkill", "-KILL", "-f", "dataloaderjob.pod.head"])
 
     def restarted() -> bool:
-        pods = running.pods(HEAD)
-        return bool(pods) and bool(pods[0]["status"]["containerStatuses"][0]["restartCount"])
+        found = [s for pod in running.pods(HEAD) for s in pod["status"]["containerStatuses"]]
+        return any(s["name"] == "head" and s["restartCount"] for s in found)
 
-    until(restarted, timeout_s=60, what="the head's container anew", also=running.why)
+    until(restarted, timeout_s=60, what="Ray's container anew", also=running.why)
     running.await_condition("Ready", lambda found: ready_since(found, killed), timeout_s=120)
     drained = datetime.now(UTC).replace(microsecond=0)
     try:

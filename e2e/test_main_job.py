@@ -99,6 +99,9 @@ def runs_to_complete(operator: Cluster, namespace: str, local_digest: str) -> Sn
     return snapshot
 
 
+OURS = {"head", "supervisor", "feeder"}
+
+
 def pods_are_closed(job: Job) -> None:
     """No token of the cluster, no root file system to write to, nothing run as root."""
     for pod in (*job.pods(HEAD), *job.pods(FEEDERS), *job.pods(TRAINER)):
@@ -106,5 +109,5 @@ def pods_are_closed(job: Job) -> None:
         volumes = [volume for volume in pod["spec"]["volumes"] if "projected" in volume]
         assert not volumes, f"{pod['metadata']['name']} has a token: {volumes}"
         ours = pod["spec"].get("initContainers", []) if "trainer" in pod["metadata"]["name"] else []
-        for container in (*ours, *(c for c in pod["spec"]["containers"] if c["name"] in {"head", "feeder"})):
+        for container in (*ours, *(c for c in pod["spec"]["containers"] if c["name"] in OURS)):
             assert container["securityContext"]["readOnlyRootFilesystem"] is True, container["name"]

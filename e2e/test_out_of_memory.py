@@ -105,7 +105,7 @@ def test_children_left_by_a_deleted_job_are_refused_by_name(operator: Cluster, n
     operator.kubectl("delete", "dlj", "left", "-n", namespace, "--cascade=orphan")
     until(lambda: operator.get("dlj", "left", namespace) is None, timeout_s=30, what="the job is gone")
     again: Job = start(job("left"))
-    text = "already exists and is not this job's: delete it"
+    text = "already exists but does not belong to this job: delete it"
     until(lambda: text in again.condition("Ready").get("message", ""), timeout_s=TOLD_S, what="the refusal")
     operator.kubectl("delete", "job", "left-trainers-0", "-n", namespace, "--wait=true")
     again.await_phase("Running", timeout_s=150)

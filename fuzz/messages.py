@@ -1,17 +1,21 @@
-"""Targets: handshakes, messages of JSON, the sidecar's packets, addresses, and a supervisor's status."""
+"""Targets: handshakes, messages of JSON, the sidecar's packets, addresses, a supervisor's status, and the
+answers of Ray's container to the supervisor."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
 from dataloaderjob.core import ipc, sockets, supervision
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
+from dataloaderjob.core.handshake import MAX_HELLO_NBYTES, ClientHandshake, ServerHandshake
+from dataloaderjob.providers import link
+from dataloaderjob.providers.provider import Why
 from dataloaderjob_operator.decide import supervisor_status
 from fuzz.target import Target, mutate_bytes, mutate_json
 
@@ -20,8 +24,8 @@ JOB = "team/mnist/1234"
 _FACTS: dict[str, Any] = {"slots": 2, "name": "feeder-0"}
 
 
-def _client() -> sockets.ClientHandshake:
-    return sockets.ClientHandshake(KEY, role="sidecar", name="trainer-0", job=JOB, facts=_FACTS)
+def _client() -> ClientHandshake:
+    return ClientHandshake(KEY, role="sidecar", name="trainer-0", job=JOB, facts=_FACTS)
 
 
 def _same_nonces() -> AbstractContextManager[object]:
@@ -32,7 +36,7 @@ def _same_nonces() -> AbstractContextManager[object]:
 def _dialogue() -> tuple[bytes, bytes, bytes]:
     """The three messages of one handshake."""
     with _same_nonces():
-        client, server = _client(), sockets.ServerHandshake(KEY, job=JOB, facts=_FACTS)
+        client, server = _client(), ServerHandshake(KEY, job=JOB, facts=_FACTS)
         reply = client.receive(server.greeting)
         return server.greeting, reply, server.receive(reply)
 
@@ -51,27 +55,25 @@ def _greeting(data: bytes) -> None:
     with _same_nonces():
         client = _client()
         if b'"protocol"' not in data:
-            client.receive(sockets.ServerHandshake(KEY, job=JOB).greeting)
+            client.receive(ServerHandshake(KEY, job=JOB).greeting)
         client.receive(_framed(data))
 
 
 def _answer(data: bytes) -> None:
     """A stranger connects to us."""
     with _same_nonces():
-        sockets.ServerHandshake(KEY, job=JOB, facts=_FACTS).receive(_framed(data))
+        ServerHandshake(KEY, job=JOB, facts=_FACTS).receive(_framed(data))
 
 
 def _stream(data: bytes) -> None:
     """Bytes without a right length, in two pieces."""
     middle = len(data) // 2
     with _same_nonces():
-        handshake = _client() if b'"oldest"' in data else sockets.ServerHandshake(KEY, job=JOB, facts=_FACTS)
+        handshake = _client() if b'"oldest"' in data else ServerHandshake(KEY, job=JOB, facts=_FACTS)
         for piece in (data[:middle], data[middle:]):
             if not handshake.done:
                 handshake.receive(piece)
-                assert (
-                    handshake.done or 0 <= handshake.wanted <= sockets.MAX_HELLO_NBYTES + sockets.LENGTH.size
-                )
+                assert handshake.done or 0 <= handshake.wanted <= MAX_HELLO_NBYTES + sockets.LENGTH.size
 
 
 def _packets(data: bytes) -> None:
@@ -128,6 +130,28 @@ def _statuses() -> Sequence[bytes]:
     ]
 
 
+def _provider_answer(data: bytes) -> None:
+    answer = link.parse(data)
+    link.failure(answer)
+    for field, read in _READERS.items():
+        if field in answer:
+            read(answer)
+
+
+def _provider_answers() -> Sequence[bytes]:
+    why = Why(1, supervision.Cause.NO_ROOM, "no node has room", dead=False, host="10.0.0.1")
+    full = [link.hello("s", {"version": "2.60.0"}), {"found": [0, 1]}, {"done": True}, link.error("no")]
+    parts = [*link.late_parts([why]), *link.memory_parts({"10.0.0.1": "it ran out"})]
+    return [link.pack(one)[link.LENGTH.size :] for one in (*full, *parts)]
+
+
+_READERS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "session": link.read_hello,
+    "found": link.read_found,
+    "done": link.read_done,
+    "late": lambda answer: link.LateReader([0, 1]).add(answer),
+    "memory": lambda answer: link.MemoryReader().add(answer),
+}
 _REFUSED = (RemoteProtocolError,)
 _UNKNOWN = (RemoteProtocolError, AuthError)
 TARGETS = (
@@ -137,7 +161,7 @@ TARGETS = (
         seeds=lambda: [_texts(_dialogue()[0]), _texts(_dialogue()[2]), b'{"error":"no"}'],
         declared=_UNKNOWN,
         mutate=mutate_json,
-        max_nbytes=sockets.MAX_HELLO_NBYTES,
+        max_nbytes=MAX_HELLO_NBYTES,
     ),
     Target(
         name="handshake-server",
@@ -145,7 +169,7 @@ TARGETS = (
         seeds=lambda: [_texts(_dialogue()[1])],
         declared=_UNKNOWN,
         mutate=mutate_json,
-        max_nbytes=sockets.MAX_HELLO_NBYTES,
+        max_nbytes=MAX_HELLO_NBYTES,
     ),
     Target(
         name="handshake-streams",
@@ -160,6 +184,13 @@ TARGETS = (
         parse=lambda data: sockets.parse_address(data.decode("utf-8", "replace")),
         seeds=lambda: [b"10.0.0.1:6400", b"[::1]:80"],
         declared=(ValueError,),
+    ),
+    Target(
+        name="provider-answers",
+        parse=_provider_answer,
+        seeds=_provider_answers,
+        declared=_REFUSED,
+        mutate=mutate_json,
     ),
     Target(name="supervisor-status", parse=_status, seeds=_statuses, declared=_REFUSED, mutate=mutate_json),
 )

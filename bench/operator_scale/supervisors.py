@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from dataloaderjob.core import keys, sockets
+from dataloaderjob.core import handshake, keys, sockets
 from dataloaderjob.core.errors import AuthError, DataLoaderJobError, RemoteProtocolError
 from dataloaderjob.core.seals import Seals
 from dataloaderjob_operator import names
@@ -126,19 +126,19 @@ class Supervisors:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[Job, Seals | None]:
         """Performs the accepting side of the handshake. Raises AuthError for a peer without the job's key."""
-        first = sockets.new_challenge()
+        first = handshake.new_challenge()
         writer.write(sockets.pack_message(first))
         hello = await _receive(reader, None)
         name = str(hello.get("job"))
         try:
             uid = name.rpartition("/")[2]
             found = keys.of_job(names.job_key(self._root_key, uid))
-            last = sockets.accept_answer(found, first, hello, job=name, facts={})
+            last = handshake.accept_answer(found, first, hello, job=name, facts={})
         except (AuthError, ValueError) as exc:
             writer.write(sockets.pack_message({"error": str(exc)}))
             raise
         writer.write(sockets.pack_message(last))
-        seals = sockets.seals_after(found, first, hello, accepted=True)
+        seals = handshake.seals_after(found, first, hello, accepted=True)
         now = time.monotonic()
         return self.jobs.setdefault(name, Job(name, self._feeders, self._mode, now)), seals
 

@@ -63,6 +63,11 @@ def longest_gap_s(of: Job, begin: datetime, end: datetime) -> float:
     moments of this machine's clock, which is the nodes' too."""
     (pod,) = of.pods(TRAINER)
     log = of.cluster.logs(pod["metadata"]["name"], of.namespace, "trainer", "--timestamps")
+    return longest_silence_s(log, begin, end)
+
+
+def longest_silence_s(log: str, begin: datetime, end: datetime) -> float:
+    """The longest time without a line of a log with timestamps, between two moments."""
     times = (datetime.fromisoformat(line.split()[0]) for line in log.splitlines())
     within = [begin, *(moment for moment in times if begin < moment < end), end]
     return max((later - earlier).total_seconds() for earlier, later in pairwise(within))

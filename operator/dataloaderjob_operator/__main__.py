@@ -31,6 +31,7 @@ from dataloaderjob_operator.observe import watch
 from dataloaderjob_operator.observe.attached_pods import AttachedPods
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.followed_objects import FollowedObjects
+from dataloaderjob_operator.observe.ray_clusters import RayClusters
 from dataloaderjob_operator.observe.refused_pods import RefusedPods
 from dataloaderjob_operator.observe.requests import Requests
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
@@ -125,6 +126,8 @@ async def reconcile_all(
     )
     lookup = reconciler.lookup = EventLookup(client, work.add)
     followed = reconciler.followed = FollowedObjects(client, work.add)
+    clusters = RayClusters(client, work.add, domain=setup.cluster_domain)
+    reconciler.ray_clusters = clusters
     refused = reconciler.refused_pods = RefusedPods(client, cache, setup, reconciler.recorder.send)
     attached = reconciler.attached = AttachedPods(client, lambda key: pods(key), options.namespaces)
     health.remark = reconciler.cannot_write
@@ -166,7 +169,7 @@ async def reconcile_all(
     loops = {
         "work": work.run(), "supervisors": poller.run(), "event lookups": lookup.run(),
         "attached pods": attached.run(), "followed objects": followed.run(), "refused pods": refused.run(),
-        "autoscalers": scalers.run(), "pulse": pulse(metrics),
+        "Ray clusters": clusters.run(), "autoscalers": scalers.run(), "pulse": pulse(metrics),
         "sweeps": watch.keep_sweeping(client, cache, work.add, options.namespaces, requests),
     }  # fmt: skip
     health.tasks += [asyncio.create_task(loop, name=name) for name, loop in loops.items()]

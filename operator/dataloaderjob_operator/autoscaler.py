@@ -1,8 +1,8 @@
 """Scales the feeders of jobs with `autoscaling.mode: Auto`, through the scale subresource as `kubectl scale` does.
 
-The policy is pure (`dataloaderjob.core.autoscaling`). Its memory is this process's: after a restart of the operator it
-starts over, and takes some minutes before it removes feeders. A job that a HorizontalPodAutoscaler targets is left
-alone.
+The policy is pure (`dataloaderjob.core.autoscaling`). Its state lives in this process: after a restart of the
+operator, the policy starts over and removes no feeders for some minutes. A job that a HorizontalPodAutoscaler
+targets is left alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 TICK_S = 2.0
 CHECK_S = 60.0
 """Interval between two lists of a namespace's HorizontalPodAutoscalers."""
-CANNOT_CHECK = "cannot list HorizontalPodAutoscalers, so that the job may have one"
+CANNOT_CHECK = "cannot list HorizontalPodAutoscalers, so one may be scaling this job"
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Job:
 
 
 class Autoscalers:
-    """The policies of all jobs in mode Auto. `run` acts until it is cancelled."""
+    """The policies of all jobs in `Auto` mode. `run` acts until it is cancelled."""
 
     def __init__(
         self,
@@ -56,10 +56,11 @@ class Autoscalers:
         self._clock = clock
         self._jobs: dict[JobKey, _Job] = {}
         self._others: dict[str, tuple[float, Mapping[str, str] | None]] = {}
-        """Last list of each namespace: its time, and the autoscaler of each job; None if the list was refused."""
+        """The last list of each namespace: its time, and the autoscaler of each job; None if the request was
+        refused."""
 
     def want(self, key: JobKey, target: ScalingTarget | None) -> None:
-        """Sets what a job looks like now; None: it is not to be scaled."""
+        """Sets the job's current state; None: the job must not be scaled."""
         if target is None:
             self._jobs.pop(key, None)
         elif (job := self._jobs.get(key)) is None:
@@ -76,7 +77,7 @@ class Autoscalers:
             await asyncio.sleep(TICK_S)
 
     async def tick(self) -> None:
-        """Does what is due."""
+        """Evaluates the policies that are due."""
         for key, job in list(self._jobs.items()):
             now = self._clock()
             if job.due > now:

@@ -38,7 +38,7 @@ class _Given:
 def cached_by_job(
     make: Callable[Concatenate[DataLoaderJob, P], R],
 ) -> Callable[Concatenate[DataLoaderJob, P], R]:
-    """Caches results of `make` for the RECENT jobs that were asked for last. Callers must not modify them.
+    """Caches results of `make` for the RECENT jobs used last. Callers must not modify them.
 
     Arguments after the job are positional, and are compared.
     """

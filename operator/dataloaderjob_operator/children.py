@@ -64,7 +64,7 @@ class ChildWriter:
     secrets: JobSecrets = field(init=False)
     refusals: dict[JobKey, dict[Key, Refusal]] = field(default_factory=dict)
     fitting: dict[JobKey, dict[Key, tuple[str, str]]] = field(default_factory=dict)
-    """Children that need no write, each with its version and the hash of the manifest that it fits."""
+    """Children that need no write, each with its version and the hash of the manifest that it matches."""
 
     def __post_init__(self) -> None:
         self.secrets = JobSecrets(self.api)
@@ -76,7 +76,7 @@ class ChildWriter:
         self.secrets.forget(key)
 
     def refused(self, key: JobKey) -> str:
-        """Returns the message about the first refused child, for the user; empty if there is none."""
+        """Returns the message about the first refused child, for the user; empty if no child is refused."""
         found = self.refusals.get(key, {}).values()
         return next((refusal.text for refusal in found if refusal.reported), "")
 
@@ -162,7 +162,7 @@ class ChildWriter:
         text = refusals.explain(error.message, manifest, job)
         reported = for_good or times >= REPETITIONS
         if reported and (known is None or not known.reported):
-            log.warning("the API server refuses %s %s: %s", *key_of(manifest), error)
+            log.warning("the API server rejected %s %s: %s", *key_of(manifest), error)
         self.refusals[key][key_of(manifest)] = Refusal(text, reported, times)
 
     async def _apply(self, key: JobKey, manifest: Manifest) -> bool:
@@ -204,5 +204,7 @@ class ChildWriter:
 
 
 def _not_ours(child: Key) -> ApiError:
-    text = f"{child[0]} {child[1]} already exists and is not this job's: delete it, or rename the job"
+    text = (
+        f"{child[0]} {child[1]} already exists but does not belong to this job: delete it, or rename the job"
+    )
     return ApiError(409, text, reason=NOT_OURS)

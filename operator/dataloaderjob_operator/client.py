@@ -1,4 +1,4 @@
-"""Requests to the API server, as JSON. The only decision made here is what a response means."""
+"""Requests to the API server, as JSON. This module decides only what a response means."""
 
 from __future__ import annotations
 
@@ -143,14 +143,14 @@ class ApiClient:
                 raise
 
     async def events(self, namespace: str, uid: str) -> Sequence[Manifest]:
-        """Lists the events of one object, MAX_EVENTS at most."""
+        """Lists the events of one object, at most MAX_EVENTS."""
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(MAX_EVENTS)}
         page = await self._request("GET", _path(namespace, "Event"), **query)
         self.metrics.event_lookups.inc()
         return list(page["items"])
 
     async def warnings(self, namespace: str) -> list[Manifest]:
-        """Lists the warnings in a namespace, MAX_WARNINGS at most."""
+        """Lists the warnings in a namespace, at most MAX_WARNINGS."""
         found = list[Manifest]()
         query = {"fieldSelector": "type=Warning", "limit": str(WARNINGS_CHUNK)}
         async for event in self.list(_path(namespace, "Event"), **query):
@@ -181,11 +181,12 @@ class ApiClient:
             query = {**query, "continue": rest}
 
     async def request(self, method: str, path: str, body: Any = None, kind: str = JSON) -> Manifest:
-        """Sends a request about an object that is none of a job's. Returns the object in the response."""
+        """Sends a request about an object that does not belong to a job. Returns the object in the
+        response."""
         return await self._request(method, path, body, kind)
 
     async def get(self, path: str) -> Manifest:
-        """Reads the object at a path, or what the API server lists there."""
+        """Reads the object or the list at a path."""
         return await self._request("GET", path)
 
     async def snapshot(self, path: str, **query: str) -> tuple[Sequence[Manifest], str]:
@@ -218,7 +219,7 @@ class ApiClient:
                     for line in lines:
                         yield _event(line)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
-            raise ApiError(0, f"the API server does not answer GET {path}: {exc!r}") from exc
+            raise ApiError(0, f"the API server did not answer GET {path}: {exc!r}") from exc
 
     async def _apply(self, verb: str, manifest: Manifest, *, below: str = "", **query: str) -> Manifest:
         """Applies an object. `below`: the subresource, such as /status."""
@@ -242,7 +243,7 @@ class ApiClient:
             async with self.gate.passing():
                 return await self._request(method, path, body, kind, **query)
         except TimeoutError as exc:
-            raise ApiError(0, f"gave up {method} {path}: the operator could not renew its Lease") from exc
+            raise ApiError(0, f"abandoned {method} {path}: the operator could not renew its Lease") from exc
 
     def _count(self, kind: str, verb: str) -> None:
         self.writes += 1
@@ -261,7 +262,7 @@ class ApiClient:
             response = await self.api.call_api(verb, url, headers, data, _request_timeout=TIMEOUT_S)
             text = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            raise ApiError(0, f"the API server does not answer {method} {path}: {exc!r}") from exc
+            raise ApiError(0, f"the API server did not answer {method} {path}: {exc!r}") from exc
         if response.status >= 400:
             wait_s = _seconds(response.getheaders().get("Retry-After"))
             raise ApiError(response.status, _message(text), wait_s, _field(text, "reason") or "")

@@ -1,4 +1,5 @@
-"""Leader election: of several operators, only the one that holds a Lease in their namespace works.
+"""Leader election: if there are several operators, only the one that holds the Lease in their namespace is
+active.
 
 The client library implements the protocol: who holds the Lease, and for how long without a renewal. This module adds
 the rest. A request that hangs or fails counts as a failed attempt. An operator that exits releases the Lease, so that
@@ -30,7 +31,8 @@ from dataloaderjob_operator.write_gate import WriteGate
 log = logging.getLogger(__name__)
 
 LOST = 3
-"""Exit code of an operator that lost its Lease; its container is restarted and stands by."""
+"""Exit code of an operator that lost its Lease; its container is restarted, and the operator goes on
+standby."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,9 @@ class Timing:
         """Raises ValueError for times with which two operators, or none, might work."""
         if not self.lease_s > self.renew_s > 2 * self.retry_s >= 2:
             raise ValueError(
-                f"the lease must be longer than the renew deadline, the deadline longer than twice the retry interval, "
-                f"and the interval at least 1 s, found lease {self.lease_s}, renew {self.renew_s:g}, "
-                f"retry {self.retry_s:g}"
+                "the lease must be longer than the renew deadline, the deadline longer than twice the "
+                f"retry interval, and the interval at least 1 s, but they are: lease {self.lease_s}, renew "
+                f"deadline {self.renew_s:g}, retry interval {self.retry_s:g}"
             )
 
 
@@ -107,7 +109,7 @@ async def leading(
     log.info("%s is waiting for the Lease %s/%s", candidate.identity, candidate.namespace, candidate.lease)
     while not await _attempt(election, timing):
         await asyncio.sleep(timing.retry_s)
-    log.info("%s holds the Lease and starts to work", candidate.identity)
+    log.info("%s acquired the Lease and starts work", candidate.identity)
     leads(True)
     renewing = asyncio.create_task(_Term(election, candidate, gate, leads).keep(lost), name="lease")
     try:
@@ -138,7 +140,7 @@ class _Term:
                 renewed_at = await self._renewed(renewed_at + timing.renew_s) or await self._regained()
             holder = _holder(self.election)
             whose = (
-                "was held by another operator meanwhile, or was recreated"
+                "was held by another operator in the meantime, or was recreated"
                 if renewed_at is not None
                 else f"is now held by {holder}"
             )
@@ -181,7 +183,7 @@ class _Term:
         before = self._acquired_at()
         began = await self._got()
         if began is not None and self._acquired_at() == before:  # else another operator held and released it
-            log.info("the Lease %s is renewed; this operator resumes its work", self.candidate.lease)
+            log.info("the Lease %s was renewed; this operator resumes its work", self.candidate.lease)
             self.gate.open()
             self.leads(True)
         return began

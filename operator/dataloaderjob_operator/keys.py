@@ -67,7 +67,11 @@ async def root_key(client: ApiClient, namespace: str, name: str) -> Roots:
     while True:
         try:
             if await client.create(made):
-                log.info("created the root key of all jobs' keys: Secret %s/%s", namespace, name)
+                log.info(
+                    "created the root key, from which all jobs' keys are derived: Secret %s/%s",
+                    namespace,
+                    name,
+                )
                 return _decoded(made, namespace, name)
             found = await client.read(namespace, ("Secret", name))
             if found is not None:  # else it was deleted in between
@@ -94,10 +98,10 @@ def _decoded(secret: Manifest, namespace: str, name: str) -> Roots:
         for root in roots:
             names.check_root(root)
     except (KeyError, binascii.Error, ValueError) as exc:
-        why = f"it has no {ROOT_FIELD}" if isinstance(exc, KeyError) else str(exc)
+        why = f"it has no field {ROOT_FIELD}" if isinstance(exc, KeyError) else str(exc)
         raise NoRootKey(
-            f"Secret {namespace}/{name} holds no valid root key: {why}; delete it to have one created, or "
-            f"write at least {names.ROOT_NBYTES} random bytes to {ROOT_FIELD}"
+            f"Secret {namespace}/{name} holds no valid root key: {why}; delete it so that the operator "
+            f"creates one, or write at least {names.ROOT_NBYTES} random bytes to {ROOT_FIELD}"
         ) from exc
     return Roots(*roots)
 

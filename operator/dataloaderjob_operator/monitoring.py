@@ -165,18 +165,17 @@ class Metrics:
         gauge = partial(Gauge, namespace=PREFIX, registry=made)
         histogram = partial(Histogram, namespace=PREFIX, registry=made, buckets=SECONDS)
         self.reconciles = counter("reconciles", "Reconciles of a job.")
-        self.reconcile_errors = counter(
-            "reconcile_errors", "Reconciles that failed, by kind of error.", ["kind"]
-        )
+        self.reconcile_errors = counter("reconcile_errors", "Failed reconciles, by kind of error.", ["kind"])
         self.reconcile_duration = histogram(
             "reconcile_duration_seconds", "Duration of a reconcile, including its writes."
         )
         self.queue_depth = gauge(
             "queue_depth",
-            "Jobs that are due for a reconcile and are waiting for a worker. If it stays above 0, raise --workers.",
+            "Jobs that are due for a reconcile and waiting for a worker. If this stays above 0, raise "
+            "--workers.",
         )
         self.queue_latency = histogram(
-            "queue_latency_seconds", "Time that jobs waited for a worker after they were due."
+            "queue_latency_seconds", "Time that jobs waited for a worker after becoming due."
         )
         self.api_writes = counter(
             "api_writes",
@@ -184,25 +183,25 @@ class Metrics:
             ["kind", "verb"],
         )
         self.event_lookups = counter(
-            "event_lookups", "Requests for the events of one object, made only while a job is held up."
+            "event_lookups", "Requests for the events of one object, sent only while a job is held up."
         )
         self.loop_lag = gauge(
             "loop_lag_seconds", "Delay of the event loop's last wake-up, measured every second."
         )
         self.watches = gauge(
             "watches",
-            "Open watches, judged by their last request: one for each kind of object, in each namespace if some are "
-            "named. A watch whose last request failed does not count.",
+            "Open watches: one for each kind of object, or one for each kind and namespace if --namespace "
+            "is given. A watch whose last request failed does not count.",
         )
         self.statuses_unwritten = gauge(
             "statuses_unwritten",
-            "Jobs whose last status write failed: kubectl shows an outdated status for them.",
+            "Jobs whose last status write failed, so that kubectl shows an outdated status for them.",
         )
         self.leader = gauge(
             "leader",
-            "Leadership: 1 for the operator that holds the Lease, 0 for one that stands by.",
+            "Leadership: 1 for the operator that holds the Lease, 0 for one on standby.",
         )
-        self.build = Info("build", "Versions of the operator; always 1.", namespace=PREFIX, registry=made)
+        self.build = Info("build", "Version of the operator; always 1.", namespace=PREFIX, registry=made)
         ProcessCollector(namespace=PREFIX, registry=made)
         self._received: dict[str, float] = {}
 

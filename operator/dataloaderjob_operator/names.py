@@ -126,7 +126,7 @@ def metadata(
     """Makes the name, namespace, labels, annotations and owner of a child. Raises ValueError for a job that is not on a
     cluster."""
     if not job.metadata.uid or not job.metadata.namespace:
-        raise ValueError(f"job {job.name} has no uid or namespace: it is not on a cluster")
+        raise ValueError(f"job {job.name} has no uid or namespace, because it is not on a cluster")
     return {
         "name": name,
         "namespace": job.metadata.namespace,
@@ -156,12 +156,12 @@ def ray_token(root: bytes, uid: str) -> str:
 def check_root(root: bytes) -> None:
     """Raises ValueError if a root key is too short."""
     if len(root) < ROOT_NBYTES:
-        raise ValueError(f"the root key needs at least {ROOT_NBYTES} bytes, found {len(root)}")
+        raise ValueError(f"the root key must have at least {ROOT_NBYTES} bytes, but has {len(root)}")
 
 
 def _derive(root: bytes, label: str, uid: str) -> bytes:
     check_root(root)
     if not uid:
-        raise ValueError("a job without a uid has no key: it is not on a cluster")
+        raise ValueError("a job without a uid is not on a cluster and has no key")
     key = hashlib.sha256(root).digest()  # else HMAC pads a short root with zeros: two roots could be alike
     return hmac.new(key, f"dataloaderjob/{label}/{uid}".encode(), "sha256").digest()

@@ -61,7 +61,9 @@ def _add_own_pod(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--own-namespace",
-        help="namespace of the operator's pod; jobs' NetworkPolicies let that pod connect to supervisors",
+        help=(
+            "namespace of the operator's pod; jobs' NetworkPolicies allow that pod to connect to supervisors"
+        ),
     )
     parser.add_argument(
         "--own-label",
@@ -77,19 +79,23 @@ def _add_root_key(parser: argparse.ArgumentParser) -> None:
     root.add_argument(
         "--root-key-secret",
         metavar="NAME",
-        help="Secret in --own-namespace with the key from which jobs' keys are derived, created if it is missing; "
-        "this or --root-key is required",
+        help=(
+            "Secret in --own-namespace with the key from which jobs' keys are derived, created if missing; "
+            "this or --root-key is required"
+        ),
     )
     root.add_argument(
         "--root-key",
         type=Path,
-        help=f"file with that key instead of a Secret, at least {names.ROOT_NBYTES} bytes",
+        help=f"file with that key, at least {names.ROOT_NBYTES} bytes, instead of a Secret",
     )
     parser.add_argument(
         "--previous-root-key",
         type=Path,
-        help="file with the key before the one in --root-key, for jobs that started with it; a Secret has it in its "
-        "field `previous`",
+        help=(
+            "file with the predecessor of the key in --root-key, for jobs that started with it; a Secret "
+            "has it in its field `previous`"
+        ),
     )
 
 
@@ -97,21 +103,21 @@ def _add_lease(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lease",
         metavar="NAME",
-        help="Lease in --own-namespace; of several operators, only the one that holds it works",
+        help="Lease in --own-namespace; if several operators share it, only the holder is active",
     )
     parser.add_argument(
         "--identity",
         metavar="NAME",
-        help="name of this operator in the Lease, such as its pod's name (default: a unique name)",
+        help="this operator's name in the Lease, such as its pod's name (default: a unique name)",
     )
     default = election.Timing()
     parser.add_argument(
         "--lease-seconds", type=int, default=default.lease_s,
-        help="time without a renewal after which another operator takes the Lease",
+        help="time without a renewal after which another operator may take the Lease",
     )  # fmt: skip
     parser.add_argument(
         "--lease-renew-seconds", type=float, default=default.renew_s,
-        help="time after which an operator that cannot renew the Lease writes nothing until it can",
+        help="time after which an operator that cannot renew the Lease stops writing until it can",
     )  # fmt: skip
     parser.add_argument(
         "--lease-retry-seconds", type=float, default=default.retry_s,
@@ -120,32 +126,39 @@ def _add_lease(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_jobs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sidecar-image", required=True, help="sidecar image for manifests that name none")
+    parser.add_argument(
+        "--sidecar-image", required=True, help="sidecar image for manifests that do not name one"
+    )
     parser.add_argument(
         "--sidecar-pull-secret",
         action="append",
         default=[],
         metavar="NAME",
-        help="pull secret for that image in the namespace of each job; may be repeated",
+        help="pull secret for that image in each job's namespace; may be repeated",
     )
     parser.add_argument(
         "--metrics-from",
         type=_peers,
         default=(),
         metavar="JSON",
-        help="list of NetworkPolicy peers that may collect the metrics of jobs' sidecars (default: nobody)",
+        help="JSON list of NetworkPolicy peers that may scrape the metrics of jobs' sidecars (default: none)",
     )
     parser.add_argument(
         "--fs-group",
         type=_group,
         default=USER,
         metavar="NUMBER",
-        help="fsGroup of pods whose template sets none; none leaves it to the namespace, as on OpenShift",
+        help=(
+            'fsGroup for pods whose template does not set one; "none" leaves it to the namespace, as on '
+            "OpenShift"
+        ),
     )
     parser.add_argument(
         "--managed-by", metavar="NAME", default="",
-        help="run only jobs with this spec.managedBy, such as example.com/canary, next to another operator "
-        "(default: jobs that name none)",
+        help=(
+            "run only jobs with this spec.managedBy, such as example.com/canary, alongside another "
+            "operator (default: jobs without one)"
+        ),
     )  # fmt: skip
     parser.add_argument(
         "--cluster-domain",
@@ -154,9 +167,7 @@ def _add_jobs(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_process(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workers", type=int, default=32, help="number of jobs to reconcile at the same time"
-    )
+    parser.add_argument("--workers", type=int, default=32, help="number of jobs to reconcile concurrently")
     parser.add_argument(
         "--resync-seconds",
         type=_seconds,
@@ -167,7 +178,7 @@ def _add_process(parser: argparse.ArgumentParser) -> None:
         "--metrics-port",
         type=int,
         default=METRICS_PORT,
-        help="port of /metrics, /healthz and /readyz; 0 serves none of them",
+        help="port of /metrics, /healthz and /readyz; 0 disables them",
     )
     parser.add_argument(
         "--log-format", type=LogFormat, choices=list(LogFormat), default=LogFormat.TEXT,
@@ -180,7 +191,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     found = parser.parse_args(arguments)
     if (found.root_key_secret or found.lease) and not found.own_namespace:
         parser.error(
-            "--root-key-secret and --lease require --own-namespace NAME, which holds Secret and Lease"
+            "--root-key-secret and --lease require --own-namespace NAME, the namespace of the Secret and "
+            "the Lease"
         )
     try:
         timing = election.Timing(found.lease_seconds, found.lease_renew_seconds, found.lease_retry_seconds)
@@ -215,7 +227,7 @@ def _seconds(text: str) -> float:
     """Parses an interval. Raises ArgumentTypeError if it is not from 1 second to a day."""
     found = float(text)
     if not 1.0 <= found <= 86_400.0:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 second and a day (86400)")
+        raise argparse.ArgumentTypeError(f"expected 1 to 86400 seconds (a day), got {text}")
     return found
 
 
@@ -225,10 +237,12 @@ def _peers(text: str) -> tuple[dict[str, Any], ...]:
     try:
         found = json.loads(text)
     except ValueError as exc:
-        raise argparse.ArgumentTypeError(f"expected a JSON list of peers, found {text}: {exc}") from exc
+        raise argparse.ArgumentTypeError(f"expected a JSON list of peers, got {text}: {exc}") from exc
     known = {"podSelector", "namespaceSelector", "ipBlock"}
     if not isinstance(found, list) or not all(isinstance(p, dict) and p and p.keys() <= known for p in found):
-        raise argparse.ArgumentTypeError(f"expected a list of peers with {sorted(known)}, found {text}")
+        raise argparse.ArgumentTypeError(
+            f"expected a list of peers with fields out of {sorted(known)}, got {text}"
+        )
     return tuple(found)
 
 
@@ -237,7 +251,7 @@ def _group(text: str) -> int | None:
     if text == "none":
         return None
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text} is neither a group ID nor none")
+        raise argparse.ArgumentTypeError(f'expected a group ID or "none", got {text}')
     return int(text)
 
 

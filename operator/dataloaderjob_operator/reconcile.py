@@ -25,19 +25,21 @@ from dataloaderjob.api.status import DataLoaderJobStatus
 from dataloaderjob_operator.autoscaler import Autoscalers
 from dataloaderjob_operator.children import NOT_NOW, ChildWriter
 from dataloaderjob_operator.client import ApiClient, ApiError
-from dataloaderjob_operator.decide import attached, conditions, events
+from dataloaderjob_operator.decide import conditions, events
 from dataloaderjob_operator.decide.decision import WORKLOADS, Decision, decide, not_understood
 from dataloaderjob_operator.decide.health import ConditionState
 from dataloaderjob_operator.decide.observed import Observed
-from dataloaderjob_operator.kinds import covers
+from dataloaderjob_operator.kinds import Manifest, covers
 from dataloaderjob_operator.monitoring import ErrorKind, Metrics, add_log_fields
 from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.observe.attached_pods import AttachedPods
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.observe.followed_objects import FollowedObjects
+from dataloaderjob_operator.observe.ray_clusters import RayClusters
 from dataloaderjob_operator.observe.refused_pods import RefusedPods
 from dataloaderjob_operator.observe.supervisor_poller import SupervisorPoller
 from dataloaderjob_operator.observe.watch import EventLookup
+from dataloaderjob_operator.pod_reports import PodReports
 from dataloaderjob_operator.recorder import EventRecorder
 from dataloaderjob_operator.workqueue import NEVER
 
@@ -101,15 +103,17 @@ class Reconciler:
     """None: no pod is attached to any job."""
     followed: FollowedObjects | None = None
     """None: no job follows an object."""
+    ray_clusters: RayClusters | None = None
+    """None: no RayCluster is looked up."""
     refused_pods: RefusedPods | None = None
     """None: refusals of labelled pods are not reported."""
-    attached_pods: dict[JobKey, dict[str, events.AttachedPod]] = field(default_factory=dict)
-    """The attached pods with a sidecar at the last reconcile, by uid."""
     recorder: EventRecorder = field(init=False)
+    reports: PodReports = field(init=False)
     children: ChildWriter = field(init=False)
 
     def __post_init__(self) -> None:
         self.recorder = EventRecorder(self.api, self.now)
+        self.reports = PodReports(self.recorder)
         self.children = ChildWriter(self.api, self.cache)
         self.metrics.statuses_unwritten.set_function(lambda: len(self.unwritten))
 
@@ -117,7 +121,6 @@ class Reconciler:
         """Drops all state of a job that is gone."""
         kept: tuple[dict[JobKey, Any], ...] = (
             self.uids, self.refused_texts, self.written_at, self.metrics_at, self.unwritten, self.bugs,
-            self.attached_pods,
         )  # fmt: skip
         for known in kept:
             known.pop(key, None)
@@ -125,11 +128,14 @@ class Reconciler:
         if self.autoscalers is not None:
             self.autoscalers.want(key, None)
         self.recorder.forget(key)
+        self.reports.forget(key)
         self.children.forget(key)
         if self.lookup is not None:
             self.lookup.forget(key)
         if self.followed is not None:
             self.followed.want(key, None)
+        if self.ray_clusters is not None:
+            self.ray_clusters.want(key, None)
         if self.refused_pods is not None:
             self.refused_pods.want(key, False)
 
@@ -167,7 +173,9 @@ class Reconciler:
         observed = self.cache.observed(key)
         if observed is None:
             self.forget(key)
-            return NEVER
+            if self.setup.managed_by:  # of several operators, only the default one reports pods without a job
+                return NEVER
+            return await self.reports.report_missing(key, self._labelled(key))
         uid = observed.job.metadata.uid or ""
         if self.uids.setdefault(key, uid) != uid:  # the kept state belongs to an earlier job of this name
             self.forget(key)
@@ -187,12 +195,14 @@ class Reconciler:
             self.lookup.request(key, decision.event_queries)
         if self.followed is not None:
             self.followed.want(key, decision.follow)
+        if self.ray_clusters is not None:
+            self.ray_clusters.want(key, decision.ray_cluster)
         if self.refused_pods is not None:
             self.refused_pods.want(key, observed.job.spec.trainers.attached)
         if observed.doubts:
             doubted = events.unknown_fields(observed.doubts, observed.generation)
             await self.recorder.remark(key, observed.job.metadata, doubted)
-        await self._report_pods(key, observed)
+        await self.reports.report(key, observed, self._labelled(key))
         wrote = await self._execute(key, observed, decision)
         if decision.bug is not None:
             self._note_bug(key, decision.bug)
@@ -202,22 +212,6 @@ class Reconciler:
             return 0.0  # reconcile again at once, so that the status drops the message
         waits = AFTER_WRITE_S if wrote else None, decision.requeue_after_s
         return min((wait for wait in waits if wait is not None), default=None)
-
-    async def _report_pods(self, key: JobKey, observed: Observed) -> None:
-        """Sends events about pods that attached or left since the last reconcile. At its first reconcile, an operator
-        does not know which pods are new."""
-        if not observed.job.spec.trainers.attached:
-            return
-        there = {
-            str(pod["metadata"].get("uid")): events.attached_pod(pod)
-            for pod in attached.with_sidecar(observed)
-        }
-        before = self.attached_pods.get(key)
-        self.attached_pods[key] = there
-        if before is None:
-            before = {} if observed.status.start_time is None else there
-        for event in events.of_pods(key[1], before, there):
-            await self.recorder.send(key, observed.job.metadata, event)
 
     def _note_bug(self, key: JobKey, error: Exception) -> None:
         """Counts an internal error and logs its traceback once."""
@@ -236,9 +230,14 @@ class Reconciler:
             scaling=None if self.autoscalers is None else self.autoscalers.report(key),
             written_at=self.written_at.get(key), metrics_at=self.metrics_at.get(key),
             event_troubles={} if self.lookup is None else self.lookup.found(key),
-            attached=self.attached.of(key) if self.attached and observed.job.spec.trainers.attached else (),
+            attached=self._labelled(key) if observed.job.spec.trainers.attached else (),
             followed=None if self.followed is None else self.followed.found(key),
+            ray_cluster=None if self.ray_clusters is None else self.ray_clusters.found(key),
         )  # fmt: skip
+
+    def _labelled(self, key: JobKey) -> tuple[Manifest, ...]:
+        """Returns the pods whose label names a job."""
+        return () if self.attached is None else self.attached.of(key)
 
     async def _execute(self, key: JobKey, observed: Observed, decision: Decision) -> bool:
         """Carries out a decision. Returns True if anything was written that may lead to further changes."""
@@ -299,7 +298,7 @@ class Reconciler:
             if exc.code not in FOR_TEXT or not texts:
                 raise
             log.error(
-                "the API server refuses the status's texts; writing the status without them: %s; %a",
+                "the API server rejected the texts of the status; writing it without them: %s; %a",
                 exc,
                 sorted(texts),
             )
@@ -339,8 +338,8 @@ class Reconciler:
         if not found or self.undeclared.get(place, 0.0) > now:
             return False
         log.error(
-            "the CustomResourceDefinition is from another release than this operator: it does not declare status.%s,"
-            " which is left out; install the definition of the operator's own chart", found.group(1),
+            "the CustomResourceDefinition is from a different release than this operator: it does not "
+            "declare status.%s, which is omitted; install the definition from the operator's own chart", found.group(1),
         )  # fmt: skip
         self.undeclared[place] = now + UNDECLARED_S
         return True

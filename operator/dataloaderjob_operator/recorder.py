@@ -1,5 +1,5 @@
-"""Sends the events of jobs. Sending never fails and takes a few seconds at most. An event that cannot be sent is lost,
-but the status contains the same information."""
+"""Sends the events of jobs. Sending never fails and takes at most a few seconds. An event that cannot be sent
+is lost, but the status contains the same information."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class EventRecorder:
                 await self.api.create_event(events.manifest(event, about, self.now(), self.host))
         except (ApiError, TimeoutError) as exc:
             log.warning(
-                "cannot send the event %s: %s", event.reason, exc or f"no answer in {TIMEOUT_S:.0f} s"
+                "cannot send the event %s: %s", event.reason, exc or f"no answer within {TIMEOUT_S:.0f} s"
             )
 
     def forget(self, key: JobKey) -> None:

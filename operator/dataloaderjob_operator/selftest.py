@@ -110,18 +110,21 @@ async def _run(job: Manifest, timeout_s: float) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="dataloaderjob_operator.selftest", description="Tries one job.")
-    parser.add_argument("--job", type=Path, required=True, help="file with its manifest")
+    parser = argparse.ArgumentParser(
+        prog="dataloaderjob_operator.selftest",
+        description="Applies one test job and waits until it is Complete.",
+    )
+    parser.add_argument("--job", type=Path, required=True, help="file with the job's manifest")
     parser.add_argument("--timeout-seconds", type=float, default=280.0)
     options = parser.parse_args()
     try:
         job = yaml.safe_load(options.job.read_text())
         if not parse_object(job).metadata.namespace:
-            _say("metadata.namespace: found nothing; use the namespace in which to try the job")
+            _say("metadata.namespace: found nothing; use the namespace in which to run the test job")
             return 2
         return 0 if asyncio.run(_run(job, options.timeout_seconds)) else 1
     except (OSError, yaml.YAMLError, ManifestError, ApiError) as exc:
-        _say(f"cannot try the job: {exc}")
+        _say(f"cannot run the test job: {exc}")
         return 2
 
 

@@ -80,7 +80,7 @@ def __getattr__(name: str) -> object:
         except ModuleNotFoundError as exc:
             if exc.name != "torch":
                 raise
-            message = f"dataloaderjob.{name} needs torch>=2.6, which is not installed: pip install torch"
+            message = f"dataloaderjob.{name} requires torch>=2.6, which is not installed: pip install torch"
             raise ModuleNotFoundError(message, name="torch") from None
         return getattr(module, name)
     raise AttributeError(f"module 'dataloaderjob' has no attribute {name!r}")

@@ -191,8 +191,8 @@ class _Adopted(DataLoader[Any]):
         """Begins with the epoch after one that another loader resumed, unless the script has set an epoch."""
         if self._resume is not None:
             service.say_once(
-                "the checkpoint was made in an epoch that skip_first_batches had resumed, so the loader begins with "
-                "the next one: call skip_first_batches to resume that epoch"
+                "the checkpoint was saved in an epoch that skip_first_batches had resumed, so the loader "
+                "begins with the next epoch: call skip_first_batches to resume that one"
             )
         self._resume, self._left = None, None
         epoch, prepared = left.state.get("epoch"), self._holder
@@ -242,12 +242,14 @@ def adopt(prepared: _Prepared, *, allow_pickle: bool = False, dataset_id: str | 
     base = getattr(prepared, "base_dataloader", None)
     if base is None or not hasattr(prepared, "use_stateful_dataloader"):
         raise InputError(
-            f"adopt() takes what accelerator.prepare() returned for a DataLoader, found {type(prepared).__name__}"
+            "adopt() takes the object that accelerator.prepare() returned for a DataLoader, got "
+            f"{type(prepared).__name__}"
         )
     if isinstance(base.dataset, IterableDataset):
         raise InputError(
-            "adopt() takes loaders of map-style datasets (__getitem__ and __len__), found an iterable one: use "
-            "dataloaderjob.DataLoader for it, without prepare(), and move its batches to the device yourself"
+            "adopt() takes loaders of map-style datasets (__getitem__ and __len__), got one of an iterable "
+            "dataset: use dataloaderjob.DataLoader for it, without prepare(), and move its batches to the "
+            "device yourself"
         )
     if isinstance(base, _Adopted):
         return prepared
@@ -257,8 +259,9 @@ def adopt(prepared: _Prepared, *, allow_pickle: bool = False, dataset_id: str | 
         sampler = {"batch_sampler": Placing(base.batch_sampler)}
     if not workers:
         service.say_once(
-            "num_workers is 0: this process makes the batches, and a loader that skips some of them, as Hugging Face's "
-            "Trainer does to resume, draws other random numbers; give it workers"
+            "num_workers is 0, so this process makes the batches. A loader that skips some of them, as "
+            "Hugging Face's Trainer does to resume, then draws different random numbers: set num_workers "
+            "to 1 or more"
         )
     ours: _Adopted = _Adopted(
         base.dataset,

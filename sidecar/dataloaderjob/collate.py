@@ -1,4 +1,4 @@
-"""A collate_fn that leaves encoded samples as they are: `keep_bytes`."""
+"""`keep_bytes`, a collate_fn that leaves encoded samples unchanged."""
 
 from __future__ import annotations
 

@@ -54,8 +54,9 @@ class DaliPipeline:
         """Raises InputError for a pipeline that prefetches."""
         if (depth := pipeline.prefetch_queue_depth) != 1:
             raise InputError(
-                f"a DALI pipeline in a device_stage needs prefetch_queue_depth=1, found {depth}: the loader works "
-                "ahead (prefetch_device), and DALI would read batches that the loader has released"
+                f"a DALI pipeline in a device_stage must have prefetch_queue_depth=1, but has {depth}: the "
+                "loader already prefetches (prefetch_device), and DALI would read batches that the loader "
+                "has released"
             )
         pipeline.build()
         self._pipeline, self._turn = pipeline, threading.Lock()

@@ -52,8 +52,9 @@ class RayData(IterableDataset[Any]):
         """
         if not callable(make):
             raise InputError(
-                f"RayData needs a function that makes the ray.data.Dataset, found {type(make).__name__}: a dataset "
-                "that was made here belongs to this process's Ray. Write RayData(lambda: ray.data.read_parquet(...))"
+                f"RayData takes a function that returns the ray.data.Dataset, got {type(make).__name__}: a "
+                "dataset created here belongs to this process's Ray. Write RayData(lambda: "
+                "ray.data.read_parquet(...))"
             )
         self._make = make
         self._batch_size, self._drop_last = batch_size, drop_last
@@ -80,13 +81,13 @@ class RayData(IterableDataset[Any]):
 
 
 def _dataset(make: Callable[[], Any]) -> Any:
-    """The dataset that `make` returns in the job's Ray, set to keep its order. Raises InputError if there is no Ray, or
-    if `make` returns no dataset."""
+    """The dataset that `make` returns in the job's Ray, set to keep its order. Raises InputError if there is
+    no Ray, or if `make` does not return a dataset."""
     try:
         import ray
         import ray.data
     except ImportError as exc:
-        raise InputError(f"RayData needs ray[data] where feeders run: {exc}") from exc
+        raise InputError(f"RayData requires ray[data] in the feeders' environment: {exc}") from exc
     if not ray.is_initialized():
         _connect(ray)
     context = ray.data.DataContext.get_current()
@@ -96,7 +97,8 @@ def _dataset(make: Callable[[], Any]) -> Any:
     made = make()
     if not hasattr(made, "iter_batches"):
         raise InputError(
-            f"RayData needs a function that returns a ray.data.Dataset, it returned {type(made).__name__}"
+            "the function passed to RayData must return a ray.data.Dataset, but returned "
+            f"{type(made).__name__}"
         )
     return made
 
@@ -105,8 +107,9 @@ def _connect(ray: Any) -> None:
     address = os.environ.get("RAY_ADDRESS")
     if address is None:
         raise InputError(
-            "RayData needs the Ray of a job that leaves room for tasks, and num_workers of 1 at least: set "
-            "spec.ray.managed.tasks.cpus in the manifest, and run it on a cluster or by `dataloaderjob run`"
+            "RayData requires a job whose Ray has CPUs for tasks, and num_workers of at least 1: set "
+            "spec.ray.managed.tasks.cpus in the manifest, and run the job on a cluster or with "
+            "`dataloaderjob run`"
         )
     # Ray's workers import what this process can import.
     path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
@@ -115,7 +118,7 @@ def _connect(ray: Any) -> None:
     except ConnectionError as exc:
         # The head may still be starting: raised as an error of the dataset, this would end the epoch.
         sys.stderr.write(
-            f"RayData: the job's Ray at {address} cannot be reached, the slot starts over: {exc}\n"
+            f"RayData: cannot reach the job's Ray at {address}, so the slot starts over: {exc}\n"
         )
         sys.stderr.flush()
         os._exit(EXIT_NO_RAY)

@@ -28,7 +28,10 @@ class FeedersMixin:
     def _with_feeders(self, method: str, *args: Any, **kwargs: Any) -> Any:
         made = getattr(super(), method, None)
         if made is None:
-            raise InputError("FeedersMixin has no Trainer behind it: class MyTrainer(FeedersMixin, Trainer)")
+            raise InputError(
+                "FeedersMixin must be followed by Trainer in the class's bases: class "
+                "MyTrainer(FeedersMixin, Trainer)"
+            )
         loader = made(*args, **kwargs)
         base = getattr(loader, "base_dataloader", None)
         if base is None or (base.batch_sampler is None and base.batch_size is not None):

@@ -84,6 +84,13 @@ class Attached(Operated):
     def feeders(self) -> int:
         return int(self.get("Deployment", "mnist-feeders")["spec"]["replicas"])
 
+    def told(self, pod: str, reason: str) -> list[str]:
+        """The messages of a pod's events with this reason."""
+        query = f"fieldSelector=involvedObject.name={pod},involvedObject.kind=Pod,reason={reason}"
+        return [
+            event["message"] for event in self.server.request("GET", f"{self.path('Event')}?{query}")["items"]
+        ]
+
     def reasons(self) -> set[str]:
         items = self.server.request("GET", self.path("Event"))["items"]
         return {item["reason"] for item in items}
@@ -211,6 +218,23 @@ def test_labelled_pod_without_a_sidecar_is_named(
     assert "pod bare: it has the label" in job.conditions()["SidecarsReady"]["message"]
 
 
+def test_pods_that_no_job_serves_have_an_event_with_the_remedy(server: ApiServer, operator: Operator) -> None:
+    """No webhook and no guard is here, as with injected files."""
+    job = Attached(server)
+    own = manifest({"metadata.name": "own", "metadata.namespace": job.namespace})
+    server.request("POST", job.path(KIND), own)
+    for name, label in {"lost": "nobody", "strange": "own", "fine": "mnist"}.items():
+        job.attach(name, label=label)
+    for name, cause in {"lost": "which does not exist", "strange": "which creates its own trainers"}.items():
+        until(lambda name=name: job.told(name, "NotAttached"), 30, f"an event; its log: {operator.log}")
+        (text,) = job.told(name, "NotAttached")
+        assert cause in text
+        assert text.endswith("or remove the label")
+    assert not job.told("fine", "NotAttached")
+    assert operator.end() == 0
+    assert "Traceback" not in operator.log
+
+
 def test_refused_pods_and_injected_ones_are_reported_where_users_look(
     server: ApiServer, operator: Operator, tmp_path: Path
 ) -> None:
@@ -252,8 +276,8 @@ def test_refused_pods_and_injected_ones_are_reported_where_users_look(
         until(lambda: len(told(uid, "Attached")) == 2, 30, f"the pods; its log: {operator.log}")
         until(lambda: told(owner["uid"], "Injected"), 10, f"the Job's event; its log: {operator.log}")
         (text,) = told(owner["uid"], "Injected")
-        assert (
-            text == "its pods have the sidecar of DataLoaderJob bert, and get their batches from its feeders"
+        assert text == (
+            "its pods have the sidecar of DataLoaderJob bert and receive their batches from its feeders"
         )
         assert len(told(uid, "PodRefused")) == 1
     finally:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from manifests import manifest
 
-from apiserver import ApiServer
+from apiserver import ApiServer, Refused
 from chart import render
 from dataloaderjob.api import parse_object
 from dataloaderjob_operator import objects
@@ -70,6 +70,16 @@ def test_api_server_accepts_all_children(server: ApiServer, changes: dict[str, A
             content_type="application/apply-patch+yaml",
         )  # fmt: skip
         assert made["metadata"]["ownerReferences"] == child["metadata"]["ownerReferences"]
+
+
+def test_api_server_refuses_another_container_named_supervisor(server: ApiServer) -> None:
+    """One that took the place of the operator's would get the job's key."""
+    mine = {"spec.ray.managed.head.template.spec.containers": [{"name": "supervisor", "image": "mine:1"}]}
+    job = parse_object(manifest({"metadata.uid": "u-1", "metadata.namespace": "default", **mine}))
+    (head,) = [child for child in objects.feeding(job, SETUP) if child["metadata"]["name"] == "mnist-head"]
+    path = f"{KINDS['Deployment'].path('default')}/mnist-head?fieldManager=test&force=true&dryRun=All"
+    with pytest.raises(Refused, match="supervisor"):
+        server.request("PATCH", path, head, content_type="application/apply-patch+yaml")
 
 
 @pytest.mark.parametrize("options", [[], ["--set", "namespaces={a,b}"]], ids=["cluster", "namespaces"])

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
-from injecting import FOLDER, container, pod, requesting
+from injecting import FOLDER, bert, container, pod, requesting
 from injector import IMAGE, Installed
 from processes_of_operator import until
+from second_webhook import second_webhook, without
 
 from apiserver import ApiServer, api_server
 from dataloaderjob.api import API_VERSION, PLURAL
-from dataloaderjob.api.injection import for_policy, inject, injection
+from dataloaderjob.api.injection import CannotInject, for_policy, inject, injection
 from dataloaderjob.api.load import parse_object
 
 GATE = (
@@ -126,24 +127,89 @@ def test_named_container_is_the_policys_too(installed: Installed) -> None:
     assert made["initContainers"][0]["securityContext"]["runAsUser"] == 7
 
 
+DEVICES = requesting(nvidia_com__gpu="1")
 REFUSED = {
     "ambiguous": pod(container("a"), container("b")),
+    "two with a GPU": pod(container("a", **DEVICES), container("b", **DEVICES)),
     "the node's DNS": pod(hostNetwork=True),
-    "another job": {**pod(), "metadata": {"labels": {"dataloading.dev/inject": "nobody"}}},
-}
+    "the sidecar's folder": pod(
+        container("a", volumeMounts=[{"name": "d", "mountPath": "/run/dataloaderjob/"}]),
+        volumes=[{"name": "d", "emptyDir": {}}],
+    ),
+    "the sidecar's name": pod(container("dataloaderjob-sidecar")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("thing", REFUSED.values(), ids=REFUSED)
-def test_pod_that_the_policy_leaves_out_is_refused_by_the_guard(
+def test_pod_that_the_policy_cannot_inject_is_refused_as_a_file_is(
     thing: dict[str, Any], installed: Installed
 ) -> None:
-    assert "and the pod has 0 sidecars" in installed.refusal(thing)
+    with pytest.raises(CannotInject) as found:
+        inject(thing, bert())
+    wanted = f"cannot add the sidecar of DataLoaderJob {installed.namespace}/bert: {found.value}"
+    assert installed.refusal(thing).endswith(f"denied request: {wanted}")
+
+
+def test_container_that_the_pod_lacks_is_named_by_the_refusal(installed: Installed) -> None:
+    job(installed, "missing", trainers={"attach": {"container": "c"}})
+    thing = labelled("missing", container("a"), container("b"))
+    wanted = "spec.trainers.attach.container is c, the pod's containers are a, b: name one of them"
+    until(lambda: wanted in installed.refusal(thing), 30, "the API server has seen the job")
+
+
+def test_job_that_does_not_exist_is_named_with_the_remedy(installed: Installed) -> None:
+    wanted = (
+        f"the label dataloading.dev/inject names DataLoaderJob {installed.namespace}/nobody, and this operator has no"
+        " such job: create it, or remove the label"
+    )
+    assert wanted in installed.refusal(labelled("nobody"))
+
+
+def test_job_with_trainers_of_its_own_is_named_with_the_remedy(installed: Installed) -> None:
+    own = {"trainers": {"job": {"template": {"spec": {"containers": [container("t")]}}}}}
+    installed.job("own", **own)
+    with pytest.raises(CannotInject) as found:
+        bert(**own)
+    wanted = str(found.value).replace("DataLoaderJob bert", "DataLoaderJob own")
+    until(lambda: wanted in installed.refusal(labelled("own")), 30, "the API server has seen the job")
 
 
 def test_job_without_a_status_is_waited_for(installed: Installed) -> None:
     installed.job("early")
-    thing = {**pod(), "metadata": {"labels": {"dataloading.dev/inject": "early"}}}
-    assert "asks for the sidecar of DataLoaderJob early" in installed.refusal(thing)
+    wanted = "the operator has not rendered the sidecar yet: create the pod again in a few seconds"
+    until(lambda: wanted in installed.refusal(labelled("early")), 30, "the API server has seen the job")
+
+
+def test_job_that_is_over_is_named_with_the_remedy(installed: Installed) -> None:
+    live = installed.job("over")
+    live["status"] = {"phase": "Complete"}
+    path = f"/apis/{API_VERSION}/namespaces/{installed.namespace}/{PLURAL}/over/status"
+    installed.server.request("PUT", path, live)
+    wanted = f"DataLoaderJob {installed.namespace}/over: the job is Complete: create a new job"
+    until(lambda: wanted in installed.refusal(labelled("over")), 30, "the API server has seen the job")
+
+
+def test_reason_in_a_template_is_taken_from_a_pod_that_is_injected(installed: Installed) -> None:
+    thing = pod()
+    thing["metadata"] = {
+        **thing["metadata"],
+        "annotations": {"dataloading.dev/not-injected": "an old reason"},
+    }
+    assert list(installed.create(thing)["metadata"]["annotations"]) == ["dataloading.dev/injected"]
+
+
+def test_sidecar_that_another_webhook_strips_is_refused_with_the_remedy(
+    installed: Installed, tmp_path: Path
+) -> None:
+    patch = without("restartPolicy", "startupProbe")
+    with second_webhook(installed.server, "zz", installed.namespace, tmp_path, patch, "Never") as patched:
+        until(lambda: (installed.accepts(pod()) or True) and patched, 30, "the other webhook is asked")
+        text = "the sidecar of DataLoaderJob bert has lost its restartPolicy Always"
+        assert text in installed.refusal(pod())
+
+
+def labelled(name: str, *containers: dict[str, Any]) -> dict[str, Any]:
+    return {**pod(*containers), "metadata": {"labels": {"dataloading.dev/inject": name}}}
 
 
 def test_pod_that_is_injected_already_is_left_alone(installed: Installed) -> None:

@@ -246,7 +246,7 @@ def test_only_labelled_pods_are_refused_while_the_webhook_is_down(server: ApiSer
 
 
 NAMES = ("127.0.0.1",)
-SERVES = "serve a certificate that ends at"
+SERVES = "serving a certificate that expires at"
 EXPIRY = "dataloaderjob_injector_certificate_expiry_timestamp_seconds"
 
 
@@ -295,7 +295,7 @@ def test_replicas_share_the_certificates(server: ApiServer, tmp_path: Path) -> N
     try:
         first, second = made.start(*QUICK), made.start(*QUICK, "--port=0", "--metrics-port=0")
         until(lambda: injected(made), 30, "the first pod is injected")
-        until(lambda: made.log.count("serve admission reviews") == 2, 30, "both serve")
+        until(lambda: made.log.count("serving admission reviews") == 2, 30, "both serve")
         assert made.log.count("renewed the authority") == 1
         assert (first.poll(), second.poll()) == (None, None)
     finally:
@@ -313,7 +313,7 @@ def test_replica_that_looks_late_is_trusted_after_the_secret_is_deleted(
         until(lambda: injected(made), 30, "the first pod is injected")
         before = made.certificates()
         made.start(*QUICK, "--port=0", "--metrics-port=0")
-        until(lambda: made.log.count("serve admission reviews") == 2, 30, "both serve")
+        until(lambda: made.log.count("serving admission reviews") == 2, 30, "both serve")
         server.request("DELETE", made.secret)
         until(lambda: made.log.count("renewed the authority") == 2, 30, "there is a new authority")
         deadline = time.monotonic() + 10
@@ -344,7 +344,7 @@ def test_certificates_of_cert_manager_are_served_and_reloaded(server: ApiServer,
         made.started(f"--certificate-folder={folder}", "--check-seconds=0.2")
         until(lambda: injected(made), 30, "the first pod is injected")
         keep(second)
-        until(lambda: made.log.count("serve the certificate in") == 2, 30, "the new certificate is served")
+        until(lambda: made.log.count("serving the certificate in") == 2, 30, "the new certificate is served")
         made.trust(second.authority)
         time.sleep(1)
         assert injected(made), "the previous authority is not needed any more"

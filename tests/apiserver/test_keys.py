@@ -76,9 +76,9 @@ def test_operators_starting_together_agree_on_one_root_key(job: Operated) -> Non
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        ({}, "it has no root"),
-        ({"root": base64.b64encode(b"short").decode()}, "at least 32 bytes, found 5"),
-        ({"root": ENCODED, "previous": base64.b64encode(b"old").decode()}, "at least 32 bytes, found 3"),
+        ({}, "it has no field root"),
+        ({"root": base64.b64encode(b"short").decode()}, "at least 32 bytes, but has 5"),
+        ({"root": ENCODED, "previous": base64.b64encode(b"old").decode()}, "at least 32 bytes, but has 3"),
     ],
 )
 def test_invalid_root_key_secret_is_reported_and_left_unchanged(

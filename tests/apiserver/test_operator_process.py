@@ -171,7 +171,7 @@ def test_job_runs_once_its_supervisor_reports_and_status_has_metrics(
         failure = {"rank": "0", "feeder": "feeder-0", "reason": "ModuleMissing", "text": "no module x"}
         says(sidecar, failure, next_calls=10 * next(counted))
         until(lambda: job.conditions()["FeedersReady"]["reason"] == "ModuleMissing", 30, "the cause")
-    assert "got from feeder-0: no module x" in job.conditions()["Ready"]["message"]
+    assert "received from feeder-0: no module x" in job.conditions()["Ready"]["message"]
     assert operator.end() == 0
     assert "Traceback" not in operator.log
 
@@ -244,7 +244,7 @@ def test_deleted_job_is_left_to_the_garbage_collector(server: ApiServer, operato
 
 
 def test_operator_without_a_root_key_logs_an_error_and_exits(tmp_path: Path) -> None:
-    for content, why in ((None, "No such file"), (b"short", "at least 32 bytes, found 5")):
+    for content, why in ((None, "No such file"), (b"short", "at least 32 bytes, but has 5")):
         if content is not None:
             (tmp_path / "root").write_bytes(content)
         command = [

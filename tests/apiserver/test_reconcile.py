@@ -375,7 +375,9 @@ def test_refused_child_is_reported_and_created_once_possible(server: ApiServer) 
     job = Operated(server, manifest(AT_ONCE))
     server.request("POST", job.path("Service"), THEIRS)
     operator = job.operator()
-    assert "mnist-head already exists and is not this job's" in why_a_child_is_refused(job, operator)
+    assert "mnist-head already exists but does not belong to this job" in why_a_child_is_refused(
+        job, operator
+    )
     job.delete("Service", "mnist-head")
     assert job.reconcile_with(operator) == 0, "it is due at once"
     job.reconcile_with(operator)
@@ -395,7 +397,7 @@ def test_limit_range_violation_is_reported_by_field_before_creation(server: ApiS
     operator = job.operator()
     told = why_a_child_is_refused(job, operator)
     assert "maximum memory usage per Container is 8Gi, but limit is 9Gi" in told
-    assert told.endswith("this pod's resources come from spec.feeders.resources")
+    assert told.endswith("this pod's resources are set by spec.feeders.resources")
     assert not {"Deployment", "Job"} & {kind for kind, _ in job.named()}
     server.request("DELETE", f"/api/v1/namespaces/{job.namespace}/limitranges/l")
     job.reconcile_with(operator)
@@ -421,7 +423,7 @@ def test_orphaned_trainers_are_reported_and_recreated_once_deleted(
     job.patch("Job", "mnist-trainers-0", {"metadata": {"ownerReferences": None}})
     operator = job.operator()
     told = why_a_child_is_refused(job, operator)
-    assert "mnist-trainers-0 already exists and is not this job's: delete it" in told
+    assert "mnist-trainers-0 already exists but does not belong to this job: delete it" in told
     job.delete("Job", "mnist-trainers-0")
     job.reconcile_with(operator)
     job.reconcile_with(operator)

@@ -41,7 +41,8 @@ def test_no_kind_missing_from_the_table_is_granted(rights: set[Right]) -> None:
 
 
 FOLLOWED = {("jobset.x-k8s.io", "jobsets", "get"), ("trainer.kubeflow.org", "trainjobs", "get"),
-            ("kubeflow.org", "pytorchjobs", "get"), ("ray.io", "rayjobs", "get")}  # fmt: skip
+            ("kubeflow.org", "pytorchjobs", "get"), ("ray.io", "rayjobs", "get"),
+            ("ray.io", "rayclusters", "get")}  # fmt: skip
 
 
 def test_objects_that_jobs_follow_may_be_read_and_nothing_else() -> None:

@@ -102,7 +102,7 @@ def test_proof_fails_if_a_digest_differs_or_a_record_is_missing(tmp_path, data, 
 def test_recorded_run_verifies_and_differs_from_another_seeds_run(tmp_path, data, recorded):
     verify = ("-m", "dataloaderjob.local.cli", "verify", str(recorded / "record"))
     done = python(*verify, cwd=tmp_path, data=tmp_path)
-    assert done.stdout == "equal: 12 batches of 1 rank, made again with the recorded code\n", done.stderr
+    assert done.stdout == "equal: 12 batches of 1 rank, rebuilt with the recorded code\n", done.stderr
 
     other = str(tmp_path / "other")
     words = ("train.py", "--epochs", "1", "--loader", "inprocess", "--seed", "1")

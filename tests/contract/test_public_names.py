@@ -42,7 +42,7 @@ def test_loader_without_torch_names_the_package_to_install():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "ModuleNotFoundError: dataloaderjob.DataLoader needs torch>=2.6, which is not installed: pip install torch"
+        "ModuleNotFoundError: dataloaderjob.DataLoader requires torch>=2.6, which is not installed: pip install torch"
     )
 
 

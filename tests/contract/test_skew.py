@@ -21,7 +21,7 @@ from manifests import manifest
 import dataloaderjob
 from dataloaderjob.api import parse_object
 from dataloaderjob.api.status import DataLoaderJobStatus
-from dataloaderjob.core import sockets, supervision
+from dataloaderjob.core import handshake, sockets, supervision
 from dataloaderjob.core.settings import FeederSettings, SidecarSettings, load
 from dataloaderjob.pod.entry import FeederPodSettings, HeadSettings
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
@@ -40,7 +40,7 @@ RELEASES = sorted((ROOT / "skew").iterdir())
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 KINDS = {Role.HEAD: HeadSettings, Role.FEEDER: FeederPodSettings, Role.TRAINER: SidecarSettings}
 JOB = {"metadata.uid": "u-1", "metadata.namespace": "team"}
-KEY = b"k" * sockets.KEY_NBYTES
+KEY = b"k" * handshake.KEY_NBYTES
 
 
 def written(role: Role) -> dict[str, Any]:
@@ -141,23 +141,23 @@ def test_a_supervisor_understands_the_sidecars_of_each_release(release: Path):
 
 def test_control_protocol_supports_its_newest_and_previous_version():
     versions = {known(release, "protocol.json")["control"] for release in RELEASES}
-    assert max(versions) == sockets.CONTROL.newest, "put it into the folder of this release"
-    assert sockets.CONTROL.oldest <= max(min(versions), sockets.CONTROL.newest - 1)
+    assert max(versions) == handshake.CONTROL.newest, "put it into the folder of this release"
+    assert handshake.CONTROL.oldest <= max(min(versions), handshake.CONTROL.newest - 1)
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
 def test_bytes_of_the_handshake_of_each_release_are_answered(release: Path):
     """A supervisor of that release greets an operator of this one, and is taken for what it is."""
-    if known(release, "protocol.json")["control"] < sockets.CONTROL.oldest:
+    if known(release, "protocol.json")["control"] < handshake.CONTROL.oldest:
         pytest.skip("out of the window")
-    client = sockets.ClientHandshake(KEY, role="control", name="operator", job="team/mnist/u-1")
+    client = handshake.ClientHandshake(KEY, role="control", name="operator", job="team/mnist/u-1")
     hello = client.receive(sockets.pack_message({"nonce": "00" * 16, **known(release, "challenge.json")}))
     (length,) = sockets.LENGTH.unpack_from(hello)
     reply = sockets.parse_message(hello[sockets.LENGTH.size : sockets.LENGTH.size + length])
     assert sorted(reply) == ["facts", "job", "mac", "name", "nonce", "protocol", "role"]
     spoken, oldest = reply["protocol"], known(release, "challenge.json")["oldest"]
     stated = "00" * 16, reply["nonce"], "control", "operator", "team/mnist/u-1", {}, spoken, oldest, spoken
-    expected = sockets._mac(KEY, "acceptor", *stated, {}).hex()
+    expected = handshake._mac(KEY, "acceptor", *stated, {}).hex()
     client.receive(sockets.pack_message({"mac": expected, "facts": {}}))
     assert client.done
     assert client.seals is not None

@@ -249,10 +249,10 @@ def test_the_script_gets_the_batches_that_it_gets_alone(tmp_path: Path) -> None:
     ("script", "why", "returncode"),
     [
         pytest.param(
-            SLOW + "raise SystemExit(3)", "ended with exit code 3 before it was measured", 1, id="fails"
+            SLOW + "raise SystemExit(3)", "ended with exit code 3 before it could be measured", 1, id="fails"
         ),
         pytest.param(SLOW + "list(DataLoader([1, 2]))", "give it more data or epochs", 2, id="too-short"),
-        pytest.param("print(1)", "no process of the script imported torch's DataLoader", 2, id="no-loader"),
+        pytest.param("print(1)", "the script did not import torch's DataLoader", 2, id="no-loader"),
     ],
 )
 def test_a_script_that_gives_nothing_to_judge_is_named(

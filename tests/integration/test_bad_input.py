@@ -128,7 +128,7 @@ def test_unpicklable_dataset_is_refused_naming_the_attribute(rig: Rig) -> None:
     dataset = Numbers()
     dataset.store = {"path": "x", "lock": threading.Lock()}
     told = re.escape("dataset.store['lock']: _thread.lock (TypeError: cannot pickle '_thread.lock' object)")
-    with pytest.raises(InputError, match=f"this cannot be copied: {told}. Make it in worker_init_fn"):
+    with pytest.raises(InputError, match=f"this cannot be copied: {told}. Create it in worker_init_fn"):
         iter(DataLoader(dataset, num_workers=1))
     dataset.store["lock"] = None
     assert len(ids(DataLoader(dataset))) == dataset.n
@@ -174,7 +174,7 @@ def test_module_of_keys_that_feeders_lack_is_named(
         InputError, match="keys cannot be loaded in a feeder: No module named 'dlj_keys_only_here'"
     ) as caught:
         next(iter(DataLoader(Numbers(), sampler=[keys.Crop(1)])))
-    assert "Use ints, strings or tuples for keys" in str(caught.value)
+    assert "Use ints, strings or tuples as keys" in str(caught.value)
     assert [p.poll() for p, _ in rig.feeders] == [None, None]
 
 
@@ -328,7 +328,7 @@ def test_sample_that_ends_its_process_raises_feeder_lost_with_the_index() -> Non
     assert type(error) is FeederLost
     assert "3 feeder processes died, each while making index 7 of batch 3 (the last one: " in str(error)
     assert "ended with exit code 1" in str(error)
-    assert "look for os._exit, a crash in native code or too little memory" in str(error)
+    assert "look for os._exit, a crash in native code or a lack of memory" in str(error)
 
 
 def test_hanging_sample_raises_deadline_exceeded_with_feeder_and_indices(
@@ -350,7 +350,7 @@ def test_hanging_sample_raises_deadline_exceeded_with_feeder_and_indices(
         str(caught.value),
     )
     assert re.search(r"feeder-[01] is making (index 7|indices \[6, 7\])", str(caught.value))
-    note = r"\[dataloaderjob\] batch 3 has been awaited for \d s: feeder-[01] is making (index 7|indices \[6, 7\])"
+    note = r"\[dataloaderjob\] the trainer has been waiting for batch 3 for \d s: feeder-[01] is making"
     assert re.search(note, capfd.readouterr().err)
     assert ids(iterator) == list(range(8, 40))
 
@@ -389,7 +389,7 @@ def test_versions_that_differ_are_refused_with_both_and_the_remedy(
     with monkeypatch.context() as patch:
         patch.setattr(bundles, "facts", lambda: {**true, fact: "9.9"})
         found, errors = outcome(iter(loader))
-    told = f"trainer and feeder differ: {label} 9.9 is needed, the feeder has {true[fact]}; make the feeder image"
+    told = f"trainer and feeder differ: the trainer has {label} 9.9, but the feeder has {true[fact]}; build"
     assert found == []
     assert [type(error) for error in errors] == [ServiceUnavailable] * 2
     assert all(re.search(rf"feeder-[01]: {re.escape(told)}", str(error)) for error in errors), errors
@@ -435,7 +435,7 @@ def test_second_process_of_a_rank_is_refused_and_the_first_continues(
         _, err = other.communicate(timeout=60)
     assert other.returncode == 1
     assert (
-        f"rank 5 is held by the live process {os.getpid()}; process {other.pid} cannot have it too: give each"
+        f"rank 5 is taken by the live process {os.getpid()}, so process {other.pid} cannot use it: give each"
         in err
     )
     assert found + ids(iterator) == list(range(80))
@@ -457,7 +457,7 @@ def test_process_takes_over_the_rank_of_a_dead_one(rig: Rig) -> None:
 def test_malformed_rank_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0/../../1")
     with pytest.raises(
-        ServiceUnavailable, match=r"a rank is a short word of letters, digits and -\._, found '0/\.\.'?"
+        ServiceUnavailable, match=r"a rank must be a short word of letters, digits and -\._, but is '0/\.\.'?"
     ):
         iter(DataLoader(Numbers()))
 
@@ -466,10 +466,8 @@ def test_missing_or_too_long_socket_path_is_reported(rig: Rig, monkeypatch: pyte
     long = f"{rig.home}/{'x' * 100}"
     for path, message in {
         "/nowhere/s": "no sidecar listens at /nowhere/s (DATALOADERJOB_SOCKET): is the sidecar container",
-        long: f"a Unix socket's path may have 107 bytes, {long!r} has {len(long)}: choose a shorter folder (TMPDIR, or",
-        str(
-            rig.home
-        ): f"a sidecar's socket is needed at {rig.home}, where something else lies: is DATALOADERJOB_SOCKET",
+        long: f"a Unix socket's path may have at most 107 bytes, but {long!r} has {len(long)}",
+        str(rig.home): f"{rig.home} is not a sidecar's socket: is DATALOADERJOB_SOCKET",
     }.items():
         monkeypatch.setenv("DATALOADERJOB_SOCKET", path)
         with pytest.raises(ServiceUnavailable, match=re.escape(message)):
@@ -501,7 +499,7 @@ def test_batch_above_the_memory_limit_fails_and_smaller_ones_arrive(
     error = only_error(DataLoader(dataset), without=range(7, 8))
     assert type(error) is InputError
     assert re.fullmatch(
-        r"a batch of 8(\.\d)? MB needs a place in shared memory, the limit is 4(\.\d)? MB: "
+        r"a batch of 8(\.\d)? MB of shared memory, but the limit is 4(\.\d)? MB: "
         r"raise spec\.loader\.memoryPerProcess or lower the batch size",
         str(error),
     )
@@ -510,7 +508,7 @@ def test_batch_above_the_memory_limit_fails_and_smaller_ones_arrive(
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "pool above the limit": (
         {"shared_memory_nbytes": 64 << 20, "pool_nbytes": 65 << 20},
-        f"a pool of {65 << 20} bytes was asked for, the limit of one pool is {64 << 20} ({64 << 20} for 1 processes)",
+        f"a pool of {65 << 20} bytes was requested, but the limit of one pool is {64 << 20} ({64 << 20} for",
     ),
     "pool above a process's part": (
         {"shared_memory_nbytes": 64 << 20, "pool_nbytes": 33 << 20, "processes": 2},
@@ -518,14 +516,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "limit beyond the machine": (
         {"shared_memory_nbytes": 1 << 50},
-        f"{1 << 50} bytes was asked for, this container may use {memory_limit()}: raise the memory limit",
+        f"{1 << 50} bytes of shared memory were requested, but this container may use {memory_limit()}: raise",
     ),
     "socket's path too long": (
         {"socket": f"/tmp/{'x' * 120}"},
-        "a Unix socket's path may have 107 bytes, ",
+        "a Unix socket's path may have at most 107 bytes, ",
     ),
     "socket's folder not there": ({"socket": "/nowhere/s"}, "the folder of the socket '/nowhere/s' does not exist"),
-    "key not there": ({"key_path": "/nowhere/key"}, "the job's key is needed in /nowhere/key: No such file"),
+    "key not there": ({"key_path": "/nowhere/key"}, "cannot read the job's key from /nowhere/key: No such file"),
 }  # fmt: skip
 
 
@@ -558,7 +556,7 @@ def test_misconfigured_sidecar_fails_before_touching_anything(rig: Rig, tmp_path
 def test_prefetch_out_of_bounds_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     def told(found: int) -> str:
         return (
-            rf"between 1 and {MAX_PREFETCH} batches can be ahead, found {found}: change prefetch_factor "
+            rf"between 1 and {MAX_PREFETCH} batches can be prefetched, got {found}: change prefetch_factor "
             r"\(times num_workers\) or spec\.loader\.prefetch \(DATALOADERJOB_PREFETCH\)"
         )
 
@@ -580,7 +578,7 @@ def test_variables_that_are_not_numbers_are_named(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "many")
-    with pytest.raises(InputError, match=f"{name} must be a whole number, found 'many'"):
+    with pytest.raises(InputError, match=f"{name} must be a whole number, but is 'many'"):
         DataLoader(Numbers())
 
 

@@ -221,7 +221,7 @@ def test_ranks_with_different_seeds_data_or_workers_are_refused(rig: Rig, ran: R
     slow = {"lengths": [400, 400], "pause_s": 0.005}
     config: dict[str, Any] = {"ranks": 2, "workers": 1, "together": False, "dataset": slow}
     said = [rank["ended"] for rank in ran(rig, **config, seeds=[1, 2])]
-    assert any("draw one base seed" in text for text in said)
+    assert any("draw the same base seed" in text for text in said)
     others = [{"lengths": [400, 400]}, {"lengths": [400, 401]}]
     said = [rank["ended"] for rank in ran(rig, **config, others=others)]
     assert any("the same dataset" in text for text in said)

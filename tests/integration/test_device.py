@@ -134,11 +134,11 @@ def beside_a_device(late: BusyDevice, capfd: pytest.CaptureFixture[str]) -> None
         pass
     assert late.registered, "nobody has a view of it any more"
     assert plain._client.control.words[W_REGISTERED], "the sidecar leaves its pages where they are"
-    assert "another loader of this process has device=" not in capfd.readouterr().err
+    assert "a loader in this process uses device=" not in capfd.readouterr().err
     rest = list(plain)
     assert in_order(rest) == list(range(4, 40))
     assert not any(lies_in(batch[0], late.registered) for batch in rest)
-    assert capfd.readouterr().err.count("a loader of this process has device=") == 1
+    assert capfd.readouterr().err.count("a loader in this process uses device=") == 1
 
 
 FOUND: dict[tuple[str, bool], tuple[list[str], str]] = {}
@@ -525,5 +525,5 @@ def test_stage_without_a_device_or_a_callable_is_refused() -> None:
 def test_missing_device_is_refused_at_iter(rig: Rig) -> None:
     if torch.accelerator.is_available():
         pytest.skip("there is one")
-    with pytest.raises(InputError, match="device='cuda' needs a device that torch can use here"):
+    with pytest.raises(InputError, match="device='cuda' must be a device that torch can use here"):
         iter(DataLoader(Numbers(4), device="cuda"))

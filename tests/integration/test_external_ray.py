@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from feeder_client import wait_until
-from foreign_ray import CPUS, ForeignHead, foreign_head, on
+from foreign_ray import CPUS, ForeignHead, described_as, feeders_of, foreign_head, on
 from local_runs import LocalRun, Project, digest
 from ports import reserve_port
 
@@ -30,19 +27,6 @@ from dataloaderjob.providers.provider import LEASE_S
 def ray() -> Iterator[ForeignHead]:
     with foreign_head() as made:
         yield made
-
-
-def feeders_of(ray: ForeignHead) -> list[int]:
-    """Pids of the feeders' actors and their hosts on this cluster."""
-    found = []
-    for pid in ray.pids():
-        try:
-            process = psutil.Process(pid)
-            if "Feeder" in process.name() or any("Feeder" in word for word in process.cmdline()):
-                found += [pid, *(child.pid for child in process.children(recursive=True))]
-        except psutil.NoSuchProcess:
-            continue
-    return found
 
 
 def test_external_feeders_give_the_digest_and_leave_nothing(ray: ForeignHead, tmp_path: Path):
@@ -116,29 +100,6 @@ def test_killed_actor_is_replaced_by_ray_itself(ray: ForeignHead, tmp_path: Path
     assert digest(run.lines) == project.reference(), run.text
 
 
-@contextmanager
-def described_as(ray: ForeignHead, **versions: str) -> Iterator[None]:
-    """The cluster as one of these versions."""
-    code = (
-        "import json, sys; from ray._raylet import GcsClient; gcs = GcsClient(address=sys.argv[1]);"
-        "key, space = b'CLUSTER_METADATA', b'cluster'; found = gcs.internal_kv_get(key, namespace=space);"
-        "print(found.decode());"
-        "made = json.dumps({**json.loads(found), **json.loads(sys.argv[2])}).encode();"
-        "gcs.internal_kv_put(key, made, overwrite=True, namespace=space)"
-    )
-
-    def put(change: str) -> str:
-        command = [sys.executable, "-c", code, ray.address, change]
-        env = {**os.environ, **ray.auth()}
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
-
-    before = put(json.dumps(versions))
-    try:
-        yield
-    finally:
-        put(before)
-
-
 def refused(project: Project, env: dict[str, str]) -> str:
     """What a run says that starts nothing."""
     with LocalRun(project.path, env=env) as run:
@@ -176,7 +137,9 @@ def test_wrong_token_or_address_is_refused_before_anything_starts(ray: ForeignHe
     assert "needs its own token, and refused the one that was found" in refused(project, wrong)
     nobody = f"127.0.0.1:{reserve_port()}"
     project.write(ray={"external": {"address": nobody}})
-    assert f"nothing can be reached at {nobody}" in refused(project, ray.auth())
+    assert f"cannot reach the Ray cluster of spec.ray.external.address at {nobody}" in refused(
+        project, ray.auth()
+    )
 
 
 def test_workers_without_dataloaderjob_are_reported_as_such(tmp_path: Path):

@@ -192,8 +192,9 @@ def test_feeder_of_another_version_is_skipped_or_named_if_alone(
         with pytest.raises(ServiceUnavailable) as told:
             next(iter(loader))
         here = ".".join(sys.modules[what].__version__.split(".")[:2])
-        assert f": trainer and feeder differ: {what} {here} is needed, the feeder has 1.2; make" in str(
-            told.value
+        assert (
+            f": trainer and feeder differ: the trainer has {what} {here}, but the feeder has 1.2; build"
+            in str(told.value)
         )
         fleet.relist()
         until(lambda: fleet.status()["receivers"][0]["feeders_up"] == 3)
@@ -302,7 +303,7 @@ GARBAGE = [
 def test_leaf_that_cannot_travel_is_named_with_its_path(fleet: Fleet, make: Any, name: str) -> None:
     error = flaw(Gives(lambda: {"boxes": [1, make()]}), collate_fn=as_list)
     assert type(error) is UnsupportedBatch
-    assert "this leaf cannot travel from feeder to trainer: batch[2]['boxes'][1]: " in str(error)
+    assert "this leaf cannot be sent from a feeder to the trainer: batch[2]['boxes'][1]: " in str(error)
     assert name in str(error)
     assert "pass allow_pickle=True to the DataLoader" in str(error)
 

@@ -367,8 +367,11 @@ def test_accelerates_prepared_loader_keeps_feeders(environment: dict[str, str], 
     script = write(tmp_path, prepare=ACCELERATE) / "prepare.py"
     (out,) = run([[script]], [environment], tmp_path)
     first, second = out.splitlines()
-    assert first == "adopt() takes what accelerator.prepare() returned for a DataLoader, found DataLoader"
-    assert "found an iterable one: use dataloaderjob.DataLoader for it" in second
+    assert (
+        first
+        == "adopt() takes the object that accelerator.prepare() returned for a DataLoader, got DataLoader"
+    )
+    assert "got one of an iterable dataset: use dataloaderjob.DataLoader for it" in second
 
 
 ON_A_DEVICE = """

@@ -25,7 +25,7 @@ from rig import until
 from strangers import call, heard
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core import frames, keys, sockets
+from dataloaderjob.core import frames, handshake, keys, sockets
 from dataloaderjob.core.blobs import MAX_MANIFEST_NBYTES, Bundle
 from dataloaderjob.core.frames import HEADER_NBYTES, MAGIC, PROTOCOL, FrameKind
 from processes import children
@@ -65,19 +65,19 @@ DIGEST = "0" * 64
 FRAMES = {
     "magic": (header(magic=0x4A45), "a frame header is corrupt"),
     "check": (header(check=7), "a frame header is corrupt"),
-    "version": (header(version=PROTOCOL + 1), f"version {PROTOCOL} is needed, the peer speaks {PROTOCOL + 1}"),
+    "version": (header(version=PROTOCOL + 1), f"version {PROTOCOL}, but the peer speaks {PROTOCOL + 1}"),
     "kind-of-a-feeder": (header(kind=FrameKind.BODY), "a frame of kind 5 is not allowed"),
     "no-kind": (header(kind=200), "a frame of kind 200 is not allowed"),
     "length-2-63": (header(nbytes=2**63), f"a TICKET frame of {2**63} bytes exceeds"),
     "length-2-64": (header(nbytes=2**64 - 1), f"a TICKET frame of {2**64 - 1} bytes exceeds"),
     "room-2-63": (header(room=2**63), "a TICKET frame of 0 bytes exceeds"),
-    "taken-of-none": (header(kind=FrameKind.TAKEN), "a batch is reported as taken, but none was offered"),
-    "no-ticket": (header(nbytes=3) + b"abc", "a ticket needs at least"),
+    "taken-of-none": (header(kind=FrameKind.TAKEN), "a peer reports a batch as taken, but none was offered"),
+    "no-ticket": (header(nbytes=3) + b"abc", "a ticket must have at least"),
     "no-manifest": (bundle_frame(os.urandom(100)), "a bundle's manifest cannot be read"),
     "nested-manifest": (bundle_frame(b"[" * 100_000), "a bundle's manifest cannot be read"),
-    "manifest-of-another": (bundle_frame(manifest([[DIGEST, 1]])), "was sent as the manifest of 0000"),
-    "blob-of-any-size": (bundle_frame(manifest([[DIGEST, 10**400]])), "no SHA-256"),
-    "blob-elsewhere": (bundle_frame(manifest([["../../key", 32]])), "no SHA-256"),
+    "manifest-of-another": (bundle_frame(manifest([[DIGEST, 1]])), "was sent under id 0000"),
+    "blob-of-any-size": (bundle_frame(manifest([[DIGEST, 10**400]])), "not a SHA-256"),
+    "blob-elsewhere": (bundle_frame(manifest([["../../key", 32]])), "not a SHA-256"),
 }  # fmt: skip
 
 
@@ -206,7 +206,7 @@ def test_junk_messages_close_their_connection_or_get_an_error(job: LiveJob, role
         before = job.service.status()
         for message in SUPERVISED[role]:
             with call(job.ports["supervisor"]) as sock:
-                sockets.greet(sock, keys.of_job(job.key), role=role, name="feeder-7", job=job.name)
+                handshake.greet(sock, keys.of_job(job.key), role=role, name="feeder-7", job=job.name)
                 sock.settimeout(PATIENCE_S)
                 sockets.send_message(sock, message)
                 if role == "control":
@@ -238,20 +238,20 @@ def test_malformed_message_closes_its_connection_with_a_log_line(job: LiveJob, w
     make, text = NO_MESSAGES[what]
     data = make()
     with job.unimpressed(), call(job.ports["supervisor"]) as sock:
-        sockets.greet(sock, keys.of_job(job.key), role="sidecar", name=what, job=job.name)
+        handshake.greet(sock, keys.of_job(job.key), role="sidecar", name=what, job=job.name)
         sock.settimeout(20)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             assert sock.seals is not None
             sock.sendall(sock.seals.out.seal(sockets.LENGTH.pack(len(data)), data))
         heard(sock)
-        until(lambda: f"the connection of {what} is closed: " in job.said())
+        until(lambda: f"closed the connection of {what}: " in job.said())
         assert text in job.said()
 
 
 def test_junk_metrics_are_kept_until_their_sidecar_disconnects(job: LiveJob) -> None:
     with job.unimpressed():
         with call(job.ports["supervisor"]) as sock:
-            sockets.greet(sock, keys.of_job(job.key), role="sidecar", name="junk", job=job.name)
+            handshake.greet(sock, keys.of_job(job.key), role="sidecar", name="junk", job=job.name)
             for value in VALUES:
                 junk = dict.fromkeys(("metrics", "receivers", "failures"), value)
                 sockets.send_message(sock, {"type": "metrics", **junk})

@@ -109,8 +109,8 @@ def test_window_that_leaves_feeders_idle_is_reported_once(
         assert ids(DataLoader(Numbers(5), num_workers=2)) == list(range(5))
         assert ids(DataLoader(Numbers(5), num_workers=4)) == list(range(5))
     assert capsys.readouterr().err == (
-        "[dataloaderjob] 4 batches ahead cannot keep 8 feeders busy (16 of the job, 2 ranks): "
-        "leave num_workers out, or raise prefetch_factor (times num_workers)\n"
+        "[dataloaderjob] 4 prefetched batches cannot keep 8 feeders busy (the job has 16 for 2 ranks): "
+        "omit num_workers, or raise prefetch_factor (times num_workers)\n"
     )
 
 
@@ -173,7 +173,7 @@ def test_unsendable_dataset_stays_in_process_without_num_workers(
         assert found[0] == found[1], "the generators go on as without workers"
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(
-        "[dataloaderjob] num_workers was left out, so batches are made in this process: feeders need a copy"
+        "[dataloaderjob] num_workers was omitted, so batches are made in this process: feeders need a copy"
     )
     assert "dataset.lock" in said
     with pytest.raises(InputError, match=r"dataset\.lock"):

@@ -263,7 +263,7 @@ def test_client_closing_in_one_thread_is_not_reused_by_another(
 def test_too_many_live_iterators_are_refused(rig: Rig) -> None:
     loader = DataLoader(Numbers(40), batch_size=10)
     live = [iter(loader) for _ in range(control.ROWS)]
-    with pytest.raises(ServiceError, match="at most 64 iterators can live at once: let go of some"):
+    with pytest.raises(ServiceError, match="at most 64 iterators can exist at once: release some"):
         iter(loader)
     assert [ids(x) for x in live] == [list(range(40))] * control.ROWS
     del live[::2]
@@ -891,7 +891,7 @@ def test_forked_child_with_its_own_rank_can_iterate(
 
     assert in_child(with_a_rank_of_its_own) == str(list(range(60)))
     refused = in_child(lambda: str(ids(loader)))
-    assert f"rank 0 is held by the live process {os.getpid()}" in refused
+    assert f"rank 0 is taken by the live process {os.getpid()}" in refused
     assert "give each process its own RANK" in refused
     assert ids([first]) + ids(iterator) == list(range(60))
 
@@ -924,7 +924,7 @@ def test_lost_sidecar_is_reported_and_a_new_one_is_found_later(
         list(iterator)
     with pytest.raises(ServiceUnavailable, match="no sidecar appeared"):
         next(iterator)
-    assert "no sidecar answers at " in capsys.readouterr().err
+    assert "no sidecar responds at " in capsys.readouterr().err
     rig.start_sidecar()
     assert ids(loader) == list(range(60))
 

@@ -256,7 +256,7 @@ def test_error_names_the_index_and_a_fixed_script_resumes(place: Place, expected
     (place.folder / "work.py").write_text(SCRIPT.replace("MENDED = False", "MENDED = True"))
     code, _, err = place.run("Frail", "columns", "--output", "out")
     assert code == 0
-    assert "work.py has changed since the first run: existing files are kept as they are" in err
+    assert "work.py has changed since the first run; existing files are kept unchanged" in err
     files = {name: data for name, data in expected.items() if name.startswith("part-")}
     assert {name: place.contents("out")[name] for name in files} == files
 

@@ -18,6 +18,7 @@ from supervisor_alone import SupervisorAlone, says
 from dataloaderjob.api import KIND
 from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.handshake import ServerHandshake
 from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob_operator import names
@@ -191,7 +192,7 @@ def test_trainer_failure_is_reported_after_its_end_too(job: Job):
             says(sidecar, failure)
             await job.until(lambda a: a.failure is not None)
         status = await job.until(lambda a: a.failure is not None)
-        assert status.failure.text == "sidecar-t-0-1, rank 3, got from feeder-0: no module x"
+        assert status.failure.text == "sidecar-t-0-1, rank 3, received from feeder-0: no module x"
         assert status.failure.host == "10.0.0.9"
         again = supervisor.sidecar("sidecar-t-1-1")
         for taken in (0, 1):
@@ -327,7 +328,7 @@ class Hostile:
         return await asyncio.start_server(self._serve, "127.0.0.1", self._job.port)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        handshake = sockets.ServerHandshake(keys.of_job(self._key), job=self.head.job)
+        handshake = ServerHandshake(keys.of_job(self._key), job=self.head.job)
         writer.write(handshake.greeting)
         while not handshake.done:
             writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))

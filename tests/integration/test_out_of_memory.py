@@ -92,9 +92,9 @@ def test_sample_exhausting_memory_is_reported_in_loop_and_status(where: str, sam
     remedy = "its control group may use 1.4 GiB: use fewer feeders or smaller batches, or free some"
     assert f"3 feeder processes ended while making {sample}" in message
     assert remedy in message
-    assert re.search(rf"feeder-0 ready for .*: the process that makes {sample} ran out of memory", status)
+    assert re.search(rf"feeder-0 ready for .*: the process that is making {sample} ran out of memory", status)
     assert remedy in status
-    assert f"feeder-0: the process that makes {sample} ran out of memory" in err
+    assert f"feeder-0: the process that is making {sample} ran out of memory" in err
 
 
 def test_dataset_too_large_to_load_is_reported_as_out_of_memory(tmp_path: Path):

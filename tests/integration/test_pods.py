@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 import torch
@@ -105,9 +106,50 @@ def test_epoch_through_pods_equals_num_workers_0_and_pods_show_output(job: Job):
     for pod in feeders:
         assert list((pod.volume / "node" / "blobs").glob("[0-9a-f]*")), "blobs lie on each node"
     assert (
-        f"supervisor: INFO feeder-0 ({pods.status()['feeders'][0]['instance']}) reported from 127.0.0."
-        in head.err
+        f"supervisor: INFO feeder-0 ({pods.status()['feeders'][0]['instance']}) has reported from 127.0.0."
+        in pods.running["s"].err
     )
+
+
+def agent_of(head: Pod) -> int:
+    """The pid of the process that serves Ray to the supervisor."""
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        args = process.info["cmdline"] or []
+        if "dataloaderjob.providers.ray.agent" in args and any(str(head.volume) in a for a in args):
+            return int(process.info["pid"])
+    raise AssertionError(f"no agent:\n{head.err[-2000:]}")
+
+
+def test_supervisor_without_ray_or_its_token_adds_and_ends_feeders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    processes_begin_with("sys.modules['ray'] = None", "dataloaderjob.supervisor.main", tmp_path, monkeypatch)
+    with Pods(feeders=1) as pods:
+        _, feeders = pods.up(1)
+        supervisor = psutil.Process(pods.ready(1)["pid"])
+        assert not [name for name in supervisor.environ() if name.startswith("RAY_")]
+        assert not [m.path for m in supervisor.memory_maps() if "/ray/" in m.path]
+        pods.feeder(1)
+        for wanted in (2, 1):
+            pods.scale(wanted)
+            until(lambda wanted=wanted: len(pods.ready(wanted)["feeders"]) == wanted, 30, "as many feeders")
+        os.kill(next(f["pid"] for f in pods.status()["feeders"]), signal.SIGKILL)
+        pods.ready(0)
+        pods.ready(1)
+        assert supervisor.is_running(), "it was never restarted"
+        assert feeders[0].process.poll() is None
+
+
+def test_agent_has_no_key_and_the_supervisor_no_token(job: Job):
+    pods, head, _ = job
+    agent, supervisor = psutil.Process(agent_of(head)), psutil.Process(pods.status()["pid"])
+    key, token = pods.key.hex(), (pods.home / "ray").read_text()
+    for process, mine, theirs in ((agent, "ray", "links"), (supervisor, "links", "ray")):
+        said = " ".join([*process.environ().values(), *process.cmdline()])
+        settings = Path(process.cmdline()[-1]).read_text()
+        for secret in (key, token):
+            assert secret not in said + settings
+        assert str(pods.home / theirs) not in said + settings, f"{mine} alone is known"
 
 
 def test_dead_pods_are_replaced_within_an_epoch_and_leave_no_process(job: Job):
@@ -129,9 +171,9 @@ def test_dead_pods_are_replaced_within_an_epoch_and_leave_no_process(job: Job):
     assert not (replaced[0].volume / "node" / "blobs" / "stale").exists()
     replaced.append(pods.feeder(1))
     pods.ready(2)
-    for pod in (*replaced, head):
+    for pod in (*replaced, head, pods.running["s"]):
         assert pod.terminate() == 0
-        assert pod.err.splitlines()[-1].endswith("INFO ended as asked")
+        assert pod.err.splitlines()[-1].endswith("INFO ended as requested")
     assert pods.left() == [], "nothing of any pod lives on"
 
 
@@ -144,12 +186,12 @@ def test_pod_is_ready_while_its_feeder_serves_or_after_a_passed_trial(job: Job):
 
     for pod in feeders:
         until(lambda pod=pod: ready(pod), 10, "a pod whose feeder serves is ready")
-        assert "one by itself shows" not in pod.err
+        assert "starting one to test" not in pod.err
     more = pods.feeder(2, patience_s=1.0)
     until(lambda: "joined the Ray" in more.err, 60, "it joins")
     assert not ready(more), "nothing has shown what it can"
     until(lambda: ready(more), 120, "it is ready without a feeder")
-    assert "one by itself shows whether this image can feed" in more.err
+    assert "starting one to test whether this image can run feeders" in more.err
     host = next(f["pid"] for f in pods.status()["feeders"])
     os.kill(host, signal.SIGKILL)
     until(lambda: not all(ready(pod) for pod in feeders), 10, "it is taken back with the feeder")
@@ -188,7 +230,16 @@ def test_head_restarts_its_supervisor_and_ends_when_its_gcs_dies(
     os.kill(before["pid"], signal.SIGKILL)
     after = until(lambda: (s := pods.ready(2))["pid"] != before["pid"] and s, 60, "another supervisor")
     assert [f["instance"] for f in after["feeders"]] == [f["instance"] for f in before["feeders"]], "adopted"
-    assert "head: WARNING the supervisor ended with code -9, it is started again" in head.err
+    supervisor = pods.running["s"]
+    assert "supervisor: WARNING the supervisor ended with code -9; restarting it" in supervisor.err
+    os.kill(agent_of(head), signal.SIGKILL)
+    between = until(
+        lambda: (s := pods.ready(2))["pid"] != after["pid"] and s, 60, "a supervisor of the next agent"
+    )
+    assert [f["instance"] for f in between["feeders"]] == [f["instance"] for f in before["feeders"]], (
+        "adopted"
+    )
+    assert "head: WARNING the agent ended with code -9; restarting it" in head.err
     os.kill(head.vital("gcs_server"), signal.SIGKILL)
     assert head.process.wait(15) == 1
     assert "gcs_server ended" in head.err
@@ -198,6 +249,7 @@ def test_head_restarts_its_supervisor_and_ends_when_its_gcs_dies(
     for number in range(2):
         pods.feeder(number)
     pods.ready(2)
+    assert supervisor.process.poll() is None, "its container outlives Ray's"
     assert digest_of(loader(Loud(160))) == reference(160)
 
 
@@ -272,7 +324,7 @@ def test_pod_waits_for_the_head_and_finally_gives_up():
         assert hasty.process.wait(30) == 1
         waits = [line for line in hasty.err.splitlines() if "INFO waiting for the head's GCS" in line]
         assert len(waits) >= 2
-        assert f"needed at {HEAD}:{pods.gcs_port}, and did not accept within 1 s" in hasty.err
+        assert f"GCS at {HEAD}:{pods.gcs_port} did not accept a connection within 1 s" in hasty.err
         until(lambda: "waiting for" in patient.err, 20, "the other one waits")
         assert patient.terminate() == 0
         assert pods.left() == []
@@ -280,14 +332,16 @@ def test_pod_waits_for_the_head_and_finally_gives_up():
 
 def test_pod_without_key_or_token_exits_naming_the_missing_path():
     with Pods() as pods:
-        head, feeder = pods.head(key_path="/nowhere/links"), pods.feeder(0, token_path="/nowhere/ray")
-        assert (head.process.wait(30), feeder.process.wait(30)) == (1, 1)
-        assert "head: ERROR the job's key is needed in /nowhere/links" in head.err
-        assert "pod: ERROR the token of the job's Ray is needed in /nowhere/ray" in feeder.err
+        supervisor = pods.supervisor(key_path="/nowhere/links")
+        head, feeder = pods.head(token_path="/nowhere/ray"), pods.feeder(0, token_path="/nowhere/ray")
+        assert [pod.process.wait(30) for pod in (supervisor, head, feeder)] == [1, 1, 1]
+        assert "supervisor: ERROR cannot read the job's key from /nowhere/links" in supervisor.err
+        for pod, name in ((head, "head"), (feeder, "pod")):
+            assert f"{name}: ERROR cannot read the token of the job's Ray from /nowhere/ray" in pod.err
 
 
 def test_folder_too_deep_for_sockets_is_refused_naming_the_setting():
     with Pods() as pods:
         pod = pods.feeder(0, temp_dir=str(pods.home / ("x" * 60)))
         assert pod.process.wait(30) == 1
-        assert "give temp_dir a shorter path" in pod.err
+        assert "set temp_dir to a shorter path" in pod.err

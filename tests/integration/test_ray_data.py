@@ -135,7 +135,7 @@ def test_ray_data_reaches_two_trainers_in_order_though_its_ray_head_dies(tmp_pat
         run.find()
         run.until("epoch 0 batch 8", END_S)
         os.kill(run.pid_of(name="gcs_server"), signal.SIGKILL)
-        run.until("Ray head 1 is lost")
+        run.until("Ray head 1 was lost")
         assert run.end(END_S) == 0, run.text
     assert dealt(run) == [[i for i in range(2_400) if i % 3]] * 2
 
@@ -170,7 +170,7 @@ def test_job_without_room_for_tasks_reports_the_setting_and_hides_ray(tmp_path: 
     (tmp_path / "train.py").write_text(script)
     with LocalRun(project.path) as run:
         assert run.end() == 1, run.text
-    assert "RayData needs the Ray of a job that leaves room for tasks" in run.text
+    assert "RayData requires a job whose Ray has CPUs for tasks" in run.text
     assert "set spec.ray.managed.tasks.cpus" in run.text
     assert set(re.findall(r"variables of Ray (.*)", run.text)) == {"[]"}
 
@@ -178,12 +178,12 @@ def test_job_without_room_for_tasks_reports_the_setting_and_hides_ray(tmp_path: 
 def test_ray_data_in_the_trainers_process_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     loader = DataLoader(RayData(lambda: None, batch_size=4), batch_size=None, num_workers=0)
-    with pytest.raises(InputError, match="num_workers of 1 at least"):
+    with pytest.raises(InputError, match="num_workers of at least 1"):
         next(iter(loader))
 
 
 def test_a_dataset_in_place_of_a_function_is_refused():
-    with pytest.raises(InputError, match=r"found Tensor: a dataset that was made here .* RayData\(lambda: "):
+    with pytest.raises(InputError, match=r"got Tensor: a dataset created here .* RayData\(lambda: "):
         RayData(torch.zeros(3))  # type: ignore[arg-type]
 
 

@@ -65,8 +65,8 @@ def said_by(output: str) -> tuple[list[str], list[str]]:
 def test_run_over_feeders_equals_in_process_run_and_its_dataset(consume) -> None:
     feeders, here = consume(), consume(*HERE)
     assert cli("verify", feeders, here, code=0) == "equal: 16 batches of 1 rank\n"
-    assert "equal: 16 batches of 1 rank, made again" in cli("verify", feeders, code=0)
-    assert "equal: 3 batches of 1 rank, made again" in cli(
+    assert "equal: 16 batches of 1 rank, rebuilt" in cli("verify", feeders, code=0)
+    assert "equal: 3 batches of 1 rank, rebuilt" in cli(
         "verify", here, "--epoch", "1", "--sample", "3", code=0
     )
 
@@ -90,10 +90,11 @@ def test_different_content_of_one_sample_is_reported_with_its_leaf(consume) -> N
     one, other = consume(), consume("--wrong", "13", *HERE)
     owners, said = said_by(cli("verify", one, other, code=1))
     assert [
-        f"the code in {folder} is of user" in line for folder, line in zip((one, other), owners, strict=True)
+        f"the code in {folder} belongs to user" in line
+        for folder, line in zip((one, other), owners, strict=True)
     ]
     where = "rank 0, loader 0, epoch 0, batch 3: "
-    assert said[0] == where + "the keys are the same, and the content differs"
+    assert said[0] == where + "the keys are the same, but the content differs"
     assert said[1].startswith(where + "batch['image'][1, 1, 2] is 1")
     assert said[1].endswith(" in one and 100.0 in the other (1 of 24 elements of batch['image'] differ)")
 
@@ -101,7 +102,7 @@ def test_different_content_of_one_sample_is_reported_with_its_leaf(consume) -> N
 def test_different_seed_is_reported_with_the_content(consume) -> None:
     one, other = consume(), consume("--seed", "1", *HERE)
     said = cli("verify", one, other, code=1)
-    assert "rank 0, loader 0, epoch 0, batch 0: the keys are the same, and the content differs" in said
+    assert "rank 0, loader 0, epoch 0, batch 0: the keys are the same, but the content differs" in said
     assert "the seeds differ" in said
 
 
@@ -136,7 +137,7 @@ def test_run_killed_after_a_checkpoint_has_a_full_record_once_resumed(
     resumed = start(*args, folder=record)
     assert resumed.returncode == 0, resumed.stderr
     assert cli("verify", consume(*HERE), record, code=0) == "equal: 16 batches of 1 rank\n"
-    assert "equal: 16 batches of 1 rank, made again" in cli("verify", record, code=0)
+    assert "equal: 16 batches of 1 rank, rebuilt" in cli("verify", record, code=0)
 
 
 def test_failed_batch_is_recorded_and_made_again(consume) -> None:
@@ -174,7 +175,7 @@ def test_a_replay_under_the_debugger_stops_where_a_sample_is_made(consume) -> No
 
 def test_altered_or_missing_record_is_refused_with_a_remedy(consume, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "holds no record: give the folder of" in cli("verify", tmp_path / "empty", code=2)
+    assert "contains no record: give the folder" in cli("verify", tmp_path / "empty", code=2)
     record = shutil.copytree(consume(*HERE), tmp_path / "record")
     (rows,) = record.glob("rank-0/*.rows")
     data = rows.read_bytes()
@@ -225,4 +226,4 @@ def test_unwritable_folder_ends_the_record_but_not_the_training(tmp_path: Path, 
     (tmp_path / "file").touch()
     done = start(str(SCRIPT), folder=tmp_path / "file")
     assert done.returncode == 0, done.stderr
-    assert "nothing is recorded in" in done.stderr
+    assert "cannot record to" in done.stderr

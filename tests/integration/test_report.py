@@ -80,7 +80,7 @@ def test_report_of_a_run_names_the_killed_feeder_and_its_replacement(tmp_path: P
     assert found.times.sums.count >= 400
     shown = text_of(render(found.data))
     assert re.search(r"\[1\] At [\d.]+ s feeder-1 was lost: .*SIGKILL", shown)
-    assert "Another process took its place" in shown
+    assert "Another process replaced it" in shown
     assert {"rank 0", "sidecar", "feeder-0", "feeder-0, batches"} <= set(found.last.cpu)
 
 

@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 from rig import until
 from strangers import call, heard
 
-from dataloaderjob.core import keys, sockets
+from dataloaderjob.core import handshake, keys, sockets
 from dataloaderjob.core.errors import AuthError
 from dataloaderjob.core.keys import Holder
 from dataloaderjob.local.status import live_runs
@@ -31,11 +31,11 @@ def held_by_feeders(job: LiveJob) -> bytes:
     return (job.home / "key-feeder").read_bytes()
 
 
-def greet(job: LiveJob, part: str, key: sockets.Key, role: str) -> socket.socket:
-    versions = sockets.BY_ROLE if part == "supervisor" else sockets.DATA
+def greet(job: LiveJob, part: str, key: handshake.Key, role: str) -> socket.socket:
+    versions = handshake.BY_ROLE if part == "supervisor" else handshake.DATA
     sock = call(job.ports[part])
     try:
-        sockets.greet(sock, key, role=role, name="intruder", job=job.name, versions=versions)
+        handshake.greet(sock, key, role=role, name="intruder", job=job.name, versions=versions)
     except BaseException:
         sock.close()
         raise
@@ -67,13 +67,13 @@ def test_each_key_is_accepted_for_the_roles_of_its_holder_only(
 
 
 def test_earlier_version_of_the_protocol_needs_the_jobs_own_key(job: LiveJob) -> None:
-    earlier = sockets.Versions(keys.SINCE - 1, keys.SINCE - 1, "use another")
+    earlier = handshake.Versions(keys.SINCE - 1, keys.SINCE - 1, "use another")
     with job.unimpressed():
         for key in (held_by_feeders(job), keys.derive(job.key, Holder.CONTROL)):
             with call(job.ports["supervisor"]) as sock, pytest.raises(AuthError, match="does not hold"):
-                sockets.greet(sock, key, role="control", name="n", job=job.name, versions=earlier)
+                handshake.greet(sock, key, role="control", name="n", job=job.name, versions=earlier)
         with call(job.ports["supervisor"]) as sock:
-            sockets.greet(sock, job.key, role="control", name="n", job=job.name, versions=earlier)
+            handshake.greet(sock, job.key, role="control", name="n", job=job.name, versions=earlier)
             sockets.send_message(sock, {"type": "status"})
             assert sockets.recv_message(sock)["type"] == "status"
 
@@ -117,7 +117,7 @@ def test_blob_that_nobody_asked_for_is_not_stored(job: LiveJob) -> None:
             assert heard(sock) == b""
         assert not (job.home / "blobs" / digest).exists()
         until(lambda: "a feeder may not send 'blob'" in job.said(), what="a line about it")
-        until(lambda: "nobody asked for it" in job.said(), what="a line about it")
+        until(lambda: "nobody requested it" in job.said(), what="a line about it")
 
 
 def test_each_command_is_logged_with_role_peer_and_result(job: LiveJob) -> None:
@@ -134,7 +134,7 @@ def test_each_command_is_logged_with_role_peer_and_result(job: LiveJob) -> None:
                 sockets.recv_message(sock)
         who = f"from role control, intruder at 127.0.0.1:{port}"
         until(lambda: f"command scale {desired} {who}: ok" in job.said(), what="the scale")
-        until(lambda: f"command scale -1 {who}: a 'scale' message needs" in job.said(), what="the bad scale")
+        until(lambda: f"command scale -1 {who}: in a 'scale' message" in job.said(), what="the bad scale")
         with greet(job, "supervisor", keys.derive(job.key, Holder.SIDECAR), "sidecar") as sock:
             replace = {"type": "replace", "name": "feeder-0", "instance": "none", "reason": "test"}
             sockets.send_message(sock, replace)

@@ -75,7 +75,7 @@ def test_status_and_scale_commands_control_a_run(
     port = reserve_port()
     with socket.create_server(("127.0.0.1", port)):
         assert cli.main(["run", str(project.path), "--metrics-port", str(port)]) == 2, "it is taken"
-    assert f"port {port} of 127.0.0.1 is needed for --metrics-port" in capsys.readouterr().err
+    assert f"cannot serve --metrics-port {port} on 127.0.0.1" in capsys.readouterr().err
     with LocalRun(project.path, "--provider", "local", "--metrics-port", str(port)) as run:
         run.until("ready after")
         run.until("batch 20")
@@ -100,8 +100,8 @@ def test_status_and_scale_commands_control_a_run(
             assert "small: 2 feeders from now on" in capsys.readouterr().out
         run.until("feeders 2/2")
         for wrong, found in (
-            ("-1", "small needs 1 replicas of feeders at least, found -1"),
-            ("100000", "small may have 4096 replicas at most, found 100000"),
+            ("-1", "small requires at least 1 replicas of feeders, got -1"),
+            ("100000", "small may have at most 4096 replicas, got 100000"),
         ):
             assert cli.main(["scale", wrong, "--dir", home]) == 2
             assert found in capsys.readouterr().err
@@ -177,7 +177,7 @@ def test_killed_sidecar_supervisor_and_gcs_change_no_batch_in_a_run(tmp_path: Pa
         run.until("batch")
         run.until("feeders 2/2")
         os.kill(run.pid_of(name="gcs_server"), signal.SIGKILL)
-        run.until("Ray head 1 is lost (gcs_server ended): starting another")
+        run.until("Ray head 1 was lost (gcs_server ended): starting another")
         until(lambda: not (run.home / "r1").exists(), 60, "the new head's feeders take over")
         assert run.end() == 0, run.text
     assert digest(run.lines) == project.reference(), run.text
@@ -235,7 +235,7 @@ def test_run_with_the_local_provider_works_without_ray(tmp_path: Path):
     ) as run:
         assert run.end(60) == 1
     assert (
-        "the service cannot go on: the feeder host ended 3 times within 120 s: this machine is broken"
+        "the service cannot continue: the feeder host ended 3 times within 120 s: this machine is broken"
         in run.text
     )
 
@@ -248,7 +248,7 @@ def test_killed_raylet_changes_no_batch_of_a_run(tmp_path: Path):
         run.find()
         run.until("batch 20")
         os.kill(run.pid_of(name="raylet"), signal.SIGKILL)
-        run.until("Ray head 1 is lost (raylet ended): starting another")
+        run.until("Ray head 1 was lost (raylet ended): starting another")
         assert run.end() == 0, run.text
     assert digest(run.lines) == project.reference(), run.text
     assert run.left() == []
@@ -261,7 +261,7 @@ def test_broken_ray_ends_the_run_with_its_error(tmp_path: Path):
     project.write(feeders=feeders)
     with LocalRun(project.path) as run:
         assert run.end(40) == 1
-    assert "the service cannot go on: the Ray head ended 3 times" in run.text
+    assert "the service cannot continue: the Ray head ended 3 times" in run.text
     assert "RuntimeError: this Ray is broken" in run.text
 
 
@@ -289,7 +289,10 @@ def test_invalid_manifest_is_refused_before_anything_starts(tmp_path: Path):
     assert "no such file" in missing.stderr
     nul = run_briefly(Project(tmp_path, 1, 0.0, "a\0b").path)
     assert nul.returncode == 2
-    assert "a process cannot be given the character NUL, found in argument 4 of trainer-0" in nul.stderr
+    assert (
+        "argument 4 of trainer-0 contains the character NUL, which cannot be passed to a process"
+        in nul.stderr
+    )
 
 
 def test_suspended_job_starts_no_process(tmp_path: Path):
@@ -310,7 +313,7 @@ def test_deadlines_end_a_run_and_report_the_missing_part(tmp_path: Path):
         run.until("starting Ray")
         run.find()
         assert run.end(30) == 124, run.text
-    assert "was not up within spec.startupDeadlineSeconds (1 s)" in run.text
+    assert "did not start within spec.startupDeadlineSeconds (1 s)" in run.text
     assert "Ray's head and the supervisor are not up" in run.text
     assert run.left() == []
     Project(tmp_path, 100_000, 0.01, activeDeadlineSeconds=3)
@@ -318,5 +321,5 @@ def test_deadlines_end_a_run_and_report_the_missing_part(tmp_path: Path):
         run.until("starting Ray")
         run.find()
         assert run.end(40) == 124, run.text
-    assert "ran past spec.activeDeadlineSeconds (3 s); still running: trainer-0" in run.text
+    assert "ran longer than spec.activeDeadlineSeconds (3 s); still running: trainer-0" in run.text
     assert run.left() == []

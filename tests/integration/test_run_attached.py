@@ -120,7 +120,9 @@ def test_one_process_too_many_is_refused_until_another_ends(tmp_path: Path):
         first = project.train()
         run.until("is attached")
         refused, _ = project.train().communicate(timeout=60)
-        assert "this job serves one trainer process at a time, and it is attached: rank pid-" in refused
+        assert (
+            "this job serves one trainer process at a time, and one is already attached: rank pid-" in refused
+        )
         assert "end one of them, or raise spec.trainers.attach.processesPerPod" in refused
         first.kill()
         run.until("has left")
@@ -132,7 +134,7 @@ def test_one_process_too_many_is_refused_until_another_ends(tmp_path: Path):
 def test_feeders_stop_without_trainers_and_return_for_the_next(tmp_path: Path, provider: str):
     project = Attached(tmp_path, "idle", 200, 0.0, idleSeconds=2)
     with run_of(project, provider) as run:
-        run.until("no trainer is attached: all feeders are stopped")
+        run.until("no trainer is attached: stopping all feeders")
         live = LiveRun(run.home, run.about)
         until(lambda: live.snapshot().desired == 0 and not live.snapshot().supervisor["feeders"])
         started = time.monotonic()
@@ -141,7 +143,7 @@ def test_feeders_stop_without_trainers_and_return_for_the_next(tmp_path: Path, p
         assert digest(output(trainer)) == project.reference()
         assert time.monotonic() - started < 60
         assert run.text.count("has left") <= 1
-        run.until("no trainer is attached: all feeders are stopped")
+        run.until("no trainer is attached: stopping all feeders")
 
 
 def test_status_shows_attached_ranks_and_how_to_attach(tmp_path: Path):
@@ -199,7 +201,7 @@ def test_variables_are_printed_for_sh_and_notebooks_and_unset(tmp_path: Path):
 def test_env_of_no_run_fails_and_changes_nothing(words: list[str]):
     done = command("env", *words)
     assert (done.returncode, done.stdout) == (EXIT_INPUT, "")
-    assert "live on this machine" in done.stderr
+    assert "running on this machine" in done.stderr
 
 
 def test_run_with_trainers_of_its_own_cannot_be_attached_to(tmp_path: Path):
@@ -209,7 +211,7 @@ def test_run_with_trainers_of_its_own_cannot_be_attached_to(tmp_path: Path):
         done = command("env", "small")
         assert (done.returncode, done.stdout) == (EXIT_INPUT, "")
         assert (
-            "small starts its own trainers, and others cannot attach: set spec.trainers.attach" in done.stderr
+            "small starts its own trainers, so others cannot attach: set spec.trainers.attach" in done.stderr
         )
 
 

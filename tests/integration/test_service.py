@@ -163,8 +163,8 @@ def test_service_that_cannot_start_reports_why(tmp_path: Path, base: Path):
     deep = base / ("x" * 90)
     rank = Rank(Project(tmp_path, 10, 0.0), deep)
     assert rank.end() == 1
-    assert "the private service could not start: a Unix socket's path may have 107 bytes" in rank.text
-    assert "choose a shorter folder (TMPDIR, or DATALOADERJOB_DIR)" in rank.text
+    assert "the private service could not start: a Unix socket's path may have at most 107 bytes" in rank.text
+    assert "choose a folder with a shorter path (TMPDIR, or DATALOADERJOB_DIR)" in rank.text
 
 
 def test_service_with_a_broken_host_reports_why_to_the_waiting_loader(tmp_path: Path, base: Path):
@@ -278,7 +278,7 @@ def test_killing_the_script_or_the_service_leaves_nothing_behind(
         assert rank.end() == 1
         why = ["its folder is gone"]
         if not started:
-            why.append("the private service ended while it started, and said nothing")
+            why.append("the private service ended while it was starting, and printed nothing")
         assert any(words in rank.text for words in why), rank.text
     until(lambda: not reaper.tagged(run_id) and not os.listdir(base), 20, "all has ended")
     assert services(base) == {}

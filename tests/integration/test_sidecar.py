@@ -25,7 +25,7 @@ from batches import Augmented, Numbers, Sized, fingerprint, ids
 from rig import JOB, Rig, until
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core import control, frames, ipc, keys, sockets
+from dataloaderjob.core import control, frames, handshake, ipc, keys
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import ServiceUnavailable
@@ -180,7 +180,7 @@ def test_receiver_that_keeps_dying_without_a_batch_is_an_error(
         for _ in range(2):
             with pytest.raises(
                 ServiceUnavailable,
-                match="ended 10 times within 30 s, and no batch came: see what it printed last",
+                match="ended 10 times within 30 s without sending a batch: see the last lines that it printed",
             ):
                 next(iterator)
     finally:
@@ -284,8 +284,8 @@ def test_two_live_processes_cannot_claim_one_rank(rig: Rig) -> None:
         pid = line(first)
         with script(text, env={"RANK": "3"}) as second:
             _, err = second.communicate(timeout=60)
-            assert f"rank 3 is held by the live process {pid}; process {second.pid} cannot have it too" in err
-            assert "give each process its own RANK, or end the other one" in err
+            assert f"rank 3 is taken by the live process {pid}, so process {second.pid} cannot use it" in err
+            assert "give each process its own RANK, or end the other process" in err
         first.kill()
         first.wait()
     with script(text, env={"RANK": "3"}) as third:
@@ -433,7 +433,7 @@ class Feeders:
 def test_receiver_paused_during_many_updates_gets_the_newest_feeders(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_key, key_path = sockets.new_key(), rig.home / "key-sidecar"
+    job_key, key_path = handshake.new_key(), rig.home / "key-sidecar"
     key_path.write_bytes(keys.derive(job_key, keys.Holder.SIDECAR))
     state: Any = Feeders(rig.endpoints(), key_path.read_bytes(), (rig.home / "key").read_bytes())
     server = SupervisorServer(
@@ -488,12 +488,14 @@ def test_loader_waits_for_a_restarting_sidecar(
         assert ids(DataLoader(Numbers(20))) == list(range(20))
     finally:
         later.join()
-    assert f"no sidecar answers at {rig.socket}; waiting for it" in capsys.readouterr().err
+    assert f"no sidecar responds at {rig.socket}; waiting for it" in capsys.readouterr().err
 
 
 def test_too_long_socket_path_is_reported_on_both_sides(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(rig.home / ("x" * 100))
-    message = rf"a Unix socket's path may have 107 bytes, '{path}' has {len(path)}: choose a shorter folder"
+    message = (
+        rf"a Unix socket's path may have at most 107 bytes, but '{path}' has {len(path)}: choose a folder"
+    )
     monkeypatch.setenv("DATALOADERJOB_SOCKET", path)
     with pytest.raises(ServiceUnavailable, match=message):
         iter(DataLoader(Numbers()))
@@ -570,22 +572,25 @@ def refused(rig: Rig, **options: Any) -> str:
 
 def test_memory_too_small_for_the_pool_is_detected_at_start(rig: Rig) -> None:
     said = refused(rig, shared_memory_nbytes=100 << 20, processes=2, pool_nbytes=60 << 20)
-    assert f"a pool of {60 << 20} bytes was asked for, the limit of one pool is {50 << 20}" in said
+    assert f"a pool of {60 << 20} bytes was requested, but the limit of one pool is {50 << 20}" in said
     assert "raise spec.loader.memoryPerProcess or lower spec.loader.poolSize" in said
     assert not (rig.home / "new-blobs").exists(), "nothing was touched"
 
 
 def test_memory_beyond_the_containers_limit_is_detected_at_start(rig: Rig) -> None:
     said = refused(rig, shared_memory_nbytes=1 << 60)
-    assert f"shared memory of {1 << 60} bytes was asked for, this container may use {memory_limit()}" in said
-    assert "raise the memory limit of the sidecar or lower spec.loader.memoryPerProcess" in said
+    assert (
+        f"{1 << 60} bytes of shared memory were requested, but this container may use {memory_limit()}"
+        in said
+    )
+    assert "raise the sidecar's memory limit or lower spec.loader.memoryPerProcess" in said
 
 
 def test_missing_or_unwritable_socket_folder_is_reported(rig: Rig) -> None:
     assert "the folder of the socket '/nowhere/s' does not exist: create it first" in refused(
         rig, socket="/nowhere/s"
     )
-    assert "cannot make a socket at /proc/s" in refused(rig, socket="/proc/s")
+    assert "cannot create a socket at /proc/s" in refused(rig, socket="/proc/s")
 
 
 def test_file_in_place_of_the_socket_is_not_removed(rig: Rig) -> None:
@@ -723,8 +728,8 @@ def test_private_service_has_room_for_eight_unannounced_processes(
             limits.append(intruder.told["limit_nbytes"])
         assert limits == [1 << 28] + [1 << 25] * 8
         assert say(alone, hello(rank="pid-9"), 1) == (
-            "9 processes use the service of this launch, made for 1: set LOCAL_WORLD_SIZE to their number, as torchrun "
-            "does"
+            "9 processes use the service of this launch, which was started for 1: "
+            "set LOCAL_WORLD_SIZE to their number, as torchrun does"
         )
 
 
@@ -836,7 +841,7 @@ def manifest_longer_than_a_feeder_can_hand_on(i: Intruder) -> None:
 def half_a_ticket(i: Intruder) -> None:
     i.open()
     i.say(ipc.Type.TICKETS, frames.join_tickets([(0, b"abc")]), stream=1)
-    until(lambda: "a ticket needs at least" in i.rig.logs(), what="a line of a feeder")
+    until(lambda: "a ticket must have at least" in i.rig.logs(), what="a line of a feeder")
 
 
 def window_without_end(i: Intruder) -> None:

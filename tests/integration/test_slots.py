@@ -129,7 +129,7 @@ class TestWithTwoFeeders:
         first = DataLoader(Shards(), batch_size=4, num_workers=3)
         next(iter(first))
         other = DataLoader(Shards(), batch_size=4, num_workers=2)
-        with pytest.raises(InputError, match="slots was 3, is 2"):
+        with pytest.raises(InputError, match="slots was 3, but is 2 now"):
             other.load_state_dict(first.state_dict())
 
     def test_omitted_num_workers_makes_one_slot(self, rig: Rig):
@@ -379,7 +379,7 @@ def test_epoch_resumes_at_the_last_snapshots(rig: Rig, kind: type, tmp_path: Pat
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
-        (Shuffled(200), "slot 0 of the dataset: its state_dict() does not bring back what its iterator had"),
+        (Shuffled(200), "slot 0 of the dataset: its state_dict() does not restore its iterator's state"),
         (BadState(200), "slot 0 of the dataset: its state cannot be kept (RuntimeError: no state today)"),
         (WithOwnState(200), ""),
         (Shards(), ""),
@@ -405,7 +405,7 @@ def test_resumed_epoch_that_differs_from_the_original_is_reported(
     second = DataLoader(kind(), batch_size=5, num_workers=1)
     second.load_state_dict(first.state_dict())
     next(iter(second))
-    said = "batch 5 of slot 0 came out differently when it was made again" in capsys.readouterr().err
+    said = "batch 5 of slot 0 differed when it was rebuilt" in capsys.readouterr().err
     assert said == (kind is ByTheClock)
 
 
@@ -418,7 +418,7 @@ def test_lost_slot_that_is_remade_differently_is_reported(
         if number == 20:
             for pid in service.feeder_pids():
                 os.kill(pid, signal.SIGKILL)
-    said = "a batch that was made again differs from the one sent before" in capsys.readouterr().err
+    said = "a batch that was rebuilt differs from the one sent before" in capsys.readouterr().err
     assert said == (kind is ByTheClock)
     service.settled()
 

@@ -36,7 +36,8 @@ from stream_data import Counting, Failing, Shards, WithOwnState, WithState, dige
 
 from dataloaderjob import DataLoader
 from dataloaderjob.core.errors import DeadlineExceeded, InputError, ServiceError
-from dataloaderjob.trainer.epochs import staged_iterator
+from dataloaderjob.trainer.epochs import relay
+from dataloaderjob.trainer.epochs.reading import Reading
 
 NOISY: dict[str, list[str]] = {}
 """What a random stage made, by the first number of feeders."""
@@ -169,7 +170,7 @@ class TestWithTwoFeeders:
         assert found.tolist() == [[n, 3 * (n % 5 + 1) * (n + 1), n] for n in range(21)]
 
     def test_samples_too_large_for_the_stage_are_refused_and_later_ones_come(self, rig: Rig):
-        sizes = (1000, staged_iterator.MOST_READ_NBYTES + 1, 30 << 20, 5)
+        sizes = (1000, relay.MOST_READ_NBYTES + 1, 30 << 20, 5)
         iterator, found = iter(ours(Heavy(sizes), summed, num_workers=1, batch_size=1)), []
         while True:
             try:
@@ -186,13 +187,13 @@ class TestWithTwoFeeders:
     def test_few_samples_wait_in_the_trainer_if_they_are_large(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(staged_iterator, "MOST_WAITING_NBYTES", 3 << 20)
+        monkeypatch.setattr(relay, "MOST_WAITING_NBYTES", 3 << 20)
         loader = ours(Heavy((1 << 20,) * 40), summed, num_workers=1, batch_size=1, prefetch_factor=16)
         iterator, most = iter(loader), 0
         for _ in range(40):
             time.sleep(0.02)
             next(iterator)
-            most = max(most, iterator._waiting_nbytes)
+            most = max(most, iterator._relay._waiting_nbytes)
             assert not any(iterator._stream.recent)
         assert 2 << 20 < most < 5 << 20
 
@@ -217,7 +218,7 @@ class TestWithTwoFeeders:
             raise ValueError("a handler's")
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(iterator), "_submit", interrupted)
+            patch.setattr(Reading, "submit", interrupted)
             with pytest.raises(ValueError, match="a handler's"):
                 for _ in range(40):
                     next(iterator)

@@ -28,7 +28,16 @@ from strangers import all_end, answer, call, heard, hello, messages, refusal, vi
 from dataloaderjob import DataLoader
 from dataloaderjob.core import ipc, keys, sockets
 from dataloaderjob.core.frames import PROTOCOL
-from dataloaderjob.core.sockets import LENGTH, MAX_HELLO_NBYTES, ClientHandshake
+from dataloaderjob.core.handshake import (
+    CONTROL,
+    DATA,
+    MAX_HELLO_NBYTES,
+    ClientHandshake,
+    Key,
+    Versions,
+    answer_challenge,
+)
+from dataloaderjob.core.sockets import LENGTH
 from dataloaderjob.sidecar.admission import EXTRA_PROCESSES
 from dataloaderjob.sidecar.listeners import MAX_CLIENTS, MAX_GUESTS
 from processes import alive
@@ -154,12 +163,12 @@ def test_rank_in_use_or_malformed_is_refused(job: LiveJob) -> None:
                 fd = os.pidfd_open(owner)
                 sock = visit(job.socket, hello(rank=rank, pid=owner), [fd])
                 os.close(fd)
-                assert f"rank {rank} is held by the live process" in refusal(sock)
+                assert f"rank {rank} is taken by the live process" in refusal(sock)
         for form in forms:
             fd = os.pidfd_open(os.getpid())
             sock = visit(job.socket, hello(rank=form), [fd])
             os.close(fd)
-            assert "a rank is a short word of letters, digits" in refusal(sock)
+            assert "a rank must be a short word of letters, digits" in refusal(sock)
 
 
 def test_sixty_unannounced_ranks_get_only_the_reserved_memory(job: LiveJob) -> None:
@@ -181,15 +190,15 @@ def test_sixty_unannounced_ranks_get_only_the_reserved_memory(job: LiveJob) -> N
 # Feeders and supervisor, without the key
 
 
-def versions(challenge: dict[str, Any]) -> sockets.Versions:
+def versions(challenge: dict[str, Any]) -> Versions:
     """Of the protocol that is spoken at this port."""
-    return sockets.DATA if challenge["protocol"] == PROTOCOL else sockets.CONTROL
+    return DATA if challenge["protocol"] == PROTOCOL else CONTROL
 
 
 def forged(challenge: dict[str, Any], name: str) -> list[dict[str, Any]]:
     """Answers of somebody who has another key, or none."""
     fields: dict[str, Any] = {"role": "receiver", "name": "r", "job": name, "facts": {}}
-    good = sockets.answer_challenge(os.urandom(32), challenge, **fields, versions=versions(challenge))
+    good = answer_challenge(os.urandom(32), challenge, **fields, versions=versions(challenge))
     without = [{k: v for k, v in good.items() if k != gone} for gone in ("mac", "nonce", "job")]
     return [
         good, challenge, {}, *without, {**good, "mac": None}, {**good, "mac": "é" * 64}, {**good, "mac": [1]},
@@ -215,13 +224,15 @@ def test_peer_without_the_key_gets_only_the_first_message(job: LiveJob, part: st
                 sockets.send_message(sock, forged(challenge, job.name)[at])
                 (told,) = messages(heard(sock))
                 assert any(reason in told["error"] for reason in REFUSED), told
-        until(lambda: "connections were refused since the last such line" in job.said(), what="a line of it")
+        until(
+            lambda: "connections were refused since the last such message" in job.said(), what="a line of it"
+        )
 
 
 REFUSED = ("does not hold this job's key", "protocol version", "is not served here")
 
 
-def recorded(port: int, key: sockets.Key, role: str, job: str) -> tuple[bytes, bytes]:
+def recorded(port: int, key: Key, role: str, job: str) -> tuple[bytes, bytes]:
     """What both sides say in a handshake that succeeds, after the challenge."""
     with call(port) as sock:
         challenge = sockets.recv_message(sock)

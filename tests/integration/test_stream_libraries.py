@@ -105,7 +105,7 @@ def test_webdataset_resampling_resumes_with_a_warning_that_it_differs(
     second.load_state_dict(first.state_dict())
     del iterator
     assert len(list(second)) == 140
-    assert "batch 29 of slot 0 came out differently when it was made again" in capsys.readouterr().err
+    assert "batch 29 of slot 0 differed when it was rebuilt" in capsys.readouterr().err
 
 
 # HF datasets
@@ -200,9 +200,7 @@ def tried(loader: DataLoader[Any], capsys: pytest.CaptureFixture[str], said: lis
     """Whether it was said that the state is not exact, and the loader has none: another may have been told of late."""
     state = loader.state_dict()  # reads what has come
     said.append(capsys.readouterr().err)
-    return state["sampler"]["slots"] == [None] and "does not bring back what its iterator had" in "".join(
-        said
-    )
+    return state["sampler"]["slots"] == [None] and "does not restore its iterator's state" in "".join(said)
 
 
 # Feeders that die

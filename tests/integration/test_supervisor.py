@@ -21,7 +21,7 @@ import torch
 from feeder_client import Receiver, Squares, bundle_of, wait_until
 from supervised import KEY, Supervised, head
 
-from dataloaderjob.core import keys, sockets
+from dataloaderjob.core import handshake, keys, sockets
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.frames import FrameKind
@@ -66,7 +66,7 @@ class Sidecar:
 
     def __init__(self, supervised: Supervised, role: str = "sidecar") -> None:
         self.sock = sockets.dial(("127.0.0.1", supervised.settings.port), 10)
-        sockets.greet(self.sock, keys.of_job(KEY), role=role, name="pod-0", job=supervised.job)
+        handshake.greet(self.sock, keys.of_job(KEY), role=role, name="pod-0", job=supervised.job)
         self.sock.settimeout(40)
 
     def __enter__(self) -> Self:
@@ -190,7 +190,7 @@ def test_feeder_without_room_is_reported_and_retried(start: Start):
     status = supervised.wait(lambda s: s["ready"] == 1 and any("no node has room" in n for n in s["notes"]))
     (waiting,) = [f for f in status["feeders"] if f["state"] != "ready"]
     assert re.search(r"feeder: 40 needed, \d+ of 64 free", waiting["why"])
-    supervised.wait(lambda s: any("it is started again" in n for n in s["notes"]))
+    supervised.wait(lambda s: any("restarting it" in n for n in s["notes"]))
     supervised.wait(lambda s: s["feeders"][int(waiting["name"][-1])]["state"] == "placing")
     supervised.scale(1)
     supervised.ready(1)
@@ -242,8 +242,8 @@ def test_supervisor_keeps_metrics_and_refuses_bad_requests(start: Start):
         supervised.wait(lambda s: s["sidecars"] == {"pod-0": {"batches": 7}})
     supervised.wait(lambda s: s["sidecars"] == {})
     for message, text in [
-        ({"kind": "dance"}, "scale, status or stop is needed, found 'dance'"),
-        ({"kind": "scale", "feeders": -1}, "'feeders' from 0 to 4096, found -1"),
+        ({"kind": "dance"}, "expected scale, status or stop, got 'dance'"),
+        ({"kind": "scale", "feeders": -1}, "'feeders' must be from 0 to 4096, but is -1"),
         ({"kind": "scale", "feeders": "3"}, "found '3'"),
     ]:
         with pytest.raises(ServiceError, match=text):

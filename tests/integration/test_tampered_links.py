@@ -19,7 +19,7 @@ from supervisor_alone import SupervisorAlone
 from tamperer import Change, Deed, TamperedRig, Tamperer, altered, dropped, repeated, spliced, swapped
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core import keys, sockets, supervision
+from dataloaderjob.core import handshake, keys, supervision
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.frames import PROTOCOL
@@ -29,8 +29,8 @@ from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder.connections import Registration
 from dataloaderjob.sidecar.supervisor_client import SupervisorClient
 
-ALTERED = "was altered on the way"
-DROPPED = "frames were dropped or reordered on the way"
+ALTERED = "was altered in transit"
+DROPPED = "frames were dropped or reordered in transit"
 TICKET_AT, NBYTES_AT = 12, 38
 """Places in a frame's header; a change at the second adds 64 KiB."""
 DEEDS: dict[str, tuple[Deed, str]] = {
@@ -38,7 +38,7 @@ DEEDS: dict[str, tuple[Deed, str]] = {
     "altered-length": (altered(NBYTES_AT), ALTERED),
     "altered-mac": (altered(65 + 8), ALTERED),
     "dropped": (dropped, DROPPED),
-    "repeated": (repeated, "was repeated on the way"),
+    "repeated": (repeated, "was replayed in transit"),
     "swapped": (swapped, DROPPED),
     "spliced": (spliced, "or was sent on another connection"),
 }
@@ -124,7 +124,7 @@ def test_tampered_handshake_ends_its_connection_with_the_reason(rig: TamperedRig
 
 # The supervisor
 
-KEY, JOB = b"k" * sockets.KEY_NBYTES, "team/mnist/u-1"
+KEY, JOB = b"k" * handshake.KEY_NBYTES, "team/mnist/u-1"
 LENGTH_AT = 2
 MESSAGES: dict[str, tuple[Deed, str]] = {
     "altered-length": (altered(LENGTH_AT), ALTERED),
@@ -197,7 +197,7 @@ def test_tampered_message_ends_its_connection_and_changes_no_report(
     until(lambda: knows(99), what="a list over another connection")
     supervisor.leaves(99)
     until(lambda: not knows(99), what="a later list")
-    assert (by == "supervisor") != ("the connection of sidecar-0 is closed" in caplog.text)
+    assert (by == "supervisor") != ("closed the connection of sidecar-0" in caplog.text)
 
 
 @pytest.mark.parametrize("deed", ["altered-text", "dropped"])
@@ -213,7 +213,7 @@ def test_tampered_report_of_a_feeder_ends_its_connection_and_is_repeated(
     )  # fmt: skip
     relay.arm(do)
     registration = Registration(
-        settings, host="127.0.0.1", port=7, instance="i7", link_key=sockets.new_key(), idle=lambda: True
+        settings, host="127.0.0.1", port=7, instance="i7", link_key=handshake.new_key(), idle=lambda: True
     )
     registration.start()
     built = itertools.count(1)
@@ -224,19 +224,19 @@ def test_tampered_report_of_a_feeder_ends_its_connection_and_is_repeated(
         return text in caplog.text
 
     until(told, what=text)
-    assert "the connection of feeder-7 is closed" in caplog.text
-    until(lambda: caplog.text.count("feeder-7 (i7) reported") > 1, what="another report")
+    assert "closed the connection of feeder-7" in caplog.text
+    until(lambda: caplog.text.count("feeder-7 (i7) has reported") > 1, what="another report")
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         (
-            lambda m: {**m, "protocol": sockets.SEALED - 1, "oldest": sockets.SEALED - 2},
-            f"speaks protocol version {sockets.CONTROL.newest}, which was altered to {sockets.SEALED - 1} on the way",
+            lambda m: {**m, "protocol": handshake.SEALED - 1, "oldest": handshake.SEALED - 2},
+            f"protocol version {handshake.CONTROL.newest}, which was altered to {handshake.SEALED - 1} on the way",
         ),
         (
-            lambda m: {"nonce": m["nonce"].partition("-")[0], "protocol": sockets.SEALED - 1},
+            lambda m: {"nonce": m["nonce"].partition("-")[0], "protocol": handshake.SEALED - 1},
             "or its answer was altered on the way",
         ),
     ],

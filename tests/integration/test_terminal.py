@@ -124,7 +124,7 @@ def test_watched_status_is_a_table_that_ends_with_the_run_or_ctrl_c(tmp_path: Pa
             run.process.terminate()
             assert watched.end(60) == 0, watched.text
             assert watched.is_sane()
-        assert "nothing is left to watch" in watched.screen.lines[-2]
+        assert "no run is left to watch" in watched.screen.lines[-2]
         assert run.end() == 143
 
 
@@ -144,7 +144,7 @@ def test_piped_output_has_no_escape_codes(loud: Project):
             rest, _ = watched.communicate(timeout=60)
     ours = [line for line in run.lines if not line.startswith("[trainer-")]
     assert "\x1b" not in "".join(ours) + first + rest
-    assert rest.splitlines()[-1] == "nothing is left to watch"
+    assert rest.splitlines()[-1] == "no run is left to watch"
     nothing = subprocess.run(
         [*command, "--dir", str(run.home)], capture_output=True, text=True, timeout=60, check=False
     )

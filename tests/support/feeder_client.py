@@ -15,7 +15,7 @@ from patience import PATIENCE_S
 from sealing import read_frame, sealed
 
 from dataloaderjob.batches.decoding import Decoder
-from dataloaderjob.core import digests, frames, sockets
+from dataloaderjob.core import digests, frames, handshake, sockets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.frames import FROM_FEEDER, Flag, FrameKind
 from dataloaderjob.shipping.bundles import make_bundle
@@ -52,14 +52,14 @@ class Receiver:
             self.sock.connect(host)
         else:
             self.sock = sockets.dial((host, port), 5)
-        self.facts = sockets.greet(
+        self.facts = handshake.greet(
             self.sock,
             key,
             role="receiver",
             name="test",
             job=job,
             facts={"trainer": trainer},
-            versions=sockets.DATA,
+            versions=handshake.DATA,
         )
         self.sock.settimeout(timeout_s)
         self.bundles: dict[bytes, Bundle] = {}

@@ -10,6 +10,7 @@ from typing import Any
 
 from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.frames import FrameKind, Header
+from dataloaderjob.core.handshake import DATA, MAX_HELLO_NBYTES, ServerHandshake
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.feeder_connection import BodyPhase, FeederConnection
 
@@ -62,13 +63,13 @@ class Feeder:
         sock = sockets.Connection.of(listener.accept()[0])
         self.links.append(sock)
         facts = {"instance": self.endpoint.instance}
-        handshake = sockets.ServerHandshake(KEY, job=JOB, facts=facts, versions=sockets.DATA)
+        handshake = ServerHandshake(KEY, job=JOB, facts=facts, versions=DATA)
         sock.sendall(handshake.greeting)
         sock.setblocking(False)
         while not handshake.done:
             step(connection)
             with contextlib.suppress(BlockingIOError):
-                sock.sendall(handshake.receive(sock.recv(sockets.MAX_HELLO_NBYTES)))
+                sock.sendall(handshake.receive(sock.recv(MAX_HELLO_NBYTES)))
         sock.setblocking(True)
         if sock.family != socket.AF_UNIX:
             sock.seals = handshake.seals

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 from local_runs import Project
 from supervised import Head, up, with_support
 
@@ -48,3 +52,39 @@ def on(head: ForeignHead, folder: Path, *args: Any, **spec: Any) -> Project:
     """A project whose feeders are placed on this cluster."""
     folder.mkdir(exist_ok=True)
     return Project(folder, *args, ray={"external": {"address": head.address}}, **spec)
+
+
+def feeders_of(ray: ForeignHead) -> list[int]:
+    """Pids of the feeders' actors and their hosts on this cluster."""
+    found = []
+    for pid in ray.pids():
+        try:
+            process = psutil.Process(pid)
+            if "Feeder" in process.name() or any("Feeder" in word for word in process.cmdline()):
+                found += [pid, *(child.pid for child in process.children(recursive=True))]
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@contextmanager
+def described_as(ray: ForeignHead, **versions: str) -> Iterator[None]:
+    """The cluster as one of these versions."""
+    code = (
+        "import json, sys; from ray._raylet import GcsClient; gcs = GcsClient(address=sys.argv[1]);"
+        "key, space = b'CLUSTER_METADATA', b'cluster'; found = gcs.internal_kv_get(key, namespace=space);"
+        "print(found.decode());"
+        "made = json.dumps({**json.loads(found), **json.loads(sys.argv[2])}).encode();"
+        "gcs.internal_kv_put(key, made, overwrite=True, namespace=space)"
+    )
+
+    def put(change: str) -> str:
+        command = [sys.executable, "-c", code, ray.address, change]
+        env = {**os.environ, **ray.auth()}
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+    before = put(json.dumps(versions))
+    try:
+        yield
+    finally:
+        put(before)

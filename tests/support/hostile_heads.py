@@ -23,6 +23,7 @@ from ports import reserve_port
 
 from dataloaderjob.api import KIND
 from dataloaderjob.core import keys, sockets
+from dataloaderjob.core.handshake import accept_answer, new_challenge, seals_after
 from dataloaderjob.core.seals import Seals
 from dataloaderjob.core.supervision import READ
 from dataloaderjob_operator import names
@@ -90,13 +91,13 @@ async def serve(port: int, kind: str) -> None:
 
     async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, EOFError):
-            first = sockets.new_challenge()
+            first = new_challenge()
             writer.write(sockets.pack_message(first))
             hello = await receive(reader, None)
             job = str(hello["job"])
             key = keys.of_job(names.job_key(ROOT, job.rpartition("/")[2]))
-            writer.write(sockets.pack_message(sockets.accept_answer(key, first, hello, job=job, facts={})))
-            seals = sockets.seals_after(key, first, hello, accepted=True)
+            writer.write(sockets.pack_message(accept_answer(key, first, hello, job=job, facts={})))
+            seals = seals_after(key, first, hello, accepted=True)
             assert seals is not None
             while True:
                 asked = await receive(reader, seals)

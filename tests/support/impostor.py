@@ -14,7 +14,7 @@ from rig import JOB, Rig
 from sealing import read_frame, sealed
 from welcomes import welcome
 
-from dataloaderjob.core import frames, sockets
+from dataloaderjob.core import frames, handshake, sockets
 from dataloaderjob.core.frames import FROM_RECEIVER, FrameKind, Header
 from dataloaderjob.shipping.facts import facts
 
@@ -102,7 +102,7 @@ class Impostor:
         doing = self._doing
         self._links.add(sock)
         with sock, contextlib.suppress(OSError):
-            welcome(sock, self._key, job=JOB, facts=doing.facts, versions=sockets.DATA)
+            welcome(sock, self._key, job=JOB, facts=doing.facts, versions=handshake.DATA)
             doing.greeted.set()
             link = Link(sock)
             doing.deed(link)

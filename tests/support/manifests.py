@@ -153,11 +153,9 @@ REFUSED_FIELDS = [
     pytest.param({REGISTER: 0}, "found 0; use a whole number from 1 to 3600", id="register-0"),
     pytest.param({f"{CHECK}.timeoutMs": 0}, "found 0; use a whole number from 100", id="check-timeout-0"),
     # quantities
+    pytest.param({"spec.loader.memoryPerProcess": "2GB"}, 'found "2GB"; use a size such as "512Mi"', id="GB"),
     pytest.param(
-        {"spec.loader.memoryPerProcess": "2GB"}, 'found "2GB"; use a number of bytes such as "512Mi"', id="GB"
-    ),
-    pytest.param(
-        {"spec.loader.memoryPerProcess": "-1Gi"}, 'found "-1Gi"; use a number of bytes', id="negative-size"
+        {"spec.loader.memoryPerProcess": "-1Gi"}, 'found "-1Gi"; use a size such as', id="negative-size"
     ),
     pytest.param({"spec.loader.memoryPerProcess": "1500m"}, "found ", id="parts-of-a-byte"),
     pytest.param(
@@ -243,6 +241,16 @@ REFUSED_FIELDS = [
         'spec.ray.external.address: found "auto"; use host:port of the head\'s GCS',
         id="no-address-of-ray",
     ),
+    pytest.param(
+        {"spec.ray.external": {"rayCluster": "Shared"}},
+        'spec.ray.external.rayCluster: found "Shared"; use the name of a RayCluster in the job\'s namespace',
+        id="no-name-of-a-ray-cluster",
+    ),
+    pytest.param(
+        {"spec.ray.external": {"rayCluster": "shared", "tokenSecretRef": {"name": "shared", "key": "a/b"}}},
+        'spec.ray.external.tokenSecretRef.key: found "a/b"; use a key of that Secret',
+        id="no-key-of-a-secret",
+    ),
     pytest.param({TASKS: {"cpus": 0}}, "spec.ray.managed.tasks.cpus: found 0", id="no-cpus-for-tasks"),
 ]
 
@@ -259,7 +267,7 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {"spec.trainers": {"attach": {}}},
-        "spec.feeders.image: found no image; use the image with your Dataset's code",
+        "spec.feeders.image: found no image; use an image with your Dataset's code",
         id="attach-without-image",
     ),
     pytest.param(
@@ -293,9 +301,14 @@ REFUSED_BY_RULES = [
     ),
     pytest.param({"spec.ray.managed.version": "2.55.1"}, '"2.55.1"; use Ray 2.56 or newer', id="old-ray"),
     pytest.param(
-        {"spec.ray.external": {"address": "10.0.0.5:6379"}},
-        "spec.ray.external: found the address 10.0.0.5:6379; use managed, or leave both out: only",
-        id="existing-ray",
+        {"spec.ray.external": {"tokenSecretRef": {"name": "ray"}}},
+        "spec.ray.external.address: found neither address nor rayCluster; use one of the two: address, the host:port",
+        id="nameless-ray",
+    ),
+    pytest.param(
+        {"spec.ray.external": {"address": "ray:6379", "rayCluster": "shared"}},
+        "spec.ray.external.address: found address and rayCluster; use one of the two: address, the host:port",
+        id="twice-named-ray",
     ),
     pytest.param(
         {"spec.ray": {"external": {"address": "ray:6379"}, "managed": {"version": "2.60.0"}}},
@@ -310,7 +323,7 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {f"{CHECK}.failureThreshold": 1000},
-        "failureThreshold * (periodMs + timeoutMs) = 25000000 ms; use values that find a dead node",
+        "failureThreshold * (periodMs + timeoutMs) = 25000000 ms; use values that detect a dead node",
         id="patient-health-check",
     ),
     pytest.param(
@@ -349,17 +362,17 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {"spec.ray.managed.head.template.spec.hostNetwork": True},
-        "hostNetwork: found true; use false: sidecars, feeders and the operator find the head by its Service",
+        "hostNetwork: found true; use false: sidecars, feeders and the operator find the head through its Service",
         id="head-on-the-host",
     ),
     pytest.param(
         {FEEDER: [{"name": "feeder", "env": [{"name": "POD_IP", "value": "::1"}]}]},
-        "use another name: dataloaderjob sets this one itself",
+        "use another name, because dataloaderjob sets this one itself",
         id="feeder-ip",
     ),
     pytest.param(
         {FEEDER: [{"name": "feeder", "env": [{"name": "RAY_ADDRESS", "value": "x"}]}]},
-        "use another name: dataloaderjob sets this one itself",
+        "use another name, because dataloaderjob sets this one itself",
         id="feeder-env",
     ),
     pytest.param(
@@ -370,7 +383,7 @@ REFUSED_BY_RULES = [
     *(
         pytest.param(
             {f"{CONTAINER}.env": [{"name": name, "value": "1"}]},
-            "use another name: this one is set from spec.trainers.job.replicas",
+            "use another name, because this one is derived from spec.trainers.job.replicas",
             id=name,
         )
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "PET_NNODES", "DATALOADERJOB_X")
@@ -379,7 +392,7 @@ REFUSED_BY_RULES = [
         {"spec.loader.memoryPerProcess": "1Ki"}, "1Ki; use at least 1Mi, such as 1Gi", id="tiny-memory"
     ),
     pytest.param({"spec.loader.memoryPerProcess": "17Ti"}, "17Ti; use at most 16Ti", id="huge-memory"),
-    pytest.param({"spec.loader.poolSize": 512}, "512; use at least 1Mi, or leave it out", id="tiny-pool"),
+    pytest.param({"spec.loader.poolSize": 512}, "512; use at least 1Mi, or omit it", id="tiny-pool"),
     pytest.param(
         {"spec.loader.poolSize": "3Gi"},
         "3Gi, above memoryPerProcess 1Gi; use a size up to",
@@ -419,7 +432,7 @@ REFUSED_BY_RULES = [
     *(
         pytest.param(
             {f"spec.{part}.env": [{"name": name, "value": "1"}]},
-            "use another name: the job sets this one itself",
+            "use another name, because the job sets this one itself",
             id=f"{part}-{name}",
         )
         for part, name in (
@@ -445,7 +458,7 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {"spec.trainers.job.template.spec.restartPolicy": "OnFailure"},
-        '"OnFailure"; use Never, or leave it out',
+        '"OnFailure"; use Never, or omit it',
         id="restart-policy",
     ),
     *(
@@ -471,17 +484,17 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {"spec.feeders.template.spec.restartPolicy": "Never"},
-        '"Never"; use Always, or leave it out: head and feeders are Deployments',
+        '"Never"; use Always, or omit it: head and feeders are Deployments',
         id="restart-policy-of-feeders",
     ),
     pytest.param(
         {"spec.trainers.job.template.spec.hostNetwork": True},
-        "Ingress with hostNetwork in trainers.job.template; use None if pods use the network of their node",
+        "Ingress with hostNetwork in trainers.job.template; use None if pods use their node's network",
         id="policy-of-pods-on-the-host",
     ),
     pytest.param(
         {"spec.feeders.template.spec.hostNetwork": True, "spec.networkPolicy.mode": "Strict"},
-        "Strict with hostNetwork in feeders.template; use None if pods use the network of their node",
+        "Strict with hostNetwork in feeders.template; use None if pods use their node's network",
         id="policy-of-feeders-on-the-host",
     ),
     pytest.param(
@@ -506,6 +519,17 @@ ACCEPTED = [
     ),
     pytest.param(
         {**ATTACHED, "spec.trainers.attach.follow": {**FOLLOW, "apiVersion": "v1"}}, id="follow-core-group"
+    ),
+    pytest.param({"spec.ray.external": {"address": "10.0.0.5:6379"}}, id="ray-at-an-address"),
+    pytest.param(
+        {
+            "spec.ray.external": {
+                "rayCluster": "shared",
+                "tokenSecretRef": {"name": "shared"},
+                "resources": {"requests": {"cpu": "50m"}, "limits": {}},
+            }
+        },
+        id="ray-cluster-in-full",
     ),
     pytest.param({f"{CONTAINER}.command": ABSENT, f"{CONTAINER}.args": ["--lr", "1"]}, id="entrypoint"),
     pytest.param({f"{CONTAINER}.command": []}, id="empty-command"),

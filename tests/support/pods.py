@@ -23,6 +23,7 @@ from ports import reserve_port
 from rig import until
 
 from dataloaderjob.api import parse_object
+from dataloaderjob.api.ray import ExternalRaySpec
 from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.core.keys import Holder
@@ -113,6 +114,8 @@ class Pods:
         for number in range(feeders):
             if not self._runs(f"f{number}"):
                 self.feeder(number)
+        if not self._runs("s"):
+            self.supervisor()
         if not self._runs("h"):
             self.head()
         if not self._runs("sidecar"):
@@ -124,13 +127,43 @@ class Pods:
         return name in self.running and self.running[name].process.poll() is None
 
     def head(self, **more: Any) -> Pod:
+        """Ray's container of the head's pod, and the supervisor's unless it runs."""
+        if not self._runs("s"):
+            self.supervisor()
         fields = {
-            **settings.head(self.job, SETUP), "count_path": None, "num_feeders": self.job.spec.feeders.count,
-            "key_path": self._at(settings.JOB_KEY), "feeder_key_path": self._at(Holder.FEEDER),
-            "token_path": self._at(settings.RAY_TOKEN), "host": HEAD, "gcs_port": self.gcs_port,
-            "supervisor_port": self.port, "temp_dir": self._at("h"), **more,
-        }  # fmt: skip
+            **self._head(),
+            "token_path": self._at(settings.RAY_TOKEN),
+            "temp_dir": self._at("h"),
+            **more,
+        }
         return self._start("dataloaderjob.pod.head", "h", HEAD, fields)
+
+    def driver(self, address: str, token: str | None = None, **more: Any) -> Pod:
+        """The supervisor's pod on an existing Ray cluster. `token`: path of the cluster's token."""
+        ray = ExternalRaySpec(address=address)
+        fields = {
+            **settings.driver(self.job, SETUP, ray), "count_path": None, "num_feeders": self.job.spec.feeders.count,
+            "key_path": self._at(settings.JOB_KEY), "feeder_key_path": self._at(Holder.FEEDER), "token_path": token,
+            "host": HEAD, "supervisor_port": self.port, "temp_dir": self._at("h"), **more,
+        }  # fmt: skip
+        return self._start("dataloaderjob.pod.driver", "h", HEAD, fields)
+
+    def supervisor(self, **more: Any) -> Pod:
+        fields = {
+            **self._head(), "key_path": self._at(settings.JOB_KEY), "temp_dir": self._at("v"), **more,
+        }  # fmt: skip
+        return self._start("dataloaderjob.pod.supervisor", "s", HEAD, fields)
+
+    def _head(self) -> dict[str, Any]:
+        """The settings that both containers read. Neither finds the other's secret."""
+        link = self.home / "l"
+        link.mkdir(exist_ok=True)
+        return {
+            **settings.head(self.job, SETUP), "count_path": None, "num_feeders": self.job.spec.feeders.count,
+            "key_path": self._at("no-key"), "token_path": self._at("no-token"), "link_folder": str(link),
+            "feeder_key_path": self._at(Holder.FEEDER), "host": HEAD, "gcs_port": self.gcs_port,
+            "supervisor_port": self.port,
+        }  # fmt: skip
 
     def feeder(self, number: int, **more: Any) -> Pod:
         name = f"f{number}"
@@ -179,6 +212,10 @@ class Pods:
         return supervision.ask(
             HEAD, self.port, self.key, job=settings.unique(self.job), message={"type": "status"}
         )
+
+    def scale(self, feeders: int) -> None:
+        message = {"type": "scale", "feeders": feeders}
+        supervision.ask(HEAD, self.port, self.key, job=settings.unique(self.job), message=message)
 
     def ready(self, feeders: int, timeout_s: float = 90.0) -> dict[str, Any]:
         """The supervisor's status once so many feeders serve."""

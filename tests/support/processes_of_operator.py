@@ -32,12 +32,14 @@ BRISK = {
     "decide.health.SETTLE_S": 1.0,
     "keys.AGAIN_S": 2.0,
     "observe.followed_objects.PERIOD_S": 2.0,
+    "observe.ray_clusters.PERIOD_S": 2.0,
     "observe.supervisor_poller.METRICS_EVERY_S": 5.0,
     "observe.supervisor_poller.MIN_INTERVAL_S": 0.5,
     "observe.supervisor_poller.PERIOD_S": 2.0,
     "observe.supervisor_poller.RATES_SPAN_S": 2.0,
     "observe.supervisor_poller.UNSETTLED_PERIOD_S": 1.0,
     "observe.watch.AGAIN_S": 2.0,
+    "pod_reports.MISSING_S": 2.0,
     "reconcile.UNWRITTEN_S": 5.0,
 }
 """Intervals of the operator, a few times shorter: tests of units have the operator's own."""

@@ -20,8 +20,8 @@ from patience import PATIENCE_S
 from warm import TORCH, WarmProcess
 
 from dataloaderjob.core import ipc
+from dataloaderjob.core.handshake import new_key
 from dataloaderjob.core.settings import FeederSettings, SidecarSettings, dump
-from dataloaderjob.core.sockets import new_key
 
 JOB = "test-job"
 HOST = "dataloaderjob.feeder.host"

@@ -314,7 +314,7 @@ class Cluster(Job):
         """Its node is given up: the pod is no longer ready, and does not go when it is deleted."""
         ready = {"type": "Ready", "status": "False", "lastTransitionTime": show_time(self.api.moment)}
         given_up = [{"type": "ContainersReady", "status": "True"}, ready]
-        cause = f"its node {pod['spec']['nodeName']} does not answer"
+        cause = f"its node {pod['spec']['nodeName']} does not respond"
         self.report(pod, "lost", cause, **RUNS, conditions=given_up)
         self.sticks.add(_name(pod))
 

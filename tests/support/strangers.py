@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dataloaderjob.core import ipc, sockets
+from dataloaderjob.core import handshake, ipc, sockets
 
 
 def visit(path: str, packets: Iterable[bytes] = (), fds: Sequence[int] = ()) -> socket.socket:
@@ -67,7 +67,7 @@ def heard(sock: socket.socket) -> bytes:
 def messages(data: bytes) -> list[dict[str, Any]]:
     """Those of `core.sockets` in what was heard."""
     left, found = bytearray(data), []
-    while (message := sockets.take_message(left, sockets.MAX_HELLO_NBYTES)) is not None:
+    while (message := sockets.take_message(left, handshake.MAX_HELLO_NBYTES)) is not None:
         found.append(message)
     return found
 

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import keys, sockets
+from dataloaderjob.core import handshake, keys, sockets
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings
 from dataloaderjob.core.supervision import name_of
 from dataloaderjob.supervisor.feeder_set import Endpoint
@@ -61,7 +61,7 @@ class SupervisorAlone:
     def sidecar(self, name: str = "sidecar-t-0-1") -> sockets.Connection:
         """A sidecar's connection."""
         sock = sockets.dial(self.address, 10)
-        sockets.greet(sock, keys.of_job(self.key), role="sidecar", name=name, job=self.job)
+        handshake.greet(sock, keys.of_job(self.key), role="sidecar", name=name, job=self.job)
         return sock
 
 

@@ -7,16 +7,8 @@ import socket
 from typing import Any
 
 from dataloaderjob.core.errors import AuthError
-from dataloaderjob.core.sockets import (
-    CONTROL,
-    HANDSHAKE_TIMEOUT_S,
-    Connection,
-    Key,
-    ServerHandshake,
-    Versions,
-    recv_exactly,
-    send_message,
-)
+from dataloaderjob.core.handshake import CONTROL, HANDSHAKE_TIMEOUT_S, Key, ServerHandshake, Versions
+from dataloaderjob.core.sockets import Connection, recv_exactly, send_message
 
 
 def welcome(

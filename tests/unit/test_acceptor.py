@@ -17,7 +17,8 @@ from flood import flooded, target
 
 from dataloaderjob.core import acceptor
 from dataloaderjob.core.acceptor import MAX_GUESTS, Acceptor
-from dataloaderjob.core.sockets import Connection, greet
+from dataloaderjob.core.handshake import greet
+from dataloaderjob.core.sockets import Connection
 
 KEY, JOB = bytes(range(32)), "job"
 

@@ -14,7 +14,7 @@ from feeder_client import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.core import sockets
+from dataloaderjob.core import handshake, sockets
 from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.sockets import EVERYWHERE, address_text, listen, parse_address
@@ -48,7 +48,7 @@ def acceptor() -> Iterator[Acceptor]:
     """It is told of its guests, and closes them."""
     made = Acceptor(
         EVERYWHERE, 0, key=KEY, job="job", facts={"instance": "i0"}, welcomed=lambda s, _: s.close(),
-        versions=sockets.DATA,
+        versions=handshake.DATA,
     )  # fmt: skip
     done = threading.Event()
 
@@ -69,7 +69,7 @@ def acceptor() -> Iterator[Acceptor]:
 def test_handshake_works_over_ipv6_and_ipv4(acceptor: Acceptor, address: str):
     with sockets.dial((address, acceptor.port), 5) as sock:
         sockets.tune(sock)
-        found = sockets.greet(sock, KEY, role="receiver", name="f", job="job", versions=sockets.DATA)
+        found = handshake.greet(sock, KEY, role="receiver", name="f", job="job", versions=handshake.DATA)
         assert found == {"instance": "i0"}
 
 
@@ -129,7 +129,7 @@ def test_messages_show_ipv6_addresses_in_brackets():
         with pytest.raises(InputError, match=rf"cannot serve metrics at \[::1\]:{port} "):
             HttpServer("::1", port, lambda _: (200, "text/plain", ""), ready)
     gone = feeder.StillThere(("::1", port))
-    with pytest.raises(ServiceError, match=rf"GCS at \[::1\]:{port} is gone"):
+    with pytest.raises(ServiceError, match=rf"GCS at \[::1\]:{port} disappeared"):
         for _ in range(feeder.GONE_AFTER):
             gone._due = 0.0
             gone()

@@ -45,7 +45,7 @@ def refusal(text: str | bytes) -> str:
         pytest.param(
             GOOD + "---\nkind: ConfigMap\n",
             "job.yaml:17: found 2 YAML documents (DataLoaderJob at line 1, ConfigMap at line 17); "
-            "use one file for the DataLoaderJob alone, without ---",
+            "use a file with only the DataLoaderJob, without ---",
             id="two-documents",
         ),
         pytest.param(
@@ -74,7 +74,7 @@ def refusal(text: str | bytes) -> str:
         ),
         pytest.param(
             GOOD.replace("  name: mnist\n", "  name: mnist\n  labels: {yes: a}\n"),
-            "job.yaml:5: metadata.labels.yes: found the key yes, which is no string; use the key in quotes",
+            "job.yaml:5: metadata.labels.yes: found the key yes, which is not a string; use the key in quotes",
             id="bool-key",
         ),
         pytest.param(

@@ -71,12 +71,12 @@ def test_run_is_found_by_name_or_as_the_only_attachable_one(
 
 def test_run_that_is_not_found_is_reported_with_the_others(runs: list[LiveRun]):
     with pytest.raises(
-        InputError, match="no run named 'none' of yours is live on this machine; found: one, own"
+        InputError, match="no run named 'none' of yours is running on this machine; found: one, own"
     ):
         find_attachable("none", None)
     runs.append(live("one", attach=ATTACH))
     for name in ("one", None):
-        with pytest.raises(InputError, match="found 2 runs: choose one with --dir, out of /tmp/dlj-run-one"):
+        with pytest.raises(InputError, match="found 2 runs: choose one of them with --dir: /tmp/dlj-run-one"):
             find_attachable(name, None)
     runs.clear()
     with pytest.raises(InputError, match="start one with `dataloaderjob run"):

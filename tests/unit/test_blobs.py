@@ -35,7 +35,7 @@ def test_random_bytes_are_refused_as_a_manifest(data):
 
 @pytest.mark.parametrize("digest", ["../../etc/passwd", "", "A" * 64, "0" * 63, "0" * 64 + "\n"])
 def test_malformed_digest_never_becomes_a_path(tmp_path, digest):
-    with pytest.raises(RemoteProtocolError, match="no SHA-256"):
+    with pytest.raises(RemoteProtocolError, match="is not a SHA-256"):
         BlobStore(tmp_path).path(digest)
     with pytest.raises(RemoteProtocolError):
         Bundle.parse(Bundle(blobs=((digest, 1),)).manifest())
@@ -149,7 +149,7 @@ NARROW = {"spec.sidecar.scratch.size": 64 << 20, "spec.feeders.scratch.size": 1 
 def test_data_too_large_for_scratch_are_refused_before_writing(tmp_path):
     store = BlobStore(tmp_path, NARROW)
     with pytest.raises(
-        InputError, match=r"need 2 MiB, scratch has 1 MiB: raise spec\.feeders\.scratch\.size"
+        InputError, match=r"need 2 MiB, but scratch has 1 MiB: raise spec\.feeders\.scratch\.size"
     ):
         store.put(bytes(2 << 20))
     assert not list(tmp_path.iterdir())

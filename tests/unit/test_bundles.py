@@ -347,7 +347,7 @@ def test_a_library_that_a_feeder_lacks_is_named(project: Path, tmp_path: Path) -
 def test_other_version_of_a_module_is_reported_as_such(store: BlobStore, monkeypatch: Any) -> None:
     bundle = bundle_of(store, Arrays())
     monkeypatch.delattr(sys.modules[Arrays.__module__], "Arrays")
-    with pytest.raises(InputError, match=r"Arrays.*another version of that module"):
+    with pytest.raises(InputError, match=r"Arrays.*a different version of that module"):
         load_bundle(bundle, store)
 
 
@@ -549,11 +549,11 @@ def _with_handle() -> InTest:
     ("dataset", "collate", "words"),
     [
         pytest.param(
-            _noted, None, ("the calls that a mock has noted cannot be copied", "patch with new="), id="mock"
+            _noted, None, ("the calls that a mock has recorded cannot be copied", "patch with new="), id="mock"
         ),
         pytest.param(
             lambda: [1], lambda: _with_handle().collate,
-            ("collate_fn.__self__: ", "InTest", "use a function; num_workers=0"), id="method-of-a-test",
+            ("collate_fn.__self__: ", "InTest", "use a function; with num_workers=0"), id="method-of-a-test",
         ),
         pytest.param(
             lambda: iter(torch.utils.data.DataLoader([1])), None, ("torchio's Queue", "num_workers=0"), id="a-loader",

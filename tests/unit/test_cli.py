@@ -32,7 +32,7 @@ def test_sample_option_needs_one_record_and_a_positive_number(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["verify", *words]) == 2
-    assert "--sample is a number of batches, at least 1, and needs a single record" in capsys.readouterr().err
+    assert "--sample must be at least 1, and applies only to a single record" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

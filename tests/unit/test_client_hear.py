@@ -11,9 +11,9 @@ import pytest
 
 from dataloaderjob.core import frames, ipc
 from dataloaderjob.core.control import Control
+from dataloaderjob.trainer.epochs.plans import Places
 from dataloaderjob.trainer.session.attach import Opened
 from dataloaderjob.trainer.session.client import Client
-from dataloaderjob.trainer.session.slot_places import Places
 from dataloaderjob.trainer.session.stream import Stream
 
 
@@ -53,7 +53,7 @@ def client(receiver):
     made._opened.sock = receiver.trainers
     places = Places(1)
     for _ in range(8):
-        places.next()
+        places.next(8)
     made.streams = {1: Stream(1, "", 8, places=places)}
     return made
 

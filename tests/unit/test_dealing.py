@@ -49,8 +49,7 @@ class Walk:
                 on_the_way.append(asked)
             if hand is not None and self.deal.is_whole:
                 self.given.append(hand)
-                self.deal.gave(hand, 1)
-                self.deal.stepped()
+                self.deal.stands(self.deal.took(hand, 1))
                 hand = None
             elif on_the_way:
                 place, is_wanted = on_the_way.popleft()
@@ -62,8 +61,9 @@ class Walk:
                     hand = place
             else:
                 assert self.deal.is_over
-                if self.deal.in_step:
-                    self.padded = self.deal.padding() or hand
+                if self.deal.pads():
+                    asked = self.deal.next(0)
+                    self.padded = hand if asked is None else asked[0]
                 return
 
 
@@ -72,7 +72,7 @@ def test_ranks_take_turns_over_the_order_of_one_process(lengths, ranks, ahead):
     order = in_turn(lengths)
     steps = len(order) // ranks
     for rank in range(ranks):
-        walk = Walk(lengths, Deal(len(lengths), ranks, rank), ahead, ranks)
+        walk = Walk(lengths, Deal(len(lengths), ranks, rank, tail="pad"), ahead, ranks)
         walk.run()
         assert walk.given == order[rank : steps * ranks : ranks]
         rest = order[steps * ranks :]
@@ -86,7 +86,7 @@ def test_all_ranks_can_resume_from_any_ranks_state(lengths, ranks, ahead, stop):
     stop = min(stop, steps)
     states = []
     for rank in range(ranks):
-        walk = Walk(lengths, Deal(len(lengths), ranks, rank), ahead, ranks)
+        walk = Walk(lengths, Deal(len(lengths), ranks, rank, tail="pad"), ahead, ranks)
         walk.run(stop)
         states.append(walk.deal.pack())
     assert all(state["taken"] == states[0]["taken"] for state in states)
@@ -226,9 +226,6 @@ class Lockstep:
         self.lines: list[deque[tuple[SlotPlace, Any]]] = [deque() for _ in range(ranks)]
         self.given: list[list[SlotPlace]] = [[] for _ in range(ranks)]
         self.ended: set[int] = set()
-        if has_stage:
-            for deal in self.deals:
-                deal.stands(deal.mark())
 
     def bundle(self, slot: int) -> Bundle:
         return bundle(slot=slot, ranks=self.ranks)
@@ -245,9 +242,9 @@ class Lockstep:
         if hand is not None and deal.is_whole:
             if self.has_stage or self._may_step(rank):
                 self.hands[rank] = None
-                deal.gave(hand, 1)
-                deal.stepped()
-                line.append((hand, deal.mark()))
+                line.append((hand, deal.took(hand, 1)))
+                if not self.has_stage:
+                    deal.stands(line[-1][1])
                 moved = True
         elif asked and self._is_made(asked[0][0]):
             place, _ = asked.popleft()

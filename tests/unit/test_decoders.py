@@ -157,5 +157,5 @@ def test_pipeline_output_survives_the_next_run() -> None:
 
 
 def test_pipeline_with_prefetching_is_refused() -> None:
-    with pytest.raises(InputError, match="needs prefetch_queue_depth=1, found 2"):
+    with pytest.raises(InputError, match="must have prefetch_queue_depth=1, but has 2"):
         DaliPipeline(pipeline(2))

@@ -153,7 +153,7 @@ def test_releasing_unregistered_memory_calls_no_driver(driver: Driver) -> None:
 )
 def test_tensors_torch_cannot_keep_for_a_stream_are_refused(tensor: torch.Tensor) -> None:
     with pytest.raises(
-        InputError, match=r"device= needs dense tensors or nested ones with layout=torch\.jagged"
+        InputError, match=r"device= supports only dense tensors, and nested ones with layout=torch\.jagged"
     ):
         accelerator().copy(tensor)
 
@@ -162,5 +162,5 @@ def test_missing_device_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    with pytest.raises(InputError, match="device='cuda:1' is not there: torch sees 1, numbered from 0"):
+    with pytest.raises(InputError, match="device='cuda:1' does not exist: torch sees 1, numbered from 0"):
         devices.device_of("cuda:1", {})

@@ -294,7 +294,7 @@ def test_batch_that_hangs_everywhere_fails_at_the_deadline():
     message = json.loads(world.failed[1, 50])
     assert message["service"] == "DeadlineExceeded"
     assert "feeder-" in message["message"]
-    assert any("has been awaited" in n for n in world.notes)
+    assert any("has been waiting for" in n for n in world.notes)
     assert list(world.failed) == [(1, 50)]
 
     assert not world.replaced, "feeders end the process that hangs, and go on"
@@ -538,7 +538,7 @@ def test_simultaneous_loading_notes_are_reported_once():
 
     for seconds in (2, 7, 14):
         for feeder in feeders:
-            note(feeder, f"loads user code and data (3.1 MB), since {seconds} s")
+            note(feeder, f"is loading user code and data (3.1 MB), since {seconds} s")
         note(feeders[3], "slot 3 of the dataset: something of its own")
         until = world.now + 5
         world.run(lambda until=until: world.now > until)
@@ -547,7 +547,7 @@ def test_simultaneous_loading_notes_are_reported_once():
         text
         for seconds in (2, 7, 14)
         for text in (
-            f"loads user code and data (3.1 MB), since {seconds} s",
+            f"is loading user code and data (3.1 MB), since {seconds} s",
             "slot 3 of the dataset: something of its own",
         )
     ]

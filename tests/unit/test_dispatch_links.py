@@ -116,7 +116,7 @@ def test_feeders_that_all_have_another_image_fail_after_a_grace_period() -> None
     overseer.tick(machine, 0.1)
     overseer.tick(machine, MISFIT_GRACE_S + 1)
     (message,) = failed(machine)
-    assert "Python 3.11 is needed, the feeder has 3.12" in message
+    assert "the trainer has Python 3.11, but the feeder has 3.12" in message
 
 
 def test_reason_for_no_connection_is_reported_within_five_seconds() -> None:

@@ -13,7 +13,8 @@ from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import TICKET_DEPTH, Flag, FrameKind, SlotTicket
 from dataloaderjob.sidecar.dispatch.homes import GATHER_S, MAX_SLOTS, MOST_AGAIN
 from dataloaderjob.sidecar.dispatch.streams import Fail, SayThere, Send
-from dataloaderjob.trainer.session.slot_places import Places, SlotPlace
+from dataloaderjob.trainer.epochs.plans import Places
+from dataloaderjob.trainer.session.slot_places import SlotPlace
 
 
 class SlotWorld(World):
@@ -86,8 +87,8 @@ class SlotTrainer:
 
     def draw(self) -> None:
         world = self.world
-        while self.drawn < self.awaited + self.window and (place := self.places.next()) is not None:
-            key = self.stream, self.drawn
+        while (found := self.places.next(self.window)) is not None:
+            key, place = (self.stream, self.drawn), found[0]
             world.asked[key], world.sizes[key] = place, self.size
             payload = frames.pack_slot_ticket(SlotTicket(1, place.number, place.slot, 4))
             self.drawn += 1
@@ -110,7 +111,7 @@ class SlotTrainer:
             self.places.ended(place, json.loads(world.failed[key])["ended"])
         else:
             lease, _ = world.index.pop(key)
-            self.places.took(place, None)
+            self.places.there(place)
             self.given.append((place.number, place.slot))
             world.machine.leases_ended(world.now, [lease])
         self.awaited += 1
@@ -247,7 +248,7 @@ def test_killed_feeders_slots_are_remade_elsewhere_without_repeats():
     world.at(0.3, lambda: world.kill(feeders[0]))
     trainer.finish()
     assert world.remade > 0
-    assert any("makes" in note and "again" in note for note in world.notes)
+    assert any("first rebuilds" in note for note in world.notes)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -328,7 +329,7 @@ def test_slot_missing_from_the_bundle_is_refused():
     world = SlotWorld([5, 5])
     trainer = world.open_slots(1)
     payload = frames.pack_slot_ticket(SlotTicket(1, 0, 2, 4))
-    with pytest.raises(RemoteProtocolError, match="slot 2 was asked for"):
+    with pytest.raises(RemoteProtocolError, match="slot 2 was requested"):
         world.machine.tickets(world.now, 1, [(trainer.drawn, payload)], 0)
 
 
@@ -450,5 +451,5 @@ def test_end_of_a_slot_reaches_the_trainer_as_a_message(asked, number):
 
 
 def test_existence_sent_for_a_wanted_batch_is_refused(asked):
-    with pytest.raises(RemoteProtocolError, match="ticket 1 asks for its batch"):
+    with pytest.raises(RemoteProtocolError, match="ticket 1 requests its batch"):
         asked(1, frames.pack_there(1))

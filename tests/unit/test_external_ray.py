@@ -110,7 +110,7 @@ def test_machine_must_be_a_live_node_of_the_cluster(tmp_path: Path):
 def test_unreachable_address_is_refused_before_ray_is_asked():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(InputError, match=f"nothing can be reached at 127.0.0.1:{port}"):
+    with pytest.raises(InputError, match=f"cannot reach the Ray cluster of .* at 127.0.0.1:{port}"):
         checked(ExternalRay(address=f"127.0.0.1:{port}", feeder_resources={}, feeder_env={}))
 
 

@@ -291,7 +291,7 @@ def test_error_due_to_missing_setup_has_a_hint(fails: Any, hinted: bool) -> None
     found = travelled(caught.value)
     assert type(found) is type(caught.value)
     assert str(found) == str(caught.value)
-    assert ("worker_init_fn, or at the top of the dataset's module, too." in shown(found)) is hinted
+    assert ("worker_init_fn, or at the top of the dataset's module, as well." in shown(found)) is hinted
 
 
 def test_a_class_of_the_user_is_found_among_loaded_modules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ def test_long_tracebacks_and_texts_keep_their_beginning_and_end() -> None:
     found = unpack_failure(packed)
     for text in str(found), shown(found).removeprefix("ValueError: ").rstrip():
         assert text.startswith("begin")
-        assert "bytes left out" in text
+        assert "bytes omitted" in text
         assert text.endswith("end")
 
 

@@ -19,7 +19,7 @@ import torch
 from feeder_client import Receiver, Squares, bundle_of, wait_until
 from feeder_serving import JOB_KEY, KEY, Served, blobs, host, serving, settings_in
 
-from dataloaderjob.core import keys, sockets
+from dataloaderjob.core import handshake, keys, sockets
 from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
 from dataloaderjob.feeder import blobs as feeder_blobs
@@ -105,7 +105,9 @@ def test_feeder_that_sends_a_blob_too_slowly_is_abandoned_for_the_head(
                 sock.sendall(b"w")
                 time.sleep(0.05)
 
-    acceptor = Acceptor("127.0.0.1", 0, key=KEY, job="job", facts={}, welcomed=trickle, versions=sockets.DATA)
+    acceptor = Acceptor(
+        "127.0.0.1", 0, key=KEY, job="job", facts={}, welcomed=trickle, versions=handshake.DATA
+    )
 
     def serve() -> None:
         with contextlib.suppress(ValueError):  # it is closed at the end

@@ -113,7 +113,7 @@ def test_damaged_body_ends_the_link_if_it_is_checked(feeder: Feeder, bit: int | 
         while len(sink.came) < 2:
             step(connection)
     else:
-        with pytest.raises(RemoteProtocolError, match="batch 1 came damaged from feeder-0"):
+        with pytest.raises(RemoteProtocolError, match="batch 1 from feeder-0 arrived damaged"):
             while len(sink.came) < 2:
                 step(connection)
     connection.close()

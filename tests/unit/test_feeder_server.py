@@ -24,7 +24,7 @@ from feeder_client import (
 from feeder_serving import KEY, Connect, Served, blobs, connecting, serving
 from sealing import sealed, sealed_all
 
-from dataloaderjob.core import frames, sockets
+from dataloaderjob.core import frames, handshake, sockets
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import AuthError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, FrameKind
@@ -242,7 +242,7 @@ def test_silent_or_babbling_peer_is_cut_off_without_delaying_others(
         receiver.ticket(0, [1], bundle)
         assert receiver.next().kind is FrameKind.BODY
     for sock in (slow, babbling):
-        sock.settimeout(2 * sockets.HANDSHAKE_TIMEOUT_S)
+        sock.settimeout(2 * handshake.HANDSHAKE_TIMEOUT_S)
         with pytest.raises(ConnectionError):
             while True:
                 sockets.recv_exactly(sock, 1)

@@ -81,7 +81,7 @@ def test_reason_for_a_missing_report_is_reported():
     assert made.notes() == ["feeder-0: no node has room"]
     made.step(100)
     assert made.notes() == [
-        "feeder-0: had not reported 100 s after it was placed; it is started again (no node has room)"
+        "feeder-0: had not reported 100 s after it was placed; restarting it (no node has room)"
     ]
 
 

@@ -282,7 +282,7 @@ def test_worker_init_fn_that_ends_its_process_fails_tickets_with_the_cause(conne
         assert (frame.kind, frame.header.flags) == (FrameKind.FAILED, Flag.ELSEWHERE)
         told = json.loads(frame.payload)
         assert told["service"] == "ServiceError"
-        assert "runs worker_init_fn was ended by SIGKILL, 2 times" in told["message"]
+        assert "runs worker_init_fn was killed by SIGKILL, 2 times" in told["message"]
 
 
 def test_dataset_that_ends_the_loading_process_fails_its_tickets(connect: Connect, tmp_path: Path):
@@ -292,7 +292,7 @@ def test_dataset_that_ends_the_loading_process_fails_its_tickets(connect: Connec
 
     with connect() as receiver:
         receiver.ticket(0, [1], receiver.know(bundle_of(Deadly(), blobs(tmp_path))))
-        assert "ended while it did so" in json.loads(receiver.next().payload)["message"]
+        assert "ended while doing so" in json.loads(receiver.next().payload)["message"]
         receiver.ticket(1, [1], receiver.know(bundle_of(Squares(), blobs(tmp_path))))
         assert receiver.next().kind is FrameKind.BODY
 

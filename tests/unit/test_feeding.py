@@ -296,7 +296,7 @@ def test_invalid_step_is_refused_with_its_history():
     ask(m, 0)
     task, _ = build(m)
     send(m, task)
-    with pytest.raises(IllegalTransition, match=r"cannot take START.*BUILD.*FITS.*START.*SENT"):
+    with pytest.raises(IllegalTransition, match=r"cannot handle START.*BUILD.*FITS.*START.*SENT"):
         m.started(task)
 
 

@@ -61,7 +61,7 @@ def test_folder_created_first_by_another_user_is_refused_and_left_empty(base: Pa
     as_other(lambda: (os.umask(0), os.mkdir(base, 0o777)))
     with pytest.raises(ServiceUnavailable) as refused:
         private.start(1)
-    assert f"found a folder of user {OTHER_UID}: set DATALOADERJOB_DIR" in str(refused.value)
+    assert f"but is a folder of user {OTHER_UID}: set DATALOADERJOB_DIR" in str(refused.value)
     assert os.listdir(base) == []
 
 
@@ -69,7 +69,7 @@ def test_folder_created_first_by_another_user_is_refused_and_left_empty(base: Pa
 def test_link_placed_by_another_user_is_refused_and_not_followed(base: Path, shared: Path):
     victim = kept(shared / "victim")
     as_other(lambda: os.symlink(victim, base))
-    with pytest.raises(ServiceUnavailable, match=f"found a symbolic link of user {OTHER_UID}"):
+    with pytest.raises(ServiceUnavailable, match=f"but is a symbolic link of user {OTHER_UID}"):
         private.start(1)
     assert os.listdir(victim) == ["precious"]
 
@@ -78,7 +78,7 @@ def test_a_link_in_place_of_a_run_s_folder_is_refused_and_not_followed(base: Pat
     victim = kept(shared / "victim")
     base.mkdir(mode=0o700)
     (base / private.run_key()).symlink_to(victim)
-    with pytest.raises(ServiceUnavailable, match="found a symbolic link"):
+    with pytest.raises(ServiceUnavailable, match="but is a symbolic link"):
         private.start(1)
     assert os.listdir(victim) == ["precious"]
 
@@ -87,14 +87,14 @@ def test_a_link_in_place_of_a_run_s_folder_is_refused_and_not_followed(base: Pat
 def test_folder_writable_by_others_is_refused(base: Path, mode: int):
     base.mkdir()
     base.chmod(mode)
-    with pytest.raises(ServiceUnavailable, match=rf"others may write to \(mode 0{mode:o}\)"):
+    with pytest.raises(ServiceUnavailable, match=rf"others can write to \(mode 0{mode:o}\)"):
         private.folder()
     assert os.listdir(base) == []
 
 
 def test_a_folder_in_which_others_may_rename_is_refused(shared: Path, base: Path):
     shared.chmod(0o777)
-    with pytest.raises(ServiceUnavailable, match="others may rename what is in it"):
+    with pytest.raises(ServiceUnavailable, match="others can rename its contents"):
         private.folder()
     assert not base.exists()
 
@@ -104,7 +104,7 @@ def test_configured_folder_of_another_user_is_refused(shared: Path, monkeypatch:
     theirs = shared / "theirs"
     as_other(lambda: (os.umask(0), os.mkdir(theirs, 0o777)))
     monkeypatch.setenv("DATALOADERJOB_DIR", str(theirs))
-    with pytest.raises(ServiceUnavailable, match=f"found one of user {OTHER_UID}"):
+    with pytest.raises(ServiceUnavailable, match=f"belongs to user {OTHER_UID}"):
         private.folder()
     assert os.listdir(theirs) == []
 
@@ -188,7 +188,9 @@ def test_socket_of_another_user_in_the_sidecars_place_receives_nothing(
 ):
     path = shared / "s"
     with theirs(path, socket.SOCK_SEQPACKET) as heard:
-        with pytest.raises(ServiceUnavailable, match=f"found one of user {OTHER_UID}: set DATALOADERJOB_DIR"):
+        with pytest.raises(
+            ServiceUnavailable, match=f"but belongs to user {OTHER_UID}: set DATALOADERJOB_DIR"
+        ):
             attach.attach(str(path), "0", None, [])
         until(heard.exists)
         assert heard.read_bytes() == b"", "the connection ended without a word"
@@ -239,7 +241,9 @@ def test_private_sidecar_accepts_no_other_user(shared: Path, is_private: bool):
     assert bool(came) is not is_private
     if is_private:
         told = ipc.parse_json(ipc.unpack((shared / "answer").read_bytes()).payload)
-        assert told == {"error": f"this sidecar serves user 0 alone, found user {OTHER_UID}"}
+        assert told == {
+            "error": f"this sidecar serves only user 0, but the process belongs to user {OTHER_UID}"
+        }
 
 
 def test_socket_appears_in_the_folder_only_once_it_listens(shared: Path, monkeypatch: pytest.MonkeyPatch):

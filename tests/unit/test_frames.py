@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from welcomes import welcome
 
-from dataloaderjob.core import frames, ipc, sockets
+from dataloaderjob.core import frames, handshake, ipc, sockets
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, FROM_RECEIVER, FrameKind
 
@@ -163,7 +163,7 @@ def meet(key_a: bytes, key_b: bytes, job_a="j", job_b="j", tamper=None):
 
     def connector():
         try:
-            result["facts"] = sockets.greet(a, key_a, role="receiver", name="r", job=job_a, facts={"x": 1})
+            result["facts"] = handshake.greet(a, key_a, role="receiver", name="r", job=job_a, facts={"x": 1})
         except Exception as exc:
             errors.append(exc)
         finally:
@@ -182,7 +182,7 @@ def meet(key_a: bytes, key_b: bytes, job_a="j", job_b="j", tamper=None):
 
 
 def test_two_holders_of_the_key_learn_each_others_facts():
-    key = sockets.new_key()
+    key = handshake.new_key()
     seen, result, errors = meet(key, key)
     assert (seen["role"], seen["name"], seen["facts"]) == ("receiver", "r", {"x": 1})
     assert result["facts"] == {"y": 2}
@@ -190,13 +190,13 @@ def test_two_holders_of_the_key_learn_each_others_facts():
 
 
 def test_wrong_key_is_refused_and_both_sides_learn_why():
-    seen, _, errors = meet(sockets.new_key(), sockets.new_key())
+    seen, _, errors = meet(handshake.new_key(), handshake.new_key())
     assert isinstance(seen, AuthError)
     assert "does not hold this job's key" in str(errors[0])
 
 
 def test_other_job_with_the_same_key_is_refused():
-    key = sockets.new_key()
+    key = handshake.new_key()
     seen, _, errors = meet(key, key, job_a="mine", job_b="yours")
     assert isinstance(seen, AuthError)
     assert "'yours'" in str(errors[0])
@@ -205,39 +205,39 @@ def test_other_job_with_the_same_key_is_refused():
 
 def test_other_protocol_version_is_refused_with_the_remedy():
     with pytest.raises(AuthError, match="same dataloaderjob version"):
-        sockets.answer_challenge(
+        handshake.answer_challenge(
             b"k" * 32,
             {"nonce": "00", "protocol": 99},
             role="r",
             name="n",
             job="j",
             facts={},
-            versions=sockets.DATA,
+            versions=handshake.DATA,
         )
 
 
 @pytest.mark.parametrize("field", ["nonce", "role", "name", "job", "facts"])
 def test_field_changed_in_transit_is_noticed(field):
-    key = sockets.new_key()
-    challenge = sockets.new_challenge()
-    reply = sockets.answer_challenge(key, challenge, role="receiver", name="n", job="j", facts={})
+    key = handshake.new_key()
+    challenge = handshake.new_challenge()
+    reply = handshake.answer_challenge(key, challenge, role="receiver", name="n", job="j", facts={})
     reply[field] = "other"
     with pytest.raises(AuthError):
-        sockets.accept_answer(key, challenge, reply, job="j", facts={})
+        handshake.accept_answer(key, challenge, reply, job="j", facts={})
 
 
 def test_answer_is_not_valid_for_another_challenge():
-    key = sockets.new_key()
-    reply = sockets.answer_challenge(
-        key, sockets.new_challenge(), role="receiver", name="n", job="j", facts={}
+    key = handshake.new_key()
+    reply = handshake.answer_challenge(
+        key, handshake.new_challenge(), role="receiver", name="n", job="j", facts={}
     )
     with pytest.raises(AuthError):
-        sockets.accept_answer(key, sockets.new_challenge(), reply, job="j", facts={})
+        handshake.accept_answer(key, handshake.new_challenge(), reply, job="j", facts={})
 
 
 def test_an_unauthenticated_peer_cannot_make_us_hold_more_than_a_greeting():
     a, b = map(sockets.Connection.of, socket.socketpair())
-    a.sendall(struct.pack("<I", sockets.MAX_HELLO_NBYTES + 1))
+    a.sendall(struct.pack("<I", handshake.MAX_HELLO_NBYTES + 1))
     with pytest.raises(RemoteProtocolError, match="exceeds"):
         welcome(b, b"k" * 32, job="j")
     a.close()

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.core import sockets
+from dataloaderjob.core import handshake, sockets
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 
-KEY = b"k" * sockets.KEY_NBYTES
+KEY = b"k" * handshake.KEY_NBYTES
 
 
-def sides(key: bytes = KEY) -> tuple[sockets.ClientHandshake, sockets.ServerHandshake]:
-    client = sockets.ClientHandshake(KEY, role="receiver", name="r", job="j", facts={"x": 1})
-    return client, sockets.ServerHandshake(key, job="j", facts={"y": 2})
+def sides(key: bytes = KEY) -> tuple[handshake.ClientHandshake, handshake.ServerHandshake]:
+    client = handshake.ClientHandshake(KEY, role="receiver", name="r", job="j", facts={"x": 1})
+    return client, handshake.ServerHandshake(key, job="j", facts={"y": 2})
 
 
-def in_pieces(side: sockets.Handshake, data: bytes, cuts: list[int]) -> bytes:
+def in_pieces(side: handshake.Handshake, data: bytes, cuts: list[int]) -> bytes:
     """What `side` sends in answer to `data`, which comes cut at these places."""
     places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
     return b"".join(side.receive(data[a:b]) for a, b in itertools.pairwise(places))
@@ -63,7 +63,7 @@ def test_random_bytes_never_complete_a_handshake(data):
 
 
 def test_peer_with_another_key_is_refused_by_both_sides():
-    client, server = sides(b"o" * sockets.KEY_NBYTES)
+    client, server = sides(b"o" * handshake.KEY_NBYTES)
     hello = client.receive(server.greeting)
     with pytest.raises(AuthError, match="does not hold this job's key"):
         server.receive(hello)
@@ -74,21 +74,21 @@ def test_peer_with_another_key_is_refused_by_both_sides():
 def test_length_beyond_the_limit_is_refused_before_the_bytes_arrive():
     client, _ = sides()
     with pytest.raises(RemoteProtocolError, match="exceeds 4096"):
-        client.receive(sockets.LENGTH.pack(sockets.MAX_HELLO_NBYTES + 1))
+        client.receive(sockets.LENGTH.pack(handshake.MAX_HELLO_NBYTES + 1))
 
 
-def speak(client: sockets.Versions, server: sockets.Versions) -> int:
+def speak(client: handshake.Versions, server: handshake.Versions) -> int:
     """The version that two peers settle on. Raises AuthError."""
-    left = sockets.ClientHandshake(KEY, role="control", name="operator", job="j", versions=client)
-    right = sockets.ServerHandshake(KEY, job="j", versions=server)
+    left = handshake.ClientHandshake(KEY, role="control", name="operator", job="j", versions=client)
+    right = handshake.ServerHandshake(KEY, job="j", versions=server)
     left.receive(right.receive(left.receive(right.greeting)))
     assert left.done
     assert right.peer is not None
     return int(right.peer["protocol"])
 
 
-def window(newest: int) -> sockets.Versions:
-    return sockets.Versions(newest - 1, newest, "use others")
+def window(newest: int) -> handshake.Versions:
+    return handshake.Versions(newest - 1, newest, "use others")
 
 
 @pytest.mark.parametrize(("client", "server", "spoken"), [(4, 4, 4), (5, 4, 4), (4, 5, 4), (6, 5, 5)])
@@ -108,39 +108,39 @@ def test_peers_of_distant_versions_refuse_each_other_with_the_reason(client: int
 def test_peer_without_a_version_window_speaks_one_version_only():
     challenge = {"nonce": "00", "protocol": 4}
     fields = {"role": "control", "name": "n", "job": "j", "facts": {}}
-    assert sockets.answer_challenge(KEY, challenge, **fields, versions=window(5))["protocol"] == 4
+    assert handshake.answer_challenge(KEY, challenge, **fields, versions=window(5))["protocol"] == 4
     with pytest.raises(AuthError, match="version 5 to 6 is needed, the peer speaks 4"):
-        sockets.answer_challenge(KEY, challenge, **fields, versions=window(6))
+        handshake.answer_challenge(KEY, challenge, **fields, versions=window(6))
 
 
 @pytest.mark.parametrize("protocol", [3, 6, "5", None, 5.0, True])
 def test_peer_that_chooses_a_version_not_offered_is_refused(protocol: object):
-    challenge = sockets.new_challenge(window(5))
-    reply = sockets.answer_challenge(
+    challenge = handshake.new_challenge(window(5))
+    reply = handshake.answer_challenge(
         KEY, challenge, role="r", name="n", job="j", facts={}, versions=window(5)
     )
     with pytest.raises(AuthError, match="version 4 to 5 is needed"):
-        sockets.accept_answer(
+        handshake.accept_answer(
             KEY, challenge, {**reply, "protocol": protocol}, job="j", facts={}, versions=window(5)
         )
 
 
 @pytest.mark.parametrize("field", ["nonce", "role", "name", "job", "facts"])
 def test_answer_with_a_field_changed_on_its_way_is_refused(field: str):
-    challenge = sockets.new_challenge()
-    reply = sockets.answer_challenge(KEY, challenge, role="r", name="n", job="j", facts={"x": 1})
-    sockets.accept_answer(KEY, challenge, reply, job="j", facts={})
+    challenge = handshake.new_challenge()
+    reply = handshake.answer_challenge(KEY, challenge, role="r", name="n", job="j", facts={"x": 1})
+    handshake.accept_answer(KEY, challenge, reply, job="j", facts={})
     with pytest.raises(AuthError, match="does not hold this job's key"):
-        sockets.accept_answer(KEY, challenge, {**reply, field: "other"}, job="j", facts={})
+        handshake.accept_answer(KEY, challenge, {**reply, field: "other"}, job="j", facts={})
 
 
 def test_acceptors_facts_changed_on_their_way_are_refused():
-    challenge = sockets.new_challenge()
-    reply = sockets.answer_challenge(KEY, challenge, role="r", name="n", job="j", facts={})
-    last = sockets.accept_answer(KEY, challenge, reply, job="j", facts={"y": 2})
-    assert sockets.confirm_acceptance(KEY, challenge, reply, last) == {"y": 2}
+    challenge = handshake.new_challenge()
+    reply = handshake.answer_challenge(KEY, challenge, role="r", name="n", job="j", facts={})
+    last = handshake.accept_answer(KEY, challenge, reply, job="j", facts={"y": 2})
+    assert handshake.confirm_acceptance(KEY, challenge, reply, last) == {"y": 2}
     with pytest.raises(AuthError, match="does not hold this job's key"):
-        sockets.confirm_acceptance(KEY, challenge, reply, {**last, "facts": {"y": 3}})
+        handshake.confirm_acceptance(KEY, challenge, reply, {**last, "facts": {"y": 3}})
 
 
 def test_a_connection_keeps_the_congestion_control_of_its_host():
@@ -152,5 +152,7 @@ def test_a_connection_keeps_the_congestion_control_of_its_host():
 
 def test_control_protocol_version_is_independent_of_the_data_protocols():
     with pytest.raises(AuthError, match="same dataloaderjob version"):
-        sockets.DATA.common({"protocol": sockets.DATA.newest + 1, "oldest": sockets.DATA.newest + 1})
-    assert sockets.CONTROL.common({"protocol": sockets.CONTROL.newest + 1, "oldest": sockets.CONTROL.newest})
+        handshake.DATA.common({"protocol": handshake.DATA.newest + 1, "oldest": handshake.DATA.newest + 1})
+    assert handshake.CONTROL.common(
+        {"protocol": handshake.CONTROL.newest + 1, "oldest": handshake.CONTROL.newest}
+    )

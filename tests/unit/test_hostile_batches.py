@@ -304,9 +304,9 @@ def test_a_class_of_the_users_with_foreign_code_is_not_made(way: str, cls: Any) 
 def test_no_factory_of_a_defaultdict_acts(name: tuple[str, str]) -> None:
     __import__(name[0])
     if name[1] != "Structlike":  # the user's own class may be one, as with torch
-        with pytest.raises(RemoteProtocolError, match="no factory"):
+        with pytest.raises(RemoteProtocolError, match="not a factory"):
             decoded(node(NodeKind.DEFAULTDICT, name, (), ()))
-        with pytest.raises(RemoteProtocolError, match="cannot be made"):
+        with pytest.raises(RemoteProtocolError, match="cannot be created"):
             decoded(node(NodeKind.MADE, "defaultdict", name, VALUE), {})
 
 
@@ -362,7 +362,7 @@ def instance(cls: type) -> Any:
 )  # fmt: skip
 def test_no_object_takes_the_place_of_a_number_or_text(way: str, parts: int) -> None:
     child = instance(Index) if not parts else node(NodeKind.TUPLE, (instance(Index),) * parts)
-    with pytest.raises(RemoteProtocolError, match="cannot be made"):
+    with pytest.raises(RemoteProtocolError, match="cannot be created"):
         decoded(node(NodeKind.TUPLE, (VALUE, node(NodeKind.MADE, way, None, child))), 0, None)
 
 
@@ -382,7 +382,7 @@ def test_no_object_takes_the_place_of_a_number_or_text(way: str, parts: int) -> 
     ],
 )
 def test_content_that_would_cost_or_choose_is_refused(way: str, content: Any) -> None:
-    with pytest.raises(RemoteProtocolError, match="cannot be made"):
+    with pytest.raises(RemoteProtocolError, match="cannot be created"):
         made(way, None, content)
 
 
@@ -396,14 +396,14 @@ def test_an_image_has_the_pixels_that_it_claims(size: Any, mode: str, data: byte
     from PIL import Image
 
     assert made("PIL.Image", Image.Image, ({}, "L", (1, 1), None, b"x", [])).getpixel((0, 0)) == ord("x")
-    with pytest.raises(RemoteProtocolError, match="cannot be made"):
+    with pytest.raises(RemoteProtocolError, match="cannot be created"):
         made("PIL.Image", Image.Image, ({}, mode, size, None, data, []))
 
 
 def test_a_flag_takes_bits_of_a_number_only() -> None:
     assert made("enum", Bits, (None, 5)) == Bits(5)
     for content in ((None, "5"), (None, 1 << 65), ("_missing_", None), ("__class__", None), (None, None)):
-        with pytest.raises(RemoteProtocolError, match="cannot be made"):
+        with pytest.raises(RemoteProtocolError, match="cannot be created"):
             made("enum", Bits, content)
 
 
@@ -415,7 +415,7 @@ def test_values_that_claim_to_be_huge_are_refused() -> None:
 
 def test_an_error_of_the_users_hash_is_a_refusal() -> None:
     schema = node(NodeKind.SET, (node(NodeKind.MADE, "instance", (__name__, "BadHash"), VALUE),))
-    with pytest.raises(RemoteProtocolError, match="cannot be put together"):
+    with pytest.raises(RemoteProtocolError, match="cannot be assembled"):
         decoded(schema, None)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dataloaderjob.core import frames, layout, settings, sockets, supervision, values
+from dataloaderjob.core import frames, handshake, layout, settings, sockets, supervision, values
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import AuthError, InputError, RemoteProtocolError, UserCodeError
 from dataloaderjob.core.layout import NodeKind
@@ -50,7 +50,7 @@ def test_a_failure_nested_too_deeply_is_refused_in_the_trainer(place: str):
 def test_settings_nested_too_deeply_are_refused_by_name(tmp_path: Path):
     path = tmp_path / "settings.json"
     path.write_text(f'{{"job": {DEEP}}}')
-    with pytest.raises(InputError, match=r"SidecarSettings are needed in .*settings\.json"):
+    with pytest.raises(InputError, match=r"cannot read settings for SidecarSettings from .*settings\.json"):
         settings.load(SidecarSettings, path)
 
 
@@ -62,10 +62,10 @@ def message(text: str) -> bytes:
 @pytest.mark.parametrize("field", ["nonce", "role", "facts", "mac"])
 def test_a_stranger_ends_only_its_handshake_however_deep_its_answer(field: str):
     for levels in LEVELS:
-        server = sockets.ServerHandshake(KEY, job="j")
+        server = handshake.ServerHandshake(KEY, job="j")
         reply = {
             "nonce": "n",
-            "protocol": sockets.CONTROL.newest,
+            "protocol": handshake.CONTROL.newest,
             "role": "r",
             "name": "n",
             "job": "j",
@@ -79,8 +79,8 @@ def test_a_stranger_ends_only_its_handshake_however_deep_its_answer(field: str):
 
 def test_a_stranger_that_answers_ends_only_the_connection_to_it():
     for levels in LEVELS:
-        client = sockets.ClientHandshake(KEY, role="r", name="n", job="j")
-        newest = sockets.CONTROL.newest
+        client = handshake.ClientHandshake(KEY, role="r", name="n", job="j")
+        newest = handshake.CONTROL.newest
         text = f'{{"nonce": {nested(levels)}, "protocol": {newest}, "oldest": {newest}}}'
         try:
             client.receive(message(text))

@@ -141,8 +141,8 @@ ON_OBJECT = {
     "spec": {"template": {"spec": {"containers": [container("a")]}}},
 }  # fmt: skip
 NOTICES = {
-    "an unknown kind with containers": (SET, "line 1: PodSet of acme.dev/v1 is left as it is: the places of its pod"),
-    "a TrainJob": (TRAIN, "line 1: TrainJob of trainer.kubeflow.org/v1alpha1 is left as it is: its pods come from a"),
+    "an unknown kind with containers": (SET, "line 1: PodSet of acme.dev/v1 is left unchanged: the places of its pod"),
+    "a TrainJob": (TRAIN, "line 1: TrainJob of trainer.kubeflow.org/v1alpha1 is left unchanged: its pods come from a"),
     "a label of the object": (
         ON_OBJECT, "the label dataloading.dev/inject is on the Job, not on its pods: move it to spec.template.metadata",
     ),
@@ -171,11 +171,11 @@ ERRORS: dict[str, tuple[list[Any], tuple[str, ...], str]] = {
     "no label": ([{**pod(), "metadata": {}}], (), "no pod template has the label dataloading.dev/inject"),
     "another job": (
         [{**pod(), "metadata": {"labels": {"dataloading.dev/inject": "gpt"}}}], (),
-        "line 1, the pod: the job is gpt, and",
+        "line 1, the pod: the job is gpt, but",
     ),
     "another namespace": (
         [{**pod(), "metadata": {**LABELLED["metadata"], "namespace": "b"}}], ("a",),
-        "the pods are in namespace b, DataLoaderJob bert in a",
+        "the pods are in namespace b, but DataLoaderJob bert is in a",
     ),
     "which container": ([pod(), TWO], (), "line 11, the pod: the pod has the containers a, b, and none requests"),
     "a wrong amount": (
@@ -228,10 +228,10 @@ def test_unreadable_file_is_an_error(
     [
         (("-f", "missing.yaml", "-j", JOB_FILE), "missing.yaml cannot be read"),
         (("-f", JOB_FILE.parent, "-j", JOB_FILE), "cannot be read"),
-        (("-f", "-", "-j", "-"), "standard input is one file"),
+        (("-f", "-", "-j", "-"), "standard input can be only one of the files"),
         (("-f", "-", "-j", JOB_FILE, "--in-place"), "--in-place changes the file"),
         (("-f", FILES[0], "-j", JOB_FILE, "--in-place", "-o", "x"), "--in-place changes the file"),
-        (("-f", FILES[0]), "has no DataLoaderJob: give its manifest with -j"),
+        (("-f", FILES[0]), "has no DataLoaderJob: give the job's manifest with -j"),
     ],
 )
 def test_wrong_words_are_an_error(words: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:

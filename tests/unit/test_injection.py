@@ -121,7 +121,7 @@ REFUSED = {
         pod(container("a", **requesting(a_b__c="1")), container("b", **requesting(a_b__c="1"))), {}, "a, b request",
     ),
     "the named one is missing": (
-        pod(container("a")), {"trainers": {"attach": {"container": "b"}}}, "container is b, the pod's containers are a",
+        pod(container("a")), {"trainers": {"attach": {"container": "b"}}}, "but the pod's containers are a",
     ),
     "the folder is taken": (
         pod(container("a", volumeMounts=[{"name": "v", "mountPath": "/run/dataloaderjob/"}])), {}, "mount it elsewhere",
@@ -130,8 +130,8 @@ REFUSED = {
     "the sidecar is no init container": (pod(container(SIDECAR), container("a")), {}, "remove it from spec.containers"),
     "no containers": ({"spec": {}}, {}, "no spec.containers"),
     "no spec": ({}, {}, "no spec.containers"),
-    "containers are a mapping": ({"spec": {"containers": {"a": 1}}}, {}, "containers of spec is no list"),
-    "variables are a mapping": (pod(container("a", env={"A": "1"})), {}, "env of the container a is no list"),
+    "containers are a mapping": ({"spec": {"containers": {"a": 1}}}, {}, "containers of spec must be a list"),
+    "variables are a mapping": (pod(container("a", env={"A": "1"})), {}, "env of the container a must be a list"),
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import dataloaderjob
 from dataloaderjob.core import imported
 from dataloaderjob.core.claims import Claim
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.keep import keep_seconds
 from dataloaderjob.local.service import LINGER_S, IdleShutdown
 from dataloaderjob.shipping import process_state
 from dataloaderjob.trainer.session import keeping
@@ -43,14 +44,14 @@ def test_malformed_claim_is_ignored(text):
 @pytest.mark.parametrize(("text", "seconds"), [("", 0), ("0", 0), ("600", 600), ("0.5", 0.5)])
 def test_keep_variable_sets_the_seconds(monkeypatch, text, seconds):
     monkeypatch.setenv("DATALOADERJOB_KEEP", text)
-    assert keeping.keep_seconds() == seconds
+    assert keep_seconds() == seconds
 
 
 @pytest.mark.parametrize("text", ["10m", "-1", "nan", "inf", "1e9", "yes"])
 def test_invalid_keep_variable_is_refused_by_name(monkeypatch, text):
     monkeypatch.setenv("DATALOADERJOB_KEEP", text)
-    with pytest.raises(InputError, match=f"DATALOADERJOB_KEEP is the number of seconds .*'{text}'"):
-        keeping.keep_seconds()
+    with pytest.raises(InputError, match=f"DATALOADERJOB_KEEP must be the number of seconds .*'{text}'"):
+        keep_seconds()
 
 
 @pytest.mark.parametrize(

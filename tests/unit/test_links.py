@@ -79,7 +79,7 @@ def test_a_record_leaves_no_file_behind_a_link(place: str, shared: Path, tmp_pat
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (shared / place).symlink_to(elsewhere)
-    with pytest.raises(InputError, match="real folder is needed at"):
+    with pytest.raises(InputError, match="must be a real folder"):
         Recorder(shared, "0")
     assert list(elsewhere.iterdir()) == []
 
@@ -109,7 +109,7 @@ def test_a_record_that_cannot_be_safe_does_not_end_the_training(
     monkeypatch.setattr(recording, "_recorder", None)
     monkeypatch.setattr(recording, "_failed", False)
     assert recording.recorder(Consumption()) is None
-    assert "nothing is recorded in" in capfd.readouterr().err
+    assert "cannot record to" in capfd.readouterr().err
 
 
 def test_a_copied_blob_replaces_a_planted_link(
@@ -142,9 +142,9 @@ def test_a_link_of_another_user_is_no_folder(shared: Path, tmp_path: Path) -> No
     planted = shared / "record"
     planted.symlink_to(tmp_path)
     os.lchown(planted, OTHER_UID, OTHER_UID)
-    with pytest.raises(InputError, match=f"found a link of user {OTHER_UID}"):
+    with pytest.raises(InputError, match=f"but is a link of user {OTHER_UID}"):
         Recorder(planted, "0")
-    with pytest.raises(InputError, match=f"found a link of user {OTHER_UID}"):
+    with pytest.raises(InputError, match=f"but is a link of user {OTHER_UID}"):
         recorded(None, planted)  # type: ignore[arg-type]  it is refused before the plan is read
 
 

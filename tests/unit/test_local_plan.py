@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from dataloaderjob.api import parse_object
+from dataloaderjob.api.environment import expand
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.local.plan import RunPlan, expand, inherited_env, plan
+from dataloaderjob.local.plan import RunPlan, inherited_env, plan
 from dataloaderjob.local.run import check, recorded
 from dataloaderjob.local.service import plan as private_plan
 
@@ -206,7 +207,7 @@ def test_ignored_fields_are_reported_and_defaults_are_not():
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        pytest.param({"container": {"workingDir": "no"}}, "workingDir must be a folder", id="folder"),
+        pytest.param({"container": {"workingDir": "no"}}, "is not a folder", id="folder"),
         pytest.param(
             {"container": {"command": ["no-such-program"]}},
             "'no-such-program' was found neither",
@@ -215,7 +216,7 @@ def test_ignored_fields_are_reported_and_defaults_are_not():
         pytest.param({"container": {"command": ["./train"]}}, "'./train' was found neither", id="file"),
         pytest.param(
             {"ray": {"managed": {"version": "2.99.1"}}},
-            "Ray 2.99.1 is asked for .* this machine has 2",
+            "version is 2.99.1, but this machine has Ray 2",
             id="ray",
         ),
     ],
@@ -246,12 +247,13 @@ def test_recorded_run_passes_the_folder_to_trainers_and_not_to_feeders(tmp_path:
 
 def test_a_record_needs_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"--record needs a writable folder, .*file is not one"):
+    with pytest.raises(InputError, match=r"--record requires a writable folder, .*file is not one"):
         recorded(planned(), tmp_path / "file")
 
 
 def test_image_entrypoint_applies_on_clusters_only():
     with pytest.raises(
-        InputError, match=r"has no command, and one machine runs no image.*containers\[0\]\.command"
+        InputError,
+        match=r"has no command, and `dataloaderjob run` does not use the image.*containers\[0\]\.command",
     ):
         planned(container={"command": [], "args": ["--lr", "1"]})

@@ -150,7 +150,7 @@ def test_missing_host_is_reported_with_its_path(path: Path, monkeypatch: pytest.
 
 def test_unknown_provider_is_refused_with_the_valid_choices(path: Path):
     settings = provider(path)._settings
-    with pytest.raises(InputError, match="one of ray, local, found 'slurm'"):
+    with pytest.raises(InputError, match="one of ray, local, but is 'slurm'"):
         provider_of(type(settings)(**{**vars_of(settings), "provider": "slurm"}))
     with pytest.raises(InputError, match="needs host_socket"):
         provider_of(type(settings)(**{**vars_of(settings), "host_socket": None}))

@@ -72,10 +72,10 @@ def test_a_status_becomes_rows_for_feeders_and_ranks():
 
 
 def test_table_before_the_first_answer_has_a_title_and_a_note():
-    made = table_of("small", History(), desired=2, notes=["starting: the sidecar does not listen"])
+    made = table_of("small", History(), desired=2, notes=["starting: the sidecar is not listening"])
     assert made == Table(
         title="small: feeders 0/2, - batches/s, - GB/s, stall -, pools -",
-        feeders=(), ranks=(), note="starting: the sidecar does not listen",
+        feeders=(), ranks=(), note="starting: the sidecar is not listening",
     )  # fmt: skip
 
 

@@ -37,7 +37,9 @@ def test_the_status_says_whether_training_waits():
         in ("\n".join(lines(status())))
     )
     assert "  training hardly waits for input (0% of each step)" in lines(status(desired=6))
-    assert "  too few batches to tell whether training waits for input" in lines({"desired": 1, "ready": 1})
+    assert "  too few batches so far to tell whether training waits for input" in lines(
+        {"desired": 1, "ready": 1}
+    )
 
 
 @pytest.mark.parametrize("measures", [None, 7, [], {}, {"seconds": "x"}, {"seconds": -1.0}])
@@ -59,7 +61,7 @@ def test_a_run_that_waited_ends_with_what_to_do():
     said = closing_words(verdict, COUNTED, per_pod=2, cpus=64)
     assert said.endswith("3 replicas instead of 1 would make it 5.0 times faster: set spec.feeders.replicas")
     assert closing_words(verdict, COUNTED, per_pod=1, cpus=2).endswith(
-        "on more CPUs than the 2 of this machine"
+        "but on more CPUs than this machine's 2"
     )
 
 

@@ -127,7 +127,7 @@ def test_a_table_gives_its_columns(result: Any) -> None:
 @pytest.mark.parametrize(
     ("result", "told"),
     [
-        ({"c": torch.ones(3)}, "column 'c' of the result for rows 0 to 1 should have 2 rows, found 3"),
+        ({"c": torch.ones(3)}, "column 'c' of the result for rows 0 to 1 must have 2 rows, but has 3"),
         ((torch.ones(2), torch.ones(2)), "a tuple of 2 for rows 0 to 1: return a dict"),
         (None, "column 'result' of the result for rows 0 to 1 cannot be written: it is of type NoneType"),
         ("ab", "it is of type str, which has no rows"),
@@ -140,7 +140,7 @@ def test_a_table_gives_its_columns(result: Any) -> None:
         ({"index": [1, 2]}, "a column 'index' for rows 0 to 1, but that column holds"),
         ({}, "no column for rows 0 to 1"),
         (pa.table([[1, 2], [3, 4]], names=["c", "c"]), "columns of the result for rows 0 to 1 share a name"),
-        ({1: [1, 2]}, "names of columns are strings, found 1"),
+        ({1: [1, 2]}, "column names must be strings, but"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else type(value).__name__,
 )
@@ -282,7 +282,7 @@ def test_file_counts_as_soon_as_it_exists(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_folder_of_other_work_is_refused_and_left_alone(tmp_path: Path) -> None:
     fill(tmp_path)
     before = contents(tmp_path)
-    with pytest.raises(InputError, match=r"length is 10 there and 12 here\. .* name another folder"):
+    with pytest.raises(InputError, match=r"length is 10 there and 12 here\. .* choose another folder"):
         fill(tmp_path, work(rows=12))
     assert contents(tmp_path) == before
 
@@ -311,7 +311,9 @@ def test_links_in_the_folder_are_never_written_through(tmp_path: Path, name: str
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(victim)
     with (
-        pytest.raises(InputError, match="must be a regular file, found a link: name a folder that only you"),
+        pytest.raises(
+            InputError, match="must be a regular file, but is a link: choose a folder that only you"
+        ),
         Folder.open(folder, work(), "digest") as made,
     ):
         (folder / name).unlink(missing_ok=True)  # DONE is taken away where files are left
@@ -334,7 +336,7 @@ def test_link_with_an_unfinished_files_name_is_replaced(tmp_path: Path) -> None:
 
 def test_a_pipe_in_place_of_the_record_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / RECORD)
-    with pytest.raises(InputError, match="found something else"), Folder.open(tmp_path, work(), "digest"):
+    with pytest.raises(InputError, match="but is something else"), Folder.open(tmp_path, work(), "digest"):
         pass
 
 
@@ -350,7 +352,7 @@ def test_link_of_another_user_as_the_folder_is_refused(tmp_path: Path) -> None:
 def test_two_processes_cannot_write_to_one_folder(tmp_path: Path) -> None:
     with (
         Folder.open(tmp_path, work(), "digest"),
-        pytest.raises(InputError, match="another process writes to"),
+        pytest.raises(InputError, match="another process is writing to"),
     ):
         fill(tmp_path)
 
@@ -408,4 +410,4 @@ def test_map_without_pyarrow_names_the_package_to_install(
     monkeypatch.delitem(sys.modules, "pyarrow.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert cli.main(["map", "s.py", "d", "f", "--output", "o"]) == 2
-    assert "needs the module 'pyarrow': pip install 'dataloaderjob[map]'" in capsys.readouterr().err
+    assert "requires the module 'pyarrow': pip install 'dataloaderjob[map]'" in capsys.readouterr().err

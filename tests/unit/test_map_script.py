@@ -38,11 +38,11 @@ def column(folder: Path, name: str = "result") -> list[Any]:
     ("text", "told"),
     [
         ("f = print", "InputError: work.py has no 'd', only f"),
-        ("d = f = 3", "InputError: d in work.py should be a dataset with __getitem__ and __len__, or a function"),
-        ("def d(): return 3", "InputError: d in work.py should be a dataset with __getitem__ and __len__, or a"),
+        ("d = f = 3", "InputError: d in work.py must be a dataset with __getitem__ and __len__, or a function"),
+        ("def d(): return 3", "InputError: d in work.py must be a dataset with __getitem__ and __len__, or a"),
         ("def d(n): return n", "UserCodeError: d in work.py raised an exception\nTypeError: d() missing 1"),
-        ("d = f = [1]", "InputError: f in work.py should be a function, a torch.nn.Module, or a class"),
-        ("d = [1]\nclass f: pass", "found a class without __call__"),
+        ("d = f = [1]", "InputError: f in work.py must be a function, a torch.nn.Module, or a class"),
+        ("d = [1]\nclass f: pass", "but is a class without __call__"),
         (
             "from torch.utils.data import IterableDataset\nclass d(IterableDataset):\n def __iter__(self): return self",
             "InputError: d in work.py is an IterableDataset",
@@ -61,9 +61,9 @@ def test_unmappable_input_is_refused_and_no_folder_is_made(tmp_path: Path, text:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"batch_size": 0}, "--batch-size is 1 at least, found 0"),
-        ({"rows_per_file": -1}, "--rows-per-file is 1 at least, found -1"),
-        ({"feeders": -1}, "--feeders is 0 at least, found -1"),
+        ({"batch_size": 0}, "--batch-size must be at least 1, but is 0"),
+        ({"rows_per_file": -1}, "--rows-per-file must be at least 1, but is -1"),
+        ({"feeders": -1}, "--feeders must be at least 0, but is -1"),
         ({"collate_fn": "c"}, "work.py has no 'c', only d, f"),
     ],
 )
@@ -73,7 +73,7 @@ def test_arguments_that_cannot_work_are_refused_by_name(tmp_path: Path, options:
 
 def test_more_than_one_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "one process writes the results, found WORLD_SIZE=2" in mapped(tmp_path, "d = [1]\nf = print")
+    assert "map runs in one process, but WORLD_SIZE is 2" in mapped(tmp_path, "d = [1]\nf = print")
 
 
 def test_missing_script_is_named(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_stop_iteration_of_user_code_does_not_end_the_run_early(tmp_path: Path, 
     [
         ("1.0 if batch[0] < 4 else batch", "column 'result' of the result for rows 0 to 3 cannot be written"),
         ("batch if batch[0] < 4 else batch.float()", "column 'result' is float in rows 4 to 7 and int64 in rows 0"),
-        ("batch[batch > 4]", "column 'result' of the result for rows 0 to 3 should have 4 rows, found 0"),
+        ("batch[batch > 4]", "column 'result' of the result for rows 0 to 3 must have 4 rows, but has 0"),
         ("batch.cuda(99)", "no result for rows 0 to 3: "),
     ],
 )  # fmt: skip
@@ -165,10 +165,8 @@ def test_a_result_that_cannot_be_written_is_named_with_its_rows(
 def test_samples_that_make_no_batch_are_reported_with_the_option(tmp_path: Path) -> None:
     text = "import torch\nd = [torch.ones(1), torch.ones(2)]\ndef f(batch): return [sum(b) for b in batch]\nc = list"
     told = mapped(tmp_path, text)
-    assert (
-        "InputError: torch's default_collate cannot make a batch of the samples of rows 0 to 1: stack" in told
-    )
-    assert told.endswith("with --collate-fn")
+    assert "InputError: torch's default_collate cannot collate the samples of rows 0 to 1: stack" in told
+    assert "Use --collate-fn to name a function in the script that can" in told
     assert mapped(tmp_path, text, collate_fn="c") == "out: 2 rows in 1 files"
     assert column(tmp_path) == [1.0, 2.0]
 
@@ -182,5 +180,5 @@ def test_run_with_a_changed_script_continues_with_a_warning(
     assert mapped(tmp_path, text.replace("== 8", "> 99")) == "out: 10 rows in 2 files"
     said = capfd.readouterr().err
     assert "1 of 2 files exist already" in said
-    assert "work.py has changed since the first run: existing files are kept as they are" in said
+    assert "work.py has changed since the first run; existing files are kept unchanged" in said
     assert column(tmp_path) == list(range(10))

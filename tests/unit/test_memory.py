@@ -124,11 +124,11 @@ def test_a_kill_is_remembered_until_the_process_can_have_ended():
 def test_only_the_kernels_own_signal_is_blamed_on_memory():
     kernel = Kernel()
     ends = Ends(FEEDERS_FIELD, kernel.watch())
-    assert ends.of_code(-9) == ("was ended by SIGKILL", False)
+    assert ends.of_code(-9) == ("was killed by SIGKILL", False)
     kernel.count = 1
     assert [ends.of_code(code).of_memory for code in (-9, -11, 0, 3)] == [True, False, False, False]
     assert "ran out of memory" in ends.of_code(-9).text
-    assert FEEDERS_FIELD in ends.unknown("ended while it did so").text
+    assert FEEDERS_FIELD in ends.unknown("ended while doing so").text
 
 
 @pytest.mark.parametrize(("own", "then"), [(0, 500), (990, 1000), (1000, 1000), (-500, 0)])

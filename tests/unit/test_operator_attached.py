@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from attached_jobs import (
+    STARTED,
     attached_pod,
     decided,
     feeder_replicas,
@@ -27,7 +28,7 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob.api.status import ConditionType, Phase
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide import attached, events
+from dataloaderjob_operator.decide import attached, events, pod_events
 from dataloaderjob_operator.decide.decision import Decision, decide
 from dataloaderjob_operator.decide.followed import Followed, FollowedState
 from dataloaderjob_operator.decide.observed import Cause, Observed, Trouble
@@ -165,11 +166,29 @@ def test_pod_that_starts_or_fails_by_itself_does_not_degrade_the_job() -> None:
     served = serving(attached_pod(), status=decided(serving(attached_pod())).status)
     starts = decided(replace(served, attached=(attached_pod(), attached_pod("b", started=False))), 1)
     assert (starts.status.phase, ready(starts)) == (Phase.SERVING, ("True", "Serving"))
-    assert condition(starts, SIDECARS).message == "1 of 2 sidecars listen"
+    assert condition(starts, SIDECARS).message == "1 of 2 sidecars are listening"
     fails = decided(replace(served, attached=(FAILS,)), 1)
     assert (fails.status.phase, ready(fails)) == (Phase.SERVING, ("True", "Serving"))
     trainers = condition(fails, ConditionType.TRAINERS_READY)
     assert (trainers.status, trainers.reason) == ("False", "ContainerCrashes")
+
+
+def test_lost_node_of_a_pod_is_named_and_does_not_degrade_the_job() -> None:
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": STARTED}
+    silent = {"type": "Ready", "status": "False", "lastTransitionTime": STARTED}
+    pods = (
+        attached_pod(),
+        attached_pod("b", conditions=[placed, {"type": "ContainersReady", "status": "True"}, silent]),
+    )
+    found = decided(serving(*pods, supervisor=replace(SUPERVISOR, sidecars=1)))
+    lost = "1 of 2 sidecars are listening; pod b: its node n does not respond"
+    assert (found.status.phase, *ready(found)) == (Phase.SERVING, "True", "Serving")
+    assert condition(found, READY).message == f"head and feeders are serving; {lost}"
+    assert (condition(found, SIDECARS).reason, condition(found, SIDECARS).message) == (
+        "NodeUnreachable",
+        lost,
+    )
+    assert condition(found, ConditionType.TRAINERS_READY).reason == "NodeUnreachable"
 
 
 def test_volume_that_cannot_be_mounted_is_told_from_the_events_of_a_pod() -> None:
@@ -305,29 +324,29 @@ def test_events_tell_of_idleness_return_and_lost_parts() -> None:
     assert [e.reason for e in events.events_of(degraded, served)] == [events.Reason.RECOVERED]
 
 
-def owned(name: str, by: str | None = "train") -> events.AttachedPod:
+def owned(name: str, by: str | None = "train") -> pod_events.AttachedPod:
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": by, "uid": f"uid-{by}", "controller": True}
     found = attached_pod(name)
-    return events.attached_pod(
+    return pod_events.attached_pod(
         {**found, "metadata": {**found["metadata"], "ownerReferences": [owner] if by else []}}
     )
 
 
 def test_events_of_pods_name_those_that_came_and_went() -> None:
     before = {"1": owned("a", None), "2": owned("b", None)}
-    found = events.of_pods("bert", before, {"2": owned("b", None), "3": owned("c", None)})
+    found = pod_events.of_pods("bert", before, {"2": owned("b", None), "3": owned("c", None)})
     assert [(e.reason, e.message, e.about) for e in found] == [
-        (events.Reason.ATTACHED, "pod c has the sidecar and gets batches", None),
+        (events.Reason.ATTACHED, "pod c has the sidecar and receives batches", None),
         (events.Reason.DETACHED, "pod a is no longer attached", None),
     ]
 
 
 def test_controller_has_one_event_however_many_of_its_pods_attach() -> None:
-    first = events.of_pods("bert", {}, {"1": owned("a"), "2": owned("b"), "3": owned("c", "eval")})
+    first = pod_events.of_pods("bert", {}, {"1": owned("a"), "2": owned("b"), "3": owned("c", "eval")})
     told = [(e.about.name, e.message) for e in first if e.reason is events.Reason.INJECTED and e.about]
-    text = "its pods have the sidecar of DataLoaderJob bert, and get their batches from its feeders"
+    text = "its pods have the sidecar of DataLoaderJob bert and receive their batches from its feeders"
     assert told == [("train", text), ("eval", text)]
-    more = events.of_pods("bert", {"1": owned("a")}, {"1": owned("a"), "2": owned("b")})
+    more = pod_events.of_pods("bert", {"1": owned("a")}, {"1": owned("a"), "2": owned("b")})
     assert [e.reason for e in more] == [events.Reason.ATTACHED]
     (event,) = [e for e in first if e.about and e.about.name == "train"]
     made = events.manifest(event, job().metadata, T0, "host")

@@ -79,7 +79,7 @@ NOT_FOLLOWED = status(
 )
 WITHOUT_STATUS = {
     Reason.UNKNOWN_FIELD, Reason.MANAGED_ELSEWHERE, Reason.ATTACHED, Reason.INJECTED, Reason.POD_REFUSED,
-    Reason.DETACHED,
+    Reason.DETACHED, Reason.NOT_ATTACHED,
 }  # fmt: skip
 HUNGRY = status(
     Phase.RUNNING,

@@ -157,9 +157,9 @@ def test_object_is_read_by_the_plural_that_the_api_server_lists() -> None:
     ("follow", "errors", "text"),
     [
         pytest.param(spec(), {"v1alpha1": 404}, "install its CustomResourceDefinition", id="no-definition"),
-        pytest.param(spec("Train"), {}, "the API server has no kind Train in trainer", id="other-kind"),
-        pytest.param(spec("Runtime"), {}, "has no kind Runtime", id="cluster-wide-kind"),
-        pytest.param(spec("Secret", "v1"), {}, "has no kind Secret", id="no-secrets"),
+        pytest.param(spec("Train"), {}, "the API server does not know kind Train in trainer", id="other-kind"),
+        pytest.param(spec("Runtime"), {}, "does not know kind Runtime", id="cluster-wide-kind"),
+        pytest.param(spec("Secret", "v1"), {}, "does not know kind Secret", id="no-secrets"),
         pytest.param(
             spec(), {"bert": 403}, "add trainjobs.trainer.kubeflow.org to the chart's value follow.resources",
             id="no-rights",

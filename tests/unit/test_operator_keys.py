@@ -22,7 +22,7 @@ def test_no_two_jobs_roots_or_uses_share_a_secret(root, other_root, uid, other_u
 
 
 def test_short_root_key_and_job_without_uid_are_refused():
-    with pytest.raises(ValueError, match="at least 32 bytes, found 5"):
+    with pytest.raises(ValueError, match="at least 32 bytes, but has 5"):
         names.job_key(b"short", "u")
     with pytest.raises(ValueError, match="not on a cluster"):
         names.ray_token(b"r" * 32, "")

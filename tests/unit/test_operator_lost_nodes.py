@@ -44,7 +44,7 @@ def test_pod_on_an_unreachable_node_is_named_though_containers_run() -> None:
     made = decided(after(observed, decided(serving())))
     ready = condition(made, ConditionType.READY)
     assert (ready.status, ready.reason) == ("False", "NodeUnreachable")
-    assert ready.message == "pod mnist-trainers-0-3: its node node-3 does not answer"
+    assert ready.message == "pod mnist-trainers-0-3: its node node-3 does not respond"
     assert (made.status.phase, made.status.trainers.summary) == (Phase.DEGRADED, "0/1")
 
 
@@ -105,7 +105,7 @@ def test_pod_left_behind_is_named_while_the_next_attempt_runs() -> None:
     assert (made.status.phase, condition(made, ConditionType.READY).status) == (Phase.RUNNING, "True")
     moving = condition(made, ConditionType.PROGRESSING)
     assert (moving.status, moving.reason) == ("False", "PodsStuck")
-    assert "pod mnist-trainers-0-0 on node node-0, which does not answer" in moving.message
+    assert "pod mnist-trainers-0-0 on node node-0, which does not respond" in moving.message
     assert "node.kubernetes.io/out-of-service" in moving.message
 
 

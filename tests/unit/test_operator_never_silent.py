@@ -69,8 +69,8 @@ def test_unknown_field_of_a_later_crd_is_dropped_with_one_warning():
     assert len(job.made()) == CHILDREN
     (text,) = [message for reason, message in reasons(job) if reason == "UnknownField"]
     assert text == (
-        "spec.checkpoints: found a field of another release; use the operator of that release;"
-        " spec.loader.pinned: found a field of another release; use the operator of that release"
+        "spec.checkpoints: found a field from another release; use the operator from that release;"
+        " spec.loader.pinned: found a field from another release; use the operator from that release"
     )
 
 
@@ -123,7 +123,7 @@ LIMIT_RANGE = (
 )
 LIMIT_RANGE_TOLD = (
     'pods "mnist-feeders" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi; '
-    "this pod's resources come from spec.feeders.resources"
+    "this pod's resources are set by spec.feeders.resources"
 )
 PRIORITY = 'pods "mnist-trainers-0" is forbidden: no PriorityClass with name high was found'
 PRIORITY_TOLD = f"spec.trainers.job.template.spec.priorityClassName: {PRIORITY}"

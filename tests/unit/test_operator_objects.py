@@ -17,7 +17,7 @@ from dataloaderjob.core.keys import Holder
 from dataloaderjob.core.settings import RayTuning, SidecarSettings
 from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.kinds import keep_template, manifest_to_send, sealed
-from dataloaderjob_operator.objects import pods, settings, workloads
+from dataloaderjob_operator.objects import pods, settings, supervisor, workloads
 
 SETUP = objects.OperatorConfig(version="1.0", sidecar_image="example/sidecar:1", root_key=b"r" * 32)
 SECRET = f"Secret/{names.key_secret('mnist', 'u-1', SETUP.root_key)}"
@@ -149,14 +149,59 @@ def test_pods_of_a_role_get_that_roles_keys_only():
     job_key, token = data["links"], data["ray"]
     found = {}
     for workload in ("Deployment/mnist-head", "Deployment/mnist-feeders", "Job/mnist-trainers-0"):
-        volumes = [v for v in pod(made[workload])["volumes"] if "secret" in v]
-        assert [v["secret"]["secretName"] for v in volumes] == [SECRET.removeprefix("Secret/")]
-        found[workload] = {item["path"]: data[item["key"]] for item in volumes[0]["secret"]["items"]}
+        made_pod = pod(made[workload])
+        secrets = {v["name"]: v["secret"] for v in made_pod["volumes"] if "secret" in v}
+        assert {secret["secretName"] for secret in secrets.values()} == {SECRET.removeprefix("Secret/")}
+        for container in (*made_pod.get("initContainers", ()), *made_pod["containers"]):
+            found[container["name"]] = {
+                item["path"]: data[item["key"]]
+                for mount in container["volumeMounts"]
+                for item in secrets.get(mount["name"], {"items": []})["items"]
+            }
     assert found == {
-        "Deployment/mnist-head": {"links": job_key, "ray": token},
-        "Deployment/mnist-feeders": {"links": keys.derive(job_key, Holder.FEEDER), "ray": token},
-        "Job/mnist-trainers-0": {"links": keys.derive(job_key, Holder.SIDECAR)},
+        "head": {"ray": token},
+        "supervisor": {"links": job_key},
+        "feeder": {"links": keys.derive(job_key, Holder.FEEDER), "ray": token},
+        "dataloaderjob-sidecar": {"links": keys.derive(job_key, Holder.SIDECAR)},
+        "trainer": {},
     }
+
+
+def test_containers_of_the_head_share_only_a_socket_that_ray_serves():
+    user = {
+        "shareProcessNamespace": True,
+        "hostPID": True,
+        "containers": [
+            {"name": "head", "env": [{"name": "RAY_x", "value": "1"}, {"name": "TZ", "value": "UTC"}]}
+        ],
+    }
+    made = pod(children({"spec.ray.managed.head.template.spec": user})["Deployment/mnist-head"])
+    ray, other = made["containers"]
+    assert (made["shareProcessNamespace"], made["hostPID"]) == (False, False)
+    mounts = [{m["name"]: m for m in container["volumeMounts"]} for container in (ray, other)]
+    both = set(mounts[0]) & set(mounts[1])
+    assert both == {"dataloaderjob-settings", "dataloaderjob-link"}
+    assert all(mounts[1][name]["readOnly"] for name in both), "what Ray's container writes is only read"
+    assert ("RAY_x" in env(ray), "RAY_x" in env(other), env(other)["TZ"]) == (True, False, "UTC")
+    assert "secretKeyRef" not in str((ray["env"], ray.get("envFrom")))
+    for field in ("image", "securityContext"):
+        assert ray[field] == other[field]
+
+
+@pytest.mark.parametrize(
+    ("asked", "of_ray", "of_supervisor"),
+    [
+        ({"cpu": "500m", "memory": "2Gi"}, {"cpu": "400m", "memory": "1792Mi"}, {"cpu": "100m", "memory": "256Mi"}),
+        ({"cpu": 1, "memory": "512Mi"}, {"cpu": "800m", "memory": "448Mi"}, {"cpu": "200m", "memory": "128Mi"}),
+        ({"memory": "1000001"}, {"memory": "875001"}, {"memory": "128Mi"}),
+        ({"example.com/x": "3"}, {"example.com/x": "3"}, {}),
+    ],
+    ids=["default", "least-memory", "odd-bytes", "other-resource"],
+)  # fmt: skip
+def test_resources_of_the_head_are_split_between_its_containers(asked, of_ray, of_supervisor):
+    found = supervisor.split({"requests": asked, "limits": asked})
+    assert found[0] == {"requests": of_ray, "limits": of_ray}
+    assert found[1] == ({"requests": of_supervisor, "limits": of_supervisor} if of_supervisor else {})
 
 
 def test_the_sidecar_is_a_native_sidecar_before_the_users_init_containers():

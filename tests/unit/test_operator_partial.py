@@ -81,7 +81,8 @@ def test_quota_and_supervisor_causes_are_reported_too():
     children = {**serving().children, **live(FEEDERS, readyReplicas=1, conditions=[refused])}
     told = condition(decided(one_of_eight(children=children)), PROGRESSING)
     assert told.message == (
-        "feeder pods serving: 1 of 8; exceeded quota: small; this pod's resources come from spec.feeders.resources"
+        "feeder pods serving: 1 of 8; exceeded quota: small; this pod's resources are set by "
+        "spec.feeders.resources"
     )
     slow = replace(SUPERVISOR, desired=8, cause=Cause("WorkerRegisterTimeout", "f-1: too late"))
     told = condition(decided(one_of_eight(supervisor=slow)), PROGRESSING)
@@ -186,10 +187,10 @@ def test_trainers_wait_for_required_feeders_and_the_status_counts_them():
     told = condition(short, ConditionType.TRAINERS_READY)
     assert (told.status, told.reason) == ("False", "WaitsForFeeders")
     assert told.message == (
-        "trainers start once 4 feeder pods serve (feeders.minAvailable); serving: 3, missing: 1"
+        "trainers start once 4 feeder pods are serving (feeders.minAvailable); serving: 3, missing: 1"
     )
-    assert condition(short, ConditionType.FEEDERS_READY).message == "feeder pods ready: 3, needed: 4"
-    assert condition(short, READY).message == "feeder pods ready: 3, needed: 4", (
+    assert condition(short, ConditionType.FEEDERS_READY).message == "feeder pods ready: 3 of 4 required"
+    assert condition(short, READY).message == "feeder pods ready: 3 of 4 required", (
         "the cause, not what it causes"
     )
     assert short.status.feeders.summary == "3/8"
@@ -371,7 +372,7 @@ def test_unschedulable_or_quota_refused_new_feeders_are_reported():
     }
     told = condition(decided(rolling(made=0, conditions=[refused])), PROGRESSING)
     assert told.message == (
-        "the new feeders of a rolling update cannot start: exceeded quota; this pod's resources come from "
+        "the new feeders of a rolling update cannot start: exceeded quota; this pod's resources are set by "
         "spec.feeders.resources"
     )
 

@@ -213,9 +213,10 @@ def test_sidecar_image_of_the_manifest_overrides_the_first_attempts(job: Job):
 
 def images(job: Job) -> tuple[str, str]:
     """Of head and feeders."""
-    head, feeders = (
-        job.api.objects[key]["spec"]["template"]["spec"]["containers"][0] for key in (HEAD, FEEDERS)
+    (head, supervisor), (feeders,) = (
+        job.api.objects[key]["spec"]["template"]["spec"]["containers"] for key in (HEAD, FEEDERS)
     )
+    assert supervisor["image"] == head["image"], "both containers of the head run one image"
     return head["image"], feeders["image"]
 
 

@@ -194,7 +194,7 @@ def test_fs_group_is_an_operator_option(text: str, group: int | None):
 def test_invalid_fs_group_is_refused(capsys):
     with pytest.raises(SystemExit):
         parse(["--root-key", "k", "--sidecar-image", "i:1", "--fs-group", "users"])
-    assert "neither a group ID nor none" in capsys.readouterr().err
+    assert 'expected a group ID or "none"' in capsys.readouterr().err
 
 
 # The head
@@ -235,10 +235,13 @@ def test_head_has_its_own_template_and_resources():
     deployment = made["Deployment/mnist-head"]
     found = pod(deployment)
     assert (found["nodeSelector"], found["priorityClassName"]) == ({"pool": "stable"}, "high")
-    head, shipper = found["containers"]
-    assert (head["name"], head["resources"], env(head)["A"]) == ("head", resources, "1")
+    head, supervisor, shipper = found["containers"]
+    assert (head["name"], env(head)["A"], env(supervisor)["A"]) == ("head", "1", "1")
+    assert head["resources"] == {"requests": {"cpu": "800m"}, "limits": {"memory": "2688Mi"}}
+    assert supervisor["resources"] == {"requests": {"cpu": "200m"}, "limits": {"memory": "384Mi"}}
     assert shipper == {"name": "shipper", "image": "s:1"}
     assert {"name": "logs", "mountPath": "/logs"} in head["volumeMounts"]
+    assert "logs" not in mounted(supervisor).values()
     assert {"name": "logs", "emptyDir": {}} in found["volumes"]
     assert deployment["spec"]["template"]["metadata"]["labels"]["team"] == "vision"
     assert "nodeSelector" not in pod(made["Deployment/mnist-feeders"])
@@ -291,8 +294,11 @@ def volume(made: dict[str, Any], name: str) -> dict[str, Any] | None:
 )
 def test_scratch_has_the_size_or_volume_of_the_manifest(given: Any, source: Any):
     made = children({"spec.feeders.scratch": given})
-    for name in ("Deployment/mnist-head", "Deployment/mnist-feeders"):
-        assert volume(pod(made[name]), "dataloaderjob-tmp") == {"name": "dataloaderjob-tmp", **source}
+    rows = (("mnist-feeders", "dataloaderjob-tmp"), ("mnist-head", "dataloaderjob-supervisor"))
+    for name, of_data in rows:
+        assert volume(pod(made[f"Deployment/{name}"]), of_data) == {"name": of_data, **source}
+    of_ray = volume(pod(made["Deployment/mnist-head"]), "dataloaderjob-tmp")
+    assert of_ray == {"name": "dataloaderjob-tmp", "emptyDir": {"sizeLimit": "10Gi"}}
     of_trainers = trainer_pod({"spec.sidecar.scratch": given})
     assert volume(of_trainers, "dataloaderjob-run") == {"name": "dataloaderjob-run", **source}
 
@@ -314,7 +320,8 @@ def test_users_mount_at_a_scratch_path_takes_precedence(part: str, name: str, pa
     made = pod(children({f"spec.{part}.template.spec": spec})[child])
     found = mounted(made["containers"][0])
     assert found[path.rstrip("/")] == "mine"
-    assert {mount for mount in found.values() if mount.startswith("dataloaderjob")} == {
+    used = {mount for container in made["containers"] for mount in mounted(container).values()}
+    assert {mount for mount in used if mount.startswith("dataloaderjob")} == {
         v["name"] for v in made["volumes"] if v["name"].startswith("dataloaderjob")
     }, "no volume without a mount"
 
@@ -332,26 +339,15 @@ def test_trainers_know_the_size_of_every_scratch_their_data_passes():
     assert scratch({"spec.sidecar.scratch.volume": unknown}) == {size[1]: 10 << 30}
 
 
-def test_scratch_unused_by_head_and_feeders_sets_no_limit():
+def test_scratch_of_the_supervisor_limits_all_data_whatever_is_mounted():
     def own(name: str) -> list[dict[str, Any]]:
         return [{"name": name, "volumeMounts": [{"name": "v", "mountPath": "/tmp"}]}]
 
-    feeders = {f"{FEEDER}.containers": own("feeder")}
-    both = {**feeders, "spec.ray.managed.head.template.spec.containers": own("head")}
-    assert "spec.feeders.scratch.size" in scratch(feeders), "all data passes the head"
-    assert "spec.feeders.scratch.size" not in scratch(both)
-
-
-def test_data_mounted_at_tmp_leaves_no_feeder_scratch_to_check():
-    data = {
-        "spec.data.volumes": [{"name": "big", "emptyDir": {}}],
-        "spec.data.volumeMounts": [{"name": "big", "mountPath": "/tmp/"}],
+    both = {
+        f"{FEEDER}.containers": own("feeder"),
+        "spec.ray.managed.head.template.spec.containers": own("head"),
     }
-    head = {"name": "head", "volumeMounts": [{"name": "big", "mountPath": "/tmp"}]}
-    assert "spec.feeders.scratch.size" in scratch(data), "the head's is still the operator's"
-    assert "spec.feeders.scratch.size" not in scratch(
-        {**data, "spec.ray.managed.head.template.spec.containers": [head]}
-    )
+    assert scratch(both)["spec.feeders.scratch.size"] == 10 << 30, "all data passes the supervisor"
 
 
 def test_changed_scratch_replaces_the_pods_that_use_it():

@@ -16,6 +16,7 @@ from dataloaderjob_operator.decide.events import JobEvent, Reason
 from dataloaderjob_operator.decide.observed import Observed
 from dataloaderjob_operator.decide.refused_pods import (
     AGAIN_S,
+    LOST,
     event_of,
     explained,
     label_of,
@@ -41,6 +42,10 @@ DOWN = (
 CELL = (
     "create Pod web-0 in StatefulSet web failed error: pods \"web-0\" is forbidden: ValidatingAdmissionPolicy 'g' with"
     " binding 'g' denied request: the sidecar of DataLoaderJob mnist has lost its restartPolicy Always"
+)
+STRIPPED = (
+    'Error creating: Pod "train-x7k2p" is invalid: spec.initContainers[0].startupProbe: Forbidden: may not be set for'
+    " init containers without restartPolicy=Always"
 )
 OTHERS = (
     'Error creating: pods "a" is forbidden: exceeded quota: team, requested: limits.memory=1140850688',
@@ -81,11 +86,12 @@ def warning(
         ),
         pytest.param(
             DOWN, "",
-            "the injector does not answer (connection refused): see the pods"
-            " app.kubernetes.io/name=dataloaderjob-injector in the operator's namespace; the controller tries again by"
-            " itself",
+            "the injector does not respond (connection refused): see the pods labelled "
+            "app.kubernetes.io/name=dataloaderjob-injector in the operator's namespace; the controller "
+            "will retry",
             id="webhook-down",
         ),
+        pytest.param(STRIPPED, "", LOST, id="kubernetes"),
     ],
 )  # fmt: skip
 def test_refusal_has_its_job_and_its_cause(text: str, named: str, cause: str) -> None:
@@ -217,6 +223,23 @@ def test_refusal_without_a_name_concerns_the_job_of_the_template() -> None:
     world = World("mnist", "other")
     assert world.at(0, warning(DOWN)) == ["mnist"]
     assert world.at(PERIOD_S, warning(DOWN, name="gone")) == ["mnist", "other"], "its template is not there"
+
+
+def test_refusal_of_any_pod_concerns_the_job_of_a_labelled_template_alone() -> None:
+    world = World("mnist", "other")
+    assert world.at(0, warning(STRIPPED)) == ["mnist"]
+    assert world.at(PERIOD_S, warning(STRIPPED, name="gone")) == [], "nothing tells that it has the label"
+    unlabelled = {"kind": "Job", "spec": {"template": {"spec": TRAIN["spec"]["template"]["spec"]}}}
+    world.owners["Job", "bare"] = unlabelled
+    assert world.at(2 * PERIOD_S, warning(STRIPPED, name="bare")) == []
+
+
+def test_probe_that_the_template_itself_has_wrong_is_no_webhooks_doing() -> None:
+    world, template = World("mnist"), TRAIN["spec"]["template"]
+    wrong = {"name": "wait", "image": "i", "startupProbe": {"exec": {"command": ["true"]}}}
+    spec = {**template["spec"], "initContainers": [wrong]}
+    world.owners["Job", "train"] = {"kind": "Job", "spec": {"template": {**template, "spec": spec}}}
+    assert world.at(0, warning(STRIPPED)) == []
 
 
 def test_refusal_that_names_a_job_of_its_own_concerns_no_other() -> None:

@@ -76,30 +76,30 @@ def test_restarted_operator_keeps_the_status_until_it_has_polled():
     silent = replace(running, supervisor=SupervisorStatus(silent="[Errno 111] refused"))
     made = decided(silent)
     assert made.status.phase == Phase.DEGRADED
-    assert "does not answer: [Errno 111] refused" in condition(made, ConditionType.HEAD_READY).message
+    assert "does not respond: [Errno 111] refused" in condition(made, ConditionType.HEAD_READY).message
     assert condition(made, ConditionType.FEEDERS_READY).status == "True", "batches come without a supervisor"
 
 
 @pytest.mark.parametrize(
     ("supervisor", "pods_ready", "expected"),
     [
-        pytest.param(None, 1, ("False", "FeedersStart", "feeder pods serving: 0, needed: 1"), id="not reported yet"),
+        pytest.param(None, 1, ("False", "FeedersStart", "feeder pods serving: 0 of 1 required"), id="not reported yet"),
         pytest.param(SUPERVISOR, 1, ("True", "Serving", "feeder pods serving: 1 or more"), id="serves"),
         pytest.param(SUPERVISOR, 0, ("True", "Serving", "feeder pods serving: 1 or more"), id="it knows better"),
         pytest.param(
             SupervisorStatus(desired=1, ray=RAY, cause=TIMEOUT), 1,
             ("False", "WorkerRegisterTimeout",
-             "feeder pods serving: 0, needed: 1; pod mnist-feeder-0: feeder-0: raise spec.ray.managed.tuning"),
+             "feeder pods serving: 0 of 1 required; pod mnist-feeder-0: feeder-0: raise spec.ray.managed.tuning"),
             id="never registers",
         ),
         pytest.param(
             SupervisorStatus(desired=1, ray=RAY, cause=NO_ROOM), 1,
-            ("False", "NoRoom", "feeder pods serving: 0, needed: 1; feeder-0: no node has room"),
+            ("False", "NoRoom", "feeder pods serving: 0 of 1 required; feeder-0: no node has room"),
             id="no room in pods that are there",
         ),
         pytest.param(
             SupervisorStatus(desired=1, ray=RAY, cause=NO_ROOM), 0,
-            ("False", "PodsStart", "feeder pods ready: 0, needed: 1"),
+            ("False", "PodsStart", "feeder pods ready: 0 of 1 required"),
             id="no room for want of pods",
         ),
         pytest.param(
@@ -194,7 +194,7 @@ def test_metrics_are_written_only_for_changes_beyond_noise():
     assert moved.status.loader == LoaderStatus(
         batches_per_second="10", gb_per_second="1", stall_percent="5", occupancy_percent="50",
         observed_time="2026-01-01T00:00:00Z", verdict="unknown",
-        explanation="too few batches to tell whether training waits for input",
+        explanation="too few batches so far to tell whether training waits for input",
     )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def test_a_failure_names_the_trainer_and_where_its_feeder_is():
         "text": "no x",
     }
     found = parse({**STATUS, "feeders": [feeder(1)], "failures": [reported]}).failure
-    assert found == Cause("ModuleMissing", "sidecar-t-0, rank 1, got from feeder-1: no x", "10.0.0.1")
+    assert found == Cause("ModuleMissing", "sidecar-t-0, rank 1, received from feeder-1: no x", "10.0.0.1")
 
 
 def test_effective_ray_settings_are_those_the_supervisor_reports():
@@ -139,7 +139,7 @@ def test_a_brief_status_of_the_largest_job_is_accepted():
 @pytest.mark.parametrize("item", [b"{}", b"[]", b"0", b'{"a":[]}'])
 def test_status_of_too_many_objects_or_values_is_refused_unparsed(item: bytes):
     check_shape(b'{"feeders":[' + b",".join([item] * 4096) + b"]}")
-    with pytest.raises(RemoteProtocolError, match="a status has at most 16384 objects and 65536 values"):
+    with pytest.raises(RemoteProtocolError, match="a status may have at most 16384 objects and 65536 values"):
         check_shape(b'{"feeders":[' + b",".join([item] * 70_000) + b"]}")
 
 

@@ -127,7 +127,7 @@ def test_a_pod_without_feeders_is_ready_once_its_trial_has_passed(pod: Clocked):
 
 def test_failed_trial_ends_the_pod_unless_a_feeder_was_placed_meanwhile(pod: Clocked):
     pod.ready(10.0)
-    pod.trials[0].answer = ServiceError("this image cannot feed: no torch")
+    pod.trials[0].answer = ServiceError("this image cannot run feeders: no torch")
     number = pod.feeders.begins()
     assert not pod.ready(), "the feeder itself shows it, and the supervisor tells why it does not come"
     assert pod.trials[0].closed
@@ -195,7 +195,7 @@ def test_trial_without_torch_fails_with_the_last_line_of_its_error(
         words = until(failure, 120.0, "the trial's end")
     finally:
         trial.close()
-    assert words.startswith("this image cannot feed: its process ended with code ")
+    assert words.startswith("this image cannot run feeders: its process ended with code ")
     assert "libcudart.so.13: cannot open it" in words
     assert "libcudart" in capsys.readouterr().err
 
@@ -206,7 +206,9 @@ def test_trial_that_takes_too_long_reports_the_missing_step(tmp_path: Path, monk
     monkeypatch.setattr(node, "HOST_MODULE", "slow_host")
     trial = Trial(3.0)
     try:
-        with pytest.raises(ServiceError, match=r"a feeder did not serve within 3 s; it said last: reading"):
+        with pytest.raises(
+            ServiceError, match=r"a feeder did not start serving within 3 s; its last line: reading"
+        ):
             until(trial.passed, 30.0, "its deadline")
     finally:
         trial.close()

@@ -31,7 +31,9 @@ from dataloaderjob.pod.entry import (
     split_address,
 )
 from dataloaderjob.pod.feeder import Backlog
-from dataloaderjob.pod.head import Head, feeders_wanted, supervisor_settings
+from dataloaderjob.pod.head import Head, agent_settings
+from dataloaderjob.pod.supervisor import feeders_wanted, supervisor_settings
+from dataloaderjob.providers.provider import feeder_settings
 from dataloaderjob.providers.ray import actor
 from dataloaderjob_operator.objects import OperatorConfig
 from dataloaderjob_operator.objects import settings as built
@@ -87,7 +89,8 @@ def test_unknown_settings_of_a_later_operator_are_ignored_with_one_line(tmp_path
     found = load(HeadSettings, path := written(tmp_path, later))
     assert found.tuning == RayTuning(health_check_period_s=2.0)
     assert capsys.readouterr().err == (
-        f"settings for HeadSettings in {path}: ignored because this version does not know them: speed, tuning.grace\n"
+        f"settings for HeadSettings in {path}: ignored these fields, which this version "
+        "does not know: speed, tuning.grace\n"
     )
 
 
@@ -111,10 +114,10 @@ def test_required_key_is_named(tmp_path: Path):
 def test_head_starts_with_the_current_number_of_feeders(tmp_path: Path):
     count = tmp_path / "feeders"
     head = load(HeadSettings, written(tmp_path, {**built.head(JOB, SETUP), "count_path": str(count)}))
-    with pytest.raises(InputError, match=r"number of feeders is needed in .*feeders"):
+    with pytest.raises(InputError, match=r"cannot read the number of feeders from .*feeders"):
         feeders_wanted(head)
     count.write_text("12")
-    assert supervisor_settings(head, "10.0.0.7:6379").num_feeders == 12
+    assert feeders_wanted(head) == 12
 
 
 def test_tuning_that_is_not_an_object_is_refused(tmp_path: Path):
@@ -124,19 +127,25 @@ def test_tuning_that_is_not_an_object_is_refused(tmp_path: Path):
 
 def test_the_supervisor_of_a_pod_serves_other_pods(tmp_path: Path):
     head = load(HeadSettings, written(tmp_path, {**built.head(JOB, SETUP), "count_path": None}))
-    made = supervisor_settings(head, "10.0.0.7:6379")
+    made = supervisor_settings(head, num_feeders=2)
     assert isinstance(made, SupervisorSettings)
     assert (made.bind_host, made.feeder_bind_host) == ("::", "::")
     assert (made.feeder_supervisor_host, made.port) == (head.host, head.supervisor_port)
     assert made.feeder_key_path == made.key_path == head.key_path
     assert made.feeder_resources == {"feeder": 1.0}
+    assert (made.provider, made.ray_address) == ("remote", ""), "it knows no Ray"
+    agent = agent_settings(head, "10.0.0.7:6379")
+    assert (agent.provider, agent.ray_address) == ("ray", "10.0.0.7:6379")
+    assert agent.provider_socket == made.provider_socket
+    for index in range(2):
+        assert feeder_settings(agent, index, 2, "s") == feeder_settings(made, index, 2, "s")
     assert made.ready_timeout_s > head.tuning.worker_register_timeout_s
     assert all(Path(head.temp_dir) in Path(p).parents for p in (made.blob_folder, made.feeder_blob_folder))
 
 
 @pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:0", "head:65536", "head:gcs"])
 def test_invalid_address_is_refused(address: str):
-    with pytest.raises(InputError, match="needed as host:port"):
+    with pytest.raises(InputError, match="must be host:port"):
         split_address(address)
 
 
@@ -146,7 +155,7 @@ def test_address_is_split_into_host_and_port():
 
 
 def test_missing_token_is_reported_by_path(tmp_path: Path):
-    with pytest.raises(InputError, match=r"token of the job's Ray is needed in .*/ray: .*No such file"):
+    with pytest.raises(InputError, match=r"token of the job's Ray from .*/ray: .*No such file"):
         read_token(str(tmp_path / "ray"))
     (tmp_path / "ray").write_text("\n")
     with pytest.raises(InputError, match="the file is empty"):
@@ -154,7 +163,7 @@ def test_missing_token_is_reported_by_path(tmp_path: Path):
 
 
 def test_supervisor_is_restarted_at_once_then_slower_then_given_up():
-    restarts = Restarts()
+    restarts = Restarts("the supervisor")
     delays = [restarts.ended(-9, now=float(i)) for i in range(MAX_CRASHES)]
     assert delays == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0]
     with pytest.raises(ServiceError, match="7 times within 120 s"):
@@ -162,16 +171,21 @@ def test_supervisor_is_restarted_at_once_then_slower_then_given_up():
 
 
 def test_deaths_long_ago_are_forgotten():
-    restarts = Restarts()
+    restarts = Restarts("the supervisor")
     assert [restarts.ended(1, now=i * CRASH_WINDOW_S) for i in range(20)] == [0.0] * 20
 
 
+def test_process_apart_from_ray_is_restarted_as_often_as_ray_is():
+    restarts = Restarts("the supervisor", max_ray_exits=None)
+    assert [restarts.ended(4, now=200.0 * i) for i in range(20)] == [0.0] * 20
+
+
 def test_supervisor_that_keeps_failing_with_ray_needs_another_ray():
-    restarts = Restarts()
+    restarts = Restarts("the supervisor")
     assert [restarts.ended(3, now=200.0 * i) for i in range(MAX_RAY_EXITS - 1)] == [0.0] * (MAX_RAY_EXITS - 1)
     with pytest.raises(ServiceError, match="3 times because it cannot work with Ray"):
         restarts.ended(3, now=200.0 * MAX_RAY_EXITS)
-    restarts = Restarts()
+    restarts = Restarts("the supervisor")
     assert [restarts.ended(code, now=200.0 * i) for i, code in enumerate([3, 3, 1, 4, 4, 1])] == [0.0] * 6
 
 
@@ -196,7 +210,7 @@ def test_backlog_drops_excess_lines_and_reports_how_many():
     backlog.put(2, b"more")
     (fd, note), more = backlog.take() or []
     assert fd == 2
-    assert note.startswith(b"[pod] 2 lines were left out")
+    assert note.startswith(b"[pod] omitted 2 lines")
     assert more == (2, b"more")
     for _ in range(4):
         backlog.put(1, b"12345")
@@ -223,6 +237,7 @@ output.close()
 FEEDER = """
 import os, subprocess, sys
 from pathlib import Path
+from dataloaderjob.providers.provider import feeder_settings
 from dataloaderjob.providers.ray import actor
 from dataloaderjob.core.acceptor import Acceptor
 actor.hand_over("feeder-3", Path(sys.argv[1]))
@@ -258,7 +273,7 @@ def test_a_feeder_does_not_wait_for_readers_of_its_pod(tmp_path: Path):
         pod.stdin.flush()
         out, err = pod.communicate(timeout=20)
     assert 0 < len(out.splitlines()) < 400 * 64
-    assert "lines were left out" in err
+    assert "lines" in err
 
 
 def test_output_without_a_pod_stays_in_place(tmp_path: Path):
@@ -349,7 +364,7 @@ def test_node_joining_a_lost_head_exits_instead_of_waiting(monkeypatch):
             there()
     for _ in range(feeder.GONE_AFTER - 1):
         there()
-    with pytest.raises(ServiceError, match=f"127.0.0.1:{address[1]} is gone"):
+    with pytest.raises(ServiceError, match=f"127.0.0.1:{address[1]} disappeared"):
         there()
 
 
@@ -359,7 +374,7 @@ def test_head_refuses_an_image_with_a_ray_version_not_requested(monkeypatch):
         entry.check_ray(fits)
     for other in ("2.5", "2.57", "2.56.0", "2.56.10"):
         with pytest.raises(
-            InputError, match=f"Ray {other} is asked for by spec.ray.managed.version, this image has 2.56.1"
+            InputError, match=f"spec.ray.managed.version is {other}, but this image has Ray 2.56.1"
         ):
             entry.check_ray(other)
 
@@ -370,7 +385,8 @@ def test_a_head_in_an_image_with_another_ray_does_not_start(tmp_path: Path):
     fields = {**built.head(JOB, SETUP), "key_path": str(key), "ray_version": "9.9"}
     settings, installed = load(HeadSettings, written(tmp_path, fields)), importlib.metadata.version("ray")
     with pytest.raises(
-        InputError, match=f"^Ray 9.9 is asked for .*, this image has {installed}: use an image"
+        InputError,
+        match=f"^spec.ray.managed.version is 9.9, but this image has Ray {installed}: use an image",
     ):
         Head(settings, watch=None)
 

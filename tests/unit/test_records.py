@@ -109,7 +109,7 @@ def test_missing_row_within_an_epoch_is_noticed(tmp_path_factory: pytest.TempPat
 def test_foreign_file_is_refused_as_a_record(tmp_path: Path) -> None:
     (tmp_path / "rank-0").mkdir()
     (tmp_path / "rank-0" / "1-1.rows").write_bytes(b"hello")
-    with pytest.raises(InputError, match=r"1-1\.rows is no record of this version"):
+    with pytest.raises(InputError, match=r"1-1\.rows is not a record of this version"):
         places(tmp_path)
 
 

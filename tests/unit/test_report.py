@@ -126,7 +126,7 @@ def test_ids_of_a_page_are_distinct():
         (run(waited=0.6, times=times(6)), "A few slow batches hold up the rest: 6 of 100"),
         (run(waited=0.6, times=times(6)), "The same samples are slow each time: index 5 (2 times)."),
         (run(happened=[Event(3.0, "trainer-1", "failed", "ended with exit code 3")]), "The run failed: trainer-1"),
-        (run(is_live=True), "The run continues"),
+        (run(is_live=True), "The run is still going on"),
         (run(times=Times()), "No feeder of this run measured any"),
         (RunData({"name": "x", "started": 1.0}, Series(), Times()), "No batch was taken yet"),
         (RunData({"name": "x", "started": 1.0}, Series([reading(9.0, 0, feeders=0)]), Times()), "No feeder has served"),
@@ -145,7 +145,7 @@ def test_lost_feeder_is_told_with_its_replacement():
     ]
     words = Page(render(run(happened=happened))).words
     assert "[1] At 20.0 s feeder-1 was lost: its process was killed by SIGKILL." in words
-    assert "Another process took its place 2.5 s later. Training waited 50% of its time before" in words
+    assert "Another process replaced it 2.5 s later. Training waited 50% of its time before" in words
 
 
 def test_many_ranks_share_one_line():
@@ -239,7 +239,7 @@ def test_a_long_run_keeps_a_small_file(tmp_path: Path):
 )  # fmt: skip
 def test_files_of_other_kinds_are_refused_by_name(tmp_path: Path, text: str):
     (tmp_path / SERIES_FILE).write_text(text)
-    with pytest.raises(InputError, match="is no series of a run"):
+    with pytest.raises(InputError, match="is not the series of a run"):
         rundata.find(str(tmp_path))
 
 
@@ -249,7 +249,7 @@ def test_files_of_other_kinds_are_refused_by_name(tmp_path: Path, text: str):
 def test_broken_times_are_refused_by_name(tmp_path: Path, text: str):
     (tmp_path / SERIES_FILE).write_text(json.dumps({"about": {"name": "x", "started": 1.0}}) + "\n")
     (tmp_path / "times.json").write_text(text)
-    with pytest.raises(InputError, match=r"times\.json holds no times"):
+    with pytest.raises(InputError, match=r"times\.json contains no times"):
         rundata.find(str(tmp_path))
 
 
@@ -270,9 +270,9 @@ def test_newest_run_of_a_record_is_shown(tmp_path: Path):
 @pytest.mark.parametrize(
     ("which", "said"),
     [
-        (None, "no run of yours is live. A run that has ended"),
+        (None, "you have no live run. A run that has ended"),
         ("no-such-run", "neither a folder nor the name of a live run. A run that has ended"),
-        (".", "holds nothing to report"),
+        (".", "contains nothing to report"),
     ],
 )
 def test_run_that_cannot_be_found_is_explained(
@@ -293,7 +293,7 @@ def test_missing_library_is_named_with_the_extra(tmp_path: Path, monkeypatch: py
     monkeypatch.delitem(sys.modules, "dataloaderjob.local.reporting.charts")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(
-        InputError, match=r"needs the module 'matplotlib': pip install 'dataloaderjob\[report\]'"
+        InputError, match=r"requires the module 'matplotlib': pip install 'dataloaderjob\[report\]'"
     ):
         command.report(None, tmp_path / "out.html")
 

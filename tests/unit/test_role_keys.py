@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.core import keys, sockets
+from dataloaderjob.core import handshake, keys, sockets
 from dataloaderjob.core.errors import AuthError
 from dataloaderjob.core.keys import Holder
 
@@ -51,11 +51,11 @@ def test_wrapped_key_is_refused_for_another_instance_or_holder():
             keys.unwrap(key, text, about)
 
 
-def completes(client: sockets.Key, server: sockets.Key, role: str, newest: int = keys.SINCE) -> bool:
+def completes(client: handshake.Key, server: handshake.Key, role: str, newest: int = keys.SINCE) -> bool:
     """True if both sides complete the handshake. `newest`: the version of the server."""
-    theirs = sockets.Versions(newest - 1, newest, "use others")
-    left = sockets.ClientHandshake(client, role=role, name="n", job="j")
-    right = sockets.ServerHandshake(server, job="j", versions=theirs)
+    theirs = handshake.Versions(newest - 1, newest, "use others")
+    left = handshake.ClientHandshake(client, role=role, name="n", job="j")
+    right = handshake.ServerHandshake(server, job="j", versions=theirs)
     try:
         left.receive(right.receive(left.receive(right.greeting)))
     except AuthError:
@@ -73,10 +73,10 @@ def test_acceptor_without_the_roles_key_is_recognized():
     """Code in a feeder that answers at the supervisor's address learns nothing, and is not believed."""
     of_feeder = keys.derive(JOB_KEY, Holder.FEEDER)
     for holder, role in ((Holder.CONTROL, "control"), (Holder.SIDECAR, "sidecar")):
-        client = sockets.ClientHandshake(keys.derive(JOB_KEY, holder), role=role, name="n", job="j")
-        challenge = sockets.new_challenge()
+        client = handshake.ClientHandshake(keys.derive(JOB_KEY, holder), role=role, name="n", job="j")
+        challenge = handshake.new_challenge()
         client.receive(sockets.pack_message(challenge))
-        forged = sockets.ServerHandshake(of_feeder, job="j")
+        forged = handshake.ServerHandshake(of_feeder, job="j")
         with pytest.raises(AuthError, match="does not hold this job's key"):
             client.receive(forged.receive(client.receive(forged.greeting)))
 

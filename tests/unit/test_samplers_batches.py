@@ -196,7 +196,7 @@ def test_length_is_that_of_the_current_epoch() -> None:
 
 def test_indivisible_batches_are_an_error_if_requested() -> None:
     (first, *_) = by_tokens([10] * 7, 10, 4, tail="error")
-    with pytest.raises(InputError, match=r"batches .* over ranks must divide .* found 7 and 4"):
+    with pytest.raises(InputError, match=r"batches .* over ranks must divide .* are 7 and 4"):
         next(iter(first))
 
 
@@ -211,14 +211,14 @@ def test_only_the_batches_that_are_left_must_divide_on_resume() -> None:
 
 
 def test_a_sample_longer_than_the_budget_is_named() -> None:
-    with pytest.raises(InputError, match="number 2 of 900 tokens, found max_tokens=512"):
+    with pytest.raises(InputError, match="number 2 with 900 tokens, but max_tokens is 512"):
         by_tokens([5, 6, 900], 512, 1)
 
 
 @pytest.mark.parametrize("lengths", [[1.5, 2], [-1, 2], [[1], [2]]], ids=str)
 def test_lengths_that_are_not_counts_are_refused(lengths: Any) -> None:
     for make in (balanced, by_tokens):
-        with pytest.raises(InputError, match="lengths must be a row of whole numbers"):
+        with pytest.raises(InputError, match="lengths must be one-dimensional, with one whole number"):
             make(lengths, 2, 1)
 
 
@@ -228,11 +228,11 @@ def test_lengths_may_be_a_tensor_or_an_array() -> None:
 
 
 def test_options_that_allow_no_sample_are_refused() -> None:
-    with pytest.raises(InputError, match="look_ahead must be one"):
+    with pytest.raises(InputError, match="look_ahead must be at least 1"):
         by_tokens([1], 5, 1, look_ahead=0)
-    with pytest.raises(InputError, match="max_batch_size must be one"):
+    with pytest.raises(InputError, match="max_batch_size must be at least 1"):
         by_tokens([1], 5, 1, max_batch_size=0)
-    with pytest.raises(InputError, match="look_ahead must be one"):
+    with pytest.raises(InputError, match="look_ahead must be at least 1"):
         balanced([1], 5, 1, look_ahead=0)
     with pytest.raises(InputError, match="choose a multiple of 2"):
         balanced([1], 5, 2)

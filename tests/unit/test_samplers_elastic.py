@@ -176,9 +176,9 @@ def test_ranks_have_equal_steps_left_after_any_world_size(
 
 
 def test_indivisible_samples_with_tail_error_are_refused_with_sizes() -> None:
-    with pytest.raises(InputError, match=r"samples that are left over ranks must divide .* found 10 and 4"):
+    with pytest.raises(InputError, match=r"samples that are left over ranks must divide .* are 10 and 4"):
         ranks(10, 4, tail="error")
-    with pytest.raises(InputError, match=r"samples over global batches must divide .* found 12 and 8"):
+    with pytest.raises(InputError, match=r"samples over global batches must divide .* are 12 and 8"):
         ranks(12, 4, tail="error", global_batch_size=8)
     assert len(list(ranks(12, 4, tail="error")[3])) == 3
 
@@ -186,10 +186,10 @@ def test_indivisible_samples_with_tail_error_are_refused_with_sizes() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param({"tail": "wrap"}, "one of drop, pad, error, found 'wrap'", id="tail"),
+        pytest.param({"tail": "wrap"}, "one of drop, pad, error, but is 'wrap'", id="tail"),
         pytest.param({"tail": "pad", "drop_last": True}, "drop_last=True means tail='drop'", id="drop_last"),
-        pytest.param({"global_batch_size": 10}, "found 10: choose a multiple of 4", id="shares"),
-        pytest.param({"global_batch_size": 0}, "found 0", id="no-batch"),
+        pytest.param({"global_batch_size": 10}, "but has 10: choose a multiple of 4", id="shares"),
+        pytest.param({"global_batch_size": 0}, "but has 0", id="no-batch"),
     ],
 )
 def test_contradictory_arguments_are_refused(options: dict[str, Any], message: str) -> None:
@@ -314,7 +314,7 @@ def test_empty_state_loads_nothing_and_unknown_keys_are_ignored() -> None:
         pytest.param({"sampler": "Other"}, "'ElasticDistributedSampler' here and 'Other'", id="class"),
         pytest.param({"version": 2}, "version is 1 here and 2", id="version"),
         pytest.param({"seed": 4, "samples": 21}, "samples is .*; seed is ", id="two-of-them"),
-        pytest.param({"position": -1}, "0 or more, found -1", id="position"),
+        pytest.param({"position": -1}, "at least 0, but is -1", id="position"),
         pytest.param({"position": "3"}, "is not a state of ElasticDistributedSampler", id="no-number"),
     ],
 )
@@ -330,7 +330,9 @@ def test_a_state_of_another_order_is_refused_by_name_and_changes_nothing(
 
 
 def test_dict_that_is_not_a_state_is_refused_with_the_missing_keys() -> None:
-    with pytest.raises(InputError, match=r"has epoch, position, version, .* found yielded: load the result"):
+    with pytest.raises(
+        InputError, match=r"must have epoch, position, version, .* has only yielded: load the result"
+    ):
         ranks(20, 1)[0].load_state_dict({"yielded": 3})
 
 

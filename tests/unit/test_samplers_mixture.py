@@ -194,10 +194,14 @@ def test_state_for_other_weights_or_datasets_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        pytest.param([1, 2, 3], r"for each of 2 datasets, found \[1.0, 2.0, 3.0\]", id="too-many"),
+        pytest.param([1, 2, 3], r"for each of 2 datasets, but has \[1.0, 2.0, 3.0\]", id="too-many"),
         pytest.param([0, 0], "not all 0", id="nothing"),
-        pytest.param([-1, 2], "0 or more", id="negative"),
-        pytest.param({2: [1, 1]}, r"epoch 0 are needed, found those from \[2\]", id="no-beginning"),
+        pytest.param([-1, 2], "at least 0", id="negative"),
+        pytest.param(
+            {2: [1, 1]},
+            r"epoch 0 has no weights, because those given apply from epochs \[2\]",
+            id="no-beginning",
+        ),
     ],
 )
 def test_weights_that_do_not_fit_the_datasets_are_refused(given_: Any, message: str) -> None:
@@ -268,5 +272,5 @@ def test_each_epoch_draws_differently_and_other_weights_are_refused() -> None:
 
 @pytest.mark.parametrize("given_", [[], [0, 0], [1, -1], [1, float("nan")], [[1, 2]]], ids=str)
 def test_weights_unfit_for_drawing_are_refused(given_: Any) -> None:
-    with pytest.raises(InputError, match="weights must be a row of finite numbers"):
+    with pytest.raises(InputError, match="weights must be one-dimensional, finite"):
         weighted(given_, 10)

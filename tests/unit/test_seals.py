@@ -13,6 +13,18 @@ from welcomes import welcome
 
 from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
+from dataloaderjob.core.handshake import (
+    CONTROL,
+    SEALED,
+    ClientHandshake,
+    ServerHandshake,
+    Versions,
+    accept_answer,
+    answer_challenge,
+    confirm_acceptance,
+    greet,
+    new_challenge,
+)
 from dataloaderjob.core.seals import MAC_NBYTES, SEAL_NBYTES, BrokenSeal, Opener, Sealer, Seals
 
 KEY = b"k" * 32
@@ -53,7 +65,7 @@ def test_frame_with_any_changed_bit_is_refused(parts: list[Part], place: int, bi
     opener = Opener(KEY)
     for frame, (head, _) in zip(sealed[:number], parts, strict=False):
         opened(opener, bytes(frame), len(head))
-    with pytest.raises(BrokenSeal, match="on the way"):
+    with pytest.raises(BrokenSeal, match="in transit"):
         opened(opener, bytes(sealed[number]), len(parts[number][0]))
 
 
@@ -76,16 +88,16 @@ def test_frames_in_any_other_order_are_refused_at_the_first_difference(
 
 @given(PARTS)
 def test_frame_of_another_connection_is_refused(parts: list[Part]):
-    with pytest.raises(BrokenSeal, match="was altered on the way, or was sent on another connection"):
+    with pytest.raises(BrokenSeal, match="was altered in transit, or was sent on another connection"):
         opened(Opener(KEY), sealed_parts(parts, b"o" * 32)[0], len(parts[0][0]))
 
 
 @pytest.mark.parametrize(
     ("came", "text"),
     [
-        ([0, 2], "frames were dropped or reordered on the way: frame 2 came where frame 1 was due"),
-        ([0, 1, 1], "frame 1 was repeated on the way: it came where frame 2 was due"),
-        ([1], "frames were dropped or reordered on the way: frame 1 came where frame 0 was due"),
+        ([0, 2], "frames were dropped or reordered in transit: frame 2 arrived when frame 1 was due"),
+        ([0, 1, 1], "frame 1 was replayed in transit: it arrived when frame 2 was due"),
+        ([1], "frames were dropped or reordered in transit: frame 1 arrived when frame 0 was due"),
     ],
 )
 def test_refusal_says_what_happened_to_the_frames(came: list[int], text: str):
@@ -102,7 +114,7 @@ def test_changed_length_is_refused_before_its_bytes_are_awaited():
     inbox, data = sockets.Inbox(seals), bytearray(sockets.pack_message({"a": 1}, seals))
     data[2] ^= 1
     inbox.feed(bytes(data))
-    with pytest.raises(BrokenSeal, match="frame 0 was altered on the way"):
+    with pytest.raises(BrokenSeal, match="frame 0 was altered in transit"):
         inbox.take()
 
 
@@ -124,11 +136,11 @@ def test_sealed_messages_arrive_for_any_split_of_the_bytes(messages: list[dict[s
 
 
 def sides(
-    client: sockets.Versions = sockets.CONTROL, server: sockets.Versions = sockets.CONTROL, *, key: bytes = KEY
-) -> tuple[sockets.ClientHandshake, sockets.ServerHandshake]:  # fmt: skip
+    client: Versions = CONTROL, server: Versions = CONTROL, *, key: bytes = KEY
+) -> tuple[ClientHandshake, ServerHandshake]:  # fmt: skip
     """Both sides of a handshake that succeeded."""
-    left = sockets.ClientHandshake(key, role="control", name="n", job="j", versions=client)
-    right = sockets.ServerHandshake(key, job="j", versions=server)
+    left = ClientHandshake(key, role="control", name="n", job="j", versions=client)
+    right = ServerHandshake(key, job="j", versions=server)
     left.receive(right.receive(left.receive(right.greeting)))
     return left, right
 
@@ -146,13 +158,11 @@ def test_each_direction_of_each_connection_has_its_own_seals():
             opened(stranger.into, said, 4)
 
 
-def window(newest: int) -> sockets.Versions:
-    return sockets.Versions(newest - 1, newest, "use others")
+def window(newest: int) -> Versions:
+    return Versions(newest - 1, newest, "use others")
 
 
-@pytest.mark.parametrize(
-    ("client", "server"), [(sockets.SEALED, sockets.SEALED - 1), (sockets.SEALED - 1, sockets.SEALED)]
-)
+@pytest.mark.parametrize(("client", "server"), [(SEALED, SEALED - 1), (SEALED - 1, SEALED)])
 def test_peer_of_the_version_before_is_served_without_seals(client: int, server: int):
     left, right = sides(window(client), window(server))
     assert (left.done, right.done) == (True, True)
@@ -160,25 +170,25 @@ def test_peer_of_the_version_before_is_served_without_seals(client: int, server:
 
 
 def test_peers_of_the_next_version_have_seals_too():
-    left, right = sides(window(sockets.SEALED + 2), window(sockets.SEALED + 1))
+    left, right = sides(window(SEALED + 2), window(SEALED + 1))
     assert None not in (left.seals, right.seals)
 
 
-EARLIER = {"protocol": sockets.SEALED - 1, "oldest": sockets.SEALED - 2}
+EARLIER = {"protocol": SEALED - 1, "oldest": SEALED - 2}
 
 
 def handshake(**changes: dict[str, object]) -> None:
     """A handshake on which somebody on the path changes messages. Raises AuthError."""
-    of_client, of_server = sockets.CONTROL, sockets.CONTROL
+    of_client, of_server = CONTROL, CONTROL
     fields = {"role": "control", "name": "n", "job": "j", "facts": {"x": 1}}
-    said = sockets.new_challenge(of_server)
+    said = new_challenge(of_server)
     heard = {**said, **changes.get("challenge", {})}
     if heard["nonce"] == "":
         heard["nonce"] = said["nonce"].partition("-")[0]
-    answer = sockets.answer_challenge(KEY, heard, **fields, versions=of_client)  # type: ignore[arg-type]
+    answer = answer_challenge(KEY, heard, **fields, versions=of_client)  # type: ignore[arg-type]
     came = {**answer, **changes.get("answer", {})}
-    last = sockets.accept_answer(KEY, said, came, job="j", facts={"y": 2}, versions=of_server)
-    sockets.confirm_acceptance(KEY, heard, answer, {**last, **changes.get("last", {})}, of_client)
+    last = accept_answer(KEY, said, came, job="j", facts={"y": 2}, versions=of_server)
+    confirm_acceptance(KEY, heard, answer, {**last, **changes.get("last", {})}, of_client)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +199,7 @@ def handshake(**changes: dict[str, object]) -> None:
         ({"challenge": {**EARLIER, "nonce": ""}}, "or its answer was altered on the way"),
         ({"challenge": {"nonce": ""}}, "or its answer was altered on the way"),
         ({"challenge": {"oldest": 1}}, "or its answer was altered on the way"),
-        ({"answer": {"protocol": sockets.SEALED - 1}}, "or its answer was altered on the way"),
+        ({"answer": {"protocol": SEALED - 1}}, "or its answer was altered on the way"),
         ({"answer": {"role": "sidecar"}}, "for role 'sidecar', or its answer was altered on the way"),
         ({"answer": {"name": "m"}}, "or its answer was altered on the way"),
         ({"answer": {"facts": {}}}, "or its answer was altered on the way"),
@@ -205,12 +215,12 @@ def test_version_role_or_fact_altered_in_a_handshake_ends_it(
 
 
 def test_version_altered_between_versions_with_seals_ends_a_handshake():
-    later = window(sockets.SEALED + 1)
-    said = sockets.new_challenge(later)
-    heard = {**said, "nonce": said["nonce"].partition("-")[0], "protocol": sockets.SEALED, "oldest": 4}
-    answer = sockets.answer_challenge(KEY, heard, role="r", name="n", job="j", facts={}, versions=later)
+    later = window(SEALED + 1)
+    said = new_challenge(later)
+    heard = {**said, "nonce": said["nonce"].partition("-")[0], "protocol": SEALED, "oldest": 4}
+    answer = answer_challenge(KEY, heard, role="r", name="n", job="j", facts={}, versions=later)
     with pytest.raises(AuthError, match="or its answer was altered on the way"):
-        sockets.accept_answer(KEY, said, answer, job="j", facts={}, versions=later)
+        accept_answer(KEY, said, answer, job="j", facts={}, versions=later)
 
 
 def test_messages_over_a_unix_socket_have_no_seals():
@@ -218,7 +228,7 @@ def test_messages_over_a_unix_socket_have_no_seals():
     thread = threading.Thread(target=welcome, args=(theirs, keys.of_job(KEY)), kwargs={"job": "j"})
     thread.start()
     with ours, theirs:
-        sockets.greet(ours, keys.of_job(KEY), role="control", name="n", job="j")
+        greet(ours, keys.of_job(KEY), role="control", name="n", job="j")
         thread.join()
         sockets.send_message(ours, {"a": 1})
         assert (ours.seals, theirs.seals) == (None, None)

@@ -88,9 +88,9 @@ def test_equal_facts_do_not_differ() -> None:
 @pytest.mark.parametrize(
     ("fact", "found", "said"),
     [
-        pytest.param("python", "3.9", "Python 3.11 is needed, the feeder has 3.9", id="python"),
-        pytest.param("torch", "1.0", "torch 2.13 is needed, the feeder has 1.0", id="torch"),
-        pytest.param("numpy", None, "numpy 2.4 is needed, the feeder has none", id="numpy-missing"),
+        pytest.param("python", "3.9", "the trainer has Python 3.11, but the feeder has 3.9", id="python"),
+        pytest.param("torch", "1.0", "the trainer has torch 2.13, but the feeder has 1.0", id="torch"),
+        pytest.param("numpy", None, "the trainer has numpy 2.4, but the feeder has none", id="numpy-missing"),
     ],
 )
 def test_difference_is_named_with_a_remedy(fact: str, found: str | None, said: str) -> None:

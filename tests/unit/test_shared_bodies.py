@@ -125,7 +125,7 @@ def test_copy_from_a_feeder_that_closed_meanwhile_is_discarded(
     socket.send_fds(sock, [shared(3)], [buffer.fd])
     sock.close()
     buffer.memory[: len(BODY)] = bytes(len(BODY))
-    with pytest.raises(ConnectionError, match="while a batch was copied"):
+    with pytest.raises(ConnectionError, match="while a batch was being copied"):
         step(connection)
     assert not sink.came
     connection.give_up(0.0)
@@ -144,7 +144,7 @@ def test_shared_body_is_checked_against_its_digest_if_requested(feeder: Feeder, 
         step(connection)
         assert sink.came == [(3, bytes(body))]
     else:
-        with pytest.raises(RemoteProtocolError, match="batch 3 came damaged from feeder-0"):
+        with pytest.raises(RemoteProtocolError, match="batch 3 from feeder-0 arrived damaged"):
             step(connection)
         assert not sink.came
     connection.close()
@@ -233,9 +233,9 @@ def test_feeder_that_never_greets_locally_is_reached_over_tcp(feeder: Feeder) ->
 @pytest.mark.parametrize(
     ("data", "with_buffer", "text"),
     [
-        (shared(3, nbytes=1 << 20), True, "is claimed to be in a buffer of"),
-        (shared(3), False, "buffer 1 came without its descriptor"),
-        (frame(FrameKind.SHARED, b"abc", 3), True, "a SHARED payload needs 16 bytes, found 3"),
+        (shared(3, nbytes=1 << 20), True, "is in a buffer of"),
+        (shared(3), False, "buffer 1 arrived without its descriptor"),
+        (frame(FrameKind.SHARED, b"abc", 3), True, "a SHARED payload must have 16 bytes, but has 3"),
     ],
     ids=["beyond-the-buffer", "no-descriptor", "no-place"],
 )
@@ -293,7 +293,7 @@ def test_feeder_on_another_machine_may_not_offer_shared_memory() -> None:
 def test_feeder_cannot_exhaust_the_descriptors(feeder: Feeder) -> None:
     sink, buffer = Sink(), Buffer(b"x" * 100)
     connection, sock = up(feeder, sink)
-    with pytest.raises(RemoteProtocolError, match="that belong to no batch"):
+    with pytest.raises(RemoteProtocolError, match="that do not belong to any batch"):
         for number in range(20):
             socket.send_fds(sock, [frame(FrameKind.NOTE, b"here", number)], [buffer.fd])
             step(connection)
@@ -350,7 +350,7 @@ def test_body_torn_while_it_is_copied_is_refused_if_checked(flags: int, feeder: 
     connection, sock = up(feeder, sink)
     socket.send_fds(sock, [shared(3, flags=flags)], [buffer.fd])
     if flags:
-        with pytest.raises(RemoteProtocolError, match="its bytes do not fit their digest"):
+        with pytest.raises(RemoteProtocolError, match="its bytes do not match their digest"):
             step(connection)
     else:  # said in docs/internals/protocols.md
         step(connection)

@@ -45,7 +45,8 @@ def test_repeated_ends_without_a_batch_are_an_error(ours: Client, clock: Clock) 
         clock.now += 0.1
         ours._check_progress()
     with pytest.raises(
-        ServiceUnavailable, match=f"ended {MAX_ENDS} times within {ENDS_WITHIN_S:.0f} s, and no batch"
+        ServiceUnavailable,
+        match=f"ended {MAX_ENDS} times within {ENDS_WITHIN_S:.0f} s without sending a batch",
     ):
         ours._check_progress()
     assert ours.dead is not None

@@ -33,7 +33,8 @@ from dataloaderjob.feeder.channel import MessageKind
 from dataloaderjob.making.fetcher import SampleError, preserved_generators, seed_worker
 from dataloaderjob.making.slot_source import SlotEnded, SlotSource
 from dataloaderjob.sidecar.dispatch.homes import Slot
-from dataloaderjob.trainer.session.slot_places import Places, Saved, SlotPlace, counts_before, pack
+from dataloaderjob.trainer.epochs.plans import Places, counts_before
+from dataloaderjob.trainer.session.slot_places import Saved, SlotPlace
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 
@@ -47,17 +48,16 @@ def walk(lengths: list[int], places: Places, window: int, ahead: int = 0) -> lis
     """What is given where each slot answers in order, and answers come once `ahead` more were asked for."""
     given_, asked = [], []
     while True:
-        while len(asked) < window + ahead and (place := places.next()) is not None:
-            asked.append(place)
+        while (found := places.next(window + ahead)) is not None:
+            asked.append(found[0])
         if not asked:
             return given_
         place = asked.pop(0)
         if place.number >= lengths[place.slot]:
             places.ended(place, lengths[place.slot])
-        else:
-            places.took(place, None)
-            if not place.is_probe:
-                given_.append((place.number, place.slot))
+        elif places.there(place):
+            places.stands(places.took(place, None))
+            given_.append((place.number, place.slot))
 
 
 @given(lengths, st.integers(1, 12))
@@ -104,7 +104,7 @@ def test_ticket_with_keys_belongs_to_no_slot():
 def test_truncated_slot_ticket_is_refused():
     packed = frames.pack_slot_ticket(SlotTicket(1, 2, 3, 4))
     assert frames.slot_of(packed[:-1]) is None
-    with pytest.raises(RemoteProtocolError, match="a slot's ticket needs"):
+    with pytest.raises(RemoteProtocolError, match="a slot's ticket must have"):
         frames.unpack_slot_ticket(packed[:-1])
     with pytest.raises(RemoteProtocolError, match="key form 2"):
         frames.unpack_ticket(packed)
@@ -306,7 +306,7 @@ def test_snapshots_take_at_most_a_fiftieth_of_a_slots_time():
 
 @pytest.mark.parametrize(
     ("dataset", "why"),
-    [(LargeState(), b"more than the 1 MiB that are kept"), (BadState(), b"no state today")],
+    [(LargeState(), b"but at most 1 MiB are kept"), (BadState(), b"no state today")],
 )
 def test_state_that_cannot_be_kept_is_reported_once(dataset, why):
     snapshots, source = SnapshotClock(Clock()), SlotSource(dataset, None)
@@ -329,7 +329,7 @@ def test_latest_of_the_unneeded_snapshots_is_kept():
 def test_flood_of_snapshots_is_bounded_and_keeps_the_needed_one():
     slot, places = Slot(0, b"", b"", needed=5), Places(2)
     for _ in range(60):
-        places.next()
+        places.next(60)
     for number in range(1000):
         slot.remember(number, b"state")
         places.keep(0, number, b"state")
@@ -361,11 +361,13 @@ def test_slot_knows_the_digest_of_the_previous_batch():
 def test_slot_part_of_a_state_round_trips(found):
     places = Places(len(found))
     for _ in range(3 * len(found)):
-        places.took(place := places.next(), found[place.slot][1])
+        place, _ = places.next(1)
+        places.there(place)
+        places.stands(places.took(place, found[place.slot][1]))
     for slot, (has_state, _, state) in enumerate(found):
         if has_state:
             places.keep(slot, 2, state)
-    saved = json.loads(json.dumps(pack(places, rank=3)))
+    saved = json.loads(json.dumps(places.pack(rank=3)))
     trusted = Saved.of(saved, 3, allow_pickle=True)
     assert trusted.snapshots == {slot: (2, state) for slot, (has, _, state) in enumerate(found) if has}
     assert trusted.digests == {SlotPlace(slot, 2, True): one[1] for slot, one in enumerate(found)}
@@ -375,7 +377,7 @@ def test_slot_part_of_a_state_round_trips(found):
 def test_json_checkpoint_runs_no_code(tmp_path: Path):
     marker = tmp_path / "ran"
     evil = pickle.dumps(Touch(marker))
-    state = {**pack(Places(1), 0), "slots": [[1, base64.b64encode(evil).decode()]]}
+    state = {**Places(1).pack(0), "slots": [[1, base64.b64encode(evil).decode()]]}
     with pytest.raises(InputError, match=r"a pickle of slot 0, which runs code .* allow_pickle=True"):
         Saved.of(state, 0)
     assert Saved.of(state, 0, allow_pickle=True).snapshots == {0: (1, evil)}
@@ -399,27 +401,29 @@ def test_state_that_needs_pickle_is_named():
     source = SlotSource(OddState(60), None)
     made(source, range(1))
     why = SnapshotClock(Clock()).take(source).decode()
-    assert why == f"state_dict()['reader']: {__name__}.Reader, which needs allow_pickle=True to be kept"
+    assert why == f"state_dict()['reader']: {__name__}.Reader, which can be kept only with allow_pickle=True"
     source.allow_pickle = True
     assert SnapshotClock(Clock()).take(source)[:1] == PICKLE
 
 
 def test_a_damaged_snapshot_is_refused():
     with pytest.raises(InputError, match="cannot be read"):
-        Saved.of({**pack(Places(1), 0), "slots": [[1, "%%%"]]}, 0)
+        Saved.of({**Places(1).pack(0), "slots": [[1, "%%%"]]}, 0)
 
 
 def test_a_damaged_digest_is_refused():
     with pytest.raises(InputError, match="cannot be read"):
-        Saved.of({**pack(Places(1), 0), "digests": [[1, "what"]]}, 0)
+        Saved.of({**Places(1).pack(0), "digests": [[1, "what"]]}, 0)
 
 
 def test_snapshots_in_a_state_precede_the_next_batch():
     places = Places(2)
     for _ in range(20):
-        places.next()
+        places.next(20)
     for number in range(10):
-        places.took(SlotPlace(number % 2, number // 2), number)
+        place = SlotPlace(number % 2, number // 2)
+        places.there(place, number)
+        places.stands(places.took(place, number))
     for number in (2, 4, 5, 7):
         places.keep(0, number, b"state")
     assert places.taken == [5, 5]

@@ -19,7 +19,8 @@ from dataloaderjob.core.frames import ReadSamples, SlotTicket, Ticket
 from dataloaderjob.making.fetcher import SampleError, identity_in_slot, identity_of
 from dataloaderjob.making.staged import COLLATE, STAGE, Staged
 from dataloaderjob.making.staging import StageFetcher
-from dataloaderjob.trainer.session.slot_places import Places, SlotPlace, pack
+from dataloaderjob.trainer.epochs.plans import Places
+from dataloaderjob.trainer.session.slot_places import SlotPlace
 
 
 def read(samples: Any, *, seed: int = 1, number: int = 5, slot: int = 2, bare: bool = False) -> Ticket:
@@ -104,19 +105,24 @@ def test_users_stop_iteration_is_an_error_and_not_the_end(phase: str):
 
 def test_read_samples_are_not_requested_again_and_state_counts_returned():
     places = Places(1)
-    places.hands_on()
-    first, second = places.next(), places.next()
-    assert (first, second) == (SlotPlace(0, 0), SlotPlace(0, 1))
-    places.had(first)
-    places.had(second)
-    assert (places.needed, places.taken) == ([2], [0])
+    first, second = SlotPlace(0, 0), SlotPlace(0, 1)
+    assert [places.next(3) for _ in range(4)] == [
+        (first, True),
+        (second, True),
+        (SlotPlace(0, 2), True),
+        None,
+    ]
+    assert places.there(first, 11)
+    assert places.there(second, 12)
+    marks = [places.took(first, 11), places.took(second, 12)]
+    assert (places.needed(0), places.taken) == (2, [0])
     places.keep(0, 1, b"after one")
     places.keep(0, 2, b"after two")
-    places.took(first, 11)
+    places.stands(marks[0])
     assert places.snapshots() == [None], "the state is to begin with what was read and not given"
     places.ended(SlotPlace(0, 2), 2)
-    assert pack(places, 0)["ends"] == [], "one of its batches is still to be given"
-    places.took(second, 12)
-    assert pack(places, 0)["ends"] == [[0, 2]]
+    assert places.pack(0)["ends"] == [], "one of its batches is still to be given"
+    places.stands(marks[1])
+    assert places.pack(0)["ends"] == [[0, 2]]
     assert places.snapshots() == [(1, b"after one")]
     assert places.known(0) == (1, 12)

@@ -232,7 +232,7 @@ def test_state_of_another_rank_is_refused_if_ranks_shuffle_alone(
         again = DataLoader(Numbers(N), BATCH, shuffle=shuffle, **HERE)
         again.load_state_dict(state)
         if shuffle:
-            with pytest.raises(InputError, match="belongs to rank 0, and this is rank 1"):
+            with pytest.raises(InputError, match="belongs to rank 0, but this is rank 1"):
                 iter(again)
         else:
             assert ids(again) == list(range(3, N))
@@ -292,7 +292,7 @@ def test_dataset_that_grew_in_the_same_process_is_a_different_one() -> None:
     samples += [torch.tensor(i) for i in range(6, 12)]
     next(iter(loader))
     loader.load_state_dict(loader.state_dict())
-    with pytest.raises(InputError, match="length was 6, is 12"):
+    with pytest.raises(InputError, match="length was 6, but is 12"):
         loader.load_state_dict(small)
 
 
@@ -503,8 +503,8 @@ def test_process_generators_are_restored_to_the_stopping_point() -> None:
 
 
 REFUSED = {
-    "not a state": ({"step": 3}, "has 'batches', found step"),
-    "negative": ({"batches": -1}, "whole number from 0 on, found -1"),
+    "not a state": ({"step": 3}, "must have 'batches', but has step"),
+    "negative": ({"batches": -1}, "whole number, at least 0, but is -1"),
     "of a later release": ({"version": 9, "batches": 1}, "the state has version 9"),
 }
 
@@ -517,12 +517,15 @@ def test_invalid_state_is_refused(name: str) -> None:
 
 
 OTHERS: dict[str, tuple[Any, str]] = {
-    "length": (lambda: DataLoader(Augmented(N + 1), BATCH, **HERE), f"length was {N}, is {N + 1}"),
+    "length": (lambda: DataLoader(Augmented(N + 1), BATCH, **HERE), f"length was {N}, but is {N + 1}"),
     "type": (
         lambda: DataLoader(Numbers(N), BATCH, **HERE),
-        "dataset was 'batches.Augmented', is 'batches.Numbers'",
+        "dataset was 'batches.Augmented', but is 'batches.Numbers'",
     ),
-    "batch size": (lambda: DataLoader(Augmented(N), 5, **HERE), "batch_size was 3 in each of 1 ranks, is 5"),
+    "batch size": (
+        lambda: DataLoader(Augmented(N), 5, **HERE),
+        "batch_size was 3 in each of 1 ranks, but is 5",
+    ),
     "samples": (lambda: DataLoader(Augmented(N, width=8), BATCH, **HERE), "sample 0 differs"),
     "order": (
         lambda: DataLoader(Augmented(N), BATCH, sampler=list(range(N))[::-1], **HERE),
@@ -549,7 +552,7 @@ def test_sampler_with_a_different_seed_is_refused() -> None:
         for s in (1, 2)
     )
     next(iter(first))
-    with pytest.raises(InputError, match=r"seeds was \[1\], is \[2\]"):
+    with pytest.raises(InputError, match=r"seeds was \[1\], but is \[2\]"):
         second.load_state_dict(first.state_dict())
 
 
@@ -560,7 +563,7 @@ def test_equal_dataset_id_makes_two_datasets_interchangeable() -> None:
     second.load_state_dict(first.state_dict())
     assert ids(second) == list(range(3, N))
     third = DataLoader(Augmented(N), BATCH, dataset_id="cats", **HERE)
-    with pytest.raises(InputError, match="dataset_id was 'faces', is 'cats'"):
+    with pytest.raises(InputError, match="dataset_id was 'faces', but is 'cats'"):
         third.load_state_dict(first.state_dict())
 
 
@@ -568,7 +571,7 @@ def test_a_sampler_that_ends_before_the_state_is_refused() -> None:
     loader = DataLoader(Numbers(N), BATCH, **HERE)
     loader.load_state_dict({"version": 1, "batches": 50})
     with pytest.raises(
-        InputError, match=f"the state is after 50 batches, but the sampler ends after {STEPS}"
+        InputError, match=f"the state was saved after 50 batches, but the sampler ends after {STEPS}"
     ):
         iter(loader)
 

@@ -36,18 +36,22 @@ def state_of(**options: Any) -> dict[str, Any]:
 
 
 ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "drop_last": ({"drop_last": True}, {}, "drop_last was True, is False"),
-    "a generator": ({"generator": torch.Generator()}, {}, "generator= was 'given', is 'left out'"),
-    "a generator more": ({}, {"generator": torch.Generator()}, "generator= was 'left out', is 'given'"),
+    "drop_last": ({"drop_last": True}, {}, "drop_last was True, but is False"),
+    "a generator": ({"generator": torch.Generator()}, {}, "generator= was 'given', but is 'left out' now"),
+    "a generator more": (
+        {},
+        {"generator": torch.Generator()},
+        "generator= was 'left out', but is 'given' now",
+    ),
     "persistent_workers": (
         {},
         {"num_workers": 1, "persistent_workers": True},
-        "persistent_workers was False, is True",
+        "persistent_workers was False, but is True",
     ),
     "the length under one id": (
         {"dataset_id": "faces"},
         {"dataset_id": "faces", "dataset": Augmented(N + 1)},
-        f"length was {N}, is {N + 1}",
+        f"length was {N}, but is {N + 1}",
     ),
 }
 
@@ -83,7 +87,9 @@ def test_different_collate_fn_is_reported(said: Callable[[], str]) -> None:
     DataLoader(Augmented(N), BATCH, collate_fn=collate_upwards, **HERE).load_state_dict(state)
     assert said() == ""
     DataLoader(Augmented(N), BATCH, collate_fn=collate_downwards, **HERE).load_state_dict(state)
-    assert said().endswith(f"collate_upwards when the state was made, is {__name__}.collate_downwards\n")
+    assert said().endswith(
+        f"collate_upwards when the state was saved, but is {__name__}.collate_downwards now\n"
+    )
 
 
 @pytest.mark.parametrize("has", ["the state", "this loader"])
@@ -101,9 +107,7 @@ def test_empty_state_is_reported_and_none_is_refused(said: Callable[[], str]) ->
     assert (
         said() == "[dataloaderjob] the loader's state is empty, so the next epoch begins at its first batch\n"
     )
-    with pytest.raises(
-        InputError, match="found NoneType: was the checkpoint saved without the loader's state"
-    ):
+    with pytest.raises(InputError, match="got NoneType: was the checkpoint saved without the loader's state"):
         loader.load_state_dict(None)  # type: ignore[arg-type]
 
 
@@ -114,7 +118,7 @@ def test_more_batches_than_an_epoch_has_cannot_be_skipped() -> None:
         InputError, match="50 batches are to be skipped, but the sampler ends after 8: skip at most"
     ):
         next(iter(loader))
-    with pytest.raises(InputError, match="whole number from 0 on, found -1"):
+    with pytest.raises(InputError, match="whole number, at least 0, but is -1"):
         loader.skip(-1)
 
 

@@ -365,7 +365,7 @@ def test_state_of_a_sampler_with_another_order_is_refused(before: str, after: st
     loader = DataLoader(Augmented(N), BATCH, sampler=SAMPLERS[before](), **HERE)
     taken(loader, 2)
     again = DataLoader(Augmented(N), BATCH, sampler=SAMPLERS[after](), **HERE)
-    with pytest.raises(InputError, match=r"sampler was '.*', is '"):
+    with pytest.raises(InputError, match=r"sampler was '.*', but is '"):
         again.load_state_dict(kept(loader))
 
 

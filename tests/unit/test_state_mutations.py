@@ -234,7 +234,7 @@ def test_a_samplers_refusal_names_the_sampler() -> None:
     for wrong in ({}, 3, "x", {"round": 1}):
         again = LOADERS["a sampler with state"](**HERE)
         again.load_state_dict({**state, "sampler": wrong})
-        with pytest.raises(InputError, match="state's sampler is not one that Counting takes"):
+        with pytest.raises(InputError, match="Counting does not accept the sampler's state"):
             iter(again)
 
 
@@ -266,7 +266,7 @@ def test_a_mutated_entry_for_slots_is_read_or_raises_inputerror(count: int) -> N
 def test_a_pickle_in_a_slot_is_refused_unless_allowed() -> None:
     state = slots_state()["sampler"]
     state["slots"][0][1] = base64.b64encode(b"\x80\x05N.").decode()
-    with pytest.raises(InputError, match="runs code where it is loaded: pass allow_pickle=True"):
+    with pytest.raises(InputError, match="runs code when it is loaded: pass allow_pickle=True"):
         Saved.of(state, 0, slots=2)
     assert Saved.of(state, 0, slots=2, allow_pickle=True).snapshots == {0: (2, b"\x80\x05N.")}
 

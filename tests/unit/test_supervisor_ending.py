@@ -52,4 +52,4 @@ def test_a_provider_that_is_gone_ends_the_wait(caplog: pytest.LogCaptureFixture)
     provider.running = {4}
     with caplog.at_level(logging.WARNING):
         end(provider, 4)
-    assert "feeders may be left: Ray does not list the feeders" in caplog.text
+    assert "feeders may still be running: Ray does not list the feeders" in caplog.text

@@ -338,7 +338,7 @@ def test_stop_iteration_in_a_stage_does_not_end_the_epoch():
 
 
 def test_stage_that_returns_none_is_reported():
-    with pytest.raises(TypeError, match="device_stage returned None") as raised:
+    with pytest.raises(TypeError, match="device_stage must return a batch, but returned None") as raised:
         ToDevice(LateDevice(), Stage(lambda batch, generator: None, 0)).send(torch.zeros(1), 0, which)
     assert raised.value.__notes__ == ["raised by device_stage, in the trainer's process, for batch 7"]
 
@@ -373,7 +373,7 @@ def test_error_during_transfer_names_the_batch(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(device, "copy", lambda _: torch.zeros(3)[7])
     with pytest.raises(IndexError) as raised:
         ToDevice(device, None).send([torch.zeros(1)], 0, which)
-    assert raised.value.__notes__ == ["raised on the way to the device, for batch 7"]
+    assert raised.value.__notes__ == ["raised during the copy to the device, for batch 7"]
 
 
 def test_stage_calls_do_not_overlap():
@@ -406,9 +406,9 @@ def test_stage_calls_do_not_overlap():
 
 def test_missing_or_invalid_device_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    with pytest.raises(InputError, match="found no accelerator: device='cpu'"):
+    with pytest.raises(InputError, match="torch has no accelerator: device='cpu'"):
         device_of("cuda", {})
-    with pytest.raises(InputError, match="such as 'cuda', found 'gpu'"):
+    with pytest.raises(InputError, match="such as 'cuda', but is 'gpu'"):
         device_of("gpu", {})
     assert device_of("cpu", {}) is None
 

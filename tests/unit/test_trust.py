@@ -55,7 +55,7 @@ def give_away(folder: Path) -> None:
 def test_ones_own_record_is_trusted_and_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = a_record(tmp_path / "mine", 1, tmp_path / "ran")
     trust.check(folder)
-    assert f"the code in {folder} is of user " in capfd.readouterr().err
+    assert f"the code in {folder} belongs to user " in capfd.readouterr().err
 
 
 @needs_root
@@ -65,7 +65,7 @@ def test_a_single_file_of_another_user_makes_a_record_foreign(which: str, tmp_pa
     found = {"blob": next((folder / "blobs").glob("?" * 64)), "folder": folder}
     path = found.get(which) or next((folder / "rank-0").glob(f"*.{which}"))
     os.chown(path, OTHER_UID, OTHER_UID)
-    with pytest.raises(InputError, match=r"has code of user nobody, who owns .*pass --trust nobody"):
+    with pytest.raises(InputError, match=r"contains code from user nobody, who owns .*pass --trust nobody"):
         trust.check(folder)
     trust.check(folder, ["nobody"])
 
@@ -74,7 +74,7 @@ def test_a_single_file_of_another_user_makes_a_record_foreign(which: str, tmp_pa
 def test_a_record_that_anybody_may_change_is_nobodys(name: str, tmp_path: Path) -> None:
     folder = a_record(tmp_path / "open", 1, tmp_path / "ran")
     (folder / name).chmod(0o777)
-    with pytest.raises(InputError, match=r"anybody may change .*mode 0777.*chmod -R o-w"):
+    with pytest.raises(InputError, match=r"anybody can change .*mode 0777.*chmod -R o-w"):
         trust.check(folder)
     (folder / name).chmod(0o1777)
     trust.check(folder)
@@ -98,13 +98,13 @@ def test_no_code_of_another_users_record_runs_unless_trusted(tmp_path: Path) -> 
     give_away(theirs)
     equal, lines = verify.compare(mine, theirs)
     assert not equal
-    assert "how is unknown: the record" in lines[0]
+    assert "the difference is unknown: the record" in lines[0]
     assert "pass --trust nobody" in lines[0]
     for act in (
         lambda: verify.check(theirs),
         lambda: Replay(theirs, rank="0", loader=0, epoch=0, batch=0).make(debug=False),
     ):
-        with pytest.raises(InputError, match="has code of user nobody"):
+        with pytest.raises(InputError, match="contains code from user nobody"):
             act()
     assert not ran.exists()
     verify.compare(mine, theirs, trusted=["nobody"])
@@ -137,5 +137,5 @@ def test_the_commands_refuse_and_name_the_flag(
 
 def test_a_name_that_owns_nothing_is_an_error(tmp_path: Path) -> None:
     folder = a_record(tmp_path / "mine", 1, tmp_path / "ran")
-    with pytest.raises(InputError, match="--trust names somebody, who owns nothing"):
+    with pytest.raises(InputError, match="--trust names somebody, who does not own anything"):
         verify.check(folder, trusted=["somebody"])

@@ -55,7 +55,7 @@ def test_json_has_the_four_figures_that_programs_read() -> None:
 
 def test_free_cpus_of_this_machine_are_proposed_before_feeders_elsewhere() -> None:
     assert verdict.workers_that_suffice(advice(cpus=16)) == 5
-    assert "num_workers=5 may do without feeders" in "\n".join(verdict.lines(advice(cpus=16)))
+    assert "num_workers=5 may suffice without feeders" in "\n".join(verdict.lines(advice(cpus=16)))
     assert verdict.workers_that_suffice(advice(cpus=2)) is None
     assert "feeders must run elsewhere" in "\n".join(verdict.lines(advice(cpus=2)))
 
@@ -72,8 +72,8 @@ def test_script_with_our_loader_is_not_told_to_replace_its_loader() -> None:
         [line for line in verdict.lines(advice(result(has_feeders=known))) if "manifest" in line]
         for known in (False, True)
     )
-    assert torchs.startswith("Replace torch.utils.data.DataLoader by dataloaderjob.DataLoader")
-    assert ours.startswith("The script uses dataloaderjob.DataLoader already")
+    assert torchs.startswith("Replace torch.utils.data.DataLoader with dataloaderjob.DataLoader")
+    assert ours.startswith("The script already uses dataloaderjob.DataLoader")
 
 
 def test_what_feeders_cannot_get_is_named_with_its_remedy() -> None:

@@ -66,5 +66,5 @@ def test_old_reports_do_not_count(supervisor: Supervisor, monkeypatch: pytest.Mo
 
 
 def test_connected_receiver_that_reports_a_hang_is_believed(supervisor: Supervisor) -> None:
-    supervisor.replace("feeder-0", "i0", "silent with work to do", None)
+    supervisor.replace("feeder-0", "i0", "silent while it had work to do", None)
     assert replaced(supervisor) == ["feeder-0"]

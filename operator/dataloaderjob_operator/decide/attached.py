@@ -1,8 +1,8 @@
 """Attached pods: other controllers create them, and their label makes them trainers of a job. Pure.
 
 The operator neither creates, restarts nor deletes such pods. It reports them, and feeders exist only while there are
-some, or have been recently. A pod that starts, or whose own containers fail, is its controller's business and does not
-degrade the job; a sidecar that fails does.
+some, or have been recently. A pod that starts, whose own containers fail, or whose node is lost, is its controller's
+business and does not degrade the job; a sidecar that fails does.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dataloaderjob_operator.by_job import cached_by_job
 from dataloaderjob_operator.decide.followed import CANNOT, MISSING, FollowedState
 from dataloaderjob_operator.decide.health import ConditionState, Health, sidecar_listens, trains
 from dataloaderjob_operator.decide.observed import Observed, Pod, Trouble, leaving, parse_time
-from dataloaderjob_operator.decide.pod_troubles import first_trouble, node_silent_since, trouble_of
+from dataloaderjob_operator.decide.pod_troubles import first_trouble, lost_node, node_silent_since, trouble_of
 from dataloaderjob_operator.names import Role
 
 NO_PODS = "NoPods"
 """The reason while no pod is attached."""
 NOT_INJECTED = "NotInjected"
-"""The reason if a pod has the label and no sidecar."""
+"""The reason if a pod has the label but no sidecar."""
 NOT_CONNECTED = "NotConnected"
-"""The reason if sidecars run and do not reach the supervisor."""
+"""The reason if sidecars run but do not reach the supervisor."""
 CONNECTS_S = 60.0
 """Seconds that a sidecar has from its start to reach a supervisor. The kubelet takes up to a minute to bring a new
 Secret into a running pod."""
@@ -35,11 +35,16 @@ ENDED = frozenset({"Succeeded", "Failed"})
 
 def pods(observed: Observed) -> list[Pod]:
     """Returns the attached pods: those that have not ended, are not being deleted and are not held back by a queue."""
-    return [pod for pod in observed.attached if not _over(pod) and not _gated(pod)]
+    return present(observed.attached)
+
+
+def present(found: Iterable[Pod]) -> list[Pod]:
+    """Returns the pods that have not ended, are not being deleted and are not held back by a queue."""
+    return [pod for pod in found if not _over(pod) and not _gated(pod)]
 
 
 def with_sidecar(observed: Observed) -> list[Pod]:
-    """Returns the attached pods that have a working sidecar, as far as their spec tells."""
+    """Returns the attached pods whose spec has a working sidecar."""
     return [pod for pod in pods(observed) if _lack(pod) is None]
 
 
@@ -94,23 +99,27 @@ def sidecars(observed: Observed, event_trouble: Trouble | None, now: datetime) -
     mine = pods(observed)
     if not mine:
         return ConditionState(True, NO_PODS, "no pod is attached")
-    found, count = listening(observed), f"{listening(observed)} of {len(mine)} sidecars listen"
+    found, count = listening(observed), f"{listening(observed)} of {len(mine)} sidecars are listening"
     trouble = first_trouble(map(sidecar_trouble, mine)) or (event_trouble if found < len(mine) else None)
     if trouble is not None:
         return ConditionState(False, trouble.reason, str(trouble))
     lost = _not_connected(observed, now)
     if lost:
         return ConditionState(False, NOT_CONNECTED, lost)
+    unreachable = first_trouble(map(lost_node, mine))
+    if unreachable is not None:
+        return ConditionState(False, unreachable.reason, f"{count}; {unreachable}")
     return ConditionState(found >= len(mine), "Serving" if found >= len(mine) else "PodsStart", count)
 
 
 def trainers(observed: Observed, event_trouble: Trouble | None) -> ConditionState:
-    """Checks whether the containers of every attached pod run; the cause is for its owner to mend."""
+    """Checks whether the containers of every attached pod are running. If they are not, the fix is up to the
+    pod's owner."""
     mine = pods(observed)
     if not mine:
         return ConditionState(True, NO_PODS, "no pod is attached")
     found = sum(_answers(pod) and trains(pod.get("status") or {}) for pod in mine)
-    count = f"{found} of {len(mine)} attached pods run"
+    count = f"{found} of {len(mine)} attached pods are running"
     if found >= len(mine):
         return ConditionState(True, "Serving", count)
     trouble = first_trouble(map(_own_trouble, mine)) or event_trouble
@@ -134,8 +143,9 @@ def _lack(pod: Pod) -> Trouble | None:
     name, label = str(pod["metadata"]["name"]), names.LABEL_INJECT
     if not mine:
         why = (
-            f"it has the label {label} and no sidecar, because injection was off when it was created: delete the pod,"
-            " so that its owner creates it again, or inject its template with `dataloaderjob inject`"
+            f"it has the label {label} but no sidecar, because injection was off when it was created: "
+            "delete the pod so that its owner recreates it, or inject its template with `dataloaderjob "
+            "inject`"
         )
         return Trouble(name, "", NOT_INJECTED, why)
     if mine[0].get("restartPolicy") != "Always":
@@ -156,7 +166,8 @@ def cannot_follow(observed: Observed) -> ConditionState | None:
 
 
 def connects_at(observed: Observed, now: datetime) -> datetime | None:
-    """Returns the next time at which a sidecar should have reached the supervisor; None if none starts."""
+    """Returns the next time at which a sidecar should have reached the supervisor; None if no sidecar is
+    starting."""
     moments = (_sidecar_since(pod) for pod in pods(observed))
     due = (since + timedelta(seconds=CONNECTS_S) for since in moments if since is not None)
     return min((at for at in due if at > now), default=None)
@@ -169,7 +180,7 @@ def summary(count: int, ranks: int) -> str:
 
 
 def _not_connected(observed: Observed, now: datetime) -> str:
-    """Describes sidecars that run and do not reach a supervisor that answers; empty if there are none."""
+    """Describes sidecars that run but do not reach a responsive supervisor; empty if there are none."""
     supervisor = observed.supervisor
     if supervisor is None or supervisor.silent:
         return ""
@@ -179,9 +190,9 @@ def _not_connected(observed: Observed, now: datetime) -> str:
         return ""
     key = names.attachment(observed.job.name)
     return (
-        f"{supervisor.sidecars} of {due} sidecars have reached the supervisor: see the log of container {SIDECAR} in"
-        f" the attached pods. If it says that the key is refused, delete Secret {key}, which somebody else created; the"
-        " operator creates it again"
+        f"{supervisor.sidecars} of {due} sidecars have reached the supervisor: see the log of container "
+        f"{SIDECAR} in the attached pods. If it reports that the key was refused, delete Secret {key}, "
+        "which was not created by the operator; the operator will recreate it"
     )
 
 
@@ -199,7 +210,7 @@ def _own_trouble(pod: Pod) -> Trouble | None:
 
 
 def _with_containers(pod: Pod, *, sidecar: bool) -> Pod:
-    """Returns the pod with the status of its sidecar alone, or of all of its other containers."""
+    """Returns the pod with only the status of its sidecar, or only those of its other containers."""
     status = pod.get("status") or {}
     init = [c for c in status.get("initContainerStatuses") or () if (c.get("name") == SIDECAR) is sidecar]
     if not sidecar:

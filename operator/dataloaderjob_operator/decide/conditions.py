@@ -179,9 +179,9 @@ def _ready(result: StageResult, found: Parts, *, attaches: bool) -> ConditionSta
         return ConditionState(False, first.reason, first.message)
     if result.stage in ATTACHED:
         pods = found[ConditionType.SIDECARS_READY].message
-        text = result.message if result.stage is Stage.IDLE else f"head and feeders serve; {pods}"
+        text = result.message if result.stage is Stage.IDLE else f"head and feeders are serving; {pods}"
         return ConditionState(True, result.reason, text)
-    return ConditionState(True, "Serving", "head, sidecars and feeders serve, trainers run")
+    return ConditionState(True, "Serving", "head, sidecars and feeders are serving; trainers are running")
 
 
 def _moves(

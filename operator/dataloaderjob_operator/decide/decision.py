@@ -22,6 +22,7 @@ from dataloaderjob_operator.by_job import cached_by_job
 from dataloaderjob_operator.decide import (
     attached,
     autoscale,
+    external,
     input_verdict,
     pinned,
     restarts,
@@ -88,6 +89,8 @@ class Decision:
     """True if the job itself is to be deleted because its `ttlSecondsAfterFinished` has passed."""
     follow: FollowSpec | None = None
     """The object whose end the job awaits; None: there is none."""
+    ray_cluster: str | None = None
+    """The RayCluster whose address the job needs; None: it needs none, or has it."""
     feeders: int | None = None
     """Number of feeder processes that the supervisor should keep; None: there is no supervisor."""
     scaling: autoscale.ScalingTarget | None = None
@@ -109,8 +112,8 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         return None
     written = observed.job
     attaches, spec = written.spec.trainers.attached, written.spec.trainers.attach
-    observed = attached.as_needed(observed, now)
-    health = diagnose(observed)
+    observed = external.resolved(attached.as_needed(observed, now))
+    health = external.with_actors(observed, diagnose(observed))
     if attaches:
         health = attached.with_attached(health, observed, now)
     found = parts(observed, health)
@@ -121,7 +124,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     if bug is not None:
         observed = replace(observed, not_understood=not_understood(bug))
     short = shortage(observed, health, now)
-    made = conditions(observed, result, found, short, now)
+    made = external.with_own_fields(observed.job, conditions(observed, result, found, short, now))
     kept = LoaderStatus() if result.stage in HELD else observed.status.loader
     status = job_status(
         observed, health, found, result, queue, setup, now,
@@ -154,6 +157,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         else (*_unwanted(observed, result, {*wanted, *map(key_of, later)}), *_hung(observed, set(wanted))),
         delete_job=result.stage in ENDED and due is not None and due <= now,
         follow=None if result.stage in ENDED or spec is None else spec.follow,
+        ray_cluster=None if result.stage in ENDED else external.to_look_up(observed),
         scaling=autoscale.target_of(observed, result),
         feeders=observed.job.spec.feeders.count if ChildPart.FEEDING in WANTED[result.stage] else None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),

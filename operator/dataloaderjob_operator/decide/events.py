@@ -7,11 +7,10 @@ twice, because the name of an event follows from its content.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
 from dataloaderjob.api import KIND
 from dataloaderjob.api.job import API_VERSION, MANAGED_BY, Metadata
@@ -67,6 +66,9 @@ class Reason(StrEnum):
     """A pod of another controller has the sidecar and has attached."""
     INJECTED = "Injected"
     """Pods of a controller have the sidecar. This event is about the controller, not about the job."""
+    NOT_ATTACHED = "NotAttached"
+    """Pods have the label, and the job that it names does not exist or has trainers of its own. This event is about the
+    pods' controller, or about a pod without one."""
     POD_REFUSED = "PodRefused"
     """A pod with the job's label was refused as its controller created it."""
     DETACHED = "Detached"
@@ -91,6 +93,7 @@ WARNINGS = frozenset(
         Reason.OUT_OF_MEMORY,
         Reason.ROLLOUT_STUCK,
         Reason.NOT_FOLLOWED,
+        Reason.NOT_ATTACHED,
         Reason.POD_REFUSED,
         Reason.UNKNOWN_FIELD,
     }
@@ -107,14 +110,13 @@ REPEATED = frozenset(
         Reason.IDLE,
         Reason.ATTACHED,
         Reason.INJECTED,
+        Reason.NOT_ATTACHED,
         Reason.POD_REFUSED,
         Reason.DETACHED,
         Reason.SCALED,
     }
 )
 """Reasons that may repeat while parts of a job fail and recover, and pods come and go."""
-_CONTROLLER = {"api_version": "apiVersion", "kind": "kind", "name": "name", "uid": "uid"}
-"""The field of an owner reference for each field of Controller."""
 MAX_NAME = 230
 """Characters of an object's name in the name of an event, which may have 253."""
 HELD = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
@@ -129,15 +131,6 @@ class Controller:
     kind: str
     name: str
     uid: str
-
-
-@dataclass(frozen=True, slots=True)
-class AttachedPod:
-    """An attached pod with a sidecar."""
-
-    name: str
-    controller: Controller | None = None
-    """None: nobody creates the pod again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,36 +176,6 @@ def cut(text: str, nbytes: int) -> str:
 def unknown_fields(doubts: Sequence[str], generation: int) -> JobEvent:
     """Makes the event about unknown fields that resemble known ones, once for each spec."""
     return JobEvent(Reason.UNKNOWN_FIELD, cut("; ".join(doubts), MAX_MESSAGE_NBYTES), str(generation))
-
-
-def attached_pod(pod: Mapping[str, Any]) -> AttachedPod:
-    """Reads the name and the controller of a pod."""
-    metadata = pod["metadata"]
-    owners = metadata.get("ownerReferences") or ()
-    by: Mapping[str, Any] = next((owner for owner in owners if owner.get("controller")), {})
-    fields = {field: str(by.get(name) or "") for field, name in _CONTROLLER.items()}
-    return AttachedPod(str(metadata["name"]), Controller(**fields) if all(fields.values()) else None)
-
-
-def of_pods(
-    job: str, before: Mapping[str, AttachedPod], after: Mapping[str, AttachedPod]
-) -> tuple[JobEvent, ...]:
-    """Makes the events about pods that attached or left, and about the controllers whose first pods attached. Both maps
-    have the attached pods by uid."""
-    came = (
-        (Reason.ATTACHED, after[uid], "has the sidecar and gets batches", uid)
-        for uid in after
-        if uid not in before
-    )
-    went = (
-        (Reason.DETACHED, before[uid], "is no longer attached", uid) for uid in before if uid not in after
-    )
-    of_job = (JobEvent(reason, f"pod {pod.name} {what}", uid) for reason, pod, what, uid in (*came, *went))
-    known = {pod.controller for pod in before.values()}
-    new = dict.fromkeys(pod.controller for pod in after.values() if pod.controller not in known)
-    text = f"its pods have the sidecar of {KIND} {job}, and get their batches from its feeders"
-    of_controllers = (JobEvent(Reason.INJECTED, text, by.uid, by) for by in new if by is not None)
-    return (*of_job, *of_controllers)
 
 
 def managed_elsewhere(manager: str) -> JobEvent:

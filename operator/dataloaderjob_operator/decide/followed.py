@@ -61,15 +61,15 @@ def read(thing: Mapping[str, Any], follow: FollowSpec) -> Followed:
 
 def missing(follow: FollowSpec) -> Followed:
     """Makes the result for an object that does not exist."""
-    return Followed(FollowedState.MISSING, f"{follow} does not exist in the job's namespace: create it")
+    return Followed(FollowedState.MISSING, f"{follow} does not exist in the job's namespace: create it there")
 
 
 def unknown_kind(follow: FollowSpec) -> Followed:
     """Makes the result for a kind that the API server does not have."""
     return Followed(
         FollowedState.UNREADABLE,
-        f"the API server has no kind {follow.kind} in {follow.api_version}, which {follow} would be: install its"
-        " CustomResourceDefinition, or correct spec.trainers.attach.follow",
+        f"the API server does not know kind {follow.kind} in {follow.api_version}: install its "
+        "CustomResourceDefinition, or correct spec.trainers.attach.follow",
     )
 
 
@@ -83,7 +83,8 @@ def forbidden(follow: FollowSpec, plural: str) -> Followed:
 
 
 def _of_ray(status: Mapping[str, Any]) -> tuple[FollowedState, str] | None:
-    """Returns the state of a RayJob; None if it does not tell. A failed attempt that is retried is no end."""
+    """Returns the state of a RayJob; None if its status does not contain one. A failed attempt that is
+    retried does not end the job."""
     job, deployment = str(status.get("jobStatus") or ""), str(status.get("jobDeploymentStatus") or "")
     over = deployment in {"Complete", "Failed"} or (not deployment and job in RAY_ENDED)
     if not over:

@@ -101,7 +101,7 @@ class Queries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleHealth:
-    """The pods of one role, and what is wrong with them."""
+    """The pods of one role, and their troubles."""
 
     role: Role
     pods: tuple[Manifest, ...]
@@ -140,7 +140,7 @@ class Health:
     sidecars: ConditionState
     """True if each trainer pod's sidecar listens."""
     trainer_pods: ConditionState
-    """True if all trainer pods run."""
+    """True if all trainer pods are running."""
     trainers_running: int
     """Trainer pods that run or have succeeded."""
 
@@ -164,8 +164,8 @@ def diagnose(observed: Observed) -> Health:
         trouble=first_trouble(trouble for pod, trouble in found if not _replaced(pod)),
         head_pods=_deployment(observed, names.head(name), roles[Role.HEAD], 1),
         feeder_pods=_deployment(observed, names.feeders(name), roles[Role.FEEDER], needed),
-        sidecars=_trainer_pods(observed, trainers, sidecar_listens, "sidecars listen"),
-        trainer_pods=_trainer_pods(observed, trainers, trains, "trainer pods run"),
+        sidecars=_trainer_pods(observed, trainers, sidecar_listens, "sidecars are listening"),
+        trainer_pods=_trainer_pods(observed, trainers, trains, "trainer pods are running"),
         trainers_running=_doing(observed, trainers, trains),
     )
 
@@ -257,7 +257,7 @@ def _deployment(observed: Observed, name: str, health: RoleHealth, needed: int) 
         return ConditionState(False, refused.get("reason") or "PodsRefused", text)
     if health.replaced is not None:
         return ConditionState(False, health.replaced.reason, str(health.replaced))
-    return _starts(health, f"{role} pods ready: {ready}, needed: {needed}")
+    return _starts(health, f"{role} pods ready: {ready} of {needed} required")
 
 
 def _trainer_pods(
@@ -285,8 +285,8 @@ def _waiting(observed: Observed) -> str:
     serving, least = observed.serving(), observed.job.spec.feeders.min_available
     missing = least - serving
     return (
-        f"trainers start once {least} feeder pods serve (feeders.minAvailable); "
-        f"serving: {serving}, missing: {missing}"
+        f"trainers start once {least} feeder pods are serving (feeders.minAvailable); serving: {serving}, "
+        f"missing: {missing}"
     )
 
 

@@ -13,7 +13,7 @@ from dataloaderjob.core.measures import Measures
 from dataloaderjob.core.sizing import WORTH
 from dataloaderjob_operator.decide.health import ConditionState
 
-TOO_FEW = "too few batches to tell whether training waits for input"
+TOO_FEW = "too few batches so far to tell whether training waits for input"
 REASONS = {
     "feeders": "Feeders",
     "storage": "Storage",
@@ -29,7 +29,7 @@ STEADY = 0.1
 
 
 def pods_of(feeders: int, spec: FeedersSpec) -> int:
-    """Returns the number of pods for that many feeders."""
+    """Returns the number of pods for `feeders` feeders."""
     return -(-feeders // spec.processes_per_pod)
 
 
@@ -51,7 +51,8 @@ def with_verdict(loader: LoaderStatus, measures: Measures | None, spec: FeedersS
 
 
 def _pods(verdict: InputVerdict, spec: FeedersSpec) -> tuple[int, int]:
-    """Returns the recommended and the present number of pods. They are equal if the feeders are to stay as they are."""
+    """Returns the recommended and the present number of pods. They are equal if the number should not
+    change."""
     present = pods_of(verdict.now, spec)
     return (present if verdict.feeders == verdict.now else pods_of(verdict.feeders, spec)), present
 

@@ -8,10 +8,12 @@ from dataloaderjob.api.status import ConditionType
 from dataloaderjob.core.supervision import LASTING
 from dataloaderjob_operator.decide.health import WAITS, ConditionState, Health
 from dataloaderjob_operator.decide.observed import Observed
+from dataloaderjob_operator.decide.pod_troubles import NODE_UNREACHABLE
 
 STARTS = frozenset(
     {
         "NotMade",
+        "LooksForRayCluster",
         "PodsStart",
         "PodsLeave",
         "SupervisorStarts",
@@ -42,12 +44,12 @@ def serves(found: Parts, *, attaches: bool = False) -> bool:
 
 
 def lacking_parts(found: Parts, *, attaches: bool) -> list[ConditionState]:
-    """Returns the parts that do not serve. Attached pods that are starting are not lacking, and their own containers
-    are the concern of their controllers."""
+    """Returns the parts that do not serve. Attached pods that are starting are not lacking. Their own containers and
+    lost nodes are the concern of their controllers."""
 
     def excused(kind: ConditionType, state: ConditionState) -> bool:
-        starts = kind is ConditionType.SIDECARS_READY and state.reason in STARTS
-        return attaches and (starts or kind is ConditionType.TRAINERS_READY)
+        lacks = kind is ConditionType.SIDECARS_READY and state.reason in STARTS | {NODE_UNREACHABLE}
+        return attaches and (lacks or kind is ConditionType.TRAINERS_READY)
 
     return [state for kind, state in found.items() if not state.holds and not excused(kind, state)]
 
@@ -68,12 +70,12 @@ def _head(observed: Observed, pods: ConditionState) -> ConditionState:
         return ConditionState(
             False,
             "SupervisorSilent",
-            f"the supervisor in its pod does not answer: {supervisor.silent}"
+            f"the supervisor in its pod does not respond: {supervisor.silent}"
             + ("; the pod is being replaced" if supervisor.hung else ""),
         )
     if not supervisor.ray.version:
-        return ConditionState(False, "RayStarts", "Ray has not answered the supervisor in its pod yet")
-    return ConditionState(True, "Serving", "Ray and the supervisor answer")
+        return ConditionState(False, "RayStarts", "Ray has not responded to the supervisor in its pod yet")
+    return ConditionState(True, "Serving", "Ray and the supervisor respond")
 
 
 def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
@@ -85,7 +87,7 @@ def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
         return pods
     if supervisor is not None and supervisor.failure is not None:
         return ConditionState(False, supervisor.failure.reason, observed.describe(supervisor.failure))
-    count = f"feeder pods serving: {serving}, needed: {needed}"
+    count = f"feeder pods serving: {serving} of {needed} required"
     if serving >= needed:
         return ConditionState(True, "Serving", f"feeder pods serving: {needed} or more")
     if not pods.holds and pods.reason != "PodsStart":

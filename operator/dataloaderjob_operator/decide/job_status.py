@@ -16,7 +16,7 @@ from dataloaderjob.api.status import (
     TrainersStatus,
 )
 from dataloaderjob_operator import names
-from dataloaderjob_operator.decide import attached, pinned, restarts
+from dataloaderjob_operator.decide import attached, external, pinned, restarts
 from dataloaderjob_operator.decide.conditions import reason_of
 from dataloaderjob_operator.decide.health import Health
 from dataloaderjob_operator.decide.job_parts import Parts, serves
@@ -41,9 +41,7 @@ def job_status(
         feeders=_feeders(observed, result),
         trainers=_trainers(observed, health, result, setup, now),
         loader=loader,
-        ray=observed.supervisor.ray
-        if observed.supervisor and observed.supervisor.ray.version
-        else observed.status.ray,
+        ray=external.ray_status(observed),
         selector=names.selector(observed.job.name, names.Role.FEEDER),
         start_time=_started_at(observed, result, now),
         scheduled_time=_scheduled_at(observed, result, queue, now),
@@ -91,9 +89,8 @@ def _feeders(observed: Observed, result: StageResult) -> FeedersStatus:
     live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {}).get("status", {})
     desired = observed.job.spec.feeders.replicas if ChildPart.FEEDING in WANTED[result.stage] else 0
     ready = observed.serving() if desired else 0
-    return FeedersStatus(
-        desired=desired, replicas=int(live.get("replicas") or 0), ready=ready, summary=f"{ready}/{desired}"
-    )
+    there = int(live.get("replicas") or 0) if observed.job.spec.ray.external is None else ready
+    return FeedersStatus(desired=desired, replicas=there, ready=ready, summary=f"{ready}/{desired}")
 
 
 def _trainers(

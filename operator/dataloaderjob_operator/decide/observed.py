@@ -16,6 +16,7 @@ from dataloaderjob.core.measures import Measures
 from dataloaderjob.core.supervision import Rates
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.followed import Followed
+from dataloaderjob_operator.decide.ray_clusters import RayCluster
 from dataloaderjob_operator.kinds import Manifest
 
 METRICS_EVERY_S = 60.0
@@ -125,6 +126,8 @@ class Observed:
     job attaches trainers."""
     followed: Followed | None = None
     """The last read of the object that the job follows; None: it follows none, or has not read it yet."""
+    ray_cluster: RayCluster | None = None
+    """The last lookup of the RayCluster that the job needs; None: it needs none, or none has been made."""
     doubts: tuple[str, ...] = ()
     """Fields of the templates that seem to be misspelt."""
     refused: str = ""
@@ -161,6 +164,8 @@ class Observed:
         the number cannot rise."""
         if self.supervisor is not None and not self.supervisor.silent:
             return self.supervisor.ready // self.job.spec.feeders.processes_per_pod
+        if self.job.spec.ray.external is not None:
+            return self.status.feeders.ready
         feeders = self.children.get(("Deployment", names.feeders(self.job.name)), {})
         return min(self.status.feeders.ready, int(feeders.get("status", {}).get("readyReplicas") or 0))
 

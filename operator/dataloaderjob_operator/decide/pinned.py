@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.api.ray import OF_HEAD
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.observed import Key, Observed, key_of, role_of
 from dataloaderjob_operator.kinds import Manifest, keep_template
@@ -94,7 +95,7 @@ def _with_own_image(child: Manifest, live: Manifest) -> Manifest:
     if image is None:
         return child
     containers = [
-        {**container, "image": image} if container["name"] == names.Role.HEAD else container
+        {**container, "image": image} if container["name"] in OF_HEAD else container
         for container in wanted["spec"]["containers"]
     ]
     template = {**wanted, "spec": {**wanted["spec"], "containers": containers}}

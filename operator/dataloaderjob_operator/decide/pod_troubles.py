@@ -16,6 +16,7 @@ from dataloaderjob_operator.decide.resource_fields import want_of_memory
 MAX_TROUBLE = 600
 MAX_LAST = 500
 CRASHES = "ContainerCrashes"
+NODE_UNREACHABLE = "NodeUnreachable"
 BY_WAITING = {
     "ImagePullBackOff": "ImageNotPulled",
     "ErrImagePull": "ImageNotPulled",
@@ -109,7 +110,7 @@ def _unscheduled(pod: Pod) -> Iterator[Trouble]:
 def _evicted(pod: Pod) -> Iterator[Trouble]:
     status = pod.get("status", {})
     if status.get("phase") == "Failed" and status.get("reason"):
-        reason, text = str(status["reason"]), status.get("message", "ended by its node")
+        reason, text = str(status["reason"]), status.get("message", "terminated by its node")
         own = reason not in DISRUPTIONS and not reason.startswith("OutOf")
         own = own or _OWN_LIMIT.search(text) is not None
         at = _disrupted_at(pod) or _first_end(pod)
@@ -120,16 +121,21 @@ def _disrupted(pod: Pod) -> Iterator[Trouble]:
     """Kubernetes sets this condition on a pod that it ends, before the containers end."""
     condition = condition_of(pod, "DisruptionTarget") or {}
     if condition.get("status") == "True":
-        text = condition.get("message") or "ended by the cluster"
+        text = condition.get("message") or "terminated by the cluster"
         reason, at = condition.get("reason") or "Disrupted", _disrupted_at(pod)
         yield _trouble(pod, "", reason, text, at, is_root=True, is_disruption=True)
+
+
+def lost_node(pod: Pod) -> Trouble | None:
+    """Returns the trouble that the pod's node does not answer; None if it does."""
+    return next(_on_lost_node(pod), None)
 
 
 def _on_lost_node(pod: Pod) -> Iterator[Trouble]:
     since = node_silent_since(pod)
     if since is not None:
-        text = f"its node {node_of(pod)} does not answer"
-        yield _trouble(pod, "", "NodeUnreachable", text, since, is_root=True, is_disruption=True)
+        text = f"its node {node_of(pod)} does not respond"
+        yield _trouble(pod, "", NODE_UNREACHABLE, text, since, is_root=True, is_disruption=True)
 
 
 def node_of(pod: Pod) -> str:
@@ -137,7 +143,7 @@ def node_of(pod: Pod) -> str:
 
 
 def node_silent_since(pod: Pod) -> datetime | None:
-    """Returns the time at which the cluster gave up the pod's node; None if it has not.
+    """Returns the time at which the cluster declared the pod's node lost; None if it has not.
 
     Kubernetes then marks the pod as not ready, and leaves the rest of the status as the kubelet last reported it:
     containers that are ready, and no reason.

@@ -1,4 +1,6 @@
-"""Finds out if a job is queued: its pods wait for a node, or for admission by a queue such as Kueue. Pure."""
+"""Finds out if a job is queued: its pods wait for a node, for admission by a queue such as Kueue, or for a RayCluster.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dataloaderjob_operator import names
+from dataloaderjob_operator.decide import external
 from dataloaderjob_operator.decide.health import ConditionState, Health, suspended
 from dataloaderjob_operator.decide.observed import Observed
 from dataloaderjob_operator.decide.pod_troubles import trouble_of
@@ -31,6 +34,8 @@ def _queues(observed: Observed, health: Health) -> Iterator[Queue]:
     live = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)))
     if live is not None and suspended(live):
         yield Queue(Role.TRAINER, health.trainer_pods)
+    if (waits := external.waits(observed)) is not None:
+        yield Queue(Role.HEAD, waits)
     spec = observed.job.spec
     needed = {
         Role.TRAINER: spec.trainers.replicas,

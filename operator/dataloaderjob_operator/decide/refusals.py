@@ -13,11 +13,13 @@ from typing import Any
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
 from dataloaderjob.api.plain import plain
+from dataloaderjob.api.ray import OF_HEAD, SUPERVISOR_CONTAINER
 from dataloaderjob.api.sidecar import RUN, SIDECAR
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.resource_fields import with_field
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects.pods import INHERITED, TMP
+from dataloaderjob_operator.objects.supervisor import TMP as SUPERVISOR_TMP
 
 NO_DRY_RUN = "does not support dry run"
 """The API server's message if an admission webhook has side effects and so supports no dry run."""
@@ -53,6 +55,7 @@ _IN_CONTAINERS = tuple(("containers", field) for field in ("env", "envFrom", "vo
 """Lists in a pod that spec.data adds to."""
 _OWN = {
     (names.Role.HEAD, "head", "resources"): "spec.ray.managed.head.resources",
+    (names.Role.HEAD, SUPERVISOR_CONTAINER, "resources"): "spec.ray.managed.head.resources",
     (names.Role.FEEDER, "feeder", "resources"): "spec.feeders.resources",
     (names.Role.TRAINER, SIDECAR, "resources"): "spec.sidecar.resources",
     (names.Role.TRAINER, SIDECAR, "image"): "spec.sidecar.image",
@@ -61,7 +64,7 @@ _OWN = {
 }
 """The job's field that determines a field of the operator's containers, by role, container and field."""
 _SCRATCHES = {
-    (names.Role.HEAD, TMP["name"]): "spec.feeders.scratch",
+    (names.Role.HEAD, SUPERVISOR_TMP["name"]): "spec.feeders.scratch",
     (names.Role.FEEDER, TMP["name"]): "spec.feeders.scratch",
     (names.Role.TRAINER, RUN["name"]): "spec.sidecar.scratch",
 }
@@ -136,7 +139,7 @@ class _Template:
 
     def __init__(self, job: DataLoaderJob, role: names.Role, made: Mapping[str, Any]) -> None:
         self._job, self._role, self._made = job, role, made
-        templates = {HEAD: job.spec.ray.own.head.template, FEEDERS: job.spec.feeders.template}
+        templates = {HEAD: job.spec.ray.head.template, FEEDERS: job.spec.feeders.template}
         first = {names.Role.HEAD: HEAD, names.Role.FEEDER: FEEDERS, names.Role.TRAINER: TRAINERS}[role]
         sources = {
             root: plain(user) for root, user in (templates | {TRAINERS: job.spec.trainers.template}).items()
@@ -177,10 +180,13 @@ class _Template:
         if len(tokens) < 4:
             return None
         field = tokens[3]
-        if field == "image" and name == self._role.value and self._role is not names.Role.TRAINER:
+        ours = OF_HEAD if self._role is names.Role.HEAD else (self._role.value,)
+        if field == "image" and name in ours and self._role is not names.Role.TRAINER:
             given = self._job.spec.feeders.image
             return "spec.feeders.image" if given else f"{TRAINERS}.spec.containers[0].image"
         root = _OWN.get((self._role, str(name), str(field)))
+        if root is not None and self._job.spec.ray.external is not None:
+            root = root.replace("spec.ray.managed.head", "spec.ray.external")
         return None if root is None else root + _spelt(tokens[4:])
 
     def _scratch(self, volume: str, below: list[_Token]) -> str | None:

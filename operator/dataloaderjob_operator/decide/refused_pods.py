@@ -1,4 +1,4 @@
-"""Labelled pods that were refused as they were created, read from the events of their controllers. Pure.
+"""Labelled pods that were refused at creation, read from the events of their controllers. Pure.
 
 With an admission policy, and with injected files, no process of ours sees such a pod. But the controller that wanted to
 create it reports the refusal in an event of its own. So the operator reads the warnings in the namespaces of jobs with
@@ -31,6 +31,14 @@ _DENIED = re.compile(r"denied (?:the )?request: (.*)", re.DOTALL)
 _NAMED = re.compile(rf"\b{KIND} (?:[a-z0-9-]+/)?([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)")
 _OURS = re.compile(rf"\b{KIND} |{re.escape(LABEL)}|policy '[^']*-injector(?:-guard)?'", re.IGNORECASE)
 _UNREACHABLE = re.compile(rf'failed calling webhook "{re.escape(WEBHOOK)}"(?:.*: (.*))?', re.DOTALL)
+_STRIPPED = re.compile(
+    r"initContainers\[\d+\]\.startupProbe: Forbidden: may not be set for init containers without restartPolicy"
+)
+"""Kubernetes' own refusal of a sidecar that has lost its restartPolicy. It comes before the guard's."""
+LOST = (
+    "the sidecar has lost its restartPolicy Always, without which the pod never starts: another webhook with old API"
+    " types has removed it; exclude the pods from that webhook, or update it"
+)
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _UNSTABLE = re.compile(r"\b\d+\.\d+\.\d+\.\d+(?::\d+)?\b|\bpods? \"[^\"]*\"")
 """Addresses and names of pods. They differ between attempts."""
@@ -50,6 +58,8 @@ class RefusedPod:
     """The reason and what to do, the same for each attempt."""
     at: datetime
     """Time of the last attempt."""
+    is_general: bool = False
+    """True if pods without the label may be refused with the same words, so that only the template tells."""
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -85,6 +95,17 @@ def is_due(refusal: RefusedPod, reported: RefusedPod | None, now: datetime) -> b
     return reported is None or (refusal.at - reported.at).total_seconds() >= AGAIN_S
 
 
+def concerns(refusal: RefusedPod, owner: Manifest | None, job: str) -> bool:
+    """Checks whether a refusal is to be reported on this job. `owner`: the object with the pod template; None if the
+    operator cannot read it."""
+    label = "" if owner is None else label_of(owner)
+    if not refusal.is_general:
+        return label in ("", job)
+    containers = (_template(owner or {}).get("spec") or {}).get("initContainers") or ()
+    own = any("startupProbe" in c and c.get("restartPolicy") != "Always" for c in containers)
+    return label == job and not own
+
+
 def label_of(owner: Manifest) -> str:
     """Returns the job that the pod template of a controller names; empty if it names none."""
     labels = (_template(owner).get("metadata") or {}).get("labels") or {}
@@ -117,23 +138,27 @@ def _refusal(event: Mapping[str, Any]) -> RefusedPod | None:
     ours = (event.get("source") or {}).get("component") == MANAGER
     if ours or event.get("type") != "Warning" or about.get("kind") in (None, KIND, "Pod"):
         return None
+    is_general = False
     if (unreachable := _UNREACHABLE.search(text)) is not None:
         job, cause = "", _no_answer(unreachable[1] or "no reason given")
     elif (denied := _DENIED.search(text)) is not None and _OURS.search(text):
         named = _NAMED.search(denied[1])
         job, cause = named[1] if named else "", _stable(denied[1])
+    elif _STRIPPED.search(text) is not None:
+        job, cause, is_general = "", LOST, True
     else:
         return None
     return RefusedPod(
         job=job, kind=str(about["kind"]), name=str(about.get("name") or ""), uid=str(about.get("uid") or ""),
-        cause=cause, at=moment_of(event),
+        cause=cause, at=moment_of(event), is_general=is_general,
     )  # fmt: skip
 
 
 def _no_answer(why: str) -> str:
     return (
-        f"the injector does not answer ({_stable(why)}): see the pods app.kubernetes.io/name=dataloaderjob-injector in"
-        " the operator's namespace; the controller tries again by itself"
+        f"the injector does not respond ({_stable(why)}): see the pods labelled "
+        "app.kubernetes.io/name=dataloaderjob-injector in the operator's namespace; the controller will "
+        "retry"
     )
 
 

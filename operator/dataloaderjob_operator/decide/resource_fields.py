@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dataloaderjob.api.feeders import CONTAINER
-from dataloaderjob.api.ray import HEAD_CONTAINER
+from dataloaderjob.api.ray import HEAD_CONTAINER, SUPERVISOR_CONTAINER
 from dataloaderjob.api.sidecar import SIDECAR
 from dataloaderjob.core.memory import FEEDERS_FIELD
 from dataloaderjob_operator.kinds import MEMORY_LIMITS
@@ -16,6 +16,7 @@ from dataloaderjob_operator.names import LABEL_ROLE, Role
 _OWN = {
     (Role.FEEDER, CONTAINER): FEEDERS_FIELD,
     (Role.HEAD, HEAD_CONTAINER): "spec.ray.managed.head.resources.limits.memory",
+    (Role.HEAD, SUPERVISOR_CONTAINER): "spec.ray.managed.head.resources.limits.memory",
     (Role.TRAINER, SIDECAR): "spec.sidecar.resources.limits.memory",
 }
 _ASKED = {
@@ -39,7 +40,9 @@ def want_of_memory(pod: Mapping[str, Any], container: str) -> str:
     limit = (pod.get("spec", {}).get(MEMORY_LIMITS) or {}).get(container)
     field = _field(pod, container)
     if limit is None:
-        return f"OOM-killed without a memory limit of its own, because its node ran out: set {field}"
+        return (
+            f"OOM-killed without a memory limit of its own, because its node ran out of memory: set {field}"
+        )
     return f"OOM-killed with a memory limit of {limit}: raise {field}"
 
 
@@ -47,7 +50,7 @@ def with_field(message: str, role: Role) -> str:
     """Adds the field to change to the API server's refusal of a pod, if a quota or a LimitRange refuses it."""
     if _RESOURCES.search(message) is None:
         return message
-    return f"{message}; this pod's resources come from {_ASKED[role]}"
+    return f"{message}; this pod's resources are set by {_ASKED[role]}"
 
 
 def _field(pod: Mapping[str, Any], container: str) -> str:

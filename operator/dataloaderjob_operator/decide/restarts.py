@@ -180,7 +180,7 @@ def describe_stuck(pods: Sequence[Pod]) -> str:
     first = min(pods, key=lambda pod: str(pod["metadata"]["name"]))
     metadata, node = first["metadata"], node_of(first)
     where = f" on node {node}" if node else ""
-    silent = ", which does not answer" if node_silent_since(first) else ""
+    silent = ", which does not respond" if node_silent_since(first) else ""
     more = f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
     return (
         f"pod {metadata['name']}{where}{silent} should have terminated by {metadata['deletionTimestamp']}{more}; the"

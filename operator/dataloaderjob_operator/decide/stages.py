@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from dataloaderjob.api.status import ConditionType, Phase
-from dataloaderjob_operator.decide import attached, restarts
+from dataloaderjob_operator.decide import attached, external, restarts
 from dataloaderjob_operator.decide.followed import FollowedState
 from dataloaderjob_operator.decide.health import ConditionState, Health
 from dataloaderjob_operator.decide.job_parts import Parts, serves
@@ -99,7 +99,7 @@ def find_stage(
         )
     if observed.job.spec.suspend:
         return _held(observed, attempt, now)
-    if (late := _late(observed, health, queue, now)) is not None:
+    if (late := _late(observed, health, queue, now) or _rejected(observed)) is not None:
         return late
     if trainers is Trainers.FAILED:
         return _failed(observed, health, now)
@@ -121,10 +121,12 @@ def _attached_stage(
         return over
     if observed.job.spec.suspend:
         return _held(observed, 0, now)
-    if (late := _late(observed, health, queue, now)) is not None:
+    if (late := _late(observed, health, queue, now) or _rejected(observed)) is not None:
         return late
     if attached.is_idle(observed, now):
-        return StageResult(Stage.IDLE, "Idle", "no pod is attached; the next one starts the feeders")
+        return StageResult(
+            Stage.IDLE, "Idle", "no pod is attached; the feeders start when the next one attaches"
+        )
     serving = serves(found, attaches=True)
     waits = queue.why if queue is not None and not serving else None
     there = attached.pods(observed)
@@ -132,7 +134,7 @@ def _attached_stage(
         reason = "Waiting" if serving or _served(observed) else CHILDREN_START
         return StageResult(Stage.WAITING, reason, "no pod is attached", queue=waits)
     if serving and not attached.listening(observed):
-        return StageResult(Stage.WAITING, "Waiting", f"{len(there)} attached pods start")
+        return StageResult(Stage.WAITING, "Waiting", f"{len(there)} attached pods are starting")
     if _served(observed) or serving:
         return StageResult(Stage.SERVING, "Serving", "", queue=waits)
     if waits is not None:
@@ -200,9 +202,15 @@ def _late(observed: Observed, health: Health, queue: Queue | None, now: datetime
         why = f": {trouble or cause}" if trouble or cause else ""
         return StageResult(
             Stage.FAILED, "StartupDeadlineExceeded",
-            f"the job was not up within startupDeadlineSeconds {startup}{why}", observed.attempt,
+            f"the job did not start within startupDeadlineSeconds {startup}{why}", observed.attempt,
         )  # fmt: skip
     return None
+
+
+def _rejected(observed: Observed) -> StageResult | None:
+    """Fails a job that has not served yet and whose existing Ray cluster has other versions; None otherwise."""
+    text = "" if _served(observed) else external.refusal(observed)
+    return StageResult(Stage.FAILED, external.DIFFERS, text, observed.attempt) if text else None
 
 
 def _failed(observed: Observed, health: Health, now: datetime) -> StageResult:

@@ -44,7 +44,7 @@ def parse(message: Mapping[str, Any]) -> SupervisorStatus:
     """Parses a supervisor's status message. Raises RemoteProtocolError if it is invalid."""
     received = dict(message)
     if text(received, "type") != "status":
-        raise RemoteProtocolError(f"a status was requested, received {received['type']!r}")
+        raise RemoteProtocolError(f"expected a status, got {received['type']!r}")
     feeders = [item for item in _list(received, "feeders") if isinstance(item, Mapping)]
     hosts = {str(feeder.get("name")): _host(feeder) for feeder in feeders}
     return SupervisorStatus(
@@ -95,7 +95,8 @@ def check_shape(data: bytes) -> None:
     lists, values = data.count(b"[") + data.count(b"{"), data.count(b",")
     if lists > MAX_CONTAINERS or values > MAX_VALUES:
         raise RemoteProtocolError(
-            f"a status has at most {MAX_CONTAINERS} objects and {MAX_VALUES} values, found {lists} and {values}"
+            f"a status may have at most {MAX_CONTAINERS} objects and {MAX_VALUES} values, but this one has "
+            f"{lists} and {values}"
         )
 
 
@@ -148,7 +149,7 @@ def _failure(failures: list[Any], hosts: Mapping[str, str]) -> Cause | None:
     if first is None:
         return None
     feeder = str(first.get("feeder") or "")
-    who = f"{first.get('sidecar')}, rank {first.get('rank')}, got from {feeder or 'the feeders'}"
+    who = f"{first.get('sidecar')}, rank {first.get('rank')}, received from {feeder or 'the feeders'}"
     return Cause(
         _reason(first.get("reason")), clean(f"{who}: {first.get('text')}", MAX_TEXT), hosts.get(feeder, "")
     )

@@ -51,14 +51,16 @@ def make_parser() -> argparse.ArgumentParser:
         prog="dataloaderjob_operator.injector",
         description="Adds the sidecars of DataLoaderJobs to labelled pods.",
     )
-    parser.add_argument("--sidecar-image", required=True, help="sidecar image for manifests that name none")
+    parser.add_argument(
+        "--sidecar-image", required=True, help="sidecar image for manifests that do not name one"
+    )
     parser.add_argument(
         "--sidecar-pull-secret", action="append", default=[], metavar="NAME",
-        help="pull secret for that image in the namespace of each job; may be repeated",
+        help="pull secret for that image in each job's namespace; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--managed-by", metavar="NAME", default="",
-        help="add only the sidecars of jobs with this spec.managedBy (default: of jobs that name none)",
+        help="add only the sidecars of jobs with this spec.managedBy (default: of jobs without one)",
     )  # fmt: skip
     parser.add_argument(
         "--own-namespace", default="", help="namespace of the injector's pod and of its Secret"
@@ -66,22 +68,24 @@ def make_parser() -> argparse.ArgumentParser:
     kept = parser.add_mutually_exclusive_group(required=True)
     kept.add_argument(
         "--certificate-secret", metavar="NAME",
-        help="Secret in --own-namespace with certificates that the injector makes and renews; this or "
-        "--certificate-folder is required",
+        help=(
+            "Secret in --own-namespace for certificates that the injector creates and renews; this or "
+            "--certificate-folder is required"
+        ),
     )  # fmt: skip
     kept.add_argument(
         "--certificate-folder", type=Path, metavar="FOLDER",
-        help="folder with tls.crt and tls.key that somebody else renews, such as cert-manager",
+        help="folder with tls.crt and tls.key that another tool renews, such as cert-manager",
     )  # fmt: skip
     parser.add_argument(
         "--webhook-configuration", metavar="NAME", default="",
-        help="MutatingWebhookConfiguration that gets the certificate's authorities",
+        help="MutatingWebhookConfiguration whose CA bundle the injector maintains",
     )  # fmt: skip
     parser.add_argument(
         "--dns-name", action="append", default=[], metavar="NAME",
-        help="name under which the API server reaches the injector; may be repeated",
+        help="DNS name at which the API server reaches the injector; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--port", type=int, default=PORT, help="port of the webhook, with TLS")
+    parser.add_argument("--port", type=int, default=PORT, help="port of the webhook (TLS)")
     parser.add_argument(
         "--metrics-port", type=int, default=METRICS_PORT, help="port of /metrics, /healthz and /readyz"
     )
@@ -90,7 +94,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--settle-seconds", type=float, default=SETTLE_S,
-        help="time between a new authority in the webhook's configuration and the use of its certificate",
+        help=(
+            "delay between adding a new authority to the webhook's configuration and serving its "
+            "certificate"
+        ),
     )  # fmt: skip
     parser.add_argument(
         "--log-format",
@@ -153,7 +160,7 @@ async def run(options: Options) -> None:
         if stopped.is_set():
             return
         port = await stack.enter_async_context(serving(webhook(injector), options.port, keeper.context))
-        log.info("serve admission reviews on port %d", port)
+        log.info("serving admission reviews on port %d", port)
         await asyncio.wait({until_stopped, keeping}, return_when=asyncio.FIRST_COMPLETED)
         if keeping.done():
             keeping.result()

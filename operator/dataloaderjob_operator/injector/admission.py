@@ -17,7 +17,7 @@ API_VERSION = "admission.k8s.io/v1"
 FORBIDDEN = 403
 UNREADABLE = 500
 DONE = ("Complete", "Failed")
-"""Conditions of a job that is over."""
+"""Conditions of a job that has ended."""
 JobPatch = list[dict[str, Any]]
 
 
@@ -34,7 +34,7 @@ class Result(StrEnum):
 
 
 class BadReview(Exception):
-    """The request is no admission review of a pod."""
+    """The request is not an admission review of a pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,7 +199,7 @@ def _pem(certificate: x509.Certificate) -> bytes:
 def _key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     key = serialization.load_pem_private_key(pem, password=None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError("the key is not one of an elliptic curve")
+        raise ValueError("the key is not an elliptic-curve key")
     return key
 
 

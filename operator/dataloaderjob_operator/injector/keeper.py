@@ -71,7 +71,7 @@ class Files:
             if certificate + key != self._served:
                 load(self.context, certificate, key)
                 self._served, self.ends = certificate + key, end(certificate)
-                log.info("serve the certificate in %s, which ends at %s", self.folder, self.ends)
+                log.info("serving the certificate in %s, which expires at %s", self.folder, self.ends)
         except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
             raise CannotKeep(f"cannot read tls.crt and tls.key in {self.folder}: {exc}") from exc
         return self.check_s
@@ -103,13 +103,13 @@ class Keeper:
         return None if self.served is None else end(self.served.certificate)
 
     async def step(self) -> float:
-        """Renews what is due, and serves what the API server trusts. Returns the seconds until the next step. Raises
-        CannotKeep."""
+        """Renews the certificates that are due, and serves one that the API server trusts. Returns the
+        seconds until the next step. Raises CannotKeep."""
         try:
             found = await self._stored()
             changed = await self._bundle(found)
         except ApiError as exc:
-            raise CannotKeep(f"cannot keep the certificates: {exc}") from exc
+            raise CannotKeep(f"cannot maintain the certificates: {exc}") from exc
         now = self.clock()
         if changed or self._bundled_at is None:
             self._bundled_at = now
@@ -120,7 +120,7 @@ class Keeper:
             return min(ROLLING_S, self.check_s)
         load(self.context, found.certificate, found.key)
         self.served = found
-        log.info("serve a certificate that ends at %s", self.ends)
+        log.info("serving a certificate that expires at %s", self.ends)
         return min(ROLLING_S, self.check_s)
 
     async def _stored(self) -> Certificates:
@@ -188,7 +188,7 @@ def _certificates(secret: dict[str, Any] | None) -> Certificates | None:
         data = {name: base64.b64decode(value) for name, value in (secret.get("data") or {}).items()}
         return from_stored(data)
     except (BadCertificates, binascii.Error) as exc:
-        log.warning("the Secret %s cannot be used, and is replaced: %s", secret["metadata"]["name"], exc)
+        log.warning("the Secret %s is unusable and will be replaced: %s", secret["metadata"]["name"], exc)
         return None
 
 

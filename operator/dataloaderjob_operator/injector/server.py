@@ -55,12 +55,12 @@ class InjectorMetrics:
             registry=made,
         )
         self.duration = Histogram(
-            "admission_duration_seconds", "Duration of an admission, including the request for the job.",
+            "admission_duration_seconds", "Duration of an admission review, including the request for the job.",
             buckets=SECONDS, namespace=PREFIX, registry=made,
         )  # fmt: skip
         self.expiry = Gauge(
             "certificate_expiry_timestamp_seconds",
-            "End of the certificate that is served, in Unix time.",
+            "Expiry of the certificate being served, in Unix time.",
             namespace=PREFIX,
             registry=made,
         )
@@ -111,7 +111,7 @@ class Injector:
         try:
             return answer(review, job, self.setup)
         except Exception as exc:  # a refusal with a reason is better than a dropped connection
-            log.exception("cannot answer the review of pod %s", review.name)
+            log.exception("cannot answer the admission review of pod %s", review.name)
             return unreadable(review, f"the injector failed ({type(exc).__name__}): see its log")
 
 

@@ -11,7 +11,7 @@ from dataloaderjob.api import DataLoaderJob
 from dataloaderjob_operator.by_job import cached_by_job
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import Role
-from dataloaderjob_operator.objects import network, settings, workloads
+from dataloaderjob_operator.objects import external, network, settings, workloads
 from dataloaderjob_operator.objects.settings import OperatorConfig, OwnPod
 
 __all__ = ["OperatorConfig", "OwnPod", "base", "feeding", "training"]
@@ -33,7 +33,12 @@ def base(job: DataLoaderJob, setup: OperatorConfig, ended: str = "") -> Sequence
 
 @cached_by_job
 def feeding(job: DataLoaderJob, setup: OperatorConfig) -> Sequence[Manifest]:
-    """Builds head and feeders with their settings; they exist from the job's start until the trainers end."""
+    """Builds head and feeders with their settings; they exist from the job's start until the trainers end. On an
+    existing Ray cluster, the job has only the supervisor's pod, once the cluster's address is known."""
+    ray = job.spec.ray.external
+    if ray is not None:
+        known = ray.address is not None
+        return (settings.config_map(job, setup, Role.HEAD), external.head(job, setup, ray)) if known else ()
     return (
         settings.config_map(job, setup, Role.HEAD),
         settings.config_map(job, setup, Role.FEEDER),

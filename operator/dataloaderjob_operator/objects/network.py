@@ -20,11 +20,12 @@ from dataloaderjob_operator.objects.pods import AMBIENT
 def head_service(job: DataLoaderJob) -> Manifest:
     """Builds the Service that gives the head its name, even before the head is ready: otherwise DNS answers late on a
     fresh cluster."""
+    gcs = {"gcs": settings.GCS_PORT} if job.spec.ray.external is None else {}
     return _headless(
         job,
         names.head_service(job.name),
         names.Role.HEAD,
-        {"gcs": settings.GCS_PORT, "supervisor": settings.SUPERVISOR_PORT},
+        {**gcs, "supervisor": settings.SUPERVISOR_PORT},
     )
 
 
@@ -52,6 +53,8 @@ def _headless(job: DataLoaderJob, name: str, role: names.Role, ports: dict[str, 
     }
 
 
+RAY_CLUSTER_LABEL = "ray.io/cluster"
+"""Label with which KubeRay marks the pods of a RayCluster."""
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 """Label that the API server gives each namespace."""
 
@@ -102,10 +105,13 @@ AMBIENT_PROBES = [
 
 
 def policies(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest]:
-    """Builds the policies of all roles. Mode None has no policies, and only mode Strict has egress rules. Attached pods
-    get none: a policy that selects a pod also shuts out the peers that its owner expects."""
+    """Builds the policies of all roles. `None` mode has no policies, and only `Strict` mode has egress rules. Attached
+    pods get none: a policy that selects a pod also shuts out the peers that its owner expects. Nor do the pods of
+    an existing Ray cluster, which are not the job's."""
     mode = job.spec.network_policy.mode
-    roles = [role for role in Role if role is not Role.TRAINER or not job.spec.trainers.attached]
+    without = {Role.TRAINER} if job.spec.trainers.attached else set()
+    without |= set() if job.spec.ray.external is None else {Role.FEEDER}
+    roles = [role for role in Role if role not in without]
     return [] if mode == "None" else [_policy(job, role, setup, strict=mode == "Strict") for role in roles]
 
 
@@ -115,9 +121,9 @@ def _policy(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig, *, s
         "policyTypes": ["Ingress"],
         "ingress": [
             *(
-                _rule("from", [_pods(job, way.sources)], _ports(job, role, way.ports))
+                _rule("from", peers, _ports(job, role, way.ports))
                 for way in WAYS
-                if way.to is role
+                if way.to is role and (peers := _peers(job, way.sources))
             ),
             *_from_outside(job, role, setup),
         ],
@@ -126,9 +132,9 @@ def _policy(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig, *, s
         spec["policyTypes"] = ["Ingress", "Egress"]
         spec["egress"] = [
             *(
-                _rule("to", [_pods(job, [way.to])], _ports(job, way.to, way.ports))
+                _rule("to", peers, _ports(job, way.to, way.ports))
                 for way in WAYS
-                if role in way.sources
+                if role in way.sources and (peers := _peers(job, [way.to]))
             ),
             DNS,
         ]
@@ -159,7 +165,7 @@ def _from_outside(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig
 def _in_ambient(job: DataLoaderJob, role: Role) -> bool:
     """Checks whether the user put pods of this role into an ambient mesh."""
     template = {
-        Role.HEAD: job.spec.ray.own.head.template, Role.FEEDER: job.spec.feeders.template,
+        Role.HEAD: job.spec.ray.head.template, Role.FEEDER: job.spec.feeders.template,
         Role.TRAINER: job.spec.trainers.template,
     }[role]  # fmt: skip
     return template.metadata.labels.get(AMBIENT) == "ambient"
@@ -170,6 +176,19 @@ def _ports(job: DataLoaderJob, to: Role, ports: Iterable[Manifest]) -> list[Mani
     found = list(ports)
     numbered = any("port" in port for port in found)
     return [*found, _port(HBONE)] if numbered and _in_ambient(job, to) else found
+
+
+def _peers(job: DataLoaderJob, roles: Iterable[Role]) -> list[Manifest]:
+    """Returns the peers in these roles. Feeders on an existing Ray cluster are the RayCluster's pods. The pods at an
+    address are unknown: a policy of the user's own admits them."""
+    ray = job.spec.ray.external
+    if ray is None:
+        return [_pods(job, roles)]
+    own = [role for role in roles if role is not Role.FEEDER]
+    peers = [_pods(job, own)] if own else []
+    if Role.FEEDER in roles and ray.ray_cluster is not None:
+        peers.append({"podSelector": {"matchLabels": {RAY_CLUSTER_LABEL: ray.ray_cluster}}})
+    return peers
 
 
 def _pods(job: DataLoaderJob, roles: Iterable[Role]) -> Manifest:

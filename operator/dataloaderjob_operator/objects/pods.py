@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
-from dataloaderjob.api.plain import plain
+from dataloaderjob.api.plain import plain, resources
 from dataloaderjob.api.pods import PodMetadata, PodTemplate
 from dataloaderjob.api.sidecar import (
     KEY_VOLUME,
@@ -19,7 +19,7 @@ from dataloaderjob.api.sidecar import (
 )
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest, digest
-from dataloaderjob_operator.objects import settings
+from dataloaderjob_operator.objects import settings, supervisor
 
 SHM_NBYTES = 256 * 1024**2
 """Shared memory for torch and for Ray's object store, which the data path does not use."""
@@ -28,16 +28,16 @@ INHERITED = ("imagePullSecrets", "securityContext")
 FROM_TEMPLATES = ("labels", "annotations", "finalizers")
 """Metadata that controllers copy from a template."""
 LOST_NODE_S = 30
-"""Seconds after which a pod is removed from a node that the cluster has given up; Kubernetes' default is 300. The
-trainers on all other nodes stand still until then. The node has then been silent for 40 s or more."""
+"""Seconds after which a pod is removed from a lost node; Kubernetes' default is 300. The trainers on all
+other nodes are blocked until then. The node has then been silent for 40 s or more."""
 LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-"""Taints of nodes that the cluster has given up."""
+"""Taints of lost nodes."""
 ISTIO = "sidecar.istio.io/inject"
 AMBIENT = "istio.io/dataplane-mode"
 _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
 TMP: Manifest = {"name": "dataloaderjob-tmp", "mountPath": "/tmp"}  # noqa: S108  a volume of the pod's own
 SHM: Manifest = {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"}  # noqa: S108
-"""Mount that gives way to a user's mount at the same path, like TMP."""
+"""A mount that is dropped if the user mounts something at the same path, like TMP."""
 
 
 def image(job: DataLoaderJob) -> str:
@@ -116,26 +116,32 @@ def ray_pod(
     taken: Mapping[str, Any], data: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:  # fmt: skip
     """Builds the pod of a Ray node: the operator's container, extended by the user's container of the same name, and
-    the user's other containers. `data`: spec.data, if user code runs in the pod."""
+    the user's other containers. `data`: spec.data, if user code runs in the pod. The pod of a job's own Ray head has
+    the supervisor's container, too."""
     spec = plain(user).get("spec", {})
     theirs = {found["name"]: found for found in spec.get("containers", [])}
     ours = add(container, with_data(theirs.pop(container["name"], {}), data))
+    is_divided = container["name"] == names.Role.HEAD.value and job.spec.ray.external is None
+    ray_tmp = supervisor.ray_scratch(TMP["name"])
     shm = {"medium": "Memory", "sizeLimit": shm_size(job, container["name"])}
     scratch = [
         found
         for mount, found in (
-            (TMP, scratch_volume(TMP["name"], job.spec.feeders.scratch)),
+            (TMP, ray_tmp if is_divided else scratch_volume(TMP["name"], job.spec.feeders.scratch)),
             (SHM, {"name": SHM["name"], "emptyDir": shm}),
         )
         if mount in ours["volumeMounts"]
     ]
     fields = shared_fields(setup, user, taken)
     ours["securityContext"] = non_root(fields["securityContext"], ours["securityContext"])
+    others = [supervisor.container(ours, resources(job.spec.ray.own.head.resources))] if is_divided else []
     pod = {
         **fields,
-        "containers": [ours, *theirs.values()],
+        **(supervisor.OWN_PROCESSES if is_divided else {}),
+        "containers": [ours, *others, *theirs.values()],
         "volumes": [
             *volumes(job, setup, names.Role(container["name"])),
+            *(supervisor.volumes(job, setup) if is_divided else []),
             *scratch,
             *data.get("volumes", []),
             *spec.get("volumes", []),
@@ -169,7 +175,7 @@ def volumes(job: DataLoaderJob, setup: settings.OperatorConfig, role: names.Role
             "secret": {
                 "secretName": names.key_secret(job.name, job.metadata.uid or "", setup.root_key),
                 "defaultMode": 0o440,
-                "items": settings.key_items(role),
+                "items": settings.key_items(job, role),
             },
         },
         {"name": SETTINGS_VOLUME, "configMap": {"name": settings.map_name(job, setup, role)}},
@@ -209,9 +215,10 @@ def mounts(ours: Iterable[Manifest], theirs: Iterable[Mapping[str, Any]]) -> lis
 
 
 def ray_container(
-    job: DataLoaderJob, role: names.Role, module: str, file: str, resources: Mapping[str, Any]
+    job: DataLoaderJob, role: names.Role, module: str, file: str, amounts: Mapping[str, Any]
 ) -> Manifest:
-    """Builds the container of a Ray node, head or feeder."""
+    """Builds the container of a Ray node, head or feeder. A job's own head does not get the job's key."""
+    is_divided = role is names.Role.HEAD and job.spec.ray.external is None
     return {
         "name": role.value,
         "image": image(job),
@@ -220,9 +227,9 @@ def ray_container(
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             *environment({"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}),  # noqa: S108  as above
         ],
-        "resources": dict(resources),
+        "resources": dict(amounts),
         "securityContext": dict(RESTRICTED),
-        "volumeMounts": [*MOUNTS, TMP, SHM],
+        "volumeMounts": [*(supervisor.ray_mounts() if is_divided else MOUNTS), TMP, SHM],
         **LAST_WORDS,
     }
 

@@ -20,8 +20,9 @@ from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import Quantity
+from dataloaderjob.api.environment import feeder_env
 from dataloaderjob.api.job import MANAGED_BY
-from dataloaderjob.api.pods import PodTemplate
+from dataloaderjob.api.ray import ExternalRaySpec
 from dataloaderjob.api.sidecar import KEY_FOLDER as KEY_FOLDER
 from dataloaderjob.api.sidecar import METRICS_PORT as METRICS_PORT
 from dataloaderjob.api.sidecar import RUN_FOLDER as RUN_FOLDER
@@ -39,7 +40,6 @@ from dataloaderjob_operator.kinds import Manifest, digest
 GCS_PORT = 6379
 SUPERVISOR_PORT = 6400
 MASTER_PORT = 29500
-TMP = "/tmp"  # noqa: S108  a path in a pod
 HOST_PORTS = range(20_000, 28_000, 2)
 """First ports of port pairs for trainers on the host network. They are below the ranges for Services and outgoing
 connections, and avoid dcgm-exporter's port (9400) and other jobs' torchrun."""
@@ -48,6 +48,8 @@ JOB_KEY = "links"
 COUNT_FILE = "feeders"
 """File with the current number of feeders, the only setting of the head that changes while it runs."""
 RAY_TOKEN = "ray"  # noqa: S105  the name of a file
+TOKEN_FOLDER = "/etc/dataloaderjob/ray"  # noqa: S105  a path in a pod
+"""Folder with the token of an existing Ray cluster."""
 FILES = {names.Role.HEAD: "head.json", names.Role.FEEDER: "feeder.json", names.Role.TRAINER: SETTINGS_FILE}
 """Settings files by the role of the pods that read them."""
 
@@ -180,14 +182,19 @@ def with_root_of(setup: OperatorConfig, job: str, uid: str, secret: str | None) 
     return dataclasses.replace(setup, root_key=previous, previous_root=None)
 
 
-def key_items(role: names.Role) -> list[Manifest]:
+def key_items(job: DataLoaderJob, role: names.Role) -> list[Manifest]:
     """Selects the keys that a role's pods get. The role's own key is at the same path everywhere."""
     own, more = {
-        names.Role.HEAD: (JOB_KEY, [RAY_TOKEN]),
+        names.Role.HEAD: (JOB_KEY, [] if job.spec.ray.external is None else [Holder.FEEDER.value]),
         names.Role.FEEDER: (Holder.FEEDER.value, [RAY_TOKEN]),
         names.Role.TRAINER: (Holder.SIDECAR.value, []),
     }[role]
     return [{"key": own, "path": JOB_KEY}, *({"key": name, "path": name} for name in more)]
+
+
+def token_items() -> list[Manifest]:
+    """Selects Ray's token alone."""
+    return [{"key": RAY_TOKEN, "path": RAY_TOKEN}]
 
 
 def config_map(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> Manifest:
@@ -215,6 +222,9 @@ def count(job: DataLoaderJob) -> str:
 
 def _files(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> dict[str, str]:
     made = {names.Role.HEAD: head, names.Role.FEEDER: feeder, names.Role.TRAINER: sidecar}[role]
+    ray = job.spec.ray.external
+    if ray is not None and role is names.Role.HEAD:
+        return {FILES[role]: _json(driver(job, setup, ray))}
     return {FILES[role]: _json(made(job, setup))}
 
 
@@ -256,6 +266,24 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
     }
 
 
+def driver(job: DataLoaderJob, setup: OperatorConfig, ray: ExternalRaySpec) -> dict[str, Any]:
+    """Builds the settings of the supervisor's pod on an existing Ray cluster."""
+    token = {} if ray.token_secret_ref is None else {"token_path": f"{TOKEN_FOLDER}/{RAY_TOKEN}"}
+    return {
+        "job": unique(job),
+        "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
+        "feeder_key_path": f"{KEY_FOLDER}/{Holder.FEEDER.value}",
+        **token,
+        "address": ray.address or "",
+        "host": service_host(job, names.head_service(job.name), setup),
+        "supervisor_port": SUPERVISOR_PORT,
+        "num_feeders": 1,
+        "count_path": f"{SETTINGS_FOLDER}/{COUNT_FILE}",
+        "feeder_resources": job.spec.feeders.ray_resources(),
+        "feeder_env": feeder_env(job.spec, {}),
+    }
+
+
 def feeder(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
     """Builds the settings with which a feeder's pod joins Ray."""
     return {
@@ -278,11 +306,7 @@ def scratch(job: DataLoaderJob) -> dict[str, int]:
     """Returns the bytes available for user code and data in the pods of trainers, and of feeders and head, by the field
     that sets them."""
     found = {}
-    parts = {"sidecar": job.spec.sidecar.scratch}
-    shared = any(mount.mount_path.rstrip("/") == TMP for mount in job.spec.data.volume_mounts)
-    own = shared or _own_tmp(job.spec.feeders.template, "feeder")
-    if not (own and _own_tmp(job.spec.ray.own.head.template, "head")):
-        parts["feeders"] = job.spec.feeders.scratch
+    parts = {"sidecar": job.spec.sidecar.scratch, "feeders": job.spec.feeders.scratch}
     for part, spec in parts.items():
         field, size = "size", str(spec.size or SCRATCH_SIZE)
         if spec.volume is not None:
@@ -290,12 +314,6 @@ def scratch(job: DataLoaderJob) -> dict[str, int]:
         with contextlib.suppress(ValueError):
             found[f"spec.{part}.scratch.{field}"] = Quantity(size).nbytes
     return found
-
-
-def _own_tmp(user: PodTemplate, name: str) -> bool:
-    """Checks whether the user's container of this name mounts its own volume at /tmp."""
-    found = (mount for c in user.spec.containers if c.name == name for mount in c.volume_mounts)
-    return TMP in {mount.mount_path.rstrip("/") for mount in found}
 
 
 def _volume_size(volume: Mapping[str, Any]) -> str:

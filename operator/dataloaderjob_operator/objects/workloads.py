@@ -13,7 +13,7 @@ from dataloaderjob.core.places import SOCKET_VARIABLE
 from dataloaderjob.core.settings import NODE_FOLDER, NODE_READY, TEMP_DIR
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
-from dataloaderjob_operator.objects import settings
+from dataloaderjob_operator.objects import settings, supervisor
 from dataloaderjob_operator.objects.pods import (
     SHM,
     environment,
@@ -49,18 +49,15 @@ BY_INDEX = ("PET_NODE_RANK", "RANK")
 
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
-    """Builds the head's Deployment: one pod, which is replaced but never doubled, because two heads would place feeders
-    twice. Replacing it restarts all feeders, so a new image alone does not replace it."""
-    spec = job.spec.ray.own.head
-    container = ray_container(job, names.Role.HEAD, HEAD_MODULE, "head.json", resources(spec.resources))
-    probe = {"tcpSocket": {"port": "supervisor"}, "periodSeconds": 5}
+    """Builds the head's Deployment: one pod, with Ray in one container and the supervisor in another. The pod is
+    replaced but never doubled, because two heads would place feeders twice. Replacing it restarts all feeders, so a new
+    image alone does not replace it."""
+    spec = job.spec.ray.head
+    of_ray, _ = supervisor.split(resources(spec.resources))
+    container = ray_container(job, names.Role.HEAD, HEAD_MODULE, "head.json", of_ray)
     container |= {
-        "ports": [
-            {"name": "gcs", "containerPort": settings.GCS_PORT},
-            {"name": "supervisor", "containerPort": settings.SUPERVISOR_PORT},
-        ],
-        "startupProbe": {**probe, "failureThreshold": STARTS},
-        "readinessProbe": {**probe, "failureThreshold": 3},
+        "ports": [{"name": "gcs", "containerPort": settings.GCS_PORT}],
+        **head_probes("gcs"),
     }
     taken = inherited(job.spec.feeders.template, job.spec.trainers.template)
     pod = ray_pod(setup, job, container, spec.template, taken)
@@ -70,7 +67,16 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     ]  # fmt: skip
     made = template(job, names.Role.HEAD, spec.template, pod, asked=asked, version=setup.version)
     metadata = names.metadata(job, names.head(job.name), names.Role.HEAD, spec.metadata)
-    return _deployment(metadata, made, replicas=1, strategy={"type": "Recreate"})
+    return deployment(metadata, made, replicas=1, strategy={"type": "Recreate"})
+
+
+def head_probes(port: str) -> dict[str, Any]:
+    """Builds the probes of a container of the head's pod. `port`: the name of the port that it opens."""
+    probe = {"tcpSocket": {"port": port}, "periodSeconds": 5}
+    return {
+        "startupProbe": {**probe, "failureThreshold": STARTS},
+        "readinessProbe": {**probe, "failureThreshold": 3},
+    }
 
 
 def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
@@ -87,12 +93,13 @@ def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "10%"}}
     made = template(job, names.Role.FEEDER, spec.template, pod, asked=asked, version=setup.version)
     metadata = names.metadata(job, names.feeders(job.name), names.Role.FEEDER, spec.metadata)
-    deployment = _deployment(metadata, made, replicas=spec.replicas, strategy=rolling)
-    deployment["spec"]["progressDeadlineSeconds"] = PROGRESS_S
-    return deployment
+    rolled = deployment(metadata, made, replicas=spec.replicas, strategy=rolling)
+    rolled["spec"]["progressDeadlineSeconds"] = PROGRESS_S
+    return rolled
 
 
-def _deployment(metadata: Manifest, pod: Manifest, *, replicas: int, strategy: Manifest) -> Manifest:
+def deployment(metadata: Manifest, pod: Manifest, *, replicas: int, strategy: Manifest) -> Manifest:
+    """Builds a Deployment of these pods, selected by the job's name and the role."""
     selecting = {name: metadata["labels"][name] for name in (names.LABEL_JOB, names.LABEL_ROLE)}
     return {
         "apiVersion": "apps/v1",

@@ -84,7 +84,7 @@ class RefusedPods:
                 if left <= 0:
                     break
         except ApiError as exc:
-            log.warning("cannot look for refused pods in namespace %s: %s", name, exc)
+            log.warning("cannot search namespace %s for refused pods: %s", name, exc)
         return True
 
     async def _note(self, namespace: str, found: _Namespace, refusal: RefusedPod) -> bool:
@@ -95,10 +95,9 @@ class RefusedPods:
         if not due:
             return False
         owner = None if refusal.source is None else await self._api.read(namespace, refusal.source)
-        label = "" if owner is None else refused_pods.label_of(owner)
         for name in due:
             job = self._job((namespace, name))
-            if job is None or label not in ("", name):
+            if job is None or not refused_pods.concerns(refusal, owner, name):
                 continue
             event = refused_pods.event_of(refusal, refused_pods.explained(refusal, owner, job, self._setup))
             with about_job(namespace, name):

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from dataloaderjob.api.status import LoaderStatus
 from dataloaderjob.core import keys, sockets, supervision
 from dataloaderjob.core.errors import DataLoaderJobError
+from dataloaderjob.core.handshake import ClientHandshake
 from dataloaderjob.core.input_bound import judge
 from dataloaderjob.core.keys import KeyOf
 from dataloaderjob.core.seals import Seals
@@ -46,8 +47,8 @@ TICK_S = 0.5
 MAX_CONCURRENT = 64
 """Maximum concurrent polls. Each takes 0.5 ms of CPU."""
 METRICS_PER_S = 2
-"""Maximum rate of reconciles for metrics alone, over all jobs: with more than 120 jobs, the metrics of each are written
-less often than once a minute."""
+"""Maximum rate of reconciles that only update metrics, over all jobs: with more than 120 jobs, the metrics of
+each are written less often than once a minute."""
 RATES_SPAN_S = 8.0
 """Minimum time span of rates: a shorter one shows single batches."""
 MAX_STATUS_NBYTES = 1024 * 1024
@@ -110,7 +111,7 @@ class _Job:
     judged: tuple[str, int] | None = None
     """The verdict with which the job was last queued: limit and number of feeders; None: unknown."""
     moved_at: float = float("-inf")
-    """The time at which the job was last queued for its metrics alone."""
+    """The time at which the job was last queued only for its metrics."""
 
 
 class SupervisorPoller:
@@ -221,8 +222,8 @@ class SupervisorPoller:
             except (OSError, DataLoaderJobError) as exc:
                 received = str(exc)
             except Exception as exc:
-                log.exception("%s/%s: cannot use the supervisor's answer", *key)
-                received = f"its answer cannot be used: {exc!r}"
+                log.exception("%s/%s: the supervisor's answer is unusable", *key)
+                received = f"its answer is unusable: {exc!r}"
         job.busy = False
         if self._jobs.get(key) is not job or job.head != head:
             return  # the job has since ended, or has another head
@@ -256,7 +257,7 @@ class SupervisorPoller:
             job.rates = supervision.between(earlier, latest, span_s)
             self._keep(job, now, readings)
         if before is not None and before.silent:
-            log.info("%s/%s: the supervisor answers again", *key)
+            log.info("%s/%s: the supervisor responds again", *key)
         job.status, job.misses, job.answered_at = replace(status, rates=job.rates), 0, now
         settled = status.ready == status.desired == job.wanted and status.failure is None
         period_s = max(PERIOD_S, len(self._jobs) / POLLS_PER_S)
@@ -279,11 +280,11 @@ class SupervisorPoller:
             return
         if job.status is not None and job.status.silent:  # reported once, whatever reasons follow
             if not job.status.hung and self._hangs(job):
-                log.warning("%s/%s: the supervisor hangs; replacing its pod", *key)
+                log.warning("%s/%s: the supervisor is hung; replacing its pod", *key)
                 job.status = replace(job.status, hung=True)
                 self._changed(key)
             return
-        log.warning("%s/%s: the supervisor does not answer: %s", *key, why)
+        log.warning("%s/%s: the supervisor does not respond: %s", *key, why)
         job.status, job.base, job.rates = SupervisorStatus(silent=why), None, None
         self._changed(key)
 
@@ -313,7 +314,7 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
     """
     reader, writer = await asyncio.open_connection(head.address, port)
     try:
-        handshake = sockets.ClientHandshake(head.keys, role="control", name="operator", job=head.job)
+        handshake = ClientHandshake(head.keys, role="control", name="operator", job=head.job)
         while not handshake.done:
             writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
         seals = handshake.seals
@@ -324,7 +325,7 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
             answer = sockets.parse_message(await _receive(reader, MAX_ANSWER_NBYTES, seals))
             if answer.get("type") != "ok":
                 log.warning(
-                    "the supervisor refuses to keep %d feeders: %s", job.wanted, answer.get("message")
+                    "the supervisor refused to scale to %d feeders: %s", job.wanted, answer.get("message")
                 )
         return found
     finally:

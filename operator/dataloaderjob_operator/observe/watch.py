@@ -158,13 +158,15 @@ async def sweep(
                 there.add(thing["metadata"].get("uid"))
                 if not cache.has_name(thing) and (key := cache.put(thing)) is not None:
                     log.warning(
-                        "watch missed the creation of %s %s, found by a list", kind, thing["metadata"]["name"]
+                        "the watch missed the creation of %s %s; a list found it",
+                        kind,
+                        thing["metadata"]["name"],
                     )
                     add(key)
         for thing in before:
             if thing["metadata"].get("uid") not in there and cache.has(thing):
                 log.warning(
-                    "watch missed the deletion of %s %s, found by a list", kind, thing["metadata"]["name"]
+                    "the watch missed the deletion of %s %s; a list found it", kind, thing["metadata"]["name"]
                 )
                 if (key := cache.remove(thing)) is not None:
                     add(key)
@@ -221,8 +223,8 @@ class EventLookup:
         return self._found.get(key, {})
 
     def request(self, key: JobKey, queries: tuple[EventQuery, ...]) -> None:
-        """Has the events of these objects listed soon. Without objects, the job is no longer held up, and its troubles
-        are dropped."""
+        """Requests that the events of these objects be listed soon. Without objects, the job is no longer
+        held up, and its troubles are dropped."""
         if not queries:
             self.forget(key)
             return
@@ -260,7 +262,7 @@ class EventLookup:
                     if (trouble := meaning(query, await self._api.events(key[0], query.uid))) is not None
                 }
             except ApiError as exc:
-                log.warning("cannot list the events that may show a cause: %s", exc)
+                log.warning("cannot list the events that may explain a problem: %s", exc)
                 return True
         if key in self._not_before and found != self._found.get(key, {}):
             self._found[key] = found

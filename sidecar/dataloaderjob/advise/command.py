@@ -18,9 +18,11 @@ def advise(
 ) -> str:
     """The advice as text. Raises InputError if the script gave nothing to judge, and says what to do."""
     if not command:
-        raise InputError("advise needs the command of your script: dataloaderjob advise -- python train.py")
+        raise InputError(
+            "advise requires the command that starts your script: dataloaderjob advise -- python train.py"
+        )
     if not 5 <= steps <= 10_000:
-        raise InputError(f"--steps is a number from 5 to 10000, found {steps}")
+        raise InputError(f"--steps must be from 5 to 10000, but is {steps}")
     found = watch(command, steps=steps, timeout_s=timeout_s, say=_say)
     _check(found, command, timeout_s)
     link = None if link_gbit is None else link_gbit * 1e9 / 8
@@ -36,12 +38,12 @@ def _check(found: Watched, command: Sequence[str], timeout_s: float) -> None:
         raise InputError(f"dataloaderjob must be installed where the script runs: {found.trouble}")
     if found.returncode:
         raise ServiceError(
-            f"{' '.join(command)} ended with exit code {found.returncode} before it was measured"
+            f"{' '.join(command)} ended with exit code {found.returncode} before it could be measured"
         )
     if not found.results and not found.has_loader:
         raise InputError(
-            "no process of the script imported torch's DataLoader where it can be watched: Python's options -I, -E and "
-            "-S prevent that, and so does a container that the script starts"
+            "the script did not import torch's DataLoader in any process that can be observed: Python's "
+            "options -I, -E and -S prevent this, and so does starting a container"
         )
     if not found.results:
         what = "ended" if found.returncode == 0 else f"ran for {timeout_s:.0f} s"
@@ -51,9 +53,7 @@ def _check(found: Watched, command: Sequence[str], timeout_s: float) -> None:
         )
     troubles = [one["trouble"] for one in found.results if "trouble" in one]
     if not any("made" in one for one in found.results):
-        raise InputError(
-            f"single batches could not be made: {troubles[0] if troubles else 'it took too long'}"
-        )
+        raise InputError(f"could not make single batches: {troubles[0] if troubles else 'it took too long'}")
 
 
 def cpus_here(root: Path = Path("/")) -> int:

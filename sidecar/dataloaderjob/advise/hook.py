@@ -1,4 +1,5 @@
-"""Watches the loaders of the process that it is installed in. Loaded by `site/sitecustomize.py` once torch's loader is.
+"""Watches the loaders of the process that it is installed in. `site/sitecustomize.py` imports it once torch's
+loader is imported.
 
 It times calls of next(), hands out the last batches again to find the time of a step without input, makes a few batches
 itself, writes what it found, and then keeps the loop waiting: the command ends the script. It draws no random number
@@ -131,7 +132,7 @@ class Watcher:
         return self._loaders[key]
 
     def _report(self, loader: _Loader, now: float) -> None:
-        """Says how far it is, and learns whether time is up."""
+        """Reports progress, and checks whether the time is up."""
         self._reported = now
         observation = loader.observation
         steps = {"observed": observation.observed.count, "replayed": observation.replayed.count}
@@ -144,7 +145,7 @@ class Watcher:
         return max(self._loaders.values(), key=lambda one: one.observation.observed.count)
 
     def at_end(self) -> None:
-        """Judges by the steps so far as the script ends by itself."""
+        """Uses the steps observed so far, because the script is ending on its own."""
         if self.is_over or os.getpid() != self._pid or not self._loaders:
             return
         if self._most().observation.observed.count >= LEAST:
@@ -226,7 +227,8 @@ def _quietly(function: Any) -> None:
 
 
 def install(module: Any, folder: str) -> None:
-    """Watches all loaders of this process, which is no feeder. module: torch.utils.data.dataloader, just imported."""
+    """Watches all loaders of this process, which must not be a feeder. module: torch.utils.data.dataloader,
+    just imported."""
     if os.environ.get(IN_FEEDER_VARIABLE):
         return
     watcher = Watcher(Path(folder), int((Path(folder) / STEPS).read_text()))

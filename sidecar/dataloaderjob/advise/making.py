@@ -22,9 +22,11 @@ from dataloaderjob.core.sizing import spread
 from dataloaderjob.shipping.bundles import make_bundle
 
 BATCHES, BUDGET_S = 16, 10.0
-"""Most batches that are made, and most seconds for them; two are made however long they take."""
+"""Maximum number of batches to make, and maximum time for them in seconds; the first two are made regardless
+of the time."""
 OUTLIER_OF = 8
-"""Number of batches from which on the one that waited longest does not count: a busy machine may have stopped it."""
+"""Minimum number of batches for dropping the one that waited longest, because a busy machine may have delayed
+it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class Made:
     spread: float
     """Coefficient of variation of a batch's wall time."""
     refused: str
-    """Why a batch cannot travel as it is; empty if it can."""
+    """The reason why a batch cannot be sent unchanged; empty if it can."""
 
 
 @dataclass(slots=True)
@@ -113,7 +115,7 @@ def _measured(samples: Iterator[Callable[[], Any]], source: Source) -> Made:
         if len(rows) > 2 and time.perf_counter() - began > BUDGET_S:
             break
     if not rows:
-        raise InputError("the dataset gave no sample when it was iterated again")
+        raise InputError("the dataset yielded no sample when it was iterated again")
     return _costs(rows[1:] or rows, nbytes // len(rows), refused)  # the first one opens files
 
 
@@ -132,7 +134,7 @@ def _costs(rows: Sequence[tuple[float, ...]], nbytes: int, refused: str) -> Made
 
 
 def _encode(batch: Any) -> tuple[int, str]:
-    """Does what a feeder does with a batch: (its bytes, the reason if it cannot travel as it is)."""
+    """Encodes a batch as a feeder does. Returns its bytes, and the reason if it cannot be sent unchanged."""
     refused = ""
     try:
         encoded = encode(batch, allow_pickle=False)

@@ -9,7 +9,7 @@ from statistics import median
 SKIPPED = 3
 """First steps of a loader that do not count: compilation, allocators, workers that start."""
 LEAST = 5
-"""Steps that are enough if there is no time for more."""
+"""Number of steps that suffice if the time is up."""
 OBSERVE_S, REPLAY_S = 30.0, 15.0
 """Most seconds for each phase, once it has LEAST steps."""
 REPLAYED = 20
@@ -85,7 +85,7 @@ class Observation:
         self._elsewhere += seconds
 
     def finish(self) -> None:
-        """There is no time left: what was seen has to do."""
+        """The time is up, so the steps observed so far must suffice."""
         self.phase = WatchPhase.DONE
 
     def _count(self, wait_s: float, think_s: float) -> None:

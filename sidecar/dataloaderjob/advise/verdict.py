@@ -1,4 +1,4 @@
-"""The advice, made of the ranks' results: as text, as JSON and as a manifest. Pure."""
+"""The advice, derived from the ranks' results, as text, as JSON and as a manifest. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from dataloaderjob.core.sizing import WORTH, Advice, Limit, Pipeline, advise
 
 LIMITS = {
-    Limit.CPU: "the CPU of whoever makes batches",
+    Limit.CPU: "the CPU of the processes that make batches",
     Limit.STORAGE: "storage: making a batch mostly waits for data",
     Limit.SLOTS: "the number of sources of this iterable dataset (num_workers)",
     Limit.NETWORK: "the link into the trainer's node",
@@ -24,7 +24,7 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The advice for one script, with what it rests on."""
+    """The advice for one script, with the results that it is based on."""
 
     script: str
     world: int
@@ -52,7 +52,8 @@ class Verdict:
 def verdict(
     command: Sequence[str], results: Sequence[dict[str, Any]], *, cpus: int, link: float | None = None
 ) -> Verdict:
-    """results: of all ranks of this node, one of them with what a batch costs. Ranks elsewhere count as these."""
+    """results: those of all ranks on this node, one of them with the cost of a batch. Ranks on other nodes
+    are assumed to be equal."""
     (costs,) = [one for one in results if "made" in one][:1]
     made, ranks = costs["made"], max(one["world"] for one in results)
     slowest = max(results, key=lambda one: one["period_s"])
@@ -141,11 +142,13 @@ def _measured(found: Verdict) -> list[str]:
     pipeline = found.pipeline
     ranks = f"{found.world} rank{'s' if found.world > 1 else ''}"
     without = (
-        f"{found.replayed} without input" if found.replayed else "none without input: the script ended before"
+        f"{found.replayed} without input"
+        if found.replayed
+        else ("none without input, because the script ended first")
     )
     parts = (
         f"{found.fetch_cpu_s:.2g} for samples, {found.collate_cpu_s:.2g} in collate_fn, "
-        f"{found.encode_cpu_s:.2g} to send"
+        f"{found.encode_cpu_s:.2g} for encoding"
     )
     return [
         _row(
@@ -153,7 +156,7 @@ def _measured(found: Verdict) -> list[str]:
         ),
         _row("observed", f"{found.steps} steps, {without}"),
         _row("a batch", f"{_bytes(pipeline.nbytes)}, {pipeline.cpu_s:.2g} CPU-s: {parts}"),
-        _row("", f"{_time(pipeline.wall_s)} in one process, give or take {pipeline.spread:.0%}"),
+        _row("", f"{_time(pipeline.wall_s)} in one process (±{pipeline.spread:.0%})"),
         _row("limit", LIMITS[found.advice.limit]),
     ]
 
@@ -161,13 +164,14 @@ def _measured(found: Verdict) -> list[str]:
 def _remedy(found: Verdict) -> list[str]:
     advice = found.advice
     number = (
-        f"{advice.feeders} feeder{'s' if advice.feeders > 1 else ''} of one CPU, {advice.cpus:.2g} CPUs busy"
+        f"{advice.feeders} feeder{'s' if advice.feeders > 1 else ''} with one CPU each, {advice.cpus:.2g} "
+        "CPUs busy"
     )
     link = f"{_bytes(advice.link)}/s to the trainers ({advice.link * 8 / 1e9:.2g} Gbit/s)"
     more = "nothing" if advice.one_more < 1.005 else f"{advice.one_more - 1:.0%}"
     rows = [
         _row("suffices", f"{number}; {link}"),
-        _row("then", f"the limit is {LIMITS[advice.next_limit]}; one feeder more brings {more}"),
+        _row("then", f"the limit is {LIMITS[advice.next_limit]}; one more feeder gains {more}"),
         *_here(found),
     ]
     if found.cannot_ship:
@@ -177,9 +181,11 @@ def _remedy(found: Verdict) -> list[str]:
     if found.refused:
         rows.append(_row("batches", " ".join(found.refused.split())))
     next_ = (
-        "The script uses dataloaderjob.DataLoader already. For more feeders, start from this manifest:"
+        "The script already uses dataloaderjob.DataLoader. For more feeders, start from this manifest:"
         if found.has_feeders
-        else "Replace torch.utils.data.DataLoader by dataloaderjob.DataLoader, and start from this manifest:"
+        else (
+            "Replace torch.utils.data.DataLoader with dataloaderjob.DataLoader, and start from this manifest:"
+        )
     )
     return [*rows, "", next_, ""]
 
@@ -192,7 +198,7 @@ def _here(found: Verdict) -> list[str]:
     free = f"training leaves {found.free_cpus:.2g} of {found.cpus} CPUs free"
     if workers is None:
         return [_row("here", f"{free}, which is too few: feeders must run elsewhere")]
-    return [_row("here", f"{free}: num_workers={workers} may do without feeders")]
+    return [_row("here", f"{free}: num_workers={workers} may suffice without feeders")]
 
 
 def manifest(found: Verdict, command: Sequence[str]) -> str:

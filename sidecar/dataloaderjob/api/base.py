@@ -299,7 +299,7 @@ class ByteSize(Quantity):
     """A quantity that counts bytes."""
 
     __slots__ = ()
-    EXAMPLE: ClassVar[str] = 'a number of bytes such as "512Mi" or "2Gi"'
+    EXAMPLE: ClassVar[str] = 'a size such as "512Mi" or "2Gi"'
 
 
 def _whole_bytes(size: ByteSize) -> ByteSize:

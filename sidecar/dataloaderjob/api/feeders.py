@@ -48,12 +48,12 @@ class AutoscalingSpec(Model):
     """`Recommend`: the status recommends a number of replicas. `Auto`: the operator also changes `replicas`, through
     the scale subresource, unless a HorizontalPodAutoscaler targets the job. `Off`: neither."""
     min_replicas: Whole | None = Field(default=None, ge=1, le=1_024)
-    """Least number of replicas in mode Auto. Left out: `minAvailable`, and at least 1."""
+    """Minimum number of replicas in `Auto` mode. If omitted: `minAvailable`, but at least 1."""
     max_replicas: Whole = Field(default=32, ge=1, le=1_024)
-    """Largest number of replicas in mode Auto."""
+    """Maximum number of replicas in `Auto` mode."""
     cost_ceiling: Whole | None = Field(default=None, ge=1, le=65_536)
-    """Largest number of CPUs that all feeder pods together may request in mode Auto. Left out: only `maxReplicas`
-    counts."""
+    """Maximum number of CPUs that all feeder pods together may request in `Auto` mode. If omitted: only
+    `maxReplicas` counts."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -151,8 +151,8 @@ class FeedersSpec(Model):
         return self.replicas * self.processes_per_pod
 
     def autoscaling_bounds(self) -> tuple[int, int]:
-        """Returns the least and the largest number of replicas in mode Auto. `costCeiling` may lower the largest, but
-        not below the least."""
+        """Returns the minimum and the maximum number of replicas in `Auto` mode. `costCeiling` may lower the
+        maximum, but not below the least."""
         spec = self.autoscaling
         least = max(1, self.min_available, spec.min_replicas or 1)
         most = spec.max_replicas

@@ -52,7 +52,7 @@ which the user has set, are told apart."""
 KEY_MODE = 0o444
 """Mode of the key's file. The sidecar alone mounts it, and a pod without an fsGroup gives it no common group."""
 DEVICE_FREE = ("kubernetes.io", "k8s.io")
-"""Domains of resources that are no accelerators, such as attachable volumes."""
+"""Domains of resources that are not accelerators, such as attachable volumes."""
 NAMED_DEVICES = (
     "amd.com/gpu",
     "aws.amazon.com/neuron",
@@ -127,8 +127,8 @@ def injection(job: DataLoaderJob, *, image: str, pull_secrets: Sequence[str] = (
 
 
 def inject(pod: Mapping[str, Any], wanted: Injection) -> dict[str, Any]:
-    """Returns a pod, or a pod template, with everything that attaches it to the job. One that has it all is returned as
-    it is, and an older injection is replaced. Raises CannotInject."""
+    """Returns a pod, or a pod template, with everything that attaches it to the job. A pod that already has
+    everything is returned unchanged, and an older injection is replaced. Raises CannotInject."""
     made = copy.deepcopy(dict(pod))
     if is_current(made, wanted):
         return made
@@ -247,14 +247,16 @@ def trainer_of(spec: Object, name: str | None) -> dict[str, Any]:
     containers: list[dict[str, Any]] = spec["containers"]
     if any(container.get("name") == SIDECAR for container in containers):
         raise CannotInject(
-            f"the pod has a container {SIDECAR}, which is an init container: remove it from spec.containers"
+            f"the pod has a container named {SIDECAR}, but the sidecar is an init container: remove it "
+            "from spec.containers"
         )
     if name is not None:
         for container in containers:
             if container.get("name") == name:
                 return container
         raise CannotInject(
-            f"spec.trainers.attach.container is {name}, the pod's containers are {_names(containers)}: name one of them"
+            f"spec.trainers.attach.container is {name}, but the pod's containers are {_names(containers)}: "
+            "name one of them"
         )
     if len(containers) == 1:
         return containers[0]
@@ -280,17 +282,17 @@ def _devices(container: Object) -> Iterator[str]:
 
 
 def _check(spec: Object, trainer: Object) -> None:
-    """Raises CannotInject if the pod has something in the place of what is injected."""
+    """Raises CannotInject if the pod has something else in place of an injected part."""
     for mount in trainer.get("volumeMounts") or ():
         if str(mount.get("mountPath")).rstrip("/") == RUN_FOLDER:
             raise CannotInject(
-                f"the container {trainer.get('name')} mounts {mount.get('name')} at {RUN_FOLDER}, which the sidecar "
-                "needs: mount it elsewhere"
+                f"the container {trainer.get('name')} mounts {mount.get('name')} at {RUN_FOLDER}, which is "
+                "reserved for the sidecar: mount it elsewhere"
             )
     if spec.get("hostNetwork") and spec.get("dnsPolicy") in (None, "ClusterFirst"):
         raise CannotInject(
-            "the pod has hostNetwork, and with it the node's DNS, which does not know the job's Services: set "
-            "dnsPolicy to ClusterFirstWithHostNet"
+            "the pod has hostNetwork and therefore uses the node's DNS, which does not know the job's "
+            "Services: set dnsPolicy to ClusterFirstWithHostNet"
         )
 
 
@@ -311,7 +313,9 @@ def _check_lists(owner: str, thing: Object, fields: Sequence[str]) -> None:
         if found is not None and not (
             isinstance(found, list) and all(isinstance(item, dict) for item in found)
         ):
-            raise CannotInject(f"{field} of {owner} is no list of mappings: write it as Kubernetes wants it")
+            raise CannotInject(
+                f"{field} of {owner} must be a list of mappings: write it as Kubernetes expects it"
+            )
 
 
 def _mounts(container: Object) -> set[Any]:

@@ -37,9 +37,10 @@ Mode = Literal["Ingress", "Strict", "None"]
 class NetworkPolicySpec(Model):
     """NetworkPolicies of the job's pods. Ignored on one machine, and on clusters whose network does not support them.
 
-    They list the allowed connections. A job may need others, for example to its storage in mode Strict, or to a port
-    that the trainer itself opens. Allow these in a NetworkPolicy of your own that selects the job's pods by their
-    labels, because policies are additive. docs/kubernetes/networking.md lists the connections and gives examples.
+    They list the allowed connections. A job may need others, for example to its storage in `Strict` mode, or
+    to a port that the trainer itself opens. Allow these in a NetworkPolicy of your own that selects the job's
+    pods by their labels, because policies are additive. docs/kubernetes/networking.md lists the connections
+    and gives examples.
     """
 
     mode: Mode = "Ingress"
@@ -119,14 +120,19 @@ class DataLoaderJobSpec(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="trainers.job",
-            use="one of the two: job, whose pods the operator creates, or attach, for pods of other controllers",
+            use=(
+                "one of the two: job, whose pods the operator creates, or attach, for pods that other "
+                "controllers create"
+            ),
             cel=f"{_OWN} != {_ATTACHED}",
             found=f"({_OWN} ? 'job and attach' : 'neither job nor attach')",
         ),
         Rule(
             field="feeders.image",
-            use="the image with your Dataset's code and dataloaderjob[feeder]: attached trainers have no image to"
-            " take it from",
+            use=(
+                "an image with your Dataset's code and dataloaderjob[feeder], because attached trainers "
+                "have no image to use by default"
+            ),
             cel=f"!{_ATTACHED} || has(self.feeders.image)",
             found="'no image'",
             only_on_a_cluster=True,
@@ -140,8 +146,10 @@ class DataLoaderJobSpec(Model):
         ),
         Rule(
             field="sidecar.resources.limits.memory",
-            use="loader.memoryPerProcess per process of a replica, plus 64Mi, plus 16Mi per further process, or leave"
-            " memory out for the operator to set",
+            use=(
+                "loader.memoryPerProcess per process of a replica, plus 64Mi, plus 16Mi per further "
+                "process, or omit memory to let the operator set it"
+            ),
             cel="!has(self.sidecar.resources) || !has(self.sidecar.resources.limits) ||"
             " !('memory' in self.sidecar.resources.limits) ||"
             f" !quantity(string({_MEMORY_LIMIT})).isInteger() || !{_PER_PROCESS}.isInteger() ||"
@@ -151,7 +159,9 @@ class DataLoaderJobSpec(Model):
         ),
         Rule(
             field="networkPolicy.mode",
-            use="None if pods use the network of their node: a NetworkPolicy neither guards them nor lets them in",
+            use=(
+                "None if pods use their node's network: a NetworkPolicy neither protects them nor admits them"
+            ),
             cel=f"self.networkPolicy.mode == 'None' || !({_TRAINERS_OUTSIDE} || {_FEEDERS_OUTSIDE})",
             found="self.networkPolicy.mode + ' with hostNetwork in ' +"
             f" ({_TRAINERS_OUTSIDE} ? 'trainers.job' : 'feeders') + '.template'",
@@ -192,9 +202,7 @@ class Metadata(Model):
 
     name: Annotated[
         str,
-        Use(
-            "a name of lower-case letters, digits and hyphens, which begins and ends with a letter or a digit"
-        ),
+        Use("a name of lower-case letters, digits and hyphens that begins and ends with a letter or a digit"),
     ]
     """Name of the job: lower-case letters, digits and hyphens, a letter or digit first and last, at most 44
     characters."""
@@ -230,13 +238,13 @@ class Metadata(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="name",
-            use="at most 44 characters: names of pods and Services are made from it",
+            use="at most 44 characters, because the names of pods and Services are derived from it",
             cel=f"size(self.name) <= {MAX_NAME_LENGTH}",
             found=in_quotes("self.name") + " + ' (' + string(size(self.name)) + ' characters)'",
         ),
         Rule(
             field="name",
-            use="lower-case letters, digits and hyphens, a letter or a digit first and last",
+            use="lower-case letters, digits and hyphens, beginning and ending with a letter or a digit",
             cel=f"self.name.matches('{_NAME}')",
             found=in_quotes("self.name"),
         ),

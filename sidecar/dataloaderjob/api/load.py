@@ -97,7 +97,9 @@ class _Scan:
         line = node.start_mark.line + 1
         if self._visited > MAX_NODES or depth > MAX_DEPTH:
             found = f"more than {MAX_NODES} values" if depth <= MAX_DEPTH else f"more than {MAX_DEPTH} levels"
-            problem = Problem(path="", found=found, use="fewer aliases (*name), none to itself", line=line)
+            problem = Problem(
+                path="", found=found, use="fewer aliases (*name), and none that refers to itself", line=line
+            )
             raise ManifestError(self.source, [problem])
         self.lines.setdefault(path, line)
         if isinstance(node, yaml.SequenceNode):
@@ -116,7 +118,7 @@ class _Scan:
             name = key.value if isinstance(key, yaml.ScalarNode) else "a key"
             here = (*path, str(name))
             if not isinstance(key, yaml.ScalarNode) or key.tag != _STRING:
-                self._refuse(here, f"the key {name}, which is no string", "the key in quotes", line)
+                self._refuse(here, f"the key {name}, which is not a string", "the key in quotes", line)
             elif name in first:
                 self._refuse(here, f"the key a second time (first at line {first[name]})", "it once", line)
             first.setdefault(str(name), line)
@@ -133,7 +135,9 @@ def _not_yaml(exc: Exception) -> Problem:
     context = getattr(exc, "context", None)
     found = f"text that is not YAML ({f'{context}, ' if context else ''}{what})"
     use = (
-        "spaces, not tabs" if "'\\t'" in what else "valid YAML: look at indentation, quotes and colons there"
+        "spaces, not tabs"
+        if "'\\t'" in what
+        else ("valid YAML: check the indentation, quotes and colons there")
     )
     return Problem(path="", found=found, use=use, line=mark.line + 1 if mark else None)
 
@@ -168,7 +172,7 @@ def parse_manifest(
         raise _whole(
             source,
             f"{len(documents)} YAML documents ({kinds})",
-            f"one file for the {KIND} alone, without ---",
+            f"a file with only the {KIND}, without ---",
             line=documents[1].line,
         )
     return _build(documents[0], source, one_machine=one_machine)
@@ -200,7 +204,7 @@ def parse_live(
     """
     kept, unknown = without_unknown(Shape(DataLoaderJob), data)
     doubts = [
-        Problem(path=spell(path), found="a field of another release", use="the operator of that release")
+        Problem(path=spell(path), found="a field from another release", use="the operator from that release")
         for path in unknown
         if path[0] != "metadata"
     ]
@@ -257,7 +261,7 @@ def _read(path: FilePath) -> bytes:
     except (OSError, ValueError) as exc:
         raise _whole(str(path), f"a file that cannot be read ({exc})", "a readable manifest") from exc
     if len(content) > MAX_NBYTES:
-        raise _whole(str(path), "more than 1 MiB", "a manifest; data and code do not belong into it")
+        raise _whole(str(path), "more than 1 MiB", "a manifest without data or code")
     return content
 
 

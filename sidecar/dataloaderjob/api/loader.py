@@ -46,7 +46,7 @@ class LoaderSpec(Model):
         ),
         Rule(
             field="poolSize",
-            use="at least 1Mi, or leave it out: the first batch then decides",
+            use="at least 1Mi, or omit it: the first batch then determines the size",
             cel="!has(self.poolSize) || !quantity(string(self.poolSize)).isLessThan(quantity('1Mi'))",
             found="string(self.poolSize)",
         ),

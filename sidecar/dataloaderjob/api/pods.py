@@ -35,7 +35,7 @@ Name = Annotated[
     Use("lower-case letters, digits and hyphens, at most 63"),
 ]
 Image = Annotated[
-    str, Field(min_length=1, max_length=512, pattern=r"^\S+$"), Use("an image's name, no spaces")
+    str, Field(min_length=1, max_length=512, pattern=r"^\S+$"), Use("an image name without spaces")
 ]
 Port = Annotated[Whole, Field(ge=1, le=65_535)]
 Words = Annotated[
@@ -189,7 +189,7 @@ def restart_rule(policy: str, use: str) -> Rule:
     """Rejects any restart policy except the one that pods of this kind have."""
     return Rule(
         field="restartPolicy",
-        use=f"{policy}, or leave it out: {use}",
+        use=f"{policy}, or omit it: {use}",
         cel=f"!has(self.restartPolicy) || self.restartPolicy == '{policy}'",
         found=in_quotes("self.restartPolicy"),
     )
@@ -216,7 +216,7 @@ class PodSpec(OpenModel):
     """Use the network of the pod's node; requires networkPolicy.mode None. Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        restart_rule("Always", "head and feeders are Deployments, whose pods have no other"),
+        restart_rule("Always", "head and feeders are Deployments, whose pods allow no other"),
     )
 
 
@@ -238,7 +238,7 @@ def reserved_env_rule(
     env: str = "env",
     names: tuple[str, ...] = (),
     prefixes: tuple[str, ...],
-    use: str = "another name: the job sets this one itself",
+    use: str = "another name, because the job sets this one itself",
 ) -> Rule:
     """Rejects variables in the list `env` that this package sets itself."""
     reserved = [f"item.name.startsWith('{prefix}')" for prefix in prefixes]
@@ -293,7 +293,7 @@ RAY_NODE_ENV = (
         env=f"{CONTAINERS}.env",
         names=("RAY_ADDRESS", "POD_IP"),
         prefixes=("DATALOADERJOB_", "RAY_AUTH_"),
-        use="another name: dataloaderjob sets this one itself",
+        use="another name, because dataloaderjob sets this one itself",
     ),
     reserved_env_rule(
         env=f"{CONTAINERS}.env",

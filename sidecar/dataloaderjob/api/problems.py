@@ -90,7 +90,7 @@ def expectation(shape: Shape) -> str:
     if kind is int:
         return "a whole number" + _bounds(shape.metadata)
     if kind is str:
-        return "a string (in quotes where it looks like a number, true or false)"
+        return "a string (in quotes if it looks like a number, true or false)"
     if origin is Literal:
         return " or ".join(str(arg) for arg in get_args(kind))
     if origin is tuple:
@@ -136,11 +136,11 @@ OLD_NAMES = {
     "startupSeconds": "spec.startupDeadlineSeconds",
     "batchSeconds": "spec.loader.batchTimeoutSeconds",
     "progressAfterSeconds": "spec.loader.warnAfterSeconds",
-    "sharedMemory": "spec.loader.memoryPerProcess, which is for each process",
+    "sharedMemory": "spec.loader.memoryPerProcess, which is per process",
     "headResources": "spec.ray.managed.head.resources",
     "sharedMemorySize": "spec.loader.memoryPerProcess",
     "minReplicas": "spec.feeders.minAvailable",
-    "maxReplicas": "nothing: spec.feeders.replicas is what there is at most",
+    "maxReplicas": "nothing: spec.feeders.replicas is the maximum",
     "trainer": "trainers.job, which has the same fields",
     "processesPerPod": "processesPerPod",
     "numWorkers": "spec.feeders.replicas",
@@ -280,7 +280,7 @@ def _explain(model: type[BaseModel], loc: Path, detail: Any) -> Iterator[tuple[P
 
 def _expected(model: type[BaseModel], loc: Path) -> str:
     shape = shape_at(model, loc)
-    return expectation(shape) if shape else "a value that the reference of the manifest allows"
+    return expectation(shape) if shape else "a value that the manifest reference allows"
 
 
 def _instead_of(model: type[BaseModel], loc: Path) -> str:

@@ -12,6 +12,10 @@ from dataloaderjob.core import settings
 
 HEAD_CONTAINER = "head"
 """Name of the container of Ray's head; `template` may add to it."""
+SUPERVISOR_CONTAINER = "supervisor"
+"""Name of the supervisor's container in the same pod. The API server refuses a second one of this name."""
+OF_HEAD = (HEAD_CONTAINER, SUPERVISOR_CONTAINER)
+"""The operator's containers in the head's pod, which run one image."""
 HEAD_OWNED = {
     "command": "nothing: the operator starts the head",
     "args": "nothing: the operator starts the head",
@@ -20,6 +24,8 @@ HEAD_OWNED = {
 }
 MIN_WINDOW_MS = 1_000
 MAX_WINDOW_MS = 3_600_000
+RAY_TOKEN_KEY = "auth_token"  # noqa: S105  the name of a key
+"""Key of the token in a Secret that KubeRay makes."""
 OLDEST_RAY = "2.56"
 _SUPPORTED = "^(([3-9]|[1-9][0-9]+)[.]|2[.](5[6-9]|[6-9][0-9]|[1-9][0-9]{2}))"
 """Matches versions from OLDEST_RAY on (no backslash, so that CEL needs no escapes)."""
@@ -47,13 +53,13 @@ class HealthCheck(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="failureThreshold",
-            use="values whose product is at least 1000 ms: a shorter pause is no death",
+            use="values whose product is at least 1000 ms, because a node that pauses for less is not dead",
             cel=f"self.failureThreshold * self.periodMs >= {MIN_WINDOW_MS}",
             found="'failureThreshold * periodMs = ' + string(self.failureThreshold * self.periodMs) + ' ms'",
         ),
         Rule(
             field="failureThreshold",
-            use="values that find a dead node within 3600000 ms (an hour)",
+            use="values that detect a dead node within 3600000 ms (an hour)",
             cel=f"self.failureThreshold * (self.periodMs + self.timeoutMs) <= {MAX_WINDOW_MS}",
             found="'failureThreshold * (periodMs + timeoutMs) = ' +"
             " string(self.failureThreshold * (self.periodMs + self.timeoutMs)) + ' ms'",
@@ -116,7 +122,7 @@ class HeadSpec(Model):
     """Additions to the head's pod, such as nodeSelector, tolerations and priorityClassName. Those of the feeders are
     not applied to the head.
 
-    A container named `head` extends the head's own container (env, volumeMounts, ...). Ignored on one machine.
+    A container named `head` extends Ray's own container (env, volumeMounts, ...). Ignored on one machine.
     """
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -124,7 +130,7 @@ class HeadSpec(Model):
         *RAY_NODE_ENV,
         Rule(
             field="template.spec.hostNetwork",
-            use="false: sidecars, feeders and the operator find the head by its Service",
+            use="false: sidecars, feeders and the operator find the head through its Service",
             cel="!has(self.template.spec.hostNetwork) || !self.template.spec.hostNetwork",
             found="'true'",
         ),
@@ -145,8 +151,8 @@ class ManagedRaySpec(Model):
     tasks: RayTasks | None = None
     """Room for Ray tasks of user code. Left out: none, and user code cannot reach the job's Ray."""
     head: HeadSpec = nested(HeadSpec)
-    """The pod of Ray's head, which runs the supervisor but no feeders. It uses the feeders' image, and keeps that image
-    while it serves."""
+    """The pod of Ray's head, which runs the supervisor but no feeders. It uses the feeders' image, and keeps that
+    image while it serves."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -166,22 +172,63 @@ class ManagedRaySpec(Model):
         return settings.RayTasks(cpus=self.tasks.cpus, object_store_nbytes=self.tasks.object_store.nbytes)
 
 
+class TokenSecretRef(Model):
+    """The Secret with a Ray cluster's token, in the job's namespace."""
+
+    name: Annotated[
+        str,
+        Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"),
+        Use("the name of a Secret in the job's namespace"),
+    ]
+    """Name of the Secret. KubeRay gives the Secret of a RayCluster with `authOptions.mode: token` the RayCluster's
+    name."""
+    key: Annotated[
+        str,
+        Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$"),
+        Use("a key of that Secret"),
+    ] = RAY_TOKEN_KEY
+    """Key of the token in the Secret. The default is KubeRay's."""
+
+
 class ExternalRaySpec(Model):
     """A Ray cluster that exists without the job. Feeders are actors there, placed by `spec.feeders.resources`.
 
-    Its nodes need the same Ray version and Python minor version as the job, and `dataloaderjob[feeder]`. On one
-    machine, this machine must be one of the nodes, and Ray's own variables (RAY_AUTH_MODE, RAY_AUTH_TOKEN,
-    RAY_AUTH_TOKEN_PATH) give the cluster's token.
+    Its nodes need the same Ray version and Python minor version as the job, and `dataloaderjob[feeder]`. The supervisor
+    joins it as a driver. On one machine, this machine must be one of the nodes, and Ray's own variables
+    (RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH) give the cluster's token.
     """
 
     address: Annotated[
-        str,
+        str | None,
         Field(max_length=260, pattern=r"^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4}$"),
         Use(
             'host:port of the head\'s GCS, such as "10.0.0.5:6379"; "auto" and ray:// addresses are not supported'
         ),
-    ]
+    ] = None
     """Host and port of the GCS of the cluster's head, such as `10.0.0.5:6379`."""
+    ray_cluster: Annotated[
+        str | None,
+        Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"),
+        Use("the name of a RayCluster in the job's namespace"),
+    ] = None
+    """Name of a RayCluster in the job's namespace, as KubeRay creates them, instead of the address. The job waits until
+    the Service of its head exists. Only on a cluster."""
+    token_secret_ref: TokenSecretRef | None = None
+    """The Secret with the cluster's token. Left out: the cluster has none. Ignored on one machine."""
+    resources: Resources = resources(
+        requests={"cpu": "500m", "memory": "2Gi"}, limits={"cpu": "2", "memory": "2Gi"}
+    )
+    """Resources of the supervisor's pod, which joins the cluster as a node without room for feeders. The pod uses the
+    feeders' image. Ignored on one machine."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="address",
+            use="one of the two: address, the host:port of the head's GCS, or rayCluster, the name of a RayCluster",
+            cel="has(self.address) != has(self.rayCluster)",
+            found="(has(self.address) ? 'address and rayCluster' : 'neither address nor rayCluster')",
+        ),
+    )
 
 
 class RaySpec(Model):
@@ -190,7 +237,7 @@ class RaySpec(Model):
     managed: ManagedRaySpec | None = None
     """A cluster that is created for the job and ends with it."""
     external: ExternalRaySpec | None = None
-    """An existing cluster. Only `dataloaderjob run` supports it: the operator does not."""
+    """An existing cluster, which the job shares with others."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -199,14 +246,14 @@ class RaySpec(Model):
             cel="!has(self.external) || !has(self.managed)",
             found="'both managed and external'",
         ),
-        Rule(
-            field="external",
-            use="managed, or leave both out: only `dataloaderjob run` connects to an existing Ray cluster",
-            cel="!has(self.external)",
-            found="'the address ' + self.external.address",
-            only_on_a_cluster=True,
-        ),
     )
+
+    @property
+    def head(self) -> HeadSpec:
+        """The pod of the supervisor, whichever cluster it belongs to."""
+        if self.external is None:
+            return self.own.head
+        return _MANAGED.head.model_copy(update={"resources": self.external.resources})
 
     @property
     def own(self) -> ManagedRaySpec:

@@ -189,6 +189,10 @@ class RayStatus(Model):
 
     version: Annotated[str, Field(max_length=32)] = ""
     """Ray's version."""
+    address: Annotated[str, Field(max_length=320)] = ""
+    """Host and port of the GCS of an existing cluster; empty for the job's own."""
+    ray_cluster: Annotated[str, Field(max_length=63)] = ""
+    """The RayCluster to which the address belongs."""
     worker_register_timeout_seconds: Whole = Field(default=0, ge=0)
     """worker_register_timeout_seconds of raylets and GCS."""
     health_check_period_ms: Whole = Field(default=0, ge=0)

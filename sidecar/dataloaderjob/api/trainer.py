@@ -91,7 +91,7 @@ class TrainerSpec(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field=f"{_FIRST}.command",
-            use='the training command, such as ["python", "train.py"], or leave it out: the image has its own',
+            use='the training command, such as ["python", "train.py"], or omit it to use the image\'s own',
             cel=f"!has(self.{_FIRST}.command) || size(self.{_FIRST}.command) == 0"
             f" || self.{_FIRST}.command[0] != ''",
             found="'an empty program'",
@@ -113,7 +113,10 @@ class TrainerSpec(Model):
             env=f"{CONTAINERS}.env",
             names=SET_FOR_TRAINERS,
             prefixes=("DATALOADERJOB_",),
-            use="another name: this one is set from spec.trainers.job.replicas and processesPerPod",
+            use=(
+                "another name, because this one is derived from spec.trainers.job.replicas and "
+                "processesPerPod"
+            ),
         ),
     )
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
@@ -214,7 +217,7 @@ class SidecarSpec(Model):
 
     RULES: ClassVar[tuple[Rule, ...]] = (reserved_env_rule(prefixes=("DATALOADERJOB_",)),)
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
-        Immutable(field="metricsPort", use="a new job: the trainers that run are probed there"),
+        Immutable(field="metricsPort", use="a new job: the running trainers are probed on that port"),
     )
 
     def overhead_nbytes(self, num_pools: int) -> int:

@@ -1,4 +1,4 @@
-"""Changes a YAML text so that it has other values, and leaves every other character as it is: comments, order, quotes,
+"""Changes values in a YAML text, and leaves every other character unchanged: comments, order, quotes,
 indentation. Pure.
 
 A library that loads and dumps a file with its comments (ruamel.yaml 0.19) also indents lists in its own way and moves
@@ -20,7 +20,7 @@ import yaml
 from dataloaderjob.core.errors import InputError
 
 _WIDE = 1 << 20
-_NO_ALIAS = "write out the part that an alias (*name) or a merge (<<) stands for"
+_NO_ALIAS = "write out the part that an alias (*name) or a merge (<<) refers to"
 
 
 class CannotEdit(InputError):
@@ -210,7 +210,7 @@ def _documents(text: str, loader: type[yaml.SafeLoader]) -> Iterator[tuple[yaml.
 
 
 def _is_block(node: yaml.Node) -> bool:
-    """Checks whether a node is a mapping or a list in lines of its own."""
+    """Checks whether a node is a mapping or a list in block style."""
     return isinstance(node, yaml.CollectionNode) and not node.flow_style and bool(node.value)
 
 

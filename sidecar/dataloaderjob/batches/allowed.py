@@ -1,4 +1,4 @@
-"""The classes whose objects a batch may bring without a pickle. Feeder and trainer apply the same rules.
+"""The classes whose objects a batch may carry without a pickle. Feeder and trainer apply the same rules.
 
 A feeder is not trusted with the trainer, so an object of a class that acts by itself, made with content of a feeder's
 choice, could run code there. Therefore a list decides:
@@ -112,8 +112,8 @@ _allowed: dict[int, tuple[weakref.ref[type], set[int]]] = {}
 
 
 def remembered(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Returns the same rule, which is asked once for each class that it allows. By id, because hashing a class may run
-    code of its metaclass."""
+    """Wraps the rule so that it is evaluated once for each class that it allows. Classes are identified by
+    id, because hashing a class may run code of its metaclass."""
     known: dict[int, weakref.ref[type]] = {}
 
     @functools.wraps(rule)
@@ -168,7 +168,8 @@ def mro(cls: type) -> tuple[type, ...]:
 
 
 def static(cls: type, name: str) -> Any:
-    """Returns what a class or the first of its bases has under a name, as it is; None if they have nothing."""
+    """Returns the raw attribute of this name from a class or the first of its bases that has one; None if
+    there is none."""
     for base in mro(cls):
         own = _CLASS_DICT.__get__(base)
         if name in own:
@@ -206,9 +207,12 @@ def why_not(cls: type, foundation: type = object) -> str:
     if is_allowed(cls, foundation):
         return ""
     if not (_is_ordinary(cls) and _is_trusted(cls)):
-        return f", a class of a library that no batch brings as data (its author may set {CONSENT} = True in its body)"
+        return (
+            f", a library class that batches do not carry as data (its author may set {CONSENT} = True in "
+            "its body)"
+        )
     bases = [base for base in mro(cls)[1:] if not _is_base(base, mro(foundation))]
-    return f", which derives from {full_name(bases[0])}, whose objects no batch brings as data"
+    return f", which derives from {full_name(bases[0])}, whose objects batches do not carry as data"
 
 
 def is_allowed_record(cls: type) -> bool:

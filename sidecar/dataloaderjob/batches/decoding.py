@@ -67,7 +67,9 @@ class Plan:
         """Raises RemoteProtocolError if a body of `nbytes` bytes cannot have this schema."""
         if nbytes != self.nbytes and (nbytes < self._values_offset or not self._num_values):
             more = " at least" if self._num_values else ""
-            raise RemoteProtocolError(f"a batch needs {self._values_offset} bytes{more}, found {nbytes}")
+            raise RemoteProtocolError(
+                f"a batch must have{more} {self._values_offset} bytes, but has {nbytes}"
+            )
 
     def batch(self, base: Body) -> Any:
         """Returns the batch of the body in `base`. Raises RemoteProtocolError."""
@@ -81,7 +83,7 @@ class Plan:
         except DataLoaderJobError:
             raise
         except Exception as exc:  # an unhashable key, or the user's __hash__
-            raise RemoteProtocolError(f"a batch cannot be put together: {exc}") from exc
+            raise RemoteProtocolError(f"a batch cannot be assembled: {exc}") from exc
 
 
 class Decoder:
@@ -133,7 +135,7 @@ class Decoder:
         try:
             plan.leaves(np.ndarray((nbytes,), np.uint8, memory, at))
         except (ValueError, TypeError, OverflowError, RuntimeError) as exc:
-            raise RemoteProtocolError(f"a batch has a leaf that cannot be: {exc}") from exc
+            raise RemoteProtocolError(f"a batch has an impossible leaf: {exc}") from exc
         if len(key) <= _MAX_KEY_NBYTES:
             if len(self._plans) >= _MAX_SCHEMAS:
                 del self._plans[next(iter(self._plans))]
@@ -253,7 +255,9 @@ class _Builders:
             try:
                 made = leaves[place] = make(cls, found)
             except Exception as exc:
-                raise RemoteProtocolError(f"a {way} cannot be made from the received content: {exc}") from exc
+                raise RemoteProtocolError(
+                    f"a {way} cannot be created from the received content: {exc}"
+                ) from exc
             return made
 
         return build
@@ -286,7 +290,7 @@ class _Builders:
 
         def load(leaves: list[Any]) -> Any:
             if type(leaves[index]) is not bytes:
-                raise RemoteProtocolError("a pickled leaf is no bytes")
+                raise RemoteProtocolError("a pickled leaf does not consist of bytes")
             return pickle.loads(leaves[index])  # noqa: S301  the user allowed it
 
         return load
@@ -312,7 +316,7 @@ def _class(node: Node, is_one: Callable[[Any], object], what: str) -> Any:
 
 
 def _namedtuple(node: Node, items: Builder) -> Builder:
-    cls = _class(node, objects.is_namedtuple, "no named tuple that a batch may bring")
+    cls = _class(node, objects.is_namedtuple, "not a named tuple that a batch may carry")
     if len(allowed.static(cls, "_fields")) != len(node.children):
         count = len(node.children)
         raise RemoteProtocolError(f"{allowed.full_name(cls)} has no {count} fields in this process")
@@ -338,14 +342,14 @@ def _mapping(node: Node, items: Builder) -> Builder:
 
 def _defaultdict(node: Node, items: Builder) -> Builder:
     factory = (
-        None if node.cls is None else _class(node, allowed.is_factory, "no factory that a batch may bring")
+        None if node.cls is None else _class(node, allowed.is_factory, "not a factory that a batch may carry")
     )
     keys = node.keys
     return lambda leaves: defaultdict(factory, zip(keys, items(leaves), strict=True))
 
 
 def _dataclass(node: Node, items: Builder) -> Builder:
-    cls = _class(node, objects.is_dataclass_of_batches, "no dataclass that a batch may bring")
+    cls = _class(node, objects.is_dataclass_of_batches, "not a dataclass that a batch may carry")
     put = objects.fields_putter(cls, node.keys)
     return lambda leaves: put(object.__new__(cls), items(leaves))
 

@@ -59,7 +59,7 @@ def _compare(a: Parsed, x: Node, b: Parsed, y: Node, path: str) -> str | None:
     if x.kind is NodeKind.VALUE:
         return _compare_values(a.values[x.index], b.values[y.index], path)
     if x.kind is NodeKind.PICKLE and a.values[x.index] != b.values[y.index]:
-        return f"batch{path}, which travels pickled, has other bytes in its pickle"
+        return f"batch{path} is sent as a pickle, and the bytes of the pickles differ"
     for (step, left), (_, right) in zip(_children(x), _children(y), strict=True):
         found = _compare(a, left, b, right, path + step)
         if found is not None:

@@ -116,12 +116,12 @@ class _RefusedError(Exception):
         path = "batch" + "".join(steps)
         found = f"{path}: {user_code.full_name(type(self.leaf))}{self.why}"
         if allow_pickle:
-            return f"this leaf cannot travel to another process, not even pickled: {found}"
+            return f"this leaf cannot be sent to another process, not even pickled: {found}"
         return (
-            f"this leaf cannot travel from feeder to trainer: {found}. Let collate_fn return tensors, arrays, "
-            "numbers, strings, dates, paths, enums or plain objects in lists, tuples, dicts or dataclasses, "
-            "or pass allow_pickle=True to the DataLoader, or to dataloaderjob.context() with another library's loader, "
-            "to have such leaves pickled"
+            f"this leaf cannot be sent from a feeder to the trainer: {found}. Let collate_fn return "
+            "tensors, arrays, numbers, strings, dates, paths, enums or plain objects in lists, tuples, "
+            "dicts or dataclasses, or pass allow_pickle=True to the DataLoader, or to "
+            "dataloaderjob.context() with another library's loader, to have such leaves pickled"
         )
 
 
@@ -189,7 +189,9 @@ class _Encoder:
         whole = t
         if t.requires_grad:
             if not t.is_leaf:
-                return self.refuse(t, " with a grad_fn: a graph stays in its process, call .detach()")
+                return self.refuse(
+                    t, " with a grad_fn (an autograd graph cannot leave its process: call .detach())"
+                )
             flags |= layout.REQUIRES_GRAD
             t = t.detach()
         if t.is_conj() or t.is_neg():
@@ -228,7 +230,7 @@ class _Encoder:
     def _scalar(self, s: np.generic) -> Schema:
         a = np.asarray(s)
         if a.dtype.kind in "SU" and a[()] != s:
-            return self.refuse(s, " that ends in NUL characters, which numpy drops")
+            return self.refuse(s, " that ends with NUL characters, which numpy drops")
         return self._array(a, 0, NodeKind.SCALAR)
 
     def _buffer(self, a: np.ndarray[Any, Any]) -> None:
@@ -265,7 +267,7 @@ class _Encoder:
         own = {key: items[key] for key in items}
         made = None if objects.is_own_dict(items) else objects.made_from_dict(type(items), own)
         if made is None:
-            return self._object(items, depth, ", which cannot be made from a dict")
+            return self._object(items, depth, ", which cannot be created from a dict")
         try:
             attributes = attributes_beside(items, made)
         except StaysError as exc:
@@ -285,10 +287,10 @@ class _Encoder:
         keys = self._keys(items)
         name = user_code.class_name(factory) if isinstance(factory, type) else None
         if factory is not None and name is None:
-            return self.refuse(items, " with a factory that is no class")
+            return self.refuse(items, " with a factory that is not a class")
         if factory is not None and not allowed.is_factory(factory):
             return self.refuse(
-                items, f" with the factory {user_code.full_name(factory)}, which no batch brings"
+                items, f" with the factory {user_code.full_name(factory)}, which batches do not carry"
             )
         if keys is None:
             if name is None:
@@ -329,7 +331,7 @@ class _Encoder:
         names += [n for n in getattr(item, "__dict__", ()) if n not in names and not n.startswith("__")]
         if more := objects.not_fields(type(item), names):
             return self.refuse(
-                item, f", a library's dataclass with an attribute {more[0]!r} that is no field"
+                item, f", a library's dataclass with an attribute {more[0]!r} that is not a field"
             )
         own = [getattr(item, name) for name in names]
         return layout.node(

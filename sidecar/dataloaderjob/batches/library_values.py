@@ -87,7 +87,7 @@ def _take_zone(zone: zoneinfo.ZoneInfo) -> str:
 def _make_zone(key: str) -> zoneinfo.ZoneInfo:
     """Makes a zone of this machine's own database: other names could choose a file, or a module, to be opened."""
     if not _ZONE.fullmatch(key):
-        raise ValueError(f"no time zone is named {key!r}")
+        raise ValueError(f"there is no time zone named {key!r}")
     return zoneinfo.ZoneInfo(key)
 
 
@@ -127,7 +127,7 @@ def _named_in_torch(kind: type) -> Carrier:
     def make(name: str) -> Any:
         found = vars(torch).get(name.removeprefix("torch."))  # getattr might import
         if type(found) is not kind:
-            raise TypeError(f"{name} is no {kind.__name__}")
+            raise TypeError(f"{name} is not a {kind.__name__}")
         return found
 
     return _of_one(str, make, str)

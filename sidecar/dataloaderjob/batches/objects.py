@@ -35,7 +35,7 @@ from dataloaderjob.shipping import user_code
 
 BASES = (str, bytes, bytearray, int, float, complex, list, tuple, set, frozenset, dict)
 """Built-in types whose subclasses travel as their content and `__dict__`."""
-LOCAL = ", a class made inside a function: define it at the top level of a module"
+LOCAL = ", a class defined inside a function: define it at the top level of a module"
 _CHANGES: dict[Any, Callable[[Any, Any], None]] = {
     list: list.extend, set: set.update, dict: dict.update, bytearray: bytearray.extend,
 }  # fmt: skip
@@ -123,7 +123,7 @@ def fields_putter(cls: type, names: tuple[str, ...]) -> Callable[[Any, list[Any]
     """Returns a function that gives an object of a dataclass its fields, as in unpickling: without `__init__`,
     `__setattr__` or a property's setter.
 
-    Raises RemoteProtocolError for a name that the class has no place for.
+    Raises RemoteProtocolError for a name that the class cannot store.
     """
     if more := not_fields(cls, names):
         raise RemoteProtocolError(f"{allowed.full_name(cls)} has no field {more[0]!r} in this process")
@@ -131,7 +131,7 @@ def fields_putter(cls: type, names: tuple[str, ...]) -> Callable[[Any, list[Any]
     put = [slot.__set__ if type(slot) is MemberDescriptorType else None for slot in slots]
     if None in put and cls.__dictoffset__ == 0:
         raise RemoteProtocolError(
-            f"{allowed.full_name(cls)} has no attributes beside its slots in this process"
+            f"{allowed.full_name(cls)} has no attributes besides its slots in this process"
         )
 
     def fill(made: Any, items: list[Any]) -> Any:
@@ -154,7 +154,7 @@ def fields_putter(cls: type, names: tuple[str, ...]) -> Callable[[Any, list[Any]
 
 _STANDARD_MAPPINGS = (dict, OrderedDict, Counter, UserDict, ChainMap, MappingProxyType)
 _MADE_EMPTY = frozenset({"addict.addict.Dict", "mmengine.config.config.ConfigDict"})
-"""Mappings of libraries that have attributes from the start, and are made without content first."""
+"""Mappings of libraries that have attributes from the start, and are first created without content."""
 
 
 def mapping_maker(cls: Any) -> Callable[[dict[Any, Any]], Any] | None:
@@ -240,13 +240,14 @@ def class_for(way: str, name: ClassName | None) -> type | None:
     carrier = CARRIERS.get(way)
     if carrier is None or (name is None) != (carrier.fits is None):
         raise RemoteProtocolError(
-            f"no object is made as {way!r} {name} here: use one version of dataloaderjob"
+            f"this process cannot create objects as {way!r} {name}: use the same dataloaderjob version "
+            "everywhere"
         )
     if name is None or carrier.fits is None:
         return None
     cls = allowed.find(*name)
     if not carrier.fits(cls):
-        raise RemoteProtocolError(f"{allowed.full_name(cls)} cannot be made as {way!r} in this process")
+        raise RemoteProtocolError(f"{allowed.full_name(cls)} cannot be created as {way!r} in this process")
     return cls
 
 
@@ -351,7 +352,7 @@ def _is_encoding(cls: type) -> bool:
 def _make_mapping(cls: Any, content: Any) -> Any:
     make = mapping_maker(cls)
     if make is None:
-        raise TypeError(f"a {cls.__name__} is not made from a dict")
+        raise TypeError(f"a {cls.__name__} is not created from a dict")
     return make(is_one(content, dict))
 
 

@@ -84,7 +84,7 @@ def exactly(content: Any, *kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
     """Returns `content` if it is a tuple of parts of exactly these types. Raises TypeError: other objects, which a
     feeder may send in their place, could bring code in `__index__`, `__iter__` or `__fspath__`."""
     if type(content) is not tuple or len(content) != len(kinds):
-        raise TypeError(f"{len(kinds)} parts are needed, found a {type(content).__name__}")
+        raise TypeError(f"expected {len(kinds)} parts, got a {type(content).__name__}")
     for part, kind in zip(content, kinds, strict=True):
         if not any(type(part) is one for one in (kind if isinstance(kind, tuple) else (kind,))):
             raise TypeError(f"a {type(part).__name__} in place of {kind}")
@@ -198,7 +198,7 @@ def is_array_subclass(cls: type) -> bool:
 
 def _detached(t: torch.Tensor) -> torch.Tensor:
     if t.requires_grad and not t.is_leaf:
-        raise StaysError(" with a grad_fn: a graph stays in its process, call .detach()")
+        raise StaysError(" with a grad_fn (an autograd graph cannot leave its process: call .detach())")
     return t.detach()
 
 
@@ -368,7 +368,10 @@ def tensor_type(name: Any, itemsize: int) -> TensorType:
     """Returns the type that a schema names. Raises RemoteProtocolError if this torch has no such type of that size."""
     known = _BY_NAME.get(name) if isinstance(name, str) else None
     if known is None or known.numpy.itemsize != itemsize:
-        raise RemoteProtocolError(f"no tensor dtype {name!r} of {itemsize} bytes here: use one torch version")
+        raise RemoteProtocolError(
+            f"this process has no tensor dtype {name!r} of {itemsize} bytes: use the same torch version "
+            "everywhere"
+        )
     return known
 
 
@@ -395,7 +398,7 @@ def array_type(descr: Any, itemsize: int) -> np.dtype[Any]:
     try:
         dtype = np.lib.format.descr_to_dtype(descr)
     except (TypeError, ValueError, IndexError, KeyError, SyntaxError) as exc:
-        raise RemoteProtocolError(f"no array dtype {descr!r} here: {exc}") from exc
+        raise RemoteProtocolError(f"this process has no array dtype {descr!r}: {exc}") from exc
     if _holds_references(dtype) or dtype.itemsize != itemsize:
         raise RemoteProtocolError(f"an array dtype {descr!r} of {itemsize} bytes is not allowed")
     return dtype

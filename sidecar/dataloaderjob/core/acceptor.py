@@ -26,14 +26,8 @@ from typing import Any
 from dataloaderjob.core import sockets
 from dataloaderjob.core.crowds import Crowds
 from dataloaderjob.core.errors import AuthError, ProtocolError
-from dataloaderjob.core.sockets import (
-    CONTROL,
-    HANDSHAKE_TIMEOUT_S,
-    Connection,
-    Key,
-    ServerHandshake,
-    Versions,
-)
+from dataloaderjob.core.handshake import CONTROL, HANDSHAKE_TIMEOUT_S, Key, ServerHandshake, Versions
+from dataloaderjob.core.sockets import Connection
 
 MAX_GUESTS = 1024
 BACKLOG = 4096
@@ -151,7 +145,7 @@ class Acceptor:
         if self._refused and now >= self._tell_at:
             import logging  # a sidecar and a private service start without it
 
-            text = "%d connections were refused since the last such line; the reason for the last one: %s"
+            text = "%d connections were refused since the last such message; reason for the latest: %s"
             logging.getLogger(__name__).info(text, self._refused, self._why_refused)
             self._refused, self._tell_at = 0, now + TELL_REFUSED_S
 
@@ -227,7 +221,7 @@ class Acceptor:
         with contextlib.suppress(OSError):  # the peer may be gone again
             sockets.tune(guest.sock)
         sock = Connection.of(guest.sock)
-        sock.end_handshake(guest.handshake)
+        sock.end_handshake(guest.handshake.seals)
         serve = threading.Thread(target=self._welcomed, args=(sock, peer), name="dlj-peer", daemon=True)
         try:
             serve.start()

@@ -126,7 +126,7 @@ class _Expectation:
 
 @dataclass(slots=True)
 class Autoscaler:
-    """The policy for one job, and what it remembers of it."""
+    """The policy for one job, and its memory of that job."""
 
     bounds: Bounds = field(default_factory=Bounds)
     _wanted: deque[tuple[float, int]] = field(default_factory=deque)
@@ -171,17 +171,19 @@ class Autoscaler:
         self._pending_since = (self._pending_since or now) if missing else None
         self._served_at = None if missing else (self._served_at or now)
         if (inside := self.bounds.clamp(desired)) != desired:
-            return _proposal(inside, Reason.AT_LIMIT, f"{inside} feeders, because {desired} is out of bounds")
+            return _proposal(
+                inside, Reason.AT_LIMIT, f"{inside} feeders, because {desired} is outside the bounds"
+            )
         if situation.frozen:
             self._forget()
             return _proposal(desired, Reason.FROZEN, situation.frozen)
         verdict = judge(measures)
         if measures is None or verdict is None:
             self._forget()
-            return _proposal(desired, Reason.UNKNOWN, "too few batches to tell")
+            return _proposal(desired, Reason.UNKNOWN, "too few batches so far to tell")
         if not measures.is_steady:
             self._expected, self._waited = None, 0
-            return _proposal(desired, Reason.FROZEN, "an epoch or an evaluation begins or ends")
+            return _proposal(desired, Reason.FROZEN, "an epoch or an evaluation is beginning or ending")
         self._compare(now, measures, verdict.limit)
         wanted = self._wanted_now(measures, verdict, situation.step)
         self._note(now, wanted)
@@ -189,14 +191,14 @@ class Autoscaler:
         if self._cut is not None:
             cut, self._cut = self.bounds.clamp(-(-self._cut // situation.step) * situation.step), None
             if cut < desired:
-                return _proposal(cut, Reason.SATURATED, f"more than {cut} feeders bring nothing")
+                return _proposal(cut, Reason.SATURATED, f"more than {cut} feeders gain nothing")
         if now < self._saturated_until:
             return self._down(now, situation, min(wanted, desired), Reason.SATURATED)
         up = self._up(now, situation, measures, wanted) if verdict.limit in HELPED else None
         return up or self._down(now, situation, wanted, Reason.STEADY)
 
     def _forget(self) -> None:
-        """Drops what no longer tells about the job."""
+        """Drops observations that no longer describe the job."""
         self._wanted.clear()
         self._since = self._expected = None
         self._waited = self._looked = 0
@@ -224,8 +226,8 @@ class Autoscaler:
         if self._pending_since is not None:
             if now - self._pending_since >= PENDING_S:
                 text = f"{desired - situation.ready} feeders have not started for {now - self._pending_since:.0f} s"
-                return _proposal(desired, Reason.PENDING, f"{wanted} feeders are needed, but {text}")
-            return _proposal(desired, Reason.STARTING, f"{situation.ready} of {desired} feeders serve")
+                return _proposal(desired, Reason.PENDING, f"training needs {wanted} feeders, but {text}")
+            return _proposal(desired, Reason.STARTING, f"{situation.ready} of {desired} feeders are serving")
         settled_at = (
             max(self._changed_at, self._served_at or now) if self._changed_at > -math.inf else -math.inf
         )
@@ -237,7 +239,11 @@ class Autoscaler:
             most = max(desired + situation.step, int(RETRY * desired) // situation.step * situation.step)
         target = self.bounds.clamp(min(wanted, most))
         if target <= desired:
-            return _proposal(desired, Reason.AT_LIMIT, f"{wanted} feeders are needed, {desired} are allowed")
+            return _proposal(
+                desired,
+                Reason.AT_LIMIT,
+                f"training needs {wanted} feeders, but at most {desired} are allowed",
+            )
         if now - self._down_at < REGRET_S:
             self._no_down_until = now + self._regret_s
             self._regret_s *= 2
@@ -256,8 +262,8 @@ class Autoscaler:
         held = self._since is not None and now - self._since >= DOWN_AFTER_S - EVERY_S
         waits = now < max(self._no_down_until, self._down_at + DOWN_EVERY_S)
         if highest > DOWN * desired or not held or waits:
-            more = ", and more do not help" if otherwise is Reason.SATURATED else ""
-            return _proposal(desired, otherwise, f"{wanted} feeders are needed{more}")
+            more = ", and more would not help" if otherwise is Reason.SATURATED else ""
+            return _proposal(desired, otherwise, f"training needs {wanted} feeders{more}")
         smallest = math.ceil(desired * (1 - DOWN_MOST) / situation.step) * situation.step
         target = self.bounds.clamp(max(highest, smallest))
         if target < desired:

@@ -133,10 +133,10 @@ class Bundle:
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as exc:
             raise RemoteProtocolError(f"a bundle's manifest cannot be read: {exc}") from exc
         if not blobs or any(not _DIGEST.match(d) or not 0 <= n <= MAX_NBYTES for d, n in blobs):
-            raise RemoteProtocolError("a bundle's manifest names a blob that is no SHA-256")
+            raise RemoteProtocolError("a bundle's manifest names a blob by something that is not a SHA-256")
         if nbytes > MAX_MANIFEST_NBYTES:
             raise RemoteProtocolError(
-                f"a bundle's manifest of {nbytes} bytes within JSON exceeds {MAX_MANIFEST_NBYTES}"
+                f"a bundle's manifest of {nbytes} bytes in JSON exceeds {MAX_MANIFEST_NBYTES}"
             )
         return bundle
 
@@ -157,7 +157,7 @@ class BlobStore:
 
     def path(self, digest: str) -> Path:
         if not _DIGEST.match(digest):
-            raise RemoteProtocolError(f"{digest!r} is no SHA-256")
+            raise RemoteProtocolError(f"{digest!r} is not a SHA-256")
         return self.folder / digest
 
     def has(self, digest: str, nbytes: int) -> bool:
@@ -189,8 +189,9 @@ class BlobStore:
             if nbytes + kept > limit - limit // SPARE:
                 beside = f" in addition to {size_text(kept)} already stored" if kept else ""
                 raise ScratchTooSmall(
-                    f"the dataset and its code need {size_text(nbytes)}{beside}, scratch has {size_text(limit)}: "
-                    f"raise {where}, or have the dataset open files instead of holding arrays"
+                    f"the dataset and its code need {size_text(nbytes)}{beside}, but scratch has "
+                    f"{size_text(limit)}: raise {where}, or have the dataset open files instead of holding "
+                    "arrays"
                 )
 
     def _nbytes(self) -> int:
@@ -248,8 +249,8 @@ class BlobStore:
             if self.folder.is_dir():
                 raise
             raise ServiceUnavailable(
-                f"the service ended while it was receiving data, and its folder is gone ({self.folder}): iterate "
-                "again, and see what ended it"
+                f"the service ended while it was receiving data, and its folder is gone ({self.folder}): "
+                "find out what ended it, and iterate again"
             ) from exc
 
     def _write(self, digest: str, chunks: Iterable[bytes | memoryview], *, check: bool) -> None:
@@ -263,7 +264,7 @@ class BlobStore:
                     out.write(chunk)
             if found is not None and found.hexdigest() != digest:
                 raise RemoteProtocolError(
-                    f"a blob arrived damaged: {digest} was promised, {found.hexdigest()} arrived"
+                    f"a blob arrived damaged: expected {digest}, got {found.hexdigest()}"
                 )
             os.chmod(name, 0o644 if self._is_open() else 0o640)
             os.rename(name, target)
@@ -295,6 +296,6 @@ def chunks(sock: socket.socket, nbytes: int) -> Iterator[memoryview]:
     while left:
         got = sock.recv_into(buffer[: min(left, len(buffer))])
         if not got:
-            raise ConnectionError("the peer closed the connection within a blob")
+            raise ConnectionError("the peer closed the connection in the middle of a blob")
         left -= got
         yield buffer[:got]

@@ -21,7 +21,7 @@ MAX_NBYTES = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A launch's request for a service of its own."""
+    """A launch's request for a private service."""
 
     run: str
     """Key of the launch: `trainer.session.private.run_key`."""

@@ -19,7 +19,8 @@ COUNTERS = (
 """A feeder's sums since it started. `wall_us2` adds up squares of microseconds, for the spread of `wall_ns`. `sending`
 counts the looks at which a finished batch waited for the connection."""
 SLOTS = "slots"
-"""The one value of a report that is no sum: slots of iterable datasets that the feeder reads now."""
+"""The number of slots of iterable datasets that the feeder is reading now; the only value of a report that is
+not a sum."""
 _LARGEST = 1 << 96
 QUEUED_EVERY_NS = 200_000_000
 """Interval between two readings of the scheduler's figures. A reading takes 1.2 µs."""
@@ -78,16 +79,16 @@ class CostClock:
         self.begin()
 
     def begin(self) -> None:
-        """The samples of a batch are made from now on."""
+        """The samples of a batch are being made from now on."""
         self._wall = time.perf_counter_ns()
         self._start = self._collate = self._encode = time.process_time_ns()
 
     def collate(self) -> None:
-        """The samples are made, and collate_fn follows."""
+        """The samples are complete, and collate_fn follows."""
         self._collate = self._encode = time.process_time_ns()
 
     def encode(self) -> None:
-        """The batch is made, and its encoding follows."""
+        """The batch is complete, and its encoding follows."""
         self._encode = time.process_time_ns()
         if self._collate == self._start:  # the maker does not tell samples from collate_fn
             self._collate = self._encode

@@ -1,4 +1,4 @@
-"""The choice of a peer that gives way when a listening socket has all the peers that it may have. Pure."""
+"""Chooses the peer to disconnect when a listening socket has reached its limit of peers. Pure."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def check(path: Path, remedy: str) -> None:
     found = os.lstat(path)
     if (what := _wrong(found)) is not None:
         raise ServiceUnavailable(
-            f"a folder that belongs to user {os.getuid()} alone is needed at {path}, found {what}: {remedy}"
+            f"{path} must be a folder that only user {os.getuid()} can write to, but is {what}: {remedy}"
         )
 
 
@@ -102,8 +102,8 @@ def enter(path: Path, error: type[DataLoaderJobError], *, within: int | None = N
     if stat.S_ISLNK(found.st_mode):
         if within is not None or found.st_uid not in (0, os.getuid()):
             raise error(
-                f"a real folder is needed at {path}, found a link of user {found.st_uid}, who could redirect what is "
-                "written: name a folder of your own"
+                f"{path} must be a real folder, but is a link of user {found.st_uid}, who could redirect "
+                "writes: choose a folder of your own"
             )
         return os.open(path, flags)
     return os.open(path, flags | os.O_NOFOLLOW, dir_fd=within)
@@ -136,11 +136,11 @@ def open_file(
             return fd
         os.close(fd)
         found = "something else"
-    raise error(f"{path} must be a regular file, found {found}: name a folder that only you write to")
+    raise error(f"{path} must be a regular file, but is {found}: choose a folder that only you can write to")
 
 
 def open_new(path: Path | str, flags: int, *, within: int | None = None, mode: int = 0o666) -> int:
-    """Opens a new file, and removes whatever had its name."""
+    """Creates a new file, and removes any existing one of the same name."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path, dir_fd=within)
     return os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=within)
@@ -167,33 +167,34 @@ def room(path: Path, error: type[DataLoaderJobError]) -> Iterator[None]:
 
 
 def _wrong(found: os.stat_result) -> str | None:
-    """Describes a path that is not a folder of ours alone; None if it is one."""
+    """Describes the problem with a path that is not a folder of ours alone; None if it is one."""
     if stat.S_ISLNK(found.st_mode):
         return f"a symbolic link of user {found.st_uid}"
     if not stat.S_ISDIR(found.st_mode):
-        return "something that is no folder"
+        return "something other than a folder"
     if found.st_uid != os.getuid():
         return f"a folder of user {found.st_uid}"
     if found.st_mode & _OTHERS_WRITE:
-        return f"one that others may write to (mode {stat.S_IMODE(found.st_mode):04o})"
+        return f"one that others can write to (mode {stat.S_IMODE(found.st_mode):04o})"
     return None
 
 
 def check_above(path: Path, remedy: str) -> None:
-    """Checks that nobody else may rename what is in a folder that we did not make and may have reached by a link.
+    """Checks that nobody else can rename the contents of a folder that we did not create and may have reached
+    through a link.
 
     Raises ServiceUnavailable, with `remedy`; OSError.
     """
     found = os.stat(path)
     if found.st_uid not in (0, os.getuid()):
-        what = f"one of user {found.st_uid}"
+        what = f"it belongs to user {found.st_uid}"
     elif found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
-        what = f"others may rename what is in it (mode {stat.S_IMODE(found.st_mode):04o}, no sticky bit)"
+        what = f"others can rename its contents (mode {stat.S_IMODE(found.st_mode):04o}, no sticky bit)"
     else:
         return
     raise ServiceUnavailable(
-        f"{path} is needed as a folder in which nobody but user {os.getuid()} can change what that user makes, "
-        f"found {what}: {remedy}"
+        f"{path} must be a folder in which nobody else can change the files of user {os.getuid()}, but "
+        f"{what}: {remedy}"
     )
 
 

@@ -111,7 +111,7 @@ class FrameKind(IntEnum):
     NOTE = 10
     """F: payload is a line of text for the user: loading a dataset, a slow import."""
     CANCELLED = 11
-    """F: nothing is made of this cancelled ticket any more. Shows that a suspect is alive again."""
+    """F: work on this cancelled ticket has ended. Shows that a suspect is alive again."""
     LOST = 12
     """F: the process that made this ticket ended. `room`: position of the sample + 1, 0 if none was being made.
     Payload: how it ended."""
@@ -204,7 +204,7 @@ def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[Frame
     if magic != MAGIC or zlib.crc32(memoryview(data)[: _HEAD.size]) != check:
         raise RemoteProtocolError("a frame header is corrupt (magic or checksum); the connection is closed")
     if version != PROTOCOL:
-        raise RemoteProtocolError(f"protocol version {PROTOCOL} is needed, the peer speaks {version}")
+        raise RemoteProtocolError(f"expected protocol version {PROTOCOL}, but the peer speaks {version}")
     if kind not in allowed:
         raise RemoteProtocolError(f"a frame of kind {kind} is not allowed from this peer")
     limit = MAX_BODY_NBYTES if kind == FrameKind.BODY else MAX_CONTROL_NBYTES
@@ -256,7 +256,7 @@ class SlotTicket(NamedTuple):
     bare: bool = False
     drop_last: bool = False
     needed: int = 0
-    """Earlier batches of the slot are not asked for again."""
+    """Earlier batches of the slot will not be requested again."""
     known: tuple[int, int] | None = None
     """(number, digest) of a received batch, which must come out the same if it is rebuilt."""
     snapshot: tuple[int, bytes] | None = None
@@ -292,7 +292,7 @@ def pack_ticket(
 
 
 def pack_ticket_of_items(base_seed: int, first_position: int, keys: Any) -> bytes:
-    """Packs an array whose items are the keys. In a list, each item would take a pickle of its own."""
+    """Packs an array whose items are the keys. In a list, each item would need its own pickle."""
     return _pack_pickled_ticket(base_seed, first_position, keys, False, KeyForm.ITEMS)
 
 
@@ -322,23 +322,24 @@ def unpack_ticket(data: bytes | memoryview) -> Ticket:
     if key_form == KeyForm.INTS:
         if len(data) != TICKET_HEAD_NBYTES + 8 * n:
             raise RemoteProtocolError(
-                f"a ticket of {n} indices needs {TICKET_HEAD_NBYTES + 8 * n} bytes, found {len(data)}"
+                f"a ticket of {n} indices must have {TICKET_HEAD_NBYTES + 8 * n} bytes, but has {len(data)}"
             )
         return Ticket(base_seed, first, bool(bare), list(_ticket_struct(n).unpack_from(data)[6:]), draws)
     if key_form in (KeyForm.PICKLED, KeyForm.ITEMS):
         keys = pickle.loads(data[TICKET_HEAD_NBYTES:])  # noqa: S301  authenticated, trainer to feeder only
         if len(keys) != n:
-            raise RemoteProtocolError(f"a ticket says {n} keys and holds {len(keys)}")
+            raise RemoteProtocolError(f"a ticket announces {n} keys but holds {len(keys)}")
         return Ticket(base_seed, first, bool(bare), list(keys) if key_form == KeyForm.ITEMS else keys, draws)
     if key_form == KeyForm.READ and len(data) >= TICKET_HEAD_NBYTES + _READ.size:
         (slot,) = _READ.unpack_from(data, TICKET_HEAD_NBYTES)
         read = ReadSamples(slot, n, memoryview(data)[TICKET_HEAD_NBYTES + _READ.size :])
         return Ticket(base_seed, first, bool(bare), read, draws)
-    raise RemoteProtocolError(f"key form {key_form} is not known here")
+    raise RemoteProtocolError(f"unknown key form {key_form}")
 
 
 def has_pickled_keys(data: bytes | memoryview) -> bool:
-    """True if unpacking a ticket loads a pickle, which is code. Raises RemoteProtocolError if it is no ticket."""
+    """True if unpacking a ticket loads a pickle, which is code. Raises RemoteProtocolError if it is not a
+    ticket."""
     return _ticket_head(data)[3] in (KeyForm.PICKLED, KeyForm.ITEMS)
 
 
@@ -367,7 +368,7 @@ def with_beginning(data: bytes, snapshot: tuple[int, bytes] | None, known: tuple
 
 
 def with_needed(data: bytes, needed: int) -> bytes:
-    """Returns a slot's packed ticket with `needed`: earlier batches are not asked for again."""
+    """Returns a slot's packed ticket with `needed`: earlier batches will not be requested again."""
     return data[:_NEEDED_AT] + _NEEDED.pack(needed) + data[_NEEDED_AT + _NEEDED.size :]
 
 
@@ -385,8 +386,8 @@ def unpack_slot_ticket(data: bytes | memoryview) -> SlotTicket | None:
     rest = len(data) - _SLOT_END
     if rest and not _MADE.size <= rest <= _MADE.size + MAX_SNAPSHOT_NBYTES:
         raise RemoteProtocolError(
-            f"a slot's ticket needs {_SLOT_END} bytes, or a snapshot of {MAX_SNAPSHOT_NBYTES} at most behind them, "
-            f"found {len(data)}"
+            f"a slot's ticket must have {_SLOT_END} bytes, followed by a snapshot of at most "
+            f"{MAX_SNAPSHOT_NBYTES}, but has {len(data)}"
         )
     slot, bits, needed, known, digest = _SLOT.unpack_from(data, TICKET_HEAD_NBYTES)
     had = (known - 1, digest) if known else None
@@ -404,7 +405,9 @@ def pack_snapshot(slot: int, made: int, data: bytes) -> bytes:
 def unpack_snapshot(data: bytes) -> tuple[int, int, bytes]:
     """Returns (slot, batches made, state). Raises RemoteProtocolError if `data` is not a snapshot."""
     if not 0 <= len(data) - _SNAPSHOT.size <= MAX_SNAPSHOT_NBYTES:
-        raise RemoteProtocolError(f"a snapshot of {len(data)} bytes came, {MAX_SNAPSHOT_NBYTES} are allowed")
+        raise RemoteProtocolError(
+            f"a snapshot may have at most {MAX_SNAPSHOT_NBYTES} bytes, but has {len(data)}"
+        )
     slot, made = _SNAPSHOT.unpack_from(data)
     return slot, made, data[_SNAPSHOT.size :]
 
@@ -417,7 +420,7 @@ def pack_shared(buffer: int, nbytes: int) -> bytes:
 def unpack_shared(data: bytes) -> tuple[int, int]:
     """Returns (number of the buffer, bytes of the body). Raises RemoteProtocolError for any other payload."""
     if len(data) != _SHARED.size:
-        raise RemoteProtocolError(f"a SHARED payload needs {_SHARED.size} bytes, found {len(data)}")
+        raise RemoteProtocolError(f"a SHARED payload must have {_SHARED.size} bytes, but has {len(data)}")
     return _SHARED.unpack(data)
 
 
@@ -461,7 +464,9 @@ def base_seed_of(data: bytes | memoryview) -> int:
 
 def _ticket_head(data: bytes | memoryview) -> tuple[int, ...]:
     if len(data) < TICKET_HEAD_NBYTES:
-        raise RemoteProtocolError(f"a ticket needs at least {TICKET_HEAD_NBYTES} bytes, found {len(data)}")
+        raise RemoteProtocolError(
+            f"a ticket must have at least {TICKET_HEAD_NBYTES} bytes, but has {len(data)}"
+        )
     return _TICKET_HEAD.unpack_from(data)
 
 
@@ -516,11 +521,13 @@ def split_tickets(data: bytes) -> list[tuple[int, bytes]]:
     entries, at = [], 0
     while at < len(data):
         if len(data) - at < _TICKET_ENTRY.size:
-            raise RemoteProtocolError("a message of tickets ends within a ticket's head")
+            raise RemoteProtocolError("a message of tickets ends in the middle of a ticket's head")
         number, nbytes = _TICKET_ENTRY.unpack_from(data, at)
         at += _TICKET_ENTRY.size
         if nbytes > len(data) - at:
-            raise RemoteProtocolError(f"ticket {number} says {nbytes} bytes, {len(data) - at} are left")
+            raise RemoteProtocolError(
+                f"ticket {number} announces {nbytes} bytes, but {len(data) - at} are left"
+            )
         entries.append((number, data[at : at + nbytes]))
         at += nbytes
     return entries

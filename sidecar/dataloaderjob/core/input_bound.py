@@ -50,16 +50,16 @@ REASONS = {
     LiveLimit.STORAGE: "feeders mostly wait for data, so storage is the limit",
     LiveLimit.SLOTS: "the number of sources of the iterable dataset (num_workers) is the limit",
     LiveLimit.NETWORK: "finished batches wait to be sent, so the network is the limit",
-    LiveLimit.RECEIVER: "the process that receives batches beside the trainer is the limit",
+    LiveLimit.RECEIVER: "the process that receives batches alongside the trainer is the limit",
     LiveLimit.ORDER: (
-        "feeders have time left, so more of them would not help: single batches take long, epochs are short, or the "
-        "window is small"
+        "feeders are partly idle, so more of them would not help: single batches take long, epochs are "
+        "short, or the window is small"
     ),
 }
 REMEDIES = {
     LiveLimit.SLOTS: "raise num_workers, or use stage=",
-    LiveLimit.NETWORK: "send less, such as uint8 or encoded images",
-    LiveLimit.RECEIVER: "send less, or use more ranks",
+    LiveLimit.NETWORK: "send less data, such as uint8 or encoded images",
+    LiveLimit.RECEIVER: "send less data, or use more ranks",
     LiveLimit.ORDER: "try parts= or a larger prefetch_factor",
 }
 

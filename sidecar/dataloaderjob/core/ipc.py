@@ -85,7 +85,7 @@ def pack(
 def unpack(packet: bytes) -> Packet:
     if len(packet) < HEAD_NBYTES:
         raise RemoteProtocolError(
-            f"a packet of {len(packet)} bytes came on the sidecar's socket; {HEAD_NBYTES} are needed"
+            f"a packet on the sidecar's socket must have at least {HEAD_NBYTES} bytes, but has {len(packet)}"
         )
     type_, more, protocol, stream, ticket, awaiting = HEAD.unpack_from(packet)
     return Packet(type_, more, protocol, stream, ticket, awaiting, packet[HEAD_NBYTES:])
@@ -135,6 +135,7 @@ def recv_with_fds(sock: socket.socket, flags: int = 0) -> tuple[bytes, list[int]
         for fd in fds:
             os.close(fd)
         raise RemoteProtocolError(
-            "descriptors were lost on the sidecar's socket: the limit of open files is reached; raise `ulimit -n`"
+            "descriptors were lost on the sidecar's socket because this process has reached its limit of "
+            "open files: raise `ulimit -n`"
         )
     return data, fds

@@ -1,4 +1,5 @@
-"""Keys by role: each process of a job holds what its own part needs, and cannot speak for another part.
+"""Keys by role: each process of a job holds only the keys for its own part, and cannot impersonate another
+part.
 
 | holder | key | what it permits |
 |---|---|---|
@@ -72,7 +73,7 @@ def of_roles(made: Mapping[str, bytes]) -> KeyOf:
 
 def _of_role(made: Mapping[str, bytes], role: str) -> bytes:
     if role not in made:
-        raise AuthError(f"role {role!r} is not served here, {', '.join(made)} are")
+        raise AuthError(f"role {role!r} is not served here, only {', '.join(made)}")
     return made[role]
 
 
@@ -82,7 +83,7 @@ def wrap(key: bytes, secret: bytes, about: str) -> str:
     The same arguments give the same text, from which nobody learns more than that (a synthetic nonce).
     """
     if len(secret) != NBYTES:
-        raise ValueError(f"a key of {NBYTES} bytes is needed, found {len(secret)}")
+        raise ValueError(f"a key must have {NBYTES} bytes, but has {len(secret)}")
     tag = _tag(key, secret, about)
     return (tag + _masked(key, tag, secret)).hex()
 
@@ -92,10 +93,10 @@ def unwrap(key: bytes, text: str, about: str) -> bytes:
     try:
         data = bytes.fromhex(text)
     except ValueError as exc:
-        raise AuthError("a wrapped key is needed as hexadecimal text") from exc
+        raise AuthError("a wrapped key must be hexadecimal text") from exc
     tag, secret = data[:_TAG_NBYTES], _masked(key, data[:_TAG_NBYTES], data[_TAG_NBYTES:])
     if len(data) != _TAG_NBYTES + NBYTES or not hmac.compare_digest(tag, _tag(key, secret, about)):
-        raise AuthError(f"the link key of {about!r} was not made by a holder of this key")
+        raise AuthError(f"the link key of {about!r} was not created by a holder of this key")
     return secret
 
 

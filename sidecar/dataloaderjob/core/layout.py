@@ -116,7 +116,7 @@ class Node:
     """Number of the value, of the leaf buffer or of the object made."""
     cls: ClassName | None = None
     way: str = ""
-    """The way in which a MADE node is made."""
+    """The way in which a MADE node is created."""
     keys: tuple[Any, ...] = ()
     """Keys of a dict; names of a dataclass's fields, or of attributes."""
     children: tuple[Node, ...] = ()
@@ -156,11 +156,11 @@ def digest(schema: bytes) -> int:
 def key_nbytes(head: bytes | memoryview) -> int:
     """Bytes of header and schema together, from the first bytes of a body. Raises RemoteProtocolError."""
     if len(head) < HEADER.size:
-        raise RemoteProtocolError(f"a batch needs at least {HEADER.size} bytes, found {len(head)}")
+        raise RemoteProtocolError(f"a batch must have at least {HEADER.size} bytes, but has {len(head)}")
     _, _, magic, version, _, nbytes, _ = HEADER.unpack_from(head)
     if magic != MAGIC or version != VERSION:
         found = bytes(head[SEAL.size : SEAL.size + 3]).hex()
-        raise RemoteProtocolError(f"no batch of version {VERSION} has {found} behind its digests")
+        raise RemoteProtocolError(f"a batch of version {VERSION} cannot have {found} after its digests")
     if nbytes > MAX_SCHEMA_NBYTES:
         raise RemoteProtocolError(f"a batch's schema of {nbytes} bytes exceeds {MAX_SCHEMA_NBYTES}")
     return HEADER.size + int(nbytes)
@@ -171,7 +171,7 @@ def parse(key: bytes) -> Layout:
     if len(key) != key_nbytes(key):
         raise RemoteProtocolError(f"a batch's schema ends after {len(key)} of {key_nbytes(key)} bytes")
     if HEADER.unpack_from(key)[-1] != digest(key[HEADER.size :]):
-        raise RemoteProtocolError("a batch's schema does not fit its digest")
+        raise RemoteProtocolError("a batch's schema does not match its digest")
     schema = values.unpack(key[HEADER.size :])
     parser = _Parser(end=len(key))
     try:
@@ -179,7 +179,7 @@ def parse(key: bytes) -> Layout:
     except (TypeError, ValueError, LookupError, RecursionError) as exc:
         raise RemoteProtocolError(f"a batch's schema is malformed: {exc}") from exc
     if parser.indices != set(range(len(parser.indices))):
-        raise RemoteProtocolError("a batch's schema leaves out some of its values")
+        raise RemoteProtocolError("a batch's schema omits some of its values")
     return Layout(
         root=root,
         buffers=tuple(parser.buffers),
@@ -243,7 +243,7 @@ class _Parser:
 
     def _made(self, way: str, cls: tuple[str, ...] | None, child: tuple[Any, ...], *, depth: int) -> Node:
         if type(way) is not str:
-            raise TypeError(f"{way!r} is no way to make an object")
+            raise TypeError(f"{way!r} is not a way to create an object")
         name = None if cls is None else _class_name(cls)
         content = self.node(child, depth + 1)
         self.num_made += 1
@@ -253,9 +253,9 @@ class _Parser:
         if len(_sized(names)) != len(_sized(children)) - 1 or not names:
             raise ValueError(f"{len(names)} attributes for {len(children)} children")
         if not all(map(_is_attribute, names)):
-            raise ValueError("an attribute that cannot be one")
+            raise ValueError("an attribute with an invalid name")
         if children[0][0] not in _WITH_ATTRIBUTES:
-            raise ValueError("attributes of something that has none")
+            raise ValueError("attributes of something that cannot have any")
         return Node(kind=NodeKind.ATTRIBUTES, keys=names, children=self._children(children, depth))
 
     def _buffer(
@@ -298,20 +298,20 @@ def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 def _natural(number: int) -> int:
     if type(number) is not int or number < 0:
-        raise ValueError(f"{number!r} is no natural number")
+        raise ValueError(f"{number!r} is not a natural number")
     return number
 
 
 def _sized(items: tuple[Any, ...]) -> tuple[Any, ...]:
     if type(items) is not tuple:
-        raise TypeError(f"a tuple is needed, found a {type(items).__name__}")
+        raise TypeError(f"expected a tuple, got a {type(items).__name__}")
     return items
 
 
 def _class_name(name: tuple[str, ...]) -> ClassName:
     module, qualname = _sized(name)
     if type(module) is not str or type(qualname) is not str:
-        raise TypeError(f"{name!r} names no class")
+        raise TypeError(f"{name!r} does not name a class")
     return module, qualname
 
 
@@ -319,9 +319,9 @@ def _check_keys(kind: NodeKind, keys: tuple[Any, ...], count: int) -> None:
     if len(_sized(keys)) != count:
         raise ValueError(f"{len(keys)} keys for {count} children")
     if not all(map(values.is_key, keys)):
-        raise ValueError("a key that cannot be one")
+        raise ValueError("an invalid key")
     if kind is NodeKind.DATACLASS and not all(map(_is_attribute, keys)):
-        raise ValueError("a field of a dataclass that cannot be one")
+        raise ValueError("an invalid field name of a dataclass")
 
 
 def _is_attribute(name: object) -> bool:

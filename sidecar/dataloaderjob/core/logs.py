@@ -1,4 +1,4 @@
-"""The log of a process of ours: one line for each record, whatever others wrote into it."""
+"""Logging of our processes: one line for each record, even if the record contains foreign text."""
 
 from __future__ import annotations
 

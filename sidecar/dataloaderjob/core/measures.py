@@ -36,7 +36,7 @@ USUAL_S, USUAL_AFTER_S = 300.0, 30.0
 CALM = 0.01
 """Share of waiting below which a step is as long as training makes it."""
 PARTS = 1.6
-"""Batches built for each batch taken, from which on the trainer's batches are made of several."""
+"""Number of built batches per batch taken above which the trainer's batches consist of several."""
 _READ = ("next_calls", "wait_ns", "step_ns", "nbytes", "receiver_cpu_ns")
 _LARGEST = 1e15
 
@@ -126,7 +126,7 @@ class _Reading:
 
 
 class MeasuresWindow:
-    """The readings of the last minute, and what is remembered of earlier ones."""
+    """The readings of the last minute, and a summary of earlier ones."""
 
     def __init__(self) -> None:
         self._readings: deque[_Reading] = deque()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import ctypes
+import logging
 import os
 import re
 import resource
@@ -24,7 +25,7 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 MAX_LINE_CHARS = 64 * 1024
 """A longer line is shown in pieces."""
-SEE_OUTPUT = "its own output says why"
+SEE_OUTPUT = "its own output gives the reason"
 """Ends a line that points to another process's output, which may come before or after it."""
 _ENDS = re.compile(r"\r\n|\n|\r")
 MAX_CRASHES = 6
@@ -291,9 +292,23 @@ def restart_wait_s(crashes: int) -> float:
     return 0.0 if crashes == 1 else _RESTART.wait_s(crashes - 1)
 
 
+def exit_now(code: int) -> NoReturn:
+    """Exits without any handlers, such as those of Ray, which wait for a head that may be gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    logging.shutdown()
+    os._exit(code)
+
+
+def leave_on_signals() -> None:
+    """Makes SIGTERM and Ctrl-C end this process only: its feeders are left to the next supervisor."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: exit_now(0))
+
+
 def discard_output(descriptor: int) -> None:
-    """Sends what is written to a descriptor to /dev/null, also what a stream still holds. Otherwise the interpreter's
-    flush at the end would fail, and the exit code would be 120."""
+    """Redirects a descriptor to /dev/null, including output that a stream has buffered. Otherwise the
+    interpreter's flush at the end would fail, and the exit code would be 120."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

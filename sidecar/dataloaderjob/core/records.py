@@ -80,7 +80,7 @@ class Piece:
         """Reads the rows. Raises InputError unless the file is a record of this version."""
         data = self.path.read_bytes()
         if len(data) < HEAD.size or HEAD.unpack_from(data)[0] != MAGIC:
-            raise InputError(f"{self.path} is no record of this version of dataloaderjob")
+            raise InputError(f"{self.path} is not a record of this version of dataloaderjob")
         whole = len(data) - (len(data) - HEAD.size) % ROW.size
         return (Row(*fields) for fields in ROW.iter_unpack(data[HEAD.size : whole]))
 
@@ -127,8 +127,8 @@ class Record:
             found.ranks.setdefault(rows.parent.name.removeprefix(RANK), []).append(Piece(rows))
         if not found.ranks:
             raise InputError(
-                f"{folder} holds no record: give the folder of `dataloaderjob run --record FOLDER`, or of "
-                "DATALOADERJOB_RECORD"
+                f"{folder} contains no record: give the folder passed to `dataloaderjob run --record "
+                "FOLDER` or set in DATALOADERJOB_RECORD"
             )
         return found
 

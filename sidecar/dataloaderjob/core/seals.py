@@ -35,11 +35,11 @@ LONG_NBYTES = 512
 
 
 class BrokenSeal(RemoteProtocolError):
-    """Somebody on the path altered, dropped, repeated or reordered what the peer sent."""
+    """Somebody on the path altered, dropped, replayed or reordered the peer's messages."""
 
 
 class Sealer:
-    """Seals what one side of a connection sends, in the order of sending."""
+    """Seals the frames that one side of a connection sends, in order."""
 
     __slots__ = ("_digest", "_next_number", "_update")
 
@@ -60,7 +60,7 @@ class Sealer:
 
 
 class Opener:
-    """Checks what one side of a connection receives."""
+    """Checks the frames that one side of a connection receives."""
 
     __slots__ = ("_digest", "_number", "_update")
 
@@ -81,17 +81,18 @@ class Opener:
         self._update(payload if len(payload) <= LONG_NBYTES else sha256(payload).digest())
         if not compare_digest(mac, self._digest()):
             which = f"the payload of frame {self._number - 1}"
-            raise BrokenSeal(f"{which} was altered on the way: its MAC is wrong; the connection is closed")
+            raise BrokenSeal(f"{which} was altered in transit (its MAC is wrong); the connection is closed")
 
     def _broken(self, number: int) -> BrokenSeal:
         due = self._number
         if number == due:
-            what = f"frame {due} was altered on the way, or was sent on another connection: its MAC is wrong"
+            what = f"frame {due} was altered in transit, or was sent on another connection: its MAC is wrong"
         elif number < due:
-            what = f"frame {number} was repeated on the way: it came where frame {due} was due"
+            what = f"frame {number} was replayed in transit: it arrived when frame {due} was due"
         else:
             what = (
-                f"frames were dropped or reordered on the way: frame {number} came where frame {due} was due"
+                f"frames were dropped or reordered in transit: frame {number} arrived when frame {due} was "
+                "due"
             )
         return BrokenSeal(f"{what}; the connection is closed")
 

@@ -30,6 +30,8 @@ NODE_READY = "ready"
 """File there that exists while the pod is ready."""
 TEMP_DIR = "/tmp/ray"  # noqa: S108  in a pod, /tmp is a volume of its own
 """Ray's state in a pod, and ours."""
+LINK_FOLDER = "/run/dataloaderjob/link"
+"""Folder that the two containers of a head's pod share, with nothing but a socket."""
 NODE_FOLDER = "node"
 """Folder below TEMP_DIR for our files, separate from Ray's."""
 
@@ -123,7 +125,7 @@ class SidecarSettings(LoaderSettings):
     scratch: Mapping[str, int] = field(default_factory=dict)
     """Bytes available for user code and data, here and on feeders' nodes, by the manifest field that sets them."""
     private: bool = False
-    """True to admit only this user's trainers; on a cluster, those of a group may connect."""
+    """True to admit only this user's trainers; on a cluster, trainers in the same group may also connect."""
     anyone: bool = False
     """True to admit trainers of any user. The sidecar of an attached pod shares its folder with the container that
     trains alone, whose user and group it cannot know."""
@@ -137,22 +139,24 @@ class SidecarSettings(LoaderSettings):
         """Raises InputError if these settings cannot work, before anything is created."""
         if len(self.socket.encode()) > ipc.MAX_PATH_NBYTES:
             raise InputError(
-                f"a Unix socket's path may have {ipc.MAX_PATH_NBYTES} bytes, {self.socket!r} has "
-                f"{len(self.socket.encode())}: choose a shorter folder (TMPDIR, or DATALOADERJOB_DIR)"
+                f"a Unix socket's path may have at most {ipc.MAX_PATH_NBYTES} bytes, but {self.socket!r} "
+                f"has {len(self.socket.encode())}: choose a folder with a shorter path (TMPDIR, or "
+                "DATALOADERJOB_DIR)"
             )
         if not Path(self.socket).parent.is_dir():
             raise InputError(f"the folder of the socket {self.socket!r} does not exist: create it first")
         if self.pool_nbytes is not None and self.pool_nbytes > self.limit_nbytes:
             raise InputError(
-                f"a pool of {self.pool_nbytes} bytes was asked for, the limit of one pool is {self.limit_nbytes} "
-                f"({self.shared_memory_nbytes} for {self.processes} processes): raise spec.loader.memoryPerProcess "
-                "or lower spec.loader.poolSize"
+                f"a pool of {self.pool_nbytes} bytes was requested, but the limit of one pool is "
+                f"{self.limit_nbytes} ({self.shared_memory_nbytes} for {self.processes} processes): raise "
+                "spec.loader.memoryPerProcess or lower spec.loader.poolSize"
             )
         available = memory_limit()
         if self.shared_memory_nbytes > available:
             raise InputError(
-                f"shared memory of {self.shared_memory_nbytes} bytes was asked for, this container may use "
-                f"{available}: raise the memory limit of the sidecar or lower spec.loader.memoryPerProcess"
+                f"{self.shared_memory_nbytes} bytes of shared memory were requested, but this container "
+                f"may use {available}: raise the sidecar's memory limit or lower "
+                "spec.loader.memoryPerProcess"
             )
 
 
@@ -239,11 +243,13 @@ class SupervisorSettings:
     blob_folder: str
     """The supervisor's own folder, with the uploads for other nodes."""
     provider: str = "ray"
-    """The provider that starts feeders: "ray" or "local" (`providers.provider`)."""
+    """The provider that starts feeders: "ray", "local" or "remote" (`providers.provider`)."""
     ray_address: str = ""
     """host:port of the GCS, for the provider "ray"."""
     host_socket: str | None = None
     """Path of the feeder host's socket, for the provider "local"."""
+    provider_socket: str | None = None
+    """Path of the socket of a provider in another process, for the provider "remote". That process listens there."""
     num_feeders: int = 1
     """Number at the first start; a number that is set later is kept in `state_path`."""
     state_path: str
@@ -288,13 +294,13 @@ def load(kind: type[T], path: Path) -> T:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as exc:
-        raise InputError(f"settings for {kind.__name__} are needed in {path}: {exc}") from exc
+        raise InputError(f"cannot read settings for {kind.__name__} from {path}: {exc}") from exc
     unknown: list[str] = []
     made = _made(kind, found, path, unknown)
     if unknown:
         sys.stderr.write(
-            f"settings for {kind.__name__} in {path}: ignored because this version does not know them: "
-            f"{', '.join(sorted(unknown))}\n"
+            f"settings for {kind.__name__} in {path}: ignored these fields, which this version does not "
+            f"know: {', '.join(sorted(unknown))}\n"
         )
     return made
 
@@ -329,7 +335,7 @@ def read_key(path: str | Path) -> bytes:
     try:
         key = Path(path).read_bytes()
     except OSError as exc:
-        raise InputError(f"the job's key is needed in {path}: {exc.strerror}") from exc
+        raise InputError(f"cannot read the job's key from {path}: {exc.strerror}") from exc
     if len(key) < 16:
-        raise InputError(f"the job's key in {path} has {len(key)} bytes, at least 16 are needed")
+        raise InputError(f"the job's key in {path} must have at least 16 bytes, but has {len(key)}")
     return key

@@ -73,7 +73,7 @@ class Pipeline:
             and self.wall_s > 0
             and self.nbytes >= 0
         ):
-            raise ValueError(f"times must be positive, found {self}")
+            raise ValueError(f"times must be positive, got {self}")
 
     @property
     def waiting(self) -> float:

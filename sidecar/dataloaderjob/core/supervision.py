@@ -1,4 +1,4 @@
-"""The supervisor's messages, by sender, over its one port. JSON, after the handshake of `core.sockets`.
+"""The supervisor's messages, by sender, over its one port. JSON, after the handshake of `core.handshake`.
 
 The role in the handshake states the purpose of a connection, and requires that role's key (`core.keys`):
 
@@ -50,6 +50,7 @@ from typing import Any
 
 from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
+from dataloaderjob.core.handshake import connect
 from dataloaderjob.core.processes import signal_name
 from dataloaderjob.core.texts import clean
 
@@ -61,6 +62,9 @@ EXIT_RAY_LOST = 4
 """The supervisor's exit code if Ray, or the feeder host, has disappeared, or refused the supervisor."""
 EXIT_LEASE_OVER = 5
 """A feeder's exit code if it had no supervisor for as long as its lease."""
+EXIT_RAY_REFUSED = 6
+"""Exit code of a head's container if the existing Ray cluster that it should join has other versions of Ray or
+Python."""
 EXITS_RAY = frozenset({EXIT_RAY_LATE, EXIT_RAY_LOST})
 COUNTERS = (
     "next_calls", "nbytes", "wait_ns", "step_ns", "retries", "hedges", "late_copies", "failures",
@@ -103,7 +107,7 @@ def ask(
     host: str, port: int, job_key: bytes, *, job: str, message: dict[str, Any], timeout_s: float = 10.0
 ) -> dict[str, Any]:
     """Sends one request as a control client. Raises OSError, ProtocolError, and ServiceError if it is refused."""
-    with sockets.connect(
+    with connect(
         (host, port), keys.of_job(job_key), role="control", name="control", job=job, timeout_s=timeout_s
     ) as sock:
         sock.settimeout(timeout_s)
@@ -167,10 +171,10 @@ def ended_text(code: int, words: str, memory: str = "") -> str:
     if code < 0:
         how = f"was killed by {signal_name(-code)}"
         if -code == signal.SIGKILL and not words:
-            words = "memory may have run out, check the kernel's log"
+            words = "memory may have run out; check the kernel's log"
     else:
         how = f"ended with code {code}"
-    return f"its process {how}: {clean(words, MAX_TEXT) or 'it said nothing'}"
+    return f"its process {how}: {clean(words, MAX_TEXT) or 'it printed nothing'}"
 
 
 def text(message: dict[str, Any], field: str) -> str:
@@ -178,7 +182,7 @@ def text(message: dict[str, Any], field: str) -> str:
     value = message.get(field)
     if not isinstance(value, str):
         raise RemoteProtocolError(
-            f"a {message.get('type')!r} message needs the text {field!r}, found {value!r}"
+            f"in a {message.get('type')!r} message, {field!r} must be a text, but is {value!r}"
         )
     return value
 
@@ -188,7 +192,7 @@ def number(message: dict[str, Any], field: str, limit: int) -> int:
     value = message.get(field)
     if type(value) is not int or not 0 <= value <= limit:
         raise RemoteProtocolError(
-            f"a {message.get('type')!r} message needs {field!r} from 0 to {limit}, found {value!r}"
+            f"in a {message.get('type')!r} message, {field!r} must be from 0 to {limit}, but is {value!r}"
         )
     return value
 

@@ -1,5 +1,5 @@
-"""Foreign text made fit to show: what containers, heads, feeders, sidecars and user code wrote, on its way into a
-status, an event, a log, a terminal or a label.
+"""Sanitizes foreign text for display: output of containers, heads, feeders, sidecars and user code that goes
+into a status, an event, a log, a terminal or a label.
 
 `clean` gives one line, `clean_lines` keeps line ends and tabs. Both give valid UTF-8 of bounded length, without control
 characters, escape sequences of terminals, and characters that reorder or hide others. Clean text stays as it is.

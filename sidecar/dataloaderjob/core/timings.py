@@ -161,7 +161,7 @@ def files(folder: Path) -> Iterator[tuple[str, int, Path]]:
 
 
 def read(path: Path) -> Times | None:
-    """Returns the contents of a builder's file; None if it is none. It may be written meanwhile."""
+    """Returns the contents of a builder's file, which may be changing; None if it is not such a file."""
     try:
         with path.open("rb") as file:
             data = file.read(NBYTES)

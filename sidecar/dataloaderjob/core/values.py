@@ -117,7 +117,7 @@ def unpack(data: bytes | memoryview) -> Any:
             data, list_hook=_container, ext_hook=_extension, unicode_errors="surrogatepass", timestamp=1
         )
     except StackError as exc:
-        raise RemoteProtocolError("values are nested deeper than msgpack reads them") from exc
+        raise RemoteProtocolError("values are nested deeper than msgpack can read") from exc
     except (ValueError, TypeError, RecursionError, struct.error) as exc:
         # TypeError: an unhashable key or member; ValueError: any error that msgpack finds.
         raise RemoteProtocolError(f"values of {len(data)} bytes cannot be read: {exc!r}") from exc
@@ -127,7 +127,9 @@ def unpack_many(data: bytes | memoryview, count: int) -> list[Any]:
     """Decodes a list of `count` values; empty data is an empty list. Raises RemoteProtocolError."""
     found = unpack(data) if len(data) else []
     if type(found) is not list or len(found) != count:
-        raise RemoteProtocolError(f"a list of {count} values is needed, {len(data)} bytes hold another value")
+        raise RemoteProtocolError(
+            f"expected a list of {count} values, got {len(data)} bytes with another value"
+        )
     return found
 
 
@@ -140,7 +142,7 @@ def _extension(code: int, data: bytes) -> Any:
         return int.from_bytes(data, "little", signed=True)
     if code == _BYTEARRAY:
         return bytearray(data)
-    raise ValueError(f"extension {code} is unknown")
+    raise ValueError(f"unknown extension {code}")
 
 
 def _container(items: list[Any]) -> Any:

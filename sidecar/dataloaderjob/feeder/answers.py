@@ -90,7 +90,7 @@ class SnapshotClock:
         except UnsupportedBatch as exc:
             self.stopped = True
             found = str(exc).partition(". Let ")[0].partition("batch[1]")[2]
-            return f"state_dict(){found}, which needs allow_pickle=True to be kept".encode()
+            return f"state_dict(){found}, which can be kept only with allow_pickle=True".encode()
         except Exception as exc:  # user code, and pickle
             self.stopped = True
             return f"its state cannot be kept ({type(exc).__name__}: {exc})".encode()
@@ -102,7 +102,7 @@ class SnapshotClock:
         if len(snapshot) > MAX_SNAPSHOT_NBYTES:
             self.stopped = True
             mb = MAX_SNAPSHOT_NBYTES >> 20
-            return f"its state has {len(snapshot)} bytes, more than the {mb} MiB that are kept".encode()
+            return f"its state has {len(snapshot)} bytes, but at most {mb} MiB are kept".encode()
         return snapshot
 
     def stop(self) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from dataloaderjob.core import sockets, supervision
+from dataloaderjob.core import handshake, sockets, supervision
 from dataloaderjob.core.blobs import MAX_NBYTES, SLOWEST, BlobStore, chunks
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError, ServiceError
 from dataloaderjob.core.settings import FeederSettings
@@ -29,10 +29,10 @@ PEER_ERRORS = (ConnectionError, TimeoutError, ProtocolError)
 def connect_to_supervisor(settings: FeederSettings, key: bytes, role: str) -> socket.socket:
     """Returns a connection to the supervisor, after the handshake. Raises OSError, ProtocolError."""
     if settings.supervisor_host is None:
-        raise ServiceError(f"{settings.name} has no supervisor to ask")
+        raise ServiceError(f"{settings.name} has no supervisor to fetch it from")
     address = settings.supervisor_host, settings.supervisor_port
-    return sockets.connect(
-        address, key, role=role, name=settings.name, job=settings.job, versions=sockets.BY_ROLE
+    return handshake.connect(
+        address, key, role=role, name=settings.name, job=settings.job, versions=handshake.BY_ROLE
     )
 
 
@@ -85,14 +85,14 @@ class BlobFetcher:
         """Fetches a blob from another feeder. If that fails, the caller's next request reports it to the supervisor."""
         address = supervision.text(answer, "host"), supervision.number(answer, "port", 65535)
         try:
-            with sockets.connect(
+            with handshake.connect(
                 address, self._key, role="blob", name=self._settings.name, job=self._settings.job,
-                versions=sockets.DATA,
+                versions=handshake.DATA,
             ) as sock:  # fmt: skip
                 sockets.send_message(sock, request)
                 self._receive(sock, request["digest"], request["nbytes"])
         except PEER_ERRORS as exc:
-            log.info("no blob came from the feeder at %s: %s", sockets.address_text(*address), exc)
+            log.info("did not receive a blob from the feeder at %s: %s", sockets.address_text(*address), exc)
 
     def serve(self, sock: socket.socket) -> None:
         """Sends a blob to the feeder that has connected. Takes ownership of the connection and closes it afterwards."""
@@ -105,7 +105,7 @@ class BlobFetcher:
                     supervision.number(message, "nbytes", MAX_NBYTES),
                 )
                 if not self._store.has(digest, nbytes):
-                    raise RemoteProtocolError(f"blob {digest[:8]} is not here")
+                    raise RemoteProtocolError(f"this feeder does not have blob {digest[:8]}")
                 self._store.send(sock, digest, nbytes)
             except (OSError, ProtocolError) as exc:
                 log.info("%s: a blob was not sent to another feeder: %s", self._settings.name, exc)
@@ -114,5 +114,5 @@ class BlobFetcher:
 def _until(deadline: float, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
     for piece in pieces:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"a blob arrives at less than {SLOWEST / 1e6:g} MB/s")
+            raise TimeoutError(f"a blob is arriving at less than {SLOWEST / 1e6:g} MB/s")
         yield piece

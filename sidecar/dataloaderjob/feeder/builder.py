@@ -41,13 +41,15 @@ from dataloaderjob.making.staging import StageFetcher
 from dataloaderjob.shipping.bundles import UserCode
 
 REPLAY_S = 1.0
-"""Interval between progress reports while a slot is made again."""
+"""Interval between progress reports while a slot is being rebuilt."""
 DIFFERS = (
-    "a batch that was made again differs from the one sent before: the dataset is not deterministic given its seeds "
-    "(a clock, os.urandom, whoever is first?), so the batches that follow do not continue it"
+    "a batch that was rebuilt differs from the one sent before, so the batches that follow do not continue "
+    "the same sequence: the dataset is not deterministic given its seeds (does it use a clock, os.urandom, "
+    "or the order in which processes run?)"
 )
 PROBE_WAIT_S = 0.5
-"""Time for a PROGRESS message to leave the feeder before its sample, which may kill the process, is made."""
+"""Delay that lets a PROGRESS message leave the feeder before the sample, which may kill the process, is
+made."""
 PLACE = struct.Struct("<Qq")
 """Layout of the page that a builder shares with its template: serial of the task, position of the sample."""
 
@@ -144,7 +146,7 @@ class Builder:
     @property
     def _here(self) -> Introduction:
         if self._session is None:
-            raise RuntimeError("a builder needs its introduction before any other message")
+            raise RuntimeError("a builder must receive its introduction before any other message")
         return self._session
 
     @property
@@ -159,7 +161,7 @@ class Builder:
         self._costs.begin()
 
     def _fetched(self) -> None:
-        """The samples of a batch are made; collate_fn follows."""
+        """The samples of a batch are complete; collate_fn follows."""
         self._clock.fetched()
         self._costs.collate()
 
@@ -229,7 +231,7 @@ class Builder:
                 self._channel.send(MessageKind.REPLAYED, a=message.a, b=number + 1)
 
     def _compare(self, number: int, digest: int) -> None:
-        """Warns if a batch that a rank received before is different now that it was made again."""
+        """Warns if a rebuilt batch differs from the one that a rank received before."""
         answer = self._answers.get(number)
         if answer is None or answer.buffer is None:
             return
@@ -264,20 +266,22 @@ class Builder:
         return Answer(kind=kind, payload=payload, buffer=BUILT.unpack(payload)[0])
 
     def _shorter(self, source: SlotSource, ticket: frames.SlotTicket) -> bytes:
-        """Returns the failure of a slot that, made again, ended before the last batch that it had yielded."""
+        """Returns the failure of a slot that, when rebuilt, ended before the last batch that it had
+        yielded."""
         assert ticket.known is not None  # noqa: S101  checked before
         if source.swallowed is not None:
-            return self._failure(source.swallowed, "making the slot again")
+            return self._failure(source.swallowed, "rebuilding the slot")
         return self._failure(
             InputError(
-                f"slot {ticket.slot} ended after {source.made} batches when it was made again, but gave "
+                f"slot {ticket.slot} ended after {source.made} batches when it was rebuilt, but yielded "
                 f"{ticket.known[0] + 1} before: the dataset is not deterministic given its seeds"
             ),
             "",
         )
 
     def _on_replay(self, ticket: frames.SlotTicket, serial: int) -> Callable[[int, Any], None]:
-        """Returns a callback that reports batches made again, and compares the one whose earlier digest is known."""
+        """Returns a callback that reports rebuilt batches, and compares the one whose earlier digest is
+        known."""
         told_at = time.monotonic()
 
         def replayed(number: int, batch: Any) -> None:
@@ -376,8 +380,8 @@ def _unpack(payload: bytes) -> frames.Ticket:
         return frames.unpack_ticket(payload)
     except (ImportError, AttributeError) as exc:
         raise InputError(
-            f"the sampler's keys cannot be loaded in a feeder: {exc}. Use ints, strings or tuples for keys, or types "
-            "of a module that is installed in the feeders' image"
+            f"the sampler's keys cannot be loaded in a feeder: {exc}. Use ints, strings or tuples as keys, "
+            "or types from a module that is installed in the feeders' image"
         ) from exc
 
 

@@ -48,7 +48,8 @@ HUNG_S = 5.0
 ORPHAN_S = 10.0
 """Time for which a session is kept after its receivers are gone: a receiver may reconnect."""
 SLOT_ORPHAN_S = 60.0
-"""The same for a slot, which would have to be made again. A reconnected receiver need not request anything at once."""
+"""The same for a slot, which would have to be rebuilt. A reconnected receiver need not request anything at
+once."""
 MAX_FIRST_DEATHS = 2
 """A session fails once this number of its builders have ended before worker_init_fn was finished."""
 
@@ -106,7 +107,8 @@ class Builders:
         return session is not None and session.task is not None and session.task.state is TaskState.DISCARDED
 
     def busy(self) -> Iterator[tuple[Task, int]]:
-        """Yields each task that a builder is working on, and the number of batches that were made again for it."""
+        """Yields each task that a builder is working on, and the number of batches that were rebuilt for
+        it."""
         yield from ((s.task, s.replayed) for s in self._sessions.values() if s.task is not None)
 
     def open(self, bundle: Bundle, base_seed: int) -> None:
@@ -155,7 +157,7 @@ class Builders:
             self._owner.failed(task, supervision.pack_failure("InputError", why), 0)
 
     def release(self, body: Body) -> None:
-        """The body was sent or given up."""
+        """The body was sent or dropped."""
         body.view.release()
         if body.session.channel is not None:
             body.session.channel.post(MessageKind.FREE, a=body.buffer)
@@ -176,7 +178,7 @@ class Builders:
             if session.task is None:
                 self._forget(session)
             else:
-                self._died(session, End("was ended"), ch.NOWHERE)
+                self._died(session, End("was terminated"), ch.NOWHERE)
             return
         session.phase, session.ended_at = BuilderPhase.ENDING, time.monotonic()
 
@@ -219,7 +221,7 @@ class Builders:
                 continue
             if is_due(now, since, session.noted_at):
                 session.noted_at = now
-                loading = f"loads user code and data ({session.bundle.nbytes / 1e6:.1f} MB)"
+                loading = f"is loading user code and data ({session.bundle.nbytes / 1e6:.1f} MB)"
                 what = loading if session.phase is BuilderPhase.LOADING else "runs worker_init_fn"
                 yield bundle, f"{what}{frames.SINCE}{now - since:.0f} s"
 
@@ -240,7 +242,7 @@ class Builders:
             self._died(session, end, ch.NOWHERE)
 
     def loading_ended(self) -> End:
-        end = self._ends.unknown("ended while it did so")
+        end = self._ends.unknown("ended while doing so")
         if end.of_memory:
             self._owner.out_of_memory(f"{LOADING} {end.text}")
         return end
@@ -335,9 +337,9 @@ class Builders:
         was, task = session.phase, session.task
         self._forget(session)
         if end.of_memory:
-            work = "runs worker_init_fn" if was is BuilderPhase.STARTING else "waits for work"
+            work = "runs worker_init_fn" if was is BuilderPhase.STARTING else "is waiting for work"
             if task is not None:
-                work = f"makes {_describe(task, position)}"
+                work = f"is making {_describe(task, position)}"
             self._owner.out_of_memory(f"the process that {work} {end.text}")
         if task is not None:
             self._owner.lost(task, position, end)

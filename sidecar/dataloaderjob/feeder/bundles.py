@@ -40,7 +40,9 @@ MAX_BUNDLES = 256
 MAX_IDLE_TEMPLATES = 8
 """Maximum number of templates kept without a session: nobody reports that a loader was garbage-collected."""
 LOADING = "the process that loads the dataset"
-LOOK = "look for a crash in native code or too little memory there; see what this feeder printed last"
+LOOK = (
+    "look for a crash in native code or a lack of memory there; see the last lines that this feeder printed"
+)
 MAX_SPARES = 2
 """Maximum number of idle templates that keep a builder forked ahead."""
 _BACKOFF = Backoff(0.2, 5.0)
@@ -90,7 +92,7 @@ class BundleStore:
         bundle = Bundle.parse(manifest)
         if bundle.id != bundle_id:
             raise RemoteProtocolError(
-                f"the manifest of bundle {bundle.id.hex()} was sent as the manifest of {bundle_id.hex()}"
+                f"the manifest of bundle {bundle.id.hex()} was sent under id {bundle_id.hex()}"
             )
         if not self._machine.bundle_coming(bundle_id):
             return
@@ -128,7 +130,7 @@ class BundleStore:
                 since = now - wait.since
                 yield (
                     bundle_id,
-                    f"waits for {wait.nbytes / 1e6:.1f} MB of user code and data{SINCE}{since:.0f} s",
+                    f"is waiting for {wait.nbytes / 1e6:.1f} MB of user code and data{SINCE}{since:.0f} s",
                 )
 
     def _wanted(self, bundle_id: bytes) -> bool:
@@ -142,7 +144,7 @@ class BundleStore:
             try:
                 here = all(fetch(digest, nbytes) for digest, nbytes in self._store.missing(bundle))
             except (OSError, ProtocolError) as exc:
-                log.warning("%s: a blob could not be fetched, trying again: %s", self._settings.name, exc)
+                log.warning("%s: could not fetch a blob, trying again: %s", self._settings.name, exc)
             except Exception as exc:  # if the thread died, its tickets would wait forever
                 failure = supervision.pack_failure("ServiceError", f"{self._settings.name}: {exc}")
             if here or failure or not self._wanted(bundle_id):

@@ -82,13 +82,13 @@ class MessageKind(IntEnum):
     ACK = 15
     """F to B: the feeder has passed PROGRESS on."""
     FREE = 16
-    """F to B: the body in buffer `a` was sent or given up."""
+    """F to B: the body in buffer `a` was sent or dropped."""
     SNAPSHOT = 17
     """B: a snapshot of the slot after `a` batches; payload: its state."""
     NO_STATE = 18
     """B: a warning about making the slot again; payload: the text. F to B: no snapshot is wanted."""
     REPLAYED = 19
-    """B: for job `a`, `b` earlier batches of its slot have been made again."""
+    """B: for job `a`, `b` earlier batches of its slot have been rebuilt."""
 
 
 class Message(NamedTuple):
@@ -289,7 +289,8 @@ class Session:
     introduction: bytes = b""
     slot: SlotSession | None = None
     replayed: int = 0
-    """Number of its slot's batches that its builder has made again for the task, according to the last report."""
+    """Number of batches of its slot that the builder has rebuilt for the task, according to the last
+    report."""
 
 
 @dataclass(slots=True)

@@ -74,7 +74,7 @@ class Outgoing:
         self.done: Callable[[], None] | None = None
 
     def push(self, sock: socket.socket) -> None:
-        """Sends what the socket accepts. Raises BlockingIOError if something is left, and OSError."""
+        """Sends as much as the socket accepts. Raises BlockingIOError if something is left, and OSError."""
         buffers = self.buffers
         while buffers:
             sent = sock.sendmsg(buffers) if self.fd is None else socket.send_fds(sock, buffers, [self.fd])
@@ -192,7 +192,7 @@ class ReceiverConnection:
     def taken(self) -> None:
         """The receiver has taken the earliest of its shared bodies. Raises RemoteProtocolError if there is none."""
         if not self._untaken:
-            raise RemoteProtocolError("a batch is reported as taken, but none was offered")
+            raise RemoteProtocolError("a peer reports a batch as taken, but none was offered")
         self._on_sent(self._untaken.popleft())
 
     def gone(self) -> list[int]:
@@ -205,7 +205,7 @@ class ReceiverConnection:
     # Input
 
     def read(self) -> bool:
-        """Reads what the socket has. Returns False at the end of the connection."""
+        """Reads the available bytes. Returns False at the end of the connection."""
         try:
             data = self.sock.recv(_READ_NBYTES)
         except BlockingIOError:
@@ -397,7 +397,7 @@ class Registration:
     def _end_if_alone(self) -> None:
         if time.monotonic() - self._alone_since >= self._settings.lease_s:
             log.warning(
-                "%s ends: its supervisor has been gone for %.0f s",
+                "%s is exiting: its supervisor has been gone for %.0f s",
                 self._settings.name,
                 self._settings.lease_s,
             )

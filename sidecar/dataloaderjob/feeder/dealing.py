@@ -14,17 +14,18 @@ from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.core.snapshots import BATCHES_AHEAD, STEPS_AHEAD, STEPS_APART
 
 SEEDS = (
-    "all ranks that share dealt batches must draw one base seed, but this rank drew another: call torch.manual_seed "
-    "with the same number in all ranks before iter(loader), or give the loader a generator= seeded like that"
+    "all ranks that share dealt batches must draw the same base seed, but this rank drew a different one: "
+    "call torch.manual_seed with the same number in all ranks before iter(loader), or give the loader a "
+    "generator= with the same seed in all ranks"
 )
 LOADERS = (
-    "all ranks that share dealt batches must have the same dataset and loader, but this rank's differ from another's: "
-    "with tail= a dataset gives all of its data, whatever the rank (does it keep the rank, or a set whose order "
-    "differs?), and num_workers, batch_size, drop_last, tail and a loaded state are the same in all ranks"
+    "all ranks that share dealt batches must have the same dataset and loader, but this rank's differ from "
+    "another's: with tail=, the dataset must be identical in all ranks (does it contain the rank, or a set "
+    "with an order of its own?), and so must num_workers, batch_size, drop_last, tail and the loaded state"
 )
 EPOCHS = (
-    "all ranks that share dealt batches must begin epochs together, but this one is in epoch {own} of its loader "
-    "while another is in epoch {other}: call iter(loader) equally often in all ranks"
+    "all ranks that share dealt batches must begin epochs together, but this rank is in epoch {own} of its "
+    "loader while another is in epoch {other}: call iter(loader) equally often in all ranks"
 )
 
 
@@ -67,7 +68,7 @@ class Needs:
                 known.pop(receiver, None)
 
     def forget(self, bundle: bytes) -> None:
-        """The session is over."""
+        """The session has ended."""
         self._of.pop(bundle, None)
 
 

@@ -36,9 +36,9 @@ class Ends:
     def of_code(self, code: int) -> End:
         """Describes an exit code in the form that `subprocess` uses."""
         if code == -signal.SIGKILL:
-            return self.unknown(f"was ended by {signal_name(-code)}")
+            return self.unknown(f"was killed by {signal_name(-code)}")
         if code < 0:
-            return End(f"was ended by {signal_name(-code)}")
+            return End(f"was killed by {signal_name(-code)}")
         return End(f"ended with exit code {code}")
 
     def unknown(self, text: str) -> End:

@@ -98,7 +98,7 @@ class Feeding:
         self._building = 0
         self._queued = 0
         self.freed: list[Any] = []
-        """Bodies that were sent or given up; the shell collects them."""
+        """Bodies that were sent or dropped; the shell collects them."""
         self._serial = 0
         self._history: deque[tuple[int, TaskEvent]] = deque(maxlen=_HISTORY)
 

@@ -85,7 +85,7 @@ class IllegalTransition(Exception):
 
     def __init__(self, task: Task, event: TaskEvent, history: Iterable[tuple[int, TaskEvent]]) -> None:
         events = [(serial, past.name) for serial, past in history]
-        super().__init__(f"{task} cannot take {event.name}; last events (task, event): {events}")
+        super().__init__(f"{task} cannot handle {event.name}; last events (task, event): {events}")
 
 
 @dataclass(slots=True, eq=False)

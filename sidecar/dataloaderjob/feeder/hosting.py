@@ -162,7 +162,7 @@ class Host(ReapingLoop):
                     for f in self.feeders.values()
                 ]
                 return {"type": "feeders", "feeders": listed}
-        return {"type": "error", "message": f"start, kill or list is needed, found {message.get('type')!r}"}
+        return {"type": "error", "message": f"expected start, kill or list, got {message.get('type')!r}"}
 
 
 def _become_feeder(
@@ -213,12 +213,12 @@ def _host_many(zygote: Zygote, path: str) -> int:
 
 def main(zygote: Zygote) -> int:
     parser = argparse.ArgumentParser(description="forks feeders")
-    parser.add_argument("--settings", type=Path, help="JSON file of FeederSettings: one feeder")
-    parser.add_argument("--listen", help="Unix socket for requests: any number of feeders")
+    parser.add_argument("--settings", type=Path, help="JSON file of FeederSettings, to start one feeder")
+    parser.add_argument("--listen", help="Unix socket for requests, to start any number of feeders")
+    parser.add_argument("--parent", type=int, help="pid of the parent process, with which this one ends")
     parser.add_argument(
-        "--parent", type=int, help="pid of the process that starts this one; this one ends with it"
+        "--ready-fd", type=int, help="file descriptor for the ready message, instead of stdout"
     )
-    parser.add_argument("--ready-fd", type=int, help="descriptor for the ready message, instead of stdout")
     args = parser.parse_args()
     if args.parent is not None:
         die_with_parent(args.parent)

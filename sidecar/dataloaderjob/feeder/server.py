@@ -24,10 +24,11 @@ from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.blobs import SLOTS, Bundle
 from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
 from dataloaderjob.core.frames import Flag, FrameKind, Header, base_seed_of
+from dataloaderjob.core.handshake import DATA, new_key
 from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import SEE_OUTPUT, allow_all_files, end_as
 from dataloaderjob.core.settings import FeederSettings, read_key
-from dataloaderjob.core.sockets import DATA, new_key, on_machine
+from dataloaderjob.core.sockets import on_machine
 from dataloaderjob.core.supervision import Cause
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
@@ -101,7 +102,7 @@ class FeederServer:
             try:
                 self._acceptors.append(acceptor(on_machine(self.instance), 0))
             except OSError as exc:
-                log.info("%s: receivers on this machine also get batches over TCP: %s", settings.name, exc)
+                log.info("%s: receivers on this machine get batches over TCP, too: %s", settings.name, exc)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -215,10 +216,10 @@ class FeederServer:
             try:
                 self._take(connection)
             except ProtocolError as exc:
-                log.warning("%s: a receiver's connection is closed: %s", self.settings.name, exc)
+                log.warning("%s: closed a receiver's connection: %s", self.settings.name, exc)
                 alive = False
             except Exception:
-                log.exception("%s: a receiver's connection is closed", self.settings.name)
+                log.exception("%s: closed a receiver's connection", self.settings.name)
                 alive = False
         if alive:
             self._flush({connection})
@@ -236,7 +237,7 @@ class FeederServer:
         self._settle()
 
     def _flush(self, connections: set[ReceiverConnection]) -> None:
-        """Sends what the sockets accept now, and the rest when they accept more."""
+        """Sends as much as the sockets accept now, and the rest later."""
         for connection in connections:
             if connection.closed:
                 continue

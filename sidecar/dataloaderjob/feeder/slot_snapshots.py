@@ -1,5 +1,5 @@
-"""Snapshots of slots, from which another builder can make a slot again. They are handed out once a trial has shown that
-the first of them brings back what the dataset's iterator had.
+"""Snapshots of slots, from which another builder can rebuild a slot. They are handed out only after a trial
+has shown that the first of them restores the dataset's iterator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRIED_AFTER = 1
 
 
 class SnapshotReceiver(Protocol):
-    """The feeder's loop as the receiver of snapshots and of what is to be said about them."""
+    """The feeder's loop, as the receiver of snapshots and of warnings about them."""
 
     def snapshot(self, bundle: Bundle, made: int, data: bytes) -> None: ...
     def say(self, bundle: Bundle, text: str) -> None: ...
@@ -54,11 +54,11 @@ class SlotSnapshots:
             if session.channel is not None:
                 session.channel.post(MessageKind.NO_STATE)
             why = (
-                "could not be tried: it yielded no batch"
+                "could not be tested: it yielded no batch"
                 if found is None
-                else "does not bring back what its iterator had (a shuffle buffer?)"
+                else "does not restore its iterator's state completely (does it have a shuffle buffer?)"
             )
-            self.say(session, f"its state_dict() {why}: it is made again from its start, not from its state")
+            self.say(session, f"its state_dict() {why}: it is rebuilt from its beginning, not from its state")
 
     def received(self, session: Session, message: Message) -> None:
         """Keeps a builder's snapshot, and hands it out if the first one was exact."""

@@ -37,7 +37,7 @@ class NoClock:
         return on_sample
 
     def fetched(self) -> None:
-        """The last sample is made; collate_fn follows."""
+        """The last sample is complete; collate_fn follows."""
 
     def made(self) -> None:
         """collate_fn has returned; the batch is encoded next."""
@@ -47,7 +47,8 @@ class NoClock:
 
 
 def open_clock(folder: Path | None, feeder: str, queued_time: QueuedTime, *, by_sample: bool) -> NoClock:
-    """Makes this process's file, if there is such a folder and room in it. `by_sample`: samples are made one by one."""
+    """Creates this process's file, if the folder exists and has room. `by_sample`: samples are made one by
+    one."""
     if folder is None or not folder.is_dir():
         return NoClock()
     with contextlib.suppress(OSError, ValueError):

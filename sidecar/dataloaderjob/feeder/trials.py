@@ -19,9 +19,9 @@ from dataloaderjob.feeder.bundles import Templates
 from dataloaderjob.feeder.channel import Channel, MessageKind, Session, SharedBuffer, Template, Watching
 
 LIMIT_S = 120.0
-"""A trial that takes longer is given up and counts as having made no batch."""
+"""A trial that takes longer is aborted and counts as having made no batch."""
 Verdict = Callable[[int | None], None]
-"""Receives the digest of the batch that was made again; None if none was made."""
+"""Receives the digest of the rebuilt batch; None if no batch was made."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,7 @@ class Trials:
         channel.post(MessageKind.BUILD, a=1, payload=ticket)
 
     def end(self, session: Session) -> None:
-        """Ends the trials of a session that is over."""
+        """Ends the trials of a session that has ended."""
         for trial in [trial for trial in self._live if trial.session is session]:
             self._close(trial)
 

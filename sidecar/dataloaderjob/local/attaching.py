@@ -38,8 +38,8 @@ def variables(run: LiveRun) -> dict[str, str]:
     attach = run.about.get("attach")
     if attach is None:
         raise InputError(
-            f"{run.name} starts its own trainers, and others cannot attach: set spec.trainers.attach instead of "
-            "spec.trainers.job in its manifest"
+            f"{run.name} starts its own trainers, so others cannot attach: set spec.trainers.attach "
+            "instead of spec.trainers.job in its manifest"
         )
     return {SOCKET_VARIABLE: str(run.about["socket"]), **attach["env"]}
 
@@ -69,9 +69,9 @@ def find_attachable(name: str | None, folder: str | None) -> LiveRun:
     if not named:
         others = ", ".join(run.name for run in live)
         found = f"; found: {others}" if others else ": start one with `dataloaderjob run job.yaml`"
-        raise InputError(f"{wanted} of yours is live on this machine{found}")
+        raise InputError(f"{wanted} of yours is running on this machine{found}")
     which = ", ".join(f"{run.home} ({run.name})" for run in named)
-    raise InputError(f"found {len(named)} runs: choose one with --dir, out of {which}")
+    raise InputError(f"found {len(named)} runs: choose one of them with --dir: {which}")
 
 
 class Attached:
@@ -111,7 +111,7 @@ class Change(Enum):
     ATTACHED = auto()
     """A process is attached."""
     SCALED = auto()
-    """Somebody has asked for feeders although no process is attached."""
+    """Somebody has requested feeders although no process is attached."""
 
 
 TRANSITIONS: dict[tuple[Activity, Change], Activity] = {

@@ -193,7 +193,8 @@ class Child:
                 os.killpg(self.pid, number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for the end, and passes output to the callback meanwhile; returns False if it does not come in time."""
+        """Waits for the child to end, passing its output to the callback; returns False if it does not end in
+        time."""
         deadline = time.monotonic() + timeout_s
         while self.code is None:
             left_s = deadline - time.monotonic()
@@ -230,7 +231,7 @@ def check_words(name: str, args: Sequence[str], env: Mapping[str, str]) -> None:
     ]:
         if "\0" in text:
             raise InputError(
-                f"a process cannot be given the character NUL, found in {what} of {name}: remove it"
+                f"{what} of {name} contains the character NUL, which cannot be passed to a process: remove it"
             )
 
 

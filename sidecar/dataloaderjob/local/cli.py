@@ -57,15 +57,18 @@ def make_parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--provider", choices=PROVIDERS, default=PROVIDERS[0],
-        help="start feeders with ray, as on a cluster (default), or as local processes of this machine",
+        help="start feeders with ray, as on a cluster (default), or as local processes on this machine",
     )  # fmt: skip
     run.add_argument(
         "--record", type=Path, metavar="FOLDER",
-        help="record what each rank consumes, for verify and replay; give a resumed run the same folder",
+        help=(
+            "record the batches that each rank consumes, for verify and replay; use the same folder for a "
+            "resumed run"
+        ),
     )  # fmt: skip
     run.set_defaults(command=subcommands.run)
     _add_env(commands)
-    status = commands.add_parser("status", help="show what is running on this machine")
+    status = commands.add_parser("status", help="show the runs on this machine")
     status.add_argument("--dir", help="show only the run with this folder, as listed by status")
     status.add_argument(
         "--watch", action="store_true", help="keep refreshing until nothing runs or you press Ctrl-C"
@@ -73,7 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     status.set_defaults(command=subcommands.status)
     scale = commands.add_parser("scale", help="change spec.feeders.replicas of a run on this machine")
     scale.add_argument("replicas", type=int, help="the new number of replicas")
-    scale.add_argument("--dir", help="folder of the run, needed if several are running")
+    scale.add_argument("--dir", help="folder of the run, required if several are running")
     scale.set_defaults(command=subcommands.scale)
     _add_report(commands)
     _add_inject(commands)
@@ -86,7 +89,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_advise(commands: Any) -> None:
     advise = commands.add_parser(
-        "advise", help="watch an unchanged script, and say whether feeders would help, and how many",
+        "advise", help="observe an unchanged script, and report whether feeders would help, and how many",
         description="Runs a script with torch's DataLoader, times its steps with and without input, makes a few "
         "batches, prints the advice, and ends the script. It needs neither feeders nor Ray. The script's output goes "
         "to standard error.",
@@ -95,13 +98,13 @@ def _add_advise(commands: Any) -> None:
     advise.add_argument("--steps", type=int, default=50, metavar="N", help="steps to observe (default: 50)")
     advise.add_argument(
         "--timeout", type=float, default=90, metavar="S",
-        help="judge by what was seen after this many seconds (default: 90)",
+        help="stop observing after this number of seconds (default: 90)",
     )  # fmt: skip
     advise.add_argument(
         "--link",
         type=float,
         metavar="GBIT",
-        help="speed of the link into the trainer's node, in Gbit/s (default: unlimited)",
+        help="bandwidth of the link into the trainer's node, in Gbit/s (default: unlimited)",
     )
     advise.add_argument(
         "--json", action="store_true", help="print JSON: input_bound, gain, feeders, limit and more"
@@ -118,8 +121,10 @@ def _add_advise(commands: Any) -> None:
 def _add_report(commands: Any) -> None:
     report = commands.add_parser(
         "report", help="write a page about a run: waiting, feeders and their events, slow samples, CPU, the verdict",
-        description="Writes one HTML file about a live run, or about one that was started with --record. The file "
-        "opens without a network.",
+        description=(
+            "Writes one HTML file about a live run, or about one that was started with --record. The file "
+            "can be opened offline."
+        ),
     )  # fmt: skip
     report.add_argument(
         "run", nargs="?", metavar="RUN",
@@ -135,12 +140,14 @@ def _add_report(commands: Any) -> None:
 def _add_env(commands: Any) -> None:
     env = commands.add_parser(
         "env", help="print the variables that attach your own training scripts to a run on this machine",
-        description="Prints commands of sh that attach a shell's processes to a run whose manifest has "
-        'spec.trainers.attach: eval "$(dataloaderjob env NAME)". If there is no such run, it prints only an error, and '
-        "the shell stays as it is.",
+        description=(
+            "Prints sh commands that attach a shell's processes to a run whose manifest has "
+            "spec.trainers.attach: eval \"$(dataloaderjob env NAME)\". If there is no such run, it prints "
+            "only an error, and the shell is unchanged."
+        ),
     )  # fmt: skip
     env.add_argument("name", nargs="?", metavar="NAME", help="name of the job (default: the only run)")
-    env.add_argument("--dir", help="folder of the run, needed if several have the same name")
+    env.add_argument("--dir", help="folder of the run, required if several have the same name")
     how = env.add_mutually_exclusive_group()
     how.add_argument("--unset", action="store_true", help="print the commands that detach the shell again")
     how.add_argument("--json", action="store_true", help="print a JSON object of variables, for a notebook")
@@ -150,16 +157,18 @@ def _add_env(commands: Any) -> None:
 def _add_inject(commands: Any) -> None:
     inject = commands.add_parser(
         "inject", help="add the sidecar of a job with spec.trainers.attach to the pod templates of a file",
-        description="Adds the sidecar to pod templates with the label dataloading.dev/inject: NAME, in objects of any "
-        "kind that is known. All other lines remain as they are. Injecting a file twice is the same as injecting it "
-        "once.",
+        description=(
+            "Adds the sidecar to pod templates with the label dataloading.dev/inject: NAME, in objects of "
+            "all known kinds. All other lines remain unchanged. Injecting a file twice has the same result "
+            "as injecting it once."
+        ),
     )  # fmt: skip
     inject.add_argument(
         "-f", "--filename", required=True, metavar="FILE", help="YAML or JSON file; - for stdin"
     )
     inject.add_argument(
         "-j", "--job-file", metavar="FILE",
-        help="file with the DataLoaderJob; - for stdin (default: the file of -f has it too)",
+        help="file with the DataLoaderJob; - for stdin (default: the file given with -f)",
     )  # fmt: skip
     inject.add_argument(
         "--job",
@@ -167,14 +176,17 @@ def _add_inject(commands: Any) -> None:
         help="also inject pod templates without the label, and label them with this job",
     )
     inject.add_argument("-o", "--output", metavar="FILE", help="write to this file (default: stdout)")
-    inject.add_argument("--in-place", action="store_true", help="change the file of -f")
+    inject.add_argument("--in-place", action="store_true", help="change the file given with -f")
     inject.add_argument(
         "--sidecar-image", metavar="IMAGE",
-        help="sidecar image for a job that names none, as in the chart's values (default: the chart's default)",
+        help=(
+            "sidecar image for a job that does not name one, as in the chart's values (default: the "
+            "chart's default)"
+        ),
     )  # fmt: skip
     inject.add_argument(
         "--sidecar-pull-secret", action="append", default=[], metavar="NAME",
-        help="pull secret for that image in the namespace of the pods; may be repeated",
+        help="pull secret for that image in the pods' namespace; may be repeated",
     )  # fmt: skip
     inject.set_defaults(command=subcommands.inject)
 
@@ -189,11 +201,13 @@ def _add_map(commands: Any) -> None:
         "script", type=Path, help='a Python script; code below if __name__ == "__main__": does not run'
     )
     map_.add_argument(
-        "dataset", help="name in the script of a dataset with __len__, or of a function that returns one"
+        "dataset", help="name, in the script, of a dataset with __len__, or of a function that returns one"
     )
     map_.add_argument(
-        "function", help="name in the script of a function, a torch.nn.Module, or a class whose instances can be "
-        "called; it is called with a batch and returns a dict of columns, or one column",
+        "function", help=(
+            "name, in the script, of a function, a torch.nn.Module, or a class with callable instances; it "
+            "is called with a batch and returns a dict of columns, or one column"
+        ),
     )  # fmt: skip
     map_.add_argument(
         "--output", type=Path, required=True, metavar="FOLDER",
@@ -204,47 +218,57 @@ def _add_map(commands: Any) -> None:
     )
     map_.add_argument(
         "--collate-fn", metavar="NAME",
-        help="name in the script of the function that collates a list of samples (default: torch's default_collate)",
+        help=(
+            "name, in the script, of the function that collates a list of samples (default: torch's "
+            "default_collate)"
+        ),
     )  # fmt: skip
     map_.add_argument(
         "--rows-per-file", type=int, default=8192, metavar="N",
-        help="rows in a file, rounded up to whole batches; an interruption loses at most one file's work "
-        "(default: 8192)",
+        help=(
+            "rows per file, rounded up to whole batches; an interruption loses the work on at most one "
+            "file (default: 8192)"
+        ),
     )  # fmt: skip
     map_.add_argument(
         "--feeders", type=int, metavar="N",
-        help="number of feeders; 0 does the work in this process, for debugging (default: as for a loader)",
+        help=(
+            "number of feeders; with 0, this process does the work, for debugging (default: as for a "
+            "loader)"
+        ),
     )  # fmt: skip
     map_.set_defaults(command=subcommands.map_)
 
 
 _TRUST = (
-    "This runs the code in the record: use only records that you trust. A record that another user owns, or could have "
-    "changed, is refused unless --trust names that user."
+    "This command runs the code in the record: use only records that you trust. It refuses a record that "
+    "another user owns or could have changed, unless --trust names that user."
 )
 
 
 def _add_trust(parser: Any) -> None:
     parser.add_argument(
         "--trust", action="append", default=[], metavar="USER",
-        help="run the code of records that this user owns; may be repeated (default: only your own and root's)",
+        help="run code from records that this user owns; may be repeated (default: only your own and root's)",
     )  # fmt: skip
 
 
 def _add_verify(commands: Any) -> None:
     verify = commands.add_parser(
-        "verify", help="compare two recorded runs, or one with its dataset",
-        description="Compares what two runs consumed, or what one run consumed with what its code and data produce "
-        f"here, and names the first difference. {_TRUST} Exit codes: 0 equal, 1 different, 2 inconclusive; see "
-        "standard error.",
+        "verify", help="compare two recorded runs, or one run with its dataset",
+        description=(
+            "Compares the batches that two runs consumed, or those that one run consumed with those that "
+            f"its code and data produce here, and names the first difference. {_TRUST} Exit codes: 0 "
+            "equal, 1 different, 2 inconclusive; see standard error."
+        ),
     )  # fmt: skip
     verify.add_argument("record", type=Path, help="the --record folder of a run")
     verify.add_argument(
-        "other", type=Path, nargs="?", help="folder of another run; if omitted, batches are made again"
+        "other", type=Path, nargs="?", help="folder of another run; if omitted, batches are rebuilt"
     )
     verify.add_argument("--epoch", type=int, metavar="E", help="check only this epoch; the first is 0")
     verify.add_argument(
-        "--sample", type=int, metavar="N", help="make only N evenly spaced batches again, not all"
+        "--sample", type=int, metavar="N", help="rebuild only N evenly spaced batches, not all"
     )
     _add_trust(verify)
     verify.set_defaults(command=subcommands.verify, failed=EXIT_TROUBLE)
@@ -252,15 +276,17 @@ def _add_verify(commands: Any) -> None:
 
 def _add_replay(commands: Any) -> None:
     replay = commands.add_parser(
-        "replay", help="make one recorded batch again in this process",
-        description="Makes one batch of a recorded run again in this process and compares it with what was consumed. "
-        f"{_TRUST} Exit codes: 0 equal, 1 different, 2 inconclusive; see standard error.",
+        "replay", help="rebuild one recorded batch in this process",
+        description=(
+            "Rebuilds one batch of a recorded run in this process and compares it with the batch that was "
+            f"consumed. {_TRUST} Exit codes: 0 equal, 1 different, 2 inconclusive; see standard error."
+        ),
     )  # fmt: skip
     replay.add_argument("record", type=Path, help="the --record folder of a run")
     replay.add_argument("--rank", default="0", metavar="R", help="the rank (default: 0)")
     replay.add_argument(
         "--loader", type=int, default=0, metavar="L",
-        help="number of the loader, in the order of creation in the script (default: 0)",
+        help="number of the loader, in order of creation in the script (default: 0)",
     )  # fmt: skip
     replay.add_argument(
         "--epoch", type=int, required=True, metavar="E", help="the loader's epoch; the first is 0"

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core import folders, keys, places, supervision, timings
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
+from dataloaderjob.core.handshake import new_key
 from dataloaderjob.core.keys import Holder
 from dataloaderjob.core.settings import SidecarSettings, dump
-from dataloaderjob.core.sockets import new_key
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import reaper
 from dataloaderjob.local.children import Child, Command, Loop, Started
@@ -189,12 +189,12 @@ class LocalCluster:
         self._loop.every(LOOK_S, self._look)
 
     def note(self, who: str, kind: str, what: str) -> None:
-        """Adds an event to what a report shows."""
+        """Adds an event to the data for a report."""
         if self._keeper is not None:
             self._keeper.tell(who, kind, what)
 
     def _new_keeper(self, about: Mapping[str, Any]) -> Keeper | None:
-        """Begins what a report needs; a folder that cannot be written to costs only the report."""
+        """Starts collecting data for a report; if the folder is not writable, only the report is lost."""
         folder = self.home / REPORT
         if self._record is not None:
             folder = self._record / REPORT / f"{time.time_ns()}-{os.getpid()}"
@@ -205,7 +205,7 @@ class LocalCluster:
         try:
             return Keeper(folder, self.home / timings.TIMES, told)
         except OSError as exc:
-            self._show("run", f"no report can be made of this run: {exc}", True)
+            self._show("run", f"cannot make a report of this run: {exc}", True)
             return None
 
     def _polled(self) -> None:
@@ -284,8 +284,8 @@ class LocalCluster:
     def _head_lost(self, number: int, why: str, feeders_live: bool) -> None:
         if number == self.policy.head_number:
             what = why.splitlines()[-1]
-            self._show("run", f"Ray head {number} is lost ({what}): starting another", True)
-            self.note(f"Ray head {number}", SERVICE, f"is lost ({what}): another is started")
+            self._show("run", f"Ray head {number} was lost ({what}): starting another", True)
+            self.note(f"Ray head {number}", SERVICE, f"was lost ({what}): starting another")
         self._do(self.policy.head_lost(number, why, time.monotonic(), feeders_live=feeders_live))
 
     # Children
@@ -393,7 +393,7 @@ class LocalCluster:
     # The end
 
     def end_sidecar(self) -> None:
-        """Ends the sidecar for good and removes its socket. Safe to call twice."""
+        """Ends the sidecar permanently and removes its socket. Safe to call twice."""
         if self._sidecar_over:
             return
         self._sidecar_over = True

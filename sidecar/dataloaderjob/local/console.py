@@ -1,5 +1,5 @@
-"""Output of a run: prefixed lines of its processes, and a summary at the end. A terminal shows a table below the lines;
-other outputs get progress lines. The output of `dataloaderjob status` is made here, too.
+"""Output of a run: prefixed lines of its processes, and a summary at the end. A terminal shows a table below
+the lines; other outputs get progress lines. The output of `dataloaderjob status` is also rendered here.
 
 `rich` is imported when a table is drawn, and nowhere else in the package.
 """
@@ -71,7 +71,7 @@ class Console:
         self._wrote_at = -HELD_S
 
     def line(self, who: str, text: str, is_err: bool) -> None:
-        """Writes `[who] text`, or the text alone if `who` is empty."""
+        """Writes `[who] text`, or only the text if `who` is empty."""
         stream = self._err if is_err else self._out
         self._write(stream, f"[{who}] {text}" if who else text)
 
@@ -351,7 +351,10 @@ def status_lines(run: LiveRun, history: History) -> Iterator[str]:
     if (until := run.kept_until) is not None:
         is_today = time.localtime(until)[:3] == time.localtime()[:3]
         at = time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M", time.localtime(until))
-        yield f"  free for the next script until {at} (DATALOADERJOB_KEEP); kill {run.about['pid']} ends it"
+        yield (
+            f"  available to the next script until {at} (DATALOADERJOB_KEEP); `kill {run.about['pid']}` "
+            "ends it"
+        )
     if (attach := run.about.get("attach")) is not None:
         here = f"{len(found.receivers)} of {attach['processes']} trainer processes attached"
         yield f"  {here}; to attach a shell: {how_to_attach(run.name)}"

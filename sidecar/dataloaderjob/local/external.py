@@ -1,4 +1,5 @@
-"""A Ray cluster that exists without the run: what a run needs of it, and the check before anything is started."""
+"""A Ray cluster that exists independently of the run: its requirements, and the check before anything is
+started."""
 
 from __future__ import annotations
 
@@ -65,8 +66,8 @@ def checked(ray: ExternalRay, env: Mapping[str, str] = os.environ) -> ExternalRa
         socket.create_connection(parse_address(ray.address), timeout=CONNECT_S).close()
     except (OSError, ValueError) as exc:
         raise InputError(
-            f"a Ray cluster is needed at {FIELD}, and nothing can be reached at {ray.address} ({exc}): start it, or "
-            "change the address"
+            f"cannot reach the Ray cluster of {FIELD} at {ray.address} ({exc}): start it, or change the "
+            "address"
         ) from exc
     answer = _ask(ray.address, ray_env(env, without_ray(env)))
     if "error" in answer:
@@ -81,10 +82,10 @@ def _ask(address: str, env: Mapping[str, str]) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired as exc:
         raise InputError(
-            f"a Ray cluster is needed at {FIELD}, and {address} did not answer as one within {CHECK_S:.0f} s: set "
+            f"{address}, the Ray cluster of {FIELD}, did not respond as a GCS within {CHECK_S:.0f} s: set "
             "the host:port of its GCS"
         ) from exc
     except (IndexError, ValueError) as exc:
         words = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise InputError(f"Ray could not be asked about {address}: {words}") from exc
+        raise InputError(f"could not query Ray about {address}: {words}") from exc
     return answer

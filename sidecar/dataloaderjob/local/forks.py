@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from dataloaderjob.core.keep import keep_seconds
 from dataloaderjob.core.places import (
     HOST_NAME,
     IMPORTED_NAME,
     IMPORTED_VARIABLE,
-    KEEP_VARIABLE,
     PATH_VARIABLE,
     RUN_VARIABLE,
 )
@@ -52,7 +52,7 @@ def host_command(path: str) -> list[str]:
 def fork_host(folder: str) -> Forked:
     """Starts the feeder host of the private service in this folder."""
     env = {**environments(os.environ)[1], RUN_VARIABLE: os.environ[RUN_VARIABLE]}
-    if os.environ.get(KEEP_VARIABLE):
+    if keep_seconds():
         env[IMPORTED_VARIABLE] = f"{folder}/{IMPORTED_NAME}"
     return fork("host", host_command(f"{folder}/{HOST_NAME}"), env, os.getcwd())
 

@@ -61,8 +61,9 @@ class RayHead(RayNode):
     def start(self) -> None:
         """Starts the processes; returns before they are up. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not self.token_path.exists():
-            fd = os.open(self.token_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        token_path = self.folder / "token"
+        if not token_path.exists():
+            fd = os.open(token_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(fd, "w") as out:
                 out.write(secrets.token_hex(32))
         options = ["--head", "--no-monitor", "--port=0", "--include-dashboard=false"]
@@ -135,7 +136,9 @@ class Heads:
         try:
             up = head.poll_up() is not None and len(head.vital_pidfds()) == 2
             if not up and time.monotonic() > deadline:
-                raise ServiceError(f"Ray's head was not up after {UP_S:.0f} s; its log is {head.log_path}")
+                raise ServiceError(
+                    f"Ray's head did not start within {UP_S:.0f} s; its log is {head.log_path}"
+                )
         except ServiceError as exc:
             self._lost(number, str(exc), False)
             return

@@ -29,9 +29,12 @@ SIDECAR_IMAGE = f"ghcr.io/dataloaderjob/sidecar:{__version__}"
 """The chart's default."""
 HINTS: Mapping[tuple[str, str], str] = {
     ("trainer.kubeflow.org", "TrainJob"): "its pods come from a runtime: inject the runtime",
-    ("argoproj.io", "Workflow"): f"its templates are no pod templates: add the label {LABEL} to their metadata.labels",
-    ("argoproj.io", "WorkflowTemplate"): f"its templates are no pod templates: add the label {LABEL} to their "
-    "metadata.labels",
+    ("argoproj.io", "Workflow"): (
+        f"its templates are not pod templates: add the label {LABEL} to their metadata.labels"
+    ),
+    ("argoproj.io", "WorkflowTemplate"): (
+        f"its templates are not pod templates: add the label {LABEL} to their metadata.labels"
+    ),
 }  # fmt: skip
 """Kinds by group and name, and what to do instead."""
 
@@ -114,13 +117,13 @@ class _Work:
         source = self.request.manifest or self.request.source
         if named:
             raise InputError(
-                f"the pods are in namespace {namespace}, DataLoaderJob {name} in {named[0].metadata.namespace}: a job "
-                "serves the pods of its own namespace"
+                f"the pods are in namespace {namespace}, but DataLoaderJob {name} is in "
+                f"{named[0].metadata.namespace}: a job serves only pods in its own namespace"
             )
         others = ", ".join(job.name for job in self.jobs)
         raise InputError(
-            f"the job is {name}, and {source} has {f'only {others}' if others else f'no {KIND}'}: give its manifest "
-            "with -j"
+            f"the job is {name}, but {source} has {f'only {others}' if others else f'no {KIND}'}: give the "
+            "job's manifest with -j"
         )
 
     def _unknown(self, thing: Any, where: str) -> None:
@@ -128,11 +131,11 @@ class _Work:
             return
         group = str(thing.get("apiVersion")).rpartition("/")[0]
         if hint := HINTS.get((group, str(thing.get("kind")))):
-            self.notices.append(f"{where} is left as it is: {hint}")
+            self.notices.append(f"{where} is left unchanged: {hint}")
         elif thing.get("kind") != KIND and _has_containers(thing):
             self.notices.append(
-                f"{where} is left as it is: the places of its pod templates are unknown. Add the label {LABEL} to its "
-                "pods, which the cluster then injects"
+                f"{where} is left unchanged: the places of its pod templates are unknown. Add the label "
+                f"{LABEL} to its pods, which the cluster then injects"
             )
 
     def _misplaced(self, data: Any, templates: Sequence[FoundTemplate], document: Document) -> None:
@@ -157,7 +160,10 @@ def injected_text(text: str, request: Request, jobs: Sequence[DataLoaderJob] = (
     work = _Work(request, known, [])
     wanted = [work.document(document) for document in documents]
     if not work.count:
-        missing = f"no pod template has the label {LABEL}: add it with the name of the job, or name the job with --job"
+        missing = (
+            f"no pod template has the label {LABEL}: add it with the job's name as its value, or name the "
+            "job with --job"
+        )
         raise InputError("\n".join(f"{request.source}: {line}" for line in (*work.notices, missing)))
     changed = wanted != [document.data for document in documents]
     return Injected(
@@ -180,9 +186,9 @@ def _edited(text: str, wanted: list[Any], source: str) -> str:
 def run(request: Request, output: str | None, *, in_place: bool) -> None:
     """Reads, injects and writes. Raises InputError, and then has written nothing."""
     if in_place and (output is not None or request.source == STDIN):
-        raise InputError("--in-place changes the file of -f: leave out -o, and name a file")
+        raise InputError("--in-place changes the file given with -f: omit -o, and name a file")
     if request.source == request.manifest == STDIN:
-        raise InputError("standard input is one file: name the other one")
+        raise InputError("standard input can be only one of the files: name the other one")
     jobs = [] if request.manifest is None else parse_jobs(_read(request.manifest), request.manifest)
     found = injected_text(_read(request.source), request, jobs)
     for notice in found.notices:

@@ -12,7 +12,6 @@ OVER       no trainer lives
 
 from __future__ import annotations
 
-import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from pydantic import BaseModel
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.base import spell
+from dataloaderjob.api.environment import add_env, expand, feeder_env
 from dataloaderjob.api.feeders import CONTAINER as FEEDER_CONTAINER
 from dataloaderjob.api.pods import Container, EnvVar, PodSpec
 from dataloaderjob.core.autoscaling import Bounds
@@ -49,7 +49,6 @@ _IGNORED_JOB = ("ttlSecondsAfterFinished", "managedBy")
 _IGNORED_POD = ("volumes", "initContainers", "securityContext", "imagePullSecrets")
 _IGNORED_CONTAINER = ("image", "resources", "volumeMounts", "envFrom", "ports", "securityContext")
 _IGNORED_SIDECAR = ("image", "resources", "scratch", "metricsPort", "securityContext")
-_REFERENCE = re.compile(r"\$(?:\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +100,7 @@ def plan(
 ) -> RunPlan:
     """`folder`: the manifest's folder. `env`: this process's environment, which trainers and feeders inherit.
 
-    Raises InputError for what a cluster could run and one machine cannot.
+    Raises InputError for a manifest that only a cluster can run.
     """
     spec = job.spec
     cwd = folder if spec.trainers.attached else folder / (_container(job).working_dir or "")
@@ -130,8 +129,9 @@ def _container(job: DataLoaderJob) -> Container:
     container = job.spec.trainers.own.container
     if not container.command:
         raise InputError(
-            f"job {job.name} has no command, and one machine runs no image with an entrypoint: set "
-            'spec.trainers.job.template.spec.containers[0].command, such as ["python", "train.py"]'
+            f"job {job.name} has no command, and `dataloaderjob run` does not use the image's entrypoint: "
+            'set spec.trainers.job.template.spec.containers[0].command, such as ["python", '
+            '"train.py"]'
         )
     return container
 
@@ -160,20 +160,6 @@ def inherited_env(env: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def add_env(base: Mapping[str, str], variables: tuple[EnvVar, ...]) -> dict[str, str]:
-    """Adds a container's variables to `base`, in order; `$(OTHER)` is expanded as Kubernetes does."""
-    env = dict(base)
-    for variable in variables:
-        if variable.value_from is None:
-            env[variable.name] = expand(variable.value or "", env)
-    return env
-
-
-def expand(text: str, env: Mapping[str, str]) -> str:
-    """Replaces `$(NAME)` with its value and `$$` with `$`; a reference to an unknown name is kept as is."""
-    return _REFERENCE.sub(lambda m: "$" if m[1] is None else env.get(m[1], m[0]), text)
-
-
 def _trainer(
     job: DataLoaderJob, replica: int, inherited: Mapping[str, str], *, master_port: int
 ) -> TrainerPlan:
@@ -189,14 +175,11 @@ def _trainer(
 
 def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str], provider: str) -> ServicePlan:
     spec = job.spec
-    feeder_env = add_env(inherited, spec.data.env)
-    for container in spec.feeders.template.spec.containers:
-        if container.name == FEEDER_CONTAINER:
-            feeder_env = add_env(feeder_env, container.env)
-    feeder_env.setdefault("PYTHONHASHSEED", "0")  # sets iterate alike in all feeders
+    for_feeders = feeder_env(spec, inherited)
+    for_feeders.setdefault("PYTHONHASHSEED", "0")  # sets iterate alike in all feeders
     return ServicePlan(
         job=job.name, num_feeders=spec.feeders.count, env=inherited, sidecar_env=add_env(inherited, spec.sidecar.env),
-        feeder_env=feeder_env, feeder_cwd=cwd, provider=provider,
+        feeder_env=for_feeders, feeder_cwd=cwd, provider=provider,
         tuning=spec.ray.own.tuning.settings(), tasks=spec.ray.own.room(), external=_external(job, provider),
         loader=spec.loader_settings(replicas=max(1, spec.trainers.replicas)),
     )  # fmt: skip
@@ -206,12 +189,15 @@ def _external(job: DataLoaderJob, provider: str) -> ExternalRay | None:
     spec = job.spec
     if provider != RAY or spec.ray.external is None:
         return None
-    env = add_env({}, spec.data.env)
-    for container in spec.feeders.template.spec.containers:
-        if container.name == FEEDER_CONTAINER:
-            env = add_env(env, container.env)
+    if spec.ray.external.address is None:
+        raise InputError(
+            f'spec.ray.external.rayCluster: found "{spec.ray.external.ray_cluster}"; use spec.ray.external.address: '
+            "one machine has no RayClusters"
+        )
     return ExternalRay(
-        address=spec.ray.external.address, feeder_resources=spec.feeders.ray_resources(), feeder_env=env
+        address=spec.ray.external.address,
+        feeder_resources=spec.feeders.ray_resources(),
+        feeder_env=feeder_env(spec, {}),
     )
 
 
@@ -223,6 +209,8 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
     yield from _given(spec, _IGNORED_JOB, "spec")
     if provider == RAY:
         yield from _given(spec.ray.own, ("head",), "spec.ray.managed")
+        if spec.ray.external is not None:
+            yield from _given(spec.ray.external, ("tokenSecretRef", "resources"), "spec.ray.external")
     else:
         yield from _given(spec, ("ray",), "spec")
     yield from _given(spec.data, ("volumes", "volumeMounts", "envFrom"), "spec.data")
@@ -293,7 +281,7 @@ class RunEvent(Enum):
     STOP = auto()
     """A signal, a deadline, or the service broke."""
     GRACE = auto()
-    """The state's grace is over."""
+    """The state's grace period has ended."""
     ALL_ENDED = auto()
 
 

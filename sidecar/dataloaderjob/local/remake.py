@@ -24,7 +24,7 @@ from dataloaderjob.core.records import Record, Recorded
 if TYPE_CHECKING:
     from dataloaderjob.making.remaking import Remaker
 
-_CANNOT = "recorded batches cannot be made again here"
+_CANNOT = "recorded batches cannot be rebuilt here"
 _loaded: list[Remaker] = []
 """The child's remaker, in the child only."""
 
@@ -49,7 +49,8 @@ def remake(record: Record, batches: Iterable[Recorded], *, bodies: bool = False)
     found = wanted[0].piece.bundle(wanted[0].row)
     if found is None:
         raise InputError(
-            "the record has no code and data for these batches, because the trainer could not pickle them"
+            "the record has neither code nor data for these batches, because the trainer could not pickle "
+            "them"
         )
     bundle, in_process = found
     context = multiprocessing.get_context("spawn")
@@ -59,7 +60,7 @@ def remake(record: Record, batches: Iterable[Recorded], *, bodies: bool = False)
             for batch in wanted:
                 yield child.submit(_make, batch.row.ticket, batch.piece.ticket(batch.row), bodies).result()
         except BrokenProcessPool:
-            raise InputError(f"{_CANNOT}: the process that made them ended") from None
+            raise InputError(f"{_CANNOT}: the process that was building them ended") from None
 
 
 # The child

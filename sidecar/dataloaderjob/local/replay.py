@@ -31,7 +31,7 @@ class Replay:
 
     @property
     def equal(self) -> bool:
-        """True if the batch equals what was consumed."""
+        """True if the batch equals the one that was consumed."""
         return self.remade is not None and self.remade.digest == self.found.row.digest
 
     def make(self, *, debug: bool, trusted: Collection[str] = ()) -> None:
@@ -43,7 +43,8 @@ class Replay:
         bundle = piece.bundle(row)
         if bundle is None or not row.nbytes:
             raise InputError(
-                "the record has no code and data for this batch, because the trainer could not pickle them"
+                "the record has neither code nor data for this batch, because the trainer could not pickle "
+                "them"
             )
         trust.check(self.record.folder, trusted)
         payload = piece.ticket(row)
@@ -63,13 +64,13 @@ class Replay:
     def save(self, path: Path) -> None:
         """Writes the batch with torch.save. Raises InputError if there is none, or if `path` is a link."""
         if self.remade is None or self.remade.error is not None:
-            raise InputError(f"nothing is written to {path}: making the batch raised an error")
+            raise InputError(f"{path} was not written, because making the batch raised an error")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         with os.fdopen(folders.open_file(path, flags, InputError), "wb") as out:
             torch.save(self.remade.batch, out)
 
     def lines(self) -> Iterator[str]:
-        """Yields lines that describe the batch and compare it with what was consumed."""
+        """Yields lines that describe the batch and compare it with the one that was consumed."""
         assert self.remade is not None  # noqa: S101  made before
         row, ticket = self.found.row, self.remade.ticket
         payload = self.found.piece.ticket(row)

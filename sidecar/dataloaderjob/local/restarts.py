@@ -205,7 +205,7 @@ class RestartPolicy:
             MAX_CRASHES if part.served else 0 if part.part is ServicePart.SIDECAR else MAX_FIRST_CRASHES
         ):
             times = f"{crashes} times within {CRASH_WINDOW_S:.0f} s" if crashes > 1 else "before it served"
-            return [GiveUp(f"the {part.part.value} ended {times}: {why or 'it said nothing'}")]
+            return [GiveUp(f"the {part.part.value} ended {times}: {why or 'it printed nothing'}")]
         self.restarts += 1
         if crashes == 1:
             headless = self.ray and self.state(ServicePart.HEAD) is not ServiceState.UP

@@ -95,7 +95,7 @@ def recorded(planned: RunPlan, folder: Path) -> RunPlan:
         folder.mkdir(parents=True, exist_ok=True)
         os.close(folders.enter(folder, InputError))
     except OSError as exc:
-        raise InputError(f"--record needs a writable folder, {folder} is not one: {exc}") from exc
+        raise InputError(f"--record requires a writable folder, but {folder} is not one: {exc}") from exc
     variable = {RECORD_VARIABLE: os.path.abspath(folder)}
     trainers = tuple(replace(trainer, env={**trainer.env, **variable}) for trainer in planned.trainers)
     attach = planned.attach and replace(planned.attach, env={**planned.attach.env, **variable})
@@ -103,11 +103,11 @@ def recorded(planned: RunPlan, folder: Path) -> RunPlan:
 
 
 def check(planned: RunPlan) -> None:
-    """Raises InputError for whatever is certain to fail."""
+    """Raises InputError for settings that are certain to fail."""
     if not planned.folder.is_dir():
         raise InputError(
-            f"the trainer's workingDir must be a folder, found none at {planned.folder}: create it, or "
-            "change spec.trainers.job.template.spec.containers[0].workingDir"
+            f"the trainer's workingDir {planned.folder} is not a folder: create it, or change "
+            "spec.trainers.job.template.spec.containers[0].workingDir"
         )
     if (port := planned.service.metrics_port) is not None:
         _check_port(port)
@@ -134,11 +134,12 @@ def _check_ray(wanted: str | None) -> None:
         installed = version("ray")
     except PackageNotFoundError as exc:
         raise InputError(
-            "Ray is needed on this machine: pip install 'dataloaderjob[local]', or use --provider local"
+            "Ray is not installed on this machine: pip install 'dataloaderjob[local]', or use --provider "
+            "local"
         ) from exc
     if wanted is not None and wanted.split(".") != installed.split(".")[: len(wanted.split("."))]:
         raise InputError(
-            f"Ray {wanted} is asked for by spec.ray.managed.version, this machine has {installed}: install that "
+            f"spec.ray.managed.version is {wanted}, but this machine has Ray {installed}: install that "
             "version, or change spec.ray.managed.version"
         )
 
@@ -264,7 +265,7 @@ class Run:
             self._console.say(f"a trainer is attached: starting {feeders} feeders")
         else:
             self._served = True  # nothing is missing until a trainer comes
-            self._console.say("no trainer is attached: all feeders are stopped until the next one")
+            self._console.say("no trainer is attached: stopping all feeders until one attaches")
 
     def _on_signal(self, number: int) -> None:
         self._console.clear()
@@ -272,12 +273,14 @@ class Run:
         self._halt(stopped_by(number, what))
 
     def _broken(self, why: str) -> None:
-        self._halt(Stop(EXIT_BROKEN, f"the service cannot go on: {why}"))
+        self._halt(Stop(EXIT_BROKEN, f"the service cannot continue: {why}"))
 
     def _startup_over(self) -> None:
         if not self._served:
             missing = "; ".join((*self._awaited(), *self._cluster.snapshot.notes))
-            late = f"the service was not up within spec.startupDeadlineSeconds ({self._plan.startup_s:g} s)"
+            late = (
+                f"the service did not start within spec.startupDeadlineSeconds ({self._plan.startup_s:g} s)"
+            )
             self._halt(Stop(EXIT_LATE, f"{late}: {missing}"))
 
     def _awaited(self) -> list[str]:
@@ -285,17 +288,17 @@ class Run:
         snapshot = self._cluster.snapshot
         missing = []
         if not self._cluster.sidecar_listens:
-            missing.append("the sidecar does not listen")
+            missing.append("the sidecar is not listening")
         if snapshot.desired is None:
             missing.append(self._starting)
         else:
-            missing.append(f"{snapshot.ready} of {self._plan.min_feeders} needed feeders have reported")
+            missing.append(f"{snapshot.ready} of {self._plan.min_feeders} required feeders have reported")
         return missing
 
     def _active_over(self) -> None:
         live = ", ".join(child.name for child in self._trainers if child.code is None) or str(self._attached)
         live = live or "no trainer"
-        why = f"the job ran past spec.activeDeadlineSeconds ({self._plan.active_s:g} s)"
+        why = f"the job ran longer than spec.activeDeadlineSeconds ({self._plan.active_s:g} s)"
         self._halt(Stop(EXIT_LATE, f"{why}; still running: {live}"))
 
     def _halt(self, stop: Stop) -> None:
@@ -405,5 +408,5 @@ def _check_port(port: int) -> None:
         socket.create_server(("127.0.0.1", port)).close()
     except (OSError, OverflowError) as exc:
         raise InputError(
-            f"port {port} of 127.0.0.1 is needed for --metrics-port: {exc}; choose another"
+            f"cannot serve --metrics-port {port} on 127.0.0.1: {exc}; choose another port"
         ) from exc

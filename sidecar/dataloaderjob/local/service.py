@@ -239,7 +239,9 @@ class Service:
             return
         self._logged += len(line) + 1
         if self._logged > MAX_LOG_NBYTES:
-            line = f"this log ends here: it holds {MAX_LOG_NBYTES >> 20} MiB, possibly in memory"
+            line = (
+                f"this log ends here, because it has reached {MAX_LOG_NBYTES >> 20} MiB and may be in memory"
+            )
         with contextlib.suppress(OSError):  # a full disk must not end the service
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
@@ -349,7 +351,9 @@ def main(host: Forked) -> int:
     parser.add_argument("--feeders", type=int, required=True, help="number of feeders")
     parser.add_argument("--script", default="", help="name of the script, for display")
     parser.add_argument("--launch", default="", help="name of the launch, for claims of this service")
-    parser.add_argument("--keep", type=float, default=0.0, help="seconds to stay after the last script")
+    parser.add_argument(
+        "--keep", type=float, default=0.0, help="number of seconds to keep running after the last script"
+    )
     parser.add_argument("--echo", type=int, help="descriptor for the output of user code in feeders")
     args = parser.parse_args()
     started = Started(*host)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import folders, ipc, keys, sockets, supervision
+from dataloaderjob.core import folders, handshake, ipc, keys, sockets, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError
 from dataloaderjob.core.settings import read_key
 from dataloaderjob.core.supervision import COUNTERS, Rates
@@ -227,7 +227,7 @@ class Poller:
     def _connect(self) -> socket.socket:
         sock = sockets.dial(("127.0.0.1", self._port), TIMEOUT_S)
         try:
-            sockets.greet(sock, keys.of_job(self._key), role="control", name="local", job=self._job)
+            handshake.greet(sock, keys.of_job(self._key), role="control", name="local", job=self._job)
         except BaseException:
             sock.close()
             raise
@@ -272,7 +272,7 @@ class LiveRun:
         try:
             supervisor = self.ask({"type": "status"})
         except (OSError, DataLoaderJobError) as exc:
-            supervisor = {"notes": [f"the supervisor does not answer: {exc}"]}
+            supervisor = {"notes": [f"the supervisor does not respond: {exc}"]}
         return Snapshot(at=time.monotonic(), sidecar=sidecar, supervisor=supervisor)
 
 
@@ -306,13 +306,11 @@ def find_run(folder: str | None) -> LiveRun:
     if len(live) == 1:
         return live[0]
     if folder is not None:
-        raise InputError(f"no live run was found in {folder}: see `dataloaderjob status`")
+        raise InputError(f"found no live run in {folder}: see `dataloaderjob status`")
     if not live:
-        raise InputError(
-            "no run of yours is live on this machine: start one with `dataloaderjob run job.yaml`"
-        )
+        raise InputError("you have no live run on this machine: start one with `dataloaderjob run job.yaml`")
     which = ", ".join(f"{run.home} ({run.name})" for run in live)
-    raise InputError(f"found {len(live)} runs: choose one with --dir, out of {which}")
+    raise InputError(f"found {len(live)} runs: choose one of them with --dir: {which}")
 
 
 def sidecar_status(path: str) -> dict[str, Any]:

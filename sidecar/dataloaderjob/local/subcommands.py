@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
         from dataloaderjob.api import load_manifest
     except ModuleNotFoundError as exc:
         raise InputError(
-            f"reading a manifest needs the module {exc.name!r}: pip install 'dataloaderjob[trainer,cli]' for "
-            "--provider local, 'dataloaderjob[local]' for Ray"
+            f"reading a manifest requires the module {exc.name!r}: pip install "
+            "'dataloaderjob[trainer,cli]' for --provider local, 'dataloaderjob[local]' for Ray"
         ) from exc
     from dataloaderjob.local.run import run
 
@@ -66,7 +66,7 @@ def status(args: argparse.Namespace) -> int:
 
     runs = [find_run(args.dir)] if args.dir else live_runs()
     if not runs:
-        _print("nothing of yours is running on this machine")
+        _print("you have no run on this machine")
     elif args.watch:
         return _watch(args.dir)
     for run, history in zip(runs, histories(runs), strict=True):
@@ -86,7 +86,7 @@ def _watch(folder: str | None) -> int:
         if shown.live:
             _print("")  # below the ^C
         return EXIT_INTERRUPTED
-    shown.line("", "nothing is left to watch", False)
+    shown.line("", "no run is left to watch", False)
     return 0
 
 
@@ -97,11 +97,11 @@ def scale(args: argparse.Namespace) -> int:
     least, per_pod = int(run.about.get("min", 0)), int(run.about.get("per_pod", 1))
     most = MAX_FEEDERS // per_pod
     if args.replicas > most:
-        times = f", {per_pod} feeders each," if per_pod > 1 else ""
-        raise InputError(f"{run.name} may have {most} replicas{times} at most, found {args.replicas}")
+        times = f" of {per_pod} feeders each" if per_pod > 1 else ""
+        raise InputError(f"{run.name} may have at most {most} replicas{times}, got {args.replicas}")
     if args.replicas < least:
         raise InputError(
-            f"{run.name} needs {least} replicas of feeders at least, found {args.replicas}: see "
+            f"{run.name} requires at least {least} replicas of feeders, got {args.replicas}: see "
             "spec.feeders.minAvailable"
         )
     feeders = args.replicas * per_pod
@@ -121,7 +121,9 @@ def inject(args: argparse.Namespace) -> int:
     try:
         from dataloaderjob.local import injecting
     except ModuleNotFoundError as exc:
-        raise InputError(f"inject needs the module {exc.name!r}: pip install 'dataloaderjob[cli]'") from exc
+        raise InputError(
+            f"inject requires the module {exc.name!r}: pip install 'dataloaderjob[cli]'"
+        ) from exc
     request = injecting.Request(
         source=args.filename, manifest=args.job_file, job=args.job,
         sidecar_image=args.sidecar_image or injecting.SIDECAR_IMAGE, pull_secrets=args.sidecar_pull_secret,
@@ -139,7 +141,7 @@ def map_(args: argparse.Namespace) -> int:
             from dataloaderjob.local.mapping import command
         except ModuleNotFoundError as exc:
             needed = str(exc.name).partition(".")[0]
-            raise InputError(f"map needs the module {needed!r}: pip install 'dataloaderjob[map]'") from exc
+            raise InputError(f"map requires the module {needed!r}: pip install 'dataloaderjob[map]'") from exc
         names = (
             "script",
             "dataset",
@@ -161,7 +163,7 @@ def verify(args: argparse.Namespace) -> int:
 
     if args.sample is not None and (args.other is not None or args.sample < 1):
         raise InputError(
-            "--sample is a number of batches, at least 1, and needs a single record, whose batches are made again"
+            "--sample must be at least 1, and applies only to a single record, whose batches are rebuilt"
         )
     if args.other is not None:
         equal, lines = compare(args.record, args.other, epoch=args.epoch, trusted=args.trust)

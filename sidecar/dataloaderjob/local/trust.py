@@ -1,4 +1,5 @@
-"""Whose code a record is. A record has the code of whoever wrote it, and of anybody who may change its files."""
+"""Decides whether a record's code may be run. A record contains the code of whoever wrote it, and of anybody
+who can change its files."""
 
 from __future__ import annotations
 
@@ -25,19 +26,19 @@ def check(folder: Path, trusted: Collection[str] = ()) -> None:
         seen.add(name)
         if name not in own:
             raise InputError(
-                f"the record {folder} has code of user {name}, who owns {path}, and you are {_name(os.getuid())}: "
-                f"pass --trust {name} if you want to run that user's code"
+                f"the record {folder} contains code from user {name}, who owns {path}, but you are "
+                f"{_name(os.getuid())}: pass --trust {name} if you want to run that user's code"
             )
         if found.st_mode & stat.S_IWOTH and not _is_safe(found):
             raise InputError(
-                f"the record {folder} has code, and anybody may change {path} (mode "
+                f"the record {folder} contains code, and anybody can change {path} (mode "
                 f"{stat.S_IMODE(found.st_mode):04o}): if it is as you left it, chmod -R o-w {folder}"
             )
-    say(f"the code in {folder} is of user {', '.join(sorted(seen))}, and runs as {_name(os.getuid())}")
+    say(f"the code in {folder} belongs to user {', '.join(sorted(seen))}, but runs as {_name(os.getuid())}")
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yields each file and folder of a record: links, and what they lead to."""
+    """Yields each file and folder of a record, including links and their targets."""
     yield folder, folder.stat()
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):

@@ -15,7 +15,7 @@ from dataloaderjob.core import measures, places
 from dataloaderjob.core.input_bound import InputVerdict, LiveLimit, judge
 from dataloaderjob.core.sizing import WORTH
 
-TOO_FEW = "too few batches to tell whether training waits for input"
+TOO_FEW = "too few batches so far to tell whether training waits for input"
 
 
 def verdict_of(supervisor: Mapping[str, Any]) -> InputVerdict | None:
@@ -32,11 +32,11 @@ def closing_words(
     if verdict is None or not verdict.is_bound or not waited or waited < WORTH * (waited + worked):
         return ""
     replicas, present = -(-verdict.feeders // per_pod), -(-verdict.now // per_pod)
-    text = f"; in the end, {verdict.sentence(replicas, present, 'replicas')}"
+    text = f"; finally, {verdict.sentence(replicas, present, 'replicas')}"
     if replicas <= present:
         return text
     if verdict.limit is LiveLimit.FEEDERS and verdict.feeders > cpus:
-        return f"{text}, on more CPUs than the {cpus} of this machine"
+        return f"{text}, but on more CPUs than this machine's {cpus}"
     return f"{text}: set spec.feeders.replicas"
 
 
@@ -48,7 +48,7 @@ class VerdictFile:
         self._written = ""
 
     def write(self, verdict: InputVerdict | None) -> None:
-        """Replaces the file if the verdict has changed. Without a verdict the last one stands."""
+        """Replaces the file if the verdict has changed. Without a verdict, the last one is kept."""
         if verdict is None:
             return
         cpus = verdict.feeders if verdict.limit is LiveLimit.FEEDERS else 0

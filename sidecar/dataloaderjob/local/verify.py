@@ -47,8 +47,8 @@ def compare(
     a, b = Record.open(one), Record.open(other)
     if a.ranks.keys() != b.ranks.keys():
         raise InputError(
-            f"only runs with the same ranks can be compared: {one} has {', '.join(sorted(a.ranks))}, "
-            f"{other} has {', '.join(sorted(b.ranks))}"
+            f"only runs with the same ranks can be compared, but {one} has {', '.join(sorted(a.ranks))} "
+            f"and {other} has {', '.join(sorted(b.ranks))}"
         )
     count = 0
     found: Difference | None = None
@@ -93,7 +93,7 @@ def _explain(found: Difference, a: Record, b: Record, trusted: Collection[str]) 
     one, other = found.one, found.other
     if one is None or other is None:
         has, lacks = (a, b) if other is None else (b, a)
-        return [f"{has.folder} has this batch, {lacks.folder} does not"]
+        return [f"{has.folder} has this batch, but {lacks.folder} does not"]
     failed = [record.folder for batch, record in ((one, a), (other, b)) if batch.row.kind == RowKind.FAILED]
     if len(failed) == 2:
         return ["next() raised errors of different types"]
@@ -104,12 +104,12 @@ def _explain(found: Difference, a: Record, b: Record, trusted: Collection[str]) 
         if any(map(frames.has_pickled_keys, (left, right))):
             _check_owners((a, b), trusted)
     except (InputError, RemoteProtocolError) as exc:
-        return [f"the batches differ, and how is unknown: {exc}"]
+        return [f"the batches differ, but the difference is unknown: {exc}"]
     if left[frames.TICKET_HEAD_NBYTES :] != right[frames.TICKET_HEAD_NBYTES :]:
         said = _other_keys(left, right)
         if said:
             return [said]
-    lines = ["the keys are the same, and the content differs"]
+    lines = ["the keys are the same, but the content differs"]
     if frames.base_seed_of(left) != frames.base_seed_of(right):
         lines.append("the seeds differ: check torch.manual_seed and the loader's generator")
     return lines + _compare_content(a, one, b, other, trusted)
@@ -120,7 +120,7 @@ def _check_owners(records: Iterable[Record], trusted: Collection[str]) -> None:
     for record, owners in owned:
         trust.check(record.folder, names & owners)
     if unknown := sorted(names.difference(*(owners for _, owners in owned))):
-        raise InputError(f"--trust names {unknown[0]}, who owns nothing in these records")
+        raise InputError(f"--trust names {unknown[0]}, who does not own anything in these records")
 
 
 def _other_keys(left: bytes, right: bytes) -> str:
@@ -147,7 +147,8 @@ def _same(x: Any, y: Any) -> bool:
 def _compare_content(
     a: Record, one: Recorded, b: Record, other: Recorded, trusted: Collection[str]
 ) -> list[str]:
-    """Makes both batches again. Names the leaf that differs, and any batch that is no longer what was consumed."""
+    """Rebuilds both batches. Names the leaf that differs, and any batch that no longer equals the one
+    consumed."""
     from dataloaderjob.batches.differences import first_difference as difference_of
 
     lines, bodies = [], []
@@ -161,9 +162,9 @@ def _compare_content(
         except InputError as exc:
             return [f"the leaf is unknown: {exc}"]
         if result.error:
-            lines.append(f"made again from {record.folder}, it raises {result.error}")
+            lines.append(f"rebuilt from {record.folder}, it raises {result.error}")
         elif result.digest != batch.row.digest:
-            lines.append(f"made again from {record.folder}, it differs from what was consumed")
+            lines.append(f"rebuilt from {record.folder}, it differs from the batch that was consumed")
         if result.body is not None:
             bodies.append(result.body)
     if len(bodies) == 2:
@@ -172,7 +173,7 @@ def _compare_content(
         except RemoteProtocolError as exc:
             said = str(exc)
         lines.append(
-            said or "made again, both are equal: the batch depends on more than code, data, keys and seed"
+            said or "rebuilt, both are equal: the batch depends on more than code, data, keys and seed"
         )
     return lines
 
@@ -188,7 +189,7 @@ def _cut(value: Any) -> str:
 def check(
     folder: Path, *, epoch: int | None = None, sample: int | None = None, trusted: Collection[str] = ()
 ) -> tuple[bool, list[str]]:
-    """Makes batches of a run again. Returns True if they equal what was consumed, and lines for the user. Raises
+    """Rebuilds batches of a run. Returns True if they equal those consumed, and lines for the user. Raises
     InputError."""
     record = Record.open(folder)
     wanted = [
@@ -201,10 +202,10 @@ def check(
     if sample is not None and sample < len(known):
         known = [known[i * len(known) // sample] for i in range(sample)]
     if not wanted:
-        raise InputError(f"{folder} has no batch{_of_none(record, epoch)} to make again")
+        raise InputError(f"{folder} has no batch{_of_none(record, epoch)} to rebuild")
     if not known:
         raise InputError(
-            f"{folder} has no batch to make again: none of {len(wanted)} was recorded with its code and data"
+            f"{folder} has no batch to rebuild: none of {len(wanted)} was recorded with its code and data"
         )
     _check_owners((record,), trusted)
     lines, first = [], None
@@ -214,9 +215,9 @@ def check(
     if first is not None:
         return False, [first[1]]
     if len(known) < len(wanted):
-        lines.append(f"{len(wanted) - len(known)} batches were not made again")
+        lines.append(f"{len(wanted) - len(known)} batches were not rebuilt")
     return True, [
-        f"equal: {len(known)} batches of {_ranks(record)}, made again with the recorded code",
+        f"equal: {len(known)} batches of {_ranks(record)}, rebuilt with the recorded code",
         *lines,
     ]
 
@@ -240,8 +241,8 @@ def _by_bundle(batches: list[tuple[str, Recorded]]) -> list[list[tuple[str, Reco
 def _first_wrong(
     record: Record, batches: list[tuple[str, Recorded]], *, before: tuple[int, int] | None
 ) -> tuple[tuple[int, int], str] | None:
-    """Returns the place of the first batch that differs from what was consumed, and a message. `before`: only batches
-    before this place are made."""
+    """Returns the place of the first batch that differs from the one consumed, and a message. `before`: only
+    batches before this place are made."""
     wanted = [(rank, b) for rank, b in batches if before is None or b.row.place < before]
     if not wanted:
         return None
@@ -252,13 +253,13 @@ def _first_wrong(
             continue
         where = f"rank {rank}, loader {row.loader}, epoch {row.epoch}, batch {row.ticket}"
         if row.kind == RowKind.FAILED:
-            why = "next() raised an error, which the recorded code and data do not raise here"
+            why = "next() raised an error, but the recorded code and data do not raise it here"
         elif result.error:
-            why = f"a batch was consumed, and the recorded code and data raise {result.error}"
+            why = f"a batch was consumed, but the recorded code and data raise {result.error}"
         else:
             why = (
-                "the recorded code and data make another batch than was consumed: "
-                f"digest {row.digest:016x}, made again {result.digest:016x}"
+                "the recorded code and data produce a different batch: the one consumed has digest "
+                f"{row.digest:016x}, the rebuilt one {result.digest:016x}"
             )
         return row.place, f"{where}: {why}"
     return None

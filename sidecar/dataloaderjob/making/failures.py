@@ -32,8 +32,9 @@ _MAX_TEXT_NBYTES = 16 * 1024
 _MAX_VALUES_NBYTES = 16 * 1024
 
 _HINT = (
-    "If the script sets an option of a library, patches it or registers something with it at startup, a feeder may not "
-    "have run those lines. Run them in worker_init_fn, or at the top of the dataset's module, too."
+    "If the script sets a library's option, patches the library or registers something with it at startup, "
+    "a feeder may not have run those lines. Run them in worker_init_fn, or at the top of the dataset's "
+    "module, as well."
 )
 
 
@@ -115,7 +116,7 @@ def _cut(text: str, nbytes: int) -> str:
     head, tail = data[: nbytes // 4], data[-nbytes // 2 :]
     left_out = len(data) - len(head) - len(tail)
     return (
-        f"{head.decode(errors='ignore')}\n[... {left_out} bytes left out ...]\n{tail.decode(errors='ignore')}"
+        f"{head.decode(errors='ignore')}\n[... {left_out} bytes omitted ...]\n{tail.decode(errors='ignore')}"
     )
 
 

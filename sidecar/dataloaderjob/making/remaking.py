@@ -24,7 +24,7 @@ from dataloaderjob.shipping.bundles import UserCode, load_bundle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remade:
-    """A batch that was made again, or the error that making it raised."""
+    """A rebuilt batch, or the error that building it raised."""
 
     ticket: Ticket
     digest: int

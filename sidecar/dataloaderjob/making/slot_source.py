@@ -50,7 +50,7 @@ class SlotSource:
         self.made = 0
         """Batches made so far, including failed ones."""
         self.swallowed: BaseException | None = None
-        """The last error of a batch that was made again."""
+        """The last error of a rebuilt batch."""
 
     # Snapshots
 
@@ -90,7 +90,7 @@ class SlotSource:
             ).copy()  # aligned, and writable by its owner
             return Decoder(allow_pickle=False).decode(body)
         if not self.allow_pickle:
-            raise RemoteProtocolError("the state of a slot is a pickle, which needs allow_pickle=True")
+            raise RemoteProtocolError("the state of a slot is a pickle, which requires allow_pickle=True")
         return pickle.loads(snapshot)  # noqa: S301  the user allowed it
 
     # Batches

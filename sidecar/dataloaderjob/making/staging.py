@@ -36,7 +36,7 @@ class StageFetcher:
         self._staged = staged
         self.held = held
         self.on_collate: Callable[[], None] | None = None
-        """Called when the stage of a batch's samples is over, before collate_fn."""
+        """Called after the stage of a batch's samples, before collate_fn."""
         self.is_by_sample = True
         self._decoder = Decoder(allow_pickle=True)
 

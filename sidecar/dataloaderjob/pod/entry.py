@@ -1,7 +1,7 @@
 """The common part of both main processes: settings, signals, exit code, and the end of everything they started.
 
-A main process waits for signals, the ends of processes, and time. `Restarts` decides when to start the supervisor
-again, and when that is useless (pure).
+A main process waits for signals, the ends of processes, and time. `Restarts` decides when to start a process again, and
+when that is useless (pure). `Kept` is such a process.
 
 The operator writes the settings into the job's ConfigMap. The fields without defaults are those of the operator's
 `objects/settings.py`. Each process reads its file once, with `core.settings.load`.
@@ -17,18 +17,20 @@ import os
 import select
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError
 from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, restart_wait_s
-from dataloaderjob.core.settings import NODE_FOLDER, TEMP_DIR, RayTasks, RayTuning, load
+from dataloaderjob.core.settings import LINK_FOLDER, NODE_FOLDER, TEMP_DIR, RayTasks, RayTuning, load
 from dataloaderjob.core.sockets import parse_address
-from dataloaderjob.core.supervision import EXITS_RAY
+from dataloaderjob.core.supervision import EXIT_RAY_REFUSED, EXITS_RAY
 from dataloaderjob.pod import reaping
 from dataloaderjob.pod.reaping import SIGNALS, reap
 from dataloaderjob.providers.ray.node import NO_TASKS, RayNode, without_ray
@@ -44,6 +46,7 @@ TERMINATION_LOG = Path("/dev/termination-log")
 """File whose text the kubelet reports as a container's last message. Without it the kubelet takes the last lines of the
 output, to which Ray's processes write as they end."""
 EXIT_FAILED = 1
+KEPT_GRACE_S = 2.0
 ADDRESS_VARIABLE = "POD_IP"
 """The address of the pod. Without it, everything is on one machine."""
 PLAIN = "--log-color=false"
@@ -54,6 +57,10 @@ an address would collide in it."""
 
 class Stopped(Exception):
     """SIGTERM or SIGINT arrived: the process unwinds and ends."""
+
+
+class Refused(ServiceError):
+    """An existing Ray cluster has other versions: a fresh container would find the same."""
 
 
 class Watch:
@@ -87,7 +94,7 @@ def ray_node(
     return RayNode(
         Path(settings.temp_dir), token_path=Path(settings.token_path), vital=vital, tuning=settings.tuning,
         resources=resources, tasks=tasks, host=os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1",
-        remedy="give temp_dir a shorter path",
+        remedy="set temp_dir to a shorter path",
     )  # fmt: skip
 
 
@@ -96,7 +103,7 @@ def check_ray(wanted: str | None) -> None:
     installed = importlib.metadata.version("ray")
     if wanted is not None and not f"{installed}.".startswith(f"{wanted}."):
         raise InputError(
-            f"Ray {wanted} is asked for by spec.ray.managed.version, this image has {installed}: use an image with "
+            f"spec.ray.managed.version is {wanted}, but this image has Ray {installed}: use an image with "
             "that version, or change spec.ray.managed.version"
         )
 
@@ -134,12 +141,12 @@ def await_started(
     deadline = time.monotonic() + timeout_s
     while (code := node.start_code()) is None:
         if time.monotonic() > deadline:
-            raise ServiceError(f"{what} was not up after {timeout_s:.0f} s: Ray's lines above may say why")
+            raise ServiceError(f"{what} did not start within {timeout_s:.0f} s: see Ray's output above")
         check()
         watch.wait(POLL_S)
     if code != 0:
         raise ServiceError(
-            f"{what} could not be started, `ray start` ended with code {code}: its lines above say why"
+            f"{what} could not be started, because `ray start` ended with code {code}: see its output above"
         )
     if not node.alive():
         raise ServiceError(f"{what} ended at once; processes left: {sorted(node.pids().values())}")
@@ -147,24 +154,66 @@ def await_started(
 
 
 class Restarts:
-    """Decides when to restart the supervisor."""
+    """Decides when to restart a process of this pod."""
 
-    def __init__(self) -> None:
-        self._crashes = Crashes()
+    def __init__(self, what: str, *, max_ray_exits: int | None = MAX_RAY_EXITS) -> None:
+        """`max_ray_exits`: None if Ray is in another container, which starts again by itself."""
+        self.what, self._crashes, self._max_ray_exits = what, Crashes(), max_ray_exits
         self._ray_exits = 0
 
     def ended(self, code: int, now: float) -> float:
-        """The supervisor ended. Returns the seconds until it is started again: none the first time, whatever the code,
+        """The process ended. Returns the seconds until it is started again: none the first time, whatever the code,
         because nobody else starts it. Raises ServiceError if another start would be useless."""
         crashes = self._crashes.add(now)
         self._ray_exits = self._ray_exits + 1 if code in EXITS_RAY else 0
-        if self._ray_exits >= MAX_RAY_EXITS:
+        if self._max_ray_exits is not None and self._ray_exits >= self._max_ray_exits:
             why = f"{self._ray_exits} times because it cannot work with Ray"
         elif crashes > MAX_CRASHES:
             why = f"{crashes} times within {CRASH_WINDOW_S:.0f} s"
         else:
             return restart_wait_s(crashes)
-        raise ServiceError(f"the supervisor ended {why}: its lines above say more")
+        raise ServiceError(f"{self.what} ended {why}: see its output above")
+
+
+class Kept:
+    """A process of this package that is started again whenever it ends. It shares this process's output."""
+
+    def __init__(self, module: str, settings: Path, env: Mapping[str, str], restarts: Restarts) -> None:
+        """`settings`: the file that it reads."""
+        self._module, self._settings, self._env = module, settings, dict(env)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._restarts = restarts
+
+    def run(self, wait: Callable[[float | None, Sequence[int]], object]) -> NoReturn:
+        """Keeps the process. `wait` waits for a time, or until one of these descriptors is readable. Raises whatever
+        `wait` raises, and ServiceError if another start would be useless."""
+        while True:
+            code = self._run_once(wait)
+            delay_s = self._restarts.ended(code, time.monotonic())
+            log.warning("%s ended with code %d; restarting it", self._restarts.what, code)
+            wait(delay_s, ())
+
+    def _run_once(self, wait: Callable[[float | None, Sequence[int]], object]) -> int:
+        """Runs the process once. Returns its exit code."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", self._module, "--settings", self._settings],
+            env=self._env, stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        pidfd = os.pidfd_open(self._process.pid)
+        try:
+            wait(None, [pidfd])
+        finally:
+            os.close(pidfd)
+        return self._process.wait()
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(KEPT_GRACE_S)
+            self._process.kill()
+            self._process.wait()
 
 
 class PodPart(Protocol):
@@ -178,7 +227,8 @@ class PodPart(Protocol):
 
 
 def serve(kind: type[S], make: Callable[[S, Watch], PodPart], *, name: str) -> int:
-    """Runs a pod's main process. Returns 0 after SIGTERM, else EXIT_FAILED: the kubelet then restarts the container."""
+    """Runs a pod's main process. Returns 0 after SIGTERM, else EXIT_FAILED or EXIT_RAY_REFUSED: the kubelet then
+    restarts the container."""
     parser = argparse.ArgumentParser(description=f"the main process of a pod: {name}")
     parser.add_argument("--settings", type=Path, required=True, help=f"JSON file of {kind.__name__}")
     path = parser.parse_args().settings
@@ -195,32 +245,37 @@ def _serve(kind: type[S], make: Callable[[S, Watch], PodPart], path: Path) -> in
         finally:
             part.close()
     except Stopped:
-        log.info("ended as asked")
+        log.info("ended as requested")
         return 0
     except (DataLoaderJobError, OSError) as exc:
         log.error("%s", exc)
         if TERMINATION_LOG.exists():
             with contextlib.suppress(OSError):
                 TERMINATION_LOG.write_text(f"{exc}\n")
+        if isinstance(exc, Refused):
+            return EXIT_RAY_REFUSED
     return EXIT_FAILED
 
 
 def ended(node: RayNode, names: Iterable[str]) -> ServiceError:
     """Returns the error for a node whose vital processes `names` have ended; it describes each end."""
     told = " and ".join(f"{name} {reaping.how_ended(node.pid_of(name))}" for name in names)
-    return ServiceError(f"{told}: this container cannot continue, a fresh one can")
+    return ServiceError(f"{told}: this container cannot continue, but a fresh one can")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSettings:
-    """The head's pod: GCS, a raylet without feeders, the supervisor."""
+    """The head's pod: a container with GCS and a raylet without feeders, and one with the supervisor. Both read it."""
 
     job: str
     """Unique name of the job (namespace/name/uid)."""
     key_path: str
-    """File with the job's key. Feeders' pods have the feeders' key at this path, unless `feeder_key_path` is set."""
+    """File with the job's key, in the supervisor's container only. Feeders' pods have the feeders' key at this path,
+    unless `feeder_key_path` is set."""
     token_path: str
-    """File with the token of the job's Ray."""
+    """File with the token of the job's Ray, in Ray's container only."""
+    link_folder: str = LINK_FOLDER
+    """Folder that both containers share, for the socket at which the supervisor reaches Ray."""
     host: str
     """The name of the Service through which feeders find this pod."""
     gcs_port: int
@@ -243,7 +298,7 @@ class HeadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederPodSettings:
-    """A pod of feeders: a raylet that has room for `processes` of them."""
+    """A pod of feeders: a raylet with room for `processes` feeders."""
 
     job: str
     token_path: str
@@ -255,7 +310,7 @@ class FeederPodSettings:
     temp_dir: str = TEMP_DIR
     """The same path as the head's."""
     head_timeout_s: float = 600.0
-    """Longest wait for the head, whose image may still be on its way to its node."""
+    """Maximum wait for the head, whose node may still be pulling the image."""
     progress_every_s: float = 10.0
     join_timeout_s: float = 120.0
     patience_s: float = 10.0
@@ -264,12 +319,22 @@ class FeederPodSettings:
     grace_s: float = 2.0
 
 
+def read_count(count_path: str | None, otherwise: int) -> int:
+    """Returns the number of feeders that the operator wants now; `otherwise` without a file. Raises InputError."""
+    if count_path is None:
+        return otherwise
+    try:
+        return int(Path(count_path).read_text())
+    except (OSError, ValueError) as exc:
+        raise InputError(f"cannot read the number of feeders from {count_path}: {exc}") from exc
+
+
 def split_address(address: str) -> tuple[str, int]:
     """Splits host:port. Raises InputError for anything else."""
     try:
         return parse_address(address)
     except ValueError as exc:
-        raise InputError(f"the head's address is needed as host:port, found {address!r}") from exc
+        raise InputError(f"the head's address must be host:port, but is {address!r}") from exc
 
 
 def read_token(path: str) -> str:
@@ -277,7 +342,7 @@ def read_token(path: str) -> str:
     try:
         token = Path(path).read_text().strip()
     except (OSError, ValueError) as exc:
-        raise InputError(f"the token of the job's Ray is needed in {path}: {exc}") from exc
+        raise InputError(f"cannot read the token of the job's Ray from {path}: {exc}") from exc
     if not token:
-        raise InputError(f"the token of the job's Ray is needed in {path}, the file is empty")
+        raise InputError(f"the token of the job's Ray must be in {path}, but the file is empty")
     return token

@@ -99,8 +99,9 @@ class FeederPod:
     def _await_head(self) -> str:
         """Waits until the head's GCS accepts connections. Returns its address, with a numeric host.
 
-        A number is used because a new head's pod is another cluster under the same name: a raylet that followed the
-        name would ask that one for what it does not know. This way it misses its GCS, and ends.
+        A number is used because a new head's pod is another cluster under the same name: a raylet that
+        followed the name would connect to a cluster that does not know it. With the number, it loses its GCS
+        and exits.
         """
         settings, (host, port) = self._settings, self._head
         began = time.monotonic()
@@ -113,8 +114,8 @@ class FeederPod:
                 waited_s = time.monotonic() - began
                 if waited_s > settings.head_timeout_s:
                     raise ServiceError(
-                        f"the head's GCS was needed at {settings.head}, and did not accept within "
-                        f"{settings.head_timeout_s:.0f} s ({exc}): see the pod of the head"
+                        f"the head's GCS at {settings.head} did not accept a connection within "
+                        f"{settings.head_timeout_s:.0f} s ({exc}): see the head's pod"
                     ) from exc
                 if waited_s >= logged_s:
                     log.info("waiting for the head's GCS at %s: %s", settings.head, exc)
@@ -147,8 +148,8 @@ class StillThere:
             if self._misses == GONE_AFTER:
                 address = sockets.address_text(*self._address)
                 raise ServiceError(
-                    f"the head's GCS at {address} is gone while this node joins it: {exc}; "
-                    "a fresh container finds the current one"
+                    f"the head's GCS at {address} disappeared while this node was joining it: {exc}; a "
+                    "fresh container will find the current one"
                 ) from exc
         self._due = time.monotonic() + LOOK_S
 
@@ -176,8 +177,8 @@ class Output:
             thread.start()
 
     def close(self) -> None:
-        """Shows the remaining output, once the feeders have ended. Output that nobody reads is given up after a
-        second."""
+        """Shows the remaining output, once the feeders have ended. Output that nobody reads is dropped after
+        a second."""
         self._closing = True
         os.write(self._wake_w, b"\0")
         for thread in self._threads:
@@ -207,7 +208,7 @@ class Output:
         text = name.decode(errors="replace")
         if len(fds) != PIPES or index_of(text) is None:
             log.warning(
-                "output of %r with %d pipes is refused, a feeder's name and %d are needed",
+                "refused output of %r with %d pipes: expected a feeder's name and %d pipes",
                 text,
                 len(fds),
                 PIPES,
@@ -265,7 +266,7 @@ class Backlog:
 
     def _own_up(self) -> None:
         if self._lost:
-            note = f"[pod] {self._lost} lines were left out: they came faster than this output is read\n"
+            note = f"[pod] omitted {self._lost} lines, which came faster than this output is read\n"
             self._lines.append((2, note.encode()))
             self._lost = 0
 
@@ -326,7 +327,7 @@ def _guarded(body: Callable[[], None]) -> None:
     try:
         body()
     except BaseException:
-        log.exception("the pod's process cannot show the output of feeders any more")
+        log.exception("the pod's process can no longer show the feeders' output")
         os._exit(EXIT_BROKEN)
 
 

@@ -74,7 +74,7 @@ class Feeders:
             self._serving[number] = True
 
     def ends(self, number: int) -> None:
-        """The feeder has ended, for whatever reason."""
+        """The feeder has ended, for any reason."""
         with self._lock:
             self._failed |= not self._serving.pop(number)
             self._empty_since = time.monotonic()
@@ -126,7 +126,9 @@ class Readiness:
             patience_s=self._patience_s, now=time.monotonic(),
         )  # fmt: skip
         if step is Step.TRY and self._trial is None:
-            log.info("no feeder was placed here yet: one by itself shows whether this image can feed")
+            log.info(
+                "no feeder has been placed here yet: starting one to test whether this image can run feeders"
+            )
             self._trial = Trial(self._trial_timeout_s)
         self._write(step is Step.READY)
 
@@ -146,7 +148,7 @@ class Readiness:
             self._path.touch()
         else:
             self._path.unlink(missing_ok=True)
-        log.info("this pod is ready" if ready else "this pod is not ready any more")
+        log.info("this pod is ready" if ready else "this pod is no longer ready")
 
     def close(self) -> None:
         """Removes the file and ends the trial: the pod is not ready any more."""
@@ -188,11 +190,11 @@ class Trial:
         words = self._words.read_bytes()[-MAX_WORDS_NBYTES:].decode(errors="replace")
         sys.stderr.write(words)
         last = functools.reduce(last_word, words.splitlines(), "")
-        late = f"a feeder did not serve within {self._timeout_s:.0f} s" + (
-            f"; it said last: {last}" if last else ""
+        late = f"a feeder did not start serving within {self._timeout_s:.0f} s" + (
+            f"; its last line: {last}" if last else ""
         )
         why = late if code is None else ended_text(code, last)
-        raise ServiceError(f"this image cannot feed: {why}")
+        raise ServiceError(f"this image cannot run feeders: {why}")
 
     def close(self) -> None:
         """Ends the feeder and everything that it started."""

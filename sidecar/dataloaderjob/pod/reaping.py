@@ -51,7 +51,7 @@ ENDS = Ends()
 
 
 def how_ended(pid: int | None) -> str:
-    """Describes the end of a process that this one did not start, as far as it is known."""
+    """Describes the end of a process that this one did not start, if it is known."""
     code = None if pid is None else ENDS.code(pid)
     if code is None:
         return "ended"

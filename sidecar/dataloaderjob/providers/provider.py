@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.core.settings import FeederSettings, SupervisorSettings
 from dataloaderjob.core.supervision import Cause, name_of
 
-RAY, LOCAL = "ray", "local"
+RAY, LOCAL, REMOTE = "ray", "local", "remote"
 NAMES = (RAY, LOCAL)
+"""Providers of one machine. The head's pod uses REMOTE."""
 LEASE_S = 20.0
 """Time for which feeders on a Ray cluster that outlives the job serve without a supervisor. A supervisor that is
 restarted at once takes 5 s to adopt them, and 15 s on a busy machine."""
+
+
+class ProviderLost(DataLoaderJobError):
+    """This process can use its provider no longer. Another supervisor may, and adopts the feeders."""
 
 
 class Why(NamedTuple):

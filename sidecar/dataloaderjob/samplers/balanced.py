@@ -57,7 +57,7 @@ class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
         )
         check_shares(global_batch_size, self.num_replicas)
         if look_ahead < 1:
-            raise InputError(f"look_ahead must be one global batch or more, found {look_ahead}")
+            raise InputError(f"look_ahead must be at least 1 global batch, but is {look_ahead}")
         self.global_batch_size = self.stride = global_batch_size
         self.look_ahead = look_ahead
         self.batch_size = global_batch_size // self.num_replicas

@@ -103,6 +103,6 @@ def check_shares(global_batch_size: int, ranks: int) -> None:
     """Raises InputError if the ranks cannot have equal parts of a global batch."""
     if global_batch_size < 1 or global_batch_size % ranks:
         raise InputError(
-            f"a global batch must have the same number of samples, at least one, for each of {ranks} ranks, found "
-            f"{global_batch_size}: choose a multiple of {ranks}"
+            f"a global batch must have the same number of samples, at least one, for each of {ranks} "
+            f"ranks, but has {global_batch_size}: choose a multiple of {ranks}"
         )

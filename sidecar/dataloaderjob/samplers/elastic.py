@@ -121,9 +121,11 @@ class ElasticSampler(DistributedSampler[_T_co]):
         if tail is None:
             tail = "drop" if drop_last else "pad"
         elif tail not in get_args(Tail):
-            raise InputError(f"tail must be one of {', '.join(get_args(Tail))}, found {tail!r}")
+            raise InputError(f"tail must be one of {', '.join(get_args(Tail))}, but is {tail!r}")
         elif drop_last and tail != "drop":
-            raise InputError(f"drop_last=True means tail='drop', found tail={tail!r}: give one of the two")
+            raise InputError(
+                f"drop_last=True means tail='drop', but tail is {tail!r}: pass only one of the two"
+            )
         self.tail: Tail = tail
         self.drop_last = tail == "drop"
         self.stride = self.num_replicas
@@ -197,13 +199,15 @@ class ElasticSampler(DistributedSampler[_T_co]):
     def accept_state(self, state: Mapping[str, Any]) -> OrderPlace:
         """Returns the place of a state, and sets this sampler's epoch from it. Unknown keys are ignored."""
         if not isinstance(state, Mapping):
-            raise InputError(f"a state of {type(self).__name__} is a dict, found {type(state).__name__}")
+            raise InputError(
+                f"the state of a {type(self).__name__} must be a dict, got {type(state).__name__}"
+            )
         expected = {"version": VERSION, "sampler": type(self).__name__, **self.identity()}
         missing = [name for name in ("epoch", "position", *expected) if name not in state]
         if missing:
             raise InputError(
-                f"a state of {type(self).__name__} has {', '.join(missing)}, found {', '.join(map(str, state))}: load "
-                "the result of state_dict() of such a sampler"
+                f"the state of a {type(self).__name__} must have {', '.join(missing)}, but has only "
+                f"{', '.join(map(str, state))}: load the result of state_dict() of such a sampler"
             )
         other = {name: value for name, value in expected.items() if state[name] != value}
         if other:
@@ -211,8 +215,9 @@ class ElasticSampler(DistributedSampler[_T_co]):
                 f"{name} is {value!r} here and {state[name]!r} in the state" for name, value in other.items()
             )
             raise InputError(
-                f"this state belongs to another order of samples, so its position has no meaning here ({differences}): "
-                "make the sampler with the same arguments and data, or begin a new epoch"
+                "this state belongs to a different order of samples, so its position is meaningless here "
+                f"({differences}): create the sampler with the same arguments and data, or begin a new "
+                "epoch"
             )
         try:
             place = OrderPlace(operator.index(state["epoch"]), operator.index(state["position"]))
@@ -222,10 +227,10 @@ class ElasticSampler(DistributedSampler[_T_co]):
         except (KeyError, TypeError, ValueError) as exc:
             raise InputError(f"{dict(state)} is not a state of {type(self).__name__}: {exc!r}") from exc
         if place.position < 0:
-            raise InputError(f"a position is 0 or more, found {place.position} in the state")
+            raise InputError(f"a position must be at least 0, but is {place.position} in the state")
         if max(abs(place.epoch), place.position) > _MOST:
             raise InputError(
-                f"an epoch and a position are at most {_MOST}, found {tuple(place)} in the state"
+                f"an epoch and a position may be at most {_MOST}, but are {tuple(place)} in the state"
             )
         # torch's StatefulDataLoader loads the state of an ended epoch after set_epoch has set the next one.
         self.epoch = max(self.epoch, place.epoch)
@@ -239,7 +244,7 @@ def fit(count: int, unit: int, tail: Tail, *, what: str) -> int:
         return count
     if tail == "error":
         raise InputError(
-            f"{what} must divide without remainder (tail='error'), found {count} and {unit}: choose other sizes, or "
-            "tail='drop' or 'pad'"
+            f"{what} must divide without a remainder (tail='error'), but are {count} and {unit}: choose "
+            "other sizes, or tail='drop' or 'pad'"
         )
     return count - over if tail == "drop" else count - over + unit

@@ -24,8 +24,8 @@ def check_lengths(lengths: Lengths) -> I64:
     whole = values.size == 0 or np.issubdtype(values.dtype, np.integer)
     if values.ndim != 1 or not whole or (values < 0).any():
         raise InputError(
-            f"lengths must be a row of whole numbers, 0 or more, one for each sample, found {values.dtype} of shape "
-            f"{values.shape}: count tokens, frames or bytes"
+            "lengths must be one-dimensional, with one whole number, 0 or more, for each sample, but are "
+            f"{values.dtype} of shape {values.shape}: count tokens, frames or bytes"
         )
     return values.astype(np.int64)
 

@@ -108,8 +108,8 @@ class ElasticMixtureSampler(ElasticDistributedSampler):
         if not callable(self.weights) and weights != self.weights_of(place.epoch):
             raise InputError(
                 f"the weights of epoch {place.epoch} are {list(self.weights_of(place.epoch))} here and "
-                f"{list(weights)} in the state, so its position has no meaning: use the earlier weights, or begin a "
-                "new epoch"
+                f"{list(weights)} in the state, so its position is meaningless: use the earlier weights, "
+                "or begin a new epoch"
             )
         self._known[place.epoch] = weights
         if self.continuous:
@@ -151,8 +151,8 @@ class ElasticMixtureSampler(ElasticDistributedSampler):
             begun = [first for first in self.weights if first <= epoch]
             if not begun:
                 raise InputError(
-                    f"weights of epoch {epoch} are needed, found those from {sorted(self.weights)} on: "
-                    "add those from 0 on"
+                    f"epoch {epoch} has no weights, because those given apply from epochs "
+                    f"{sorted(self.weights)} on: give weights from epoch 0 on"
                 )
             return self.weights[max(begun)]
         return self.weights
@@ -161,9 +161,10 @@ class ElasticMixtureSampler(ElasticDistributedSampler):
         values = check_weights(weights).tolist()
         if len(values) != len(self._lengths):
             raise InputError(
-                f"a weight is needed for each of {len(self._lengths)} datasets, found {values} for epoch {epoch}"
+                f"epoch {epoch} must have a weight for each of {len(self._lengths)} datasets, but has "
+                f"{values}"
             )
         empty = [part for part, weight in enumerate(values) if weight and not self._lengths[part]]
         if empty:
-            raise InputError(f"datasets {empty} have no samples and weights above 0: give them weight 0")
+            raise InputError(f"datasets {empty} have no samples, but weights above 0: give them weight 0")
         return tuple(values)

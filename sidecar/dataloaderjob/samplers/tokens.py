@@ -65,12 +65,13 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         longest = int(self._lengths.argmax()) if self._lengths.size else None
         if longest is not None and self._lengths[longest] > max_tokens:
             raise InputError(
-                f"a batch must hold the longest sample, number {longest} of {self._lengths[longest]} tokens, found "
-                f"max_tokens={max_tokens}: raise it, or cut or leave out such samples"
+                f"a batch must have room for the longest sample, number {longest} with "
+                f"{self._lengths[longest]} tokens, but max_tokens is {max_tokens}: raise it, or truncate "
+                "or drop such samples"
             )
         for name, value in (("look_ahead", look_ahead), ("max_batch_size", max_batch_size)):
             if value is not None and value < 1:
-                raise InputError(f"{name} must be one sample or more, found {value}")
+                raise InputError(f"{name} must be at least 1 sample, but is {value}")
         self.max_tokens, self.padded, self.max_batch_size = max_tokens, padded, max_batch_size
         self.look_ahead = look_ahead
         self._chunks = -(-self._lengths.size // look_ahead)

@@ -76,6 +76,7 @@ def check_weights(weights: Any) -> npt.NDArray[np.float64]:
             else f"{values.size} of {values.min()} to {values.max()}"
         )
         raise InputError(
-            f"weights must be a row of finite numbers, 0 or more and not all 0, found {shown}: correct them"
+            f"weights must be one-dimensional, finite, at least 0 and not all 0, but are {shown}: correct "
+            "them"
         )
     return values

@@ -123,7 +123,7 @@ def _stored(snapshot: Snapshot, store: BlobStore) -> tuple[tuple[str, int], ...]
 
 
 def _groups(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Yields groups of adjacent buffers, up to BLOB_NBYTES each; a larger buffer is a group by itself."""
+    """Yields groups of adjacent buffers, up to BLOB_NBYTES each; a larger buffer forms its own group."""
     group: list[memoryview] = []
     nbytes = 0
     for buffer in buffers:
@@ -157,7 +157,9 @@ def load_bundle(bundle: Bundle, store: BlobStore) -> UserCode:
     Raises InputError naming the module if a module of the user's code is missing here.
     """
     if len(bundle.blobs) < FIRST_BUFFER:
-        raise RemoteProtocolError(f"a bundle needs {FIRST_BUFFER} blobs at least, found {len(bundle.blobs)}")
+        raise RemoteProtocolError(
+            f"a bundle must have at least {FIRST_BUFFER} blobs, but has {len(bundle.blobs)}"
+        )
     head = store.path(bundle.blobs[0][0]).read_bytes()
     places, process, imports, others, start = _parse_head(head)
     main, sources = _parse_sources(store.path(bundle.blobs[1][0]).read_bytes())
@@ -186,7 +188,9 @@ def _parse_head(
     head: bytes,
 ) -> tuple[list[BufferPlace], bytes, list[tuple[str, bool]], dict[str, bytes], int]:
     if len(head) < _LENGTH.size:
-        raise RemoteProtocolError(f"a bundle's first blob needs {_LENGTH.size} bytes, found {len(head)}")
+        raise RemoteProtocolError(
+            f"a bundle's first blob must have at least {_LENGTH.size} bytes, but has {len(head)}"
+        )
     start = _LENGTH.size + _LENGTH.unpack_from(head)[0]
     match values.unpack(head[_LENGTH.size : start]):
         case (list() as places, bytes() as process, list() as imports, dict() as others):
@@ -210,7 +214,7 @@ def _map(path: Path, nbytes: int) -> memoryview:
 
 def _part(mapped: memoryview, offset: int, nbytes: int) -> memoryview:
     if not 0 <= offset <= offset + nbytes <= mapped.nbytes:
-        raise ValueError(f"bytes {offset} to {offset + nbytes} of a blob of {mapped.nbytes}")
+        raise ValueError(f"bytes {offset} to {offset + nbytes} are outside a blob of {mapped.nbytes} bytes")
     return mapped[offset : offset + nbytes]
 
 
@@ -364,8 +368,8 @@ def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:
         return _missing(exc, "the dataset")
     if isinstance(exc, ImportError) or _lacks_in_module(exc):
         return InputError(
-            f"the dataset cannot be loaded in a feeder: {exc}. Feeders seem to have another version of that "
-            "module: install the trainer's version"
+            f"the dataset cannot be loaded in a feeder: {exc}. Feeders seem to have a different version of "
+            "that module: install the trainer's version"
         )
     if isinstance(exc, AttributeError):
         return InputError(
@@ -398,8 +402,8 @@ def _import_error(name: str, shipped: Mapping[str, Source], exc: BaseException) 
     else:
         error = InputError(
             f"the dataset needs the module {name!r}{where}, whose import fails in a feeder: "
-            f"{type(exc).__name__}: {exc}. It is imported there from the trainer's source, in a process that "
-            f"has not run the script: make its top level work without anything that the script did before"
+            f"{type(exc).__name__}: {exc}. It is imported there from the trainer's source, in a process "
+            "that has not run the script: make its top level independent of what the script did before"
         )
     error.__cause__ = exc
     return error

@@ -153,7 +153,7 @@ class ModuleState:
         if not out:
             return content
         if hasattr(type(value), "__setstate__"):
-            raise TypeError("its own __setstate__ may need the entries that are left out")
+            raise TypeError("its own __setstate__ may need the omitted entries")
         return unpicklable.without(content, lambda entry: id(entry) in out)
 
     def _allowed(self, module: str, items: list[Item]) -> list[Item]:

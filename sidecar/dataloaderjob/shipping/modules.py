@@ -164,7 +164,7 @@ MOCK = "A mock stays in its process: patch with new= and a function"
 
 
 def is_mock(part: Any) -> bool:
-    """True for an object of unittest.mock, or a function that stands for a mock (`autospec`)."""
+    """True for an object of unittest.mock, or a function that wraps a mock (`autospec`)."""
     mock = sys.modules.get("unittest.mock")
     if mock is None:
         return False

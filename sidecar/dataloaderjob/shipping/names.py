@@ -39,7 +39,7 @@ Name = tuple[str, str, str, type | None]
 Item = tuple[str, Any]
 """(dotted path, object)."""
 CODE = (types.FunctionType, type, ModuleType, types.BuiltinFunctionType, LRU)
-"""Types of objects that a fresh import makes by itself, unless they were replaced."""
+"""Types of objects that a fresh import creates, unless they were replaced."""
 _BY_VALUE = (
     int, float, complex, str, bytes, tuple, frozenset, enum.Enum, BaseException, np.ndarray, np.generic, torch.Tensor,
     torch.UntypedStorage, torch.dtype, torch.device, logging.Logger, re.Pattern, random.Random, pathlib.PurePath,
@@ -353,11 +353,11 @@ class Fresh:
                 remedy = (
                     f". {MOCK}, or use num_workers=0"
                     if is_mocked
-                    else ": make it there, or in worker_init_fn"
+                    else ": create it there, or in worker_init_fn"
                 )
                 raise InputError(
-                    f"the dataset needs {module}.{path}, a {type_name}, which cannot be copied and which the import "
-                    f"of that module in a feeder does not make{remedy}"
+                    f"the dataset needs {module}.{path}, a {type_name}, which can neither be copied nor be "
+                    f"created by importing that module in a feeder{remedy}"
                 ) from exc
         self._claimed[id(found)] = found
         return found

@@ -218,7 +218,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return found
         if cls.__module__ == "unittest.mock" and isinstance(obj, tuple):
             raise TypeError(
-                "the calls that a mock has noted cannot be copied"
+                "the calls that a mock has recorded cannot be copied"
             )  # they recurse when they are loaded
         if names.delegates(cls):
             # Its own reduced form, with a function that gives it its state.

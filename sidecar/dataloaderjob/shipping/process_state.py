@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.core.places import KEEP_VARIABLE, LAUNCHERS, SOCKET_VARIABLE
+from dataloaderjob.core.keep import keep_seconds
+from dataloaderjob.core.places import LAUNCHERS, SOCKET_VARIABLE
 
 _PIXELS = 1024 * 1024 * 1024 // 4 // 3
 _IMPORTED_FOR_EFFECT = ("hdf5plugin", "pillow_avif", "pillow_heif", "pillow_jxl")
@@ -217,7 +218,7 @@ class ProcessState:
 
     def _chosen(self) -> dict[str, str]:
         # Feeders that outlive their script have the variables of another script; feeders of a job or a run do not.
-        kept = os.environ.get(KEEP_VARIABLE, "0") not in ("", "0") and not os.environ.get(SOCKET_VARIABLE)
+        kept = not os.environ.get(SOCKET_VARIABLE) and keep_seconds() > 0
 
         def travels(name: str, value: str) -> bool:
             own = _OWN.fullmatch(name) and self._at_start.get(name) == value

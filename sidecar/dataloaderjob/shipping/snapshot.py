@@ -224,8 +224,8 @@ def _names(root: Any) -> tuple[Any, ...]:
 def _warn_of_shared(roots: Roots, addresses: list[int], modules: Mapping[str, ModuleType]) -> None:
     what, where = unpicklable.find_storage(roots, set(addresses), modules)
     warnings.warn(
-        f"{where} is {what} in shared memory. Feeders get a copy of it as it is when the iterator is made: "
-        "later writes to it are not visible there, and writes there are not visible here. Set values that change "
+        f"{where} is {what} in shared memory. Feeders get a copy when the iterator is created: later "
+        "writes here are not visible there, and writes there are not visible here. Set values that change "
         "between epochs before iter(), or use num_workers=0",
         stacklevel=2,
     )

@@ -57,7 +57,7 @@ def describe(roots: Mapping[str, Any], known: Names | None = None, user_modules:
     path, leaf, error = found
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
-        reason = "linked too deeply for pickle: keep such objects in a list, and link them by index"
+        reason = "linked too deeply for pickle: keep such objects in a list, and refer to them by index"
     return f"{_cut(path)}: {full_name(type(leaf))} ({reason}). {_remedy(leaf)}"
 
 
@@ -97,8 +97,8 @@ class _Search:
                     yield path, part, error
 
 
-_MAKE = "Make it in worker_init_fn or when __getitem__ first needs it, or leave it out in __getstate__"
-_STAYS = "num_workers=0 has the batches made in this process"
+_MAKE = "Create it in worker_init_fn or when __getitem__ first needs it, or drop it in __getstate__"
+_STAYS = "with num_workers=0, this process makes the batches"
 
 
 def _is_test_case(part: Any) -> bool:
@@ -111,7 +111,10 @@ def _remedy(leaf: Any) -> str:
     if is_mock(leaf):
         return f"{MOCK}; {_STAYS}"
     if _is_test_case(leaf):
-        return f"A method of a TestCase takes along all that the test run holds: use a function; {_STAYS}"
+        return (
+            "A method of a TestCase carries the whole state of the test run with it: use a function; "
+            f"{_STAYS}"
+        )
     if isinstance(leaf, _BaseDataLoaderIter):
         return f"A dataset with its own loader, such as torchio's Queue, cannot leave the loader's process: {_STAYS}"
     return _MAKE
@@ -319,7 +322,7 @@ def warn(module: str, path: str, value: Any, warned: set[str]) -> None:
         else f"{name}, a {full_name(type(value))},"
     )
     warnings.warn(
-        f"{what} cannot be copied, so feeders use the one that the import of {module} makes. If the dataset needs "
-        "it, make it at the top of that module or in worker_init_fn",
+        f"{what} cannot be copied, so feeders use the one that importing {module} creates. If the dataset "
+        "needs it, create it at the top of that module or in worker_init_fn",
         stacklevel=2,
     )

@@ -149,7 +149,7 @@ def other_name(cls: type) -> tuple[str, str] | None:
         if _is_extension(extension) and vars(extension).get(cls.__name__) is cls:
             return name, cls.__name__
     if not cls.__flags__ & _IS_MADE_AT_RUN_TIME:
-        raise pickle.PicklingError(f"no module has the type {full_name(cls)}")
+        raise pickle.PicklingError(f"no module contains the type {full_name(cls)}")
     return None
 
 

@@ -140,7 +140,7 @@ class Writer:
             if where != ROOTS and self._exclude(where, roots):
                 return False
             raise InputError(
-                f"feeders need a copy of the dataset and its functions, and this cannot be copied: "
+                "feeders need a copy of the dataset and its functions, but this cannot be copied: "
                 f"{unpicklable.describe(roots, self.known, self.modules)}"
             ) from exc
         return True
@@ -245,9 +245,9 @@ class Writer:
             except TooLargeError:
                 self._excluded.add((module, path, id(value)))
                 warnings.warn(
-                    f"{module}.{path} holds more than {MAX_OTHER_NBYTES >> 20} MiB and the dataset does not refer to "
-                    "that module, so feeders do not get it: a dataset that imports the module while it runs finds "
-                    "the object that the import makes",
+                    f"{module}.{path} holds more than {MAX_OTHER_NBYTES >> 20} MiB and the dataset does "
+                    "not refer to that module, so feeders do not get it: a dataset that imports the "
+                    "module at run time finds the object that the import creates",
                     stacklevel=2,
                 )
             except Exception:

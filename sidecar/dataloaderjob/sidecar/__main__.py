@@ -14,7 +14,7 @@ from dataloaderjob.sidecar.parent import Sidecar
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="dataloaderjob.sidecar", description="Serves batches to trainers of this pod."
+        prog="dataloaderjob.sidecar", description="Serves batches to the trainers in this pod."
     )
     parser.add_argument("--settings", required=True, type=Path, help="JSON file of SidecarSettings")
     args = parser.parse_args()

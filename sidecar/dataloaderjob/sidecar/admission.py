@@ -56,8 +56,8 @@ class Admission:
                 continue
             if alive(receiver.pidfd) and receiver.process != process and not self._may_give_way(receiver):
                 raise RemoteProtocolError(
-                    f"rank {rank} is held by the live process {receiver.trainer_pid}; process {pid} cannot have it "
-                    "too: give each process its own RANK, or end the other one"
+                    f"rank {rank} is taken by the live process {receiver.trainer_pid}, so process {pid} "
+                    "cannot use it: give each process its own RANK, or end the other process"
                 )
             self._end(receiver)
         return rank
@@ -90,13 +90,14 @@ class Admission:
             raise RemoteProtocolError(self._full())
         if not settings.private:
             raise RemoteProtocolError(
-                f"this sidecar shares its memory among {settings.processes} trainer processes, which are all here: set"
-                " spec.trainers.job.processesPerPod to the number that runs in each pod"
+                f"this sidecar shares its memory among {settings.processes} trainer processes, and all "
+                "of them are attached: set spec.trainers.job.processesPerPod to the number of processes in "
+                "each pod"
             )
         if running >= settings.processes + EXTRA_PROCESSES:
             raise RemoteProtocolError(
-                f"{running} processes use the service of this launch, made for {settings.processes}: set"
-                " LOCAL_WORLD_SIZE to their number, as torchrun does"
+                f"{running} processes use the service of this launch, which was started for "
+                f"{settings.processes}: set LOCAL_WORLD_SIZE to their number, as torchrun does"
             )
         share = settings.limit_nbytes // EXTRA_PROCESSES
         return dataclasses.replace(settings, processes=1, shared_memory_nbytes=share, pool_nbytes=None)
@@ -107,9 +108,12 @@ class Admission:
         ]
         more = f" and {len(held) - MAX_LISTED} more" if len(held) > MAX_LISTED else ""
         if self._settings.processes == 1:
-            most = "one trainer process at a time, and it is attached"
+            most = "one trainer process at a time, and one is already attached"
         else:
-            most = f"{self._settings.processes} trainer processes at a time, and all of them are attached"
+            most = (
+                f"{self._settings.processes} trainer processes at a time, and all of them are already "
+                "attached"
+            )
         return (
             f"this job serves {most}: {', '.join(held[:MAX_LISTED])}{more}; end one of them, or raise "
             "spec.trainers.attach.processesPerPod"

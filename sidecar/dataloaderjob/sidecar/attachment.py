@@ -43,7 +43,7 @@ class Attachment:
             return False
         self.ended = ended if job == self._job else ""
         if job != self._job:
-            self.outdated = f"its settings were those of {self._job}, and are now those of {job}"
+            self.outdated = f"its settings were for {self._job}, and are now for {job}"
         elif key != self._key:
             self.outdated = "the job's key has changed"
         return (self.ended, self.outdated) != before

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, FrameKind, Header
+from dataloaderjob.core.handshake import DATA, HANDSHAKE_TIMEOUT_S, MAX_HELLO_NBYTES, ClientHandshake
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.seals import MAC_NBYTES, Seals, sealed_nbytes
 from dataloaderjob.sidecar import shared_bodies
@@ -89,7 +90,7 @@ class FeederConnection:
         self._not_greeted = 0
         """Number of consecutive connections on this machine that ended before they were up."""
         self._out = bytearray()
-        self._handshake: sockets.ClientHandshake
+        self._handshake: ClientHandshake
         self._seals: Seals | None = None
         """The seals of frames over TCP."""
         self._head_nbytes = HEADER_NBYTES
@@ -123,8 +124,8 @@ class FeederConnection:
         self.sock, self.phase, self.started_at = sock, BodyPhase.CONNECTING, now
         facts = {"trainer": self._trainer}
         key = bytes.fromhex(self.endpoint.link) or self._key
-        self._handshake = sockets.ClientHandshake(
-            key, role="receiver", name=self._name, job=self._job, facts=facts, versions=sockets.DATA
+        self._handshake = ClientHandshake(
+            key, role="receiver", name=self._name, job=self._job, facts=facts, versions=DATA
         )
         if here is None:
             with contextlib.suppress(BlockingIOError):
@@ -153,8 +154,7 @@ class FeederConnection:
 
     def handshake_late(self, now: float) -> bool:
         return (
-            self.phase not in (BodyPhase.UP, BodyPhase.DOWN)
-            and now - self.started_at > sockets.HANDSHAKE_TIMEOUT_S
+            self.phase not in (BodyPhase.UP, BodyPhase.DOWN) and now - self.started_at > HANDSHAKE_TIMEOUT_S
         )
 
     @property
@@ -207,7 +207,7 @@ class FeederConnection:
     def _greet(self) -> None:
         assert self.sock is not None  # noqa: S101
         try:
-            data = self.sock.recv(sockets.MAX_HELLO_NBYTES + sockets.LENGTH.size)
+            data = self.sock.recv(MAX_HELLO_NBYTES + sockets.LENGTH.size)
         except BlockingIOError:
             return
         if not data:
@@ -314,7 +314,7 @@ class FeederConnection:
                 self._waited(BODY_WAIT_S, in_time=False)
             return False
         if not n:
-            raise ConnectionError("it closed the connection within a frame")
+            raise ConnectionError("it closed the connection in the middle of a frame")
         self._filled += n
         self._left -= n
         if wait:
@@ -370,7 +370,7 @@ class FeederConnection:
             if target is not None:
                 target[:nbytes] = source
         if self._shared.has_ended:
-            raise ConnectionError("it closed the connection while a batch was copied")
+            raise ConnectionError("it closed the connection while a batch was being copied")
         self.send(frames.pack_header(FrameKind.TAKEN), b"")
         if target is not None:
             self._end_body(body, target)
@@ -379,6 +379,7 @@ class FeederConnection:
         """Reports a complete body. Raises RemoteProtocolError if it is damaged."""
         if header.flags & Flag.CHECKSUM and not digests.intact(body[: header.nbytes]):
             raise RemoteProtocolError(
-                f"batch {header.ticket} came damaged from {self.endpoint.name}: its bytes do not fit their digest"
+                f"batch {header.ticket} from {self.endpoint.name} arrived damaged: its bytes do not match "
+                "their digest"
             )
         self._sink.connection_body_done(self, header, digests.of_body(body))

@@ -225,19 +225,20 @@ class TrainerListener(Listener[Guest]):
             data, fds = ipc.recv_with_fds(peer.sock)
             peer.fds += fds
             if len(peer.fds) > ipc.MAX_FDS:
-                raise RemoteProtocolError(f"more than {ipc.MAX_FDS} descriptors came with one message")
+                raise RemoteProtocolError(f"one message has more than {ipc.MAX_FDS} descriptors")
             if not data:
                 raise ConnectionError("the trainer closed the connection")
             # Another user is answered only now: a socket that is closed with unread data loses our answer.
             if peer.stranger is not None:
                 raise RemoteProtocolError(
-                    f"this sidecar serves user {os.getuid()} alone, found user {peer.stranger}"
+                    f"this sidecar serves only user {os.getuid()}, but the process belongs to user "
+                    f"{peer.stranger}"
                 )
             packet = peer.incoming.feed(data)
             if packet is None:
                 if sum(guest.incoming.nbytes for guest in self._peers) > MAX_HELLOS_NBYTES:
                     raise RemoteProtocolError(
-                        f"incomplete messages have more than {MAX_HELLOS_NBYTES} bytes in all: attach again"
+                        f"incomplete messages have more than {MAX_HELLOS_NBYTES} bytes in total: attach again"
                     )
                 return
             self._forget(peer)
@@ -290,7 +291,8 @@ def listen(path: str, *, anyone: bool = False) -> socket.socket:
     except OSError as exc:
         sock.close()
         raise InputError(
-            f"user {os.getuid()} cannot make a socket at {path} ({exc.strerror}): give it a folder that it may write to"
+            f"user {os.getuid()} cannot create a socket at {path} ({exc.strerror}): choose a folder that "
+            "this user can write to"
         ) from exc
     finally:
         os.umask(old)

@@ -102,7 +102,7 @@ METRICS = (
         lambda m: m.placer.space.total_nbytes,
     ),
     Metric(
-        "bundle_loads", "bundle_loads", _G, "Times the connected feeders have loaded user code, for all ranks.",
+        "bundle_loads", "bundle_loads", _G, "Times that the connected feeders have loaded user code, for all ranks.",
         lambda m: sum(x.bundle_loads for x in m.feeders.values() if x.up),
     ),
     Metric(
@@ -111,7 +111,8 @@ METRICS = (
     ),
     Metric(
         "queues_kernels", "trainer_uses_cuda", _G,
-        "Use of CUDA: 1 if the trainer has initialized it. Its steps then look shorter than they are while it waits.",
+        "Use of CUDA: 1 if the trainer has initialized it. Its steps then look shorter than they are, "
+        "because kernels run asynchronously.",
         control.W_CUDA,
     ),
     Metric("next_calls", "next_calls_total", _C, "Batches taken by the trainer.", control.W_NEXT_CALLS),
@@ -130,7 +131,8 @@ METRICS = (
     ),
     Metric(
         "copies", "copies_total", _C,
-        "Batches copied because the trainer holds its full share of the pool, or a device reads the pool itself.",
+        "Batches copied because the trainer holds its full share of the pool, or because a device reads "
+        "the pool directly.",
         control.W_COPIES,
     ),
     Metric("leased_nbytes", "leased_bytes", _G, "Shared memory held by the trainer.", control.W_LEASED_NBYTES),

@@ -194,7 +194,7 @@ class Sidecar:
             if receiver is None:
                 continue  # an upload
             if code := os.waitstatus_to_exitcode(status):
-                how = f"ended with status {code}" if code > 0 else f"was ended by {signal_name(-code)}"
+                how = f"ended with status {code}" if code > 0 else f"was killed by {signal_name(-code)}"
                 log(f"the receiver of rank {receiver.rank} {how}")
             while self._on_receiver(receiver):
                 pass  # its last messages
@@ -228,13 +228,13 @@ class Sidecar:
         adoption, fds = hello.get("adopt"), guest.fds
         if len(fds) != (4 + len(adoption["regions"]) if adoption else 1):
             raise RemoteProtocolError(
-                "the trainer's pidfd is needed, and the descriptors of pools that it gives back: found"
-                f" {len(fds)} descriptors"
+                "expected the trainer's pidfd and the descriptors of the pools that it gives back, got "
+                f"{len(fds)} descriptors"
             )
         rank, pid, process = str(hello["rank"]), int(hello["pid"]), str(hello["process"])
         if not _RANK.match(rank):
             raise RemoteProtocolError(
-                f"a rank is a short word of letters, digits and -._, found {rank[:80]!r}"
+                f"a rank must be a short word of letters, digits and -._, but is {rank[:80]!r}"
             )
         if adoption and not sealed(fds[1]):
             raise RemoteProtocolError("the control memory that the trainer gave back is not sealed")
@@ -245,9 +245,7 @@ class Sidecar:
             guest.fds += [Control.create(), _eventfd(), _eventfd()]
         control = Control(fds[1])
         if not control.valid:
-            raise RemoteProtocolError(
-                "the control memory that the trainer gave back is not one of this version"
-            )
+            raise RemoteProtocolError("the control memory that the trainer gave back is from another version")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -368,7 +366,7 @@ class Sidecar:
         try:
             self._receive(receiver, json.loads(data))
         except Exception as exc:  # the message may contain untrusted input from its trainer
-            log(f"the receiver of rank {receiver.rank} is ended: {first_line(exc)}")
+            log(f"terminating the receiver of rank {receiver.rank}: {first_line(exc)}")
             if receiver.pid in self.receivers:
                 os.kill(receiver.pid, signal.SIGKILL)
         return True

@@ -116,7 +116,7 @@ class Receiver:
         self.control.reset({entry[0] for entry in leases})
         for lease, region, offset, nbytes in leases:
             if not placer.adopt(lease, Extent(region, offset, nbytes)):
-                raise ProtocolError(f"lease {lease} that the trainer claims does not fit its region")
+                raise ProtocolError(f"lease {lease}, which the trainer claims, does not fit into its region")
         placer.adopted()
         held = {region for _, region, _, _ in leases}
         for number in [n for n in placer.space.singles if n not in held]:
@@ -315,7 +315,7 @@ class Receiver:
             reason = f"{connection.endpoint.name}: {exc}"
             if isinstance(exc, ProtocolError) and (reason != connection.told or now >= connection.tell_at):
                 connection.told, connection.tell_at = reason, now + TELL_EVERY_S
-                log(f"a connection is closed: {reason}")
+                log(f"closed a connection: {reason}")
             self._end_connection(now, connection, reason)
             return
         self._dirty.add(connection)
@@ -358,7 +358,7 @@ class Receiver:
         self.machine.feeder_down(now, connection.endpoint.instance, reason)
         if connection.over_tcp and not was_over_tcp:
             self.machine.report(
-                Note(f"{reason}. Its memory cannot be shared; batches come over TCP from now on")
+                Note(f"{reason}. Its memory cannot be shared; batches will come over TCP from now on")
             )
 
     def _forget_fd(self, connection: FeederConnection) -> None:

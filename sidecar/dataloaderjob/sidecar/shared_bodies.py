@@ -63,9 +63,11 @@ class SharedBodies:
         self._fds.extend(sockets.descriptors(ancillary))
         if flags & sockets.TRUNCATED:  # the next descriptor would be mistaken for it
             self.is_refused = True
-            raise RemoteProtocolError("a descriptor was lost: this process may have no more of them")
+            raise RemoteProtocolError(
+                "a descriptor was lost: this process may have reached its limit of open files"
+            )
         if len(self._fds) > _MOST_AT_ONCE:
-            raise RemoteProtocolError("descriptors came that belong to no batch")
+            raise RemoteProtocolError("descriptors arrived that do not belong to any batch")
         return n
 
     def body(self, number: int, nbytes: int) -> memoryview:
@@ -78,16 +80,16 @@ class SharedBodies:
             found = self._buffers[number] = self._map(number, nbytes)
         if nbytes > len(found):
             raise RemoteProtocolError(
-                f"a batch of {nbytes} bytes is claimed to be in a buffer of {len(found)}"
+                f"a peer claims that a batch of {nbytes} bytes is in a buffer of {len(found)}"
             )
         return memoryview(found)[:nbytes]
 
     def _map(self, number: int, nbytes: int) -> mmap.mmap:
         self.is_refused = True
         if not self._fds:
-            raise RemoteProtocolError(f"buffer {number} came without its descriptor")
+            raise RemoteProtocolError(f"buffer {number} arrived without its descriptor")
         if len(self._buffers) >= MOST_BUFFERS:
-            raise RemoteProtocolError(f"more than {MOST_BUFFERS} buffers came, and none was given up")
+            raise RemoteProtocolError(f"more than {MOST_BUFFERS} buffers arrived, and none was released")
         fd = self._fds.popleft()
         try:
             if not sealed(fd):  # truncating mapped memory kills the process that reads it
@@ -95,8 +97,8 @@ class SharedBodies:
             about = os.fstat(fd)
             if not 0 < nbytes <= min(about.st_size, about.st_blocks * _BLOCK_NBYTES):
                 raise RemoteProtocolError(
-                    f"a batch of {nbytes} bytes is claimed to be in a buffer of {about.st_size} bytes, "
-                    f"{about.st_blocks * _BLOCK_NBYTES} of them allocated"
+                    f"a peer claims that a batch of {nbytes} bytes is in a buffer of {about.st_size} "
+                    f"bytes, {about.st_blocks * _BLOCK_NBYTES} of them allocated"
                 )
             mapped = mmap.mmap(fd, about.st_size, prot=mmap.PROT_READ)
         finally:

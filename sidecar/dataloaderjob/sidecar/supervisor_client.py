@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dataloaderjob.core import keys, sockets
+from dataloaderjob.core import handshake, keys, sockets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.processes import Backoff, close_all_but, default_signals, die_with_parent
@@ -67,9 +67,9 @@ class SupervisorClient:
         if self._sock is not None or now < self.retry_at:
             return False
         try:
-            sock = sockets.connect(
+            sock = handshake.connect(
                 self.address, self._key, role="sidecar", name=self._name, job=self._job,
-                versions=sockets.BY_ROLE, timeout_s=CONNECT_TIMEOUT_S,
+                versions=handshake.BY_ROLE, timeout_s=CONNECT_TIMEOUT_S,
             )  # fmt: skip
         except (OSError, ProtocolError) as exc:
             self.why = f"the job's supervisor at {self.address[0]}:{self.address[1]} cannot be reached: {exc}"
@@ -130,7 +130,7 @@ class SupervisorClient:
             while (message := self._in.take()) is not None:
                 changed = self._message(message) or changed
         except (ProtocolError, KeyError, TypeError, ValueError) as exc:
-            log(f"the connection to the supervisor is closed: {exc}")
+            log(f"the connection to the supervisor was closed: {exc}")
             self.close(now)
         return changed
 
@@ -184,8 +184,14 @@ def upload(
     address: tuple[str, int], key: bytes, store: BlobStore, digest: str, nbytes: int, *, name: str, job: str
 ) -> None:
     """Sends a blob to the supervisor, and waits until it has arrived. Raises OSError, ProtocolError."""
-    with sockets.connect(
-        address, key, role="upload", name=name, job=job, versions=sockets.BY_ROLE, timeout_s=UPLOAD_TIMEOUT_S
+    with handshake.connect(
+        address,
+        key,
+        role="upload",
+        name=name,
+        job=job,
+        versions=handshake.BY_ROLE,
+        timeout_s=UPLOAD_TIMEOUT_S,
     ) as sock:
         sock.settimeout(UPLOAD_TIMEOUT_S)
         store.send(sock, digest, nbytes)

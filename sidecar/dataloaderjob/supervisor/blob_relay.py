@@ -85,7 +85,7 @@ class BlobRelay:
             for _ in chunks(sock, nbytes):
                 pass
         elif digest not in self._uploads:
-            raise RemoteProtocolError(f"blob {digest[:8]} was uploaded, but nobody asked for it")
+            raise RemoteProtocolError(f"blob {digest[:8]} was uploaded, but nobody requested it")
         else:
             self._store.sweep(set(), NODE_KEEP_S)
             self._store.write(digest, self._moving(digest, chunks(sock, nbytes)))

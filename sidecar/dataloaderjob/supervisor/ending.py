@@ -36,7 +36,7 @@ def end_feeders(
             try:
                 left &= set(provider.found())
             except ServiceError as exc:
-                log.warning("feeders may be left: %s", exc)
+                log.warning("feeders may still be running: %s", exc)
                 return
             if left:
                 sleep(LOOK_S)

@@ -247,7 +247,7 @@ class FeederSet:
             return
         if member.state is FeederState.DRAINING:
             member.deadline = now
-        why = "its connection ended; it is being started again"
+        why = "its connection ended; it is being restarted"
         self._move(member, FeederEvent.LEAVE, now, why=why, cause=Cause.LOST)
 
     def drained(self, name: str, instance: str, now: float) -> None:
@@ -338,7 +338,7 @@ class FeederSet:
         why, cause = member.why, member.cause
         if member.state in (FeederState.PLACING, FeederState.LOST) and cause not in LASTING:
             cause = cause or Cause.STARTS
-            why = f"had not reported {now - member.since:.0f} s after it was placed; it is started again" + (
+            why = f"had not reported {now - member.since:.0f} s after it was placed; restarting it" + (
                 f" ({why})" if why else ""
             )
         self._move(member, FeederEvent.LATE, now, why=why, cause=cause)

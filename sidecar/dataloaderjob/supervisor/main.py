@@ -14,8 +14,6 @@ import argparse
 import json
 import logging
 import os
-import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -24,11 +22,11 @@ from typing import Any
 from dataloaderjob.core import folders, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError, ServiceError
 from dataloaderjob.core.logs import log_lines
-from dataloaderjob.core.processes import allow_all_files
+from dataloaderjob.core.processes import allow_all_files, exit_now, leave_on_signals
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_key
 from dataloaderjob.core.sockets import address_text
 from dataloaderjob.core.supervision import Cause
-from dataloaderjob.providers.provider import LOCAL, NAMES, RAY, Provider
+from dataloaderjob.providers.provider import LOCAL, NAMES, RAY, REMOTE, Provider, ProviderLost
 from dataloaderjob.supervisor.ending import end_feeders
 from dataloaderjob.supervisor.feeder_set import (
     Endpoint,
@@ -94,7 +92,7 @@ class Supervisor:
         """Returns the exit code: 0 after a stop request."""
         threading.Thread(target=self._publisher, name="dlj-publish", daemon=True).start()
         self._provider.connect()
-        _leave_on_signals()  # again, because ray.init sets its own handlers
+        leave_on_signals()  # again, because ray.init sets its own handlers
         found = self._provider.found()
         with self._lock:
             self._feeders.opened(self._provider.session, time.monotonic())
@@ -123,7 +121,7 @@ class Supervisor:
             self._publish_forever()
         except Exception:  # sidecars would get no more updates
             log.exception("the list of feeders cannot be published")
-            _exit(EXIT_FAILED)
+            exit_now(EXIT_FAILED)
 
     def _publish_forever(self) -> None:
         """Publishes changes to sidecars, several at a time if they come fast: with 256 feeders, a list has 50 KB.
@@ -231,7 +229,7 @@ class Supervisor:
             placed = self._feeders.report(endpoint, time.monotonic())
             self._changed.notify_all()
         log.info(
-            "%s (%s) reported from %s",
+            "%s (%s) has reported from %s",
             endpoint.name,
             endpoint.instance,
             address_text(endpoint.host, endpoint.port),
@@ -323,7 +321,7 @@ class Supervisor:
                 elif kind == "stop":
                     self._stopping = True
                 else:
-                    return {"type": "error", "message": f"scale, status or stop is needed, found {kind!r}"}
+                    return {"type": "error", "message": f"expected scale, status or stop, got {kind!r}"}
                 self._changed.notify_all()
         except (ProtocolError, OSError) as exc:
             return {"type": "error", "message": str(exc)}
@@ -371,7 +369,13 @@ def provider_of(settings: SupervisorSettings) -> Provider:
         from dataloaderjob.providers.local import LocalProvider
 
         return LocalProvider(settings)
-    raise InputError(f"a provider of feeders is one of {', '.join(NAMES)}, found {settings.provider!r}")
+    if settings.provider == REMOTE:
+        from dataloaderjob.providers.remote import RemoteProvider
+
+        return RemoteProvider(settings)
+    raise InputError(
+        f"the provider of feeders must be one of {', '.join(NAMES)}, but is {settings.provider!r}"
+    )
 
 
 def _read_desired(path: Path, default: int) -> int:
@@ -381,7 +385,7 @@ def _read_desired(path: Path, default: int) -> int:
     except FileNotFoundError:
         return default
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        log.warning("the number of feeders cannot be read from %s, %d is used: %s", path, default, exc)
+        log.warning("cannot read the number of feeders from %s, using %d: %s", path, default, exc)
         return default
 
 
@@ -397,7 +401,7 @@ def _write_desired(path: Path, desired: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="keeps the feeders of one job in place")
+    parser = argparse.ArgumentParser(description="starts, replaces and scales the feeders of one job")
     parser.add_argument("--settings", type=Path, required=True, help="JSON file of SupervisorSettings")
     log_lines("supervisor: %(levelname)s %(message)s")
     allow_all_files()  # a connection for each sidecar and feeder, and strangers' connections
@@ -408,25 +412,11 @@ def main() -> int:
         return EXIT_FAILED
     try:
         return supervisor.run()
-    except ServiceError as exc:
+    except (ServiceError, ProviderLost) as exc:
         log.error("%s", exc)
         return supervision.EXIT_RAY_LOST
 
 
-def _exit(code: int) -> None:
-    """Exits without Ray's own shutdown, which waits for a head that may be gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    logging.shutdown()
-    os._exit(code)
-
-
-def _leave_on_signals() -> None:
-    """Makes SIGTERM and Ctrl-C end this process only: its feeders are detached and left to the next supervisor."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: _exit(0))
-
-
 if __name__ == "__main__":
-    _leave_on_signals()
-    _exit(main())
+    leave_on_signals()
+    exit_now(main())

@@ -139,7 +139,7 @@ class SupervisorServer:
                 raise RemoteProtocolError(f"role {peer.role!r} is not known to the supervisor")
             serve(peer)
         except ProtocolError as exc:
-            log.warning("the connection of %s is closed: %s", name, exc)
+            log.warning("closed the connection of %s: %s", name, exc)
         except OSError as exc:
             log.debug("the connection of %s ended: %s", name, exc)
         finally:

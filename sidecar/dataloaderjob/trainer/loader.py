@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # imported at run time while the private service starts
     from dataloaderjob.trainer.session.client import Client
 
 Devices: TypeAlias = "tuple[int, threading.Lock, dict[torch.device, Device]]"
-_HERE = "num_workers was left out, so batches are made in this process"
+_HERE = "num_workers was omitted, so batches are made in this process"
 _TORCHS = "torch's worker processes make the batches"
 _NO_STATE = (
     "an IterableDataset cannot be resumed unless feeders make it (num_workers=0, or it cannot be sent to them): "
@@ -232,7 +232,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._is_stream and (self._stays_here or self._is_made_here()):
             if self.tail is not None:
                 raise InputError(
-                    "tail= needs feeders, but this process is one or makes the batches itself: leave it out"
+                    "tail= requires feeders, but this process is one or makes the batches itself: omit it"
                 )
             return self._stream_here()
         self._begin_service()

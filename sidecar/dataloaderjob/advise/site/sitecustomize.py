@@ -13,7 +13,7 @@ _TARGET = "torch.utils.data.dataloader"
 
 
 class _Finder:
-    """Runs the hook after _TARGET, in whatever way that is found."""
+    """Runs the hook after _TARGET is imported, whichever finder locates it."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):  # type: ignore[no-untyped-def]  # noqa: ARG004

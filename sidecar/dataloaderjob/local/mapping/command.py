@@ -64,7 +64,7 @@ def run(arguments: Arguments) -> str:
         if folder.begun_with and len(folder.left) < work.num_parts:
             say(f"{work.num_parts - len(folder.left)} of {work.num_parts} files exist already")
             if folder.begun_with != digest and folder.left:
-                say(f"{script.name} has changed since the first run: existing files are kept as they are")
+                say(f"{script.name} has changed since the first run; existing files are kept unchanged")
         try:
             _fill(folder, inputs(dataset), apply, arguments.feeders)
         except BaseException:
@@ -81,11 +81,11 @@ def _check_numbers(arguments: Arguments) -> None:
         ("--feeders", arguments.feeders, 0),
     ):
         if value is not None and value < least:
-            raise InputError(f"{name} is {least} at least, found {value}")
+            raise InputError(f"{name} must be at least {least}, but is {value}")
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise InputError(
-            f"one process writes the results, found WORLD_SIZE={os.environ['WORLD_SIZE']}: run map in one process; "
-            "to make it faster, use more feeders"
+            f"map runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without "
+            "torchrun; to make it faster, use more feeders"
         )
 
 
@@ -135,8 +135,8 @@ def _begin(loader: DataLoader[Any]) -> Iterator[Any]:
         if "collate_fn._function" not in str(exc):
             raise
         raise InputError(
-            f"{exc}. collate_fn._function is your function: name a class instead, because its instances are created in "
-            "the feeders' processes and need no copy"
+            f"{exc}. collate_fn._function is your function: name a class instead, because instances are "
+            "created in the feeders' processes and need not be copied"
         ) from exc
 
 
@@ -146,7 +146,7 @@ def _next(messages: Iterator[Any], rows: range) -> pa.RecordBatch:
         message = next(messages)
     except StopIteration:
         raise ServiceError(
-            f"the loader ended before {shown(rows)}, which should not happen: report it"
+            f"the loader ended before {shown(rows)}, which should not happen: please report it"
         ) from None
     except DataLoaderJobError as exc:
         exc.args = (_without_our_words("\n".join([str(exc), *getattr(exc, "__notes__", ())])),)
@@ -158,7 +158,7 @@ def _next(messages: Iterator[Any], rows: range) -> pa.RecordBatch:
     is_whole = batch.num_rows == len(rows) and batch.num_columns > 0
     if not is_whole or batch.column(0)[0].as_py() != rows.start:
         raise ServiceError(
-            f"the loader returned rows other than {shown(rows)}, which should not happen: report it"
+            f"the loader returned rows other than {shown(rows)}, which should not happen: please report it"
         )
     return batch
 

@@ -64,7 +64,7 @@ class Folder:
                 fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InputError(
-                    f"another process writes to {path}: wait for it, or name another folder"
+                    f"another process is writing to {path}: wait for it, or choose another folder"
                 ) from None
             folder = cls(path, fd, work)
             if any(name.startswith("part-") for name in os.listdir(fd)):
@@ -86,11 +86,11 @@ class Folder:
         try:
             found = dict(json.load(record))
         except (ValueError, TypeError):
-            raise InputError(f"{self._path / RECORD} cannot be read: name another folder") from None
+            raise InputError(f"{self._path / RECORD} cannot be read: choose another folder") from None
         if different := differences(self.work, found):
             raise InputError(
-                f"{self._path} has results of other work: {'; '.join(different)}. Use the arguments and the dataset of "
-                "the first run, or name another folder"
+                f"{self._path} has results of different work: {'; '.join(different)}. Use the arguments "
+                "and the dataset of the first run, or choose another folder"
             )
         self.begun_with = str(found.get("script_sha256", ""))
         name = min(name for name in os.listdir(self._fd) if name.startswith("part-"))
@@ -105,8 +105,8 @@ class Folder:
             found = _as_read(found)
         if first is not None and not found.equals(first[1]):
             raise InputError(
-                f"{_difference(found, first[1], where, first[0])}; the files of a folder have the same columns: "
-                f"{REMEDY}"
+                f"{_difference(found, first[1], where, first[0])}; all files in a folder must have the "
+                f"same columns: {REMEDY}"
             )
 
     def write(self, part: OutputPart, batches: Sequence[pa.RecordBatch]) -> None:
@@ -142,8 +142,8 @@ def _check_is_ours(path: Path, fd: int) -> None:
     strange = sorted(name for name in names if not name.startswith((".", "_")))
     if strange and RECORD not in names:
         raise InputError(
-            f"results need a folder of their own, but {path} contains {strange[0]!r} and no {RECORD}: name a folder "
-            "that is empty or does not exist yet"
+            f"results need a folder of their own, but {path} contains {strange[0]!r} and no {RECORD}: "
+            "choose a folder that is empty or does not exist yet"
         )
 
 

@@ -26,7 +26,7 @@ RESULT = "result"
 """The column for a function that returns one array, tensor or list."""
 _SEED = 0
 REMEDY = (
-    "return arrays or tensors of one shape and type, a list with one array a row if lengths differ, or a "
+    "return arrays or tensors of one shape and type, a list with one array per row if lengths differ, or a "
     "pyarrow.RecordBatch"
 )
 
@@ -97,8 +97,8 @@ class Apply:
             return default_collate(samples)
         except Exception as exc:  # lengths that differ, types that it does not know
             raise InputError(
-                f"torch's default_collate cannot make a batch of the samples of {shown(rows)}: {exc}. Name a function "
-                "of the script that can, with --collate-fn"
+                f"torch's default_collate cannot collate the samples of {shown(rows)}: {exc}. Use "
+                "--collate-fn to name a function in the script that can"
             ) from exc
 
 
@@ -121,7 +121,7 @@ def from_message(message: Any) -> pa.RecordBatch:
     """Unpacks a message; the result shares no memory with it. Raises RemoteProtocolError if it is malformed: pyarrow
     would follow offsets in it to any place in memory."""
     if type(message) is not np.ndarray:
-        raise RemoteProtocolError(f"a feeder sent a {type(message).__name__} in place of results")
+        raise RemoteProtocolError(f"a feeder sent a {type(message).__name__} instead of results")
     try:
         with pa.ipc.open_stream(pa.py_buffer(message.tobytes())) as stream:
             batch = stream.read_next_batch()
@@ -169,7 +169,7 @@ def record_batch(result: Any, rows: range) -> pa.RecordBatch:
 
 def _column(name: Any, value: Any, rows: range) -> pa.Array:
     if not isinstance(name, str):
-        raise InputError(f"names of columns are strings, found {name!r} in the result for {shown(rows)}")
+        raise InputError(f"column names must be strings, but the result for {shown(rows)} has {name!r}")
     try:
         array = as_arrow(value)
     except Exception as exc:  # of any library whose object it is
@@ -178,8 +178,8 @@ def _column(name: Any, value: Any, rows: range) -> pa.Array:
         ) from exc
     if len(array) != len(rows):
         raise InputError(
-            f"column {name!r} of the result for {shown(rows)} should have {len(rows)} rows, found {len(array)}: a "
-            "function returns one row for each input"
+            f"column {name!r} of the result for {shown(rows)} must have {len(rows)} rows, but has "
+            f"{len(array)}: a function returns one row for each input"
         )
     return array
 
@@ -210,9 +210,9 @@ def _numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 def _nested(array: np.ndarray[Any, Any]) -> pa.Array:
     """Converts rows of fixed shape to nested lists of fixed size."""
     if not array.ndim:
-        raise TypeError("it has no dimension, but the first dimension must be the rows")
+        raise TypeError("it has no dimensions, but the first dimension must be the rows")
     if not array.size and array.ndim > 1:
-        raise ValueError(f"its shape is {array.shape}: a row has no element")
+        raise ValueError(f"its shape is {array.shape}, so a row has no elements")
     flat = array.tolist() if array.dtype == object else np.ascontiguousarray(array).reshape(-1)
     made = pa.array(flat)
     for size in reversed(array.shape[1:]):

@@ -28,7 +28,7 @@ class Script:
     def __init__(self, path: Path) -> None:
         """Raises InputError if the file does not exist, UserCodeError if the script raises an exception."""
         if not path.is_file():
-            raise InputError(f"a Python script is needed, but there is no file {path}")
+            raise InputError(f"there is no file {path}: name a Python script")
         self.name = path.name
         self.text = path.read_bytes()
         sys.path[0:0] = [str(path.absolute().parent)]
@@ -61,15 +61,17 @@ class Script:
         if not callable(found) or (called_on and not any("__call__" in vars(cls) for cls in called_on)):
             what = "a class without __call__" if called_on else type(found).__name__
             raise InputError(
-                f"{name} in {self.name} should be a function, a torch.nn.Module, or a class whose instances can be "
-                f"called, found {what}"
+                f"{name} in {self.name} must be a function, a torch.nn.Module, or a class with callable "
+                f"instances, but is {what}"
             )
         return found  # type: ignore[no-any-return]
 
     def collate_fn(self, name: str) -> Callable[[Any], Any]:
         found = self.get(name)
         if not callable(found):
-            raise InputError(f"{name} in {self.name} should be a function, found {type(found).__name__}")
+            raise InputError(
+                f"{name} in {self.name} must be a function, but is of type {type(found).__name__}"
+            )
         return found  # type: ignore[no-any-return]
 
     def dataset(self, name: str) -> Any:
@@ -79,13 +81,13 @@ class Script:
             found = called(f"{name} in {self.name}", found)
         if isinstance(found, IterableDataset):
             raise InputError(
-                f"{name} in {self.name} is an IterableDataset, whose samples have no index to write with a result: "
-                "map needs a dataset with __getitem__ and __len__"
+                f"{name} in {self.name} is an IterableDataset, whose samples have no index to write with a "
+                "result: map requires a dataset with __getitem__ and __len__"
             )
         if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
             raise InputError(
-                f"{name} in {self.name} should be a dataset with __getitem__ and __len__, or a function without "
-                f"arguments that returns one, found {type(found).__name__}"
+                f"{name} in {self.name} must be a dataset with __getitem__ and __len__, or a function "
+                f"without arguments that returns one, but is of type {type(found).__name__}"
             )
         return found
 

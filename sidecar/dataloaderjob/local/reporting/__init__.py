@@ -1,1 +1,1 @@
-"""The report of a run on this machine: what is kept while it runs, and the page made of it."""
+"""The report of a run on this machine: the data kept while it runs, and the page rendered from them."""

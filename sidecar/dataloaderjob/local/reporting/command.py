@@ -18,14 +18,14 @@ def report(which: str | None, output: Path) -> str:
     data = rundata.find(which)
     if output.is_dir():
         raise InputError(
-            f"--output needs a file, and {output} is a folder: give a name in it, such as report.html"
+            f"--output must be a file, but {output} is a folder: name a file in it, such as report.html"
         )
     text = page(data)
     try:
         _write(output, text)
     except OSError as exc:
         raise InputError(
-            f"{output} cannot be written: {exc.strerror}. Give another file with --output"
+            f"{output} cannot be written: {exc.strerror}. Choose another file with --output"
         ) from exc
     return f"{output}: report of {data.name}, {len(text.encode()) / 1e3:.0f} kB"
 
@@ -35,7 +35,9 @@ def _page() -> Callable[[RunData], str]:
         from dataloaderjob.local.reporting.page import render
     except ModuleNotFoundError as exc:
         needed = str(exc.name).partition(".")[0]
-        raise InputError(f"report needs the module {needed!r}: pip install 'dataloaderjob[report]'") from exc
+        raise InputError(
+            f"report requires the module {needed!r}: pip install 'dataloaderjob[report]'"
+        ) from exc
     return render
 
 

@@ -35,7 +35,7 @@ def found(at: float, before: Status, after: Status) -> Iterator[Event]:
         yield from (Event(at, name, LOST, "is no longer wanted") for name in old if name not in new)
     was, now = before.get("desired"), after.get("desired")
     if was is not None and now is not None and was != now:
-        yield Event(at, "supervisor", SCALED, f"{now} feeders are wanted instead of {was}")
+        yield Event(at, "supervisor", SCALED, f"the target changed from {was} to {now} feeders")
     known = [_failure(one) for one in before.get("failures", ())]
     for failure in after.get("failures", ()):
         who, text = _failure(failure)
@@ -63,7 +63,7 @@ def _of_feeder(at: float, name: str, old: Status | None, new: Status) -> Iterato
 
 
 def _process(old: Status, new: Status) -> str:
-    return f"pid {new.get('pid')} takes the place of pid {old.get('pid')}"
+    return f"pid {new.get('pid')} replaces pid {old.get('pid')}"
 
 
 def _failure(found_: Status) -> tuple[str, str]:

@@ -189,7 +189,7 @@ def unpacked(found: Mapping[str, Any]) -> Times:
     sums.squares = float(found["sums"]["squares"])
     buckets = [int(n) for n in found["buckets"]]
     if len(buckets) != timings.BUCKETS:
-        raise ValueError(f"{timings.BUCKETS} buckets are needed, found {len(buckets)}")
+        raise ValueError(f"expected {timings.BUCKETS} buckets, got {len(buckets)}")
 
     def entries(rows: Any) -> list[timings.Entry]:
         return timings.slowest(

@@ -49,7 +49,7 @@ def find(which: str | None) -> RunData:
     live = [run for run in live_runs() if which in (None, run.name, run.job)]
     if not live:
         what = (
-            "no run of yours is live"
+            "you have no live run"
             if which is None
             else f"{which!r} is neither a folder nor the name of a live run"
         )
@@ -62,14 +62,15 @@ def _of_folder(folder: Path) -> RunData:
         return read(newest[0], earlier=newest[1])
     if live := live_runs(str(folder)):
         return _of_live(live[0])
-    raise InputError(f"{folder} holds nothing to report. {ENDED}")
+    raise InputError(f"{folder} contains nothing to report. {ENDED}")
 
 
 def _of_live(run: LiveRun) -> RunData:
     folder = run.about.get("report")
     if not folder:
         raise InputError(
-            f"{run.name} keeps no data for a report: its folder cannot be written to, or it is older"
+            f"{run.name} keeps no data for a report: its folder is not writable, or the run is from an "
+            "older version"
         )
     return read(Path(str(folder)), is_live=True)
 
@@ -101,4 +102,4 @@ def _times(path: Path) -> Times:
     except FileNotFoundError:
         return Times()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
-        raise InputError(f"{path} holds no times of batches: {exc}") from exc
+        raise InputError(f"{path} contains no times of batches: {exc}") from exc

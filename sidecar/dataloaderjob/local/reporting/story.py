@@ -83,29 +83,31 @@ def _reasons(found: Analysis) -> Iterator[str]:
         return
     if found.queued > OVERLOADED:
         yield (
-            f"The machine has too few CPUs ({found.data.cpus}): feeders were ready to work, but had to wait for a CPU "
-            f"during {found.queued:.0%} of the time that batches took. More feeders on this machine do not help; "
-            "feeders on other machines do, or a cheaper sample."
+            f"The machine has too few CPUs ({found.data.cpus}): feeders were ready to work, but had to "
+            f"wait for a CPU during {found.queued:.0%} of the time that batches took. More feeders on this "
+            "machine would not help; feeders on other machines, or cheaper samples, would."
         )
     if found.is_heavy_tailed and found.tail is not None:
         yield (
-            f"A few slow batches hold up the rest: {found.tail.count:,} of {found.times.sums.count:,} took at least "
-            f"{TAIL:g} times as long as the middle one, and together {found.tail.share:.0%} of all build time. Make "
-            "the samples listed below cheaper, or use a larger window or parts=."
+            f"A few slow batches hold up the rest: {found.tail.count:,} of {found.times.sums.count:,} took "
+            f"at least {TAIL:g} times as long as the median, and together {found.tail.share:.0%} of all "
+            "build time. Make the samples listed below cheaper, or use a larger window or parts=."
         )
     if advice.feeders > found.feeders:
         more = f"{advice.gain:.2g} times faster"
         yield (
-            f"The limit is {LIMITS[advice.limit]}. {_count(advice.feeders, 'feeder')} of one CPU each would suffice "
-            f"(this run had {found.feeders}), and make it up to {more}; then the limit is {LIMITS[advice.next_limit]}."
+            f"The limit is {LIMITS[advice.limit]}. {_count(advice.feeders, 'feeder')} with one CPU each "
+            f"would suffice (this run had {found.feeders}), and make it up to {more}; then the limit is "
+            f"{LIMITS[advice.next_limit]}."
         )
     elif advice.feeders:
         yield (
-            f"By the cost of a batch, {_count(advice.feeders, 'feeder')} with a CPU each would suffice, and this run "
-            f"had {found.feeders}. The cause is another one: too few CPUs, slow batches, a lost feeder or the start."
+            f"Judging by the cost of a batch, {_count(advice.feeders, 'feeder')} with one CPU each would "
+            f"suffice, and this run had {found.feeders}. The cause is something else: too few CPUs, slow "
+            "batches, a lost feeder or the startup."
         )
     else:
-        yield f"More feeders do not help: the limit is {LIMITS[advice.limit]}."
+        yield f"More feeders would not help: the limit is {LIMITS[advice.limit]}."
 
 
 def _figures(found: Analysis) -> Iterator[tuple[str, str]]:
@@ -141,8 +143,13 @@ def _lines(found: Analysis) -> Iterator[str]:
 def _start(found: Analysis) -> Iterator[str]:
     served = next((r.at for r in found.readings if r.feeders), None)
     if served is not None:
-        yield f"The first feeder served after {span(served)}, and training had its first batch after " + (
-            f"{span(found.first_batch_at)}." if found.first_batch_at is not None else "... it has none yet."
+        yield (
+            f"The first feeder was serving after {span(served)}, and training got its first batch after "
+            + (
+                f"{span(found.first_batch_at)}."
+                if found.first_batch_at is not None
+                else ("... it has not got one yet.")
+            )
         )
     elif found.readings:
         yield f"No feeder has served within {span(found.last.at)}."
@@ -155,9 +162,9 @@ def _incident(number: int, incident: Incident) -> str:
     if incident.back_s is None:
         text += " It did not serve again."
     elif incident.back_s < 0.05:
-        text += " Another process took its place at once."
+        text += " Another process replaced it at once."
     else:
-        text += f" Another process took its place {span(incident.back_s)} later."
+        text += f" Another process replaced it {span(incident.back_s)} later."
     if incident.before is not None and incident.after is not None:
         text += (
             f" Training waited {incident.before:.0%} of its time before, and {incident.after:.0%} just after."
@@ -171,9 +178,15 @@ def _asked_again(found: Analysis) -> Iterator[str]:
         yield f"Connections to feeders broke {counts['feeders_lost']} times."
     if again := counts.get("retries", 0):
         lost = "" if counts.get("failures") else " No batch was lost."
-        yield f"Because feeders were lost or late, other feeders were asked for {_count(again, 'batch')} again.{lost}"
+        yield (
+            f"Because feeders were lost or late, {_count(again, 'batch')} had to be requested from other "
+            f"feeders.{lost}"
+        )
     if counts.get("hedges"):
-        yield f"{_count(counts['hedges'], 'late batch')} had a second feeder make them, too; the first copy counted."
+        yield (
+            f"A second feeder was also asked for {_count(counts['hedges'], 'late batch')}; the first copy "
+            "counted."
+        )
     if counts.get("failures"):
         yield f"{_count(counts['failures'], 'batch')} failed for good: user code raised an error or killed its process."
 
@@ -197,9 +210,9 @@ def _slow(found: Analysis) -> Iterator[str]:
 def _end(found: Analysis) -> Iterator[str]:
     ended = [e for e in found.data.series.events if e.kind == ENDED]
     if ended:
-        yield f"At {clock(ended[-1].at)} the last of {_count(len(ended), 'trainer')} ended without an error."
+        yield f"At {clock(ended[-1].at)}, the last of {_count(len(ended), 'trainer')} ended without an error."
     elif found.data.is_live:
-        yield "The run continues: this page shows it until now."
+        yield "The run is still going on; this page shows it so far."
 
 
 # Tables

@@ -45,7 +45,7 @@ from ray._private import ray_logging
 from ray._private import services as ray_services
 from ray._private import worker as ray_worker
 
-from dataloaderjob.core import sockets
+from dataloaderjob.core import handshake, sockets
 from dataloaderjob.core.errors import DataLoaderJobError, ServiceError
 from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.memory import LOOK_S, MemoryWatch, describe_limit, die_as
@@ -130,8 +130,8 @@ def tell_ended(settings: FeederSettings, why: str) -> None:
     if settings.supervisor_host is None:
         return
     address, key = (settings.supervisor_host, settings.supervisor_port), read_key(settings.key_path)
-    with sockets.connect(
-        address, key, role="feeder", name=settings.name, job=settings.job, versions=sockets.BY_ROLE
+    with handshake.connect(
+        address, key, role="feeder", name=settings.name, job=settings.job, versions=handshake.BY_ROLE
     ) as sock:
         sockets.send_message(sock, {"type": "ended", "cause": Cause.OUT_OF_MEMORY.value, "why": why})
 

@@ -1,10 +1,11 @@
 """The conditions that a Ray cluster must meet before a job that did not start it may place feeders there.
 
-    python -m dataloaderjob.providers.ray.external HOST:PORT
+    python -m dataloaderjob.providers.ray.external HOST:PORT [--join]
 
-prints {"host": address of this machine's node}, or {"error": text}. A runner calls this in a process of
-its own, because Ray's client waits for 40 s for a GCS that does not answer. The job's supervisor asks again when it
-connects, because the cluster may have been replaced since.
+prints {"host": address of this machine's node}, or {"error": text}. With --join, for a pod that is about to become a
+node, it prints {"host": ""} or {"error": text, "versions": true if the versions are the error}. Callers run this in a
+process of its own, because Ray's client waits for 40 s for a GCS that does not answer. The job's supervisor asks again
+when it connects, because the cluster may have been replaced since.
 """
 
 from __future__ import annotations
@@ -27,6 +28,16 @@ from dataloaderjob.core.sockets import parse_address
 
 TIMEOUT_S = 10.0
 FIELD = "spec.ray.external"
+JOIN = "--join"
+HERE = (
+    "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with the token (RAY_AUTH_MODE=disabled for a cluster "
+    "without one)"
+)
+IN_POD = f"name the Secret with the cluster's token in {FIELD}.tokenSecretRef"
+
+
+class VersionsDiffer(ServiceError):
+    """The cluster has another version of Ray, or another minor version of Python."""
 
 
 class Node(NamedTuple):
@@ -40,6 +51,21 @@ class Node(NamedTuple):
 
 def look(address: str) -> str:
     """Returns the address of this machine's node. Raises ServiceError if the cluster cannot take the job's feeders."""
+    alive: Any = gcs_pb2.GcsNodeInfo  # type: ignore[attr-defined]
+    return here(
+        address,
+        [
+            Node(i.node_manager_address, i.raylet_socket_name, i.state == alive.GcsNodeState.ALIVE)
+            for i in described(address)
+        ],
+    )
+
+
+def described(address: str, *, remedy: str = HERE) -> list[Any]:
+    """Returns the GCS's records of the cluster's nodes. `remedy`: for a token that the cluster refuses.
+
+    Raises VersionsDiffer, ServiceError if the cluster does not answer or needs another token.
+    """
     try:
         socket.create_connection(
             parse_address(address), timeout=TIMEOUT_S
@@ -49,9 +75,7 @@ def look(address: str) -> str:
         infos = gcs.get_all_node_info(timeout=TIMEOUT_S).values()
     except AuthenticationError as exc:
         raise ServiceError(
-            f"the Ray cluster at {address} needs its own token, and refused the one that was found: set "
-            "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with the token (RAY_AUTH_MODE=disabled for a "
-            "cluster without one)"
+            f"the Ray cluster at {address} needs its own token, and refused the one that was found: {remedy}"
         ) from exc
     except Exception as exc:
         raise ServiceError(
@@ -59,26 +83,20 @@ def look(address: str) -> str:
             "host:port of its GCS"
         ) from exc
     compare_versions(json.loads(found or b"{}"), ray=ray.__version__, python=platform.python_version())
-    alive: Any = gcs_pb2.GcsNodeInfo  # type: ignore[attr-defined]
-    return here(
-        address,
-        [
-            Node(i.node_manager_address, i.raylet_socket_name, i.state == alive.GcsNodeState.ALIVE)
-            for i in infos
-        ],
-    )
+    return list(infos)
 
 
 def compare_versions(cluster: Mapping[str, Any], *, ray: str, python: str) -> None:
-    """Raises ServiceError unless the cluster has this version of Ray and this minor version of Python. `cluster`: its
+    """Raises VersionsDiffer unless the cluster has this version of Ray and this minor version of Python. `cluster`: its
     own description, which names both."""
     theirs = str(cluster.get("ray_version", "unknown")), str(cluster.get("python_version", "unknown"))
     if theirs[0] == ray and minor(theirs[1]) == minor(python):
         return
-    raise ServiceError(
+    raise VersionsDiffer(
         f"the Ray cluster of {FIELD} runs Ray {theirs[0]} on Python {theirs[1]}, this job has Ray {ray} on Python "
         f"{python}: both need the same Ray version and the same minor version of Python; install "
-        f"ray=={theirs[0]} on Python {minor(theirs[1])} here, or choose a cluster with these versions"
+        f"ray=={theirs[0]} on Python {minor(theirs[1])} here (on Kubernetes: in the feeders' image), or choose a "
+        "cluster with these versions"
     )
 
 
@@ -111,10 +129,15 @@ def is_local(host: str) -> bool:
 
 
 def main() -> int:
+    address, *options = sys.argv[1:]
+    answer: dict[str, Any] = {"host": ""}
     try:
-        answer = {"host": look(sys.argv[1])}
+        if JOIN in options:
+            described(address, remedy=IN_POD)
+        else:
+            answer["host"] = look(address)
     except ServiceError as exc:
-        answer = {"error": str(exc)}
+        answer = {"error": str(exc), "versions": isinstance(exc, VersionsDiffer)}
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0
 

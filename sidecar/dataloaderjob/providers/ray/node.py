@@ -62,7 +62,7 @@ class RayNode:
         self,
         folder: Path,
         *,
-        token_path: Path,
+        token_path: Path | None,
         vital: Sequence[str],
         tuning: RayTuning | None = None,
         resources: Mapping[str, float] | None = None,
@@ -70,7 +70,8 @@ class RayNode:
         host: str = "127.0.0.1",
         remedy: str = "set TMPDIR to a shorter path",
     ) -> None:
-        """`folder` holds all state. `vital`: names of the processes without which the node is dead.
+        """`folder` holds all state. `token_path`: None for a cluster without a token. `vital`: names of the processes
+        without which the node is dead.
 
         Raises InputError, with `remedy`, if the folder's path is too long for Ray's Unix sockets.
         """
@@ -95,12 +96,10 @@ class RayNode:
 
     def env(self) -> dict[str, str]:
         """Returns the environment for every process that talks to this Ray: authentication, tuning."""
-        return {
-            **self.tuning.env(),
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(self.token_path),
-            "RAY_USAGE_STATS_ENABLED": "0",
-        }
+        auth = {"RAY_AUTH_MODE": "disabled"}
+        if self.token_path is not None:
+            auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_path)}
+        return {**self.tuning.env(), **auth, "RAY_USAGE_STATS_ENABLED": "0"}
 
     def defaults(self) -> dict[str, str]:
         """Returns variables that the environment may override. If Ray has no tasks, it leaves lack of memory to the

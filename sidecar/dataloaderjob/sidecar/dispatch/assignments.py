@@ -181,8 +181,8 @@ class Assignments:
         if again:
             self._out.append(
                 Note(
-                    f"slot {slot.number} continues at {chosen.endpoint.name}, which first makes {again} batches of it "
-                    "again, unsent"
+                    f"slot {slot.number} continues at {chosen.endpoint.name}, which first rebuilds {again} "
+                    "of its batches without sending them"
                 )
             )
         owes = home is not None and any(attempt.ticket.slot is slot for attempt in home.attempts.values())

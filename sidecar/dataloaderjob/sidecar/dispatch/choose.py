@@ -25,7 +25,7 @@ GOLDEN = 0.6180339887498949
 """The fractional parts of any number of multiples of the golden ratio are evenly spread."""
 LABELS = {"python": "Python", "torch": "torch", "numpy": "numpy"}
 """Facts that must agree, with their names in messages. Other facts are not compared."""
-_INSTALL = "make the feeder image from the trainer's image plus dataloaderjob[feeder]"
+_INSTALL = "build the feeder image from the trainer's image plus dataloaderjob[feeder]"
 
 
 def depth(stream: Stream) -> int:
@@ -104,7 +104,7 @@ def mismatch(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | Non
     if not differing:
         return None
     found = ", ".join(
-        f"{LABELS[name]} {trainer[name]} is needed, the feeder has {feeder.get(name, 'none')}"
+        f"the trainer has {LABELS[name]} {trainer[name]}, but the feeder has {feeder.get(name, 'none')}"
         for name in differing
     )
     return f"trainer and feeder differ: {found}; {_INSTALL}"
@@ -118,8 +118,9 @@ def caution(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None
     if "cpu" not in trainer or trainer["cpu"] == feeder.get("cpu"):
         return None
     return (
-        f"CPU capability {feeder.get('cpu', 'unknown')} here, {trainer['cpu']} in the trainer: floating-point sums "
-        "may differ in the last bit; set ATEN_CPU_CAPABILITY=default in both if bytes must not"
+        f"CPU capability {feeder.get('cpu', 'unknown')} here, but {trainer['cpu']} in the trainer: "
+        "floating-point sums may differ in the last bit; if bytes must be equal, set "
+        "ATEN_CPU_CAPABILITY=default in both"
     )
 
 

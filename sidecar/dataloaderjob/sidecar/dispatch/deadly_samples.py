@@ -18,8 +18,8 @@ def deadly_error(ticket: Ticket, out_of_memory: Container[str], notes: Sequence[
     reason = how if of_memory is None else f"{name}: it {how}"
     text = (
         f"{ticket.strikes} feeder processes died, each while making {sample} (the last one: {reason}): "
-        "look for os._exit, a crash in native code or too little memory there; see what the feeders "
-        "printed last"
+        "look for os._exit, a crash in native code or a lack of memory there; see the last lines that the "
+        "feeders printed"
     )
     return "FeederLost", text
 

@@ -250,7 +250,9 @@ class Dispatcher(Assignments):
         ticket = attempt.ticket
         is_there = is_end and frames.says_there(payload)
         if is_there and not ticket.asks:
-            raise RemoteProtocolError(f"ticket {ticket.number} asks for its batch, not whether it exists")
+            raise RemoteProtocolError(
+                f"ticket {ticket.number} requests its batch, and not only whether the batch exists"
+            )
         self._answered(now, attempt)
         self._begins(attempt.feeder, ticket, True)
         self.drop_attempt(attempt, cancel=False, requeue=False)
@@ -415,8 +417,9 @@ class Dispatcher(Assignments):
             self.fail_service(
                 attempt.ticket,
                 "InputError",
-                f"a batch of {mb(nbytes)} needs a place in shared memory, the limit is "
-                f"{mb(self.settings.limit_nbytes)}: raise spec.loader.memoryPerProcess or lower the batch size",
+                f"a batch needs {mb(nbytes)} of shared memory, but the limit is "
+                f"{mb(self.settings.limit_nbytes)}: raise spec.loader.memoryPerProcess or lower the batch "
+                "size",
             )
             return
         if attempt.extent is not None:

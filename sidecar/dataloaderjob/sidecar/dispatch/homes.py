@@ -98,7 +98,8 @@ class Slots:
         bundle = Bundle.parse(manifest)
         if number >= min(bundle.workers, MAX_SLOTS):
             raise RemoteProtocolError(
-                f"slot {number} was asked for; the bundle has {bundle.workers}, and {MAX_SLOTS} are allowed"
+                f"slot {number} was requested, but the bundle has {bundle.workers} slots, and {MAX_SLOTS} "
+                "are allowed"
             )
         if self.opened_at is None:
             self.opened_at, self.ranks = now, bundle.ranks

@@ -75,7 +75,7 @@ def _check_feeders(machine: Dispatcher, now: float) -> None:
         stuck = next((a for a in feeder.attempts.values() if _transfer_late(now, a)), None)
         if stuck is not None:
             reason = (
-                f"{feeder.endpoint.name} has sent nothing of a batch of {stuck.nbytes} bytes for "
+                f"{feeder.endpoint.name} has sent nothing of a batch of {stuck.nbytes} bytes in "
                 f"{TRANSFER_FLOOR_S} s since its grant"
             )
             machine.report(Close(feeder.endpoint.instance, reason, True))
@@ -172,7 +172,7 @@ def _maybe_replace(machine: Dispatcher, now: float, feeder: FeederState, silent_
     asked = feeder.replace_asked_at is not None and now - feeder.replace_asked_at < limit
     if silent_s > limit and not asked and not feeder.draining:
         feeder.replace_asked_at = now
-        what = "silent with work to do" if feeder.up else "not reachable"
+        what = "silent while it had work to do" if feeder.up else "not reachable"
         machine.report(Replace(feeder.endpoint, f"{what} for {silent_s:.0f} s", feeder.up))
 
 
@@ -196,7 +196,10 @@ def _check_awaited(machine: Dispatcher, now: float, ticket: Ticket) -> None:
         ticket.noted_at = now
         until = "; its deadline starts with the first feeder" if awaits else ""
         machine.report(
-            Note(f"batch {ticket.number} has been awaited for {waited:.0f} s: {_who(machine, ticket)}{until}")
+            Note(
+                f"the trainer has been waiting for batch {ticket.number} for {waited:.0f} s: "
+                f"{_who(machine, ticket)}{until}"
+            )
         )
     _maybe_hedge(machine, now, ticket)
 

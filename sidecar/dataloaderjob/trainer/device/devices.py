@@ -85,8 +85,9 @@ class Accelerator:
             return True
         _clear_error(self._device)
         service.say_once(
-            f"the driver does not take the pool's memory (cudaHostRegister: error {error}), so batches are copied by "
-            "way of torch's pinned memory; raise the limit of locked memory (ulimit -l), if there is one"
+            f"the driver cannot register the pool's memory (cudaHostRegister: error {error}), so batches "
+            "are copied through torch's pinned memory; raise the limit of locked memory (ulimit -l), if "
+            "there is one"
         )
         return False
 
@@ -105,9 +106,10 @@ class Accelerator:
         is_dense = tensor.layout is torch.strided and not tensor.is_nested
         if tensor.is_quantized or not (is_dense or tensor.layout is torch.jagged):
             raise InputError(
-                "device= needs dense tensors or nested ones with layout=torch.jagged, whose memory torch can keep for "
-                f"a stream, found one of {tensor.dtype} with layout {tensor.layout}: bring its parts, such as indices "
-                "and values, and put them together in the training loop"
+                "device= supports only dense tensors, and nested ones with layout=torch.jagged, because "
+                f"torch can keep their memory for a stream, but the batch has one of {tensor.dtype} with "
+                f"layout {tensor.layout}: return its parts, such as indices and values, and assemble them "
+                "in the training loop"
             )
         if tensor.device == self._device:
             return tensor
@@ -168,7 +170,7 @@ def device_of(named: Any, known: dict[torch.device, Device]) -> Device | None:
         device = torch.device(named)
     except (RuntimeError, TypeError) as exc:
         raise InputError(
-            f"device= needs a torch.device or its name, such as 'cuda', found {named!r}: {exc}"
+            f"device= must be a torch.device or its name, such as 'cuda', but is {named!r}: {exc}"
         ) from exc
     if device.type == "cpu":
         return None
@@ -176,11 +178,11 @@ def device_of(named: Any, known: dict[torch.device, Device]) -> Device | None:
     if present is None or present.type != device.type:
         found = "no accelerator" if present is None else present.type
         raise InputError(
-            f"device={named!r} needs a device that torch can use here, found {found}: device='cpu' leaves batches in "
-            "the memory of this process, and runs device_stage there"
+            f"device={named!r} must be a device that torch can use here, but torch has {found}: "
+            "device='cpu' leaves batches in this process's memory, and runs device_stage there"
         )
     if device.index is not None and device.index >= (count := torch.accelerator.device_count()):
-        raise InputError(f"device={named!r} is not there: torch sees {count}, numbered from 0")
+        raise InputError(f"device={named!r} does not exist: torch sees {count}, numbered from 0")
     device = torch.empty(0, device=device).device  # now with its index
     if device not in known:
         known[device] = Accelerator(device)

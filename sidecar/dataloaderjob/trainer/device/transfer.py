@@ -120,7 +120,7 @@ class Stage:
                 with torch.no_grad(), _one_thread():
                     made = self._function(batch, generator)
                 if made is None:
-                    raise TypeError("device_stage returned None, where the batch is needed that it makes")
+                    raise TypeError("device_stage must return a batch, but returned None")
                 return made
             except StopIteration as exc:
                 raise RuntimeError(f"device_stage raised StopIteration for {which()}") from exc
@@ -253,7 +253,7 @@ def _noted(which: Which) -> Iterator[None]:
     try:
         yield
     except Exception as exc:
-        exc.add_note(f"raised on the way to the device, for {which()}")
+        exc.add_note(f"raised during the copy to the device, for {which()}")
         raise
 
 

@@ -17,8 +17,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError
 from dataloaderjob.core.snapshots import BATCHES_AHEAD, STEPS_AHEAD, STEPS_APART
-from dataloaderjob.trainer.session.slot_places import DEALT, Beginnings, SlotPlace, packed, shorter
+from dataloaderjob.trainer.epochs.arguments import TAILS
+from dataloaderjob.trainer.epochs.plans import Plan
+from dataloaderjob.trainer.session.slot_places import DEALT, SlotPlace, packed, shorter
+
+DROP, PAD, ERROR = TAILS
+"""Values of `tail`, which determines the treatment of the last batches if there are fewer of them than ranks."""
 
 
 class Turn(NamedTuple):
@@ -37,8 +43,10 @@ class Mark(NamedTuple):
     given: list[tuple[int, int] | None]
 
 
-class Deal(Beginnings):
+class Deal(Plan[Mark]):
     """The share of one rank in an epoch."""
+
+    keeps_pace = True
 
     def __init__(
         self,
@@ -46,6 +54,7 @@ class Deal(Beginnings):
         ranks: int,
         rank: int,
         *,
+        tail: str = DROP,
         first: Sequence[int] = (),
         given: Mapping[int, tuple[int, int]] | None = None,
         snapshots: Mapping[int, tuple[int, bytes]] | None = None,
@@ -55,7 +64,7 @@ class Deal(Beginnings):
         number and digest of the last batch returned from each slot. `snapshots` holds points at which slots may begin,
         and `ends` holds the known lengths of slots."""
         super().__init__(slots, snapshots)
-        self._ranks, self._rank = ranks, rank
+        self.ranks, self._rank, self._tail = ranks, rank, tail
         self._first = list(first) or [0] * slots
         self.taken = self._first[:]
         """Batches of each slot in the steps before this one."""
@@ -74,15 +83,20 @@ class Deal(Beginnings):
         self._next = self.taken[:]
         self._ahead = 0
         """Number of batches planned, counted from the first batch of this step."""
+        self._extra: SlotPlace | None = None
+        """The batch still to ask for that pads the last step."""
+        self._begun: set[int] = set()
+        """Slots that were asked for batches."""
         self._given = [(given or {}).get(slot) for slot in range(slots)]
-        self._behind: Mark | None = None
-        """Position for states, if steps are handed on before their batches are returned."""
+        self._position = Mark(self.taken[:], self._given[:])
+        """Position for states. It is behind this one if steps are handed on before their batches are returned."""
 
     # Asking
 
     def next(self, most: int) -> tuple[SlotPlace, bool] | None:
-        """Returns the place to ask for now, and whether its batch is wanted. Returns None if there is nothing to ask
-        for within the next `most` batches, or if answers must arrive first."""
+        if self._extra is not None:
+            place, self._extra = self._extra, None
+            return place, True
         while not self._stale and self._ahead < most:
             live = [
                 slot
@@ -92,9 +106,9 @@ class Deal(Beginnings):
             if not live:
                 return None
             slot = min(live, key=self._next.__getitem__)
-            if self._next[slot] >= self.needed(slot) + (STEPS_AHEAD - 1) * self._ranks + BATCHES_AHEAD:
+            if self._next[slot] >= self.needed(slot) + (STEPS_AHEAD - 1) * self.ranks + BATCHES_AHEAD:
                 return None
-            place, is_own = SlotPlace(slot, self._next[slot]), self._ahead % self._ranks == self._rank
+            place, is_own = SlotPlace(slot, self._next[slot]), self._ahead % self.ranks == self._rank
             is_asked = is_own or place.number >= self._there[slot]
             self._next[slot] += 1
             self._ahead += 1
@@ -104,11 +118,17 @@ class Deal(Beginnings):
             self._pass_known()
         return None
 
-    # Answers, in the order of the tickets
+    def needed(self, slot: int) -> int:
+        return self._position.taken[slot]
 
-    def there(self, place: SlotPlace) -> bool:
-        """Notes that the batch exists, and has arrived if it was wanted. Returns True if it is this rank's batch and is
-        wanted now."""
+    def begins(self, slot: int) -> bool:
+        is_first = slot not in self._begun
+        self._begun.add(slot)
+        return is_first
+
+    # Answers
+
+    def there(self, place: SlotPlace, digest: int | None = None) -> bool:  # noqa: ARG002  none is compared
         if self.is_padded:
             return True
         self._there[place.slot] = max(self._there[place.slot], place.number + 1)
@@ -122,7 +142,6 @@ class Deal(Beginnings):
         return turn.is_own
 
     def ended(self, place: SlotPlace, batches: int) -> None:
-        """Notes that this batch does not exist: its slot has `batches` batches. Raises ServiceError if it had more."""
         if batches < self._there[place.slot] or self.is_padded:
             raise shorter(place.slot, batches) from None
         is_new = place.slot not in self.ends
@@ -138,6 +157,9 @@ class Deal(Beginnings):
                 self._begin_anew()
         else:
             self._pass_known()
+
+    def is_lost(self, place: SlotPlace, error: Exception) -> bool:  # noqa: ARG002  the same for all places
+        return isinstance(error, DataLoaderJobError)  # nobody knows which batches of the slot exist
 
     def _drop_stale(self) -> None:
         self._stale -= 1
@@ -160,12 +182,11 @@ class Deal(Beginnings):
     @property
     def is_whole(self) -> bool:
         """True if all batches of this step are known to exist."""
-        return len(self.in_step) >= self._ranks
+        return len(self.in_step) >= self.ranks
 
     @property
     def is_due(self) -> bool:
-        """True if this rank's batch of this step may be returned."""
-        return self.is_padded or len(self.in_step) >= self._ranks
+        return self.is_padded or self.is_whole
 
     @property
     def is_over(self) -> bool:
@@ -179,39 +200,37 @@ class Deal(Beginnings):
             )
         )
 
-    def padding(self) -> SlotPlace | None:
-        """Pads the incomplete last step. Returns the batch that stands in for this rank's batch; None if the rank has a
-        batch."""
-        self.is_padded = True
+    def pads(self) -> bool:
+        """Pads the incomplete last step, if `tail` requires it. Returns False if no step is left. Raises InputError if
+        batches are left and `tail` is "error"."""
+        if self.is_padded or not self.is_over:
+            raise ServiceError("no batch of the step is left to ask for: please report this")
         here = len(self.in_step)
-        return None if self._rank < here else self.in_step[self._rank % here]
+        if here and self._tail == ERROR:
+            raise InputError(
+                f"{here} batches are left for {self.ranks} ranks at the end of the epoch: tail='drop' leaves them "
+                "out, tail='pad' gives some of them twice"
+            )
+        self.is_padded = bool(here) and self._tail != DROP
+        if self.is_padded and self._rank >= here:
+            self._extra = self.in_step[self._rank % here]
+        return self.is_padded
 
-    def stepped(self) -> None:
-        """Begins the next step, because this rank's batch was returned."""
-        self.is_padded = False
-        done, self.in_step = self.in_step[: self._ranks], self.in_step[self._ranks :]
-        for place in done:
-            self.taken[place.slot] = max(self.taken[place.slot], place.number + 1)
-        self._ahead -= len(done)
-
-    def gave(self, place: SlotPlace, digest: int | None) -> None:
-        """Notes that the batch was returned or, without a digest, that its error was raised."""
+    def took(self, place: SlotPlace, digest: int | None) -> Mark:
+        """Begins the next step."""
         self._given[place.slot] = None if digest is None else (place.number, digest)
-
-    def mark(self) -> Mark:
-        """Returns the position after the last step."""
+        self.is_padded = False
+        done, self.in_step = self.in_step[: self.ranks], self.in_step[self.ranks :]
+        for known in done:
+            self.taken[known.slot] = max(self.taken[known.slot], known.number + 1)
+        self._ahead -= len(done)
         return Mark(self.taken[:], self._given[:])
 
     def stands(self, mark: Mark) -> None:
-        """Makes `mark` the position for states, until the next call."""
-        self._behind = mark
-
-    def needed(self, slot: int) -> int:
-        """Returns the first batch that this rank may still ask for, also in an epoch that resumes from its state."""
-        return (self.taken if self._behind is None else self._behind.taken)[slot]
+        self._position = mark
 
     def passed(self, slot: int) -> int:
-        return max(self._first[slot], self.needed(slot) - STEPS_APART * self._ranks)
+        return max(self._first[slot], self.needed(slot) - STEPS_APART * self.ranks)
 
     # State
 
@@ -219,16 +238,16 @@ class Deal(Beginnings):
         return self._given[slot]
 
     def is_asked(self, slot: int, made: int) -> bool:
-        return made <= self._next[slot] + self._ranks
+        return made <= self._next[slot] + self.ranks
 
     def beginning(self, slot: int, number: int) -> tuple[int, bytes] | None:
         """Returns the point at which the slot may begin: no rank needs earlier batches. Other ranks may be several
         steps behind this one."""
         return super().beginning(slot, min(number, self.passed(slot)))
 
-    def pack(self) -> dict[str, Any]:
+    def pack(self, rank: int = DEALT) -> dict[str, Any]:  # noqa: ARG002  the same for all ranks
         """Returns a state's entry for the slots, which is valid for all ranks."""
-        taken, given = self._behind or self.mark()
+        taken, given = self._position
         snapshots = [super(Deal, self).beginning(slot, count) for slot, count in enumerate(taken)]
         ends = {slot: batches for slot, batches in self.ends.items() if batches <= taken[slot]}
         return {"rank": DEALT, "taken": taken, **packed(snapshots, given, ends)}

@@ -11,14 +11,7 @@ from dataloaderjob.trainer.session.iterated import Iterated
 def kind_of_iterator(loader: Iterated) -> type[ServiceIterator]:
     if not isinstance(loader.dataset, IterableDataset) and loader.parts is None:
         return ServiceIterator
-    from dataloaderjob.trainer.epochs.deal_iterator import DealIterator
-    from dataloaderjob.trainer.epochs.deal_staged_iterator import DealtStagedIterator
     from dataloaderjob.trainer.epochs.parts_iterator import PartsIterator
-    from dataloaderjob.trainer.epochs.slot_iterator import SlotIterator
-    from dataloaderjob.trainer.epochs.staged_iterator import StagedIterator
+    from dataloaderjob.trainer.epochs.planned_iterator import PlannedIterator
 
-    if loader.parts is not None:
-        return PartsIterator
-    if loader.stage is not None:
-        return StagedIterator if loader.tail is None else DealtStagedIterator
-    return SlotIterator if loader.tail is None else DealIterator
+    return PlannedIterator if loader.parts is None else PartsIterator

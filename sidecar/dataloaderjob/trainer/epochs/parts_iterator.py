@@ -19,9 +19,10 @@ import torch
 
 from dataloaderjob.batches.digest import batch_digest
 from dataloaderjob.core import frames
-from dataloaderjob.core.consumption import FOLD, error_mark
-from dataloaderjob.core.control import MOST_AHEAD, W_DIGEST
+from dataloaderjob.core.consumption import error_mark
+from dataloaderjob.core.control import MOST_AHEAD
 from dataloaderjob.core.errors import DataLoaderJobError
+from dataloaderjob.core.records import RowKind
 from dataloaderjob.making.fetcher import identity_of, pickle_keys
 from dataloaderjob.trainer.epochs.merging import NotMergedError, merged
 from dataloaderjob.trainer.epochs.service_iterator import ServiceIterator
@@ -31,8 +32,6 @@ from dataloaderjob.trainer.session.pool import Bytes
 from dataloaderjob.trainer.session.stream import Stream
 from dataloaderjob.trainer.session.taking import Taker, now_ns
 from dataloaderjob.trainer.session.tickets import described, submit
-
-_U64 = (1 << 64) - 1
 
 
 class _Asked(NamedTuple):
@@ -123,7 +122,7 @@ class PartsIterator(ServiceIterator):
             error = failed.cause
         if error is not None:
             handled = self._passes(taker)
-            self._fail(number, error_mark(error))
+            self._count(number, error_mark(error), RowKind.FAILED)
             self._last, self._handled = asked, handled
             self._advance(number + 1)
             try:
@@ -132,14 +131,9 @@ class PartsIterator(ServiceIterator):
                 del error  # its traceback has this frame
         handled = self._passes(taker)
         self._advance(number + 1)
-        consumption, words = self._consumption, self._words
-        before = consumption.rolling
-        after = (before * FOLD + digest) & _U64
-        if self._recording is not None:
-            self._recording.give(number, digest, after)
+        self._count(number, digest)
         # No call from here on, so that no signal handler runs before the batch is given.
-        consumption.rolling, self._num_yielded, self._last, self._handled = after, number + 1, asked, handled
-        words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
+        self._last, self._handled = asked, handled
         return batch
 
     def _whole(self, taker: Taker, asked: _Asked, number: int) -> tuple[Any, int]:

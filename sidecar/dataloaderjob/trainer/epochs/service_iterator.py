@@ -227,7 +227,7 @@ class ServiceIterator(SeededIterator):
             batch = taker.take()
         except Exception as exc:
             if taker.taken != number:
-                self._fail(number, error_mark(exc))
+                self._count(number, error_mark(exc), RowKind.FAILED)
             self._advance(taker.taken)
             raise
         self._advance(taker.taken)
@@ -253,13 +253,13 @@ class ServiceIterator(SeededIterator):
         except errors.ServiceError:
             pass  # the next call raises it again, when there is no batch to lose
 
-    def _fail(self, number: int, mark: int) -> None:
-        """Counts batch `number`, which failed, as returned."""
+    def _count(self, number: int, digest: int, kind: RowKind = RowKind.BATCH) -> None:
+        """Counts batch `number`, or the error in its place, as returned. The caller calls nothing before it returns."""
         consumption, words = self._consumption, self._words
         before = consumption.rolling
-        after = fold(before, mark)
+        after = fold(before, digest)
         if self._recording is not None:
-            self._recording.give(number, mark, after, RowKind.FAILED)
+            self._recording.give(number, digest, after, kind)
         consumption.rolling, self._num_yielded = after, number + 1
         words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
 

@@ -126,8 +126,9 @@ class Worker:
             del self._args
         except (TypeError, KeyError) as exc:
             raise InputError(
-                "dataloaderjob.context() is for the iterators of torch.utils.data.DataLoader and torchdata's "
-                f"StatefulDataLoader, found a process for {self._target!r}: use multiprocessing's own for it"
+                "dataloaderjob.context() supports only the iterators of torch.utils.data.DataLoader and "
+                f"torchdata's StatefulDataLoader, got a process for {self._target!r}: use "
+                "multiprocessing's own context for it"
             ) from exc
         if results.session is None:
             results.session = Session(given, self._target, self._context)
@@ -163,8 +164,8 @@ class Session:
     def __init__(self, given: dict[str, Any], target: Callable[..., Any], context: Context) -> None:
         if given["dataset_kind"] != _DatasetKind.Map:
             raise InputError(
-                f"{type(given['dataset']).__name__} is an IterableDataset, and dataloaderjob.context() serves "
-                "map-style datasets (__getitem__ and __len__): leave multiprocessing_context out"
+                f"{type(given['dataset']).__name__} is an IterableDataset, but dataloaderjob.context() "
+                "serves only map-style datasets (__getitem__ and __len__): omit multiprocessing_context"
             )
         workers = int(given["num_workers"])
         service.begin(workers)
@@ -296,7 +297,7 @@ class Session:
             raise
         except BaseException as exc:
             self._broken = (
-                f"{type(exc).__name__} came within next(), which ends an iterator: call iter(loader) again"
+                f"{type(exc).__name__} interrupted next(), which ends the iterator: call iter(loader) again"
             )
             raise
 
@@ -396,7 +397,7 @@ class _States:
         told = state.get(self._names["_DATASET_STATE"])
         if not isinstance(told, dict) or set(told) - {"draws"} != {"batches", "samples", "resets"}:
             raise InputError(
-                "the state was made by a loader whose workers were processes: resume it without "
+                "the state was saved by a loader whose workers were processes: resume it without "
                 "dataloaderjob.context(), or begin a new epoch"
             )
         return _Place(**{name: n for name, n in told.items() if name != "draws"})

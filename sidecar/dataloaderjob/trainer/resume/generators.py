@@ -184,7 +184,7 @@ def _of_numpy(text: str) -> tuple[str, np.ndarray[Any, Any], int, int, float]:
 def _check_position(position: Any, most: int) -> None:
     """Raises ValueError: numpy would read beyond its words."""
     if type(position) is not int or not 0 <= position <= most:
-        raise ValueError(f"a position from 0 to {most} is needed, found {position!r}")
+        raise ValueError(f"expected a position from 0 to {most}, got {position!r}")
 
 
 def _python_state() -> dict[str, str]:

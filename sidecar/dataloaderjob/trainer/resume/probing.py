@@ -60,8 +60,8 @@ def compare(saved: Sequence[str | None], own: Sequence[str | None], keys: Sequen
     for a, b, key in zip(saved, own, keys, strict=False):
         if a is not None and b is not None and a != b:
             raise InputError(
-                f"the state belongs to another dataset: sample {key} differs. If this is intended, or samples change "
-                "with the epoch, give this loader a dataset_id="
+                f"the state belongs to a different dataset: sample {key} differs. If this is intended, or "
+                "if samples change with the epoch, give this loader a dataset_id="
             )
 
 

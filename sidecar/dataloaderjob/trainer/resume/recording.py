@@ -127,7 +127,7 @@ class Recorder:
 
     def _give_up(self, exc: OSError) -> None:
         self.ended = True
-        say(f"the record in {self._folder} ends here, since {exc}")
+        say(f"the record in {self._folder} ends here: {exc}")
 
 
 class Recording:
@@ -180,7 +180,7 @@ def recorder(consumption: Consumption) -> Recorder | None:
                 _recorder = Recorder(Path(folder).absolute(), _rank())
             except (OSError, InputError) as exc:
                 _failed = True
-                say(f"nothing is recorded in {folder}: {exc}")
+                say(f"cannot record to {folder}: {exc}")
         return _recorder
 
 

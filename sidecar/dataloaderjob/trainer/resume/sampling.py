@@ -131,8 +131,8 @@ def load_state(sampler: Any, state: Any) -> None:
         raise
     except Exception as exc:  # user code
         raise InputError(
-            f"the state's sampler is not one that {type(sampler).__name__} takes ({type(exc).__name__}: {exc}): load "
-            "what state_dict() returned"
+            f"{type(sampler).__name__} does not accept the sampler's state ({type(exc).__name__}: {exc}): "
+            "load the result of state_dict()"
         ) from exc
 
 

@@ -41,7 +41,7 @@ def refuse(path: str, needed: str, found: Any) -> InputError:
     shown = reprlib.repr(found)  # of a value that is nested too deeply for repr, too
     shown = shown if len(shown) <= _MAX_TEXT else f"{shown[: _MAX_TEXT - 3]}..."
     return InputError(
-        f"the state's {path or 'content'} must be {needed}, found {shown}: load what state_dict() returned"
+        f"the state's {path or 'content'} must be {needed}, but is {shown}: load the result of state_dict()"
     )
 
 

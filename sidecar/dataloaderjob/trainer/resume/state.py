@@ -132,14 +132,17 @@ def compare(saved: LoaderState, own: LoaderState, *, is_new_epoch: bool) -> list
             name for name in _ALWAYS if name != "world" or not saved.get("tail")
         ),  # with a tail, one order is dealt to any number of ranks
     ]
-    differ += [f"{n} was {saved[n]!r}, is {own[n]!r}" for n in names if n in saved and saved[n] != own.get(n)]
+    differ += [
+        f"{n} was {saved[n]!r}, but is {own[n]!r} now" for n in names if n in saved and saved[n] != own.get(n)
+    ]
     (a, ranks_a), (b, ranks_b) = ((s.get("batch_size"), s.get("ranks") or 1) for s in (saved, own))
     if a is not None and b is not None and a * ranks_a != b * ranks_b:
-        differ.append(f"batch_size was {a} in each of {ranks_a} ranks, is {b} in each of {ranks_b}")
+        differ.append(f"batch_size was {a} in each of {ranks_a} ranks, but is {b} in each of {ranks_b} now")
     if differ:
         raise InputError(
-            f"the state belongs to another loader: {'; '.join(differ)}. Load it into the loader that made it, or begin "
-            "a new epoch without it; dataset_id= declares that two datasets of one length are the same"
+            f"the state belongs to a different loader: {'; '.join(differ)}. Load it into the loader that "
+            "saved it, or begin a new epoch without it; dataset_id= declares that two datasets of the "
+            "same length are the same"
         )
     said = []
     if saved and (ids[0] is None) != (ids[1] is None):
@@ -147,12 +150,12 @@ def compare(saved: LoaderState, own: LoaderState, *, is_new_epoch: bool) -> list
             ("the state", "this loader") if ids[0] is not None else ("this loader", "the state")
         )
         said.append(
-            f"{named} has a dataset_id ({ids[0] or ids[1]}) and {not_named} has none, so the datasets are "
-            "compared by type and length only: give both the same dataset_id="
+            f"{named} has a dataset_id ({ids[0] or ids[1]}), but {not_named} has none, so the datasets are "
+            "compared only by type and length: give both the same dataset_id="
         )
     functions = saved.get("collate_fn"), own.get("collate_fn")
     if None not in functions and functions[0] != functions[1]:
-        said.append(f"collate_fn was {functions[0]} when the state was made, is {functions[1]}")
+        said.append(f"collate_fn was {functions[0]} when the state was saved, but is {functions[1]} now")
     return said
 
 
@@ -179,23 +182,24 @@ class Resume:
         has made. With `loader`, states of its own generators are tried, too."""
         if not isinstance(state, Mapping):
             raise InputError(
-                f"load_state_dict() takes what state_dict() returned, found {type(state).__name__}: was the checkpoint "
-                "saved without the loader's state?"
+                f"load_state_dict() takes the result of state_dict(), got {type(state).__name__}: was the "
+                "checkpoint saved without the loader's state?"
             )
         if "batches" not in state:
             keys = ", ".join(sorted(map(str, state))) or "nothing"
             raise InputError(
-                f"a state of dataloaderjob.DataLoader has 'batches', found {keys}: load what its state_dict() "
-                "returned, or {'batches': n} to begin after n batches"
+                f"the state of a dataloaderjob.DataLoader must have 'batches', but has {keys}: load the "
+                f"result of its state_dict(), or {{'batches': n}} to begin after n batches"
             )
         version, batches = state.get("version", VERSION), state["batches"]
         if version != VERSION:
             raise InputError(
-                f"the state has version {version!r}, {VERSION} is needed: use the release that made it"
+                f"the state has version {version!r}, but this release reads version {VERSION}: use the "
+                "release that saved it"
             )
         if type(batches) is not int or batches < 0:
             raise InputError(
-                f"the number of batches to begin after is a whole number from 0 on, found {batches!r}"
+                f"the number of batches to begin after must be a whole number, at least 0, but is {batches!r}"
             )
         own = {} if loader is None else generators.generators_of(loader)
         schema.validate(
@@ -215,8 +219,9 @@ class Resume:
         rank = self.state.get("rank")
         if rank is not None and rank != rank_of(sampler):
             raise InputError(
-                f"the state belongs to rank {rank}, and this is rank {rank_of(sampler)}, whose sampler does not deal "
-                "to ranks: save and load each rank's own, or use DistributedSampler"
+                f"the state belongs to rank {rank}, but this is rank {rank_of(sampler)}, whose sampler "
+                "does not distribute samples among ranks: save and load each rank's own state, or use "
+                "DistributedSampler"
             )
 
     def forward(self, batches: Iterator[Any], sampler: Any, *, bare: bool) -> int:
@@ -227,7 +232,7 @@ class Resume:
         count, samples, last = skipped(batches, self.batches, bare=bare)
         if count < self.batches:
             found, remedy = (
-                f"the state is after {self.batches} batches",
+                f"the state was saved after {self.batches} batches",
                 "was the dataset or the sampler changed?",
             )
             if "version" not in self.state:  # a bare number, as of skip()
@@ -245,6 +250,7 @@ class Resume:
         keys = first_keys(last) if seen else None
         if keys is not None and keys != seen and (ranks_of(sampler) or 1) == 1:
             raise InputError(
-                f"the sampler's batch {self.batches - 1} begins with {keys}, and began with {seen} when the state was "
-                "made: restore its seed, or give the sampler state_dict() and load_state_dict()"
+                f"the sampler's batch {self.batches - 1} begins with {keys}, but began with {seen} when "
+                "the state was saved: restore its seed, or give the sampler state_dict() and "
+                "load_state_dict()"
             )

@@ -128,8 +128,8 @@ class SidecarEnds:
         self._ends.append(now)
         if len(self._ends) == MAX_ENDS and now - self._ends[0] < ENDS_WITHIN_S:
             raise ServiceUnavailable(
-                f"the sidecar at {self._path} ended {MAX_ENDS} times within {ENDS_WITHIN_S:.0f} s, and no batch came:"
-                " see what it printed last"
+                f"the sidecar at {self._path} ended {MAX_ENDS} times within {ENDS_WITHIN_S:.0f} s without "
+                "sending a batch: see the last lines that it printed"
             )
 
 
@@ -155,7 +155,7 @@ class Absence:
             ) from exc
         if waited > ABSENCE_NOTE_S and not self._noted:
             self._noted = True
-            say(f"no sidecar answers at {self._path}; waiting for it ({exc})")
+            say(f"no sidecar responds at {self._path}; waiting for it ({exc})")
         time.sleep(ABSENCE_PAUSE_S)
 
 
@@ -181,8 +181,8 @@ def dial(path: str) -> socket.socket:
     """
     if len(path.encode()) > ipc.MAX_PATH_NBYTES:
         raise ServiceUnavailable(
-            f"a Unix socket's path may have {ipc.MAX_PATH_NBYTES} bytes, {path!r} has {len(path.encode())}: "
-            "choose a shorter folder (TMPDIR, or DATALOADERJOB_DIR)"
+            f"a Unix socket's path may have at most {ipc.MAX_PATH_NBYTES} bytes, but {path!r} has "
+            f"{len(path.encode())}: choose a folder with a shorter path (TMPDIR, or DATALOADERJOB_DIR)"
         )
     sock = _Lasting(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     sock.settimeout(DIAL_TIMEOUT_S)
@@ -190,8 +190,8 @@ def dial(path: str) -> socket.socket:
         sock.connect(path)
         if not os.environ.get(SOCKET_VARIABLE) and (uid := sockets.peer_uid(sock)) != os.getuid():
             raise ServiceUnavailable(
-                f"a sidecar of user {os.getuid()} is needed at {path}, found one of user {uid}: set "
-                "DATALOADERJOB_DIR to a folder of yours that others may not write to"
+                f"the sidecar at {path} must belong to user {os.getuid()}, but belongs to user {uid}: set "
+                "DATALOADERJOB_DIR to a folder of your own that others cannot write to"
             )
     except BaseException as exc:
         sock.close()
@@ -202,7 +202,7 @@ def dial(path: str) -> socket.socket:
             ) from exc
         if isinstance(exc, ConnectionRefusedError) and not stat.S_ISSOCK(os.stat(path).st_mode):
             raise ServiceUnavailable(
-                f"a sidecar's socket is needed at {path}, where something else lies: is {SOCKET_VARIABLE} right?"
+                f"{path} is not a sidecar's socket: is {SOCKET_VARIABLE} correct?"
             ) from exc
         raise
     return sock

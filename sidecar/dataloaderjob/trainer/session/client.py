@@ -71,11 +71,11 @@ class Client:
         self._opened.fds = fds
         self._connected(sock)
         if len(fds) != 3:
-            raise ServiceUnavailable(f"the sidecar at {path} sent {len(fds)} descriptors, 3 are needed")
+            raise ServiceUnavailable(f"the sidecar at {path} sent {len(fds)} descriptors instead of 3")
         control_fd, self.wake_trainer, self.wake_receiver = fds
         self.control = Control(control_fd)
         if not self.control.valid:
-            raise ServiceUnavailable(f"the sidecar at {path} sent control memory of another version")
+            raise ServiceUnavailable(f"the sidecar at {path} sent control memory from another version")
         self.pool = self._opened.pool = Pool(self.control, self.wake_receiver)
 
     # Attaching
@@ -168,7 +168,7 @@ class Client:
             while number % ctl.ROWS in rows:
                 number += 1
                 if number > self._last_stream + 2 * ctl.ROWS:
-                    raise ServiceError(f"at most {ctl.ROWS} iterators can live at once: let go of some")
+                    raise ServiceError(f"at most {ctl.ROWS} iterators can exist at once: release some")
             self._last_stream = number
             self.control.clear_row(number)
             stream = Stream(number, manifest, window, first, asked=first, sent=first)
@@ -239,8 +239,8 @@ class Client:
                 self._opened.sock.send(packet)
             except BlockingIOError as exc:
                 raise DeadlineExceeded(
-                    f"the sidecar at {self.path} has taken no message for {SEND_TIMEOUT_S:.0f} s: its receiver for "
-                    "this process is stopped or hangs; see the sidecar's log"
+                    f"the sidecar at {self.path} has not read a message for {SEND_TIMEOUT_S:.0f} s: its "
+                    "receiver for this process is stopped or hung; see the sidecar's log"
                 ) from exc
 
     # Batches
@@ -277,7 +277,7 @@ class Client:
                 raise DeadlineExceeded(
                     f"DataLoader timed out after {limit:g} seconds: batch {number} is not ready "
                     + ("(the loader's timeout)" if timeout_s else "and the sidecar did not give up")
-                    + f": {who or 'the sidecar does not say who is late'}"
+                    + f": {who or 'the sidecar does not report who is late'}"
                 )
 
     def _who_is_late(self, stream: Stream, number: int) -> str:

@@ -12,7 +12,6 @@ import dataclasses
 import fcntl
 import glob
 import hashlib
-import math
 import os
 import re
 import resource
@@ -26,12 +25,12 @@ from pathlib import Path
 
 from dataloaderjob.core import folders, imported
 from dataloaderjob.core.claims import FREE, GRANTED, Claim, echo_text
-from dataloaderjob.core.errors import InputError, ServiceUnavailable, say
+from dataloaderjob.core.errors import ServiceUnavailable, say
+from dataloaderjob.core.keep import keep_seconds
 from dataloaderjob.core.places import (
     CONTROL_NAME,
     FILES,
     IMPORTED_NAME,
-    KEEP_VARIABLE,
     LAUNCH_NAME,
     LAUNCHERS,
     PID_NAME,
@@ -41,7 +40,6 @@ from dataloaderjob.core.processes import lives, standard_error
 
 ANSWER_S = 5.0
 """A service answers at once, unless the machine is very busy."""
-MAX_KEEP_S = 7 * 24 * 3600.0
 _PREFIX = "k"
 _LOCK_NAME = ".keep"
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -73,21 +71,6 @@ def shared(variables: Mapping[str, str]) -> dict[str, str]:
     service."""
     own = "DATALOADERJOB_"
     return {k: v for k, v in variables.items() if k.startswith(own) or not _OF_A_LAUNCH.fullmatch(k)}
-
-
-def keep_seconds() -> float:
-    """Returns the seconds for which the service outlives its script; 0 if it does not. Raises InputError."""
-    text = os.environ.get(KEEP_VARIABLE, "")
-    try:
-        found = float(text or 0)
-    except ValueError:
-        found = math.nan
-    if not 0 <= found <= MAX_KEEP_S:
-        raise InputError(
-            f"{KEEP_VARIABLE} is the number of seconds for which feeders stay after their script, at most "
-            f"{MAX_KEEP_S:.0f}, found {text!r}: correct or unset it"
-        )
-    return found
 
 
 def import_path() -> list[str]:
@@ -259,7 +242,7 @@ def _locked(base: Path) -> Iterator[None]:
     ServiceUnavailable."""
     path, deadline = base / _LOCK_NAME, time.monotonic() + LOCK_S
     if path.is_symlink():
-        raise ServiceUnavailable(f"a plain file is needed at {path}, found a symbolic link: remove it")
+        raise ServiceUnavailable(f"{path} must be a regular file, but is a symbolic link: remove it")
     fd = os.open(path, _OPEN, 0o600)
     try:
         while True:
@@ -270,7 +253,7 @@ def _locked(base: Path) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise ServiceUnavailable(
                         f"another script of yours has been choosing feeders for {LOCK_S:.0f} s, and holds "
-                        f"{base / _LOCK_NAME}: let it go on, or end it"
+                        f"{base / _LOCK_NAME}: wait for it, or end it"
                     ) from exc
                 time.sleep(LOOK_S)
         yield

@@ -25,6 +25,7 @@ from typing import Any
 
 from dataloaderjob.core import folders
 from dataloaderjob.core.errors import ServiceUnavailable, say
+from dataloaderjob.core.keep import keep_seconds
 from dataloaderjob.core.places import (
     CONTROL_NAME,
     FAILED_NAME,
@@ -85,7 +86,7 @@ def folder() -> Path:
     else:
         base = _default_base()
         folders.make(base, REMEDY)
-    if keeping.keep_seconds():
+    if keep_seconds():
         with folders.room(base, ServiceUnavailable):
             folders.make(base, REMEDY)
             return keeping.home(base, run_key(), _script())
@@ -146,11 +147,12 @@ def wait() -> str:
             )
         if not lives(home / PID_NAME):
             raise ServiceUnavailable(
-                f"the private service ended while it started, and said {_last_words(home)}"
+                f"the private service ended while it was starting, and printed {_last_words(home)}"
             )
         if time.monotonic() > deadline:
             raise ServiceUnavailable(
-                f"the private service was not up after {START_DEADLINE_S:.0f} s; its log is {home / LOG_NAME}"
+                f"the private service did not start within {START_DEADLINE_S:.0f} s; its log is "
+                f"{home / LOG_NAME}"
             )
         time.sleep(LOOK_S)
     return str(home / SOCKET_NAME)
@@ -165,7 +167,7 @@ def _last_words(home: Path) -> str:
 
 
 def _launch(home: Path, feeders: int) -> None:
-    keep_s = keeping.keep_seconds()
+    keep_s = keep_seconds()
     command = [
         sys.executable, "-P", "-m", "dataloaderjob.local", "--dir", str(home), "--feeders", str(feeders),
         "--script", _script(), "--launch", run_key(), "--keep", str(keep_s),
@@ -258,7 +260,7 @@ def _environment() -> dict[str, str]:
     """Returns the service's environment: what user code in feeders should see, and the import path of this process."""
     environment = dict(os.environ)
     path = sys.path
-    if keeping.keep_seconds():
+    if keep_seconds():
         environment, path = keeping.shared(environment), keeping.import_path()
     environment[PATH_VARIABLE] = os.pathsep.join(p for p in path if p)
     environment[RUN_VARIABLE] = secrets.token_hex(8)

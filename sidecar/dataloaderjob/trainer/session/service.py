@@ -9,6 +9,7 @@ import torch.utils.data
 
 from dataloaderjob.core.blobs import LAUNCH
 from dataloaderjob.core.errors import InputError, ServiceUnavailable, say
+from dataloaderjob.core.keep import keep_seconds
 from dataloaderjob.core.places import (
     ALLOW_PICKLE_VARIABLE,
     FEEDERS_VARIABLE,
@@ -18,7 +19,6 @@ from dataloaderjob.core.places import (
 )
 from dataloaderjob.core.processes import hold_standard_descriptors
 from dataloaderjob.trainer.session import private
-from dataloaderjob.trainer.session.keeping import keep_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # at run time it is imported while the private service starts
@@ -49,9 +49,9 @@ def connect(client: Client | None, workers: int) -> Client:
     hold_standard_descriptors()
     if os.environ.get(IN_FEEDER_VARIABLE):
         raise ServiceUnavailable(
-            "a dataloaderjob.DataLoader cannot be iterated inside a feeder: use num_workers=0. If it is a module's "
-            "top level that iterates it, put that into a function or under if __name__ == '__main__', since "
-            "feeders import the module, too"
+            "a dataloaderjob.DataLoader cannot be iterated inside a feeder: use num_workers=0. If a module "
+            "iterates it at its top level, move that code into a function or under if __name__ == "
+            "'__main__', because feeders import the module, too"
         )
     if is_private():
         expect(workers)
@@ -79,7 +79,7 @@ def _attach_announced(path: str) -> Client:
                 ) from exc
             absence.wait(exc)
         except OSError as exc:
-            raise ServiceUnavailable(f"the sidecar at {path} does not answer: {exc}") from exc
+            raise ServiceUnavailable(f"the sidecar at {path} does not respond: {exc}") from exc
 
 
 def _attach_private() -> Client:
@@ -98,7 +98,7 @@ def _attach_private() -> Client:
             return client
         except OSError as exc:
             if attempt == 2 or os.path.exists(path):
-                raise ServiceUnavailable(f"the sidecar at {path} does not answer: {exc}") from exc
+                raise ServiceUnavailable(f"the sidecar at {path} does not respond: {exc}") from exc
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -142,8 +142,8 @@ def compare_with_feeders(window: int) -> None:
     per_rank = -(-feeders // ranks)
     if not is_private() and window < per_rank:
         say_once(
-            f"{window} batches ahead cannot keep {per_rank} feeders busy ({feeders} of the job, {ranks} ranks): "
-            "leave num_workers out, or raise prefetch_factor (times num_workers)"
+            f"{window} prefetched batches cannot keep {per_rank} feeders busy (the job has {feeders} for "
+            f"{ranks} ranks): omit num_workers, or raise prefetch_factor (times num_workers)"
         )
 
 
@@ -153,7 +153,7 @@ def number(variable: str, default: int) -> int:
     try:
         return int(text) if text else default
     except ValueError:
-        raise InputError(f"{variable} must be a whole number, found {text!r}: correct or unset it") from None
+        raise InputError(f"{variable} must be a whole number, but is {text!r}: correct or unset it") from None
 
 
 def say_once(text: str, about: str = "") -> None:

@@ -1,8 +1,7 @@
-"""Decides which batch comes next, and from which slot, in an epoch of an IterableDataset. Pure except for the
-environment.
+"""The slots of an IterableDataset: where a lost slot may resume, a state's entry for slots, and this process's rank.
+Pure except for the environment.
 
-A slot is what torch's worker of that number would make. The order is torch's: one batch of each slot in turn, without
-slots that have ended. It depends on the lengths of the slots alone, whenever their ends become known.
+A slot is what torch's worker of that number would make.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import base64
 import os
 import uuid
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -23,13 +21,9 @@ from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, SHARES
 from dataloaderjob.core.snapshots import PICKLE, SnapshotShelf
 
-DIFFERS = (
-    "batch {number} of slot {slot} came out differently when it was made again: the dataset is not deterministic given "
-    "its seeds (a clock, os.urandom, whoever is first?), so what follows does not continue what was there before"
-)
 _SHORTER = (
-    "slot {slot} ended after {batches} batches when it was made again, and had more before: the dataset is not "
-    "deterministic given its seeds, or its data has changed"
+    "slot {slot} ended after {batches} batches when it was rebuilt, but had more before: the dataset is "
+    "not deterministic given its seeds, or its data has changed"
 )
 DEALT = -1
 """Stands for the rank in a state with the slots of all ranks."""
@@ -46,23 +40,6 @@ class SlotPlace(NamedTuple):
     """The batch's place in its slot."""
     is_probe: bool = False
     """True if it was consumed before the epoch was resumed. It is requested to find out if the slot is that long."""
-
-
-def counts_before(batches: int, slots: int, ends: Mapping[int, int]) -> list[int]:
-    """Returns how many of the first `batches` batches of an epoch belong to each slot, as far as the lengths of slots
-    (`ends`) are known."""
-    counts = [0] * slots
-    left = batches
-    while left > 0:
-        live = [slot for slot in range(slots) if counts[slot] < ends.get(slot, left + counts[slot])]
-        if not live:
-            break
-        rows = min(ends.get(slot, left + counts[slot]) - counts[slot] for slot in live)
-        rows = min(rows, left // len(live))
-        for place, slot in enumerate(live):
-            counts[slot] += rows if rows else place < left
-        left -= rows * len(live) if rows else left
-    return counts
 
 
 def shorter(slot: int, batches: int) -> ServiceError:
@@ -107,113 +84,6 @@ class Beginnings:
     def passed(self, slot: int) -> int:
         """Returns the batch before which a slot that begins again need not begin."""
         return self.taken[slot] - 1
-
-
-class Places(Beginnings):
-    """The batches of one epoch, in order, after those that were consumed before."""
-
-    def __init__(
-        self,
-        slots: int,
-        first: int = 0,
-        snapshots: Mapping[int, tuple[int, bytes]] | None = None,
-        ends: Mapping[int, int] | None = None,
-        expected: Mapping[SlotPlace, int] | None = None,
-    ) -> None:
-        """`first` is the number of batches consumed before. Each slot is asked for the last of its own among them, and
-        yields it only if it is that long; otherwise other slots have more of them. `snapshots` has points at which
-        slots may begin, `ends` the known lengths of slots, `expected` the digests of batches consumed before."""
-        super().__init__(slots, snapshots)
-        self._first = first
-        self.expected = expected or {}
-        self.ends: dict[int, int] = {slot: n for slot, n in (ends or {}).items() if slot < slots}
-        self._proved = [0] * slots
-        """Least number of batches that each slot is known to have."""
-        self._probes: deque[SlotPlace] = deque()
-        self._unanswered = 0
-        self._next: list[int] = []
-        """The next batch to ask of each slot; empty until it is known where the epoch resumes."""
-        self.digests: list[int | None] = [None] * slots
-        """The digest of the last batch that was taken from each slot."""
-        self.needed = self.taken
-        """The same as `taken`. If batches are handed on before they are given, those received count, too."""
-        self._settle()
-
-    def next(self) -> SlotPlace | None:
-        """Returns the place to ask for now; None at the end, and while answers must come first."""
-        if self._probes:
-            self._unanswered += 1
-            return self._probes.popleft()
-        live = [slot for slot in range(len(self._next)) if slot not in self.ends]
-        if not live:
-            return None
-        slot = min(live, key=self._next.__getitem__)
-        self._next[slot] += 1
-        return SlotPlace(slot, self._next[slot] - 1)
-
-    def known(self, slot: int) -> tuple[int, int] | None:
-        digest = self.digests[slot]
-        return None if digest is None else (self.taken[slot] - 1, digest)
-
-    def is_asked(self, slot: int, made: int) -> bool:
-        return bool(self._next) and made <= self._next[slot]
-
-    def snapshots(self) -> list[tuple[int, bytes] | None]:
-        """Returns where each slot may begin when the epoch is resumed."""
-        return [self.beginning(slot, given - 1) for slot, given in enumerate(self._given())]
-
-    def ends_given(self) -> dict[int, int]:
-        """Returns the lengths of slots whose batches were all given. Other slots have batches that were read and will
-        be asked for again."""
-        given = self._given()
-        return {slot: batches for slot, batches in self.ends.items() if batches <= given[slot]}
-
-    def _given(self) -> list[int]:
-        before = counts_before(self._first, self._slots, self.ends)
-        return [max(taken, count) for taken, count in zip(self.taken, before, strict=True)]
-
-    def hands_on(self) -> None:
-        """Notes that batches are received (`had`) before they are taken."""
-        self.needed = list(self.taken)
-
-    def had(self, place: SlotPlace) -> None:
-        """Notes that no batch up to this one is asked for again."""
-        self.needed[place.slot] = place.number + 1
-
-    def took(self, place: SlotPlace, digest: int | None) -> None:
-        """Notes that the batch was taken or, without a digest, the error in its place."""
-        self.digests[place.slot] = digest
-        self.taken[place.slot] = self._proved[place.slot] = place.number + 1
-        self._answered(place)
-
-    def ended(self, place: SlotPlace, batches: int) -> None:
-        """Notes that this batch does not exist: its slot has `batches` batches. Raises ServiceError if it had more."""
-        if batches < self.needed[place.slot] or place in self.expected:
-            raise shorter(place.slot, batches) from None
-        self.ends[place.slot] = batches
-        self._answered(place)
-
-    def _answered(self, place: SlotPlace) -> None:
-        if place.is_probe:
-            self._unanswered -= 1
-            if not self._unanswered and not self._probes:
-                self._settle()
-
-    def _settle(self) -> None:
-        counts = counts_before(self._first, self._slots, self.ends)
-        self._probes += (
-            SlotPlace(slot, count - 1, is_probe=True)
-            for slot, count in enumerate(counts)
-            if count > self._proved[slot] and slot not in self.ends
-        )
-        if not self._probes:
-            self._next = counts
-
-
-def pack(places: Places, rank: int) -> dict[str, Any]:
-    """Returns a state's entry for the slots, which are this rank's own."""
-    digests = [places.known(slot) for slot in range(len(places.taken))]
-    return {"rank": rank, **packed(places.snapshots(), digests, places.ends_given())}
 
 
 def packed(
@@ -270,7 +140,7 @@ class Saved:
             )
         except (KeyError, TypeError, ValueError, OverflowError) as exc:
             raise InputError(
-                f"the state's entry for slots cannot be read ({exc}): load what state_dict() returned"
+                f"the state's entry for slots cannot be read ({exc}): load the result of state_dict()"
             ) from exc
 
 
@@ -285,8 +155,8 @@ def _refuse_pickles(snapshots: Mapping[int, tuple[int, bytes]], allow_pickle: bo
     pickled = [slot for slot, (_, snapshot) in snapshots.items() if snapshot[:1] == PICKLE]
     if pickled and not allow_pickle:
         raise InputError(
-            f"the state has a pickle of slot {pickled[0]}, which runs code where it is loaded: pass allow_pickle=True "
-            "to the DataLoader if you trust whoever wrote it"
+            f"the state has a pickle of slot {pickled[0]}, which runs code when it is loaded: pass "
+            "allow_pickle=True to the DataLoader if you trust whoever wrote it"
         )
 
 
@@ -318,7 +188,8 @@ def rank() -> int:
     found = shares().get("RANK", "0" if world() == 1 else "")
     if not found.isdecimal() or int(found) >= world():
         raise InputError(
-            f"tail= deals batches to {world()} ranks (WORLD_SIZE) and needs this one's number: RANK from 0 to "
-            f"{world() - 1}, found {found!r}; init_process_group() before iter(loader) tells it, too"
+            f"tail= distributes batches among {world()} ranks (WORLD_SIZE) and requires RANK, from 0 to "
+            f"{world() - 1}, but it is {found!r}; calling init_process_group() before iter(loader) also "
+            "sets it"
         )
     return int(found)

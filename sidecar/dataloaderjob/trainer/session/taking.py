@@ -38,8 +38,8 @@ MIN_NBYTES = 16 * 1024
 _US = "dataloaderjob"
 _warned = False
 CLAIMED = (
-    "a loader of this process has device=, or had it, so a device reads the pool by itself; batches of loaders without "
-    "it are copied out of there from now on"
+    "a loader in this process uses device=, or did, so a device reads the pool directly; batches of "
+    "loaders without device= are copied out of the pool from now on"
 )
 NOTHING: Any = object()
 now_ns = time.perf_counter_ns
@@ -310,8 +310,8 @@ def warn_once(pool: Pool) -> None:
     if held > 1:
         why = f"this process still holds {held} batches ({mb:.1f} MB of the pool)"
         remedy = (
-            "Let go of batches that are not needed (in lists, histories, autograd graphs), clone what is kept, "
-            "or, in a job, raise spec.loader.memoryPerProcess"
+            "Release batches that are no longer needed (in lists, histories, autograd graphs), clone those "
+            "that you keep, or, in a job, raise spec.loader.memoryPerProcess"
         )
     else:
         why = f"the shared memory of this sidecar has no room for a pool of batches of {mb:.1f} MB"

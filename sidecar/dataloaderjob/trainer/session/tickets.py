@@ -78,7 +78,8 @@ def _pack(seed: int, position: int, number: int, keys: Sequence[Any], *, bare: b
         return frames.pack_ticket(seed, position, keys, bare=bare, pickle_keys=pickle_keys)
     except Exception as exc:
         raise InputError(
-            f"the sampler's keys for batch {number} cannot be sent to feeders ({exc}): use keys that pickle"
+            f"the sampler's keys for batch {number} cannot be sent to feeders ({exc}): use keys that can "
+            "be pickled"
         ) from exc
 
 

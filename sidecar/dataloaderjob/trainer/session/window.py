@@ -28,7 +28,7 @@ def window_of(factor: int | None, feeders: int) -> int:
             window = min(max(LEAST_PREFETCH, PER_WORKER * feeders), MAX_PREFETCH)
     if not 1 <= window <= MAX_PREFETCH:
         raise InputError(
-            f"between 1 and {MAX_PREFETCH} batches can be ahead, found {window}: change prefetch_factor "
+            f"between 1 and {MAX_PREFETCH} batches can be prefetched, got {window}: change prefetch_factor "
             f"(times num_workers) or spec.loader.prefetch ({PREFETCH_VARIABLE})"
         )
     return window

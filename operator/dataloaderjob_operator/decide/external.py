@@ -1,0 +1,113 @@
+"""Jobs whose feeders run on an existing Ray cluster: the cluster's address, the wait for it, and a cluster with other
+versions, which the job cannot use. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.api.ray import HEAD_CONTAINER, ExternalRaySpec
+from dataloaderjob.api.status import Condition, RayStatus
+from dataloaderjob.core.supervision import EXIT_RAY_REFUSED
+from dataloaderjob_operator.by_job import cached_by_job
+from dataloaderjob_operator.decide.health import ConditionState, Health
+from dataloaderjob_operator.decide.observed import Observed, leaving
+from dataloaderjob_operator.names import Role
+
+WAITS = "WaitsForRayCluster"
+"""The reason while the address of a RayCluster is not known."""
+LOOKS = "LooksForRayCluster"
+"""The reason before the first lookup of a RayCluster, which takes a moment."""
+DIFFERS = "RayVersionMismatch"
+"""The reason if the cluster has another version of Ray, or another minor version of Python."""
+HEAD_FIELD, OWN_FIELD = "spec.ray.managed.head.resources", "spec.ray.external.resources"
+
+
+def resolved(observed: Observed) -> Observed:
+    """Returns the job with the address of its RayCluster, once that is known."""
+    ray = observed.job.spec.ray.external
+    if ray is None or ray.ray_cluster is None or not (address := _address(observed, ray.ray_cluster)):
+        return observed
+    return replace(observed, job=_with_address(observed.job, address))
+
+
+def _address(observed: Observed, cluster: str) -> str:
+    """Returns the RayCluster's address, which a job keeps: a RayCluster that is deleted does not end the job's pods."""
+    known, found = observed.status.ray, observed.ray_cluster
+    if known.address and known.ray_cluster == cluster:
+        return known.address
+    return found.address if found is not None and found.name == cluster else ""
+
+
+@cached_by_job
+def _with_address(job: DataLoaderJob, address: str) -> DataLoaderJob:
+    ray = job.spec.ray
+    external = (ray.external or ExternalRaySpec(address=address)).model_copy(update={"address": address})
+    spec = job.spec.model_copy(update={"ray": ray.model_copy(update={"external": external})})
+    return job.model_copy(update={"spec": spec})
+
+
+def to_look_up(observed: Observed) -> str | None:
+    """Returns the RayCluster whose address the job still needs; None if it needs none."""
+    ray = observed.job.spec.ray.external
+    return ray.ray_cluster if ray is not None and ray.address is None else None
+
+
+def waits(observed: Observed) -> ConditionState | None:
+    """Returns the state of a job that waits for its RayCluster; None if it does not."""
+    name = to_look_up(observed)
+    if name is None:
+        return None
+    found = observed.ray_cluster
+    if found is None or found.name != name:
+        return ConditionState(False, LOOKS, f"the operator looks for RayCluster {name}")
+    return ConditionState(False, WAITS, found.missing)
+
+
+def refusal(observed: Observed) -> str:
+    """Returns the message of a supervisor's pod that cannot use the cluster because of its versions; else empty."""
+    if observed.job.spec.ray.external is None:
+        return ""
+    return next(_refusals(observed), "")
+
+
+def _refusals(observed: Observed) -> Iterator[str]:
+    for pod in observed.of_role(Role.HEAD):
+        for container in pod.get("status", {}).get("containerStatuses") or ():
+            states = [container.get("state") or {}, container.get("lastState") or {}]
+            ended: Mapping[str, Any] = next((s["terminated"] for s in states if "terminated" in s), {})
+            is_refused = ended.get("exitCode") == EXIT_RAY_REFUSED and container["name"] == HEAD_CONTAINER
+            if is_refused and not container.get("ready") and not leaving(pod):
+                default = "the Ray cluster has other versions of Ray or Python"
+                yield " ".join(str(ended.get("message") or default).split())
+
+
+def with_actors(observed: Observed, health: Health) -> Health:
+    """Returns the health of a job whose feeders are actors of another cluster's pods, which the operator does not see.
+    The supervisor alone reports feeders."""
+    if observed.job.spec.ray.external is None:
+        return health
+    head = waits(observed) or health.head_pods
+    if text := refusal(observed):
+        head = ConditionState(False, DIFFERS, text)
+    feeders = ConditionState(True, "Serving", "feeders are actors of an existing Ray cluster")
+    return replace(health, head_pods=head, feeder_pods=feeders)
+
+
+def ray_status(observed: Observed) -> RayStatus:
+    """Returns the status of Ray, with the existing cluster's address."""
+    supervisor, ray = observed.supervisor, observed.job.spec.ray.external
+    found = supervisor.ray if supervisor is not None and supervisor.ray.version else observed.status.ray
+    address, cluster = ("", "") if ray is None else (ray.address or "", ray.ray_cluster or "")
+    return found.model_copy(update={"address": address, "ray_cluster": cluster if address else ""})
+
+
+def with_own_fields(job: DataLoaderJob, made: Sequence[Condition]) -> tuple[Condition, ...]:
+    """Returns conditions whose messages name the fields of this job: the supervisor's pod on an existing cluster has
+    its own."""
+    if job.spec.ray.external is None:
+        return tuple(made)
+    return tuple(c.model_copy(update={"message": c.message.replace(HEAD_FIELD, OWN_FIELD)}) for c in made)

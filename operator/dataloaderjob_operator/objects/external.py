@@ -1,0 +1,54 @@
+"""The supervisor's pod of a job on an existing Ray cluster, and its settings. Such a job has no Ray head and no feeder
+pods of its own: feeders are actors in the cluster's pods. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dataloaderjob.api import DataLoaderJob
+from dataloaderjob.api.plain import plain, resources
+from dataloaderjob.api.pods import RESERVED_PREFIX
+from dataloaderjob.api.ray import ExternalRaySpec
+from dataloaderjob_operator import names
+from dataloaderjob_operator.kinds import Manifest
+from dataloaderjob_operator.objects import settings
+from dataloaderjob_operator.objects.pods import inherited, ray_container, ray_pod, template
+from dataloaderjob_operator.objects.workloads import deployment, head_probes
+
+MODULE = "dataloaderjob.pod.driver"
+TOKEN_VOLUME = f"{RESERVED_PREFIX}ray-token"
+
+
+def head(job: DataLoaderJob, setup: settings.OperatorConfig, ray: ExternalRaySpec) -> Manifest:
+    """Builds the Deployment of the supervisor's pod: one pod, which is replaced but never doubled."""
+    spec = job.spec.ray.head
+    container = ray_container(job, names.Role.HEAD, MODULE, "head.json", resources(spec.resources))
+    container |= {
+        "ports": [{"name": "supervisor", "containerPort": settings.SUPERVISOR_PORT}],
+        **head_probes("supervisor"),
+    }
+    token = _token_volume(ray)
+    if token is not None:
+        mount = {"name": TOKEN_VOLUME, "mountPath": settings.TOKEN_FOLDER, "readOnly": True}
+        container["volumeMounts"] = [*container["volumeMounts"], mount]
+    taken = inherited(job.spec.feeders.template, job.spec.trainers.template)
+    pod = ray_pod(setup, job, container, spec.template, taken)
+    if token is not None:
+        pod["volumes"] = [*pod["volumes"], token]
+    asked = [
+        plain(spec.template), taken, resources(spec.resources), plain(job.spec.feeders.scratch),
+        settings.driver(job, setup, ray), token,
+    ]  # fmt: skip
+    made = template(job, names.Role.HEAD, spec.template, pod, asked=asked, version=setup.version)
+    metadata = names.metadata(job, names.head(job.name), names.Role.HEAD, spec.metadata)
+    return deployment(metadata, made, replicas=1, strategy={"type": "Recreate"})
+
+
+def _token_volume(ray: ExternalRaySpec) -> dict[str, Any] | None:
+    """Builds the volume with the cluster's token; None if it has none. The operator does not read the Secret."""
+    ref = ray.token_secret_ref
+    if ref is None:
+        return None
+    items = [{"key": ref.key, "path": settings.RAY_TOKEN}]
+    return {"name": TOKEN_VOLUME, "secret": {"secretName": ref.name, "defaultMode": 0o440, "items": items}}

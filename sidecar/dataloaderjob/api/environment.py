@@ -1,0 +1,35 @@
+"""Variables of containers as a process gets them, expanded as Kubernetes does. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from dataloaderjob.api.feeders import CONTAINER as FEEDER_CONTAINER
+from dataloaderjob.api.job import DataLoaderJobSpec
+from dataloaderjob.api.pods import EnvVar
+
+_REFERENCE = re.compile(r"\$(?:\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
+
+
+def add_env(base: Mapping[str, str], variables: tuple[EnvVar, ...]) -> dict[str, str]:
+    """Adds a container's variables to `base`, in order; `$(OTHER)` is expanded as Kubernetes does."""
+    env = dict(base)
+    for variable in variables:
+        if variable.value_from is None:
+            env[variable.name] = expand(variable.value or "", env)
+    return env
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """Replaces `$(NAME)` with its value and `$$` with `$`; a reference to an unknown name is kept as is."""
+    return _REFERENCE.sub(lambda m: "$" if m[1] is None else env.get(m[1], m[0]), text)
+
+
+def feeder_env(spec: DataLoaderJobSpec, base: Mapping[str, str]) -> dict[str, str]:
+    """Adds the manifest's variables for user code in feeders to `base`."""
+    env = add_env(base, spec.data.env)
+    for container in spec.feeders.template.spec.containers:
+        if container.name == FEEDER_CONTAINER:
+            env = add_env(env, container.env)
+    return env

@@ -1,0 +1,339 @@
+"""The handshake that begins every connection of a job.
+
+Each side proves to the other that it holds the key of the role (c = the side that connected):
+
+    s -> c   {"nonce": s, "protocol": newest, "oldest": oldest}      the versions that s speaks
+    c -> s   {"nonce": c, "protocol": n, "role": ..., "name": ..., "job": ..., "facts": {...}, "mac": ...}
+                                             the newest version that both speak, used from then on
+    s -> c   {"mac": ..., "facts": {...}}       or  {"error": "..."} and the end
+
+Each mac is HMAC-SHA256 over a label for its direction and all that both sides have stated, so neither side can be
+replayed or reflected, and nobody on the path can change a version, a role or a name. The same statements give the keys
+of the seals (`core.seals`), which protect all later messages of a TCP connection. Nothing is encrypted.
+`ClientHandshake` and `ServerHandshake` take bytes and return bytes: the owner of a socket, of any kind, moves them.
+
+Before version SEALED of the control protocol, connections had no seals, and the macs did not cover versions. The nonce
+s, which they cover, ends with the newest version of s. So nobody on the path can make two later peers speak that one.
+
+The key depends on the role (`core.keys`).
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from dataloaderjob.core.errors import AuthError, RemoteProtocolError
+from dataloaderjob.core.frames import PROTOCOL
+from dataloaderjob.core.keys import SINCE, KeyOf
+from dataloaderjob.core.seals import Opener, Sealer, Seals
+from dataloaderjob.core.sockets import (
+    LENGTH,
+    Connection,
+    dial,
+    length_of,
+    pack_message,
+    recv_exactly,
+    take_message,
+    tune,
+)
+
+MAX_HELLO_NBYTES = 4096
+"""Maximum number of bytes that an unauthenticated peer can make us hold."""
+HANDSHAKE_TIMEOUT_S = 5.0
+KEY_NBYTES = 32
+Key = bytes | KeyOf
+"""A key, or the keys of several roles."""
+SEALED = 5
+"""Version of the control protocol from which connections have seals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Versions of one protocol that a process speaks."""
+
+    oldest: int
+    newest: int
+    remedy: str
+    """The remedy if a peer speaks none of them."""
+    sealed: int = SEALED
+    """The version from which connections have seals."""
+
+    def common(self, challenge: dict[str, Any]) -> int:
+        """The newest version that both sides speak. Raises AuthError if there is none, or if the versions are not those
+        that the peer has stated."""
+        newest = challenge.get("protocol")
+        oldest = challenge.get("oldest", newest)
+        stated = str(challenge.get("nonce")).partition("-")[2]
+        if stated and stated != str(newest):
+            raise AuthError(
+                f"the peer speaks protocol version {stated[:20]}, which was altered to {newest} on the way"
+            )
+        if type(newest) is not int or type(oldest) is not int or not oldest <= newest:
+            raise self._refusal(newest)
+        if oldest > self.newest or newest < self.oldest:
+            raise self._refusal(newest if oldest == newest else f"{oldest} to {newest}")
+        return min(newest, self.newest)
+
+    def check(self, reply: dict[str, Any]) -> None:
+        """Raises AuthError unless the version that the peer chose is spoken here."""
+        chosen = reply.get("protocol")
+        if type(chosen) is not int or not self.oldest <= chosen <= self.newest:
+            raise self._refusal(chosen)
+
+    def _refusal(self, theirs: object) -> AuthError:
+        ours = str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
+        return AuthError(f"protocol version {ours} is needed, the peer speaks {theirs}: {self.remedy}")
+
+
+DATA = Versions(
+    PROTOCOL, PROTOCOL, "install the same dataloaderjob version in the trainer, sidecar and feeder images",
+    sealed=PROTOCOL,
+)  # fmt: skip
+"""Versions of the data path: frames have only one, and a job's images are of one release."""
+CONTROL = Versions(
+    3,
+    5,
+    "a job's images must be of the operator's release or the one before it: use such images, or a matching operator",
+)
+"""Versions of the messages with the supervisor (`core.supervision`), which an operator of another release polls.
+
+A message or meaning that a peer of `newest` does not know requires a bump of `newest`. `oldest` follows, so that each
+release speaks with the previous one. A key added to a message requires neither: peers ignore unknown keys.
+"""
+BY_ROLE = Versions(SINCE, CONTROL.newest, CONTROL.remedy)
+"""The same, for processes without the job's key, which earlier versions need (`core.keys`)."""
+
+
+def new_key() -> bytes:
+    return os.urandom(KEY_NBYTES)
+
+
+def new_challenge(versions: Versions = CONTROL) -> dict[str, Any]:
+    """The first message, from the side that accepted."""
+    nonce = f"{os.urandom(16).hex()}-{versions.newest}"
+    return {"nonce": nonce, "protocol": versions.newest, "oldest": versions.oldest}
+
+
+def answer_challenge(
+    key: Key, challenge: dict[str, Any], *, role: str, name: str, job: str, facts: dict[str, Any],
+    versions: Versions = CONTROL,
+) -> dict[str, Any]:  # fmt: skip
+    """The second message, from the side that connected. Raises AuthError if the sides have no common version."""
+    chosen = versions.common(challenge)
+    reply = {
+        "nonce": os.urandom(16).hex(), "protocol": chosen, "role": role, "name": name, "job": job, "facts": facts,
+    }  # fmt: skip
+    stated = _stated(challenge, reply, versions)
+    return {**reply, "mac": _mac(_key_of(key, role, chosen), "connector", *stated).hex()}
+
+
+def accept_answer(
+    key: Key, challenge: dict[str, Any], reply: dict[str, Any], *, job: str, facts: dict[str, Any],
+    versions: Versions = CONTROL,
+) -> dict[str, Any]:  # fmt: skip
+    """Checks the answer and returns the third message, which vouches for us. Raises AuthError with the reason."""
+    versions.check(reply)
+    key = _key_of(key, str(reply.get("role")), reply["protocol"])
+    if not _same(_mac(key, "connector", *_stated(challenge, reply, versions)), reply.get("mac")):
+        raise AuthError(
+            f"the peer does not hold this job's key for role {str(reply.get('role'))[:20]!r}, or its answer was "
+            "altered on the way"
+        )
+    if reply["job"] != job:
+        raise AuthError(f"this is job {job!r}, the peer belongs to job {reply['job']!r}")
+    vouched = _vouched(challenge, reply, facts, versions)
+    return {"mac": _mac(key, "acceptor", *vouched).hex(), "facts": facts}
+
+
+def confirm_acceptance(
+    key: Key, challenge: dict[str, Any], reply: dict[str, Any], last: dict[str, Any], versions: Versions = CONTROL
+) -> dict[str, Any]:  # fmt: skip
+    """Checks the third message; returns the acceptor's facts. Raises AuthError with the reason."""
+    if "error" in last:
+        raise AuthError(f"the peer refused: {last['error']}")
+    facts = last.get("facts", {})
+    key = _key_of(key, reply["role"], reply["protocol"])
+    if not _same(_mac(key, "acceptor", *_vouched(challenge, reply, facts, versions)), last.get("mac")):
+        raise AuthError(
+            "the peer that answered does not hold this job's key, or what it said was altered on the way"
+        )
+    if not isinstance(facts, dict):
+        raise RemoteProtocolError(f"a peer's facts are a JSON object, found {facts!r}")
+    return facts
+
+
+def seals_after(
+    key: Key, challenge: dict[str, Any], reply: dict[str, Any], versions: Versions = CONTROL, *, accepted: bool
+) -> Seals | None:  # fmt: skip
+    """The seals of a connection after these messages; None for a version without. `accepted`: for the side that
+    accepted."""
+    if reply["protocol"] < versions.sealed:
+        return None
+    key, stated = _key_of(key, reply["role"], reply["protocol"]), _stated(challenge, reply, versions)
+    to_acceptor, to_connector = (
+        _mac(key, f"seals of the {side}", *stated) for side in ("connector", "acceptor")
+    )
+    out, into = (to_connector, to_acceptor) if accepted else (to_acceptor, to_connector)
+    return Seals(Sealer(out), Opener(into))
+
+
+def _stated(challenge: dict[str, Any], reply: dict[str, Any], versions: Versions) -> tuple[object, ...]:
+    """The statements of both sides in the first two messages, as far as their version vouches for them."""
+    stated = (challenge.get("nonce"), *(reply.get(k) for k in ("nonce", "role", "name", "job", "facts")))
+    if reply["protocol"] < versions.sealed:
+        return stated
+    return *stated, challenge.get("protocol"), challenge.get("oldest"), reply["protocol"]
+
+
+def _vouched(
+    challenge: dict[str, Any], reply: dict[str, Any], facts: object, versions: Versions
+) -> tuple[object, ...]:  # fmt: skip
+    """The fields for which the acceptor vouches."""
+    if reply["protocol"] < versions.sealed:
+        return challenge.get("nonce"), reply["nonce"], facts
+    return *_stated(challenge, reply, versions), facts
+
+
+def _key_of(key: Key, role: str, protocol: int) -> bytes:
+    return key if isinstance(key, bytes) else key(role, protocol)
+
+
+def _mac(key: bytes, label: str, *fields: object) -> bytes:
+    text = json.dumps([label, *fields], separators=(",", ":"), sort_keys=True)
+    return hmac.digest(key, text.encode(), "sha256")
+
+
+def _same(expected: bytes, found: object) -> bool:
+    """Compares in constant time; a peer may send anything, including non-ASCII text."""
+    return hmac.compare_digest(expected.hex().encode(), str(found).encode("utf-8", "replace"))
+
+
+class Handshake:
+    """Either side of the handshake: send what `receive` returns, until `done`."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self.done = False
+        self.seals: Seals | None = None
+        """The seals of what follows the handshake, once it is done; None for a version without."""
+
+    def _on(self, message: dict[str, Any]) -> bytes:
+        raise NotImplementedError
+
+    @property
+    def wanted(self) -> int:
+        """Bytes that the incoming message still lacks, for callers that must not read more."""
+        have = len(self._data)
+        if have < LENGTH.size:
+            return LENGTH.size - have
+        return LENGTH.size + length_of(self._data, MAX_HELLO_NBYTES) - have
+
+    def receive(self, data: bytes | bytearray | memoryview) -> bytes:
+        """Returns the bytes to send. Raises AuthError, RemoteProtocolError."""
+        self._data += data
+        answer = b""
+        while not self.done and (message := take_message(self._data, MAX_HELLO_NBYTES)) is not None:
+            try:
+                answer += self._on(message)
+            except (
+                RecursionError
+            ) as exc:  # JSON that is read, but is too deep to be written again for its MAC
+                raise RemoteProtocolError("a message of the handshake is nested too deeply") from exc
+        return answer
+
+    @property
+    def rest(self) -> bytes:
+        """Bytes that arrived after the handshake."""
+        return bytes(self._data)
+
+
+class ClientHandshake(Handshake):
+    """The side that connected."""
+
+    def __init__(
+        self, key: Key, *, role: str, name: str, job: str, facts: dict[str, Any] | None = None,
+        versions: Versions = CONTROL,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._key = key
+        self._versions = versions
+        self._fields: dict[str, Any] = {"role": role, "name": name, "job": job, "facts": facts or {}}
+        self._challenge: dict[str, Any] | None = None
+        self._reply: dict[str, Any] = {}
+        self.facts: dict[str, Any] | None = None
+        """The peer's facts, once the handshake is done."""
+
+    def _on(self, message: dict[str, Any]) -> bytes:
+        if self._challenge is not None:
+            about = self._key, self._challenge, self._reply
+            self.done, self.facts = True, confirm_acceptance(*about, message, self._versions)
+            self.seals = seals_after(*about, self._versions, accepted=False)
+            return b""
+        self._challenge, self._reply = (
+            message,
+            answer_challenge(self._key, message, **self._fields, versions=self._versions),
+        )
+        return pack_message(self._reply)
+
+
+class ServerHandshake(Handshake):
+    """The side that accepted; it sends `greeting` first."""
+
+    def __init__(
+        self, key: Key, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL
+    ) -> None:
+        super().__init__()
+        self._key, self._job, self._facts, self._versions = key, job, facts or {}, versions
+        self._challenge = new_challenge(versions)
+        self.greeting = pack_message(self._challenge)
+        self.peer: dict[str, Any] | None = None
+        """The peer's answer (role, name, facts, and the protocol version it chose), once the handshake is done."""
+
+    def _on(self, message: dict[str, Any]) -> bytes:
+        last = accept_answer(
+            self._key, self._challenge, message, job=self._job, facts=self._facts, versions=self._versions
+        )
+        self.done, self.peer = True, message
+        self.seals = seals_after(self._key, self._challenge, message, self._versions, accepted=True)
+        return pack_message(last)
+
+
+def connect(
+    address: tuple[str, int], key: Key, *, role: str, name: str, job: str, versions: Versions = CONTROL,
+    timeout_s: float = HANDSHAKE_TIMEOUT_S,
+) -> Connection:  # fmt: skip
+    """Connects and completes the handshake; the socket has no timeout. Raises OSError, ProtocolError."""
+    sock = dial(address, timeout_s)
+    try:
+        greet(sock, key, role=role, name=name, job=job, versions=versions, timeout_s=timeout_s)
+        tune(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def greet(
+    sock: Connection,
+    key: Key,
+    *,
+    role: str,
+    name: str,
+    job: str,
+    facts: dict[str, Any] | None = None,
+    versions: Versions = CONTROL,
+    timeout_s: float = HANDSHAKE_TIMEOUT_S,
+) -> dict[str, Any]:
+    """Runs the connecting side of the handshake. Returns the peer's facts; leaves no timeout on the socket, and its
+    messages with seals."""
+    sock.settimeout(timeout_s)
+    handshake = ClientHandshake(key, role=role, name=name, job=job, facts=facts, versions=versions)
+    while handshake.facts is None:
+        sock.sendall(handshake.receive(recv_exactly(sock, handshake.wanted)))
+    sock.settimeout(None)
+    sock.end_handshake(handshake.seals)
+    return handshake.facts

@@ -1,0 +1,89 @@
+"""The supervisor's container in the head's pod: the job's key, and neither Ray nor its token.
+
+    python -m dataloaderjob.pod.supervisor --settings FILE.json
+
+The supervisor reaches Ray through a socket that Ray's container serves (`pod.head`). This process restarts the
+supervisor, which ends whenever Ray's side does. Children share this process's output.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from dataloaderjob.core.memory import FEEDERS_FIELD
+from dataloaderjob.core.settings import NODE_BLOBS, NODE_FOLDER, SupervisorSettings, dump, read_key
+from dataloaderjob.core.sockets import EVERYWHERE
+from dataloaderjob.pod import entry
+from dataloaderjob.pod.entry import HeadSettings, Kept, Restarts, Watch, fresh_folder
+from dataloaderjob.providers.provider import REMOTE
+from dataloaderjob.providers.ray.node import without_ray
+
+REGISTER_MARGIN_S = 30.0
+LINK_NAME = "ray"
+AWAIT_RAY_S = 600.0
+"""Longest wait for Ray's container, which the kubelet may start again after growing pauses."""
+
+
+def feeders_wanted(settings: HeadSettings) -> int:
+    """Returns the number of feeders that the operator wants now. Raises InputError."""
+    return entry.read_count(settings.count_path, settings.num_feeders)
+
+
+def supervisor_settings(
+    settings: HeadSettings,
+    *,
+    num_feeders: int,
+    provider: str = REMOTE,
+    ray_address: str = "",
+    init_timeout_s: float = AWAIT_RAY_S,
+) -> SupervisorSettings:
+    """Returns the supervisor's settings. Everything that the supervisor writes is lost with the container: the number
+    of feeders next to the settings is the operator's newest."""
+    folder = Path(settings.temp_dir) / NODE_FOLDER
+    return SupervisorSettings(
+        job=settings.job,
+        key_path=settings.key_path,
+        blob_folder=str(folder / NODE_BLOBS),
+        provider=provider,
+        ray_address=ray_address,
+        provider_socket=str(Path(settings.link_folder) / LINK_NAME),
+        num_feeders=num_feeders,
+        state_path=str(folder / "feeders.json"),
+        bind_host=EVERYWHERE,  # feeders and sidecars are in other pods; both sides authenticate with the job's key
+        port=settings.supervisor_port,
+        feeder_supervisor_host=settings.host,
+        feeder_blob_folder=str(folder / NODE_BLOBS),
+        feeder_key_path=settings.feeder_key_path or settings.key_path,
+        feeder_bind_host=EVERYWHERE,
+        feeder_resources={"feeder": 1.0},
+        ready_timeout_s=settings.tuning.worker_register_timeout_s + REGISTER_MARGIN_S,
+        init_timeout_s=init_timeout_s,
+        worker_register_timeout_s=settings.tuning.worker_register_timeout_s,
+        memory_field=FEEDERS_FIELD,
+    )
+
+
+class SupervisorPart:
+    """The work of the supervisor's container: a `PodPart`."""
+
+    def __init__(self, settings: HeadSettings, watch: Watch) -> None:
+        """Clears the folder. Raises InputError for settings that cannot work."""
+        self._watch = watch
+        read_key(settings.key_path)
+        folder = fresh_folder(Path(settings.temp_dir))
+        path = folder / "supervisor.json"
+        dump(supervisor_settings(settings, num_feeders=feeders_wanted(settings)), path)
+        restarts = Restarts("the supervisor", max_ray_exits=None)
+        self._supervisor = Kept("dataloaderjob.supervisor.main", path, without_ray(os.environ), restarts)
+
+    def run(self) -> None:
+        self._supervisor.run(self._watch.wait)
+
+    def close(self) -> None:
+        self._supervisor.close()
+
+
+if __name__ == "__main__":
+    sys.exit(entry.serve(HeadSettings, SupervisorPart, name="supervisor"))

@@ -1,0 +1,165 @@
+"""Feeders through a provider in another process, which serves the messages of `providers.link` at a Unix socket.
+
+In the head's pod, the supervisor and Ray are in two containers: code with Ray's token can run anything next to Ray,
+and must not find the job's key there. Only the supervisor's main thread calls this module. Neither Ray nor its token is
+needed here.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from dataloaderjob.core.errors import InputError, ProtocolError, ServiceError, first_line
+from dataloaderjob.core.processes import exit_now
+from dataloaderjob.core.settings import SupervisorSettings
+from dataloaderjob.core.supervision import EXIT_RAY_LOST
+from dataloaderjob.providers import link
+from dataloaderjob.providers.provider import ProviderLost, Why
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+LOOK_S = 0.2
+PROGRESS_S = 30.0
+ANSWER_S = 60.0
+"""Longest wait for an answer. The other process ends 5 s after Ray's GCS has disappeared."""
+POLLRDHUP = 0x2000
+"""Linux's event for a peer that has closed its end; `select` has no name for it in Python 3.11."""
+
+
+class RemoteProvider:
+    """Starts feeders through another process. If that process ends or breaks the protocol, this one ends, too: the next
+    supervisor adopts the feeders that are left."""
+
+    explain_after_s = 5.0
+
+    def __init__(
+        self,
+        settings: SupervisorSettings,
+        *,
+        answer_s: float = ANSWER_S,
+        gone: Callable[[int], object] = exit_now,
+    ) -> None:
+        """`gone`: called by another thread with an exit code if the other process has ended. Raises InputError without
+        the socket's path."""
+        if settings.provider_socket is None:
+            raise InputError("provider_socket is needed, the path of the provider's socket: found none")
+        self._path, self._wait_s = settings.provider_socket, settings.init_timeout_s
+        self._answer_s, self._gone = answer_s, gone
+        self._sock: socket.socket | None = None
+        self.session = ""
+        self.in_force: dict[str, Any] = {}
+
+    def connect(self) -> None:
+        """Waits for the other process, which connects to Ray first. Raises ServiceError if it does not come up, and
+        ProviderLost."""
+        self._sock = self._dial()
+        self.session, self.in_force = self._checked(lambda: link.read_hello(self._ask({"ask": "hello"})))
+        threading.Thread(target=self._end_when_gone, args=(self._sock,), name="dlj-link", daemon=True).start()
+
+    def found(self) -> list[int]:
+        return self._checked(lambda: link.read_found(self._ask({"ask": "found"})))
+
+    def place(self, index: int, num_feeders: int) -> None:
+        request = {"ask": "place", "index": index, "feeders": num_feeders}
+        self._checked(lambda: link.read_done(self._ask(request)))
+
+    def kill(self, index: int) -> None:
+        try:
+            self._checked(lambda: link.read_done(self._ask({"ask": "kill", "index": index})))
+        except ServiceError as exc:
+            log.warning("feeder-%d could not be killed: %s", index, exc)
+
+    def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:  # noqa: ARG002  its own clock counts
+        reader = link.LateReader(indices)
+        request = {"ask": "late", "indices": list(indices), "taken": taken}
+        self._checked(lambda: self._parts(request, reader.add))
+        return reader.found
+
+    def out_of_memory(self) -> Mapping[str, str]:
+        reader = link.MemoryReader()
+        self._checked(lambda: self._parts({"ask": "memory"}, reader.add))
+        return reader.found
+
+    def _dial(self) -> socket.socket:
+        began = time.monotonic()
+        logged_s = PROGRESS_S
+        while True:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            try:
+                sock.settimeout(self._answer_s)
+                sock.connect(self._path)
+            except OSError as exc:
+                sock.close()
+                waited_s = time.monotonic() - began
+                if waited_s > self._wait_s:
+                    raise ServiceError(
+                        f"Ray was needed behind the socket {self._path}, and did not come up within "
+                        f"{self._wait_s:.0f} s ({first_line(exc)}): see the log of Ray's container"
+                    ) from exc
+                if waited_s > logged_s:
+                    log.info("waiting for Ray at the socket %s: %s", self._path, first_line(exc))
+                    logged_s += PROGRESS_S
+            else:
+                return sock
+            time.sleep(LOOK_S)
+
+    def _checked(self, call: Callable[[], T]) -> T:
+        """Returns the result of an exchange. Raises ProviderLost if it fails half-way: the answers that follow would
+        belong to other requests."""
+        try:
+            return call()
+        except (OSError, ProtocolError) as exc:
+            raise ProviderLost(f"Ray's side of the socket {self._path} is lost: {first_line(exc)}") from exc
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return self._exchange(request, time.monotonic() + self._answer_s)
+
+    def _parts(self, request: Mapping[str, Any], add: Callable[[Mapping[str, Any]], bool]) -> None:
+        deadline = time.monotonic() + self._answer_s
+        more = add(self._exchange(request, deadline))
+        while more:
+            more = add(self._exchange(None, deadline))
+
+    def _exchange(self, request: Mapping[str, Any] | None, deadline: float) -> dict[str, Any]:
+        """Sends a request, if there is one, and returns the next answer. Raises ServiceError if that is an error,
+        OSError, ProtocolError."""
+        if self._sock is None:
+            raise ProviderLost("connect comes first")
+        if request is not None:
+            self._sock.settimeout(max(0.01, deadline - time.monotonic()))
+            self._sock.sendall(link.pack(request))
+        nbytes = link.length(_receive(self._sock, link.LENGTH.size, deadline))
+        answer = link.parse(_receive(self._sock, nbytes, deadline))
+        if (why := link.failure(answer)) is not None:
+            raise ServiceError(why)
+        return answer
+
+    def _end_when_gone(self, sock: socket.socket) -> None:
+        """Ends this process once the other one has closed the connection, even if nothing is asked for a long time."""
+        poll = select.poll()
+        poll.register(sock, POLLRDHUP)
+        poll.poll()
+        log.error("Ray's side of the socket %s is gone", self._path)
+        self._gone(EXIT_RAY_LOST)
+
+
+def _receive(sock: socket.socket, nbytes: int, deadline: float) -> bytes:
+    """Receives bytes until a deadline, however slowly they come. Raises OSError."""
+    data = bytearray()
+    while len(data) < nbytes:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("no whole answer in time")
+        sock.settimeout(left_s)
+        got = sock.recv(min(nbytes - len(data), 1 << 16))
+        if not got:
+            raise ConnectionError("it closed the connection")
+        data += got
+    return bytes(data)

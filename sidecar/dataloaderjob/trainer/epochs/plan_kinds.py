@@ -1,0 +1,80 @@
+"""Decides whose the batches of slots are: this rank's own, or dealt to all ranks (`tail=`, as `dealing` describes)."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dataloaderjob.core.control import MOST_AHEAD
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.trainer.epochs.dealing import Deal
+from dataloaderjob.trainer.epochs.plans import Places, Plan
+from dataloaderjob.trainer.session import slot_places
+from dataloaderjob.trainer.session.iterated import Iterated
+from dataloaderjob.trainer.session.slot_places import Saved
+
+_numbers = itertools.count(1 << 20)
+_of_loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def _number_of(loader: Iterated) -> int:
+    """Returns this loader's number among the process's loaders that deal batches. Other loaders need not be the same in
+    all ranks."""
+    if loader not in _of_loaders:
+        _of_loaders[loader] = next(_numbers)
+    return _of_loaders[loader]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanKind:
+    """The settings of a loader's plans."""
+
+    tail: str | None = None
+    """None: all batches of the slots are this rank's own."""
+    ranks: int = 1
+    """Number of ranks that share the batches."""
+    rank: int = 0
+
+    @staticmethod
+    def of(loader: Iterated) -> PlanKind:
+        """Raises InputError if there are too many ranks, or if this process's rank is unknown."""
+        if loader.tail is None:
+            return PlanKind()
+        kind = PlanKind(loader.tail, slot_places.world(), slot_places.rank())
+        if kind.ranks > MOST_AHEAD:
+            raise InputError(f"tail= deals to {MOST_AHEAD} ranks at most, found {kind.ranks} (WORLD_SIZE)")
+        return kind
+
+    def session(self, loader: Iterated, facts: Mapping[str, Any], batches: list[Any]) -> dict[str, Any]:
+        """Returns the bundle's fields that identify the owner of the slots. `batches` describes the batches."""
+        if self.tail is None:
+            return {"env": slot_places.shares(), "facts": slot_places.facts(facts)}
+        return {
+            "loader": _number_of(loader),
+            "env": {"RANK": "0", "WORLD_SIZE": "1"},  # the dataset gives all of its data
+            "ranks": self.ranks,
+            "facts": {**slot_places.facts(facts, are_dealt=True), "batches": [*batches, self.tail]},
+        }
+
+    def plan(self, slots: int, first: int, saved: Saved) -> Plan[Any]:
+        """Returns the plan of an epoch whose first `first` batches were returned before. Raises InputError."""
+        if self.tail is None:
+            return Places(slots, first, saved.snapshots, saved.ends, saved.digests)
+        if first and not saved.taken:
+            raise InputError(
+                "with tail= an epoch resumes only from what state_dict() returned; a bare number of batches does "
+                "not say how many of them are of each slot"
+            )
+        given = {place.slot: (place.number, digest) for place, digest in saved.digests.items()}
+        return Deal(
+            slots, self.ranks, self.rank, tail=self.tail, first=saved.taken, given=given,
+            snapshots=saved.snapshots, ends=saved.ends,
+        )  # fmt: skip
+
+    def stage_rank(self) -> int:
+        """Returns the rank as which a stage draws. A dealt batch is as in one process, whichever rank has it."""
+        rank = slot_places.shares().get("RANK", "0") if self.tail is None else "0"
+        return int(rank) if rank.isdecimal() else 0

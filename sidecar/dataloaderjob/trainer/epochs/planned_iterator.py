@@ -1,0 +1,331 @@
+"""The iterator of an IterableDataset over the service. A plan decides which batches it requests and returns (`plans`).
+
+Tickets are numbered in the order of the requests. Some yield no batch, because their slot has ended. A state, a record
+and the digest count the batches that were returned. With `stage=`, feeders make batches of what slots have read
+(`relay`).
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.dataloader import _sharding_worker_init_fn, _share_dist_seed
+
+from dataloaderjob.core.blobs import SLOTS
+from dataloaderjob.core.consumption import error_mark
+from dataloaderjob.core.control import MOST_AHEAD, W_WAIT_NS
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.records import NO_BUNDLE, RowKind
+from dataloaderjob.making.fetcher import derive_seed
+from dataloaderjob.trainer.epochs.ahead import AheadTaker
+from dataloaderjob.trainer.epochs.plan_kinds import PlanKind
+from dataloaderjob.trainer.epochs.reading import Reading, SlotBatches
+from dataloaderjob.trainer.epochs.relay import Relay
+from dataloaderjob.trainer.epochs.service_iterator import ServiceIterator
+from dataloaderjob.trainer.resume.progress import Progress
+from dataloaderjob.trainer.resume.state import slots_of
+from dataloaderjob.trainer.session import slot_places
+from dataloaderjob.trainer.session.iterated import Iterated
+from dataloaderjob.trainer.session.slot_places import Saved
+from dataloaderjob.trainer.session.taking import Taker, Unopened, now_ns
+
+_Due = tuple[bytes, Any, Any, int | None, Exception | None]
+"""Arguments of `_give`: the slot's ticket, the position of a state after it, the batch, its digest, an error."""
+
+
+class PlannedIterator(ServiceIterator):
+    """This rank's batches of an IterableDataset's slots.
+
+    Its reading brings the next batch, which the plan says when to give. That batch is returned, or its samples are
+    handed on to the relay.
+    """
+
+    __slots__ = (
+        "_all_read", "_error", "_is_giving", "_kind", "_most", "_reading", "_relay", "_size", "_slots", "_to_ship",
+        "_with_stage",
+    )  # fmt: skip
+    _reading: Reading
+    _relay: Relay | None
+
+    # Shipping
+
+    def ship(self, loader: Iterated) -> None:
+        """Packs code and data. Raises InputError if that is impossible, or if the sidecar cannot serve slots."""
+        self._kind, self._relay = PlanKind.of(loader), None
+        self._with_stage = loader.stage is not None
+        self._window = min(self._window, MOST_AHEAD // self._kind.ranks) * self._kind.ranks
+        self._to_ship: Any = None
+        self._ship(loader)
+        if isinstance(loader.dataset, IterDataPipe):
+            # torch's loader with workers draws twice for the first epoch.
+            _share_dist_seed(loader.generator, self._pg)  # type: ignore[no-untyped-call]
+
+    def _ship(self, loader: Iterated) -> None:
+        told = self._client.settings
+        if not told.get(SLOTS):
+            raise InputError(
+                "the sidecar is of a release that does not serve IterableDatasets: use the image of this release "
+                "(spec.sidecar.image, or the operator's), or num_workers=0"
+            )
+        self._slots = slots_of(loader)
+        self._size = 1 if self._bare else int(loader.batch_size or 1)
+        self._most = self._most_batches()
+        made, _ = self._packed(loader)
+        number, epoch = loader.begin_session()
+        own = self._kind.session(loader, made.facts, [self._size, self._bare, self._drop_last])
+        session = {"loader": number, "epoch": epoch, "workers": self._slots, **own}
+        self._bundle = replace(made, **session)
+        self._kept = NO_BUNDLE  # a batch of a slot cannot be remade on its own
+
+    def _held_by_classes(self) -> dict[str, int]:
+        """Returns nothing: a slot draws random numbers as torch's worker does, and ranks that share slots have equal
+        bundles."""
+        return {}
+
+    def _init_fn(self, loader: Iterated) -> Any:
+        """Returns worker_init_fn. For an IterDataPipe it also sets each slot's shard filter, as torch's workers do for
+        themselves. The pipe's seeds are in the pipe, where torch's iterator has put them."""
+        own = super()._init_fn(loader)
+        if not isinstance(loader.dataset, IterDataPipe):
+            return own
+        return functools.partial(_sharding_worker_init_fn, own, self._world_size, self._rank)
+
+    def _tickets_ahead(self) -> int:
+        """Returns the number of tickets that the sending thread may be ahead. Of a relay's, all are this rank's."""
+        return super()._tickets_ahead() * (1 if self._with_stage else self._kind.ranks)
+
+    # Beginning and ending
+
+    def start(self, *, again: bool = False) -> None:  # noqa: ARG002  no sampler is iterated
+        """Asks for the first batches of an epoch."""
+        before = None if self._relay is None else self._reading
+        try:
+            self._start()
+        finally:
+            if before is not None:
+                before.taker.leave()
+
+    def _start(self) -> None:
+        assert self._bundle is not None  # noqa: S101  shipped before
+        saved = Saved.of(
+            self._epoch.slots, self._epoch.rank, slots=self._slots, allow_pickle=self._pickle_allowed
+        )
+        plan = self._kind.plan(self._slots, self._first, saved)
+        if self._kind.tail is not None:
+            self._bundle = replace(self._bundle, taken=tuple(saved.taken))
+        batches = SlotBatches(self._epoch_seed, self._size, self._bare, self._drop_last)
+        self._reading = Reading(
+            self._client, self._open_reader(batches), plan, batches, is_ahead=self._with_stage
+        )
+        self._taken = 0
+        self._is_giving = self._all_read = False
+        self._error = ""
+        """The error that ends the epoch after what was read."""
+        self._most = self._most_batches()
+        self._draw()
+        self._epoch.settle()
+        assert self._stream is not None  # noqa: S101  just opened
+        self._client.flush(self._stream)
+
+    def _open_reader(self, batches: SlotBatches) -> Taker | AheadTaker:
+        """Opens the stream of the batches that next() returns and, with a stage, another for the slots' answers."""
+        bundle = self._bundle
+        assert bundle is not None  # noqa: S101  shipped before
+        if self._with_stage:  # the batches made from this rank's share belong to this rank alone
+            self._bundle = replace(bundle, ranks=0, facts=slot_places.facts(bundle.facts))
+        self._open(0, self._window // (self._kind.ranks if self._with_stage else 1))
+        self._bundle = bundle
+        assert self._taker is not None  # noqa: S101  just opened
+        if not self._with_stage:
+            return self._taker
+        seed = derive_seed(self._epoch_seed, self._kind.stage_rank())
+        self._relay = Relay(self._client, self._taker, replace(batches, seed=seed), self._draws)
+        return self._new_taker(0, self._window, Unopened())
+
+    def _reset(self, loader: Iterated, first_iter: bool = False) -> None:
+        assert self._bundle is not None  # noqa: S101  shipped before
+        self._to_ship = loader if isinstance(loader.dataset, IterDataPipe) else None
+        if self._to_ship is None:
+            self._bundle = replace(self._bundle, epoch=loader.begin_session()[1])
+        super()._reset(loader, first_iter)
+
+    def _restart(self, before: Taker | AheadTaker | None) -> None:
+        loader, self._to_ship = self._to_ship, None
+        if loader is not None:  # torch's reset has put new seeds into the pipe
+            self._ship(loader)
+        super()._restart(before)
+
+    def _leave(self) -> None:
+        reading = getattr(self, "_reading", None)
+        if reading is not None and self._relay is not None and self._stream is not None:
+            reading.taker.leave()
+        super()._leave()
+
+    def _has_lost(self) -> bool:
+        if self._stream is None:
+            return False
+        relay = self._relay
+        return self._is_giving or self._reading.has_lost or (relay is not None and relay.has_lost)
+
+    # State
+
+    def progress(self) -> Progress:
+        batches, samples, finished, keys, _ = super().progress()
+        reading = getattr(self, "_reading", None)
+        packed = None if finished or reading is None else reading.plan.pack(self._epoch.rank)
+        return batches, samples, finished, keys, packed
+
+    def refresh(self) -> None:
+        self._client.hear()
+
+    def _returned(self) -> tuple[int, int, Any]:
+        return self._num_yielded, 0, None
+
+    # Reading
+
+    def _draw(self) -> None:
+        """Asks slots for the batches of the window."""
+        reading, most = self._reading, self._window
+        if self._relay is not None:
+            most -= len(self._relay.line) * self._kind.ranks
+        reading.ask(most)
+
+    def _read_on(self, *, waits: bool) -> bool:
+        """Takes one step towards this rank's next batch. Returns False if no answer has arrived."""
+        reading, relay = self._reading, self._relay
+        if reading.taker.taken >= reading.asked:
+            self._draw()  # first: batches known to exist may complete the step
+        if reading.is_due:
+            if relay is not None:
+                self._hand_on(relay)
+            return True
+        if reading.taker.taken < reading.asked:
+            has_come = reading.take(waits=waits)
+            if relay is None and not reading.is_due:
+                self._advance(reading.read)
+            return has_come
+        if relay is not None and relay.line and not reading.plan.is_over:
+            return False  # no more is read ahead
+        try:
+            self._all_read = not reading.plan.pads()
+        except InputError as exc:
+            self._all_read, self._error = True, str(exc)
+        if self._all_read:
+            reading.next = None
+        return True
+
+    def _hand_on(self, relay: Relay) -> None:
+        """Hands on this rank's next batch."""
+        reading = self._reading
+        read, reading.read = reading.read, -1  # an error from here on ends the iterator
+        relay.hand_on(*reading.took())
+        reading.read = read
+
+    # Giving
+
+    def _next_data(self) -> Any:
+        while True:
+            if self._taker is None or self._stream is None:
+                self._finish()
+            relay = self._relay
+            if relay is not None:
+                self._read_ahead(relay)
+                if relay.line:
+                    return self._give(*self._made(relay))
+            elif self._reading.is_due:
+                return self._give(*self._due())
+            if self._all_read:
+                self._end_epoch()
+            if relay is None:
+                self._read_on(waits=True)
+            else:
+                self._await_read()
+
+    def _read_ahead(self, relay: Relay) -> None:
+        """Hands on the batches that the slots have read."""
+        while not self._all_read and relay.has_room and self._read_on(waits=False):
+            pass
+        self._draw()
+        relay.order()
+
+    def _await_read(self) -> None:
+        """Waits for slots to read, and counts the time as trainer wait time."""
+        began = now_ns()
+        try:
+            self._read_on(waits=True)
+        finally:
+            waited = now_ns() - began
+            self._client.control.words[W_WAIT_NS] += waited
+            if self._taker is not None:
+                self._taker.passed(waited)
+
+    def _due(self) -> _Due:
+        """Takes this rank's next batch."""
+        self._is_giving = True  # an error from here on ends the iterator
+        answer, mark = self._reading.took()
+        return answer.packed, mark, answer.batch, answer.digest, answer.error
+
+    def _made(self, relay: Relay) -> _Due:
+        """Takes the batch made of the samples that are first in line."""
+        first, taker = relay.line[0], relay.taker
+        batch, error = None, first.error
+        if error is not None:
+            self._reading.count_calls(1)
+        else:
+            try:
+                batch = taker.take()
+            except Exception as exc:
+                if not relay.has_lost:
+                    raise
+                error = exc.with_traceback(None)
+        self._is_giving = True  # an error from here on ends the iterator
+        relay.passes()
+        return first.packed, first.mark, batch, taker.digest, error
+
+    def _give(self, packed: bytes, mark: Any, batch: Any, digest: int | None, error: Exception | None) -> Any:
+        """Counts and returns a batch, or raises the error in its place."""
+        number = self._num_yielded
+        reading = self._reading
+        reading.plan.stands(mark)
+        if self._relay is None:
+            self._advance(reading.read)
+        if self._recording is not None:
+            self._recording.ask(number, packed)
+        if error is not None or digest is None:
+            assert error is not None  # noqa: S101  there is no digest
+            self._count(number, error_mark(error), RowKind.FAILED)
+            self._is_giving = False
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame
+        if self._most is not None and number >= self._most:
+            self._warn_that_long()
+        self._count(number, digest)
+        self._is_giving = False
+        return batch
+
+    def _end_epoch(self) -> NoReturn:
+        if self._error:
+            raise InputError(self._error)
+        super()._end_epoch()
+
+    def _most_batches(self) -> int | None:
+        """Returns the maximum number of batches implied by the dataset's `len()`, if `len()` was called. The last batch
+        of each slot may be short."""
+        told: Any = self._IterableDataset_len_called
+        return None if told is None else -(-told // self._size) + self._slots - 1
+
+    def _warn_that_long(self) -> None:
+        """Warns once that a stream yields more than its `len()`."""
+        self._most = None
+        warnings.warn(
+            f"the dataset's len() is {self._IterableDataset_len_called}, and it gives more: each of its {self._slots} "
+            "slots gives all that __iter__ yields there. If every sample comes several times, let __iter__ yield a "
+            "share by torch.utils.data.get_worker_info()",
+            stacklevel=5,
+        )

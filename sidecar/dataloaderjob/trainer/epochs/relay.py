@@ -1,0 +1,106 @@
+"""Hands samples that slots have read to any feeder, which makes a batch of them (`stage=`).
+
+There are two streams. The reader's stream delivers the samples that the slots have read. Each of its batches is handed
+on unopened, as a ticket of the second stream, whose batches next() returns. So any feeder can replace a batch lost in
+the second stream, and each slot reads a batch only once. A state counts the batches that were returned; slots read
+ahead of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+from dataloaderjob.core import frames
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.trainer.epochs.ahead import AheadTaker
+from dataloaderjob.trainer.epochs.plans import Answer
+from dataloaderjob.trainer.epochs.reading import SlotBatches
+from dataloaderjob.trainer.session.client import Client
+from dataloaderjob.trainer.session.slot_places import SlotPlace
+from dataloaderjob.trainer.session.taking import Taker
+
+MOST_READ_NBYTES = 48 << 20
+"""Most bytes that the samples of one batch may have: a ticket travels as a message of at most 64 MiB."""
+MOST_WAITING_NBYTES = 512 << 20
+"""Most bytes that may wait to be returned, in this process and in its sidecar, before reading pauses."""
+
+
+class Read(NamedTuple):
+    """A batch that a slot has read, as it waits to be returned."""
+
+    packed: bytes
+    """The slot's ticket."""
+    mark: Any
+    """Position of a state after this batch."""
+    nbytes: int = 0
+    error: Exception | None = None
+    """Error in place of the batch; no feeder is asked for this batch."""
+
+
+class Relay:
+    """The second stream of an epoch."""
+
+    __slots__ = ("_batches", "_client", "_draws", "_handled", "_waiting_nbytes", "line", "taker")
+
+    def __init__(self, client: Client, taker: Taker | AheadTaker, batches: SlotBatches, draws: int) -> None:
+        """`batches` has the stage's seed."""
+        self._client, self.taker, self._batches, self._draws = client, taker, batches, draws
+        self._waiting_nbytes = 0
+        self.line: deque[Read] = deque()
+        """Batches that were read but not yet returned."""
+        self._handled = 0
+        """Number of the second stream's batches that have left the line."""
+
+    @property
+    def has_lost(self) -> bool:
+        """True if a batch was taken that is still in line."""
+        return self.taker.taken != self._handled
+
+    @property
+    def has_room(self) -> bool:
+        """True if more may be read."""
+        return not self.line or self._waiting_nbytes < MOST_WAITING_NBYTES
+
+    def hand_on(self, read: Answer, mark: Any) -> None:
+        """Asks any feeder to make the batch from the samples read. Errors wait in line for their turn."""
+        error = read.error or self._refusal(read.place, len(read.batch))
+        if error is not None:
+            self.line.append(Read(read.packed, mark, error=error))
+            return
+        stream, body = self.taker.stream, read.batch
+        samples = frames.ReadSamples(read.place.slot, self._batches.size, body.data)
+        packed = frames.pack_read_samples(
+            self._batches.seed, read.place.number, samples, bare=self._batches.bare
+        )
+        stream.pending[stream.asked] = frames.with_draws(packed, self._draws) if self._draws else packed
+        stream.asked += 1
+        self.line.append(Read(read.packed, mark, len(body)))
+        self._waiting_nbytes += len(body)
+        if stream.asked - stream.sent >= stream.together:
+            self._client.flush(stream)
+
+    @staticmethod
+    def _refusal(place: SlotPlace, nbytes: int) -> InputError | None:
+        """Returns an error if the samples of a batch are too large to be handed on."""
+        if nbytes <= MOST_READ_NBYTES:
+            return None
+        mb, most = nbytes / 1e6, MOST_READ_NBYTES / 1e6
+        return InputError(
+            f"batch {place.number} of slot {place.slot} has {mb:.1f} MB before its stage, but only {most:.0f} can "
+            "be handed to another feeder: make batch_size smaller, or have the dataset give less (encoded bytes, "
+            "names of files) and the stage do more"
+        )
+
+    def order(self) -> None:
+        """Sends the waiting tickets, and has the thread, if there is one, take their batches."""
+        self._client.flush(self.taker.stream)
+        if type(self.taker) is AheadTaker:
+            self.taker.order(self.taker.stream.asked)
+
+    def passes(self) -> None:
+        """Removes the first batch from the line, because it is about to be returned."""
+        self._waiting_nbytes -= self.line.popleft().nbytes
+        recent = self.taker.stream.recent
+        recent[(self.taker.taken - 1) % len(recent)] = None  # the samples read are no longer needed
+        self._handled = self.taker.taken
