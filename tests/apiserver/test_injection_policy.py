@@ -153,7 +153,7 @@ def test_pod_that_the_policy_cannot_inject_is_refused_as_a_file_is(
 def test_container_that_the_pod_lacks_is_named_by_the_refusal(installed: Installed) -> None:
     job(installed, "missing", trainers={"attach": {"container": "c"}})
     thing = labelled("missing", container("a"), container("b"))
-    wanted = "spec.trainers.attach.container is c, the pod's containers are a, b: name one of them"
+    wanted = "spec.trainers.attach.container is c, but the pod's containers are a, b: name one of them"
     until(lambda: wanted in installed.refusal(thing), 30, "the API server has seen the job")
 
 

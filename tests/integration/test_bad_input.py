@@ -499,7 +499,7 @@ def test_batch_above_the_memory_limit_fails_and_smaller_ones_arrive(
     error = only_error(DataLoader(dataset), without=range(7, 8))
     assert type(error) is InputError
     assert re.fullmatch(
-        r"a batch of 8(\.\d)? MB of shared memory, but the limit is 4(\.\d)? MB: "
+        r"a batch needs 8(\.\d)? MB of shared memory, but the limit is 4(\.\d)? MB: "
         r"raise spec\.loader\.memoryPerProcess or lower the batch size",
         str(error),
     )

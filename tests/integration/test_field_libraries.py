@@ -113,7 +113,7 @@ def test_torchios_loader_draws_the_same_in_each_run(rig: Rig):
 def test_torchios_queue_is_refused_by_name(rig: Rig):
     queue = torchio.Queue(subjects(), 8, 2, torchio.UniformSampler(4))
     with pytest.raises(
-        InputError, match="such as torchio's Queue, cannot leave the loader's process: num_workers=0"
+        InputError, match="such as torchio's Queue, cannot leave the loader's process: with num_workers=0"
     ):
         iter(DataLoader(queue, batch_size=2, num_workers=1))
 

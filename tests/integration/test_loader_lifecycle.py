@@ -557,7 +557,7 @@ def test_interrupt_during_next_ends_the_iterator_and_the_state_resumes(rig: Rig,
     timer.join()
     gate.touch()
     for _ in range(2):
-        with pytest.raises(ServiceError, match=r"KeyboardInterrupt came within next\(\).*state_dict"):
+        with pytest.raises(ServiceError, match=r"KeyboardInterrupt interrupted next\(\).*state_dict"):
             next(iterator)
     state = loader.state_dict()
     assert state["batches"] == 4
@@ -601,7 +601,7 @@ def test_interrupts_at_any_moment_keep_state_digest_and_connection(
             except Interrupt:
                 interrupts += 1
                 if iterator._broken:  # else it came behind next()
-                    with pytest.raises(ServiceError, match="Interrupt came within"):
+                    with pytest.raises(ServiceError, match="Interrupt interrupted"):
                         next(iterator)
                 state = loader.state_dict()
                 if found and state["batches"] in (0, len(batches)):
@@ -677,7 +677,7 @@ def test_signal_handler_error_after_taking_a_batch_ends_the_iterator(
         patch.setattr(type(iterator), "_advance", late)
         with pytest.raises(TimeoutError):
             next(iterator)
-    with pytest.raises(ServiceError, match="TimeoutError came within next"):
+    with pytest.raises(ServiceError, match="TimeoutError interrupted next"):
         next(iterator)
     loader.load_state_dict(loader.state_dict())
     assert found + ids(loader) == list(range(40))
@@ -699,7 +699,7 @@ def test_interrupt_in_one_epoch_of_torchs_iterator_spares_the_next(
         patch.setattr(Plan, "batch", interrupted)
         with pytest.raises(Interrupt):
             next(iterator)
-    with pytest.raises(ServiceError, match="Interrupt came within next"):
+    with pytest.raises(ServiceError, match="Interrupt interrupted next"):
         next(iterator)
     for _ in range(2):
         assert ids(loader) == list(range(40))
@@ -719,7 +719,7 @@ def test_interrupted_sampler_does_not_look_exhausted(rig: Rig) -> None:
     with pytest.raises(Interrupt):
         ids(iterator)
     for _ in range(3):
-        with pytest.raises(ServiceError, match="Interrupt came within next"):
+        with pytest.raises(ServiceError, match="Interrupt interrupted next"):
             next(iterator)
 
 

@@ -196,7 +196,7 @@ def test_actors_have_tasks_ahead_unless_the_user_has_set_how_many(
     monkeypatch.setattr(context.execution_options, "preserve_order", False)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     seen = []
-    with pytest.raises(InputError, match="it returned NoneType"):
+    with pytest.raises(InputError, match="but returned NoneType"):
         next(iter(RayData(lambda: seen.append(context.max_tasks_in_flight_per_actor))))
     assert seen == [found]
 

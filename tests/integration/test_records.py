@@ -108,7 +108,7 @@ def test_different_seed_is_reported_with_the_content(consume) -> None:
 
 def test_run_that_ended_early_lacks_a_bounded_number_of_batches(consume) -> None:
     whole, killed = consume(*HERE), consume("--kill-at", "10", *HERE, code=-SIGKILL)
-    assert f"{whole} has this batch, {killed} does not" in cli("verify", whole, killed, code=1)
+    assert f"{whole} has this batch, but {killed} does not" in cli("verify", whole, killed, code=1)
     found = Record.open(killed).batches("0") if list(killed.glob("*/*.rows")) else {}
     assert 10 - sum(map(len, found.values())) <= FLUSH_ROWS
 
@@ -217,7 +217,7 @@ def test_ranks_have_separate_folders_and_are_compared_one_by_one(consume, tmp_pa
     plain, other = consume(*HERE), consume("--swap", "3", *HERE)
     one, two = shutil.copytree(plain, tmp_path / "one"), shutil.copytree(plain, tmp_path / "two")
     shutil.copytree(plain / "rank-0", one / "rank-1")
-    assert "has 0, 1, " in cli("verify", one, two, code=2)
+    assert "has 0, 1 and " in cli("verify", one, two, code=2)
     shutil.copytree(other / "rank-0", two / "rank-1")
     assert cli("verify", one, two, code=1).startswith("rank 1, loader 0, epoch 1, batch 0: the keys differ")
 

@@ -136,7 +136,7 @@ class TestWithTwoFeeders:
     def test_state_with_a_stage_differs_from_one_without(self, rig: Rig):
         first = ours(Shards(), bright, num_workers=2)
         next(iter(first))
-        with pytest.raises(InputError, match="stage was True, is False"):
+        with pytest.raises(InputError, match="stage was True, but is False now"):
             ours(Shards(), None, num_workers=2).load_state_dict(first.state_dict())
 
     def test_next_epoch_starts_from_the_beginning(self, rig: Rig):
@@ -222,7 +222,7 @@ class TestWithTwoFeeders:
             with pytest.raises(ValueError, match="a handler's"):
                 for _ in range(40):
                     next(iterator)
-        with pytest.raises(ServiceError, match="which ends an iterator"):
+        with pytest.raises(ServiceError, match="which ends the iterator"):
             next(iterator)
 
     def test_pool_full_of_read_samples_still_takes_results(self, rig: Rig, monkeypatch: pytest.MonkeyPatch):

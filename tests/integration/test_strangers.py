@@ -183,7 +183,7 @@ def test_sixty_unannounced_ranks_get_only_the_reserved_memory(job: LiveJob) -> N
             said.append(packet)
         welcome = sum(packet.type == ipc.Type.WELCOME for packet in said)
         assert welcome == EXTRA_PROCESSES - 1, "the two trainers are the first of them"
-        assert b"processes use the service of this launch, made for 1" in said[-1].payload
+        assert b"processes use the service of this launch, which was started for 1" in said[-1].payload
     until(lambda: len(job.sidecar()["receivers"]) == 2, what="the end of the others")
 
 

@@ -244,7 +244,7 @@ def test_supervisor_keeps_metrics_and_refuses_bad_requests(start: Start):
     for message, text in [
         ({"kind": "dance"}, "expected scale, status or stop, got 'dance'"),
         ({"kind": "scale", "feeders": -1}, "'feeders' must be from 0 to 4096, but is -1"),
-        ({"kind": "scale", "feeders": "3"}, "found '3'"),
+        ({"kind": "scale", "feeders": "3"}, "but is '3'"),
     ]:
         with pytest.raises(ServiceError, match=text):
             supervised.ask(**message)

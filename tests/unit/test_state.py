@@ -143,7 +143,7 @@ def test_interrupted_batch_is_given_again_after_resuming() -> None:
         next(iterator)
     state = loader.state_dict()
     assert state["batches"] == 1
-    with pytest.raises(ServiceError, match="KeyboardInterrupt came within next"):
+    with pytest.raises(ServiceError, match="KeyboardInterrupt interrupted next"):
         next(iterator)
     again = DataLoader(Interrupted(9), BATCH, dataset_id="", **HERE)
     again.dataset.interrupts = 0

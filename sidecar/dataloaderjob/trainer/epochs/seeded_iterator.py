@@ -104,7 +104,7 @@ class SeededIterator(_BaseDataLoaderIter):
                     raise exc.with_traceback(None) from exc.__cause__
                 raise
             self._broken = (
-                f"{type(exc).__name__} came within next(), which ends an iterator: call iter(loader) for a new epoch, "
+                f"{type(exc).__name__} interrupted next(), which ends the iterator: call iter(loader) for a new epoch, "
                 "or resume this one from loader.state_dict()"
             )
             self._leave()
