@@ -102,7 +102,7 @@ def test_sidecar_with_files_of_an_earlier_job_starts_again(rig: Rig, what: str, 
     assert process is not None
     until(lambda: process.poll() is not None, 15.0, "the sidecar ends, and the kubelet starts it again")
     assert process.returncode == 0
-    text = "the job's key has changed" if what == "key" else "are now those of team/mnist/a-later-uid"
+    text = "the job's key has changed" if what == "key" else "are now for team/mnist/a-later-uid"
     assert text in rig.logs()
     change(rig, job=JOB)
     (rig.home / OWN_KEY).write_bytes(right)
