@@ -86,7 +86,7 @@ def test_newer_operator_drops_status_fields_missing_from_the_crd(
     assert "ray" not in status
     assert (status["trainers"]["image"], status["trainers"].get("sidecarImage")) == ("example/mnist:1", None)
     assert {condition["type"] for condition in status["conditions"]} >= {"Ready", "Progressing"}
-    said = [record.getMessage() for record in caplog.records if "another release" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "a different release" in record.getMessage()]
     assert len(said) == 2, "each field once"
     written = operator.api.writes
     job.reconcile_with(operator)
