@@ -41,8 +41,8 @@ POLICY = {
 
 @pytest.fixture
 def operator(server: ApiServer, tmp_path: Path) -> Iterator[Operator]:
+    """Not started yet."""
     made = Operator(server, tmp_path)
-    made.start("--log-format", "json")
     yield made
     if made.process is not None and made.process.poll() is None:
         made.end(kill=True)
@@ -93,6 +93,12 @@ def because(job: Operated, kind: str, reason: str) -> str:
     return str(until(reported, WITHIN_S, f"{kind} with {reason}"))
 
 
+def looked_after(operator: Operator, job: Operated) -> Operated:
+    """Starts the operator in the job's namespace, where it has no jobs of other tests to look after."""
+    operator.start("--log-format", "json", "--namespace", job.namespace)
+    return job
+
+
 @contextlib.contextmanager
 def statuses_refused(job: Operated) -> Iterator[None]:
     """A policy of the cluster refuses each status of a job in this namespace."""
@@ -124,7 +130,7 @@ def up(job: Operated, *deployments: str) -> None:
 
 
 def test_quota_refusing_pods_is_reported_until_pods_start(server: ApiServer, operator: Operator) -> None:
-    job = Operated(server, manifest())
+    job = looked_after(operator, Operated(server, manifest()))
     until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     up(job, "mnist-head", "mnist-feeders")
     report(job, {**job.get("Job", "mnist-trainers-0"), "kind": "Job"}, "FailedCreate", QUOTA)
@@ -146,7 +152,7 @@ def test_quota_refusing_pods_is_reported_until_pods_start(server: ApiServer, ope
 def test_failed_volume_mount_is_reported_until_the_volume_is_mounted(
     server: ApiServer, operator: Operator
 ) -> None:
-    job = Operated(server, manifest({"spec.feeders.minAvailable": 1}))
+    job = looked_after(operator, Operated(server, manifest({"spec.feeders.minAvailable": 1})))
     until(lambda: len(job.children()) == ALL - TRAINING, 30, f"children; its log: {operator.log}")
     pod = stuck_pod(job, "feeder")
     report(job, pod, "FailedMount", MOUNT)
@@ -159,7 +165,7 @@ def test_failed_volume_mount_is_reported_until_the_volume_is_mounted(
 def test_operator_serves_probes_and_metrics_and_logs_json_about_jobs(
     server: ApiServer, operator: Operator
 ) -> None:
-    job = Operated(server, manifest())
+    job = looked_after(operator, Operated(server, manifest()))
     until(lambda: operator.ask("/readyz")[0] == 200, 30, f"readiness; its log: {operator.log}")
     until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     assert operator.ask("/healthz") == (200, "ok\n")
@@ -187,7 +193,7 @@ def test_operator_serves_probes_and_metrics_and_logs_json_about_jobs(
 
 
 def test_refused_status_is_counted_and_then_named_by_healthz(server: ApiServer, operator: Operator) -> None:
-    job = Operated(server, manifest())
+    job = looked_after(operator, Operated(server, manifest()))
     until(lambda: len(job.children()) == ALL, 30, f"children; its log: {operator.log}")
     unwritten = "dataloaderjob_operator_statuses_unwritten"
     with statuses_refused(job):

@@ -23,15 +23,19 @@ VERSIONS = "the Ray cluster of spec.ray.external runs Ray 2.44.1 on Python 3.9.1
 
 @pytest.fixture
 def operator(server: ApiServer, tmp_path: Path) -> Iterator[Operator]:
+    """Not started yet. In the test's own namespace it has no jobs of other tests to look after."""
     made = Operator(server, tmp_path)
-    made.start()
     yield made
-    made.end(kill=True)
+    if made.process is not None:
+        made.end(kill=True)
 
 
-def on(server: ApiServer, cluster: str = "shared") -> Operated:
+def on(server: ApiServer, operator: Operator, cluster: str = "shared") -> Operated:
+    """A job on a RayCluster, and the operator of its namespace."""
     token = {"name": "shared"}
-    return Operated(server, manifest({"spec.ray.external": {"rayCluster": cluster, "tokenSecretRef": token}}))
+    job = Operated(server, manifest({"spec.ray.external": {"rayCluster": cluster, "tokenSecretRef": token}}))
+    operator.start("--namespace", job.namespace)
+    return job
 
 
 def ready(job: Operated, reason: str, text: str = "") -> str:
@@ -58,7 +62,7 @@ def status_of_ray(job: Operated) -> dict[str, Any]:
 def test_job_waits_for_a_ray_cluster_and_starts_with_its_service(
     server: ApiServer, operator: Operator
 ) -> None:
-    job = on(server)
+    job = on(server, operator)
     assert ready(job, WAITS, "neither RayCluster") == (
         "neither RayCluster shared nor its head's Service shared-head-svc exists in the job's namespace: create the "
         "RayCluster, or correct spec.ray.external.rayCluster"
@@ -77,7 +81,7 @@ def test_job_waits_for_a_ray_cluster_and_starts_with_its_service(
 
 def test_address_is_the_one_in_the_status_of_the_ray_cluster(server: ApiServer, operator: Operator) -> None:
     server.define(definition("RayCluster", "rayclusters", "ray.io", "v1"))
-    job = on(server)
+    job = on(server, operator)
     clusters = f"/apis/ray.io/v1/namespaces/{job.namespace}/rayclusters"
     made = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "shared"}, "spec": {}}
     server.request("POST", clusters, made)
@@ -90,7 +94,7 @@ def test_address_is_the_one_in_the_status_of_the_ray_cluster(server: ApiServer, 
 
 
 def test_cluster_of_other_versions_fails_the_job_by_name(server: ApiServer, operator: Operator) -> None:
-    job = on(server)
+    job = on(server, operator)
     make_service(job, "shared-head-svc")
     until(lambda: ("Deployment", "mnist-head") in job.named(), 30, f"the supervisor's pod; {operator.log}")
     path = f"/api/v1/namespaces/{job.namespace}/pods"
