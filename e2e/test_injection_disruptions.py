@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import yaml
 from cluster import (
     CHART,
     OPERATOR,
@@ -23,6 +22,7 @@ from cluster import (
     Cluster,
     Manifest,
     missing,
+    own_cluster,
     run,
     until,
 )
@@ -30,7 +30,7 @@ from collect import collect
 from controllers import LABEL
 from injected import SAMPLES, attached, events, plain_job, printed
 from jobs import DIGEST, Job, changed
-from next_release import CHANGES, CRD
+from next_release import CHANGES, CRD, change
 from nodes import keep_operator_off, not_ready_since, start_again
 from streams import longest_silence_s, stream_here
 
@@ -101,11 +101,8 @@ def next_chart(cluster: Cluster, folder: Path) -> list[str]:
     """The words of helm for a chart with a field more in the definition, and images with another tag."""
     chart = folder / "chart"
     shutil.copytree(CHART, chart)
-    path = chart / Path(CRD).relative_to("charts/dataloaderjob")
-    ((_, found, instead),) = [change for change in CHANGES if change[0] == CRD]
-    text, count = re.subn(found, instead, path.read_text())
-    assert count, f"{CRD} has no {found!r} any more"
-    path.write_text(text)
+    ((_, found, instead),) = [row for row in CHANGES if row[0] == CRD]
+    change(chart / Path(CRD).relative_to("charts/dataloaderjob"), found, instead)
     words = [str(chart), "--reuse-values"]
     for value, image in (("image", OPERATOR), ("sidecarImage", SIDECAR)):
         repository = image.rpartition(":")[0]
@@ -195,21 +192,12 @@ def gated(tmp_path: Path) -> Iterator[Cluster]:
         pytest.fail(why, pytrace=False)
     if why := without_policies():
         pytest.skip(why)
-    config = yaml.safe_load((ROOT / "e2e" / "kind.yaml").read_text())
-    config["featureGates"] = {"MutatingAdmissionPolicy": True}
-    config["runtimeConfig"] = {"admissionregistration.k8s.io/v1beta1": "true"}
-    config["nodes"] = config["nodes"][:2]
-    path = tmp_path / "kind.yaml"
-    path.write_text(yaml.safe_dump(config))
-    made = Cluster.create(
-        f"dataloaderjob-policy-{os.getpid()}", tmp_path / "kubeconfig", config=path, workers=1
-    )
-    try:
-        made.kubectl("create", "namespace", SYSTEM)
-        made.install()
+    gates = {
+        "featureGates": {"MutatingAdmissionPolicy": True},
+        "runtimeConfig": {"admissionregistration.k8s.io/v1beta1": "true"},
+    }
+    with own_cluster("policy", tmp_path, gates) as made:
         yield made
-    finally:
-        made.delete()
 
 
 def test_policy_injects_pods_without_a_webhook_on_a_cluster(gated: Cluster) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
-from cluster import RELEASE, ROOT, SYSTEM, Cluster, missing
+from cluster import RELEASE, ROOT, SYSTEM, Cluster, missing, own_cluster
 from collect import collect
 from jobs import FEEDERS, HEAD, TRAINER, Job, changed
 from streams import stream, stream_here
@@ -58,19 +56,10 @@ def ipv6(tmp_path: Path) -> Iterator[Cluster]:
     """A small cluster of its own, with the chart installed."""
     if why := missing() or without_ipv6():
         pytest.fail(why, pytrace=False)
-    config = yaml.safe_load((ROOT / "e2e" / "kind.yaml").read_text())
     # docker need not publish ports at ::1, where kind has its API server otherwise.
-    config["networking"] = {"ipFamily": "ipv6", "apiServerAddress": "127.0.0.1"}
-    config["nodes"] = config["nodes"][:2]
-    path = tmp_path / "kind.yaml"
-    path.write_text(yaml.safe_dump(config))
-    made = Cluster.create(f"dataloaderjob-v6-{os.getpid()}", tmp_path / "kubeconfig", config=path, workers=1)
-    try:
-        made.kubectl("create", "namespace", SYSTEM)
-        made.install()
+    networking = {"ipFamily": "ipv6", "apiServerAddress": "127.0.0.1"}
+    with own_cluster("v6", tmp_path, {"networking": networking}) as made:
         yield made
-    finally:
-        made.delete()
 
 
 def test_job_on_an_ipv6_only_cluster_completes(ipv6: Cluster):

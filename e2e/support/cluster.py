@@ -6,12 +6,13 @@ a cluster that is there already, with the images; it is left as it is).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -149,6 +150,23 @@ class Cluster:
 
     def _env(self) -> dict[str, str]:
         return {"KUBECONFIG": str(self.kubeconfig)}
+
+
+@contextlib.contextmanager
+def own_cluster(name: str, folder: Path, config: Mapping[str, Any]) -> Iterator[Cluster]:
+    """A small cluster for one test, with the chart installed. `config`: what differs from kind.yaml."""
+    made = yaml.safe_load(CONFIG.read_text())
+    path = folder / "kind.yaml"
+    path.write_text(yaml.safe_dump({**made, **config, "nodes": made["nodes"][:2]}))
+    cluster = Cluster.create(
+        f"dataloaderjob-{name}-{os.getpid()}", folder / "kubeconfig", config=path, workers=1
+    )
+    try:
+        cluster.kubectl("create", "namespace", SYSTEM)
+        cluster.install()
+        yield cluster
+    finally:
+        cluster.delete()
 
 
 def create_words(name: str, config: Path = CONFIG) -> list[str]:

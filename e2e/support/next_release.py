@@ -32,6 +32,7 @@ CHANGES = (
     (f"{OPERATOR}/objects/workloads.py", r'"periodSeconds": [25]\b', '"periodSeconds": 3'),
 )  # fmt: skip
 """File, what is found in it, what takes its place."""
+HANDSHAKE = f"{SIDECAR}/core/handshake.py"
 CONTROL = re.compile(r"(CONTROL = Versions\(\s*)\d+(,\s*)(\d+)")
 """A release speaks the protocol of the one before it, and one that is new."""
 
@@ -82,11 +83,16 @@ def copy(folder: Path) -> Path:
         shutil.copy2(ROOT / name, source / name)
     shutil.copytree(ROOT / "wheels", source / "wheels", copy_function=os.link)
     for file, found, instead in CHANGES:
-        text, count = re.subn(found, instead, (source / file).read_text())
-        assert count, f"{file} has no {found!r} any more"
-        (source / file).write_text(text)
-    sockets = source / SIDECAR / "core" / "sockets.py"
-    text, count = CONTROL.subn(lambda m: f"{m[1]}{m[3]}{m[2]}{int(m[3]) + 1}", sockets.read_text())
+        change(source / file, found, instead)
+    handshake = source / HANDSHAKE
+    text, count = CONTROL.subn(lambda m: f"{m[1]}{m[3]}{m[2]}{int(m[3]) + 1}", handshake.read_text())
     assert count == 1
-    sockets.write_text(text)
+    handshake.write_text(text)
     return source
+
+
+def change(path: Path, found: str, instead: str) -> None:
+    """Changes a copied file, which has to meet what it changes."""
+    text, count = re.subn(found, instead, path.read_text())
+    assert count, f"{path.name} has no {found!r} any more"
+    path.write_text(text)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import next_release
 import pytest
 from manifests import manifest
 
@@ -190,3 +192,9 @@ def test_feeder_settings_are_read_from_heads_of_other_releases():
     assert older == dataclasses.replace(made, memory_field="")
     later.__setstate__([*state, "of a later release"])
     assert later == made
+
+
+def test_the_next_release_of_cluster_tests_meets_what_it_changes() -> None:
+    for file, found, _ in next_release.CHANGES:
+        assert re.search(found, (next_release.ROOT / file).read_text()), file
+    assert len(next_release.CONTROL.findall((next_release.ROOT / next_release.HANDSHAKE).read_text())) == 1
