@@ -10,7 +10,7 @@ share this process's output.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import logging
 import os
@@ -40,6 +40,7 @@ from dataloaderjob.pod.entry import (
     ADDRESS_VARIABLE,
     ANY_PORTS,
     PLAIN,
+    Kept,
     Refused,
     Restarts,
     Watch,
@@ -48,6 +49,7 @@ from dataloaderjob.pod.entry import (
     node_environment,
     read_token,
     split_address,
+    wait_beside,
 )
 from dataloaderjob.providers.ray.node import RayNode, without_ray
 
@@ -65,7 +67,6 @@ ANY_PATCH = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
 """Ray's own default demands the same patch version of Python."""
 CONNECT_TIMEOUT_S = 2.0
 RETRY_S = 0.5
-SUPERVISOR_GRACE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +138,7 @@ class Driver:
             host=os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1", remedy="give temp_dir a shorter path",
         )  # fmt: skip
         self._folder = fresh_folder(self._node.folder)
-        self._child: subprocess.Popen[bytes] | None = None
-        self._restarts = Restarts("the supervisor")
+        self._supervisor: Kept | None = None
 
     def run(self) -> None:
         address = self._await_cluster()
@@ -150,12 +150,8 @@ class Driver:
         log.info("joined the Ray cluster at %s", address)
         path = self._folder / "supervisor.json"
         dump(supervisor_settings(self._settings, address), path)
-        while True:
-            self._child = self._start(SUPERVISOR, "--settings", str(path))
-            code = self._wait_child(None, vital)
-            delay_s = self._restarts.ended(code, time.monotonic())
-            log.warning("the supervisor ended with code %d; restarting it", code)
-            self._wait(delay_s, vital)
+        self._supervisor = Kept(SUPERVISOR, path, self._environment(), Restarts("the supervisor"))
+        self._supervisor.run(functools.partial(wait_beside, self._node, self._watch, vital))
 
     def _await_cluster(self) -> str:
         """Waits until the GCS accepts connections. Returns its address, with a numeric host: a new head is another
@@ -179,16 +175,22 @@ class Driver:
     def _check(self, address: str) -> None:
         """Asks the cluster for its versions, in a process of its own, which imports Ray. Raises Refused if they differ,
         and ServiceError if the cluster does not answer or needs another token."""
-        self._child = self._start(CHECK, address, "--join", stdout=subprocess.PIPE)
-        self._wait_child(CHECK_S, {})
-        if self._child.poll() is None:
+        with subprocess.Popen(
+            [sys.executable, "-P", "-m", CHECK, address, "--join"], stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, env=self._environment(), start_new_session=True,
+        ) as check:  # fmt: skip
+            pidfd = os.pidfd_open(check.pid)
+            try:
+                in_time = self._watch.wait(CHECK_S, [pidfd])
+            finally:
+                os.close(pidfd)
+                check.kill()
+            words = check.communicate()[0].splitlines() if in_time else []
+        if not in_time:
             raise ServiceError(
                 f"the Ray cluster of {FIELD} is needed at {address}, which did not answer as one within "
                 f"{CHECK_S:.0f} s: correct {FIELD}"
             )
-        assert self._child.stdout is not None  # noqa: S101  it is a pipe
-        words = self._child.stdout.read().splitlines()
-        self._child.stdout.close()
         try:
             answer: dict[str, Any] = json.loads(words[-1])
         except (IndexError, ValueError) as exc:
@@ -198,37 +200,13 @@ class Driver:
         if "error" in answer:
             raise (Refused if answer.get("versions") else ServiceError)(str(answer["error"]))
 
-    def _start(self, module: str, *words: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *words], stdin=subprocess.DEVNULL, stdout=stdout,
-            env={**without_ray(os.environ), **self._node.env(), **ANY_PATCH}, start_new_session=True,
-        )  # fmt: skip
-
-    def _wait_child(self, timeout_s: float | None, vital: Mapping[str, int]) -> int:
-        """Waits for the child. Returns its exit code; 0 if it still runs."""
-        assert self._child is not None  # noqa: S101  it was started
-        pidfd = os.pidfd_open(self._child.pid)
-        try:
-            self._wait(timeout_s, vital, pidfd)
-        finally:
-            os.close(pidfd)
-        if timeout_s is not None and self._child.poll() is None:
-            return 0
-        return self._child.wait()
-
-    def _wait(self, timeout_s: float | None, vital: Mapping[str, int], *others: int) -> None:
-        """Waits for other processes, or `timeout_s`. Raises ServiceError if a vital process ended, Stopped."""
-        ready = self._watch.wait(timeout_s, [*vital.values(), *others])
-        if gone := [name for name, pidfd in vital.items() if pidfd in ready]:
-            raise entry.ended(self._node, gone)
+    def _environment(self) -> dict[str, str]:
+        """Returns the environment of processes that join the cluster."""
+        return {**without_ray(os.environ), **self._node.env(), **ANY_PATCH}
 
     def close(self) -> None:
-        if self._child is not None:
-            self._child.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(SUPERVISOR_GRACE_S)
-            self._child.kill()
-            self._child.wait()
+        if self._supervisor is not None:
+            self._supervisor.close()
         self._node.stop(self._settings.grace_s)
 
 

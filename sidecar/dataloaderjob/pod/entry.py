@@ -257,6 +257,16 @@ def _serve(kind: type[S], make: Callable[[S, Watch], PodPart], path: Path) -> in
     return EXIT_FAILED
 
 
+def wait_beside(
+    node: RayNode, watch: Watch, vital: Mapping[str, int], timeout_s: float | None, others: Sequence[int] = ()
+) -> None:
+    """Waits for `others`, or `timeout_s`, while a node's vital processes run. Raises ServiceError if one of these
+    ended, Stopped."""
+    ready = watch.wait(timeout_s, [*vital.values(), *others])
+    if gone := [name for name, pidfd in vital.items() if pidfd in ready]:
+        raise ended(node, gone)
+
+
 def ended(node: RayNode, names: Iterable[str]) -> ServiceError:
     """Returns the error for a node whose vital processes `names` have ended; it describes each end."""
     told = " and ".join(f"{name} {reaping.how_ended(node.pid_of(name))}" for name in names)

@@ -10,10 +10,10 @@ GCS under the same name. Children share this process's output.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from dataloaderjob.core.settings import SupervisorSettings, dump
@@ -30,6 +30,7 @@ from dataloaderjob.pod.entry import (
     fresh_folder,
     node_environment,
     ray_node,
+    wait_beside,
 )
 from dataloaderjob.pod.supervisor import supervisor_settings
 from dataloaderjob.providers.provider import RAY
@@ -70,14 +71,7 @@ class Head:
         dump(agent_settings(self._settings, address), path)
         env = {**without_ray(os.environ), **self._node.env()}
         self._agent = Kept("dataloaderjob.providers.ray.agent", path, env, Restarts("the agent"))
-        self._agent.run(lambda timeout_s, others: self._wait(timeout_s, vital, others))
-
-    def _wait(self, timeout_s: float | None, vital: dict[str, int], others: Sequence[int]) -> None:
-        """Waits for other processes, or `timeout_s`. Raises ServiceError if a vital process ended, Stopped."""
-        ready = self._watch.wait(timeout_s, [*vital.values(), *others])
-        gone = [name for name, pidfd in vital.items() if pidfd in ready]
-        if gone:
-            raise entry.ended(self._node, gone)
+        self._agent.run(functools.partial(wait_beside, self._node, self._watch, vital))
 
     def close(self) -> None:
         if self._agent is not None:
