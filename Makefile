@@ -140,8 +140,8 @@ run: $(VENV)/.run-installed data  ## the main job: trains through feeders, draws
 PYTEST := python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --slowest-files 10
 
 test: env  ## the quick tests, which need only pip packages: 16 minutes on two cores
-	@echo "make test: the quick tests of all parts, about 16 minutes on two cores; make test-all runs the others, too"
-	$(PYTEST) -m "not slow and not system" $(PYTEST_ARGS)
+	@echo "make test: the quick tests of all parts, about 16 minutes on two cores; make test-ci and make test-all run more"
+	$(PYTEST) -m "not slow and not system and not thorough" $(PYTEST_ARGS)
 
 test-ci: env apiserver  ## the quick tests, and those that need helm, etcd, FFmpeg's libraries or photographs
 	@echo "make test-ci: all tests without a cluster that are not slow, about 21 minutes on two cores"
@@ -149,7 +149,7 @@ test-ci: env apiserver  ## the quick tests, and those that need helm, etcd, FFmp
 
 test-all: env apiserver  ## all tests except those on a cluster or a GPU: 45 minutes
 	@echo "make test-all: all tests that need neither a cluster nor a GPU, about 45 minutes on two cores"
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) --hypothesis-profile full $(PYTEST_ARGS)
 
 durations: env apiserver  ## runs all tests without a cluster, and records the time of each file in tests/durations.json
 	$(PYTEST) --record-durations $(PYTEST_ARGS)

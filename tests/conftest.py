@@ -1,7 +1,8 @@
 """Rules for all tests.
 
 Ctrl-C interrupts, as in a terminal: a shell's background job ignores it, and Python then leaves it so. An example of
-hypothesis may take as long as the machine wants: speed is what benchmarks measure.
+hypothesis may take as long as the machine wants: speed is what benchmarks measure. Its examples are the same in each
+run, so that a run's result follows from the code; `make test-all` draws new ones (`--hypothesis-profile full`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from dataloaderjob.core.places import SOCKET_VARIABLE
 
 pytest_plugins = ["durations"]
 signal.signal(signal.SIGINT, signal.default_int_handler)
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.register_profile("full", deadline=None, max_examples=300)
+settings.load_profile("ci")
 
 
 @pytest.hookimpl(tryfirst=True)

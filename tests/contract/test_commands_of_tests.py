@@ -36,7 +36,7 @@ def test_first_line_states_the_target_and_its_minutes(target: str):
     assert f"make {target}: " in first
 
 
-def test_quick_tests_are_selected_by_the_two_marks_alone():
-    assert '-m "not slow and not system"' in recipe("test")
+def test_tests_of_a_command_are_selected_by_three_marks_alone():
+    assert '-m "not slow and not system and not thorough"' in recipe("test")
     assert '-m "not slow"' in recipe("test-ci")
     assert " -m " not in recipe("test-all")

@@ -79,6 +79,7 @@ def test_the_console_script_points_at_the_cli():
     assert callable(getattr(importlib.import_module(module), function))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shown", of("python"))
 def test_a_documented_script_exists_with_its_options(shown: Shown):
     if shown.words[1] == "-m":

@@ -180,6 +180,7 @@ def advise(
     return json.loads(done.stdout)
 
 
+@pytest.mark.thorough
 @pytest.mark.quick("loop", "torchrun")
 @pytest.mark.parametrize(
     ("script", "launcher", "ranks"),
@@ -266,6 +267,7 @@ def test_a_script_that_gives_nothing_to_judge_is_named(
     assert done.stdout == ""
 
 
+@pytest.mark.thorough
 def test_loaders_that_are_iterated_together_count_as_one_input(tmp_path: Path) -> None:
     script = LOOP.replace(
         "for batch in DataLoader(Slow(), batch_size=8, shuffle=True, num_workers=1):",
@@ -283,6 +285,7 @@ def test_a_script_that_ends_early_is_judged_by_the_steps_so_far(tmp_path: Path) 
     assert found["limit"] == "cpu"
 
 
+@pytest.mark.thorough
 def test_a_loader_within_a_dataset_is_left_alone(tmp_path: Path) -> None:
     script = LOOP.replace(
         "        work(0.002)\n", "        list(DataLoader([1, 2], num_workers=0)); work(0.002)\n"
@@ -291,6 +294,7 @@ def test_a_loader_within_a_dataset_is_left_alone(tmp_path: Path) -> None:
     assert found["pipeline"]["nbytes"] > 32_000
 
 
+@pytest.mark.thorough
 def test_a_script_that_never_takes_a_batch_is_ended_at_the_timeout(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SLOW + "time.sleep(600)")
     command = [PROGRAMS / "dataloaderjob", "advise", "--timeout", "3", "--", sys.executable, "train.py"]

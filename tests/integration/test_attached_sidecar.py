@@ -66,6 +66,7 @@ def take() -> list[int]:
     return [int(batch[0]) for batch in DataLoader(Numbers(4), batch_size=1)]
 
 
+@pytest.mark.thorough
 def test_trainer_waits_longer_than_its_deadline_for_the_first_feeder(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +90,7 @@ def test_trainer_of_a_job_that_has_ended_is_told_why(rig: Rig) -> None:
         take()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", ["key", "job"])
 def test_sidecar_with_files_of_an_earlier_job_starts_again(rig: Rig, what: str, tmp_path: Path) -> None:
     right = (rig.home / OWN_KEY).read_bytes()
@@ -111,6 +113,7 @@ def test_sidecar_with_files_of_an_earlier_job_starts_again(rig: Rig, what: str, 
     assert take() == [0, 1, 2, 3]
 
 
+@pytest.mark.thorough
 def test_files_that_are_missing_for_a_moment_change_nothing(rig: Rig, tmp_path: Path) -> None:
     path = rig.home / "sidecar.json"
     text = path.read_text()

@@ -38,6 +38,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("when", ["by the shell", "first", "between"])
 @pytest.mark.parametrize(
     "closed",

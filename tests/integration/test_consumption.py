@@ -49,6 +49,7 @@ def rig() -> Iterator[Rig]:
         yield made
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("dataset", "more"),
     [

@@ -112,6 +112,7 @@ def test_loader_timeout_raises_with_the_seconds() -> None:
         ids(torchs(Numbers(4, seconds=30), timeout=1))
 
 
+@pytest.mark.thorough
 def test_timeout_equal_to_torchs_polling_interval_is_honoured() -> None:
     with pytest.raises(TimeoutError, match="timed out after 5 seconds"):
         ids(torchs(Numbers(4, seconds=30), timeout=5.0))
@@ -136,6 +137,7 @@ def test_torchs_thread_that_pins_takes_the_batches(accelerator: None) -> None:
     assert seeded(torchs(Augmented(30), **options)) == seeded(DataLoader(Augmented(30), 4, num_workers=2))
 
 
+@pytest.mark.thorough
 def test_abandoned_epochs_do_not_end_the_pinning_thread(accelerator: None) -> None:
     options = {"batch_size": 1, "pin_memory": True, "persistent_workers": True, "prefetch_factor": 8}
     loader = torchs(Numbers(100), **options)
@@ -174,6 +176,7 @@ def test_pool_is_released_with_the_last_loader_using_it() -> None:
     assert in_child(used_and_let_go) == "(True, [])"
 
 
+@pytest.mark.thorough
 def test_iterator_with_a_failed_batch_leaves_no_stream_open() -> None:
     class Broken(Numbers):
         def __getitem__(self, i: int) -> Any:
@@ -278,6 +281,7 @@ def test_torchdatas_loader_resumes_from_any_batch(options: dict[str, Any]) -> No
         assert [fingerprint(b) for b in again] == expected[step:], step
 
 
+@pytest.mark.thorough
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("every", range(4), ids="snapshots each {}".format)
 @pytest.mark.parametrize("workers", [1, 2, 3], ids="workers {}".format)

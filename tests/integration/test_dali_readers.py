@@ -136,6 +136,7 @@ def databases(folder: Path) -> tuple[Callable[..., Any], list[Row]]:
     return reader, found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("written", [tfrecords, tars, records, databases])
 @pytest.mark.quick("tfrecords", "tars")
 def test_dali_reader_on_feeders_matches_the_formats_own_package(

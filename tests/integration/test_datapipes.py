@@ -48,6 +48,7 @@ def epochs(kind: Any, pipe: Any, workers: int, **more: Any) -> list[list[Any]]:
     return [[batch.tolist() for batch in loader] for _ in range(3)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("make", PIPES.values(), ids=PIPES)
 def test_a_pipe_is_dealt_and_seeded_as_by_torchs_workers(
@@ -57,6 +58,7 @@ def test_a_pipe_is_dealt_and_seeded_as_by_torchs_workers(
     assert epochs(DataLoader, make(), workers) == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["shuffled and dealt", "dealt and shuffled"])
 def test_pipe_with_persistent_workers_reshuffles_each_epoch(rig: Rig, name: str) -> None:
     expected = epochs(torch.utils.data.DataLoader, PIPES[name](), 2, persistent_workers=True)

@@ -194,6 +194,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.quick("ParquetDataset", "LmdbRows", "Hdf5Rows", "Pictures")
 def test_files_opened_in_the_reading_process_give_torchs_batches(rig: Rig, files: Path, kind: type[Rows]):
@@ -202,12 +203,14 @@ def test_files_opened_in_the_reading_process_give_torchs_batches(rig: Rig, files
     assert len(ours) == SAMPLES // 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [ParquetDataset, ArrowTable, Pictures])
 def test_shippable_open_files_of_a_dataset_give_torchs_batches(rig: Rig, files: Path, kind: type[Rows]):
     theirs, ours = both(lambda: kind(files, opens_at_once=True), shuffle=True)
     assert ours == theirs
 
 
+@pytest.mark.thorough
 def test_open_array_record_source_of_a_dataset_is_shipped(rig: Rig, files: Path):
     """torch's forked workers crash by it, so the same rows of another file are the reference."""
     found = []
@@ -317,6 +320,7 @@ class ObjectsOfArrow(Rows):
         return np.array(self.opened.take([number])["x"][0].as_py())
 
 
+@pytest.mark.thorough
 def test_s3_objects_are_read_with_the_scripts_credentials(rig: Rig, bucket: str):
     theirs, ours = both(Objects, shuffle=True)
     assert ours == theirs

@@ -129,12 +129,14 @@ def drawn(number: int) -> dict[str, Any]:
     return {"x": torch.rand(8) + number, "id": number}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("draws", [False, True])
 def test_torchdata_nodes_run_in_feeders(rig: Rig, draws: bool):
     theirs, ours = both(lambda: Nodes(SAMPLES, draws=draws))
     assert ours == theirs
 
 
+@pytest.mark.thorough
 def test_nodes_without_random_draws_resume_from_their_state(rig: Rig):
     def loader() -> DataLoader[Any]:
         torch.manual_seed(1)
@@ -169,6 +171,7 @@ def chunks(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "more", [{}, {"shuffle": True, "seed": 3}, {"shuffle": True, "drop_last": True}], ids=str
 )
@@ -221,6 +224,7 @@ def mds(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
     streaming.base.util.clean_stale_shared_memory()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", [{}, {"shuffle": True, "shuffle_seed": 3}], ids=str)
 @pytest.mark.quick("{'shuffle': True, 'shuffle_seed': 3}")
 def test_mosaicml_streaming(rig: Rig, mds: Callable[..., Any], more: dict[str, Any]):
@@ -254,6 +258,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "make",
     [
@@ -289,6 +294,7 @@ class Batches(IterableDataset[Any]):
                 yield {"x": torch.from_numpy(batch["x"].to_numpy().copy()) + torch.rand(1)}
 
 
+@pytest.mark.thorough
 def test_fragments_of_parquet_are_streamed(rig: Rig, tmp_path: Path):
     for part in range(5):
         table = pa.table({"x": np.arange(20 + part, dtype="f4")})

@@ -96,6 +96,7 @@ def test_three_files_feed_eight_ranks_evenly_and_once_per_sample(
     assert made.total() < 2 * 300, "but for those by which the first snapshot of each slot is tried"
 
 
+@pytest.mark.thorough
 @STAGES
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_shards_of_any_length_are_dealt_to_two_ranks(rig: Rig, ran: Ran, workers: int, stage: str):
@@ -160,6 +161,7 @@ def test_the_last_batches_are_padded_on_request_or_refused(rig: Rig, ran: Ran, s
         assert f"{rest} batches are left for {ranks} ranks" in rank["ended"]
 
 
+@pytest.mark.thorough
 @STAGES
 @pytest.mark.quick("unstaged")
 def test_all_ranks_resume_from_the_first_ranks_state(rig: Rig, ran: Ran, stage: str):
@@ -184,6 +186,7 @@ def test_different_number_of_ranks_resumes_in_the_same_order(
     assert [rank["digests"] for rank in second] == dealt(order[9 * before :], after)
 
 
+@pytest.mark.thorough
 @STAGES
 @pytest.mark.quick("stage")
 def test_resumed_epoch_begins_at_the_first_ranks_snapshots(rig: Rig, ran: Ran, tmp_path: Path, stage: str):
@@ -229,6 +232,7 @@ def test_ranks_with_different_seeds_data_or_workers_are_refused(rig: Rig, ran: R
     assert any("num_workers" in text for text in said)
 
 
+@pytest.mark.thorough
 def test_rank_that_iterates_alone_fails_with_a_hint_to_iterate_together(rig: Rig, ran: Ran):
     slow = {"lengths": [400, 400], "pause_s": 0.005}
     found = ran(rig, ranks=2, workers=1, together=False, dataset=slow, peeks=True)
@@ -272,6 +276,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield made
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds("SLOT_SEEDS", 6))
 @pytest.mark.quick("0")

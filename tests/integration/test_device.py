@@ -150,6 +150,7 @@ def is_the_same_everywhere(kind: str, *, staged: bool, found: tuple[list[str], s
     return FOUND.setdefault((kind, staged), found) == found
 
 
+@pytest.mark.thorough
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.quick("map", "slots", "staged")
@@ -283,6 +284,7 @@ def test_simulated_extents_are_returned_while_the_trainer_is_busy(rig: Rig, late
     assert [b[0, 0].item() for b in iterator] == list(range(4, 80, 4))
 
 
+@pytest.mark.thorough
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("feeders", [1, 3])
 @pytest.mark.parametrize("stage", [None, noisy])
@@ -448,6 +450,7 @@ del batch
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.quick("1")
 def test_script_ending_during_a_stage_waits_for_it_and_exits_0(rig: Rig) -> None:
     script = ENDS_DURING_A_STAGE.format(support=str(ROOT / "tests" / "support"))

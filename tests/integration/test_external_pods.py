@@ -44,6 +44,7 @@ def loader(**options: int) -> DataLoader:
     return DataLoader(Slow(400, 0.0), batch_size=16, generator=Generator().manual_seed(7), **options)
 
 
+@pytest.mark.thorough
 def test_epoch_has_the_digest_and_the_lease_ends_the_actors(
     ray: ForeignHead, monkeypatch: pytest.MonkeyPatch
 ):
@@ -68,6 +69,7 @@ def message(pods: Pods, *words: str | None, **more: float) -> tuple[int, str]:
     return pod.process.wait(60), pod.err.strip().splitlines()[-1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("versions", "text"),
     [

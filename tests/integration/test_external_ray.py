@@ -46,6 +46,7 @@ def test_external_feeders_give_the_digest_and_leave_nothing(ray: ForeignHead, tm
     wait_until(lambda: not ray.sessions(), 10, "and its blobs")
 
 
+@pytest.mark.thorough
 def test_feeders_end_when_supervisor_and_run_are_killed(ray: ForeignHead, tmp_path: Path):
     project = on(ray, tmp_path, 100_000, 0.001, feeders=2)
     with LocalRun(project.path, env=ray.auth()) as run:
@@ -124,6 +125,7 @@ def test_cluster_of_other_versions_is_refused_by_name(
     assert "both need the same Ray version and the same minor version of Python" in said
 
 
+@pytest.mark.thorough
 def test_other_patch_version_of_python_is_accepted(ray: ForeignHead, tmp_path: Path):
     project = on(ray, tmp_path, 100, 0.0)
     python = f"{sys.version_info.major}.{sys.version_info.minor}.99"
@@ -142,6 +144,7 @@ def test_wrong_token_or_address_is_refused_before_anything_starts(ray: ForeignHe
     )
 
 
+@pytest.mark.thorough
 def test_workers_without_dataloaderjob_are_reported_as_such(tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"

@@ -129,6 +129,7 @@ def test_the_digest_survives_a_fault_at_a_random_moment(
     service.settled()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.quick("local")
 def test_digest_survives_scaling_feeders_within_an_epoch(service, reference):
@@ -153,6 +154,7 @@ def test_digest_survives_scaling_feeders_within_an_epoch(service, reference):
     service.settled()
 
 
+@pytest.mark.thorough
 @pytest.mark.quick("local")
 def test_frozen_feeder_is_replaced_and_thawing_it_changes_nothing(service, reference):
     pid = service.feeder_pids()[0]

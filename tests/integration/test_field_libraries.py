@@ -65,6 +65,7 @@ class TypedGraphs(Graphs):
         return made
 
 
+@pytest.mark.thorough
 @pytest.mark.quick("Graphs")
 @pytest.mark.parametrize("make", [Graphs, TypedGraphs])
 def test_pygs_own_loader_gives_its_batches_without_pickle(rig: Rig, make: Any):

@@ -363,6 +363,7 @@ ACCELERATE = """
 """
 
 
+@pytest.mark.thorough
 def test_accelerates_prepared_loader_keeps_feeders(environment: dict[str, str], tmp_path: Path) -> None:
     script = write(tmp_path, prepare=ACCELERATE) / "prepare.py"
     (out,) = run([[script]], [environment], tmp_path)
@@ -581,6 +582,7 @@ UNSEEDED = """
 """
 
 
+@pytest.mark.thorough
 def test_adopted_loader_with_skipped_batches_keeps_the_epochs_order(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def of_rank(rank: int, epoch: int, *, n: int = 60, shuffle: bool = True) -> list
 # Processes
 
 
+@pytest.mark.thorough
 def test_forked_ranks_work_while_the_parents_loader_is_in_use(rig: Rig, tmp_path: Path) -> None:
     text = """
         import multiprocessing
@@ -86,6 +87,7 @@ def test_forked_ranks_work_while_the_parents_loader_is_in_use(rig: Rig, tmp_path
     assert run(rig, tmp_path, text) == [of_rank(0, 0), of_rank(1, 0)]
 
 
+@pytest.mark.thorough
 def test_spawned_processes_without_ranks_are_distinguished_by_pid(rig: Rig, tmp_path: Path) -> None:
     text = """
         def main(part):

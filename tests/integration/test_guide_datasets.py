@@ -113,6 +113,7 @@ def test_each_library_has_an_example_of_ten_lines() -> None:
     assert all(len([line for line in text.splitlines() if line]) <= 10 for text in EXAMPLES.values())
 
 
+@pytest.mark.thorough
 def test_the_examples_run_as_printed(folder: Path) -> None:
     """One process runs them one after the other, each as its main module: most of the time would go into imports."""
     for name, text in EXAMPLES.items():

@@ -79,6 +79,7 @@ def test_each_framework_has_an_example() -> None:
     assert all(len(text.strip().splitlines()) <= 9 for text in EXAMPLES.values())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_as_printed(name: str, tmp_path: Path) -> None:
     expected = "seen [8, 8, 8]" if "Hugging" in name else "seen [64, 64, 2]"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from documents import ROOT
 
 EXAMPLE = ROOT / "examples/photos"
@@ -31,6 +32,7 @@ def test_page_shows_the_current_dataset_and_manifest() -> None:
     assert (EXAMPLE / "dataloaderjob.yaml").read_text().endswith(manifest)
 
 
+@pytest.mark.thorough
 def test_commands_print_the_documented_output(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE, tmp_path / "examples/photos", ignore=shutil.ignore_patterns("data"))
     env = {name: value for name, value in os.environ.items() if not name.startswith("DATALOADERJOB_")}

@@ -178,6 +178,7 @@ QUICK = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.quick(*QUICK)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_draws_are_distinct_and_equal_to_in_process_draws(case: Callable[[], dict[str, Any]], over) -> None:
@@ -192,6 +193,7 @@ def test_draws_are_distinct_and_equal_to_in_process_draws(case: Callable[[], dic
     assert len(set(found[0])) == 2 * N
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["an attribute of a transform", "collate_fn", "numpy's own", "parts", "a slot"]
 )
@@ -247,6 +249,7 @@ def test_new_loader_for_each_epoch_draws_differently_as_in_torch(over) -> None:
     assert not set(found) & set(validation)
 
 
+@pytest.mark.thorough
 def test_killed_feeders_change_no_draw() -> None:
     expected = given(loader(lambda: {"dataset": Draws(Transform(), 200)}, 0), 1)
     found: list[float] = []
@@ -286,6 +289,7 @@ def seeds_by_its_number(worker: int) -> None:
     info.dataset.R.seed(worker)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("init", [replaces, reseeds, seeds_by_its_number])
 def test_a_worker_init_fn_that_seeds_gives_the_same_in_each_run(init: Callable[[int], None], over) -> None:
     found = []

@@ -148,6 +148,7 @@ def test_manifest_too_long_for_a_feeder_closes_its_connection(job: LiveJob) -> N
         until(lambda: job.said().count(f"exceeds {MAX_MANIFEST_NBYTES}") == 2, what="a line of each")
 
 
+@pytest.mark.thorough
 def test_frames_with_corrupt_bytes_close_at_most_their_own_connection(job: LiveJob) -> None:
     chance = random.Random(3)
     bundle = bundle_of(Squares(), job.home / "blobs")
@@ -365,6 +366,7 @@ def taken(rig: InfiltratedRig, what: threading.Event) -> float:
     return longest_s
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("deed", DEEDS)
 @pytest.mark.quick(
     "ends_in_the_middle_of_a_body",
@@ -379,6 +381,7 @@ def test_feeder_breaking_the_protocol_changes_no_batch(rig: InfiltratedRig, deed
         assert taken(rig, doing.ended if deed in ENDED else doing.done) < LONGEST_WAIT_S
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("said", SAID)
 def test_feeder_with_false_facts_gets_no_work(rig: InfiltratedRig, said: str) -> None:
     with rig.impostor.doing(silent, SAID[said]) as doing:

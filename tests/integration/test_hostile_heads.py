@@ -17,6 +17,7 @@ ROWS = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "heads"), ROWS, ids=lambda value: str(value))
 @pytest.mark.quick("sidecars-250", "eight-megabytes-3", "lists-64")
 def test_operator_stays_small_and_prompt_despite_hostile_heads(kind: str, heads: int) -> None:

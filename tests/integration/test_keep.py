@@ -122,6 +122,7 @@ LAUNCH = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29653"}
 """A launch that has the same name each time."""
 
 
+@pytest.mark.thorough
 def test_launches_share_feeders_only_if_their_environments_match(warm):
     warm.script(**LAUNCH)
     (first,) = warm.pids()
@@ -169,6 +170,7 @@ def test_script_gets_the_number_of_feeders_it_requests(warm):
     assert len(warm.pids()) == 1
 
 
+@pytest.mark.thorough
 def test_different_environment_gets_its_own_feeders(environment):
     environment.script()
     assert ", 5, " in environment.script(EXTRA="12345")
@@ -176,6 +178,7 @@ def test_different_environment_gets_its_own_feeders(environment):
     assert len(environment.pids()) == 2
 
 
+@pytest.mark.thorough
 def test_feeders_still_usable_by_another_script_are_not_taken(environment):
     waits = "import time; time.sleep(60)"
     with subprocess.Popen(
@@ -241,6 +244,7 @@ def test_feeders_have_the_variables_of_the_script_that_they_serve(warm):
     assert len(warm.pids()) == 1
 
 
+@pytest.mark.thorough
 def test_process_that_dropped_its_loader_gives_its_place_to_its_child(environment):
     code = """
 import gc, subprocess

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from batches import Numbers
 from relay import CutRig
 
@@ -14,6 +15,7 @@ WIDTH = 100_000
 """Floats of a sample: a body of four is 1.6 MB, a hundred times what a receiver takes with a header."""
 
 
+@pytest.mark.thorough
 def test_35_links_cut_within_a_body_lose_no_receiver_and_no_batch() -> None:
     with CutRig(2, cuts=CUTS) as rig:
         batches = iter(DataLoader(Numbers(4000, width=WIDTH), batch_size=4))
@@ -31,6 +33,7 @@ def test_35_links_cut_within_a_body_lose_no_receiver_and_no_batch() -> None:
         assert children(rig.sidecar.pid) == [receiver], rig.logs()
 
 
+@pytest.mark.thorough
 def test_a_link_of_100_kb_a_second_is_waited_for() -> None:
     with CutRig(1, nbytes_per_s=100_000) as rig:
         numbers, floats = next(iter(DataLoader(Numbers(4, width=WIDTH), batch_size=1)))  # takes 4 s

@@ -34,6 +34,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batches", [60, 4])
 def test_a_script_that_waited_for_input_says_so_once_at_its_end(tmp_path: Path, batches: int):
     (tmp_path / "train.py").write_text(SCRIPT.format(batches=batches))
@@ -50,6 +51,7 @@ def test_a_script_that_waited_for_input_says_so_once_at_its_end(tmp_path: Path, 
     assert "instead of 1 would make it" in said[0]
 
 
+@pytest.mark.thorough
 def test_a_run_and_its_status_say_that_training_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     project = Project(tmp_path, 600, 0.03)
     with LocalRun(project.path, "--provider", "local") as run:

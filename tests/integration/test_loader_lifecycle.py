@@ -479,6 +479,7 @@ def test_loader_can_be_rebuilt_from_its_attributes(rig: Rig) -> None:
 # Threads
 
 
+@pytest.mark.thorough
 def test_two_threads_iterate_one_loader_and_another(rig: Rig) -> None:
     loader, other = (
         DataLoader(Numbers(400), batch_size=2),
@@ -577,6 +578,7 @@ def median_of_next(loader: Any) -> float:
     return statistics.median(times)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"timeout": 20}, {"num_workers": 0}], ids=["service", "in-process"])
 @pytest.mark.quick("service")
 def test_interrupts_at_any_moment_keep_state_digest_and_connection(

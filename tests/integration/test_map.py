@@ -172,6 +172,7 @@ def test_results_equal_those_of_a_plain_loop(place: Place, expected: dict[str, b
     assert len(set(found["drawn"])) == len(set(found["also"])) == ROWS, "each sample and batch draws anew"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["Model", "model"])
 def test_torch_module_runs_in_inference_mode(place: Place, name: str) -> None:
     code, _, err = place.run("points", name, "--output", "out")
@@ -191,12 +192,14 @@ def test_class_is_instantiated_once_per_process(place: Place) -> None:
     assert max(found["calls"]) == ROWS // 8
 
 
+@pytest.mark.thorough
 def test_batches_can_be_built_by_a_function_of_the_script(place: Place) -> None:
     code, _, err = place.run("points", "first", "--collate-fn", "of_rows", "--output", "out")
     assert code == 0, err
     assert pq.read_table(place.folder / "out")["result"].to_pylist() == [float(i) for i in range(ROWS)]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_killed_feeders_change_no_result(place: Place, expected: dict[str, bytes]) -> None:
     process = place.start("points", "columns", "--output", "out", pause_s=0.05)
@@ -232,6 +235,7 @@ def test_run_killed_and_resumed_writes_each_input_once(place: Place, expected: d
     assert pq.read_table(place.folder / "out")["index"].to_pylist() == list(range(ROWS))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_ctrl_c_keeps_whole_files_and_explains_how_to_resume(
     place: Place, expected: dict[str, bytes]
@@ -247,6 +251,7 @@ def test_ctrl_c_keeps_whole_files_and_explains_how_to_resume(
     assert place.contents("out") == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_error_names_the_index_and_a_fixed_script_resumes(place: Place, expected: dict[str, bytes]) -> None:
     code, _, err = place.run("Frail", "columns", "--output", "out")
@@ -268,6 +273,7 @@ def test_stop_iteration_of_user_code_is_reported_as_an_error(place: Place) -> No
     assert place.parts("out") == []
 
 
+@pytest.mark.thorough
 def test_an_instance_that_cannot_be_copied_is_refused_and_its_class_is_not(place: Place) -> None:
     code, _, err = place.run("points", "locked", "--output", "out", feeders=1)
     assert code == 2

@@ -159,6 +159,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("arguments", CASES)
 def test_two_epochs_and_the_generators_afterwards_equal_torchs(service: int, arguments: Any) -> None:
@@ -208,6 +209,7 @@ def test_distributed_sampler_over_epochs_equals_torchs(service: int, shuffle: bo
             assert epoch(loaders[0]) == epoch(loaders[1])
 
 
+@pytest.mark.thorough
 def test_subset_and_random_split_equal_torchs(service: int) -> None:
     parts = data.random_split(Numbers(100), [0.7, 0.3], generator=generator(9)())
     for dataset in (
@@ -256,6 +258,7 @@ def test_keys_of_every_kind_arrive_unchanged(service: int, batch_size: int | Non
     assert epoch(loaders[0]) == epoch(loaders[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("batch", [None, [], (), {}, 0, "", b"", torch.empty(0), [[], {}], False])
 def test_empty_and_falsy_batches_arrive(service: int, batch: Any) -> None:

@@ -49,6 +49,7 @@ def given(of: DataLoader) -> list[Any]:
             )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 64])
 @pytest.mark.parametrize(("kind", "failing"), [("", 0), ("fails", 3), ("ragged", 3), ("mixed", 0)])
 def test_batches_errors_and_digest_are_those_without_parts(rig: Rig, parts: int, kind: str, failing: int):
@@ -66,6 +67,7 @@ def test_parts_of_a_batch_are_made_by_different_feeders(rig: Rig):
     assert len(set().union(*pids)) == 3
 
 
+@pytest.mark.thorough
 def test_loader_with_parts_resumes_from_any_state(rig: Rig):
     reference = loader(Odd(57), 3)
     torch.manual_seed(7)

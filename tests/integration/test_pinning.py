@@ -155,6 +155,7 @@ def test_simulated_sample_and_pinning_errors_are_raised_in_turn(rig: Rig, pinned
         next(iterator)
 
 
+@pytest.mark.thorough
 def test_simulated_timeout_counts_from_when_the_trainer_waits(
     rig: Rig, pinned: list[str], tmp_path: Any
 ) -> None:

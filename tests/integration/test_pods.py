@@ -120,6 +120,7 @@ def agent_of(head: Pod) -> int:
     raise AssertionError(f"no agent:\n{head.err[-2000:]}")
 
 
+@pytest.mark.thorough
 def test_supervisor_without_ray_or_its_token_adds_and_ends_feeders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -152,6 +153,7 @@ def test_agent_has_no_key_and_the_supervisor_no_token(job: Job):
         assert str(pods.home / theirs) not in said + settings, f"{mine} alone is known"
 
 
+@pytest.mark.thorough
 def test_dead_pods_are_replaced_within_an_epoch_and_leave_no_process(job: Job):
     pods, head, feeders = job
     replaced: list[Pod] = []

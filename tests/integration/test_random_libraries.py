@@ -74,6 +74,7 @@ def samples_of(loader: Any) -> list[bytes]:
     return [sample.numpy().tobytes() for _ in range(2) for batch in loader for sample in batch]
 
 
+@pytest.mark.thorough
 @pytest.mark.quick("OfMonai", "OfAlbumentations")
 @pytest.mark.parametrize("make", [OfMonai, of_monais_dataset, OfAlbumentations])
 def test_transform_draws_the_same_in_feeders_as_in_the_process(rig: Rig, make: Callable[[], Any]) -> None:

@@ -164,6 +164,7 @@ def test_sorted_groups_arrive_in_order(tmp_path: Path):
     assert dealt(run) == [[i for i in range(2_400) if i % 3]] * 2
 
 
+@pytest.mark.thorough
 def test_job_without_room_for_tasks_reports_the_setting_and_hides_ray(tmp_path: Path):
     project = RayProject(tmp_path, "batches")
     script = SCRIPT.replace("torch.manual_seed(5)", TELLING).replace("source = RayData(", "source = Telling(")
@@ -187,6 +188,7 @@ def test_a_dataset_in_place_of_a_function_is_refused():
         RayData(torch.zeros(3))  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("of_the_user", "found"), [(None, 4), (7, 7)])
 def test_actors_have_tasks_ahead_unless_the_user_has_set_how_many(
     monkeypatch: pytest.MonkeyPatch, of_the_user: int | None, found: int

@@ -62,6 +62,7 @@ def said_by(output: str) -> tuple[list[str], list[str]]:
     return owners, [line for line in lines if line not in owners]
 
 
+@pytest.mark.thorough
 def test_run_over_feeders_equals_in_process_run_and_its_dataset(consume) -> None:
     feeders, here = consume(), consume(*HERE)
     assert cli("verify", feeders, here, code=0) == "equal: 16 batches of 1 rank\n"
@@ -99,6 +100,7 @@ def test_different_content_of_one_sample_is_reported_with_its_leaf(consume) -> N
     assert said[1].endswith(" in one and 100.0 in the other (1 of 24 elements of batch['image'] differ)")
 
 
+@pytest.mark.thorough
 def test_different_seed_is_reported_with_the_content(consume) -> None:
     one, other = consume(), consume("--seed", "1", *HERE)
     said = cli("verify", one, other, code=1)
@@ -122,6 +124,7 @@ def test_run_resumed_in_its_folder_equals_an_uninterrupted_one(consume, tmp_path
     assert cli("verify", tmp_path / "whole", record, code=0) == "equal: 24 batches of 1 rank\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("kill_at", [10, 15], ids=["first-loader", "second-loader"])
 @pytest.mark.parametrize("workers", [(), HERE], ids=["feeders", "in-process"])
@@ -140,6 +143,7 @@ def test_run_killed_after_a_checkpoint_has_a_full_record_once_resumed(
     assert "equal: 16 batches of 1 rank, rebuilt" in cli("verify", record, code=0)
 
 
+@pytest.mark.thorough
 def test_failed_batch_is_recorded_and_made_again(consume) -> None:
     feeders, here = consume("--failing", "9"), consume("--failing", "9", *HERE)
     assert "equal: 16 batches" in cli("verify", feeders, here, code=0)
@@ -173,6 +177,7 @@ def test_a_replay_under_the_debugger_stops_where_a_sample_is_made(consume) -> No
     assert "it is what was consumed" in said
 
 
+@pytest.mark.thorough
 def test_altered_or_missing_record_is_refused_with_a_remedy(consume, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "contains no record: give the folder" in cli("verify", tmp_path / "empty", code=2)
@@ -194,6 +199,7 @@ def test_altered_or_missing_record_is_refused_with_a_remedy(consume, tmp_path: P
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "spoil",
     [

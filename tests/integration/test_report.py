@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from local_runs import LocalRun, Project
 
 from dataloaderjob.local.reporting import rundata
@@ -62,6 +63,7 @@ def text_of(page: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", page).split())
 
 
+@pytest.mark.thorough
 def test_report_of_a_run_names_the_killed_feeder_and_its_replacement(tmp_path: Path):
     project = Project(tmp_path, 4000, 0.004, feeders=2)
     with LocalRun(project.path, "--provider", "local", "--record", str(tmp_path / "record")) as run:
@@ -101,6 +103,7 @@ def test_report_names_slow_samples_by_index(tmp_path: Path):
     assert sums.fetch_ns + sums.collate_ns + sums.encode_ns == sums.wall_ns
 
 
+@pytest.mark.thorough
 def test_script_by_itself_keeps_what_a_report_needs_in_its_record(tmp_path: Path):
     (tmp_path / "train.py").write_text(SCRIPT)
     env = {**os.environ, "DATALOADERJOB_RECORD": "record"}

@@ -46,7 +46,11 @@ def test_every_loop_of_the_examples_is_here() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "fabric" else []) for name in NAMES]
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "lightning_trainer" else [pytest.mark.thorough])
+        for name in NAMES
+    ],
 )
 @pytest.mark.quick("plain", "hugging_face", "lightning_trainer")
 def test_loop_killed_in_mid_epoch_resumes_to_the_same_result(name: str, tmp_path: Path, data: Path) -> None:

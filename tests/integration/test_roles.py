@@ -43,6 +43,7 @@ def greet(job: LiveJob, part: str, key: handshake.Key, role: str) -> socket.sock
     return sock
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("role", ["control", "sidecar", "upload"])
 def test_feeders_key_is_refused_for_roles_of_others(job: LiveJob, role: str) -> None:
     with job.unimpressed():

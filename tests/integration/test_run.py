@@ -111,6 +111,7 @@ def test_status_and_scale_commands_control_a_run(
     assert run.left() == []
 
 
+@pytest.mark.thorough
 def test_failing_trainer_ends_the_others_and_sets_the_exit_code(tmp_path: Path):
     project = Project(tmp_path, 100_000, 0.001, "crash", replicas=2)
     with LocalRun(project.path, "--provider", "local") as run:

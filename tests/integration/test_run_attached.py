@@ -79,6 +79,7 @@ def ranks(run: LocalRun) -> list[str]:
     return [receiver["rank"] for receiver in LiveRun(run.home, run.about).snapshot().receivers]
 
 
+@pytest.mark.thorough
 def test_notebook_and_torchrun_share_the_feeders_of_one_job(tmp_path: Path, provider: str):
     project = Attached(tmp_path, "shared", 400, 0.001, processesPerPod=3)
     torchrun = (
@@ -104,6 +105,7 @@ def test_digest_of_an_attached_script_is_that_of_the_jobs_own(tmp_path: Path):
         assert digest(output(project.train())) == digest(run.lines) == own.reference()
 
 
+@pytest.mark.thorough
 def test_launches_with_equal_ranks_are_served_side_by_side(tmp_path: Path):
     project = Attached(tmp_path, "twice", 600, 0.002, processesPerPod=2)
     with run_of(project) as run:
@@ -114,6 +116,7 @@ def test_launches_with_equal_ranks_are_served_side_by_side(tmp_path: Path):
         assert {digest(output(trainer)) for trainer in trainers} == {project.reference()}
 
 
+@pytest.mark.thorough
 def test_one_process_too_many_is_refused_until_another_ends(tmp_path: Path):
     project = Attached(tmp_path, "full", 100_000, 0.001)
     with run_of(project) as run:
@@ -131,6 +134,7 @@ def test_one_process_too_many_is_refused_until_another_ends(tmp_path: Path):
         assert digest(output(project.train())) == project.reference()
 
 
+@pytest.mark.thorough
 def test_feeders_stop_without_trainers_and_return_for_the_next(tmp_path: Path, provider: str):
     project = Attached(tmp_path, "idle", 200, 0.0, idleSeconds=2)
     with run_of(project, provider) as run:
@@ -146,6 +150,7 @@ def test_feeders_stop_without_trainers_and_return_for_the_next(tmp_path: Path, p
         run.until("no trainer is attached: stopping all feeders")
 
 
+@pytest.mark.thorough
 def test_status_shows_attached_ranks_and_how_to_attach(tmp_path: Path):
     project = Attached(tmp_path, "seen", 100_000, 0.001, processesPerPod=4)
     with run_of(project) as run:
@@ -161,6 +166,7 @@ def test_status_shows_attached_ranks_and_how_to_attach(tmp_path: Path):
         trainer.communicate()
 
 
+@pytest.mark.thorough
 def test_trainer_whose_service_ends_says_so_at_once(tmp_path: Path):
     project = Attached(tmp_path, "gone", 100_000, 0.001)
     with run_of(project) as run:
@@ -173,6 +179,7 @@ def test_trainer_whose_service_ends_says_so_at_once(tmp_path: Path):
     assert time.monotonic() - ended < 20
 
 
+@pytest.mark.thorough
 def test_recorded_run_records_attached_trainers(tmp_path: Path):
     project = Attached(tmp_path, "kept", 100, 0.0)
     with run_of(project, "local", "--record", str(tmp_path / "record")):

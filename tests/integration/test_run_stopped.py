@@ -60,6 +60,7 @@ MOMENTS = {
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("at", range(len(MOMENTS)), ids=list(MOMENTS))
 def test_signal_at_any_moment_ends_a_run_and_everything_it_made(
     tmp_path: Path, folder: Path, at: int
@@ -123,6 +124,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.thorough
 def test_run_on_a_full_disk_survives_the_death_of_its_sidecar(
     tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_a_batch_sampler_runs_unchanged_in_each_epoch(kind: str) -> None:
     seen: dict[int, list[int]] = {0: [], 1: []}

@@ -120,6 +120,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 def test_later_loader_of_a_script_finds_the_feeders_still_running(tmp_path: Path, base: Path):
     script = tmp_path / "train.py"
     script.write_text(PAUSES)
@@ -133,6 +134,7 @@ def test_later_loader_of_a_script_finds_the_feeders_still_running(tmp_path: Path
     until(lambda: not os.listdir(base), 20, "the service ends with the script")
 
 
+@pytest.mark.thorough
 def test_feeder_output_is_shown_and_the_service_outlives_the_pipe(tmp_path: Path, base: Path):
     project = Project(tmp_path, 2_000, 0.001)
     env = {k: v for k, v in os.environ.items() if not k.startswith("DATALOADERJOB_")}
@@ -189,6 +191,7 @@ sys.meta_path.insert(0, Refused())
 """
 
 
+@pytest.mark.thorough
 def test_a_trainer_s_installation_is_enough_for_a_script(tmp_path: Path, base: Path):
     (tmp_path / "refusing").mkdir()
     (tmp_path / "refusing" / "sitecustomize.py").write_text(REFUSING)
@@ -230,6 +233,7 @@ feeders(3)
 """
 
 
+@pytest.mark.thorough
 def test_later_loader_raises_the_feeder_count_and_none_lowers_it(tmp_path: Path, base: Path):
     env = {k: v for k, v in os.environ.items() if not k.startswith("DATALOADERJOB_")}
     done = subprocess.run(
@@ -240,6 +244,7 @@ def test_later_loader_raises_the_feeder_count_and_none_lowers_it(tmp_path: Path,
     until(lambda: not os.listdir(base), 20, "the service ends")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", ["dlj-host", "dlj-supervisor", "dlj-sidecar"])
 @pytest.mark.quick("dlj-sidecar")
 def test_batches_are_the_same_whichever_process_is_killed(tmp_path: Path, base: Path, part: str):
@@ -327,6 +332,7 @@ def test_service_leaves_its_folder_to_a_successor(tmp_path: Path, base: Path):
     second.end()
 
 
+@pytest.mark.thorough
 def test_killed_service_is_replaced_for_the_next_loader(tmp_path: Path, base: Path):
     project = Project(tmp_path, 300, 0.0)
     launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -369,6 +375,7 @@ except dataloaderjob.InputError as error:
 """
 
 
+@pytest.mark.thorough
 def test_script_runs_without_warnings_in_dev_mode(base: Path):
     env = {k: v for k, v in os.environ.items() if not k.startswith("DATALOADERJOB_")}
     done = subprocess.run(

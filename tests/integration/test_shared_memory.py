@@ -56,6 +56,7 @@ def test_receiver_reads_batches_from_shared_memory_or_over_tcp(shares_memory: bo
             until(lambda: maps(receiver) <= 8, what="no more than the last epochs' buffers")
 
 
+@pytest.mark.thorough
 def test_no_batch_is_torn_while_feeders_die_and_freeze(tmp_path: Path) -> None:
     chance = random.Random(7)
     with serving(tmp_path, "local", 3) as service:

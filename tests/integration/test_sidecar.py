@@ -97,6 +97,7 @@ def test_sidecar_killed_repeatedly_loses_no_batch_and_pool_is_adopted(rig: Rig) 
     assert sizes == sizes[:1] * len(sizes)
 
 
+@pytest.mark.thorough
 def test_batches_stay_correct_at_full_speed_while_sidecars_restart(rig: Rig) -> None:
     """What the dead one had published must not be taken for the new one's: the places are not the same."""
     stop = threading.Event()
@@ -636,6 +637,7 @@ def hello(**fields: Any) -> list[bytes]:
     return ipc.pack(ipc.Type.HELLO, json.dumps(told).encode())
 
 
+@pytest.mark.thorough
 def test_malformed_greeting_ends_only_its_own_connection(rig: Rig) -> None:
     iterator = iter(DataLoader(Numbers(200), batch_size=2))
     found = ids([next(iterator)])

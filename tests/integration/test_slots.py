@@ -77,6 +77,7 @@ def test_batches_equal_those_of_torchs_workers(rig: Rig, workers: int, case: dic
     assert ours == theirs
 
 
+@pytest.mark.thorough
 def test_each_epoch_begins_with_the_current_dataset(rig: Rig):
     data = Shards()
     found = []
@@ -225,6 +226,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("data", ["Shards", "ByGroup", "ByNames"])
 @pytest.mark.parametrize("rig", [2], indirect=True)
 @pytest.mark.quick("Shards", "ByNames")
@@ -252,6 +254,7 @@ def test_two_ranks_get_their_own_shares(rig: Rig, data: str, tmp_path):
     assert not first & second
 
 
+@pytest.mark.thorough
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_each_rank_resumes_its_share_from_any_state_of_the_first(
@@ -284,6 +287,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield made
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds("SLOT_SEEDS", 6))
 def test_digest_survives_killed_feeders(service: Service, seed: int):
@@ -300,6 +304,7 @@ def test_digest_survives_killed_feeders(service: Service, seed: int):
     service.settled()
 
 
+@pytest.mark.thorough
 def test_slots_move_to_feeders_that_arrive_later(service: Service, capfd: pytest.CaptureFixture[str]):
     samples = 6000
     torch.manual_seed(1)
@@ -350,6 +355,7 @@ def test_lost_slot_resumes_at_its_last_snapshot(service: Service, kind: type, tm
     service.settled()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rig", [2], indirect=True)
 @pytest.mark.parametrize("kind", [WithState, WithOwnState])
 @pytest.mark.quick("WithOwnState")
@@ -443,6 +449,7 @@ class TestGoingOnAtASnapshot:
         assert sum(1 for _ in iterator) == 88
         assert made_again(tmp_path / "log", 3000) < 1500
 
+    @pytest.mark.thorough
     def test_slots_resume_after_their_idle_process_dies(self, rig: Rig, tmp_path: Path):
         _, iterator = self.taken(tmp_path / "log")
         time.sleep(0.5)  # all that was asked for is made

@@ -78,6 +78,7 @@ def test_batches_equal_those_of_torchs_workers(rig: Rig, workers: int, case: dic
     )
 
 
+@pytest.mark.thorough
 def test_digest_of_a_loader_equals_that_without_a_stage(rig: Rig):
     found = set()
     for dataset, stage in ((Shards(), bright), (Both(Shards(), bright), None)):
@@ -87,6 +88,7 @@ def test_digest_of_a_loader_equals_that_without_a_stage(rig: Rig):
     assert len(found) == 1
 
 
+@pytest.mark.thorough
 def test_stage_error_is_raised_in_turn_and_ends_nothing(rig: Rig):
     iterator, found, errors = iter(ours(Shards(), picky, num_workers=2)), [], []
     while True:
@@ -109,6 +111,7 @@ def test_iterator_continues_after_a_stage_error(rig: Rig):
 
 @pytest.mark.parametrize("rig", [2], indirect=True)
 class TestWithTwoFeeders:
+    @pytest.mark.thorough
     def test_loader_resumes_from_any_state_with_the_same_digest(self, rig: Rig):
         reference = ours(Shards(), noisy, num_workers=3)
         whole = digests_of(reference)
@@ -120,6 +123,7 @@ class TestWithTwoFeeders:
             assert digests_of(second) == whole[stop:], stop
             assert second.digest == reference.digest
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("kind", [WithState, WithOwnState])
     @pytest.mark.quick("WithOwnState")
     def test_state_has_snapshots_of_returned_batches_not_of_read_ones(self, rig: Rig, kind: type, tmp_path):
@@ -332,6 +336,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield made
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds("STAGE_SEEDS", 4))
 def test_digest_survives_killed_feeders(service: Service, seed: int):

@@ -36,6 +36,7 @@ def service(rigs: dict[int, Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATALOADERJOB_SOCKET", rigs[2].socket)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.quick(
     "shuffled", "elastic", "a sampler with state", "a sampler without state", "a batch sampler"
@@ -172,6 +173,7 @@ def test_keys_that_are_not_integers_are_counted_too(service: None) -> None:
     assert [b.tolist() for b in again] == [[4, 5], [6, 7], [8]]
 
 
+@pytest.mark.thorough
 def test_two_ranks_resume_from_the_first_ranks_state(service: None) -> None:
     def make(rank: int) -> DataLoader:
         dataset = Augmented(100)
@@ -193,6 +195,7 @@ def test_two_ranks_resume_from_the_first_ranks_state(service: None) -> None:
             assert [fingerprint(batch) for batch in again] == expected[rank][step:]
 
 
+@pytest.mark.thorough
 def test_a_state_between_epochs_gives_the_next_epoch(service: None) -> None:
     expected = whole(LOADERS["shuffled"], 3)
     seed(5)

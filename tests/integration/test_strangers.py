@@ -295,6 +295,7 @@ def test_flood_of_connections_to_all_ports_blocks_no_trainer(
 # All of them
 
 
+@pytest.mark.thorough
 def test_slow_clients_are_cut_off_at_every_socket_and_leave_nothing(job: LiveJob) -> None:
     """Half a message, a byte at a time, and nothing at all."""
     pids, ports = job.pids, job.ports

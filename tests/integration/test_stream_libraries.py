@@ -168,6 +168,7 @@ def test_hf_datasets(rig: Rig, files: list[str], make: Callable[[list[str]], Any
     assert gone_on_with(lambda: make(files), half) == theirs[half:] != []
 
 
+@pytest.mark.thorough
 def test_hugging_face_state_is_used_only_if_it_restores_everything(
     rig: Rig, files: list[str], capsys: pytest.CaptureFixture[str]
 ):
@@ -212,6 +213,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield made
 
 
+@pytest.mark.thorough
 def test_shuffled_webdataset_survives_the_loss_of_all_feeders(service: Service, shards: str):
     def make() -> Any:
         return decoded(wds.WebDataset(shards, shardshuffle=5, seed=3, detshuffle=True).shuffle(20, seed=3))

@@ -99,6 +99,7 @@ class Shouting(Squares):
         return super().__getitem__(i)
 
 
+@pytest.mark.thorough
 def test_a_placed_feeder_serves_and_returns_after_kill_9(start: Start):
     supervised = start()
     with Sidecar(supervised) if supervised.wait(lambda s: True) else None as sidecar:
@@ -172,6 +173,7 @@ def test_a_sigterm_leaves_the_feeders_and_a_stop_request_ends_them(start: Start)
     wait_until(lambda: not alive(feeder["pid"]), 10, "the feeder has ended")
 
 
+@pytest.mark.thorough
 def test_frozen_feeder_is_replaced_when_a_receiver_reports_it(start: Start):
     supervised = start()
     (feeder,) = supervised.ready(1)
@@ -185,6 +187,7 @@ def test_frozen_feeder_is_replaced_when_a_receiver_reports_it(start: Start):
     wait_until(lambda: not alive(feeder["pid"]), 15, "the frozen process has ended")
 
 
+@pytest.mark.thorough
 def test_feeder_without_room_is_reported_and_retried(start: Start):
     supervised = start(num_feeders=2, ready_timeout_s=8.0, feeder_resources={"feeder": 40.0})
     status = supervised.wait(lambda s: s["ready"] == 1 and any("no node has room" in n for n in s["notes"]))

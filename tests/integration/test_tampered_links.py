@@ -71,6 +71,7 @@ class Batches:
             self.take(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by", ["receiver", "feeder"])
 @pytest.mark.parametrize("deed", DEEDS)
 def test_tampered_frame_ends_its_connection_and_changes_no_batch(

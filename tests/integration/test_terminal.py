@@ -51,6 +51,7 @@ def has_table(text: str) -> bool:
     )
 
 
+@pytest.mark.thorough
 def test_run_shows_a_table_below_the_ranks_output_and_removes_it(loud: Project):
     with OnTerminal("run", str(loud.path), "--provider", "local") as run:
         run.until(has_table)
@@ -73,6 +74,7 @@ def test_run_shows_a_table_below_the_ranks_output_and_removes_it(loud: Project):
     assert run.raw.count("batches/s, ") < 1000, "a flood does not draw the table for each line"
 
 
+@pytest.mark.thorough
 def test_ctrl_c_in_a_run_leaves_the_terminal_sane(loud: Project):
     with OnTerminal("run", str(loud.path), "--provider", "local") as run:
         run.until(has_table)
@@ -84,6 +86,7 @@ def test_ctrl_c_in_a_run_leaves_the_terminal_sane(loud: Project):
     assert not re.search(r"^feeder +state", run.text, re.MULTILINE), "the table is gone"
 
 
+@pytest.mark.thorough
 def test_closed_terminal_ends_the_run_and_leaves_nothing(loud: Project):
     with OnTerminal("run", str(loud.path), "--provider", "local") as run:
         run.until(has_table)
@@ -104,6 +107,7 @@ def test_a_terminal_that_cannot_be_drawn_on_gets_plain_lines(tmp_path: Path, env
     assert digest(run.screen.lines) == project.reference()
 
 
+@pytest.mark.thorough
 def test_watched_status_is_a_table_that_ends_with_the_run_or_ctrl_c(tmp_path: Path):
     project = Project(tmp_path, 100_000, 0.001, replicas=2, feeders=2)
     with LocalRun(project.path, "--provider", "local") as run:

@@ -92,6 +92,7 @@ def check(found: dict[str, Any]) -> None:
             assert set(names) <= ALLOWED[way], way
 
 
+@pytest.mark.thorough
 def test_only_listed_classes_come_out_of_crafted_batches() -> None:
     found = walked(FEW)
     assert found["tried"] > 7000

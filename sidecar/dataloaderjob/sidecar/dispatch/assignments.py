@@ -141,7 +141,7 @@ class Assignments:
         chosen = slot.next_home if slot.next_home in able else None
         slot.next_home = None
         listed = sum(not feeder.draining for feeder in self.feeders.values())
-        chosen = chosen or choose_home(ticket.stream.slots, able, listed, self._homes(), now)
+        chosen = chosen or choose_home(ticket.stream.slots, able, listed, self._homes, now)
         if chosen is None:
             return None
         self._move(ticket, slot, home, able[chosen])
@@ -165,7 +165,7 @@ class Assignments:
         """True if a feeder that makes fewer slots is to take over this one."""
         slots = ticket.stream.slots
         if slot.next_home is None and now - slots.balanced_at >= BALANCE_EVERY_S:
-            slot.next_home = better_home(slot, ticket.number_in_slot, self._able(able_to), self._homes())
+            slot.next_home = better_home(slot, ticket.number_in_slot, self._able(able_to), self._homes)
             if slot.next_home is None:
                 slots.balanced_at = now
         following = None if slot.next_home is None else self.feeders.get(slot.next_home)

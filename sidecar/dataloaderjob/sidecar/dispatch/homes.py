@@ -9,7 +9,7 @@ least two fewer slots, if few batches have to be made again for that.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -126,13 +126,14 @@ def stays(home: Feeder | None, now: float, *, fits: bool) -> bool:
 
 
 def choose_home(
-    slots: Slots, able: Mapping[str, Feeder], listed: int, homes: Iterable[str], now: float
+    slots: Slots, able: Mapping[str, Feeder], listed: int, homes: Callable[[], Iterable[str]], now: float
 ) -> str | None:
     """Returns the instance of the feeder that makes a slot from now on; None while it is better to wait.
 
-    `able`: feeders that can take it. `homes`: the homes of all slots of the pool; the one with the fewest takes one
-    more. Slots stay where they are, so the first ones wait until their feeders have had time to connect. If batches are
-    dealt to ranks, the receivers of all ranks must choose the same feeder, based on what they all know.
+    `able`: feeders that can take it. `homes` lists the homes of all slots of the pool, which takes time in proportion
+    to their number; the one with the fewest takes one more. Slots stay where they are, so the first ones wait until
+    their feeders have had time to connect. If batches are dealt to ranks, the receivers of all ranks must choose the
+    same feeder, based on what they all know.
     """
     if not able:
         return None
@@ -143,11 +144,13 @@ def choose_home(
     if slots.ranks:
         own = Counter(slot.home for slot in slots.of.values())
         return min(able, key=lambda instance: (own[instance], instance))
-    count = Counter(homes)
+    count = Counter(homes())
     return min(able, key=lambda instance: (count[instance], able[instance].load))
 
 
-def better_home(slot: Slot, number: int, able: Mapping[str, Feeder], homes: Iterable[str]) -> str | None:
+def better_home(
+    slot: Slot, number: int, able: Mapping[str, Feeder], homes: Callable[[], Iterable[str]]
+) -> str | None:
     """Returns the instance of a feeder that makes two fewer slots than this home and would soon reach `number`.
 
     Slots that are dealt to ranks stay: their receivers would have to move them together.
@@ -157,6 +160,6 @@ def better_home(slot: Slot, number: int, able: Mapping[str, Feeder], homes: Iter
     snapshot = slot.snapshot(number)
     if number - (snapshot[0] if snapshot else 0) > MOST_AGAIN:
         return None
-    count = Counter(homes)
+    count = Counter(homes())
     best = min(able, key=lambda instance: (count[instance], able[instance].load))
     return best if count[best] + 2 <= count[slot.home] else None
