@@ -108,6 +108,10 @@ class Cluster:
             list(words), stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **self._env()}
         )  # fmt: skip
 
+    def script(self, text: str, timeout_s: float = 120.0) -> str:
+        """Runs lines of bash, and ends at the first that fails."""
+        return run(["bash", "-euc", text], timeout_s=timeout_s, env=self._env())
+
     def helm(self, *words: str, timeout_s: float = 300.0) -> str:
         """Raises CommandFailed."""
         return run(["helm", *words], timeout_s=timeout_s, env=self._env())

@@ -10,13 +10,20 @@ from cluster import ROOT
 _BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def shown(document: str, heading: str) -> list[list[str]]:
-    """The lines of the first shell block below a heading, in words."""
+def block(document: str, heading: str) -> str:
+    """The first shell block below a heading."""
     text = (ROOT / document).read_text()
     begin = text.index(f"## {heading}\n")
     found = _BLOCK.search(text, begin)
     assert found, f"{document}: no shell block below {heading!r}"
-    return [shlex.split(line, comments=True) for line in found[1].splitlines() if line.strip()]
+    return found[1]
+
+
+def shown(document: str, heading: str) -> list[list[str]]:
+    """The lines of that block, in words."""
+    return [
+        shlex.split(line, comments=True) for line in block(document, heading).splitlines() if line.strip()
+    ]
 
 
 FIRST_JOB = shown("README.md", "The same job on a cluster")
