@@ -93,6 +93,8 @@ class Decision:
     """The RayCluster whose address the job needs; None: it needs none, or has it."""
     feeders: int | None = None
     """Number of feeder processes that the supervisor should keep; None: there is no supervisor."""
+    ends_feeders: bool = False
+    """True if the supervisor must end all feeders before its pod is deleted."""
     scaling: autoscale.ScalingTarget | None = None
     """The job as its autoscaler sees it; None: it is not to be scaled."""
     requeue_after_s: float | None = None
@@ -120,7 +122,9 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     queue = queue_of(observed, health)
     result = find_stage(observed, health, found, queue, now)
     own, setup = setup, pinned.first_setup(observed, setup)
-    wanted, later, bug = _children(observed, setup, result, now)
+    ends_s = external.ends_s(observed, now) if result.stage in ENDED else None
+    want = WANTED[result.stage] | (frozenset() if ends_s is None else {ChildPart.FEEDING})
+    wanted, later, bug = _children(observed, setup, result, want, now)
     if bug is not None:
         observed = replace(observed, not_understood=not_understood(bug))
     short = shortage(observed, health, now)
@@ -144,8 +148,10 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         metrics_s,
         None if due is None else max(0.0, (due - now).total_seconds()),
         CONNECT_AGAIN_S if found[ConditionType.SIDECARS_READY].reason == attached.NOT_CONNECTED else None,
+        ends_s,
     ]
     about_input = _about_input(observed, loader, now)
+    count = observed.job.spec.feeders.count if ends_s is None else 0
     return Decision(
         status=status.model_copy(
             update={"loader": loader, "conditions": (*status.conditions[: len(made)], *about_input)}
@@ -159,7 +165,8 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         follow=None if result.stage in ENDED or spec is None else spec.follow,
         ray_cluster=None if result.stage in ENDED else external.to_look_up(observed),
         scaling=autoscale.target_of(observed, result),
-        feeders=observed.job.spec.feeders.count if ChildPart.FEEDING in WANTED[result.stage] else None,
+        feeders=count if ChildPart.FEEDING in want else None,
+        ends_feeders=ends_s is not None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
         only_counts=only_counts,
         event_queries=looked_up.queries,
@@ -246,12 +253,12 @@ def _about_input(observed: Observed, loader: LoaderStatus, now: datetime) -> Ite
 
 
 def _children(
-    observed: Observed, setup: OperatorConfig, result: StageResult, now: datetime
+    observed: Observed, setup: OperatorConfig, result: StageResult, want: frozenset[ChildPart], now: datetime
 ) -> tuple[dict[Key, Manifest], tuple[Manifest, ...], Exception | None]:
     """Builds the wanted children, and the children that wait for them. If one cannot be built, the others are kept up
     to date. But a job without pods then gets no children at all, so that it never runs with only some of its pods."""
     made, later, bug = list[Manifest](), list[Manifest](), None
-    for part in sorted(WANTED[result.stage]):
+    for part in sorted(want):
         waits = part is ChildPart.TRAINERS and observed.waits_for_feeders(result.attempt)
         try:
             (later if waits else made).extend(

@@ -116,12 +116,12 @@ def ray_pod(
     taken: Mapping[str, Any], data: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:  # fmt: skip
     """Builds the pod of a Ray node: the operator's container, extended by the user's container of the same name, and
-    the user's other containers. `data`: spec.data, if user code runs in the pod. The pod of a job's own Ray head has
-    the supervisor's container, too."""
+    the user's other containers. `data`: spec.data, if user code runs in the pod. The head's pod has the supervisor's
+    container, too."""
     spec = plain(user).get("spec", {})
     theirs = {found["name"]: found for found in spec.get("containers", [])}
     ours = add(container, with_data(theirs.pop(container["name"], {}), data))
-    is_divided = container["name"] == names.Role.HEAD.value and job.spec.ray.external is None
+    is_divided = container["name"] == names.Role.HEAD.value
     ray_tmp = supervisor.ray_scratch(TMP["name"])
     shm = {"medium": "Memory", "sizeLimit": shm_size(job, container["name"])}
     scratch = [
@@ -134,7 +134,7 @@ def ray_pod(
     ]
     fields = shared_fields(setup, user, taken)
     ours["securityContext"] = non_root(fields["securityContext"], ours["securityContext"])
-    others = [supervisor.container(ours, resources(job.spec.ray.own.head.resources))] if is_divided else []
+    others = [supervisor.container(ours, resources(job.spec.ray.head.resources))] if is_divided else []
     pod = {
         **fields,
         **(supervisor.OWN_PROCESSES if is_divided else {}),
@@ -175,7 +175,7 @@ def volumes(job: DataLoaderJob, setup: settings.OperatorConfig, role: names.Role
             "secret": {
                 "secretName": names.key_secret(job.name, job.metadata.uid or "", setup.root_key),
                 "defaultMode": 0o440,
-                "items": settings.key_items(job, role),
+                "items": settings.key_items(role),
             },
         },
         {"name": SETTINGS_VOLUME, "configMap": {"name": settings.map_name(job, setup, role)}},
@@ -217,8 +217,8 @@ def mounts(ours: Iterable[Manifest], theirs: Iterable[Mapping[str, Any]]) -> lis
 def ray_container(
     job: DataLoaderJob, role: names.Role, module: str, file: str, amounts: Mapping[str, Any]
 ) -> Manifest:
-    """Builds the container of a Ray node, head or feeder. A job's own head does not get the job's key."""
-    is_divided = role is names.Role.HEAD and job.spec.ray.external is None
+    """Builds the container of a Ray node, head or feeder. The head's does not get the job's key."""
+    is_divided = role is names.Role.HEAD
     return {
         "name": role.value,
         "image": image(job),

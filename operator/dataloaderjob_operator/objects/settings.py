@@ -39,6 +39,8 @@ from dataloaderjob_operator.kinds import Manifest, digest
 
 GCS_PORT = 6379
 SUPERVISOR_PORT = 6400
+RAYLET_PORT = 6401
+"""Port of the raylet in the supervisor's pod on an existing Ray cluster."""
 MASTER_PORT = 29500
 HOST_PORTS = range(20_000, 28_000, 2)
 """First ports of port pairs for trainers on the host network. They are below the ranges for Services and outgoing
@@ -182,19 +184,21 @@ def with_root_of(setup: OperatorConfig, job: str, uid: str, secret: str | None) 
     return dataclasses.replace(setup, root_key=previous, previous_root=None)
 
 
-def key_items(job: DataLoaderJob, role: names.Role) -> list[Manifest]:
+def key_items(role: names.Role) -> list[Manifest]:
     """Selects the keys that a role's pods get. The role's own key is at the same path everywhere."""
     own, more = {
-        names.Role.HEAD: (JOB_KEY, [] if job.spec.ray.external is None else [Holder.FEEDER.value]),
+        names.Role.HEAD: (JOB_KEY, []),
         names.Role.FEEDER: (Holder.FEEDER.value, [RAY_TOKEN]),
         names.Role.TRAINER: (Holder.SIDECAR.value, []),
     }[role]
     return [{"key": own, "path": JOB_KEY}, *({"key": name, "path": name} for name in more)]
 
 
-def token_items() -> list[Manifest]:
-    """Selects Ray's token alone."""
-    return [{"key": RAY_TOKEN, "path": RAY_TOKEN}]
+def ray_items(job: DataLoaderJob) -> list[Manifest]:
+    """Selects the only part of the Secret that Ray's container in the head's pod gets: the token of the job's own Ray,
+    or on an existing cluster the feeders' key, which actors get as an argument."""
+    name = RAY_TOKEN if job.spec.ray.external is None else Holder.FEEDER.value
+    return [{"key": name, "path": name}]
 
 
 def config_map(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> Manifest:
@@ -222,9 +226,6 @@ def count(job: DataLoaderJob) -> str:
 
 def _files(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> dict[str, str]:
     made = {names.Role.HEAD: head, names.Role.FEEDER: feeder, names.Role.TRAINER: sidecar}[role]
-    ray = job.spec.ray.external
-    if ray is not None and role is names.Role.HEAD:
-        return {FILES[role]: _json(driver(job, setup, ray))}
     return {FILES[role]: _json(made(job, setup))}
 
 
@@ -252,6 +253,7 @@ def sidecar(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
 
 def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
     """Builds the settings of the head's pod: those of Ray and of the supervisor."""
+    ray = job.spec.ray.external
     return {
         "job": unique(job),
         "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
@@ -263,24 +265,21 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "count_path": f"{SETTINGS_FOLDER}/{COUNT_FILE}",
         "ray_version": job.spec.ray.own.version,
         "tuning": tuning(job),
+        **({} if ray is None else on_external_ray(job, ray)),
     }
 
 
-def driver(job: DataLoaderJob, setup: OperatorConfig, ray: ExternalRaySpec) -> dict[str, Any]:
-    """Builds the settings of the supervisor's pod on an existing Ray cluster."""
-    token = {} if ray.token_secret_ref is None else {"token_path": f"{TOKEN_FOLDER}/{RAY_TOKEN}"}
+def on_external_ray(job: DataLoaderJob, ray: ExternalRaySpec) -> dict[str, Any]:
+    """Builds the settings that the head's pod has only on an existing Ray cluster."""
     return {
-        "job": unique(job),
-        "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
+        "token_path": None if ray.token_secret_ref is None else f"{TOKEN_FOLDER}/{RAY_TOKEN}",
         "feeder_key_path": f"{KEY_FOLDER}/{Holder.FEEDER.value}",
-        **token,
-        "address": ray.address or "",
-        "host": service_host(job, names.head_service(job.name), setup),
-        "supervisor_port": SUPERVISOR_PORT,
-        "num_feeders": 1,
-        "count_path": f"{SETTINGS_FOLDER}/{COUNT_FILE}",
-        "feeder_resources": job.spec.feeders.ray_resources(),
-        "feeder_env": feeder_env(job.spec, {}),
+        "external": {
+            "address": ray.address or "",
+            "feeder_resources": job.spec.feeders.ray_resources(),
+            "feeder_env": feeder_env(job.spec, {}),
+            "raylet_port": RAYLET_PORT,
+        },
     }
 
 

@@ -95,6 +95,8 @@ class _Status:
 @dataclass(slots=True)
 class _Job:
     wanted: int
+    ends: bool = False
+    """True if the supervisor is to end all feeders, because the job has ended."""
     due: float = 0.0
     polled_at: float = float("-inf")
     busy: bool = False
@@ -137,14 +139,15 @@ class SupervisorPoller:
         """Returns the last status; None if there is none since the head became ready."""
         return self._jobs[key].status if key in self._jobs else None
 
-    def want(self, key: JobKey, feeders: int | None) -> None:
-        """Sets the number of feeder processes to keep; None: the job has no supervisor to poll."""
+    def want(self, key: JobKey, feeders: int | None, *, ends: bool = False) -> None:
+        """Sets the number of feeder processes to keep; None: the job has no supervisor to poll. `ends`: the job has
+        ended, and the supervisor is to end all feeders at once."""
         if feeders is None:
             self._jobs.pop(key, None)
         elif key not in self._jobs:
-            self._jobs[key] = _Job(feeders)
-        elif self._jobs[key].wanted != feeders:
-            self._jobs[key].wanted = feeders
+            self._jobs[key] = _Job(feeders, ends)
+        elif (job := self._jobs[key]) and (job.wanted, job.ends) != (feeders, ends):
+            job.wanted, job.ends = feeders, ends
             self.wake(key)
 
     def wake(self, key: JobKey) -> None:
@@ -264,6 +267,8 @@ class SupervisorPoller:
         job.due = now + _jitter.uniform(0.9, 1.1) * (
             period_s if settled and status.ray.version else UNSETTLED_PERIOD_S
         )
+        if job.ends and not status.ended:
+            job.due = now + MIN_INTERVAL_S
         if before is None or status != replace(before, rates=None):
             self._changed(key)
         elif (
@@ -320,13 +325,12 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
         seals = handshake.seals
         writer.write(sockets.pack_message({"type": "status", "brief": True}, seals))
         found = await _receive_status(reader, large, seals)
-        if found.status.desired != job.wanted:
-            writer.write(sockets.pack_message({"type": "scale", "feeders": job.wanted}, seals))
+        request = {"type": "end"} if job.ends else {"type": "scale", "feeders": job.wanted}
+        if found.status.desired != job.wanted or (job.ends and not found.status.ended):
+            writer.write(sockets.pack_message(request, seals))
             answer = sockets.parse_message(await _receive(reader, MAX_ANSWER_NBYTES, seals))
             if answer.get("type") != "ok":
-                log.warning(
-                    "the supervisor refused to scale to %d feeders: %s", job.wanted, answer.get("message")
-                )
+                log.warning("the supervisor refused %s: %s", request, answer.get("message"))
         return found
     finally:
         writer.close()

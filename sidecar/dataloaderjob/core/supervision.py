@@ -22,13 +22,14 @@ blob      c -> s  {"type": "get", "digest", "nbytes", "host", "port"}   a feeder
           s -> c  {"type": "blob", "digest", "nbytes"}, then the bytes, or {"type": "gone"}: nobody has it now; or
                   {"type": "peer", "host", "port"}: a feeder that answers the same "get" with the blob
           c -> s  {"type": "stored"}, or "get" once more: that feeder does not have it
-control   c -> s  {"type": "scale", "feeders": n} | {"type": "status", "brief": bool} | {"type": "stop"}
+control   c -> s  {"type": "scale", "feeders": n} | {"type": "status", "brief": bool} | {"type": "stop" | "end"}
           s -> c  {"type": "ok"} | {"type": "error", "message"}
           s -> c  {"type": "status", "pid", "up_seconds", "desired", "ready", "notes": [...],
                    "feeders": [{"name", "state", "seconds", "cause", "why", "host", and once its process has reported,
                                 "instance", "port", "pid", "node", "session"}],
                    "sidecars": {name: {"metrics", "receivers"}}, "failures": [failure with its "sidecar"],
                    "measures": {...}, `core.measures`, once there are enough batches,
+                   "ended": bool, true once all feeders are gone after "end", which keeps the supervisor,
                    "ray": {"version", and the settings that its GCS reports, by Ray's names}}   "ray" is empty, and
                    no feeder placed, until Ray has answered. A failure outlives its sidecar until any trainer takes a
                    batch: the next attempt of a job starts with the cause of the last one's end. A brief status has

@@ -75,6 +75,9 @@ class Supervisor:
         """feeder -> time at which its connection last ended."""
         self._asked_for_memory_at = self._measured_at = 0.0
         self._stopping = False
+        self._ending: set[int] | None = None
+        """Feeders to end because the job has ended; None: there are none yet."""
+        self._ended = False
         self._started = time.monotonic()
         self._provider = provider_of(settings)
         self._server = SupervisorServer(
@@ -104,12 +107,16 @@ class Supervisor:
                 self._changed.notify_all()
                 self._urgent = []
                 desired = self._feeders.desired
-                if not instructions and not self._stopping:
+                if not instructions and not self._stopping and self._ending is None:
                     self._changed.wait(self._pause_s(time.monotonic()))
-                stopping = self._stopping
+                stopping, ending = self._stopping, self._ending
             if stopping:
-                self._end()
+                self._end(set())
                 return 0
+            if ending is not None:
+                self._end(ending)
+                with self._lock:
+                    self._ending, self._ended = None, True
             for instruction in instructions:
                 self._act(instruction, desired)
             self._explain()
@@ -217,9 +224,10 @@ class Supervisor:
             ready = sum(m.state is FeederState.READY for m in self._feeders.members.values())
             self._reports.measure(now, ready)
 
-    def _end(self) -> None:
+    def _end(self, left: set[int]) -> None:
+        """Ends all members, and the feeders `left`."""
         with self._lock:
-            left = set(self._feeders.members)
+            left = left | set(self._feeders.members)
         end_feeders(self._provider, left)
 
     # Events of the server's threads
@@ -318,10 +326,15 @@ class Supervisor:
                     desired = supervision.number(message, "feeders", supervision.MAX_FEEDERS)
                     _write_desired(self._state_path, desired)
                     self._feeders.scale(desired)
+                    self._ended = False
                 elif kind == "stop":
                     self._stopping = True
+                elif kind == "end":
+                    _write_desired(self._state_path, 0)
+                    self._ending, self._ended = set(self._feeders.members), False
+                    self._feeders.scale(0)
                 else:
-                    return {"type": "error", "message": f"expected scale, status or stop, got {kind!r}"}
+                    return {"type": "error", "message": f"expected scale, status, stop or end, got {kind!r}"}
                 self._changed.notify_all()
         except (ProtocolError, OSError) as exc:
             return {"type": "error", "message": str(exc)}
@@ -348,6 +361,7 @@ class Supervisor:
                 "up_seconds": round(now - self._started, 1),
                 "desired": self._feeders.desired,
                 "ready": sum(f["state"] == "ready" for f in feeders),
+                "ended": self._ended,
                 "feeders": feeders,
                 "notes": self._feeders.notes(),
                 "sidecars": dict(self._reports.sidecars),
