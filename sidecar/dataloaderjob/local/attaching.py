@@ -81,6 +81,10 @@ class Attached:
         self._ranks: dict[int, str] = {}
         """Ranks by pid."""
 
+    @property
+    def pids(self) -> list[int]:
+        return list(self._ranks)
+
     def __len__(self) -> int:
         return len(self._ranks)
 

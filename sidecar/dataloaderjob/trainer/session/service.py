@@ -91,6 +91,7 @@ def _attach_private() -> Client:
             closing,
             process_clients,  # not during the service's own start
         )
+        from dataloaderjob.trainer.session.attach import failure
 
         try:
             client = process_clients.connect(path, _rank(), keep=True)
@@ -98,7 +99,8 @@ def _attach_private() -> Client:
             return client
         except OSError as exc:
             if attempt == 2 or os.path.exists(path):
-                raise ServiceUnavailable(f"the sidecar at {path} does not respond: {exc}") from exc
+                why = failure(path) or f"its sidecar does not respond: {exc}"
+                raise ServiceUnavailable(f"the service at {path} failed: {why}") from exc
     raise AssertionError("the last attempt returns or raises")
 
 
