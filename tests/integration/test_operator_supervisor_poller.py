@@ -148,6 +148,23 @@ def test_feeder_count_is_requested_only_until_it_is_reached(job: Job):
     job.run(scenario)
 
 
+def test_supervisor_of_a_job_that_has_ended_is_asked_to_end_its_feeders(job: Job):
+    supervisor = job.supervisor(feeders=2)
+
+    async def scenario() -> None:
+        job.poller.want(KEY, 2)
+        await job.until(lambda a: a.desired == 2)
+        assert not supervisor.is_to_end
+        job.poller.want(KEY, 0, ends=True)
+        assert not (await job.until(lambda a: a.desired == 0)).ended
+        assert supervisor.is_to_end
+        supervisor.ends_feeders()
+        await job.until(lambda a: a.ended)
+        assert supervisor.scaled == 0
+
+    job.run(scenario)
+
+
 def test_restarted_supervisor_with_another_feeder_count_is_corrected(job: Job):
     supervisor = job.supervisor(feeders=4)
 

@@ -100,7 +100,7 @@ class Supervisors:
     def status(self, key: JobKey) -> SupervisorStatus | None:
         return self.reported
 
-    def want(self, key: JobKey, feeders: int | None) -> None:
+    def want(self, key: JobKey, feeders: int | None, *, ends: bool = False) -> None:
         pass
 
 

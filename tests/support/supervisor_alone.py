@@ -40,6 +40,15 @@ class SupervisorAlone:
     def desired(self) -> int:
         return self._supervisor._feeders.desired
 
+    def ends_feeders(self) -> None:
+        """All feeders have ended, as was asked for."""
+        self._supervisor._ended = True
+
+    @property
+    def is_to_end(self) -> bool:
+        """True once it was asked to end all feeders."""
+        return self._supervisor._ending is not None
+
     def has_ray(self, tuning: RayTuning | None = None) -> None:
         """Ray has answered."""
         self._supervisor._provider.in_force = {"version": "2.60.0", **(tuning or RayTuning()).config()}
