@@ -226,7 +226,7 @@ class ForeignNode:
     """Further arguments of a feeder on a Ray node that was not started for the job."""
 
     key: bytes = b""
-    """The job's key, which no file of that node contains."""
+    """The feeders' key, which no file of that node contains."""
     env: Mapping[str, str] = field(default_factory=dict)
     """The manifest's variables for user code."""
     tag: str = ""
