@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from datetime import datetime
 from pathlib import Path
 
 import controllers
@@ -22,6 +23,8 @@ from streams import stream, stream_here
 
 from dataloaderjob import __version__
 
+FIRST_BATCH_S = 60.0
+"""Longest time from the start of an idle job's next pod to its first batch."""
 INJECTOR = f"{RELEASE}-injector"
 INSTALL = os.environ.get("E2E_ADDONS") or "e2e/support/addons.sh"
 
@@ -236,7 +239,9 @@ def test_killed_sidecar_of_an_attached_pod_changes_no_batch(operator: Cluster, n
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_idle_job_has_no_feeders_until_the_next_pod_trains(operator: Cluster, namespace: str) -> None:
+def test_idle_job_has_no_feeders_until_the_next_pod_trains(
+    operator: Cluster, namespace: str, record_property
+) -> None:
     job = Job(operator, namespace, "bert")
     operator.apply(namespace, attached("bert", idleSeconds=5))
     for number in range(2):
@@ -245,7 +250,20 @@ def test_idle_job_has_no_feeders_until_the_next_pod_trains(operator: Cluster, na
         operator.apply(namespace, plain_job("bert"))
         job.await_phase("Serving", timeout_s=240)
         assert printed(operator, namespace, "bert") == stream_here(SAMPLES), number
+        seconds = first_batch_s(operator, namespace)
+        record_property(f"seconds_to_the_first_batch_{number}", seconds)
+        assert seconds < FIRST_BATCH_S
         operator.kubectl("delete", "job", "bert", "-n", namespace, "--wait=true")
+
+
+def first_batch_s(cluster: Cluster, namespace: str) -> float:
+    """The seconds from the start of the pod's trainer to its first batch. Kubernetes reports whole seconds."""
+    (pod,) = cluster.list("pods", namespace, f"{LABEL}=bert")
+    (status,) = pod["status"]["containerStatuses"]
+    (state,) = status["state"].values()
+    log = cluster.logs(pod["metadata"]["name"], namespace, "node", "--timestamps")
+    first = next(line.split()[0] for line in log.splitlines() if line.endswith("batch 1"))
+    return (datetime.fromisoformat(first) - datetime.fromisoformat(state["startedAt"])).total_seconds()
 
 
 def test_lines_of_the_readme_run_as_printed(operator: Cluster, namespace: str, tmp_path: Path) -> None:
