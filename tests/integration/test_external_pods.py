@@ -67,27 +67,23 @@ def test_epoch_has_the_digest_and_the_lease_ends_the_actors(
 
 def test_end_of_the_job_ends_the_actors_at_once_and_keeps_the_supervisor(ray: ForeignHead):
     with Pods(feeders=2) as pods:
-        pods.driver(ray.address, str(ray.token_path))
+        pod = pods.driver(ray.address, str(ray.token_path))
         pods.ready(2)
+        assert_has_no_key_of_the_job(pod, pods)
         began = time.monotonic()
         assert pods.ask("end") == {"type": "ok"}
         wait_until(lambda: pods.status()["ended"], 10)
-        assert not feeders_of(ray)
+        wait_until(lambda: not feeders_of(ray), 5)  # Ray ends the processes of actors that it no longer lists
         assert time.monotonic() - began < LEASE_S / 2, "before the lease is over"
         assert (pods.status()["desired"], pods.running["s"].process.poll()) == (0, None)
-        pods.scale(1)
-        assert not pods.ready(1)["ended"], "a job that continues after all"
 
 
-def test_container_that_joins_the_cluster_has_no_key_of_the_job(ray: ForeignHead):
-    """Nor does any process that it starts: users of the cluster can run code there."""
-    with Pods(feeders=1) as pods:
-        pod = pods.driver(ray.address, str(ray.token_path))
-        pods.ready(1)
-        settings = [path.read_text() for path in pod.volume.rglob("*.json")]
-        assert settings, "those of the agent"
-        assert not any(str(pods.home / "links") in text for text in settings)
-        assert not any(pods.key in path.read_bytes() for path in pod.volume.rglob("*") if path.is_file())
+def assert_has_no_key_of_the_job(pod: Pod, pods: Pods) -> None:
+    """Checks the container that joins the cluster, where the cluster's users can run code."""
+    files = [path.read_bytes() for path in pod.volume.rglob("*") if path.is_file()]
+    assert any(b"feeder_key_path" in content for content in files), "the agent's settings"
+    job_key = str(pods.home / "links").encode()
+    assert not any(pods.key in content or job_key in content for content in files)
 
 
 def message(pods: Pods, *words: str | None, **more: float) -> tuple[int, str]:
