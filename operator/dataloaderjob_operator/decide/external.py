@@ -105,10 +105,8 @@ def with_actors(observed: Observed, health: Health) -> Health:
 def ends_s(observed: Observed, now: datetime) -> float | None:
     """Returns the seconds for which the supervisor's pod is kept after the job's end, so that it ends the actors;
     None if it has ended them, or cannot. Then their lease ends them, as it does if the job itself is deleted."""
-    live, supervisor = (
-        observed.children.get(("Deployment", names.head(observed.job.name))),
-        observed.supervisor,
-    )
+    live = observed.children.get(("Deployment", names.head(observed.job.name)))
+    supervisor = observed.supervisor
     if observed.job.spec.ray.external is None or live is None or leaving(live):
         return None
     if supervisor is None or supervisor.silent or supervisor.ended:
