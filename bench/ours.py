@@ -87,18 +87,18 @@ def b1_ticket(case: handoff.Case) -> dict[str, Any]:
     batches = 60 if case.smoke else 800
     with service(feeders=1, shared_memory_nbytes=_SPARE_NBYTES, prefetch=16):
         from dataloaderjob import DataLoader
-        from dataloaderjob.trainer.epochs import service_iterator
+        from dataloaderjob.trainer.epochs import sampled_iterator
 
         dataset = _Indices(batches * _TICKET_KEYS)
         iterator: Any = iter(DataLoader(dataset, batch_size=_TICKET_KEYS, collate_fn=torch.tensor))
-        submit, spent, proof = service_iterator.submit, [], Proof()
+        submit, spent, proof = sampled_iterator.submit, [], Proof()
 
         def timed(*args: Any, **options: Any) -> None:
             began = time.thread_time_ns()
             submit(*args, **options)
             spent.append(time.thread_time_ns() - began)
 
-        service_iterator.submit = timed
+        sampled_iterator.submit = timed
         for number, batch in enumerate(iterator):
             expected = np.arange(number * _TICKET_KEYS, (number + 1) * _TICKET_KEYS)
             proof.add(number, [batch.numpy().view(np.uint8)], [sums(expected.view(np.uint8))])

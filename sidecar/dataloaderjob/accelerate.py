@@ -168,7 +168,7 @@ class _Adopted(DataLoader[Any]):
                 prepared.iteration = epoch + bool(is_over)  # from which it sets the sampler's epoch
         if not resume.is_new_epoch and isinstance(self.batch_sampler, Placing):
             self.batch_sampler.goes_on = _Begun(
-                resume, generators.generators_of(self), self.generator, self.prepared
+                resume, generators.generators_of(self.epoch_spec()), self.generator, self.prepared
             )
             if epoch is not None:
                 self.batch_sampler.set_epoch(epoch)
@@ -203,7 +203,7 @@ class _Adopted(DataLoader[Any]):
 
     def _next_of_persistent(self, left: Resume) -> LoaderState:
         """The state between that epoch and the next one of the same iterator, with the generators' current states."""
-        state, own = left.state, generators.generators_of(self)
+        state, own = left.state, generators.generators_of(self.epoch_spec())
         states = state.get("generators") or {}
         now = generators.all_now(own, shared=generators.DEFAULT in states, others=generators.PYTHON in states)
         kept = {

@@ -98,6 +98,15 @@ class Pinning(_AtOnce):
         return _utils.pin_memory.pin_memory(batch, self._device)  # type: ignore[no-untyped-call]
 
 
+class WaySource(Protocol):
+    """A loader that knows where its batches go."""
+
+    @property
+    def has_device_stage(self) -> bool: ...
+    def way(self, *, pins: bool, pin_device: str | None) -> Way:
+        """Returns the destination of the batches."""
+
+
 class Stage:
     """The user's device_stage, with a new generator for each batch."""
 

@@ -12,15 +12,16 @@ from dataloaderjob.core.control import MOST_AHEAD
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer.epochs.dealing import Deal
 from dataloaderjob.trainer.epochs.plans import Places, Plan
+from dataloaderjob.trainer.epochs.source import EpochSource
 from dataloaderjob.trainer.session import slot_places
-from dataloaderjob.trainer.session.iterated import Iterated
 from dataloaderjob.trainer.session.slot_places import Saved
+from dataloaderjob.trainer.session.spec import EpochSpec
 
 _numbers = itertools.count(1 << 20)
 _of_loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
-def _number_of(loader: Iterated) -> int:
+def _number_of(loader: EpochSource) -> int:
     """Returns this loader's number among the process's loaders that deal batches. Other loaders need not be the same in
     all ranks."""
     if loader not in _of_loaders:
@@ -39,16 +40,16 @@ class PlanKind:
     rank: int = 0
 
     @staticmethod
-    def of(loader: Iterated) -> PlanKind:
+    def of(spec: EpochSpec) -> PlanKind:
         """Raises InputError if there are too many ranks, or if this process's rank is unknown."""
-        if loader.tail is None:
+        if spec.tail is None:
             return PlanKind()
-        kind = PlanKind(loader.tail, slot_places.world(), slot_places.rank())
+        kind = PlanKind(spec.tail, slot_places.world(), slot_places.rank())
         if kind.ranks > MOST_AHEAD:
             raise InputError(f"tail= deals to {MOST_AHEAD} ranks at most, found {kind.ranks} (WORLD_SIZE)")
         return kind
 
-    def session(self, loader: Iterated, facts: Mapping[str, Any], batches: list[Any]) -> dict[str, Any]:
+    def session(self, loader: EpochSource, facts: Mapping[str, Any], batches: list[Any]) -> dict[str, Any]:
         """Returns the bundle's fields that identify the owner of the slots. `batches` describes the batches."""
         if self.tail is None:
             return {"env": slot_places.shares(), "facts": slot_places.facts(facts)}

@@ -26,11 +26,12 @@ from dataloaderjob.trainer.epochs.plan_kinds import PlanKind
 from dataloaderjob.trainer.epochs.reading import Reading, SlotBatches
 from dataloaderjob.trainer.epochs.relay import Relay
 from dataloaderjob.trainer.epochs.service_iterator import ServiceIterator
+from dataloaderjob.trainer.epochs.source import EpochSource
 from dataloaderjob.trainer.resume.progress import Progress
 from dataloaderjob.trainer.resume.state import slots_of
 from dataloaderjob.trainer.session import slot_places
-from dataloaderjob.trainer.session.iterated import Iterated
 from dataloaderjob.trainer.session.slot_places import Saved
+from dataloaderjob.trainer.session.spec import EpochSpec
 from dataloaderjob.trainer.session.taking import Taker, Unopened, now_ns
 
 _Due = tuple[bytes, Any, Any, int | None, Exception | None]
@@ -53,28 +54,28 @@ class PlannedIterator(ServiceIterator):
 
     # Shipping
 
-    def ship(self, loader: Iterated) -> None:
+    def ship(self, loader: EpochSource, spec: EpochSpec) -> None:
         """Packs code and data. Raises InputError if that is impossible, or if the sidecar cannot serve slots."""
-        self._kind, self._relay = PlanKind.of(loader), None
-        self._with_stage = loader.stage is not None
+        self._kind, self._relay = PlanKind.of(spec), None
+        self._with_stage = spec.stage is not None
         self._window = min(self._window, MOST_AHEAD // self._kind.ranks) * self._kind.ranks
-        self._to_ship: Any = None
-        self._ship(loader)
-        if isinstance(loader.dataset, IterDataPipe):
+        self._to_ship: EpochSource | None = None
+        self._ship(loader, spec)
+        if isinstance(spec.dataset, IterDataPipe):
             # torch's loader with workers draws twice for the first epoch.
-            _share_dist_seed(loader.generator, self._pg)  # type: ignore[no-untyped-call]
+            _share_dist_seed(spec.generator, self._pg)  # type: ignore[no-untyped-call]
 
-    def _ship(self, loader: Iterated) -> None:
+    def _ship(self, loader: EpochSource, spec: EpochSpec) -> None:
         told = self._client.settings
         if not told.get(SLOTS):
             raise InputError(
                 "the sidecar is of a release that does not serve IterableDatasets: use the image of this release "
                 "(spec.sidecar.image, or the operator's), or num_workers=0"
             )
-        self._slots = slots_of(loader)
-        self._size = 1 if self._bare else int(loader.batch_size or 1)
+        self._slots = slots_of(spec)
+        self._size = 1 if self._bare else int(spec.batch_size or 1)
         self._most = self._most_batches()
-        made, _ = self._packed(loader)
+        made, _ = self._packed(spec)
         number, epoch = loader.begin_session()
         own = self._kind.session(loader, made.facts, [self._size, self._bare, self._drop_last])
         session = {"loader": number, "epoch": epoch, "workers": self._slots, **own}
@@ -86,11 +87,11 @@ class PlannedIterator(ServiceIterator):
         bundles."""
         return {}
 
-    def _init_fn(self, loader: Iterated) -> Any:
+    def _init_fn(self, spec: EpochSpec) -> Any:
         """Returns worker_init_fn. For an IterDataPipe it also sets each slot's shard filter, as torch's workers do for
         themselves. The pipe's seeds are in the pipe, where torch's iterator has put them."""
-        own = super()._init_fn(loader)
-        if not isinstance(loader.dataset, IterDataPipe):
+        own = super()._init_fn(spec)
+        if not isinstance(spec.dataset, IterDataPipe):
             return own
         return functools.partial(_sharding_worker_init_fn, own, self._world_size, self._rank)
 
@@ -146,9 +147,9 @@ class PlannedIterator(ServiceIterator):
         self._relay = Relay(self._client, self._taker, replace(batches, seed=seed), self._draws)
         return self._new_taker(0, self._window, Unopened())
 
-    def _reset(self, loader: Iterated, first_iter: bool = False) -> None:
+    def _reset(self, loader: EpochSource, first_iter: bool = False) -> None:
         assert self._bundle is not None  # noqa: S101  shipped before
-        self._to_ship = loader if isinstance(loader.dataset, IterDataPipe) else None
+        self._to_ship = loader if isinstance(loader.epoch_spec().dataset, IterDataPipe) else None
         if self._to_ship is None:
             self._bundle = replace(self._bundle, epoch=loader.begin_session()[1])
         super()._reset(loader, first_iter)
@@ -156,7 +157,7 @@ class PlannedIterator(ServiceIterator):
     def _restart(self, before: Taker | AheadTaker | None) -> None:
         loader, self._to_ship = self._to_ship, None
         if loader is not None:  # torch's reset has put new seeds into the pipe
-            self._ship(loader)
+            self._ship(loader, loader.epoch_spec())
         super()._restart(before)
 
     def _leave(self) -> None:

@@ -29,7 +29,7 @@ from dataloaderjob.core.records import BLOBS, HEAD, MAGIC, NO_BUNDLE, RANK, ROW,
 from dataloaderjob.making.fetcher import pickle_keys
 from dataloaderjob.making.held import states_of_classes
 from dataloaderjob.shipping.bundles import make_bundle
-from dataloaderjob.trainer.session.iterated import Iterated
+from dataloaderjob.trainer.session.spec import EpochSpec
 
 Asked = frames.TicketOfInts | bytes
 """A ticket as a stream keeps it: packed, or as the arguments of `frames.pack_ticket_of_ints`."""
@@ -184,19 +184,20 @@ def recorder(consumption: Consumption) -> Recorder | None:
         return _recorder
 
 
-def record_here(loader: Iterated, consumption: Consumption) -> Recording | None:
+def record_here(spec: EpochSpec) -> Recording | None:
     """Returns the record of an epoch that this process makes itself, with the bundle of its code and data if that can
     be kept."""
+    consumption = spec.consumption
     own = recorder(consumption)
     if own is None:
         return None
     try:
         bundle = make_bundle(
-            loader.dataset, loader.collate_fn, None, store=own.store, allow_pickle=bool(loader.pickle_allowed)
+            spec.dataset, spec.collate_fn, None, store=own.store, allow_pickle=spec.pickle_allowed
         )
     except (InputError, OSError):
         return Recording(own, consumption, NO_BUNDLE)
-    bundle = replace(bundle, held=states_of_classes(loader.dataset, loader.collate_fn))
+    bundle = replace(bundle, held=states_of_classes(spec.dataset, spec.collate_fn))
     return Recording(own, consumption, own.keep(bundle, own.store, in_process=True))
 
 
