@@ -67,18 +67,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         dataset_id: name of the dataset in `state_dict()`. Without it, a state identifies the dataset by its type, its
             length and three samples, which are made for that purpose.
         tail: deals the batches of an IterableDataset to the ranks in turn, in the order of a single process, so that
-            all ranks get the same number. The dataset must be the same in all ranks. The value decides about the last
-            batches if they are fewer than the ranks: "drop" leaves them out, "pad" gives some of them twice, and
+            all ranks get the same number. The dataset must be the same in all ranks. The value matters if fewer
+            batches than ranks are left at the end: "drop" leaves them out, "pad" returns some of them twice, and
             "error" raises InputError.
         stage: function applied to each sample of an IterableDataset before `collate_fn`, such as a decoder. The
-            dataset is read in its slots, and any feeder makes batches of what was read.
-        parts: number of parts in which each batch is made, by several feeders; this process puts them together. For
-            batches that one feeder makes too slowly, of a map-style dataset with torch's own `collate_fn`.
+            dataset is still read in its slots, but any feeder may apply the stage to what a slot has read.
+        parts: number of parts into which each batch is split. Several feeders make them, and this process merges
+            them. For batches that take one feeder too long; needs a map-style dataset, and torch's `collate_fn`.
         device: device on which the tensors of a batch arrive, such as "cuda". The loader copies them there ahead of
-            the trainer, on a stream of its own. "cpu": they stay, and only `device_stage` runs. Arrays stay in this
-            process. Tested with a simulated device only, not on a GPU.
+            the trainer, on a stream of its own. "cpu": they are not copied, and only `device_stage` runs. Arrays stay
+            on the host. Tested with a simulated device only, not on a GPU.
         device_stage: function applied to each batch in this process, on that stream: fn(batch, generator) returns
-            the batch. The generator is one of the device, seeded by the epoch and the batch.
+            the batch. The generator is on the device, and its seed depends on the epoch and the batch.
         prefetch_device: number of batches that are on the device, or on their way, before the trainer asks for them.
             Has no effect without `device`.
         snapshot_every_n_steps: accepted for compatibility with torchdata; each state is exact.
@@ -141,7 +141,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.dataset_id, self.tail, self.parts = dataset_id, tail, parts
         self.device, self.device_stage, self.prefetch_device = device, device_stage, prefetch_device
         self._sent_to = device, device_stage, prefetch_device
-        """The same values, kept safe from a user's subclass that has attributes with those names."""
+        """The same values, in case a user's subclass has attributes with those names."""
         arguments.check(self.epoch_spec(), device, device_stage, prefetch_device)
         if stage is not None:
             self.collate_fn = Staged(stage, self.collate_fn, is_bare=batch_size is None)
@@ -207,7 +207,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._sent_to[1] is not None
 
     def _devices_here(self) -> Devices:
-        if self._devices is None or self._devices[0] != os.getpid():  # a forked child may find it locked
+        if self._devices is None or self._devices[0] != os.getpid():  # a fork may copy it locked
             self._devices = os.getpid(), threading.Lock(), {}
         return self._devices
 
@@ -241,7 +241,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         try:
             return self._begin_iterator()
         except BaseException:
-            # The next attempt finds what was loaded.
+            # The next attempt resumes from the same state.
             if self._epoch is not None and self._epoch is not previous:
                 self._epoch.settle()
             self._resume, self._epoch = resume, previous

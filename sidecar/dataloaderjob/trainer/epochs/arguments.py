@@ -1,5 +1,4 @@
-"""Checks the arguments of DataLoader that torch does not have against the others. Raises the same errors as torch, or
-InputError."""
+"""Checks the arguments of DataLoader that torch does not have. Raises the same errors as torch, or InputError."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ def steps(batches: int, tail: str) -> int:
 
 
 def check(spec: EpochSpec, device: Any, device_stage: Any, prefetch_device: Any) -> None:
-    """Checks the arguments of a spec. Raises ValueError, TypeError and InputError."""
+    """Checks the arguments of a loader. Raises ValueError, TypeError and InputError."""
     is_stream = isinstance(spec.dataset, IterableDataset)
     if spec.tail is not None:
         _check_tail(spec, is_stream)

@@ -1,4 +1,4 @@
-"""Decides whose the batches of slots are: this rank's own, or dealt to all ranks (`tail=`, as `dealing` describes)."""
+"""Decides who gets the batches of slots: this rank alone, or all ranks in turn (`tail=`, see `dealing`)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class PlanKind:
 
     @staticmethod
     def of(spec: EpochSpec) -> PlanKind:
-        """Raises InputError if there are too many ranks, or if this process's rank is unknown."""
+        """Returns the settings for a loader. Raises InputError if there are too many ranks, or if this process's rank
+        is unknown."""
         if spec.tail is None:
             return PlanKind()
         kind = PlanKind(spec.tail, slot_places.world(), slot_places.rank())
@@ -76,6 +77,7 @@ class PlanKind:
         )  # fmt: skip
 
     def stage_rank(self) -> int:
-        """Returns the rank as which a stage draws. A dealt batch is as in one process, whichever rank has it."""
+        """Returns the rank whose random numbers a stage draws. A dealt batch equals that of one process, whichever rank
+        gets it."""
         rank = slot_places.shares().get("RANK", "0") if self.tail is None else "0"
         return int(rank) if rank.isdecimal() else 0

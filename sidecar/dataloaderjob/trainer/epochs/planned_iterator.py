@@ -1,8 +1,8 @@
 """The iterator of an IterableDataset over the service. A plan decides which batches it requests and returns (`plans`).
 
 Tickets are numbered in the order of the requests. Some yield no batch, because their slot has ended. A state, a record
-and the digest count the batches that were returned. With `stage=`, feeders make batches of what slots have read
-(`relay`).
+and the digest count the batches that were returned. With `stage=`, feeders make batches from the samples that slots
+have read (`relay`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _Due = tuple[bytes, Any, Any, int | None, Exception | None]
 class PlannedIterator(ServiceIterator):
     """This rank's batches of an IterableDataset's slots.
 
-    Its reading brings the next batch, which the plan says when to give. That batch is returned, or its samples are
-    handed on to the relay.
+    `Reading` provides the next batch, and the plan decides when it is due. The iterator then returns the batch, or
+    hands its samples to the relay.
     """
 
     __slots__ = (
@@ -96,13 +96,14 @@ class PlannedIterator(ServiceIterator):
         return functools.partial(_sharding_worker_init_fn, own, self._world_size, self._rank)
 
     def _tickets_ahead(self) -> int:
-        """Returns the number of tickets that the sending thread may be ahead. Of a relay's, all are this rank's."""
+        """Returns the number of tickets that the sending thread may be ahead. All tickets of a relay belong to this
+        rank."""
         return super()._tickets_ahead() * (1 if self._with_stage else self._kind.ranks)
 
     # Beginning and ending
 
     def start(self, *, again: bool = False) -> None:  # noqa: ARG002  no sampler is iterated
-        """Asks for the first batches of an epoch."""
+        """Requests the first batches of an epoch."""
         before = None if self._relay is None else self._reading
         try:
             self._start()
@@ -125,7 +126,7 @@ class PlannedIterator(ServiceIterator):
         self._taken = 0
         self._is_giving = self._all_read = False
         self._error = ""
-        """The error that ends the epoch after what was read."""
+        """The error that ends the epoch after the batches that were read."""
         self._most = self._most_batches()
         self._draw()
         self._epoch.settle()
@@ -189,7 +190,7 @@ class PlannedIterator(ServiceIterator):
     # Reading
 
     def _draw(self) -> None:
-        """Asks slots for the batches of the window."""
+        """Requests the window's batches from the slots."""
         reading, most = self._reading, self._window
         if self._relay is not None:
             most -= len(self._relay.line) * self._kind.ranks
@@ -220,7 +221,7 @@ class PlannedIterator(ServiceIterator):
         return True
 
     def _hand_on(self, relay: Relay) -> None:
-        """Hands on this rank's next batch."""
+        """Hands this rank's next batch to the relay."""
         reading = self._reading
         read, reading.read = reading.read, -1  # an error from here on ends the iterator
         relay.hand_on(*reading.took())
@@ -247,7 +248,7 @@ class PlannedIterator(ServiceIterator):
                 self._await_read()
 
     def _read_ahead(self, relay: Relay) -> None:
-        """Hands on the batches that the slots have read."""
+        """Hands the batches that slots have read to the relay."""
         while not self._all_read and relay.has_room and self._read_on(waits=False):
             pass
         self._draw()
@@ -271,7 +272,7 @@ class PlannedIterator(ServiceIterator):
         return answer.packed, mark, answer.batch, answer.digest, answer.error
 
     def _made(self, relay: Relay) -> _Due:
-        """Takes the batch made of the samples that are first in line."""
+        """Takes the batch made from the samples that are first in line."""
         first, taker = relay.line[0], relay.taker
         batch, error = None, first.error
         if error is not None:

@@ -1,4 +1,4 @@
-"""Asks slots for batches in the order of a plan, and takes their answers up to this rank's next batch."""
+"""Requests batches from slots in the order of a plan, and takes the answers up to this rank's next batch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Reading:
         *,
         is_ahead: bool,
     ) -> None:
-        """`is_ahead`: batches are handed on, ahead of next()."""
+        """`is_ahead`: batches are handed on before next() wants them."""
         self._client, self.taker, self.plan, self._batches = client, taker, plan, batches
         self._is_ahead = is_ahead
         taker.stream.places = plan
@@ -60,16 +60,16 @@ class Reading:
 
     @property
     def has_lost(self) -> bool:
-        """True if an answer was taken but not counted, or if a place was counted but not asked for."""
+        """True if an answer was taken but not counted, or if a place was counted but not requested."""
         return self.taker.taken != self.read
 
     @property
     def is_due(self) -> bool:
-        """True if this rank's next batch may be given."""
+        """True if this rank's next batch may be returned."""
         return self.next is not None and self.plan.is_due
 
     def ask(self, most: int) -> None:
-        """Asks for the next `most` batches, as far as they were not asked for."""
+        """Requests those of the next `most` batches that were not requested before."""
         read, self.read = self.read, -1
         # An error from here on ends the iterator: it would miss batches that were counted but not requested.
         try:
@@ -88,7 +88,7 @@ class Reading:
         self.read = read
 
     def submit(self, place: SlotPlace, is_wanted: bool) -> None:
-        """Asks for one batch, or only whether it exists."""
+        """Requests one batch or, unless it `is_wanted`, only asks if it exists."""
         batches, plan, stream = self._batches, self.plan, self.taker.stream
         ticket = frames.SlotTicket(
             batches.seed, place.number, place.slot, batches.size, batches.bare, batches.drop_last,

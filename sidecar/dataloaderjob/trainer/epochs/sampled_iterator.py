@@ -26,7 +26,7 @@ _U64 = (1 << 64) - 1
 
 
 class SampledIterator(ServiceIterator):
-    """The batches of a sampler's keys, one ticket each."""
+    """Requests a batch for each list of a sampler's keys, with one ticket each."""
 
     __slots__ = ("_exhausted", "_sampler_error")
 
@@ -38,8 +38,8 @@ class SampledIterator(ServiceIterator):
         self._kept = NO_BUNDLE if own is None else own.keep(self._bundle, store)
 
     def start(self, *, again: bool = False) -> None:
-        """Asks for the first batches of an epoch. With `again` they are those of the sampler's second iter(), which
-        torch's loader makes once it has workers; a sampler may do its work there."""
+        """Requests the first batches of an epoch. With `again`, they come from the sampler's second iter(), which
+        torch's loader calls once it has workers. A sampler may do its work there."""
         stream = self._open(self._first)
         if again:
             self._sampler_iter = iter(self._index_sampler)
@@ -102,7 +102,7 @@ class SampledIterator(ServiceIterator):
             taker.order(self._drawn)
 
     def _ask_for(self, stream: Stream, keys: Any) -> None:
-        """Asks for the next batch."""
+        """Requests the next batch."""
         place = self._epoch_seed, self._position, self._drawn
         submit(stream, *place, keys, bare=self._bare, draws=self._draws)
         if self._recording is not None:

@@ -66,7 +66,8 @@ class ServiceIterator(SeededIterator):
         raise NotImplementedError
 
     def start(self, *, again: bool = False) -> None:
-        """Requests the first batches of an epoch. `again`: the loader is to call the sampler's iter() once more."""
+        """Requests the first batches of an epoch. With `again`, the sampler's iter() is called once more, as torch's
+        loader does."""
         raise NotImplementedError
 
     def _draw(self) -> None:

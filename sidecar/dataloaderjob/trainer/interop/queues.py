@@ -46,7 +46,7 @@ from dataloaderjob.trainer.session.tickets import Placed, as_keys, submit
 NO_PID = 1 << 30
 """The pid of worker 0. No process has it: torch watches the pids of its workers, and sees none of them end."""
 AHEAD = 4
-"""Batches for each worker that the pool has room for. torch's prefetch depth is not known here."""
+"""Number of batches for each worker that fit the pool. torch's prefetch depth is not known here."""
 LEAST_AHEAD = 16
 _U64 = (1 << 64) - 1
 _sessions = itertools.count(1 << 29)
@@ -102,7 +102,7 @@ class Queue:
         return self.session.result(timeout)
 
     def close(self) -> None:
-        """Does nothing: nothing is held here."""
+        """Does nothing: the queue holds no resources."""
 
     cancel_join_thread = join_thread = close
 

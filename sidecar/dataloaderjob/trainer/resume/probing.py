@@ -1,4 +1,5 @@
-"""Probes: three samples that identify a dataset in a state. They are made twice, where the loader makes its batches."""
+"""Probes: three samples that identify a dataset in a state. They are made twice, in the same place as the loader's
+batches."""
 
 from __future__ import annotations
 

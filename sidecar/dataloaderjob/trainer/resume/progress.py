@@ -3,8 +3,8 @@
 An iterator that resumes from a state draws as the first one drew. Generators get the states that they had when the
 epoch began, the sampler is iterated again, and batches that were returned before are skipped by their keys alone.
 Afterwards, if one rank trains, the process's generators get the states that they had when the loader's state was made.
-Those that somebody has set since it was loaded are left alone; mere draws do not count. With several ranks all are left
-alone, because the state may be another rank's.
+Generators that were set after the state was loaded are left alone; mere draws do not count. With several ranks, all are
+left alone, because the state may be another rank's.
 
 Some frameworks count epochs from 0 after a restart, and set those on the sampler. The missing epochs are added.
 """
@@ -96,7 +96,7 @@ class Epoch:
         ranks = sampling.ranks_of(sampler)
         self._single = (ranks or 1) == 1 and not _several_ranks()
         self._shared = self._single or ranks is None
-        """True if the generators that all of the process draws from concern the sampler, too."""
+        """True if the sampler may draw from generators that the whole process shares."""
         is_stream = isinstance(spec.dataset, IterableDataset)
         self._rank = _rank_alone(sampler) if not self._single and ranks is None and not is_stream else None
         self.rank = sampling.rank_of(sampler)
@@ -239,8 +239,8 @@ class Epoch:
         return derive_seed(self.base_seed, self.resets) if self.resets else self.base_seed
 
     def place(self, iterator: Any, ahead: int, *, bare: bool) -> Any:
-        """Returns the sampler's iterator from the first batch on. `ahead` is how far it may be ahead of what is
-        returned."""
+        """Returns the sampler's iterator from the first batch on. `ahead` is the number of batches that it may be ahead
+        of those returned."""
         resume, sampler = self._resume, self._sampler
         stateful, saved = sampling.with_state(sampler), None
         if resume is not None:
@@ -278,7 +278,7 @@ class Epoch:
         return True
 
     def settle(self) -> None:
-        """Restores the process's generators, once everything that a new epoch draws up front has been drawn."""
+        """Restores the process's generators, once a new epoch has made all the draws that it makes up front."""
         self._epoch_drawn = sampling.epoch_of(self._sampler)  # Accelerate's sampler increments it at its end
         before, self._before = self._before, None
         if before is None or self._resume is None:
@@ -288,7 +288,7 @@ class Epoch:
         generators.put_shared(kept)
 
     def waits(self) -> None:
-        """Notes that the sampler is drawn from at the first next(), not at iter()."""
+        """Notes that the sampler is first drawn from at next(), not at iter()."""
         if self._resume is None or self._resume.is_new_epoch:
             self._undrawn = self._generators()
 
@@ -344,7 +344,7 @@ class Epoch:
         }
 
     def _probed(self) -> LoaderState:
-        """Returns the state's description of the loader, which makes samples for it."""
+        """Returns the state's description of the loader. The first call makes the samples that it needs."""
         if self._facts.get("probes") is None:
             probes = self._probes()
             self._facts = {**self._facts, "probes": None if probes is None else probes()}
@@ -390,7 +390,7 @@ def fresh(spec: EpochSpec, facts: LoaderState) -> LoaderState:
 
 
 def _rank_alone(sampler: Any) -> int | None:
-    """Returns the rank, for a sampler that does not deal to ranks, if its order may be this rank's alone."""
+    """Returns the rank, for a sampler that does not deal to ranks and whose order may be this rank's alone."""
     same = all(type(one) in _IN_ORDER for _, one in sampling.chain(sampler))
     return None if same else sampling.rank_of(sampler)
 

@@ -52,8 +52,8 @@ def _with_epoch(sampler: Any) -> Iterator[Any]:
 
 
 def epoch_of(sampler: Any) -> int | None:
-    """Returns the epoch that was set by `set_epoch`, or that will count if nobody sets one; None if no sampler has
-    one."""
+    """Returns the epoch that `set_epoch` has set, or the one that counts if nobody sets one; None if no sampler has an
+    epoch."""
     return next((int(one.epoch) for one in _with_epoch(sampler)), None)
 
 
@@ -147,8 +147,8 @@ def order_of(sampler: Any) -> str | None:
 
 
 class Recorded:
-    """Batches of a sampler with state. The state is noted after each, because the sampler is ahead of what next()
-    returns."""
+    """Iterates over the batches of a sampler with state. Notes the state after each batch, because the sampler is ahead
+    of next()."""
 
     __slots__ = ("_drawn", "_first", "_iterator", "_kept", "_sampler", "_states")
 

@@ -175,7 +175,7 @@ class Resume:
     @classmethod
     def of(cls, state: Mapping[str, Any], spec: EpochSpec | None = None) -> Resume:
         """Returns the checked state. Raises InputError, with the path of the field, for anything that no loader of ours
-        has made. With `spec`, states of the loader's own generators are tried, too."""
+        has made. With `spec`, also tries the states of the loader's own generators."""
         if not isinstance(state, Mapping):
             raise InputError(
                 f"load_state_dict() takes the result of state_dict(), got {type(state).__name__}: was the "
@@ -216,7 +216,7 @@ class Resume:
         return compare(self.state.get("loader") or {}, own, is_new_epoch=self.is_new_epoch)
 
     def check_rank(self, sampler: Any) -> None:
-        """Raises InputError for the state of another rank that is not valid for this one, too."""
+        """Raises InputError if the state belongs to another rank and is not valid for this one."""
         rank = self.state.get("rank")
         if rank is not None and rank != rank_of(sampler):
             raise InputError(
