@@ -31,13 +31,15 @@ Maker = Callable[[Body], Any]
 Builder = Callable[[list[Any]], Any]
 
 _MAX_SCHEMAS = 256
-"""Limit of the cache of one decoder. Each ragged batch adds a schema, which takes some KB once analysed."""
+"""Maximum number of schemas in the cache of one decoder. Each ragged batch adds one, which takes some KB once
+analysed."""
 _MAX_KEY_NBYTES = 1 << 20
 
 _HEAD_AT = layout.SEAL.size
 _HEAD_END = layout.HEADER.size
 _read_words: Callable[[Memory, int], tuple[int, ...]] = struct.Struct("<4Q").unpack_from
-"""Reads the header in one call, as four words: digest, identity, version and length of the schema, its digest."""
+"""Reads the header in one call, as four words: the digest, the identity, the schema's version and length, and its
+digest."""
 _ndarray: Callable[..., np.ndarray[Any, Any]] = np.ndarray
 _from_numpy = torch.from_numpy
 
@@ -108,7 +110,7 @@ class Decoder:
         return plan.batch(base)
 
     def plan(self, memory: Memory, at: int, nbytes: int) -> Plan:
-        """Returns the plan for the body of `nbytes` bytes at `at` in `memory`. Raises as `decode` does."""
+        """Returns the plan for the body of `nbytes` bytes at `at` in `memory`. Raises the same errors as `decode`."""
         plan = self._last
         try:
             self.digest, _, first, second = _read_words(memory, at)
@@ -297,7 +299,8 @@ class _Builders:
 
 
 def _may_have_attributes(node: Node) -> bool:
-    """True if attributes may be set on the object made. For an object with its own state, they would act as code."""
+    """True if attributes may be set on the object made from the node. For an object with its own state, they would act
+    as code."""
     if node.kind is NodeKind.MAPPING or (node.kind is NodeKind.MADE and node.way == "mapping"):
         return node.cls is not None and objects.takes_attributes(allowed.find(*node.cls))
     if node.kind is NodeKind.MADE:
@@ -306,7 +309,7 @@ def _may_have_attributes(node: Node) -> bool:
 
 
 def _class(node: Node, is_one: Callable[[Any], object], what: str) -> Any:
-    """Returns the class of a node. Raises RemoteProtocolError unless a batch may bring its objects as `what`."""
+    """Returns the class of a node. Raises RemoteProtocolError unless a batch may carry its objects as `what`."""
     if node.cls is None:
         raise RemoteProtocolError(f"a {node.kind.name} without a class")
     cls = allowed.find(*node.cls)

@@ -77,7 +77,7 @@ class PlanKind:
         )  # fmt: skip
 
     def stage_rank(self) -> int:
-        """Returns the rank whose random numbers a stage draws. A dealt batch equals that of one process, whichever rank
-        gets it."""
+        """Returns the rank whose random numbers a stage draws. A dealt batch is the same for any rank, as in one
+        process."""
         rank = slot_places.shares().get("RANK", "0") if self.tail is None else "0"
         return int(rank) if rank.isdecimal() else 0

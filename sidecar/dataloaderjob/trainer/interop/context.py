@@ -30,7 +30,7 @@ class FeedersContext(contexts.ForkContext):
     """
 
     def __init__(self, *, allow_pickle: bool = False, of: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """`of` holds the options of the loader that provides this context. torch's loaders do not have them."""
+        """Keeps `of`, the options of the loader that provides this context. torch's loaders do not have them."""
         self.allow_pickle = allow_pickle
         self.of = of
         self.client: Client | None = None

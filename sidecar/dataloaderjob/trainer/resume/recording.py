@@ -3,8 +3,8 @@
 Rows are written once FLUSH_ROWS of them wait, or with a row that arrives more than a second after the last write. They
 are also written at the end of an epoch and of the process, and when a loader's state is taken. The record of
 a killed process therefore lacks at most FLUSH_ROWS batches, and none that a checkpoint counts. The kernel holds rows
-that were written, so a machine that goes down may lose more. Tickets are written before their rows. If the folder cannot be written to, the record ends and the
-training continues.
+that were written, so a machine that goes down may lose more. Tickets are written before their rows. If the folder
+cannot be written to, the record ends and the training continues.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def _launch(home: Path, feeders: int) -> None:
 
 
 def _script() -> str:
-    """Returns the name by which the user knows this process."""
+    """Returns a name for this process that the user recognizes."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:
