@@ -39,7 +39,7 @@ _Prepared = TypeVar("_Prepared")
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """The beginning of an epoch whose state was loaded, for one of Accelerate's loaders that resumes it."""
+    """The beginning of an epoch whose state was loaded, for the loader of Accelerate that resumes the epoch."""
 
     resume: Resume
     own: dict[str, generators.Own]
@@ -130,7 +130,7 @@ class Placing(BatchSampler):
         sampling.set_epoch(self.batch_sampler, epoch)
 
     def epoch_seed(self) -> int:
-        """The seed that replaces the seed which torch would draw for an iterator."""
+        """Returns the seed that replaces the one that torch would draw for an iterator."""
         return derive_seed(torch.initial_seed(), self.epoch) >> 1
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -202,7 +202,8 @@ class _Adopted(DataLoader[Any]):
             self._resume = Resume.of(self._next_of_persistent(left))
 
     def _next_of_persistent(self, left: Resume) -> LoaderState:
-        """The state between that epoch and the next one of the same iterator, with the generators' current states."""
+        """Returns the state between that epoch and the next one of the same iterator, with the generators' current
+        states."""
         state, own = left.state, generators.generators_of(self.epoch_spec())
         states = state.get("generators") or {}
         now = generators.all_now(own, shared=generators.DEFAULT in states, others=generators.PYTHON in states)

@@ -151,8 +151,8 @@ class FeedersSpec(Model):
         return self.replicas * self.processes_per_pod
 
     def autoscaling_bounds(self) -> tuple[int, int]:
-        """Returns the minimum and the maximum number of replicas in `Auto` mode. `costCeiling` may lower the
-        maximum, but not below the least."""
+        """Returns the minimum and the maximum number of replicas in `Auto` mode. `costCeiling` may lower the maximum,
+        but not below the minimum."""
         spec = self.autoscaling
         least = max(1, self.min_available, spec.min_replicas or 1)
         most = spec.max_replicas

@@ -65,7 +65,7 @@ def fields_within(model: type[BaseModel]) -> Iterator[tuple[str, str, type[BaseM
 
 
 def shape_at(model: type[BaseModel], path: Path) -> Shape | None:
-    """The shape that the models declare at `path`; None inside a free part."""
+    """Returns the shape that the models declare at `path`; None inside a free part."""
     shape = Shape(model)
     for part in path:
         if shape.model is not None:

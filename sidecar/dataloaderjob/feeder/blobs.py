@@ -20,7 +20,7 @@ from dataloaderjob.core.settings import FeederSettings
 log = logging.getLogger(__name__)
 
 STALL_TIMEOUT_S = 30.0
-"""A connection that delivers no byte of a blob for this long is closed, and the blob is requested again."""
+"""Seconds without a byte of a blob after which the connection is closed, and the blob is requested again."""
 
 PEER_ERRORS = (ConnectionError, TimeoutError, ProtocolError)
 """Errors of the other feeder or of the network in between; all others are this node's own."""
@@ -46,7 +46,8 @@ class BlobFetcher:
         self._settings, self._key, self._store, self._address = settings, key, store, address
 
     def fetch(self, digest: str, nbytes: int, *, wanted: Callable[[], bool]) -> bool:
-        """Returns False if nobody wants the blob any more, or nobody has it yet. Raises OSError, ProtocolError."""
+        """Fetches a blob. Returns False if nobody wants it any more, or nobody has it yet. Raises OSError,
+        ProtocolError."""
         host, port = self._address()
         request = {"type": "get", "digest": digest, "nbytes": nbytes, "host": host, "port": port}
         with self._store.lock(digest):
@@ -73,7 +74,7 @@ class BlobFetcher:
         return True
 
     def _receive(self, sock: socket.socket, digest: str, nbytes: int) -> dict[str, Any]:
-        """Returns the answer to a request. If the blob comes with the answer, the blob is stored first."""
+        """Returns the answer to a request. A blob that comes with the answer is stored first."""
         sock.settimeout(STALL_TIMEOUT_S)
         answer = sockets.recv_message(sock)
         if answer.get("type") == "blob":

@@ -205,7 +205,7 @@ class Templates:
         return self._templates.get(template.bundle.code) is template
 
     def use(self, receiver: int, bundle: Bundle) -> None:
-        """A receiver's trainer uses this bundle now; the same loader no longer needs its previous one."""
+        """Notes that a receiver's trainer uses this bundle now. The same loader no longer needs its previous one."""
         before = self._latest.get((receiver, bundle.loader))
         if before != bundle.code:
             self._latest[receiver, bundle.loader] = bundle.code
@@ -213,7 +213,7 @@ class Templates:
                 self.trim()
 
     def closed(self, receiver: int) -> None:
-        """A receiver is gone. Either its trainer is gone, too, or the receiver will reconnect."""
+        """Notes that a receiver is gone. Either its trainer is gone, too, or the receiver will reconnect."""
         self._latest = {key: code for key, code in self._latest.items() if key[0] != receiver}
         self.trim()
 

@@ -190,7 +190,8 @@ class ReceiverConnection:
     # Shared memory
 
     def taken(self) -> None:
-        """The receiver has taken the earliest of its shared bodies. Raises RemoteProtocolError if there is none."""
+        """Notes that the receiver has taken the earliest of its shared bodies. Raises RemoteProtocolError if there is
+        none."""
         if not self._untaken:
             raise RemoteProtocolError("a peer reports a batch as taken, but none was offered")
         self._on_sent(self._untaken.popleft())

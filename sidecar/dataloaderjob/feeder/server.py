@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 ALIVE_S = 5.0
-"""Well below the time after which a silent feeder is replaced (`sidecar.dispatch.overseer`)."""
+"""Seconds between signs of life, well below the time after which a silent feeder is replaced
+(`sidecar.dispatch.overseer`)."""
 COSTS_EVERY_S = 2.0
 """Interval between reports of the costs of batches."""
 EXIT_FAILED = 1
@@ -62,7 +63,7 @@ class FeederServer:
         """The connection to the supervisor; None if there is no supervisor."""
         key = read_key(settings.key_path)
         self.link_key = key if settings.supervisor_host is None else new_key()
-        """The key of connections from receivers. Without a supervisor, who would pass it on, it is the key's file's."""
+        """The key of connections from receivers. A supervisor passes it on; without one, it is the key file's."""
         self._machine = Feeding(settings.max_ungranted)
         self._bundles = BundleStore(
             settings, key, self._machine, address=lambda: self.address, soon=self.soon, here=self._bundle_here,
@@ -303,7 +304,8 @@ class FeederServer:
     def _cancel(
         self, connection: ReceiverConnection, header: Header, which: dict[str, int]
     ) -> list[Instruction]:
-        """Confirms at once, unless a builder is making the batch: then the builder, which may hang, has to end."""
+        """Confirms a cancellation at once, unless a builder makes the batch: then only after that builder, which may
+        hang, is done."""
         task = self._machine.find(connection.number, **which)
         made = self._machine.cancel(connection.number, **which)
         if task is not None and self._builders.discards(task.bundle):
@@ -391,7 +393,7 @@ class FeederServer:
     def _through(
         self, task: Task, made: list[Instruction], payload: bytes = b"", position: int = -1, flags: int = 0
     ) -> None:
-        """A builder has finished a task."""
+        """Handles a task that a builder has finished."""
         touched = self._sender.perform(made, payload, position=position, flags=flags)
         self._settle()  # the builder works while this loop sends, which yields a third more small batches
         for number, header in self._owed.pop(task.bundle, ()):

@@ -134,7 +134,7 @@ class Template:
         child.place.close()
 
     def _leave(self, feeder: Channel) -> None:
-        """The feeder is gone, or no longer wants this bundle."""
+        """Drops a feeder that is gone, or no longer wants this bundle."""
         self._feeders.discard(feeder)
         self._select.unregister(feeder)
         feeder.close()

@@ -30,20 +30,21 @@ class NoClock:
     """Keys of the batch that is being made."""
 
     def begin(self) -> None:
-        """A batch is begun."""
+        """Notes that a batch is begun."""
 
     def watching(self, on_sample: OnSample) -> OnSample:
         """Returns a callback that times samples and calls `on_sample`."""
         return on_sample
 
     def fetched(self) -> None:
-        """The last sample is complete; collate_fn follows."""
+        """Notes that the last sample is complete. collate_fn follows."""
 
     def made(self) -> None:
-        """collate_fn has returned; the batch is encoded next."""
+        """Notes that collate_fn has returned. The batch is encoded next."""
 
     def end(self, ticket: int, payload: bytes, nbytes: int | None) -> None:
-        """The batch is in shared memory; `nbytes`: its size, None if user code failed. `payload`: its ticket."""
+        """Notes that the batch is in shared memory. `nbytes`: its size, None if user code failed. `payload`: its
+        ticket."""
 
 
 def open_clock(folder: Path | None, feeder: str, queued_time: QueuedTime, *, by_sample: bool) -> NoClock:

@@ -134,7 +134,7 @@ class Idleness:
         """Number to which an attached process brings the feeders back."""
 
     def look(self, num_attached: int, desired: int | None, now: float) -> int | None:
-        """Returns the number of feeders to ask for, or None for no change. `desired`: the supervisor's number; None
+        """Returns the number of feeders to request, or None for no change. `desired`: the supervisor's number; None
         while it is unknown."""
         if num_attached:
             self._alone_since = now

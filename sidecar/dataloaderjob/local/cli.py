@@ -21,7 +21,7 @@ EXIT_TROUBLE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Runs a command. Returns the exit code."""
     args = make_parser().parse_args(argv)
     try:
         code = int(args.command(args))

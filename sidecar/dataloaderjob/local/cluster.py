@@ -58,9 +58,9 @@ HOST_UP_S = 120.0
 """Deadline of the host, which imports torch, possibly from a cold disk."""
 LOOK_S = 0.2
 END_S = 15.0
-"""Time for a supervisor to end its feeders."""
+"""Seconds for a supervisor to end its feeders."""
 GRACE_S = 0.5
-"""Time for Ray's processes to end; they have nothing to save."""
+"""Seconds for Ray's processes to end; they have nothing to save."""
 LAST_WORDS = 5
 
 Show = Callable[[str, str, bool], None]
@@ -83,10 +83,10 @@ class LocalCluster:
         host: Started | None = None,
         record: Path | None = None,
     ) -> None:
-        """Creates the folder. Raises InputError for settings that cannot work, and leaves nothing behind then.
+        """Creates the folder. Raises InputError for settings that cannot work, and then leaves nothing behind.
 
         `run_id`, `folder`, `host`: tag, folder and feeder host of a private service, which exist before it. `record`:
-        folder of the run's record, for what a report needs; else it is removed with the run.
+        folder of the run's record, which then also keeps the data for a report; else the data is removed with the run.
         """
         self.plan = plan
         self.run_id = run_id or secrets.token_hex(8)
@@ -375,7 +375,7 @@ class LocalCluster:
             self._written[name] = settings
 
     def _look(self) -> None:
-        """Handles everything that depends on time or on the last status, not on an event."""
+        """Handles everything that depends on the time or on the last status, and not on an event."""
         if self._closed:
             return
         self._do(self.policy.due(time.monotonic()))
@@ -403,7 +403,8 @@ class LocalCluster:
                 os.unlink(self.socket)
 
     def _end_external_feeders(self) -> None:
-        """Has the supervisor end its feeders on a cluster that outlives this run. If it does not, their lease does."""
+        """Makes the supervisor end its feeders on a cluster that outlives this run. If that fails, their lease ends
+        them."""
         supervisor = self._children.get(ServicePart.SUPERVISOR)
         if self.plan.external is None or supervisor is None or not self.snapshot.supervisor.get("ray"):
             return

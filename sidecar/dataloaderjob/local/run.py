@@ -62,8 +62,8 @@ def run(
     provider: str = RAY,
     record: Path | None = None,
 ) -> int:
-    """Returns the exit code. Raises InputError before anything is started. `record`: folder where trainers record what
-    they consume."""
+    """Runs a manifest. Returns the exit code. Raises InputError before anything is started. `record`: folder in which
+    trainers record what they consume."""
     master_port = ReservedPort()
     planned = plan(
         job,

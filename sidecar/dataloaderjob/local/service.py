@@ -76,7 +76,8 @@ class IdleShutdown:
         return self._last_pool is None and now - self.started >= UNUSED_S
 
     def free_since(self) -> float | None:
-        """Time since which nobody uses the service, provided that there is no pool; None while its starter lives."""
+        """Returns the time since which nobody has used the service, provided that there is no pool; None while its
+        starter lives."""
         return None if self._starter_gone is None else max(self._starter_gone, self._last_pool or 0.0)
 
 
@@ -265,7 +266,7 @@ class Service:
             self._tell(kept_until=time.time() + left_s)
 
     def _receivers(self) -> int | None:
-        """Number of trainer processes that use the service; None while unknown.
+        """Returns the number of trainer processes that use the service; None while unknown.
 
         If the folder was removed (by a cleaner of temporary files), our sidecar cannot be reached there, or another
         service's sidecar answers. The supervisor still receives reports from ours.
@@ -327,7 +328,7 @@ def fail(folder: Path, why: str) -> None:
 
 
 def _record(claim: Claim) -> Path | None:
-    """The folder in which the script records what it consumes; None for a service that outlives its script."""
+    """Returns the folder in which the script records what it consumes; None for a service that outlives its script."""
     folder = os.environ.get(places.RECORD_VARIABLE)
     return Path(folder).absolute() if folder and not claim.keep_s else None
 
@@ -345,7 +346,7 @@ def plan(folder: Path, num_feeders: int, env: Mapping[str, str]) -> ServicePlan:
 
 
 def main(host: Forked) -> int:
-    """`host`: pid of the feeder host, and the read ends of the pipes from its stdout and stderr."""
+    """Runs the service. `host`: pid of the feeder host, and the read ends of the pipes from its stdout and stderr."""
     parser = argparse.ArgumentParser(description="serves the trainer processes of one launch on this machine")
     parser.add_argument("--dir", type=Path, required=True, help="folder of the socket")
     parser.add_argument("--feeders", type=int, required=True, help="number of feeders")

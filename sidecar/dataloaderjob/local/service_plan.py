@@ -52,7 +52,7 @@ def key_file(home: Path, holder: Holder) -> Path:
 
 
 def sidecar_settings(plan: ServicePlan, home: Path, socket: str, port: int) -> SidecarSettings:
-    """`port`: the supervisor's."""
+    """Returns the sidecar's settings. `port`: the supervisor's."""
     return SidecarSettings(
         job=plan.job, socket=socket, key_path=str(key_file(home, Holder.SIDECAR)), blobs=str(home / "blobs"),
         supervisor_host="127.0.0.1", supervisor_port=port, metrics_port=plan.metrics_port,
@@ -63,7 +63,8 @@ def sidecar_settings(plan: ServicePlan, home: Path, socket: str, port: int) -> S
 def supervisor_settings(
     plan: ServicePlan, home: Path, port: int, feeders: Mapping[str, Any]
 ) -> SupervisorSettings:
-    """`feeders`: the settings for what starts feeders, such as the address of a Ray."""
+    """Returns the supervisor's settings. `feeders`: settings for the part that starts feeders, such as the address of a
+    Ray."""
     return SupervisorSettings(
         job=plan.job, key_path=str(home / KEY), blob_folder=str(home / "blobs"),
         feeder_key_path=str(key_file(home, Holder.FEEDER)), feeder_blob_folder=str(home / "blobs"),

@@ -93,7 +93,7 @@ class History:
         return self._counted[None]
 
     def of_ranks(self) -> dict[str, Counter[str]]:
-        """Counters of each rank, over all processes that had it."""
+        """Returns the counters of each rank, over all processes that had it."""
         found: dict[str, Counter[str]] = {}
         for trainer, counted in self._counted.items():
             if trainer is not None:
@@ -113,7 +113,8 @@ class History:
             self._kept.popleft()
 
     def rates(self, receiver: Mapping[str, Any] | None = None) -> Rates | None:
-        """Rates of the run, or of a receiver in the last snapshot; None if there are fewer than two readings."""
+        """Returns the rates of the run, or of a receiver in the last snapshot; None if there are fewer than two
+        readings."""
         key = None if receiver is None else _trainer(receiver)
         readings = [(at, counted[key]) for at, counted in self._kept if key in counted]
         if len(readings) < 2:
@@ -159,7 +160,7 @@ class Poller:
         self._wanted = self._asked = 0
         self._exactly = False
         self._scale_to: int | None = None
-        """A number to ask for as soon as the supervisor answers."""
+        """A number to request as soon as the supervisor answers."""
         self._thread = threading.Thread(target=self._run, name="dlj-poll", daemon=True)
 
     def start(self) -> None:
@@ -171,12 +172,12 @@ class Poller:
         self._pause.set()
 
     def raise_to(self, feeders: int) -> None:
-        """Has the supervisor keep at least `feeders` feeders, as soon as it answers."""
+        """Makes the supervisor keep at least `feeders` feeders, as soon as it answers."""
         self._wanted = max(self._wanted, feeders)
         self._pause.set()
 
     def scale_to(self, feeders: int) -> None:
-        """Has the supervisor keep this number of feeders, as soon as it answers."""
+        """Makes the supervisor keep this number of feeders, as soon as it answers."""
         self._scale_to = feeders
         self._pause.set()
 

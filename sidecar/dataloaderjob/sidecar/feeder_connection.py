@@ -43,12 +43,12 @@ LOW_WATER_NBYTES = 256 * 1024
 MAX_UNAWAITED = 512
 """Maximum number of a slow feeder's bodies between two awaited ones: 1 % of the time with 16 senders at 10 bodies/s."""
 MAX_NOT_GREETED = 3
-"""Number of failed handshakes over this machine's socket before one over TCP is tried."""
+"""Number of failed handshakes over this machine's socket after which one over TCP is tried."""
 BACKOFF = Backoff(0.1, 5.0)
 TELL_EVERY_S = 60.0
-"""Interval between two equal log lines about a feeder that breaks the protocol, or somebody on the path who does."""
+"""Interval between two equal log lines about a feeder, or somebody on the path, that breaks the protocol."""
 LinkError = (OSError, ProtocolError)
-"""Errors that end a connection and nothing else."""
+"""Errors that end a connection and have no other effect."""
 
 
 class BodyPhase(Enum):
@@ -234,7 +234,7 @@ class FeederConnection:
     # Frames
 
     def discard(self) -> None:
-        """The body that is being received has lost its place."""
+        """Makes the connection discard the rest of the current body, which has lost its place."""
         if self._header is not None and self._header.kind == FrameKind.BODY:
             self._target = None
 
@@ -332,8 +332,8 @@ class FeederConnection:
         return True
 
     def _waited(self, waited_s: float, *, in_time: bool) -> None:
-        """Decides after an awaited body how many of the next ones are not waited for. A body that needed no wait
-        proves nothing: it came while another connection was waited for."""
+        """Decides after an awaited body how many of the next ones are not waited for. A body that needed no wait proves
+        nothing: it arrived while the receiver waited for another connection."""
         if waited_s < INSTANT_S:
             return
         self._late = 0 if in_time else self._late + 1

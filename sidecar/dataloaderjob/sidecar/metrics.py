@@ -49,7 +49,8 @@ def _ready(machine: Dispatcher) -> int:
 
 _C, _G = MetricKind.COUNTER, MetricKind.GAUGE
 _48_BITS = (1 << 48) - 1
-"""Prometheus keeps floats, which are exact up to 53 bits. Eight bytes in a label would start a series each time."""
+"""Mask of a digest. Prometheus keeps floats, which are exact up to 53 bits; as a label, each digest would start a
+series."""
 METRICS = (
     Metric("batches", "batches_total", _C, "Batches received.", lambda m: m.counters.batches),
     Metric("nbytes", "bytes_total", _C, "Bytes of batches received.", lambda m: m.counters.nbytes),
@@ -189,8 +190,8 @@ class Totals:
             del self._added[next(iter(self._added))]
 
     def adopted(self, process: str, living: dict[str, int]) -> None:
-        """Keeps a trainer's counts, whose memory outlives its receiver, from being counted twice: they were added when
-        the receiver ended, or belong to an earlier sidecar."""
+        """Keeps a trainer's counts from being added twice. They outlive its receiver: they were added when the receiver
+        ended, or belong to an earlier sidecar."""
         before = self._added.pop(process, living)
         for name in TRAINERS_COUNTERS:
             self._gone[name] -= before[name]

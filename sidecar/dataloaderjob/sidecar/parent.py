@@ -145,8 +145,8 @@ class Sidecar:
             self._bundle_gc.sweep()
 
     def _await_supervisor(self, attachment: Attachment, why: str, now: float) -> None:
-        """Reports to trainers and in the log what an attached pod waits for. Stops, so that the kubelet starts this
-        sidecar again, if it was started with the files of another job."""
+        """Reports to trainers and in the log what an attached pod waits for. If this sidecar was started with another
+        job's files, stops, so that the kubelet starts it again."""
         if not attachment.look(now) and why == self._why:
             return
         self._why = why
@@ -302,7 +302,8 @@ class Sidecar:
         end_as(run)
 
     def _close_in_child(self) -> None:
-        """Closes what the parent has open: otherwise ports would stay taken, and peers would see no disconnect."""
+        """Closes the parent's descriptors. Otherwise ports would stay taken, and peers would not notice a
+        disconnect."""
         self._select.close()
         self._listener.close_in_child()
         if self.http is not None:

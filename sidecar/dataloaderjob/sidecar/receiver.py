@@ -47,7 +47,7 @@ from dataloaderjob.sidecar.regions import Region
 
 PACKETS_AT_ONCE = 64
 GIVES_WAY_S = 1.0
-"""A trainer without an iterator for this long may lose its place to another trainer (`W_IDLE`)."""
+"""Seconds without an iterator after which a trainer may lose its place to another trainer (`W_IDLE`)."""
 IDLE_S = 30.0
 """Time after which the memory of a pool that nobody reads from is freed."""
 
@@ -57,7 +57,7 @@ class TrainerGone(Exception):
 
 
 class Receiver:
-    """The shell of one pool."""
+    """The process that serves one pool: the dispatcher's shell."""
 
     def __init__(
         self,

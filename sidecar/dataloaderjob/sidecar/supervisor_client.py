@@ -27,7 +27,8 @@ CONNECT_TIMEOUT_S = 0.5
 """Longest time for which a hanging supervisor may delay attaching and health checks."""
 UPLOAD_TIMEOUT_S = 60.0
 KEEP_UNUSED_S = 120.0
-"""A trainer writes its blobs before it reports the bundle, and may have to attach again in between."""
+"""Seconds for which unused blobs are kept. A trainer writes its blobs before it reports the bundle, and may have to
+attach again in between."""
 MAX_LOADERS = 16
 """Number of a trainer's loaders whose last bundles are kept. Any other loader stores its bundle again on use."""
 
@@ -216,7 +217,8 @@ class Failures:
             self._by_rank[rank] = pid, {"rank": rank, **{name: str(message[name]) for name in FIELDS}}
 
     def update(self, rank: str, pid: int, taken: int) -> None:
-        """The trainer of the receiver `pid` has taken `taken` batches. The first ends an earlier trainer's failure."""
+        """Notes that the trainer of the receiver `pid` has taken `taken` batches. The first ends an earlier trainer's
+        failure."""
         if taken and rank in self._by_rank and self._by_rank[rank][0] != pid:
             del self._by_rank[rank]
 
@@ -237,7 +239,7 @@ class BundleGc:
         self._touch(path.name for path in store.folder.iterdir())
 
     def use(self, receiver: int, bundle: Bundle) -> None:
-        """A stream with `bundle` was opened."""
+        """Notes that a stream with `bundle` was opened."""
         self._live[receiver, bundle.id] = bundle
         before = self._last.pop((receiver, bundle.loader), None)
         self._last[receiver, bundle.loader] = bundle  # the newest comes last
@@ -251,12 +253,12 @@ class BundleGc:
         self._store.sweep(self._kept(), KEEP_UNUSED_S)
 
     def released(self, receiver: int, bundle_id: bytes) -> None:
-        """The last stream with that bundle was closed."""
+        """Notes that the last stream with that bundle was closed."""
         bundle = self._live.pop((receiver, bundle_id), None)
         self._let_go([] if bundle is None else [bundle])
 
     def gone(self, receiver: int) -> None:
-        """The receiver ended. Its trainer ended, too, or will attach again."""
+        """Notes that the receiver ended. Its trainer ended, too, or will attach again."""
         self._let_go([self._live.pop(key) for key in list(self._live) if key[0] == receiver])
         self._let_go([self._last.pop(key) for key in list(self._last) if key[0] == receiver])
 

@@ -188,7 +188,7 @@ class Supervisor:
                     self._feeders.explain(why.feeder, why.text, why.cause)
 
     def _ask_for_memory(self) -> None:
-        """Asks the provider whether lack of memory is why feeders are gone, or were a moment ago."""
+        """Asks the provider if feeders are missing, or were a moment ago, for lack of memory."""
         now = time.monotonic()
         with self._lock:
             gone = {index for index, at in self._left.items() if now - at < LEFT_S}
@@ -260,9 +260,9 @@ class Supervisor:
             self._changed.notify_all()
 
     def replace(self, name: str, instance: str, reason: str, witness: Witness | None = None) -> bool:
-        """A receiver reports that a feeder hangs. With a `witness` it cannot connect to the feeder. This is believed if
-        most receivers report it: a feeder that is connected here may be cut off from only one of them. Returns True if
-        the feeder is replaced."""
+        """Handles a receiver's report that a feeder hangs or, with a `witness`, that the receiver cannot connect to it.
+        The latter is believed if most receivers report it: a feeder that is connected here may be cut off from only one
+        of them. Returns True if the feeder is replaced."""
         with self._changed:
             if witness is not None and not self._most_agree(instance, witness):
                 log.info("%s (%s) is %s, says %s", name, instance, reason, "/".join(witness))

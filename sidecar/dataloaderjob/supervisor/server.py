@@ -1,7 +1,7 @@
 """The supervisor's port: a thread for each connection, whose purpose is its role (`core.supervision`).
 
-The role's key (`core.keys`) decides what a peer may ask for. Each command, whatever comes of it, has a line in the log.
-Nothing here calls the provider, so feeders and sidecars are served even while Ray is slow or gone.
+The role's key (`core.keys`) decides what a peer may ask for. Each command and its result are logged. Nothing here calls
+the provider, so feeders and sidecars are served even while Ray is slow or gone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dataloaderjob.supervisor.feeder_set import MAX_WHY, Endpoint
 log = logging.getLogger(__name__)
 MAX_COMMAND = 200
 SEND_TIMEOUT_S = 5
-"""A peer that reads nothing for this long is dropped; if it lives, it reconnects."""
+"""Seconds after which a peer that reads nothing is dropped. If it is alive, it reconnects."""
 
 
 Witness = tuple[str, str]

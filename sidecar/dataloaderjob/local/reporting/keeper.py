@@ -35,7 +35,7 @@ class Keeper:
     """Writes the files of one run."""
 
     def __init__(self, folder: Path, times: Path, about: Mapping[str, Any]) -> None:
-        """`folder` is created. `times`: folder of the builders' files. Raises OSError."""
+        """Creates `folder`. `times`: folder of the builders' files. Raises OSError."""
         self.folder, self._times_folder = folder, times
         folder.mkdir(parents=True, exist_ok=True)
         times.mkdir(mode=0o700, exist_ok=True)
@@ -54,7 +54,7 @@ class Keeper:
         self._rewrite()
 
     def see(self, snapshot: Snapshot) -> None:
-        """Takes a poll's answers."""
+        """Takes the answers of a poll."""
         with self._lock:
             at = time.monotonic() - self._began
             self._history.add(snapshot)
@@ -165,7 +165,7 @@ def _processes(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
 
 
 def cpu_of(pid: int) -> float | None:
-    """CPU seconds of a process so far; None if it has ended."""
+    """Returns the CPU seconds of a process so far; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) * _TICK_S
@@ -183,7 +183,7 @@ def _packed(times: Times) -> dict[str, Any]:
 
 
 def unpacked(found: Mapping[str, Any]) -> Times:
-    """Raises ValueError, TypeError, KeyError."""
+    """Unpacks times. Raises ValueError, TypeError, KeyError."""
     counts = {str(name): int(n) for name, n in found["sums"].items() if name != "squares"}
     sums = timings.Sums(**counts)
     sums.squares = float(found["sums"]["squares"])

@@ -1,4 +1,4 @@
-"""Finds and reads the files that `keeper` wrote of a run."""
+"""Finds and reads the files that `keeper` wrote about a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDED = "A run that has ended can be reported if it was started with --record FO
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """Everything that is known of a run."""
+    """Everything that is known about a run."""
 
     about: Mapping[str, Any]
     series: Series
@@ -76,7 +76,7 @@ def _of_live(run: LiveRun) -> RunData:
 
 
 def _newest(folder: Path) -> tuple[Path, int] | None:
-    """The folder of the newest run in `folder`, and the number of earlier ones."""
+    """Returns the folder of the newest run in `folder`, and the number of earlier ones."""
     if (folder / SERIES_FILE).is_file():
         return folder, 0
     if (folder / REPORT / SERIES_FILE).is_file():
@@ -87,7 +87,7 @@ def _newest(folder: Path) -> tuple[Path, int] | None:
 
 
 def read(folder: Path, *, is_live: bool = False, earlier: int = 0) -> RunData:
-    """Raises InputError for files that were not written by a keeper."""
+    """Reads the files of one run. Raises InputError for files that were not written by a keeper."""
     path = folder / SERIES_FILE
     try:
         about, series = parse(path.read_text(errors="replace").splitlines(), str(path))

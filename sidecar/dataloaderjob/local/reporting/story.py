@@ -1,4 +1,4 @@
-"""The words of a report: what happened, in sentences, and the tables beside the charts. Pure."""
+"""The words of a report: the events, in sentences, and the tables beside the charts. Pure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _verdict(found: Analysis) -> tuple[str, bool, list[str]]:
 
 
 def _reasons(found: Analysis) -> Iterator[str]:
-    """Yields why training waited, and what to do."""
+    """Yields the reasons why training waited, and the remedies."""
     advice, pipeline, waiting = found.advice, found.pipeline, found.waiting
     if advice is None or pipeline is None or waiting is None:
         return
@@ -126,7 +126,7 @@ def _figures(found: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _lines(found: Analysis) -> Iterator[str]:
-    """Yields what happened, in order."""
+    """Yields sentences about the run's events, in order."""
     yield from _start(found)
     for number, incident in enumerate(found.incidents[:MOST_STORY], 1):
         yield _incident(number, incident)
@@ -254,7 +254,7 @@ def slow_samples(found: Analysis) -> Table:
 
 
 def parts(found: Analysis) -> Table:
-    """The mean cost of a batch, part by part."""
+    """Returns the mean cost of a batch, part by part."""
     sums = found.times.sums
     count = max(1, sums.count)
     rows = [
@@ -276,7 +276,7 @@ def processes(found: Analysis) -> Table:
 
 
 def model(found: Analysis) -> Table | None:
-    """The numbers behind the verdict."""
+    """Returns the numbers behind the verdict."""
     pipeline, advice = found.pipeline, found.advice
     if pipeline is None or advice is None:
         return None
@@ -327,7 +327,7 @@ def duration(seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """`1.4 s`, `85 s`, `12 min`, `3 h 05`"""
+    """Formats a duration: `1.4 s`, `85 s`, `12 min`, `3 h 05`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 120:
@@ -337,7 +337,7 @@ def span(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Time since the start of the run: `42.5 s`, `12:05`, `3:12:05`."""
+    """Formats the time since the start of the run: `42.5 s`, `12:05`, `3:12:05`."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)

@@ -35,7 +35,7 @@ from dataloaderjob.sidecar.dispatch.streams import (
 )
 
 MAX_STRIKES = 3
-"""Once this number of feeders have died while making a ticket, the ticket is taken to be the cause."""
+"""Number of feeders that must die while making a ticket for the ticket to count as the cause."""
 
 
 def _of_slot(ticket: Ticket, slot: Slot) -> tuple[bytes, int]:
@@ -52,7 +52,7 @@ def _of_slot(ticket: Ticket, slot: Slot) -> tuple[bytes, int]:
 
 
 class Assignments:
-    """The state of one pool: its streams, its feeders, its space."""
+    """The state of one pool: its streams, its feeders and its space."""
 
     def __init__(self, settings: LoaderSettings, *, rank: int = 0) -> None:
         """`rank`: the trainer process's rank; each rank begins with different feeders."""
@@ -313,7 +313,7 @@ class Assignments:
         self._conclude(ticket, Fail(ticket.stream.id, ticket.number, payload, is_end))
 
     def say_there(self, ticket: Ticket) -> None:
-        """The ticket asked whether its batch exists, and it does."""
+        """Reports that a ticket's batch exists, for a ticket that asks only for that."""
         self._conclude(ticket, SayThere(ticket.stream.id, ticket.number))
 
     def _conclude(self, ticket: Ticket, answer: Fail | SayThere) -> None:

@@ -35,7 +35,8 @@ from dataloaderjob.sidecar.dispatch.streams import (
 )
 
 MAX_LOADS = 3
-"""A bundle's tickets fail once this number of feeders cannot load it; just one may lack a mount that comes later."""
+"""Number of feeders that must fail to load a bundle before its tickets fail. A single one may lack a mount that comes
+later."""
 LOAD_AGAIN = Backoff(30.0, 600.0)
 """Pauses before a feeder that could not load a bundle is asked again: it may have lacked a mount."""
 NOTES_APART_S = 4.0

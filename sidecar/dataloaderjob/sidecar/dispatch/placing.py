@@ -29,10 +29,11 @@ from dataloaderjob.sidecar.dispatch.streams import (
 )
 
 RESERVE = 4
-"""Room beyond the window, in batches: for those that the trainer works on or keeps for a step or two."""
+"""Number of batches, in addition to the window, that the pool has room for: those that the trainer works on or keeps
+for a step or two."""
 LEAST_WINDOW = 16
-"""A smaller window gets the room of a window of this size. Otherwise, with one or two workers, a trainer that keeps the
-batches of a few steps would get copies."""
+"""Minimum window for which the pool has room. With one or two workers, a trainer that keeps the batches of a few steps
+would otherwise get copies."""
 
 
 def turn(attempt: Attempt) -> int:
