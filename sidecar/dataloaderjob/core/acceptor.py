@@ -33,7 +33,8 @@ MAX_GUESTS = 1024
 BACKLOG = 4096
 """Connections that wait at the listening socket, for the second in which a loop may be busy; the kernel caps it."""
 ACCEPTS_AT_ONCE = 64
-"""A peer that connects without a pause does not keep the owner's loop."""
+"""Maximum number of peers accepted at once, so that one that connects without a pause does not keep the owner's
+loop."""
 TELL_REFUSED_S = 60.0
 """Interval between two log lines about refused peers."""
 NO_DESCRIPTOR_PAUSE_S = 0.05
@@ -41,7 +42,8 @@ Welcomed = Callable[[Connection, dict[str, Any]], None]
 
 
 def most_guests(wanted: int) -> int:
-    """The limit on guests: `wanted`, or a fourth of the descriptors if that is less. Admitted peers have the others."""
+    """Returns the limit on guests: `wanted`, or a fourth of the descriptors if that is less. Admitted peers have the
+    others."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft // 4)
 
@@ -120,7 +122,7 @@ class Acceptor:
         return int(self.sock.getsockname()[1])
 
     def fileno(self) -> int:
-        """The descriptor that is readable while `serve` has something to do."""
+        """Returns the descriptor that is readable while `serve` has something to do."""
         return self._poll.fileno()
 
     def serve(self) -> None:
@@ -184,7 +186,7 @@ class Acceptor:
         self._poll.register(fd, select.EPOLLIN)
 
     def _continue(self, guest: _Guest) -> None:
-        """Reads from a guest no more than the handshake needs: what follows belongs to the next owner."""
+        """Reads from a guest no more than the handshake needs, because later bytes belong to the next owner."""
         try:
             while not guest.handshake.done:
                 data = guest.sock.recv(guest.handshake.wanted)

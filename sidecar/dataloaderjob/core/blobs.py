@@ -32,7 +32,7 @@ from dataloaderjob.core.memory import size_text
 
 CHUNK_NBYTES = 4 * 1024 * 1024
 NODE_KEEP_S = 600.0
-"""A blob that no process of a feeder or head node has used for this time is removed; the blob can be fetched again."""
+"""Seconds after which a blob that no process of a feeder or head node has used is removed. It can be fetched again."""
 PART_KEEP_S = 3600.0
 """A part that has not grown for this time is removed: one write of 2 GiB takes minutes on a slow disk."""
 SLOTS = "slots"

@@ -19,9 +19,9 @@ BUSY = 0.6
 SENDING = 0.5
 """Share of time for which finished batches wait for their connection if it is the limit."""
 IDLE = 0.85
-"""Feeders are too many if this share of them suffices."""
+"""Share of the feeders. If it would suffice, there are too many feeders."""
 MOST = 1024
-"""Largest number recommended: a loop without work could take any number of batches."""
+"""Maximum number recommended, because a loop without work could take any number of batches."""
 UNKNOWN = "unknown"
 OK = "ok"
 
@@ -88,7 +88,8 @@ class InputVerdict:
         return str(self.limit) if self.is_bound else OK
 
     def column(self, number: int, current: int) -> str:
-        """The word, and the recommended number if it differs: `feeders 12`, `ok`. Callers count feeders or pods."""
+        """Returns the word, and the recommended number if it differs: `feeders 12`, `ok`. Callers count feeders or
+        pods."""
         return self.word if number == current else f"{self.word} {number}"
 
     def sentence(self, number: int | None = None, current: int | None = None, unit: str = "feeders") -> str:
@@ -104,7 +105,7 @@ class InputVerdict:
 
 
 def pipeline_of(measures: Measures) -> Pipeline:
-    """The model's view of a live job. The step is the longest known one: see `Measures.calm_step_s`."""
+    """Returns the model's view of a live job. The step is the longest known one: see `Measures.calm_step_s`."""
     step_s = max(measures.step_s, measures.calm_step_s if measures.queues_kernels else 0.0)
     period_s = measures.wait_s + measures.step_s
     return Pipeline(
@@ -153,7 +154,7 @@ def _limit(measures: Measures, pipeline: Pipeline) -> LiveLimit:
 
 
 def demand(measures: Measures, pipeline: Pipeline, limit: LiveLimit) -> tuple[float, bool]:
-    """Returns the batches per second that everything but feeders allows, and whether an iterable dataset's slots
+    """Returns the batches per second that all resources except feeders allow, and True if an iterable dataset's slots
     decide that. A resource that is used up allows today's rate."""
     now = measures.rate
     allowed = ceilings(pipeline)

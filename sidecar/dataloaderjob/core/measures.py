@@ -30,7 +30,7 @@ RECENT_S = 15.0
 FIRST = 8
 """Batches of a sidecar's trainers that do not count: the start of a job."""
 ENOUGH = 12
-"""Batches without which nothing is known."""
+"""Number of batches below which nothing is known."""
 USUAL_S, USUAL_AFTER_S = 300.0, 30.0
 """Time whose median number of iterators is the usual one, and the time after which it is known."""
 CALM = 0.01

@@ -24,12 +24,12 @@ PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 MAX_LINE_CHARS = 64 * 1024
-"""A longer line is shown in pieces."""
+"""Maximum length of a line. A longer one is shown in pieces."""
 SEE_OUTPUT = "its own output gives the reason"
 """Ends a line that points to another process's output, which may come before or after it."""
 _ENDS = re.compile(r"\r\n|\n|\r")
 MAX_CRASHES = 6
-"""More crashes than this within CRASH_WINDOW_S mean that the next try will fail, too."""
+"""Number of crashes within CRASH_WINDOW_S beyond which the next try is expected to fail, too."""
 CRASH_WINDOW_S = 120.0
 
 
@@ -130,8 +130,8 @@ def alive(pidfd: int) -> bool:
 
 
 def start_time(pid: int) -> str:
-    """Start time of a live process, by the kernel's count, which distinguishes it from a later one with its number.
-    Empty if there is none."""
+    """Returns the start time of a live process, by the kernel's count. It distinguishes the process from a later one
+    with the same number. Empty if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -258,12 +258,13 @@ class Backoff:
         return min(self.last_s, self.first_s * 2.0 ** min(failures - 1, 30))
 
     def spread_s(self, failures: int) -> float:
-        """A random wait of half that or more: many that lost the same peer do not all return at once."""
+        """Returns a random wait of half that or more, so that many that lost the same peer do not all return at
+        once."""
         return self.wait_s(failures) * (0.5 + os.urandom(1)[0] / 510)
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL and so on; "signal 99" if this Python has no name for it."""
+    """Returns SIGKILL and so on; "signal 99" if this Python has no name for it."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -288,7 +289,7 @@ class Crashes:
 
 
 def restart_wait_s(crashes: int) -> float:
-    """The wait before a restart; none after a single crash."""
+    """Returns the wait before a restart; none after a single crash."""
     return 0.0 if crashes == 1 else _RESTART.wait_s(crashes - 1)
 
 

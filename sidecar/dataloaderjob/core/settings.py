@@ -53,7 +53,8 @@ class RayTuning:
     """Time for which raylets and workers outlive their GCS."""
 
     def config(self) -> dict[str, int]:
-        """The same under Ray's names, as a head keeps it and passes it to every node that joins."""
+        """Returns the same settings under Ray's names, as a head keeps them and passes them to every node that
+        joins."""
         return {
             "worker_register_timeout_seconds": self.worker_register_timeout_s,
             "health_check_initial_delay_ms": round(self.health_check_initial_delay_s * 1000),
@@ -64,7 +65,7 @@ class RayTuning:
         }
 
     def env(self) -> dict[str, str]:
-        """Variables that put this in force from the first moment of a process, on head and nodes alike."""
+        """Returns variables that apply the settings from the first moment of a process, on head and nodes alike."""
         return {f"RAY_{name}": str(value) for name, value in self.config().items()}
 
 

@@ -38,7 +38,8 @@ class SnapshotShelf:
         return True
 
     def at(self, number: int) -> Snapshot | None:
-        """The snapshot at which a slot begins if its first batch is `number`; None if it begins at its start."""
+        """Returns the snapshot at which a slot begins if its first batch is `number`; None if it begins at its
+        start."""
         return max((one for one in self._of if one[0] <= number), default=None)
 
     def clear(self) -> None:

@@ -158,7 +158,7 @@ def name_of(index: int) -> str:
 
 
 def index_of(name: str) -> int | None:
-    """The number in a feeder's name; None if `name` is not one."""
+    """Returns the number in a feeder's name; None if `name` is not one."""
     head, _, tail = name.rpartition("-")
     return int(tail) if head == "feeder" and tail.isdecimal() and str(int(tail)) == tail else None
 
@@ -212,15 +212,15 @@ class Rates:
 
 
 def occupancy(pools: Iterable[Mapping[str, Any]]) -> float | None:
-    """The share of these pools, or sums of pools, that is in use."""
+    """Returns the share of these pools, or sums of pools, that is in use."""
     known = [(int(pool.get("used_nbytes", 0)), int(pool.get("pool_nbytes", 0))) for pool in pools]
     size = sum(size for _, size in known)
     return sum(used for used, _ in known) / size if size else None
 
 
 def between(before: Readings, after: Readings, seconds: float) -> Rates:
-    """Rates of all sidecars together. A sidecar in only one reading started or ended in between. It counts from its
-    next reading on, because the part of its counters that falls into these seconds is unknown."""
+    """Returns the rates of all sidecars together. A sidecar in only one reading started or ended in between. It counts
+    from its next reading on, because the part of its counters that falls into these seconds is unknown."""
     both = [name for name in after if name in before]
     rise = {
         counter: sum(max(0, after[n].get(counter, 0) - before[n].get(counter, 0)) for n in both)
@@ -237,7 +237,7 @@ def between(before: Readings, after: Readings, seconds: float) -> Rates:
 
 
 def pack_failure(error: str, message: str) -> bytes:
-    """The FAILED payload for one of our own errors, with the name of its class in `core.errors`."""
+    """Returns the FAILED payload for one of our own errors, with the name of its class in `core.errors`."""
     return json.dumps({"service": error, "message": message}).encode()
 
 

@@ -14,7 +14,7 @@ UNKNOWN = "\ufffd"
 MAX_CHARS = 4000
 """The default limit, for lines of a log."""
 _SPARE = 8
-"""Text beyond this multiple of the limit is not looked at."""
+"""Multiple of the limit beyond which text is not looked at."""
 _ESCAPES = re.compile(
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]?"  # control sequences: colours, cursor, erasing
     "|(?:\x1b\\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?"  # commands: titles, links, the clipboard

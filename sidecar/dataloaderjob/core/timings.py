@@ -114,7 +114,7 @@ class Times:
         self.samples = slowest((*self.samples, *other.samples))
 
     def longest_of(self, batches: int) -> float:
-        """The mean time, in seconds, of the slowest among this number of batches; 0 without any."""
+        """Returns the mean time, in seconds, of the slowest among this number of batches; 0 without any."""
         total, below, found = sum(self.buckets), 0, 0.0
         for number, count in enumerate(self.buckets):
             if count:
@@ -124,7 +124,7 @@ class Times:
         return found
 
     def quantile(self, share: float) -> float | None:
-        """Seconds below which this share of batches was made, to about a tenth; None without batches."""
+        """Returns the seconds below which this share of batches was made, to about a tenth; None without batches."""
         left = share * sum(self.buckets)
         if not any(self.buckets):
             return None
@@ -144,7 +144,7 @@ def bucket_of(ns: int) -> int:
 
 
 def begin_of(bucket: float) -> float:
-    """The least time in a bucket, in seconds."""
+    """Returns the shortest time in a bucket, in seconds."""
     return float(2.0 ** (bucket / PER_OCTAVE) * 1e-6)
 
 
