@@ -216,7 +216,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 
 def _own_domain() -> str:
-    """The cluster's domain from the operator's own resolv.conf; empty if there is none."""
+    """Returns the cluster's domain from the operator's own resolv.conf; empty if there is none."""
     try:
         return cluster_domain(RESOLV_CONF.read_text())
     except OSError:

@@ -34,7 +34,7 @@ class Options:
     setup: Setup
     namespace: str
     secret: str | None
-    """Name of the Secret with certificates that the injector makes; None: somebody else keeps them in `folder`."""
+    """Name of the Secret with certificates that the injector makes; None: another party keeps them in `folder`."""
     configuration: str
     names: tuple[str, ...]
     folder: Path | None

@@ -133,7 +133,7 @@ def _over(job: Object) -> str:
 
 
 def unreadable(review: Review, why: str) -> Answer:
-    """Makes the answer if the API server does not hand out the job. Controllers create the pod again later."""
+    """Makes the answer for a job that the API server does not return. Controllers create the pod again later."""
     message = f"cannot read {KIND} {review.namespace}/{review.job}, which the label {LABEL} names: {why}"
     return Answer(result=Result.FAILED, message=message, code=UNREADABLE)
 

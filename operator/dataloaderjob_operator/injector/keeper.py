@@ -55,7 +55,7 @@ def empty_context() -> ssl.SSLContext:
 
 @dataclass(slots=True)
 class Files:
-    """Certificates that somebody else keeps, such as cert-manager, in a folder with tls.crt and tls.key."""
+    """Certificates that another party, such as cert-manager, keeps in a folder with tls.crt and tls.key."""
 
     folder: Path
     check_s: float = CHECK_S
@@ -95,7 +95,7 @@ class Keeper:
     served: Certificates | None = None
     """The certificates in the TLS context; None before the first ones."""
     _bundled_at: datetime | None = None
-    """Time since when the bundle has had the newest authority at each check."""
+    """Time since which the bundle has had the newest authority at each check."""
 
     @property
     def ends(self) -> datetime | None:
@@ -193,7 +193,8 @@ def _certificates(secret: dict[str, Any] | None) -> Certificates | None:
 
 
 def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Has new connections use a certificate. The library reads files only; they exist for a moment, for this user."""
+    """Makes new connections use a certificate. The library reads only files, which exist for a moment, readable by this
+    user."""
     with contextlib.ExitStack() as stack:
         paths = []
         for content in (certificate, key):

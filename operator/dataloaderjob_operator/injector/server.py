@@ -37,7 +37,7 @@ PREFIX = "dataloaderjob_injector"
 MAX_NBYTES = 8 * 1024**2
 """Maximum size of a review: the API server accepts requests of 3 MiB, and a review may have two objects."""
 DEADLINE_S = 4.0
-"""Time for reading the job. The API server waits 5 s, and would report only that it waited."""
+"""Seconds for reading the job. The API server waits 5 s, and would then report only that it has waited."""
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
