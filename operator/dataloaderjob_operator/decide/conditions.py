@@ -187,7 +187,7 @@ def _ready(result: StageResult, found: Parts, *, attaches: bool) -> ConditionSta
 def _moves(
     result: StageResult, found: Parts, short: ConditionState | None, *, attaches: bool
 ) -> ConditionState:
-    """Returns the state of Progressing for a running job: a part recovers, or wanted feeders are missing or being
+    """Returns the state of Progressing: the job is queued, a part recovers, or wanted feeders are missing or being
     replaced."""
     running = result.stage in AT_WORK
     if running and result.queue is not None:
