@@ -107,7 +107,7 @@ def _decoded(secret: Manifest, namespace: str, name: str) -> Roots:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class SecretAttempt:
     """An attempt to create a job's Secret."""
 
     at: float
@@ -125,7 +125,7 @@ class JobSecrets:
     api: ApiClient
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
-    attempts: dict[JobKey, dict[str, Attempt]] = field(default_factory=dict)
+    attempts: dict[JobKey, dict[str, SecretAttempt]] = field(default_factory=dict)
     """The last attempt for each job's Secrets, by name."""
 
     async def keep(self, key: JobKey, secret: Manifest, observed: Observed) -> bool:
@@ -145,7 +145,7 @@ class JobSecrets:
             if not (starts or doubted) or self.clock() - last.at < AGAIN_S:
                 return False
         made = await self.api.create(secret)
-        known[name] = Attempt(self.clock(), frozenset(placed), made or (last is not None and last.made))
+        known[name] = SecretAttempt(self.clock(), frozenset(placed), made or (last is not None and last.made))
         return made
 
     def _doubted(self, observed: Observed, *, made: bool) -> bool:

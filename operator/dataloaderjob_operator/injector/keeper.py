@@ -78,7 +78,7 @@ class Files:
 
 
 @dataclass(slots=True)
-class Keeper:
+class CertificateKeeper:
     """Certificates that the injector makes itself."""
 
     api: ApiClient
@@ -206,7 +206,7 @@ def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
         context.load_cert_chain(*paths)
 
 
-async def keep(keeper: Keeper | Files, ready: Callable[[], None]) -> None:
+async def keep(keeper: CertificateKeeper | Files, ready: Callable[[], None]) -> None:
     """Keeps the certificates until it is cancelled. Calls `ready` once the first certificate is served."""
     while True:
         try:

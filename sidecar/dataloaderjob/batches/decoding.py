@@ -44,7 +44,7 @@ _ndarray: Callable[..., np.ndarray[Any, Any]] = np.ndarray
 _from_numpy = torch.from_numpy
 
 
-class Plan:
+class BodyPlan:
     """Turns bodies of one schema into batches."""
 
     __slots__ = (
@@ -95,8 +95,8 @@ class Decoder:
 
     def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
-        self._plans: dict[bytes, Plan] = {}
-        self._last: Plan | None = None
+        self._plans: dict[bytes, BodyPlan] = {}
+        self._last: BodyPlan | None = None
         self.digest = 0
         """Digest of the last body that was passed to `plan`."""
 
@@ -109,7 +109,7 @@ class Decoder:
         plan = self.plan(base.data, 0, len(base))
         return plan.batch(base)
 
-    def plan(self, memory: Memory, at: int, nbytes: int) -> Plan:
+    def plan(self, memory: Memory, at: int, nbytes: int) -> BodyPlan:
         """Returns the plan for the body of `nbytes` bytes at `at` in `memory`. Raises the same errors as `decode`."""
         plan = self._last
         try:
@@ -122,17 +122,17 @@ class Decoder:
             plan.check(nbytes)
         return plan
 
-    def _find(self, memory: Memory, at: int, nbytes: int) -> Plan:
+    def _find(self, memory: Memory, at: int, nbytes: int) -> BodyPlan:
         """Returns the plan for a body whose schema differs from the previous body's schema."""
         start = bytes(memory[at : at + min(_HEAD_END, nbytes)])
         plan = self._plans.get(start[_HEAD_AT:]) or self._prepare(start, memory, at, nbytes)
         self._last = plan
         return plan
 
-    def _prepare(self, start: bytes, memory: Memory, at: int, nbytes: int) -> Plan:
+    def _prepare(self, start: bytes, memory: Memory, at: int, nbytes: int) -> BodyPlan:
         """Analyses a schema and tries its buffers once, so that later only the body's length has to be checked."""
         key = bytes(memory[at : at + min(layout.key_nbytes(start), nbytes)])
-        plan = Plan(start[_HEAD_AT:], layout.parse(key), self._allow_pickle)
+        plan = BodyPlan(start[_HEAD_AT:], layout.parse(key), self._allow_pickle)
         plan.check(nbytes)
         try:
             plan.leaves(np.ndarray((nbytes,), np.uint8, memory, at))

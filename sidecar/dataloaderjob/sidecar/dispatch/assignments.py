@@ -12,7 +12,7 @@ from typing import Any
 from dataloaderjob.core import frames, supervision
 from dataloaderjob.core.frames import Flag, FrameKind
 from dataloaderjob.core.settings import LoaderSettings
-from dataloaderjob.sidecar.dispatch.choose import Ranks, Versions, depth
+from dataloaderjob.sidecar.dispatch.choose import Ranks, VersionChecks, depth
 from dataloaderjob.sidecar.dispatch.homes import BALANCE_EVERY_S, Slot, better_home, choose_home, stays
 from dataloaderjob.sidecar.dispatch.placing import Placer, turn
 from dataloaderjob.sidecar.dispatch.streams import (
@@ -80,7 +80,7 @@ class Assignments:
         """Names of feeders that ran out of memory recently, according to the supervisor."""
         self.starved = False
         """True if an announced body waits for space: the shell should report ended leases at once."""
-        self._versions = Versions()
+        self._versions = VersionChecks()
         self._out: list[Instruction] = []
         self.placer = Placer(settings.limit_nbytes, settings.pool_nbytes, self._out)
 

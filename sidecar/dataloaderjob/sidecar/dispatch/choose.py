@@ -124,7 +124,7 @@ def caution(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None
     )
 
 
-class Versions:
+class VersionChecks:
     """The results of comparisons so far."""
 
     def __init__(self) -> None:

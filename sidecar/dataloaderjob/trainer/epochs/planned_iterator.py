@@ -23,7 +23,7 @@ from dataloaderjob.core.records import NO_BUNDLE, RowKind
 from dataloaderjob.making.fetcher import derive_seed
 from dataloaderjob.trainer.epochs.ahead import AheadTaker
 from dataloaderjob.trainer.epochs.plan_kinds import PlanKind
-from dataloaderjob.trainer.epochs.reading import Reading, SlotBatches
+from dataloaderjob.trainer.epochs.reading import SlotBatches, SlotReading
 from dataloaderjob.trainer.epochs.relay import Relay
 from dataloaderjob.trainer.epochs.service_iterator import ServiceIterator
 from dataloaderjob.trainer.epochs.source import EpochSource
@@ -41,7 +41,7 @@ _Due = tuple[bytes, Any, Any, int | None, Exception | None]
 class PlannedIterator(ServiceIterator):
     """This rank's batches of an IterableDataset's slots.
 
-    `Reading` provides the next batch, and the plan decides when it is due. The iterator then returns the batch, or
+    `SlotReading` provides the next batch, and the plan decides when it is due. The iterator then returns the batch, or
     hands its samples to the relay.
     """
 
@@ -49,7 +49,7 @@ class PlannedIterator(ServiceIterator):
         "_all_read", "_error", "_is_giving", "_kind", "_most", "_reading", "_relay", "_size", "_slots", "_to_ship",
         "_with_stage",
     )  # fmt: skip
-    _reading: Reading
+    _reading: SlotReading
     _relay: Relay | None
 
     # Shipping
@@ -120,7 +120,7 @@ class PlannedIterator(ServiceIterator):
         if self._kind.tail is not None:
             self._bundle = replace(self._bundle, taken=tuple(saved.taken))
         batches = SlotBatches(self._epoch_seed, self._size, self._bare, self._drop_last)
-        self._reading = Reading(
+        self._reading = SlotReading(
             self._client, self._open_reader(batches), plan, batches, is_ahead=self._with_stage
         )
         self._taken = 0

@@ -16,7 +16,7 @@ from dataloaderjob.trainer.session.slot_places import Beginnings, SlotPlace, pac
 _Mark = TypeVar("_Mark")
 
 
-class Answer(NamedTuple):
+class SlotAnswer(NamedTuple):
     """A batch of this rank that a slot has made or read, or the error in its place."""
 
     place: SlotPlace

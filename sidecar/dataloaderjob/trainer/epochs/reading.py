@@ -9,7 +9,7 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.control import W_NEXT_CALLS
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.trainer.epochs.ahead import AheadTaker
-from dataloaderjob.trainer.epochs.plans import Answer, Plan
+from dataloaderjob.trainer.epochs.plans import Plan, SlotAnswer
 from dataloaderjob.trainer.session import service
 from dataloaderjob.trainer.session.client import Client
 from dataloaderjob.trainer.session.slot_places import SlotPlace
@@ -33,7 +33,7 @@ class SlotBatches:
     drop_last: bool
 
 
-class Reading:
+class SlotReading:
     """The requests and answers of one epoch."""
 
     __slots__ = ("_batches", "_client", "_is_ahead", "_placed", "asked", "next", "plan", "read", "taker")
@@ -52,7 +52,7 @@ class Reading:
         self._is_ahead = is_ahead
         taker.stream.places = plan
         self._placed: dict[int, tuple[SlotPlace, bytes]] = {}
-        self.next: Answer | None = None
+        self.next: SlotAnswer | None = None
         """This rank's next batch, once it has arrived."""
         self.asked = 0
         self.read = 0
@@ -114,7 +114,7 @@ class Reading:
             batch = self._take(waits=waits)
             if batch is NOTHING:
                 return False
-            answer = Answer(place, packed, batch, taker.digest, None)
+            answer = SlotAnswer(place, packed, batch, taker.digest, None)
         except SlotEndedError as end:
             plan.ended(place, end.batches)
         except SlotGoesOnError:
@@ -122,7 +122,7 @@ class Reading:
         except Exception as exc:
             if taker.taken == number or plan.is_lost(place, exc):
                 raise
-            answer = Answer(place, packed, None, None, exc.with_traceback(None))
+            answer = SlotAnswer(place, packed, None, None, exc.with_traceback(None))
         if answer is not None:
             is_next = plan.there(place, answer.digest)
             if is_next:
@@ -145,7 +145,7 @@ class Reading:
         with self._client.lock:  # a thread that pins counts, too
             self._client.control.words[W_NEXT_CALLS] += more
 
-    def took(self) -> tuple[Answer, Any]:
+    def took(self) -> tuple[SlotAnswer, Any]:
         """Removes this rank's next batch. Returns it, and the position after it."""
         answer = self.next
         assert answer is not None  # noqa: S101  it is due

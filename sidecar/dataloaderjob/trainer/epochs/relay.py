@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from dataloaderjob.core import frames
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer.epochs.ahead import AheadTaker
-from dataloaderjob.trainer.epochs.plans import Answer
+from dataloaderjob.trainer.epochs.plans import SlotAnswer
 from dataloaderjob.trainer.epochs.reading import SlotBatches
 from dataloaderjob.trainer.session.client import Client
 from dataloaderjob.trainer.session.slot_places import SlotPlace
@@ -62,7 +62,7 @@ class Relay:
         """True if more may be read."""
         return not self.line or self._waiting_nbytes < MOST_WAITING_NBYTES
 
-    def hand_on(self, read: Answer, mark: Any) -> None:
+    def hand_on(self, read: SlotAnswer, mark: Any) -> None:
         """Requests the batch of these samples from any feeder. An error waits in line for its turn."""
         error = read.error or self._refusal(read.place, len(read.batch))
         if error is not None:

@@ -12,7 +12,7 @@ from dataloaderjob.core.consumption import Consumption
 from dataloaderjob.trainer.device.transfer import Transfer, Way
 from dataloaderjob.trainer.epochs.source import EpochSource
 from dataloaderjob.trainer.resume.progress import Epoch, Progress
-from dataloaderjob.trainer.resume.sampling import Recorded, first_keys
+from dataloaderjob.trainer.resume.sampling import TrackedSampler, first_keys
 from dataloaderjob.trainer.session.spec import EpochSpec
 
 _U64 = (1 << 64) - 1
@@ -69,7 +69,7 @@ class SeededIterator(_BaseDataLoaderIter):
         """Returns the progress of the epoch. A batch that failed counts as returned."""
         batches, samples, keys = self._returned()
         source = self._sampler_iter
-        sampler = source.after(batches) if type(source) is Recorded else None
+        sampler = source.after(batches) if type(source) is TrackedSampler else None
         return batches, samples, self._over, first_keys(keys), sampler
 
     def refresh(self) -> None:

@@ -25,7 +25,7 @@ from dataloaderjob.making import held
 from dataloaderjob.making.fetcher import derive_seed
 from dataloaderjob.samplers.elastic import ElasticSampler
 from dataloaderjob.trainer.resume import generators, held_draws, recording, sampling
-from dataloaderjob.trainer.resume.sampling import Recorded
+from dataloaderjob.trainer.resume.sampling import TrackedSampler
 from dataloaderjob.trainer.resume.state import VERSION, LoaderState, Resume
 from dataloaderjob.trainer.session.spec import EpochSpec
 
@@ -263,7 +263,7 @@ class Epoch:
                 self.first_samples = samples if resume.samples is None else self.first_samples
         if stateful is None:
             return iterator
-        recorded = Recorded(stateful, iterator, self.first_batches, ahead)
+        recorded = TrackedSampler(stateful, iterator, self.first_batches, ahead)
         if saved is not None and not self.first_batches:
             recorded.begin_anew(sampler)
         return recorded

@@ -146,7 +146,7 @@ def order_of(sampler: Any) -> str | None:
     return name if type(shuffle) is not bool else f"{name}(shuffle={shuffle})"
 
 
-class Recorded:
+class TrackedSampler:
     """Iterates over the batches of a sampler with state. Notes the state after each batch, because the sampler is ahead
     of next()."""
 
@@ -168,7 +168,7 @@ class Recorded:
         else:
             self._drawn.append(keys)
 
-    def __iter__(self) -> Recorded:
+    def __iter__(self) -> TrackedSampler:
         return self
 
     def __next__(self) -> Any:
