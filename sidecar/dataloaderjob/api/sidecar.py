@@ -44,7 +44,7 @@ RUN: dict[str, Any] = {"name": RUN_VOLUME, "mountPath": RUN_FOLDER}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarPlan:
-    """The sidecar of one job, apart from what depends on the pod that it joins."""
+    """The settings of one job's sidecar that do not depend on the pod that it joins."""
 
     image: str
     metrics_port: int
@@ -55,7 +55,7 @@ class SidecarPlan:
 
 
 def sidecar_plan(spec: DataLoaderJobSpec, *, image: str, metrics_port: int, processes: int) -> SidecarPlan:
-    """Makes the plan from a manifest. The default memory is what the pools and the sidecar need, because memfds count
+    """Makes the plan from a manifest. The default memory covers the pools and the sidecar itself, because memfds count
     as the sidecar's memory. `image`: used if the manifest names none. `processes`: trainer processes in a pod."""
     asked = plain(spec.sidecar)
     made = resources(spec.sidecar.resources)

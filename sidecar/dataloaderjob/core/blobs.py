@@ -38,7 +38,7 @@ PART_KEEP_S = 3600.0
 SLOTS = "slots"
 """The fact that a bundle's trainer needs a feeder that makes slots, or that a feeder or sidecar supports them."""
 LAUNCH = "launch"
-"""The fact that names a trainer's launch if feeders outlive it: no launch uses what another launch loaded."""
+"""The fact that names a trainer's launch if feeders outlive it. No launch uses the code that another one loaded."""
 _PART = ".part-"
 SLOWEST = 1e6
 """Bytes per second: a feeder that receives less than this from another feeder asks again."""
@@ -208,7 +208,7 @@ class BlobStore:
                 os.utime(self.path(digest))
 
     def put_all(self, blobs: Iterable[Callable[[], bytes | memoryview]]) -> list[tuple[str, int]]:
-        """Stores what the functions return, several at a time: hashing and writing release the GIL."""
+        """Stores the results of the functions, several at a time, because hashing and writing release the GIL."""
         with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
             return list(pool.map(lambda make: self.put(make()), blobs))
 

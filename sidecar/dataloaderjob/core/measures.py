@@ -243,7 +243,7 @@ class MeasuresWindow:
         return readings
 
     def _remember(self, ranks: int, readings: Sequence[_Reading]) -> None:
-        """Remembers the step in seconds in which nobody waited."""
+        """Remembers the step in seconds without waiting."""
         if self._calm[0] != ranks:
             self._calm = ranks, 0.0
         calm = [reading for reading in readings if reading.calls and _waiting([reading]) < CALM]

@@ -34,8 +34,8 @@ CRASH_WINDOW_S = 120.0
 
 
 def die_with_parent(parent: int) -> None:
-    """Ends this process when its parent ends, because nobody could talk to it then. `parent`: the pid of the process
-    that forked it."""
+    """Ends this process when its parent ends, because it would then have no one to talk to. `parent`: the pid of the
+    process that forked it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -112,7 +112,7 @@ def lead_group(pid: int) -> None:
 
 
 def end_group(pid: int) -> int:
-    """Reaps a child that led a group and has ended, and kills what it started. Returns its exit code."""
+    """Reaps a child that led a group and has ended, and kills the processes that it started. Returns its exit code."""
     # Before the child is reaped, while no other process can have its number.
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)

@@ -42,12 +42,13 @@ class Needs:
         known[receiver] = needed if before == _NOTHING else max(before, needed)
 
     def may_make(self, bundle: Bundle, number: int) -> bool:
-        """True if batch `number` is close enough to what the slowest rank needs: all batches in between are kept."""
+        """True if batch `number` is close enough to the batch that the slowest rank needs. All batches in between are
+        kept."""
         slowest = min(self._of.get(bundle.id, {}).values(), default=_NOTHING)
         return number < slowest + STEPS_AHEAD * bundle.ranks + BATCHES_AHEAD
 
     def of_all(self, bundle: Bundle, ticket: SlotTicket, packed: bytes) -> bytes:
-        """Returns a rank's packed ticket, with `needed` changed to what all ranks need."""
+        """Returns a rank's packed ticket, with `needed` lowered to the first batch that any rank needs."""
         known = [needed for needed in self._of.get(bundle.id, {}).values() if needed != _NOTHING]
         least = min(known, default=float(ticket.needed))
         if len(self._of.get(bundle.id, {})) < bundle.ranks:  # the others are about as far as the first

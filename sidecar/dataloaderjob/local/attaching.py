@@ -125,7 +125,7 @@ TRANSITIONS: dict[tuple[Activity, Change], Activity] = {
 
 
 class Idleness:
-    """Decides how many feeders a run wants while nobody may need them."""
+    """Decides how many feeders a run wants while no trainer may need them."""
 
     def __init__(self, idle_s: float, now: float) -> None:
         self.activity = Activity.BUSY

@@ -1,6 +1,5 @@
-"""`dataloaderjob inject`: adds the sidecar to the pod templates in a file. The sidecar is then part of what is reviewed
-and committed, and queues such as Kueue's count it.
-"""
+"""`dataloaderjob inject`: adds the sidecar to the pod templates in a file. It is then reviewed and committed with the
+file, and queues such as Kueue's count it."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def run(
     record: Path | None = None,
 ) -> int:
     """Runs a manifest. Returns the exit code. Raises InputError before anything is started. `record`: folder in which
-    trainers record what they consume."""
+    trainers record the batches that they consume."""
     master_port = ReservedPort()
     planned = plan(
         job,
@@ -90,7 +90,8 @@ def run(
 
 
 def recorded(planned: RunPlan, folder: Path) -> RunPlan:
-    """Returns the same run with trainers that record what they consume. Raises InputError if they cannot."""
+    """Returns the same run with trainers that record the batches that they consume. Raises InputError if they
+    cannot."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         os.close(folders.enter(folder, InputError))
@@ -218,7 +219,7 @@ class Run:
         return self._lifecycle.code
 
     def _about(self) -> dict[str, Any]:
-        """Returns what other commands need to know about this run."""
+        """Returns the facts that other commands need about this run."""
         least, per_pod = self._plan.scale
         about: dict[str, Any] = {"manifest": str(self._manifest.resolve()), "min": least, "per_pod": per_pod}
         if (attach := self._plan.attach) is not None:

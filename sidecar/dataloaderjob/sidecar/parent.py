@@ -40,7 +40,7 @@ from dataloaderjob.sidecar.supervisor_client import BundleGc, Failures, Supervis
 TICK_S = 0.5
 METRICS_EVERY_S = 1.0
 SWEEP_EVERY_S = 30.0
-"""Interval at which a private service that waits for the next script removes what earlier scripts have sent."""
+"""Interval at which a private service that waits for the next script removes blobs of earlier scripts."""
 _RANK = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 

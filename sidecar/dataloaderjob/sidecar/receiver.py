@@ -49,7 +49,7 @@ PACKETS_AT_ONCE = 64
 GIVES_WAY_S = 1.0
 """Seconds without an iterator after which a trainer may lose its place to another trainer (`W_IDLE`)."""
 IDLE_S = 30.0
-"""Time after which the memory of a pool that nobody reads from is freed."""
+"""Time after which the memory of an unread pool is freed."""
 
 
 class TrainerGone(Exception):
@@ -192,7 +192,7 @@ class Receiver:
     def _give_back(self, now: float) -> None:
         """Frees the pool's memory once nothing has been read from it or held in it for IDLE_S.
 
-        Pages that a device has registered are kept: the device would go on reading the old ones.
+        Pages that a device has registered are kept, because the device would continue to read the old ones.
         """
         words = self.control.words
         if self.machine.streams or self.machine.placer.space.used_nbytes:

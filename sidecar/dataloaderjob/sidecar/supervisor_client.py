@@ -226,7 +226,7 @@ class Failures:
 class BundleGc:
     """Keeps the bundles of live streams, and the last one of each loader, whose next epoch may need it again.
 
-    The disk thus holds what is in use, and a dataset that changes every epoch leaves nothing behind.
+    The disk thus holds only bundles in use, and a dataset that changes every epoch leaves none behind.
     """
 
     def __init__(self, store: BlobStore) -> None:

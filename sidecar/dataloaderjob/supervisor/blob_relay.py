@@ -80,8 +80,8 @@ class BlobRelay:
                     del self._holders[digest]
 
     def receive(self, sock: socket.socket, digest: str, nbytes: int) -> None:
-        """Receives an upload. Raises OSError, and RemoteProtocolError if it is not what was promised, or if no feeder
-        waits for it."""
+        """Receives an upload. Raises OSError. Raises RemoteProtocolError if it is not the announced blob, or if no
+        feeder waits for it."""
         if self._store.has(digest, nbytes):
             for _ in chunks(sock, nbytes):
                 pass

@@ -114,7 +114,7 @@ class SupervisorServer:
                     peer.sock.shutdown(socket.SHUT_RDWR)
 
     def drain(self, instance: str) -> None:
-        """Asks a feeder to report once it owes nobody anything."""
+        """Asks a feeder to report once it has no work left."""
         with self._lock:
             peer = self._feeders.get(instance)
         if peer is not None:

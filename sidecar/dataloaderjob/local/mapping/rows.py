@@ -221,7 +221,7 @@ def _nested(array: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def _element(value: Any) -> Any:
-    """Converts a value to what Arrow accepts within a list: arrays of one dimension, and lists of them."""
+    """Converts a value to a form that Arrow accepts within a list: arrays of one dimension, and lists of them."""
     if isinstance(value, torch.Tensor):
         value = _numpy(value)
     if not isinstance(value, np.ndarray):

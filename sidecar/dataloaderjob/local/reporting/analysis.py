@@ -1,4 +1,4 @@
-"""Derives from a run's readings what its report shows: rates between readings, the verdict, incidents. Pure."""
+"""Derives the contents of a report from a run's readings: rates between readings, the verdict, incidents. Pure."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Event:
     at: float
     who: str
     kind: str
-    """One of STARTED, LOST and so on: what a reader may count."""
+    """A kind that a reader may count: STARTED, LOST and so on."""
     what: str
     """The event as text; may come from user code."""
 

@@ -343,7 +343,7 @@ class Dispatcher(Assignments):
         self.counters.retries += 1
 
     def _begins(self, feeder: FeederState, ticket: Ticket, begun: bool) -> None:
-        """Records that the home of a ticket's slot has sent part of the slot, or has lost what it had of the slot."""
+        """Records that the home of a ticket's slot has sent part of the slot, or has lost its progress."""
         if ticket.slot is not None and ticket.slot.home == feeder.endpoint.instance:
             ticket.slot.begun = begun
 

@@ -194,7 +194,7 @@ class Placer:
     # Regions
 
     def fit(self, streams: Iterable[Stream], nbytes: int) -> None:
-        """Grows the pool to what the live streams need, within the limit: (window + reserve) batches each."""
+        """Grows the pool to the size that the live streams need, within the limit: (window + reserve) batches each."""
         self.largest = max(self.largest, nbytes)
         space = self.space
         if self.pool_nbytes is not None:

@@ -105,7 +105,7 @@ class Moment:
         does not set it.
 
         `saved` has their states from an earlier run. A generator that was restored at about that point of the run is
-        ahead of it by at most what was drawn since this moment.
+        ahead of it by at most the draws made since this moment.
         """
         changed = {
             name: text

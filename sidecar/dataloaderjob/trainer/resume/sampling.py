@@ -37,7 +37,7 @@ def chain(sampler: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Unset(int):
-    """An epoch that nobody has set since a state was loaded. In states and copies it is a plain number."""
+    """An epoch that was not set since a state was loaded. In states and copies it is a plain number."""
 
     __slots__ = ()
 

@@ -57,7 +57,7 @@ class Opened:
             sock.close()
 
     def close(self) -> None:
-        """Closes all descriptors. Lent batches stay valid, and their leases end without notice to anybody."""
+        """Closes all descriptors. Lent batches stay valid, and their leases end without notice to any process."""
         if (pool := self.pool) is not None:
             pool.tail.cut()
             for number in list(pool.regions):
