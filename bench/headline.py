@@ -84,8 +84,8 @@ text{font:13px system-ui,sans-serif;fill:#1f2328}.axis{stroke:#59636e;stroke-wid
 BARS = (
     ("CPU on the trainer's node, decoded images", "B3", f"2 producers: {CPU}"),
     ("CPU on the trainer's node, WebDataset", "B17", f"WebDataset, 2 producers: {CPU}"),
-    ("CPU on a node with eight ranks", "B16", "8 ranks: CPU of all that is on the node"),
-    ("memory on a node with eight ranks", "B16", "8 ranks: memory of all that is on the node"),
+    ("CPU on a node with eight ranks", "B16", "8 ranks: CPU of all processes on the node"),
+    ("memory on a node with eight ranks", "B16", "8 ranks: memory of all processes on the node"),
     ("batches per second, same cores", "B3", "2 producers: flat out"),
     ("the same, one sample in a hundred is slow", "B8", "heavy tail, 2 producers: flat out"),
     ("the same, JPEGs decoded by feeders", "B19", "decoded by feeders: flat out"),
