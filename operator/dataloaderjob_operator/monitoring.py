@@ -76,7 +76,7 @@ def configure_logging(kind: LogFormat) -> None:
     handler.addFilter(mark_record)
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     logging.captureWarnings(True)
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line for each event of a watch
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else each event of a watch is a line
 
 
 def log_formatter(kind: LogFormat) -> logging.Formatter:

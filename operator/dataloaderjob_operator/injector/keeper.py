@@ -142,7 +142,7 @@ class CertificateKeeper:
         body: dict[str, Any] = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
         if live is None:
             await self.api.request("POST", path, body)
-        else:  # fails if another replica has renewed them meanwhile
+        else:  # fails if another replica has just renewed them
             metadata["resourceVersion"] = live["metadata"]["resourceVersion"]
             await self.api.request("PUT", f"{path}/{self.secret}", body)
         log.info("renewed the %s in Secret %s/%s", what.name.lower(), self.namespace, self.secret)
@@ -202,7 +202,7 @@ def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
             stack.callback(os.close, fd)
             os.write(fd, content)
             paths.append(f"/proc/self/fd/{fd}")
-        empty_context().load_cert_chain(*paths)  # raises if the two do not fit, and spoils no context in use
+        empty_context().load_cert_chain(*paths)  # raises if they do not match; changes no context in use
         context.load_cert_chain(*paths)
 
 

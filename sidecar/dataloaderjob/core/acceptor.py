@@ -220,7 +220,7 @@ class Acceptor:
         peer = guest.handshake.peer
         assert peer is not None  # noqa: S101  the handshake is done
         self._forget(guest)
-        with contextlib.suppress(OSError):  # the peer may be gone again
+        with contextlib.suppress(OSError):  # the peer may have left
             sockets.tune(guest.sock)
         sock = Connection.of(guest.sock)
         sock.end_handshake(guest.handshake.seals)

@@ -158,7 +158,7 @@ def demand(measures: Measures, pipeline: Pipeline, limit: LiveLimit) -> tuple[fl
     decide that. A resource that is used up allows today's rate."""
     now = measures.rate
     allowed = ceilings(pipeline)
-    if measures.receiving < FULL:  # the model knows other machines, the measure this one
+    if measures.receiving < FULL:  # the model is for any machine, the measure for this one
         allowed[Limit.RECEIVER] = max(allowed[Limit.RECEIVER], FULL * now / max(measures.receiving, 1e-9))
     if limit in (LiveLimit.NETWORK, LiveLimit.RECEIVER):
         return min(now, *allowed.values()), False

@@ -184,7 +184,7 @@ class MeasuresWindow:
             before = self._sidecars.get(name)
             if before is None or before["next_calls"] < max(FIRST, after["receivers"]):
                 continue
-            if any(after[counter] < before[counter] for counter in _READ):  # it has started anew
+            if any(after[counter] < before[counter] for counter in _READ):  # it has restarted
                 continue
             for counter in _READ:
                 rise[counter] += after[counter] - before[counter]

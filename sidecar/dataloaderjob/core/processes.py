@@ -98,7 +98,7 @@ def end_as(main: Callable[[], int | None]) -> NoReturn:
     finally:
         with contextlib.suppress(
             Exception
-        ):  # nobody reads the output any more, or user code has replaced the stream
+        ):  # the output has no reader any more, or user code has replaced the stream
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
@@ -225,7 +225,7 @@ class Lines:
     def feed(self, data: bytes, *, final: bool = False) -> None:
         text = self._rest + self._decode(data, final)
         held = ""
-        if text.endswith("\r") and not final:  # its newline may come with the next bytes
+        if text.endswith("\r") and not final:  # its newline may arrive with the next bytes
             text, held = text[:-1], "\r"
         *lines, rest = _ENDS.split(text)
         while len(rest) > MAX_LINE_CHARS:

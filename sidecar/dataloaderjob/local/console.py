@@ -127,7 +127,7 @@ def _put(stream: TextIO, text: str) -> None:
     except ValueError:  # the stream is closed
         return
     except OSError as exc:
-        if exc.errno not in (errno.EPIPE, errno.EIO):  # the reader, or the terminal, is gone; the run goes on
+        if exc.errno not in (errno.EPIPE, errno.EIO):  # the reader or terminal is gone; the run continues
             raise
         discard_output(stream.fileno())
 

@@ -177,7 +177,7 @@ def _trainer(
 def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str], provider: str) -> ServicePlan:
     spec = job.spec
     for_feeders = feeder_env(spec, inherited)
-    for_feeders.setdefault("PYTHONHASHSEED", "0")  # sets iterate alike in all feeders
+    for_feeders.setdefault("PYTHONHASHSEED", "0")  # sets then have the same order in all feeders
     return ServicePlan(
         job=job.name, num_feeders=spec.feeders.count, env=inherited, sidecar_env=add_env(inherited, spec.sidecar.env),
         feeder_env=for_feeders, feeder_cwd=cwd, provider=provider,

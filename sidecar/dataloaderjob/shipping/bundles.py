@@ -358,7 +358,7 @@ def _make_main(main: Mapping[str, Any]) -> None:
     sys.modules["__main__"] = module
 
 
-# Why a bundle cannot be loaded
+# Bundles that cannot be loaded
 
 
 def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:

@@ -366,7 +366,7 @@ def why_not(
     try:
         for part in (obj,) if alone else with_main(obj, pickler.reached):
             pickler.dump(part)
-    except Exception as exc:  # whatever a __reduce__ of the user raises
+    except Exception as exc:  # any exception of a user's __reduce__
         return _without_frames(exc)
     finally:
         pickler.close()

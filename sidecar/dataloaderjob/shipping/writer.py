@@ -133,7 +133,7 @@ class Writer:
                 pickler.dump(part)
             where = ROOTS
             pickler.dump(tuple(roots.values()))
-        except Exception as exc:  # whatever a __reduce__ of the user raises
+        except Exception as exc:  # any exception of a user's __reduce__
             if changed_meanwhile(exc) and self._tries:
                 self._tries -= 1
                 return False

@@ -207,7 +207,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._sent_to[1] is not None
 
     def _devices_here(self) -> Devices:
-        if self._devices is None or self._devices[0] != os.getpid():  # a fork may copy it locked
+        if self._devices is None or self._devices[0] != os.getpid():  # a fork may copy a held lock
             self._devices = os.getpid(), threading.Lock(), {}
         return self._devices
 

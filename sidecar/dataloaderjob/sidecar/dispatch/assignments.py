@@ -113,7 +113,7 @@ class Assignments:
                     self.fail_service(ticket, "ServiceUnavailable", refusal)
                     break
                 if ticket.unconfirmed and ticket.strikes + ticket.unconfirmed >= MAX_STRIKES:
-                    continue  # it may be what kills the processes
+                    continue  # it may be the cause of the deaths
                 slot = ticket.slot
                 feeder = self.ranks.choose(ticket.stream) if slot is None else self._home(now, ticket, slot)
                 if feeder is not None:

@@ -352,7 +352,7 @@ class Dispatcher(Assignments):
         ticket.strikes += 1
         ticket.ends.append((feeder, how, of_memory))
         if ticket.slot is not None and ticket.strikes > 1:
-            ticket.slot.snapshots.clear()  # a snapshot may be what kills the process
+            ticket.slot.snapshots.clear()  # a snapshot may be the cause of the death
         if ticket.strikes >= MAX_STRIKES and ticket.state in (TicketState.QUEUED, TicketState.ASKED):
             self.fail_service(ticket, *deadly_error(ticket, self.out_of_memory, self.supervisor_notes))
 

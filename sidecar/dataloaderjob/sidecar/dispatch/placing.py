@@ -259,7 +259,7 @@ class Placer:
         region = self.space.add(round_up(nbytes), single=True)
         self._out.append(CreateRegion(region, round_up(nbytes), True, self.lease_limit))
         offset = self.space.arenas[region].alloc(nbytes)
-        assert offset == 0  # noqa: S101  a new region holds what it was made for
+        assert offset == 0  # noqa: S101  a new region fits the batch that it was made for
         return Extent(region, 0, round_up(nbytes))
 
     def _droppable(self, streams: Iterable[Stream]) -> list[Ticket]:

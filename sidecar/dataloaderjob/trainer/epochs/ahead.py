@@ -188,7 +188,7 @@ def _end_all() -> None:
     live = dict(_live)
     for taker, orders in live.values():
         with contextlib.suppress(Exception):
-            taker.client.dead = taker.client.dead or "this process ends"  # wait for no sidecar any more
+            taker.client.dead = taker.client.dead or "this process ends"  # no longer wait for a sidecar
             _leave(taker, orders)
     deadline = time.monotonic() + LAST_S
     for thread in live:

@@ -159,7 +159,7 @@ class Deal(Plan[Mark]):
             self._pass_known()
 
     def is_lost(self, place: SlotPlace, error: Exception) -> bool:  # noqa: ARG002  the same for all places
-        return isinstance(error, DataLoaderJobError)  # nobody knows which batches of the slot exist
+        return isinstance(error, DataLoaderJobError)  # it is unknown which batches of the slot exist
 
     def _drop_stale(self) -> None:
         self._stale -= 1

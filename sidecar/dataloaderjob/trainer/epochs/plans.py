@@ -197,7 +197,7 @@ class Places(Plan[tuple[SlotPlace, int | None]]):
         self._answered(place)
 
     def is_lost(self, place: SlotPlace, error: Exception) -> bool:
-        return place.is_probe and isinstance(error, ServiceError)  # nobody knows the slot's length
+        return place.is_probe and isinstance(error, ServiceError)  # the slot's length is unknown
 
     def differs(self, place: SlotPlace, digest: int) -> bool:
         return self._expected.get(place, digest) != digest

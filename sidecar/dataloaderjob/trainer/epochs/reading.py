@@ -142,7 +142,7 @@ class SlotReading:
 
     def count_calls(self, more: int) -> None:
         """Corrects the number of next() calls: every batch taken counts as one."""
-        with self._client.lock:  # a thread that pins counts, too
+        with self._client.lock:  # a thread that pins updates it, too
             self._client.control.words[W_NEXT_CALLS] += more
 
     def took(self) -> tuple[SlotAnswer, Any]:

@@ -38,7 +38,7 @@ def validate(state: Mapping[str, Any], *, takes: CheckGenerator, is_stream: bool
 
 def refuse(path: str, needed: str, found: Any) -> InputError:
     """Returns the error for a field."""
-    shown = reprlib.repr(found)  # of a value that is nested too deeply for repr, too
+    shown = reprlib.repr(found)  # also if the value is nested too deeply for repr
     shown = shown if len(shown) <= _MAX_TEXT else f"{shown[: _MAX_TEXT - 3]}..."
     return InputError(
         f"the state's {path or 'content'} must be {needed}, but is {shown}: load the result of state_dict()"

@@ -44,7 +44,7 @@ VERSION = 1
 LoaderState = dict[str, Any]
 
 
-# What identifies a loader's data
+# Identity of a loader's data
 
 
 def batch_size_of(spec: EpochSpec) -> int | None:

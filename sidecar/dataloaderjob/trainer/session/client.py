@@ -123,7 +123,7 @@ class Client:
             raise
 
     def _send_all(self) -> None:
-        # First of all: what the dead receiver published must not count for the new one.
+        # First, because publications of the dead receiver must not count for the new one.
         self.control.forget()
         self.attachment += 1
         adopt, regions = self.pool.adoption()
@@ -198,7 +198,7 @@ class Client:
                 raise
             if stream.feeders != words[ctl.W_FEEDERS]:
                 stream.regroup(words[ctl.W_FEEDERS])
-            # A receiver that came meanwhile knows everything except who waits.
+            # A new receiver knows everything except the ticket that is waited for.
             stream.sent_waiting = stream.awaited if waiting and attachment == self.attachment else None
 
     def close_collected(self) -> None:
@@ -261,7 +261,7 @@ class Client:
                 with self.lock:
                     self._close_collected()
             if self._opened.sock is None:
-                with self.lock:  # another thread may have attached meanwhile
+                with self.lock:  # another thread may have attached in between
                     if self._opened.sock is None:
                         self._reattach()
             self.flush(stream, waiting=True)
@@ -364,20 +364,20 @@ class Client:
 
     def claim(self) -> list[Region]:
         """Returns the regions that devices may read directly from now on, except those returned by earlier calls."""
-        with self.lock:  # no view is handed out meanwhile
+        with self.lock:  # no view is handed out at the same time
             self.control.words[ctl.W_REGISTERED] = 1  # the pool's pages stay where they are from now on
             return self.pool.claim()
 
     def count_stage(self, ns: int) -> None:
         """Adds `ns` to the time spent in the user's device_stage."""
-        with self.lock:  # threads of several loaders count
+        with self.lock:  # threads of several loaders update it
             self.control.words[ctl.W_STAGE_NS] += ns
 
     def hear(self) -> None:
         """Reads the messages that have arrived, so that a state includes the newest snapshots. Never waits."""
         told = self.control.words[ctl.W_TOLD]
         if told == self._heard or self._receives or not self.lock.acquire(blocking=False):
-            return  # nothing came, a signal handler calls, or another thread is reading
+            return  # nothing arrived, a signal handler calls, or another thread reads
         try:
             while self._opened.sock is not None and self._receive(self._opened.sock):
                 if self._sleepers:  # another thread may sleep for it

@@ -86,7 +86,7 @@ def after_in_child() -> None:
         for _, _, size, lease in fork.places:
             if (lent := lease()) is not None and size:
                 _make_private(lent.ctypes.data, size)
-        with contextlib.suppress(OSError):  # the parent waits no longer
+        with contextlib.suppress(OSError):  # the parent no longer waits
             os.write(fork.write, b".")
     finally:
         os.close(fork.write)

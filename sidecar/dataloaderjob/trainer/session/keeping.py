@@ -257,6 +257,6 @@ def _locked(base: Path) -> Iterator[None]:
                 time.sleep(LOOK_S)
         yield
     finally:
-        with contextlib.suppress(OSError):  # a child that was forked meanwhile has the descriptor, too
+        with contextlib.suppress(OSError):  # a child that was forked in between has the descriptor, too
             fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)

@@ -95,7 +95,7 @@ def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere, want: int = W
     tail = lease.tail
     if (ended := tail.ended) is None:
         return
-    if (waiting := tail.waiting) is not None:  # no call before the append: the list may be given up meanwhile
+    if (waiting := tail.waiting) is not None:  # no call before the append: the list may be dropped
         waiting.append(lease)
         return
     number, leases = lease.number, tail.leases

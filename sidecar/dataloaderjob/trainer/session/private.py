@@ -264,7 +264,7 @@ def _environment() -> dict[str, str]:
         environment, path = keeping.shared(environment), keeping.import_path()
     environment[PATH_VARIABLE] = os.pathsep.join(p for p in path if p)
     environment[RUN_VARIABLE] = secrets.token_hex(8)
-    environment["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED") or "0"  # its feeders iterate sets alike
+    environment["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED") or "0"  # all feeders order sets alike
     return environment
 
 

@@ -173,11 +173,11 @@ class Taker(Timed):
             after = max(1, min(self._wake_after, stream.sent - number))
         if self._words[W_WANT]:  # the pool is full: the receiver must know whose place comes first
             client.flush(stream, waiting=True)
-        # Most batches come soon: until then, held-back tickets need not be sent, nor who waits.
+        # Most batches arrive soon. Until then, held-back tickets are not sent, and the wait is not reported.
         woken = client.sleep(stream, number, control, PATIENCE_MS if after == 1 else MODERATION_MS, after)
         batch = self.take_ready()
         if batch is NOTHING:
-            if woken or after > 1:  # an earlier event woke it, or not all batches came
+            if woken or after > 1:  # an earlier event woke it, or batches are missing
                 client.sleep(stream, number, control, PATIENCE_MS)
             while (batch := self.take_ready()) is NOTHING:
                 client.wait(stream, number, control, self._timeout_s)
@@ -210,7 +210,7 @@ class Taker(Timed):
             lease, entry = found
             if lease == FAILED:
                 if number not in stream.failures:
-                    return NOTHING  # what it needs comes over the socket
+                    return NOTHING  # the data that it needs arrives over the socket
             elif entry is not None and entry[2] not in self._pool.regions:
                 return NOTHING
             words, pool = self._words, self._pool
@@ -284,7 +284,7 @@ class Taker(Timed):
 
     def count_calls(self, more: int) -> None:
         """Corrects the number of next() calls: every ticket taken counts as one."""
-        with self.client.lock:  # a thread that pins counts, too
+        with self.client.lock:  # a thread that pins updates it, too
             self._words[W_NEXT_CALLS] += more
 
     def leave(self) -> None:

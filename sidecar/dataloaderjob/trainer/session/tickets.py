@@ -73,7 +73,7 @@ def submit(
 def _pack(seed: int, position: int, number: int, keys: Sequence[Any], *, bare: bool) -> bytes:
     try:
         if type(keys) is list and len(keys) > 1 and set(map(type, keys)) == {np.int64}:
-            array = np.array(keys)  # one pickle of all instead of one for each
+            array = np.array(keys)  # a single pickle instead of one for each key
             return frames.pack_ticket_of_items(seed, position, array)
         return frames.pack_ticket(seed, position, keys, bare=bare, pickle_keys=pickle_keys)
     except Exception as exc:
