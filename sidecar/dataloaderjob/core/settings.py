@@ -191,7 +191,7 @@ class FeederSettings:
     """Ray's name for the cluster that placed the feeder, empty without Ray. The supervisor treats a feeder of another
     cluster as a guest."""
     index: int = 0
-    """Number in the name; user code sees it as `get_worker_info().id`."""
+    """Number in the feeder's name. User code sees it as `get_worker_info().id`."""
     num_feeders: int = 1
     """Feeders of the job when this one was placed; `get_worker_info().num_workers`."""
     key_path: str

@@ -65,7 +65,7 @@ class Pipeline:
     """Bytes per second into the trainer's node; None: unknown, or one machine."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a time that is negative, or not positive."""
+        """Raises ValueError for a negative figure, or for a period or a wall time of 0."""
         if not (
             self.period_s > 0
             and self.step_s >= 0

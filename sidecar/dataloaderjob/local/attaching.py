@@ -75,7 +75,7 @@ def find_attachable(name: str | None, folder: str | None) -> LiveRun:
 
 
 class Attached:
-    """The attached processes, by the last status of the sidecar."""
+    """The attached processes, according to the last status of the sidecar."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, str] = {}

@@ -218,7 +218,7 @@ class Sidecar:
         guest.close()
 
     def _attach(self, guest: Guest, packet: ipc.Packet) -> None:
-        """Attaches a trainer. Raises RemoteProtocolError, among others, for a HELLO that cannot be granted."""
+        """Attaches a trainer. Raises RemoteProtocolError, for example, if a HELLO cannot be granted."""
         if packet.protocol != PROTOCOL:
             raise RemoteProtocolError(
                 f"this sidecar speaks protocol version {PROTOCOL}, the trainer {packet.protocol}: install the same "
