@@ -138,8 +138,7 @@ class Builder:
         return True
 
     def _held(self, session: Introduction) -> HeldGenerators:
-        """Returns the held generators if every feeder may make the loader's samples. Those of a slot draw as in torch's
-        worker."""
+        """Returns the held generators; none for a slot, whose generators draw as in torch's worker."""
         if not session.is_slot and self._fetcher.held is NOTHING_HELD:
             self._fetcher.held = held_by(self._code, session.held)
         return self._fetcher.held

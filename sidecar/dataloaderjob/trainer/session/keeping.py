@@ -39,7 +39,7 @@ from dataloaderjob.core.places import (
 from dataloaderjob.core.processes import lives, standard_error
 
 ANSWER_S = 5.0
-"""A service answers at once, unless the machine is very busy."""
+"""Seconds to wait for an answer. A service answers at once, unless the machine is very busy."""
 _PREFIX = "k"
 _LOCK_NAME = ".keep"
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
