@@ -63,7 +63,7 @@ class FeederServer:
         """The connection to the supervisor; None if there is no supervisor."""
         key = read_key(settings.key_path)
         self.link_key = key if settings.supervisor_host is None else new_key()
-        """The key of connections from receivers. A supervisor passes it on; without one, it is the key file's."""
+        """The key of connections from receivers. Without a supervisor, who would pass it on, it is the key's file's."""
         self._machine = Feeding(settings.max_ungranted)
         self._bundles = BundleStore(
             settings, key, self._machine, address=lambda: self.address, soon=self.soon, here=self._bundle_here,

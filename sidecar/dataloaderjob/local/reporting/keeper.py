@@ -165,7 +165,7 @@ def _processes(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
 
 
 def cpu_of(pid: int) -> float | None:
-    """Returns the CPU seconds of a process so far; None if it has ended."""
+    """CPU seconds of a process so far; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) * _TICK_S
@@ -183,7 +183,7 @@ def _packed(times: Times) -> dict[str, Any]:
 
 
 def unpacked(found: Mapping[str, Any]) -> Times:
-    """Unpacks times. Raises ValueError, TypeError, KeyError."""
+    """Raises ValueError, TypeError, KeyError."""
     counts = {str(name): int(n) for name, n in found["sums"].items() if name != "squares"}
     sums = timings.Sums(**counts)
     sums.squares = float(found["sums"]["squares"])

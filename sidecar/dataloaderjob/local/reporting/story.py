@@ -126,7 +126,7 @@ def _figures(found: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _lines(found: Analysis) -> Iterator[str]:
-    """Yields sentences about the run's events, in order."""
+    """Yields what happened, in order."""
     yield from _start(found)
     for number, incident in enumerate(found.incidents[:MOST_STORY], 1):
         yield _incident(number, incident)

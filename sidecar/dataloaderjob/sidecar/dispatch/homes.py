@@ -108,7 +108,7 @@ class Slots:
         return made
 
 
-class HomeFeeder(Protocol):
+class Feeder(Protocol):
     """The attributes of a feeder that are used here."""
 
     up: bool
@@ -118,7 +118,7 @@ class HomeFeeder(Protocol):
     load: int
 
 
-def stays(home: HomeFeeder | None, now: float, *, fits: bool) -> bool:
+def stays(home: Feeder | None, now: float, *, fits: bool) -> bool:
     """True if a slot keeps its home, or waits for it. A home that is only late with other work keeps its slots."""
     if home is None or home.draining or home.is_silent or not fits:
         return False
@@ -126,7 +126,7 @@ def stays(home: HomeFeeder | None, now: float, *, fits: bool) -> bool:
 
 
 def choose_home(
-    slots: Slots, able: Mapping[str, HomeFeeder], listed: int, homes: Iterable[str], now: float
+    slots: Slots, able: Mapping[str, Feeder], listed: int, homes: Iterable[str], now: float
 ) -> str | None:
     """Returns the instance of the feeder that makes a slot from now on; None while it is better to wait.
 
@@ -147,7 +147,7 @@ def choose_home(
     return min(able, key=lambda instance: (count[instance], able[instance].load))
 
 
-def better_home(slot: Slot, number: int, able: Mapping[str, HomeFeeder], homes: Iterable[str]) -> str | None:
+def better_home(slot: Slot, number: int, able: Mapping[str, Feeder], homes: Iterable[str]) -> str | None:
     """Returns the instance of a feeder that makes two fewer slots than this home and would soon reach `number`.
 
     Slots that are dealt to ranks stay: their receivers would have to move them together.
