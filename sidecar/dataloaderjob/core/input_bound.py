@@ -59,7 +59,7 @@ REASONS = {
 REMEDIES = {
     LiveLimit.SLOTS: "raise num_workers, or use stage=",
     LiveLimit.NETWORK: "send less data, such as uint8 or encoded images",
-    LiveLimit.RECEIVER: "send less data, or use more ranks",
+    LiveLimit.RECEIVER: "send less data, give it more CPU, or use more ranks",
     LiveLimit.ORDER: "try parts= or a larger prefetch_factor",
 }
 

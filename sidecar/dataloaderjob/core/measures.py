@@ -4,7 +4,8 @@ The supervisor adds one reading a second to a `MeasuresWindow`; `Measures` is th
 are compared between readings of one process, so a process that starts or ends shifts nothing.
 
 - Before a sidecar's trainers have taken FIRST batches, their times are those of a start, and do not count.
-- While more or fewer iterators live than usual, such as in an evaluation, nothing counts.
+- While no iterator lives, or more or fewer than usual, such as in an evaluation, nothing counts. A script that has left
+  its loop therefore does not make its feeders look idle.
 - Once there are enough batches with the present number of feeders, earlier ones do not count.
 - The step is a median over readings: a checkpoint is a long step, and no reason for fewer feeders.
 - On CUDA kernels are queued, so a trainer that waits for input asks again as soon as it has launched a step. Its step
@@ -37,7 +38,7 @@ CALM = 0.01
 """Share of waiting below which a step is as long as training makes it."""
 PARTS = 1.6
 """Number of built batches per batch taken above which the trainer's batches consist of several."""
-_READ = ("next_calls", "wait_ns", "step_ns", "nbytes", "receiver_cpu_ns")
+_READ = ("next_calls", "wait_ns", "step_ns", "nbytes", "receiver_cpu_ns", "receiver_queued_ns")
 _LARGEST = 1e15
 
 
@@ -64,7 +65,7 @@ class Measures:
     """False while more or fewer iterators live than usual: between epochs, or during an evaluation."""
     nbytes: int = 0
     receiving: float = 0.0
-    """Share of a core that a receiver uses, on average."""
+    """Share of time for which a receiver works, or is ready to work but has no CPU, on average."""
     cpu_s: float = 0.0
     """CPU time to make a batch."""
     wall_s: float = 0.0
@@ -116,7 +117,8 @@ class _Reading:
     wait_ns: int = 0
     step_ns: int = 0
     nbytes: int = 0
-    receiver_cpu_ns: int = 0
+    receiver_busy_ns: int = 0
+    """CPU time of receivers, and time in which they were ready to run but had no CPU."""
     ranks: int = 0
     """Receivers of the sidecars whose trainers have taken a batch."""
     receivers: int = 0
@@ -198,7 +200,8 @@ class MeasuresWindow:
                     made[counter] = made.get(counter, 0) + max(0, total - earlier.get(counter, 0))
         return _Reading(
             at=now, seconds=seconds, calls=rise["next_calls"], wait_ns=rise["wait_ns"], step_ns=rise["step_ns"],
-            nbytes=rise["nbytes"], receiver_cpu_ns=rise["receiver_cpu_ns"], ranks=ranks, receivers=receivers,
+            nbytes=rise["nbytes"], ranks=ranks, receivers=receivers,
+            receiver_busy_ns=rise["receiver_cpu_ns"] + rise["receiver_queued_ns"],
             iterators=sum(report["streams"] for report in sums.values()), costs=made, feeders=feeders,
         )  # fmt: skip
 
@@ -229,13 +232,13 @@ class MeasuresWindow:
             waiting=_waiting(recent), calm_step_s=self._calm[1], queues_kernels=self._queues_kernels,
             is_steady=self._is_steady,
             nbytes=sum(r.nbytes for r in readings) // batches,
-            receiving=sum(r.receiver_cpu_ns for r in readings) / 1e9 / max(1e-9, spent),
+            receiving=min(1.0, sum(r.receiver_busy_ns for r in readings) / 1e9 / max(1e-9, spent)),
             feeders=last.feeders, slots=self._slots, **_of_feeders(readings, batches),
         )  # fmt: skip
 
     def _current(self) -> list[_Reading]:
         """Returns the readings that count."""
-        readings = [reading for reading in self._readings if reading.receivers]
+        readings = [r for r in self._readings if r.receivers and (r.iterators or r.calls)]
         for start in range(len(readings) - 1, 0, -1):
             if readings[start - 1].feeders != readings[-1].feeders:
                 current = readings[start:]

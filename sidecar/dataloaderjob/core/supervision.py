@@ -72,6 +72,8 @@ COUNTERS = (
 )  # fmt: skip
 READ = (*COUNTERS, "used_nbytes", "pool_nbytes")
 """A sidecar's metrics from which a job's rates are computed."""
+OF_RANK = ("next_calls", "wait_ns", "step_ns", "nbytes", "ready")
+"""Metrics that a sidecar reports for each of its ranks, in this order."""
 Readings = Mapping[str, Mapping[str, int]]
 """Metrics by sidecar."""
 FIELDS = ("feeder", "reason", "text")

@@ -6,6 +6,8 @@ the trainer, from its own mapping, so a scrape never touches the data path.
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from enum import Enum
 
 from dataloaderjob.core import control
 from dataloaderjob.core.control import Control
+from dataloaderjob.core.costs import QueuedTime
+from dataloaderjob.core.supervision import OF_RANK
 from dataloaderjob.core.texts import clean
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 
@@ -45,6 +49,13 @@ class Metric:
 
 def _ready(machine: Dispatcher) -> int:
     return sum(t.lease is not None for s in machine.streams.values() for t in s.tickets.values())
+
+
+@functools.lru_cache(maxsize=1)
+def _queued_time(pid: int) -> QueuedTime:
+    """`pid`: this process. A fork of it has a figure of its own."""
+    del pid
+    return QueuedTime()
 
 
 _C, _G = MetricKind.COUNTER, MetricKind.GAUGE
@@ -110,6 +121,11 @@ METRICS = (
         lambda _: time.process_time_ns(),
     ),
     Metric(
+        "receiver_queued_ns", "receiver_queued_seconds_total", _C,
+        "Time for which the process that receives batches was ready to run, but had no CPU.",
+        lambda _: _queued_time(os.getpid()).ns(),
+    ),
+    Metric(
         "queues_kernels", "trainer_uses_cuda", _G,
         "Use of CUDA: 1 if the trainer has initialized it. Its steps then look shorter than they are, "
         "because kernels run asynchronously.",
@@ -165,6 +181,15 @@ def store(words: Control, machine: Dispatcher) -> None:
 def read(words: Control) -> dict[str, int]:
     """Returns the current values of one receiver, by key."""
     return {key: words.words[_WORDS[key]] for key in KEYS}
+
+
+def by_rank(receivers: Iterable[tuple[str, Control]]) -> dict[str, list[int]]:
+    """Returns OF_RANK for each rank. Processes that have the same rank are added up."""
+    found: dict[str, list[int]] = {}
+    for rank, words in receivers:
+        before = found.get(rank, [0] * len(OF_RANK))
+        found[rank] = [n + words.words[_WORDS[key]] for n, key in zip(before, OF_RANK, strict=True)]
+    return found
 
 
 class Totals:

@@ -159,7 +159,8 @@ class Sidecar:
         if self._supervisor is not None:
             for receiver in self.receivers.values():
                 self._failures.update(receiver.rank, receiver.pid, receiver.control.words[W_NEXT_CALLS])
-            report = {"receivers": len(self.receivers), "failures": self._failures.current()}
+            report: dict[str, Any] = {"receivers": len(self.receivers), "failures": self._failures.current()}
+            report["ranks"] = metrics.by_rank((r.rank, r.control) for r in self.receivers.values())
             self._supervisor.send({"type": "metrics", "metrics": self._sums(), **report})
 
     def _watch_upstream(self) -> None:

@@ -339,6 +339,7 @@ class Supervisor:
                     "cause": member.told[0],
                     "host": member.host,
                     **_shown(member.endpoint),
+                    "costs": {} if member.endpoint is None else self._reports.costs(member.endpoint.instance),
                 }
                 for _, member in sorted(self._feeders.members.items())
             ]

@@ -61,6 +61,10 @@ class Reports:
         else:
             self._costs[instance] = costs
 
+    def costs(self, instance: str) -> dict[str, int]:
+        """Returns a feeder's sums; empty if it has reported none."""
+        return self._costs.get(instance, {})
+
     def measure(self, now: float, ready: int) -> None:
         """Adds a reading of all sums. `ready`: number of feeders that serve."""
         self._window.add(now, self.sidecars, self._costs, ready)

@@ -39,7 +39,13 @@ class RunData:
 
     @property
     def cpus(self) -> int:
-        return int(self.about.get("cpus") or 1)
+        """CPUs of the machine; 0: unknown, as on a cluster."""
+        return int(self.about.get("cpus") or (0 if self.is_watched else 1))
+
+    @property
+    def is_watched(self) -> bool:
+        """True for a job on a cluster, of which only the time is known for which a command watched it."""
+        return bool(self.about.get("watched"))
 
 
 def find(which: str | None) -> RunData:

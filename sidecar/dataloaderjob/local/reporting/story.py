@@ -81,6 +81,9 @@ def _reasons(found: Analysis) -> Iterator[str]:
     if waiting < WORTH:
         yield "The feeders keep up. Watch the ready batches below: while they stay near their maximum, fewer may do."
         return
+    if found.data.is_watched:
+        yield from _reasons_on_cluster(found)
+        return
     if found.queued > OVERLOADED:
         yield (
             f"The machine has too few CPUs ({found.data.cpus}): feeders were ready to work, but had to "
@@ -110,13 +113,27 @@ def _reasons(found: Analysis) -> Iterator[str]:
         yield f"More feeders would not help: the limit is {LIMITS[advice.limit]}."
 
 
+def _reasons_on_cluster(found: Analysis) -> Iterator[str]:
+    """Yields the job's own verdict, which knows more than the sums of a watch."""
+    if verdict := found.data.about.get("verdict"):
+        yield f"The job's verdict on its last minute: {verdict}."
+    if found.queued > OVERLOADED:
+        yield (
+            f"Feeders have too few CPUs: they were ready to work, but had to wait for a CPU during {found.queued:.0%} "
+            "of the time that batches took. Raise spec.feeders.resources, or add nodes."
+        )
+
+
 def _figures(found: Analysis) -> Iterator[tuple[str, str]]:
     yield (
         "-" if found.waiting is None else f"{found.waiting:.0%}",
         "of training's time spent waiting, after the first batches",
     )
     began = found.first_batch_at or 0.0
-    yield span(found.last.at), f"long, the first batch after {span(began)}"
+    if found.data.is_watched:
+        yield span(found.last.at), "watched"
+    else:
+        yield span(found.last.at), f"long, the first batch after {span(began)}"
     yield f"{found.batches:,}", f"batches to {_count(len(found.ranks), 'rank')}"
     if found.last_batch_at > began:
         yield f"{found.batches / (found.last_batch_at - began):.3g}/s", "batches, while there were any"
@@ -127,7 +144,8 @@ def _figures(found: Analysis) -> Iterator[tuple[str, str]]:
 
 def _lines(found: Analysis) -> Iterator[str]:
     """Yields what happened, in order."""
-    yield from _start(found)
+    if not found.data.is_watched:
+        yield from _start(found)
     for number, incident in enumerate(found.incidents[:MOST_STORY], 1):
         yield _incident(number, incident)
     if len(found.incidents) > MOST_STORY:
@@ -211,6 +229,8 @@ def _end(found: Analysis) -> Iterator[str]:
     ended = [e for e in found.data.series.events if e.kind == ENDED]
     if ended:
         yield f"At {clock(ended[-1].at)}, the last of {_count(len(ended), 'trainer')} ended without an error."
+    elif found.data.is_watched:
+        yield "The job was still running when the watch ended."
     elif found.data.is_live:
         yield "The run is still going on; this page shows it so far."
 
@@ -268,6 +288,19 @@ def parts(found: Analysis) -> Table:
     return Table(("part of a batch", "mean time", "share"), rows, (1, 2))
 
 
+def costs(found: Analysis) -> Table:
+    """The mean cost of a batch, where only sums are known."""
+    sums = found.times.sums
+    count = max(1, sums.count)
+    rows = [
+        ("time of a batch in one feeder", duration(sums.wall_ns / 1e9 / count)),
+        ("variation of that time", f"{sums.spread:.0%}"),
+        ("time on a CPU", duration(sums.cpu_ns / 1e9 / count)),
+        ("time ready, but without a CPU", duration(sums.queued_ns / 1e9 / count)),
+    ]
+    return Table(("mean of a batch", ""), rows, (1,))
+
+
 def processes(found: Analysis) -> Table:
     rows = sorted(found.last.cpu.items(), key=lambda item: -item[1])[:MOST_ROWS]
     total = max(1e-9, sum(found.last.cpu.values()))
@@ -291,6 +324,8 @@ def model(found: Analysis) -> Table | None:
         ("feeders that would suffice", str(advice.feeders) if advice.feeders else "those of this run"),
         ("possible speed", f"{advice.gain:.2g} times"),
     ]
+    if found.data.is_watched:  # the job has a verdict of its own
+        rows = rows[:-3]
     return Table(("measured", ""), rows, (1,))
 
 
