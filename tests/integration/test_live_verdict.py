@@ -1,4 +1,4 @@
-"""The verdict on real runs: a script by itself, and `dataloaderjob run`."""
+"""The verdict on real runs: a script by itself, `dataloaderjob run`, and ten scripts whose limit is known."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from documents import ROOT
 from local_runs import LocalRun, Project
 from rig import until
 
 from dataloaderjob.core import measures
 from dataloaderjob.local import cli
 from dataloaderjob.local.status import find_run
+
+sys.path.insert(0, str(ROOT))
+from bench.model import running
+from bench.model.running import RUNNING, Running
 
 SCRIPT = """
 import time, torch
@@ -69,3 +74,14 @@ def test_a_run_and_its_status_say_that_training_waits(tmp_path: Path, capsys: py
         assert run.end() == 0, run.text
     assert "storage is the limit" in run.lines[-1]
     assert run.left() == []
+
+
+@pytest.mark.quick("network", "trainer")
+@pytest.mark.parametrize("one", RUNNING, ids=lambda one: one.kind)
+def test_a_running_script_with_a_known_limit_gets_it_named(one: Running):
+    try:
+        found = running.row(one, first=False)
+    except NotImplementedError as exc:
+        pytest.skip(str(exc))
+    assert found["is_right"], found
+    assert float(str(found["error"])) <= 0.25, found

@@ -45,6 +45,8 @@ class LiveLimit(StrEnum):
     """Training itself: it does not wait."""
 
 
+BY_NUMBER = (LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.SLOTS)
+"""Limits that the number of feeders may remove."""
 REASONS = {
     LiveLimit.FEEDERS: "the feeders' CPUs are the limit",
     LiveLimit.STORAGE: "feeders mostly wait for data, so storage is the limit",
@@ -122,18 +124,27 @@ def judge(measures: Measures | None) -> InputVerdict | None:
     limit = _limit(measures, pipeline)
     ceiling, is_slots = demand(measures, pipeline, limit)
     feeders = min(MOST, needed(pipeline, ceiling, is_slots=is_slots))
-    if limit not in (LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.SLOTS):  # more of them would not help
+    if limit not in BY_NUMBER:
         feeders = min(feeders, measures.feeders)
     if IDLE * measures.feeders < feeders <= measures.feeders:
         feeders = measures.feeders
-    gain = (
-        min(feeders / pipeline.occupied_s, ceiling) / max(measures.rate, 1e-9)
-        if feeders > measures.feeders
-        else 1.0
-    )
+    gain = _rate(pipeline, ceiling, feeders) / max(measures.rate, 1e-9) if feeders > measures.feeders else 1.0
     return InputVerdict(
         waiting=pipeline.waiting, limit=limit, gain=max(1.0, gain), feeders=feeders, now=measures.feeders
     )
+
+
+def predicted(measures: Measures, feeders: int) -> float:
+    """Returns the batches per second of all ranks that the verdict expects with more feeders than now."""
+    pipeline = pipeline_of(measures)
+    limit = _limit(measures, pipeline)
+    if limit not in (*BY_NUMBER, LiveLimit.TRAINER):
+        return measures.rate
+    return _rate(pipeline, demand(measures, pipeline, limit)[0], feeders)
+
+
+def _rate(pipeline: Pipeline, ceiling: float, feeders: int) -> float:
+    return min(feeders / pipeline.occupied_s, ceiling)
 
 
 def _limit(measures: Measures, pipeline: Pipeline) -> LiveLimit:

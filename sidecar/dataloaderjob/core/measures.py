@@ -242,7 +242,8 @@ class MeasuresWindow:
         for start in range(len(readings) - 1, 0, -1):
             if readings[start - 1].feeders != readings[-1].feeders:
                 current = readings[start:]
-                return current if sum(reading.calls for reading in current) >= ENOUGH else readings
+                suffices = sum(r.calls for r in current) >= ENOUGH and _between_reports(current)
+                return current if suffices else readings
         return readings
 
     def _remember(self, ranks: int, readings: Sequence[_Reading]) -> None:
@@ -288,9 +289,10 @@ def _of_feeders(readings: Sequence[_Reading], batches: int) -> dict[str, Any]:
     for reading in readings:
         for counter, rise in reading.costs.items():
             total[counter] = total.get(counter, 0) + rise
-    built, served = total.get("built", 0), sum(r.seconds * r.feeders for r in readings)
-    if not built:
+    built, reported = total.get("built", 0), _between_reports(readings)
+    if not built or not reported:
         return {}
+    served = sum(r.seconds * r.feeders for r in reported)
     each = built / batches
     parts = round(each) if each >= PARTS else 1
     wall_s = total["wall_ns"] / built / 1e9
@@ -301,6 +303,15 @@ def _of_feeders(readings: Sequence[_Reading], batches: int) -> dict[str, Any]:
         "wall_s": parts * wall_s,
         "queued_s": min(parts * total["queued_ns"] / built / 1e9, parts * wall_s),
         "spread": math.sqrt(variance) / wall_s if wall_s else 0.0,
-        "busy": min(1.0, total["wall_ns"] / 1e9 / max(1e-9, served)),
+        "busy": min(1.0, sum(r.costs.get("wall_ns", 0) for r in reported) / 1e9 / max(1e-9, served)),
         "sending": total["sending"] / max(1, total["looks"]),
     }
+
+
+def _between_reports(readings: Sequence[_Reading]) -> Sequence[_Reading]:
+    """Returns the readings after feeders' first report up to their last one; none if there is only one report.
+
+    Feeders report less often than readings are made, so before and after they have only a part of their time.
+    """
+    reported = [number for number, reading in enumerate(readings) if reading.costs.get("looks")]
+    return readings[reported[0] + 1 : reported[-1] + 1] if reported else ()
