@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from local_runs import LocalRun, Project
 
+from dataloaderjob.core.timings import TIMES
 from dataloaderjob.local.reporting import rundata
 from dataloaderjob.local.reporting.analysis import Analysis
 from dataloaderjob.local.reporting.page import render
@@ -56,8 +57,9 @@ import json, os, sys
 if sys.argv[1] == "get":
     sys.stdout.write(open({pods!r}).read())
 else:
-    assert sys.argv[1:8] == ["exec", "-n", "team", "small-head-1", "-c", "supervisor", "--"], sys.argv
-    os.execv({python!r}, [{python!r}, *sys.argv[9:]])
+    assert sys.argv[1:6] == ["exec", "-n", "team", "small-1", "-c"], sys.argv
+    folder = {{"feeder": ["--folder", {times!r}], "supervisor": []}}[sys.argv[6]]
+    os.execv({python!r}, [{python!r}, *sys.argv[9:], *folder])
 """
 """A kubectl for a cluster whose pods are processes of this machine."""
 
@@ -78,12 +80,12 @@ def cluster_of(folder: Path, run: LocalRun) -> str:
     settings.write_text(json.dumps(made))
     command = ["python", "-P", "-m", "dataloaderjob.pod.supervisor", "--settings", str(settings)]
     listed = {
-        "metadata": {"name": "small-head-1"},
+        "metadata": {"name": "small-1"},
         "spec": {"containers": [{"name": "head"}, {"name": "supervisor", "command": command}]},
         "status": {"conditions": [{"type": "Ready", "status": "True"}]},
     }
     pods.write_text(json.dumps({"items": [{**listed, "status": {}}, listed]}))
-    kubectl.write_text(KUBECTL.format(python=sys.executable, pods=str(pods)))
+    kubectl.write_text(KUBECTL.format(python=sys.executable, pods=str(pods), times=str(run.home / TIMES)))
     kubectl.chmod(0o755)
     return str(folder)
 
@@ -159,7 +161,10 @@ def test_report_of_a_job_on_a_cluster_shows_what_a_watch_of_it_saw(tmp_path: Pat
     assert "A job on a cluster, watched for 12 s" in shown
     assert re.search(r"Limited by input: training waited for input (9\d|100)%", shown)
     assert "verdict on its last minute: training waits for input" in shown
-    assert re.search(r"Feeders made \d\d+ batches", shown)
+    assert re.search(r"Feeders made \d[\d,]+ batches during the watch", shown)
+    assert re.search(
+        r"The slowest samples took sample batch at [\d.]+ ms index \d+ \d+ \d\d:\d\d:\d\d", shown
+    )
     assert re.search(r"feeder-1, making batches [\d.]+ s", shown)
     assert re.search(r"rank batches waited .* 0 \d\d+ (9\d|100)%", shown)
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob.core import costs
+from dataloaderjob.core.timings import BUCKETS, Entry, Times, bucket_of
 from dataloaderjob.local.reporting.page import render
 from dataloaderjob.local.reporting.rundata import RunData
 from dataloaderjob.local.reporting.series import LOST, REPLACED
@@ -50,9 +51,9 @@ def watched(*statuses: dict[str, Any]) -> Watched:
     return found
 
 
-def data(found: Watched) -> RunData:
+def data(found: Watched, single: Times | None = None) -> RunData:
     about = {"name": "team/mnist", "started": 1e9, "watched": True, "verdict": "training waits for input"}
-    return RunData(about, found.series, found.times(), is_live=True)
+    return RunData(about, found.series, found.times(single), is_live=True)
 
 
 def text_of(page: str) -> str:
@@ -131,7 +132,7 @@ def test_the_page_tells_what_the_watch_saw():
         "Limited by input: training waited for input 75% of its time.",
         "The job's verdict on its last minute: training waits for input.",
         "[1] At 30.0 s feeder-1 was lost: its process was killed by SIGKILL. Another process replaced it 1.0 s later.",
-        "Feeders on a cluster report sums",
+        "Feeders made 59 batches during the watch. No feeder pod told the times of single batches.",
         "receiver of t-0",
         "feeder-0, making batches",
         "The CPU time of training is not measured on a cluster.",
@@ -140,6 +141,17 @@ def test_the_page_tells_what_the_watch_saw():
         assert said in words, words
     assert "first feeder was serving" not in words
     assert LOST in words
+
+
+def test_the_page_has_the_slowest_samples_if_feeders_tell_them():
+    single = Times(buckets=[0] * BUCKETS)
+    single.buckets[bucket_of(2 * 10**8)], single.buckets[bucket_of(4 * 10**9)] = 99, 1
+    single.samples = [Entry(4 * 10**9, 10**18, 3, 0, -1, "index 5")]
+    statuses = [status(feeder(built=n), t_0=sidecar(n)) for n in range(20)]
+    words = text_of(render(data(watched(*statuses), single)))
+    assert "The slowest samples took sample batch at 4 s index 5 3 " in words
+    assert "those since the feeders' pods started" in words
+    assert "time of a batch in one feeder 400 ms" in words
 
 
 def test_the_page_of_a_job_without_batches_says_so():

@@ -1,7 +1,7 @@
 """The times of batches that builders of one machine have made: the layout of a builder's file, and sums of files.
 
 A builder (`feeder.timing`) maps a file of fixed size in the folder TIMES next to its blobs, if that folder exists,
-as on one machine. A process that is killed leaves its file. `local.reporting` adds the files up.
+as on one machine and in feeder pods. A process that is killed leaves its file. `local.reporting` adds the files up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,8 @@ SLOWEST = 20
 """Batches, and samples, that are kept by name."""
 BUCKETS, PER_OCTAVE = 128, 4
 """Buckets of the histogram: bucket i begins at 2 ** (i / PER_OCTAVE) µs."""
+MOST_FILES = 256
+"""Builders whose files are kept: where nobody adds them up, as on a cluster, the oldest ones are removed."""
 MAGIC = b"DLJTIM01"
 HEAD = struct.Struct("<8sQ")
 """Magic, pid."""
@@ -135,6 +137,34 @@ class Times:
         return None
 
 
+def packed(times: Times) -> dict[str, Any]:
+    """Returns times as JSON has them."""
+    return {
+        "sums": {name: getattr(times.sums, name) for name in times.sums.__slots__},
+        "buckets": times.buckets,
+        "batches": [list(entry) for entry in times.batches],
+        "samples": [list(entry) for entry in times.samples],
+    }
+
+
+def unpacked(found: Mapping[str, Any]) -> Times:
+    """Returns packed times. Raises ValueError, TypeError, KeyError."""
+    counts = {str(name): int(n) for name, n in found["sums"].items() if name != "squares"}
+    sums = Sums(**counts)
+    sums.squares = float(found["sums"]["squares"])
+    buckets = [int(n) for n in found["buckets"]]
+    if len(buckets) != BUCKETS:
+        raise ValueError(f"expected {BUCKETS} buckets, got {len(buckets)}")
+
+    def entries(rows: Any) -> list[Entry]:
+        return slowest(
+            Entry(int(took), int(at_ns), int(ticket), int(sample_ns), int(slot), str(text))
+            for took, at_ns, ticket, sample_ns, slot, text in rows
+        )
+
+    return Times(sums, buckets, entries(found["batches"]), entries(found["samples"]))
+
+
 def slowest(entries: Iterable[Entry]) -> list[Entry]:
     return sorted(entries, key=lambda entry: -entry.took_ns)[:SLOWEST]
 
@@ -158,6 +188,13 @@ def files(folder: Path) -> Iterator[tuple[str, int, Path]]:
         for name in sorted(os.listdir(folder)):
             if (match := _NAME.fullmatch(name)) is not None:
                 yield match["feeder"], int(match["pid"]), folder / name
+
+
+def prune(folder: Path) -> None:
+    """Removes the oldest files of a folder that has MOST_FILES. Raises OSError."""
+    found = [path for _, _, path in files(folder)]
+    for path in sorted(found, key=lambda path: path.stat().st_mtime)[: max(0, len(found) - MOST_FILES + 1)]:
+        path.unlink(missing_ok=True)
 
 
 def read(path: Path) -> Times | None:

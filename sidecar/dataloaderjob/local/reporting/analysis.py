@@ -149,7 +149,7 @@ class Analysis:
         return (
             self.tail is not None
             and self.tail.share > 0.25
-            and self.tail.count < 0.15 * self.times.sums.count
+            and self.tail.count < 0.15 * sum(self.times.buckets)
         )
 
     # The verdict

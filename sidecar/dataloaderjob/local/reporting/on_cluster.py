@@ -7,17 +7,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.texts import clean
+from dataloaderjob.core.timings import Times, unpacked
 from dataloaderjob.local.reporting.rundata import RunData
 from dataloaderjob.local.reporting.watching import Watched
 
 CONTAINERS = ("supervisor", "head")
 """Containers of the head's pod that may have the job's key: the first one that exists."""
 MODULE = "dataloaderjob.pod.status"
-SELECTOR = "dataloading.dev/job={},dataloading.dev/role=head"
+TIMES_MODULE = "dataloaderjob.pod.times"
+SELECTOR = "dataloading.dev/job={},dataloading.dev/role={}"
+MOST_PODS, PARALLEL = 64, 8
+"""Feeder pods that are asked, and how many at a time."""
 LEAST_S, MOST_S = 5, 3600
 TOLD_EVERY_S = 10.0
 MAX_WHY = 400
@@ -51,13 +56,36 @@ def watch(namespace: str, job: str, seconds: int) -> RunData:
             f"the supervisor in {pod} did not report anything: try again once the job is Running"
         )
     about = {"name": f"{namespace}/{job}", "started": started, "watched": True, "verdict": watched.verdict()}
-    return RunData(about, watched.series, watched.times(), is_live=True)
+    return RunData(about, watched.series, watched.times(_times(namespace, job)), is_live=True)
+
+
+def _times(namespace: str, job: str) -> Times:
+    """Returns the times of single batches of all feeder pods, as far as they tell."""
+    total, silent = Times(), 0
+    pods = _pods(namespace, SELECTOR.format(job, "feeder"))[:MOST_PODS]
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        for found in pool.map(lambda pod: _times_of(namespace, pod), pods):
+            if found is None:
+                silent += 1
+            else:
+                total.add(found)
+    if silent:
+        _say(f"{silent} of {len(pods)} feeder pods did not tell the times of their batches")
+    return total
+
+
+def _times_of(namespace: str, pod: Mapping[str, Any]) -> Times | None:
+    name = str(pod["metadata"]["name"])
+    try:
+        text = _run(["exec", "-n", namespace, name, "-c", "feeder", "--", "python", "-P", "-m", TIMES_MODULE])
+        return unpacked(json.loads(text))
+    except (InputError, ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def _head(namespace: str, job: str) -> tuple[str, str, str]:
     """Returns the head's pod, the container with the job's key, and its file of settings."""
-    listed = json.loads(_run(["get", "pods", "-n", namespace, "-l", SELECTOR.format(job), "-o", "json"]))
-    ready = [pod for pod in listed["items"] if _is_ready(pod)]
+    ready = _pods(namespace, SELECTOR.format(job, "head"))
     if not ready:
         raise InputError(
             f"found no ready head pod of a DataLoaderJob {job} in namespace {namespace}: see `kubectl get dlj -n "
@@ -72,6 +100,12 @@ def _head(namespace: str, job: str) -> tuple[str, str, str]:
                 str(containers[name][containers[name].index("--settings") + 1]),
             )
     raise InputError(f"the head pod of {job} has no container with a supervisor: it is of another release")
+
+
+def _pods(namespace: str, selector: str) -> list[dict[str, Any]]:
+    """Returns the ready pods."""
+    listed = json.loads(_run(["get", "pods", "-n", namespace, "-l", selector, "-o", "json"]))
+    return [pod for pod in listed["items"] if _is_ready(pod)]
 
 
 def _is_ready(pod: Mapping[str, Any]) -> bool:

@@ -52,10 +52,9 @@ CPU_OF_CLUSTER = (
     "CPUs that feeders kept busy with batches, and those of the processes that receive batches. The CPU time of "
     "training is not measured on a cluster."
 )
-SUMS_ONLY = (
-    "Feeders made {:,} batches. Feeders on a cluster report sums, so the times of single batches and the slowest "
-    "samples are unknown: `dataloaderjob run --record` on one machine shows them for the same script."
-)
+WATCHED = "Feeders made {:,} batches during the watch."
+SINCE = "The chart, and the slowest batches below, are those since the feeders' pods started."
+UNKNOWN = "No feeder pod told the times of single batches."
 MEANS = "Means over {}. Each resource bounds the rate, and the lowest bound is the limit."
 ALONE = "The figures of single ranks include the wait for the first batch."
 
@@ -165,7 +164,12 @@ def _times(found: Analysis) -> Iterator[Section]:
         )
         return
     if found.data.is_watched:
-        yield Section("Times of batches", [SUMS_ONLY.format(sums.count)], None, [story.costs(found)])
+        has_single = any(found.times.buckets)
+        watched = [WATCHED.format(sums.count), SINCE if has_single else UNKNOWN]
+        chart = charts.build_times(found) if has_single else None
+        yield Section("Times of batches", watched, chart, [story.costs(found)])
+        if has_single:
+            yield _slowest(found)
         return
     quantiles = [(q, found.times.quantile(q)) for q in (0.5, 0.9, 0.99)]
     said = ", ".join(f"{q:.0%} within {story.duration(t)}" for q, t in quantiles if t is not None)
@@ -173,17 +177,16 @@ def _times(found: Analysis) -> Iterator[Section]:
     if found.queued > story.OVERLOADED:
         text.append(QUEUED.format(found.queued))
     yield Section("Times of batches", text, charts.build_times(found), [story.parts(found)])
-    yield Section(
-        "Slowest batches and samples",
-        [
-            (
-                "Times are counted from the start of the run. A sample that is slow each time is worth "
-                "investigating."
-            )
-        ],
-        None,
-        [story.slow_batches(found), story.slow_samples(found)],
+    yield _slowest(found)
+
+
+def _slowest(found: Analysis) -> Section:
+    when = (
+        "Times are those of day" if found.data.is_watched else "Times are counted from the start of the run"
     )
+    text = f"{when}. A sample that is slow each time is worth investigating."
+    tables = [story.slow_batches(found), story.slow_samples(found)]
+    return Section("Slowest batches and samples", [text], None, tables)
 
 
 def _cpu(found: Analysis) -> str:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.core.timings import Times
-from dataloaderjob.local.reporting.keeper import unpacked
+from dataloaderjob.core.timings import Times, unpacked
 from dataloaderjob.local.reporting.series import REPORT, SERIES_FILE, TIMES_FILE, Series, parse
 from dataloaderjob.local.status import LiveRun, find_run, live_runs
 
@@ -44,7 +43,7 @@ class RunData:
 
     @property
     def is_watched(self) -> bool:
-        """True for a job on a cluster, of which only the time is known for which a command watched it."""
+        """True for a job on a cluster: only what happened while a command watched it is known."""
         return bool(self.about.get("watched"))
 
 

@@ -347,6 +347,8 @@ def of_which(entry: Entry) -> str:
 
 
 def _when(entry: Entry, found: Analysis) -> str:
+    if found.data.is_watched:  # the batch may be from before the watch
+        return time.strftime("%H:%M:%S", time.localtime(entry.at_ns / 1e9))
     return clock(max(0.0, entry.at_ns / 1e9 - found.data.started))
 
 

@@ -13,7 +13,7 @@ from dataloaderjob.core import costs, measures
 from dataloaderjob.core.input_bound import judge
 from dataloaderjob.core.supervision import OF_RANK
 from dataloaderjob.core.texts import clean
-from dataloaderjob.core.timings import BUCKETS, Sums, Times
+from dataloaderjob.core.timings import Sums, Times
 from dataloaderjob.local.reporting import events
 from dataloaderjob.local.reporting.series import RankReading, Reading, Series
 
@@ -36,7 +36,7 @@ class Watched:
         self._slots = 0
 
     def see(self, at: float, status: Status) -> None:
-        """Takes a status; an empty one is that of a supervisor that did not answer."""
+        """Takes a status, which is empty if the supervisor did not answer."""
         if not status:
             return
         if self._before:
@@ -52,8 +52,8 @@ class Watched:
         found = judge(measures.parse(self._before.get("measures")))
         return "" if found is None else found.sentence()
 
-    def times(self) -> Times:
-        """Sums over all batches. Feeders on a cluster do not report single ones."""
+    def times(self, single: Times | None = None) -> Times:
+        """Sums over all batches of the watch. `single`: times of single batches since feeders started, if known."""
         total = {
             name: sum(rise.get(name, 0) for rise in self._of("feeder").values()) for name in costs.COUNTERS
         }
@@ -64,7 +64,8 @@ class Watched:
             cpu_ns=total["samples_ns"] + total["collate_ns"] + total["encode_ns"], queued_ns=total["queued_ns"],
             squares=total["wall_us2"] / 1e12,
         )  # fmt: skip
-        return Times(sums, [0] * BUCKETS, [], [])
+        single = single or Times()
+        return Times(sums, single.buckets, single.batches, single.samples)
 
     def _add(self, status: Status) -> dict[str, int]:
         """Adds a status's counts up. Returns the ready batches of each rank."""
@@ -101,7 +102,7 @@ class Watched:
         return f"{rank} of {sidecar}" if theirs else rank
 
     def _count(self, kind: str, name: str, now: dict[str, int], *, is_first: bool) -> None:
-        """Adds the rise since the last status. A process that starts anew begins at 0."""
+        """Adds the rise since the last status. The counts of a new process begin at 0."""
         source = kind, name
         before = self._last.get(source, now if is_first else {})
         rise = self._rise.setdefault(source, {})
