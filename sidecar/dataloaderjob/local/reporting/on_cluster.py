@@ -70,7 +70,7 @@ def _times(namespace: str, job: str) -> Times:
             else:
                 total.add(found)
     if silent:
-        _say(f"{silent} of {len(pods)} feeder pods did not tell the times of their batches")
+        _say(f"{silent} of {len(pods)} feeder pods did not report the times of their batches")
     return total
 
 

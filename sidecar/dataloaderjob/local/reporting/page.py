@@ -54,7 +54,7 @@ CPU_OF_CLUSTER = (
 )
 WATCHED = "Feeders made {:,} batches during the watch."
 SINCE = "The chart, and the slowest batches below, are those since the feeders' pods started."
-UNKNOWN = "No feeder pod told the times of single batches."
+UNKNOWN = "No feeder pod reported the times of single batches."
 MEANS = "Means over {}. Each resource bounds the rate, and the lowest bound is the limit."
 ALONE = "The figures of single ranks include the wait for the first batch."
 
