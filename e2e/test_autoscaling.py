@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Manifest, run, until
-from jobs import HEAD, TRAINER, Job, changed, job
+from jobs import TRAINER, Job, changed, job
 
 from dataloaderjob.core.sizing import HEADROOM
 
@@ -148,7 +148,14 @@ def test_report_of_a_live_job_shows_waiting_feeders_and_verdict(
     live = start(manifest())
     live.await_phase("Running", timeout_s=180)
     until(lambda: "at " in live.logs(TRAINER, "trainer"), timeout_s=120, what="a batch", also=live.why)
-    assert live.pods(HEAD)
+
+    def column() -> str | None:
+        rows = live.cluster.kubectl("get", "dlj", "-n", live.namespace).splitlines()
+        at = rows[0].index("INPUT")
+        return found if (found := rows[1][at:].split("  ")[0].strip()) else None
+
+    assert until(column, timeout_s=150, what="a verdict in the table", also=live.why) == f"storage {NEEDED}"
+    assert live.condition("InputBound")["status"] == "True"
     page = tmp_path / "report.html"
     words = ["report", "-n", live.namespace, live.name, "--seconds", "20", "-o", str(page)]
     said = run(

@@ -76,6 +76,17 @@ def test_a_run_and_its_status_say_that_training_waits(tmp_path: Path, capsys: py
     assert run.left() == []
 
 
+def test_a_run_in_mode_auto_gets_the_feeders_that_training_needs(tmp_path: Path):
+    project = Project(tmp_path, 100_000, 0.03)
+    project.write(feeders={"replicas": 1, "autoscaling": {"mode": "Auto", "maxReplicas": 4}})
+    with LocalRun(project.path, "--provider", "local") as run:
+        run.until("ready after")
+        assert "feeders 1 -> 4: training waits for" in run.until("feeders 1 -> ", 90)
+        run.find()
+        live = find_run(str(run.home))
+        until(lambda: live.ask({"type": "status"}).get("ready") == 4, 60, "four feeders")
+
+
 @pytest.mark.quick("network", "trainer")
 @pytest.mark.parametrize("one", RUNNING, ids=lambda one: one.kind)
 def test_a_running_script_with_a_known_limit_gets_it_named(one: Running):
