@@ -114,34 +114,6 @@ def test_one_feeder_becomes_as_many_as_training_needs(start: Callable[[Manifest]
     assert (condition["status"], condition["reason"]) == ("True", "Scaling"), scaled.job.why()
 
 
-@pytest.mark.slow
-def test_a_constant_load_is_left_alone_and_half_of_it_scales_down(start: Callable[[Manifest], Job]) -> None:
-    scaled = Scaled(start)
-    took_s = scaled.reach()
-    settled = time.time()
-    before = list(scaled.watch(600))[-1]
-    changes, rate = scaled.changes(settled), scaled.rate(60.0)
-    (pod,) = scaled.job.pods(TRAINER)
-    name = pod["metadata"]["name"]
-    scaled.job.cluster.kubectl(
-        "exec", name, "-n", scaled.job.namespace, "-c", "trainer", "--", "touch", SLOWER
-    )
-    halved, down_s = time.time(), math.inf
-    for number in scaled.watch(420):
-        if number <= math.ceil(NEEDED / 2):
-            down_s = time.time() - halved
-            break
-    sys.stdout.write(
-        f"best rate after {took_s:.0f} s; {changes} changes in 10 minutes, then {rate:.2f} batches/s; "
-        f"{before} -> {number} feeders {down_s:.0f} s after the load halved; {scaled.told()}\n"
-    )
-    assert took_s <= 90
-    assert changes <= 2
-    assert rate >= 0.9 * BEST
-    assert max(number for _, number in scaled.numbers) <= MOST
-    assert down_s <= 360
-
-
 def test_report_of_a_live_job_shows_waiting_feeders_and_verdict(
     start: Callable[[Manifest], Job], tmp_path: Path
 ) -> None:
@@ -171,3 +143,31 @@ def test_report_of_a_live_job_shows_waiting_feeders_and_verdict(
     assert "storage is the limit; 4 feeders instead of 1 would make it" in shown
     assert re.search(r"Feeders made \d\d+ batches", shown)
     assert "feeder-0, making batches" in shown
+
+
+@pytest.mark.slow
+def test_a_constant_load_is_left_alone_and_half_of_it_scales_down(start: Callable[[Manifest], Job]) -> None:
+    scaled = Scaled(start)
+    took_s = scaled.reach()
+    settled = time.time()
+    before = list(scaled.watch(600))[-1]
+    changes, rate = scaled.changes(settled), scaled.rate(60.0)
+    (pod,) = scaled.job.pods(TRAINER)
+    name = pod["metadata"]["name"]
+    scaled.job.cluster.kubectl(
+        "exec", name, "-n", scaled.job.namespace, "-c", "trainer", "--", "touch", SLOWER
+    )
+    halved, down_s = time.time(), math.inf
+    for number in scaled.watch(420):
+        if number <= math.ceil(NEEDED / 2):
+            down_s = time.time() - halved
+            break
+    sys.stdout.write(
+        f"best rate after {took_s:.0f} s; {changes} changes in 10 minutes, then {rate:.2f} batches/s; "
+        f"{before} -> {number} feeders {down_s:.0f} s after the load halved; {scaled.told()}\n"
+    )
+    assert took_s <= 90
+    assert changes <= 2
+    assert rate >= 0.9 * BEST
+    assert max(number for _, number in scaled.numbers) <= MOST
+    assert down_s <= 360

@@ -87,6 +87,13 @@ def test_waiting_on_a_machine_without_a_free_cpu_is_not_called_storage():
     assert judge(found).limit is LiveLimit.FEEDERS
 
 
+@pytest.mark.parametrize(("feeders", "limit"), [(2, LiveLimit.SLOTS), (1, LiveLimit.FEEDERS)])
+def test_slots_that_all_have_a_feeder_are_the_limit_even_if_it_has_gaps(feeders, limit):
+    found = SimJob(desired=2, slots=2).run(100)
+    found = dataclasses.replace(found, feeders=feeders, wait_s=1.4 * found.wait_s, busy=0.75)
+    assert judge(found).limit is limit
+
+
 def test_a_launch_is_not_taken_for_a_step_once_the_step_is_known():
     job = SimJob(cost_s=0.05, step_s=lambda now: 0.1, launch_s=0.001, desired=2)
     job.run(60)

@@ -138,7 +138,7 @@ def predicted(measures: Measures, feeders: int) -> float:
     """Returns the batches per second of all ranks that the verdict expects with more feeders than now."""
     pipeline = pipeline_of(measures)
     limit = _limit(measures, pipeline)
-    if limit not in (*BY_NUMBER, LiveLimit.TRAINER):
+    if limit not in (LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.TRAINER):
         return measures.rate
     return _rate(pipeline, demand(measures, pipeline, limit)[0], feeders)
 
@@ -155,7 +155,10 @@ def _limit(measures: Measures, pipeline: Pipeline) -> LiveLimit:
     if measures.sending >= SENDING and measures.sending > measures.busy:
         return LiveLimit.NETWORK
     slots = ceilings(pipeline).get(Limit.SLOTS)
-    if slots is not None and pipeline.ranks / pipeline.period_s >= FULL * slots:
+    full = (
+        FULL if measures.feeders < measures.slots else BUSY
+    )  # each slot has a feeder: more of them have nothing to do
+    if slots is not None and pipeline.ranks / pipeline.period_s >= full * slots:
         return LiveLimit.SLOTS
     if measures.busy < BUSY:
         return LiveLimit.ORDER
