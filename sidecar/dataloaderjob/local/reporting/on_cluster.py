@@ -44,6 +44,8 @@ def watch(namespace: str, job: str, seconds: int) -> RunData:
         for status in _statuses(command):
             at = time.monotonic() - began
             watched.see(at, status)
+            if at >= seconds:
+                break
             if at - told >= TOLD_EVERY_S:
                 told = at
                 _say(f"{at:.0f} of {seconds} s")
