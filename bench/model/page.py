@@ -45,9 +45,9 @@ def page(found: dict[str, Any]) -> str:
     if rows := found.get("running"):
         right = sum(bool(row["is_right"]) for row in rows)
         parts.append(
-            "## The same limits during a run\n\nTen scripts on feeders of one machine with two cores. The word is that "
-            "of `kubectl get dlj` and, as a sentence,\nof `dataloaderjob status`. Each script runs for nine seconds, "
-            "and again with twice the feeders. Feeders behind a link are in\na network namespace of their own. The "
+            "## The same limits during a run\n\nTen scripts on feeders of one machine with two cores. The verdict "
+            "is the word that `kubectl get dlj` shows.\nEach script runs twice, for nine seconds each time. The second "
+            "run has twice the feeders. Feeders behind a link are\nin a network namespace of their own. The "
             f"verdict named the right limit for {right} of {len(rows)}.\n{_errors(rows)}\n\n{_running(rows)}"
         )
     return "\n".join(parts)
