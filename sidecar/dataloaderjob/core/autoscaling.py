@@ -216,7 +216,7 @@ class Autoscaler:
             self._since = now
         before, self._looked = self._looked, wanted
         self._wanted.append((now, min(wanted, before or wanted)))  # a single look may be an accident
-        while self._wanted[0][0] < now - DOWN_AFTER_S:
+        while self._wanted[0][0] < now - DOWN_AFTER_S + EVERY_S / 2:  # looks are not made to the second
             self._wanted.popleft()
 
     def _up(self, now: float, situation: Situation, measures: Measures, wanted: int) -> Proposal | None:
