@@ -158,10 +158,12 @@ class _Found:
     measures: Measures
 
 
-def row(one: Running, *, seconds: float = SECONDS, first: bool = True) -> dict[str, object]:
-    """Runs the script with its feeders, and with twice as many. `first`: before other work of this machine."""
-    now = _run(one, one.feeders, seconds, first=first)
-    then = _run(one, 2 * one.feeders, seconds, first=first)
+def row(one: Running) -> dict[str, object]:
+    """Runs the script with its feeders, and with twice as many, before other work of this machine if that is allowed.
+
+    Raises NotImplementedError if a link is needed and this process may not make one.
+    """
+    now, then = _run(one, one.feeders), _run(one, 2 * one.feeders)
     verdict = judge(now.measures)
     if verdict is None:
         raise RuntimeError(f"{one.kind}: too few batches")
@@ -173,13 +175,13 @@ def row(one: Running, *, seconds: float = SECONDS, first: bool = True) -> dict[s
     }  # fmt: skip
 
 
-def _run(one: Running, feeders: int, seconds: float, *, first: bool) -> _Found:
+def _run(one: Running, feeders: int) -> _Found:
     with tempfile.TemporaryDirectory(prefix="dlj-model-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         script = folder / "train.py"
         script.write_text(SCRIPT)
         workers = one.slots or feeders
-        words = (one.kind, workers, max(WINDOW, 2 * feeders), int(seconds), SKIPPED)
+        words = (one.kind, workers, max(WINDOW, 2 * feeders), int(SECONDS), SKIPPED)
         env = {
             **os.environ,
             RECORD_VARIABLE: str(folder / "record"),
@@ -196,8 +198,7 @@ def _run(one: Running, feeders: int, seconds: float, *, first: bool) -> _Found:
             last = None
             while running.poll() is None:
                 for run in _of(folder):
-                    if first:
-                        come_first([running.pid, *reaper.tagged(str(run.about["run"]))])
+                    come_first([running.pid, *reaper.tagged(str(run.about["run"]))])
                     last = _measures(run) or last
                 time.sleep(LOOK_S)
             out, errors = running.communicate()

@@ -91,7 +91,7 @@ def test_a_run_in_mode_auto_gets_the_feeders_that_training_needs(tmp_path: Path)
 @pytest.mark.parametrize("one", RUNNING, ids=lambda one: one.kind)
 def test_a_running_script_with_a_known_limit_gets_it_named(one: Running):
     try:
-        found = running.row(one, first=False)
+        found = running.row(one)  # before other work of this machine, if the user may do that
     except NotImplementedError as exc:
         pytest.skip(str(exc))
     assert found["is_right"], found
