@@ -41,6 +41,20 @@ class Holder(StrEnum):
     FEEDER = "feeder"
 
 
+class Part(StrEnum):
+    """Parts of a job that have certificates of their own (`core.tls`)."""
+
+    SUPERVISOR = "supervisor"
+    FEEDER = "feeder"
+    SIDECAR = "sidecar"
+    OPERATOR = "operator"
+
+    @property
+    def host(self) -> str:
+        """The DNS name in the part's certificates."""
+        return f"{self.value}.dataloaderjob.internal"
+
+
 HOLDERS: Mapping[str, Holder] = {
     "control": Holder.CONTROL,
     "sidecar": Holder.SIDECAR,

@@ -13,11 +13,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from dataloaderjob.core import folders, ipc
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.memory import memory_limit
+
+if TYPE_CHECKING:
+    from dataloaderjob.core.tls import Credentials
 
 T = TypeVar("T")
 
@@ -134,6 +137,8 @@ class SidecarSettings(LoaderSettings):
     """Port of /metrics and /healthz; 0 for any, None for none."""
     ended: str = ""
     """The reason why the job has ended, for pods that outlive it; empty while it lives."""
+    tls_folder: str = ""
+    """Folder with the certificates of this sidecar (`core.tls`); empty: connections are not under TLS."""
 
     def check(self) -> None:
         """Raises InputError if these settings cannot work, before anything is created."""
@@ -218,6 +223,8 @@ class FeederSettings:
     """The manifest field that limits the memory where the feeder runs; empty if none does."""
     lease_s: float = 0.0
     """The feeder ends after this time without a supervisor; 0: it serves on, and waits for the next supervisor."""
+    tls_folder: str = ""
+    """Folder with the certificates of feeders (`core.tls`); empty: connections are not under TLS."""
 
 
 @reads_other_releases
@@ -282,6 +289,10 @@ class SupervisorSettings:
     """Unique name of the job among all jobs of that cluster; empty: the job's own name."""
     feeder_env: Mapping[str, str] = field(default_factory=dict)
     """The manifest's variables for user code on such a cluster."""
+    tls_folder: str = ""
+    """Folder with the certificates of the supervisor (`core.tls`); empty: connections are not under TLS."""
+    feeder_tls_folder: str = ""
+    """The same on feeders' nodes."""
 
 
 def dump(settings: Any, path: Path) -> None:
@@ -328,6 +339,15 @@ def _made(kind: type[T], found: Any, path: Path, unknown: list[str], inside: str
         if dataclasses.is_dataclass(hints[name])
     }
     return kind(**{**known, **inner})
+
+
+def read_credentials(folder: str) -> Credentials | None:
+    """Reads the certificates of this process; None if the job does not use TLS. Raises InputError."""
+    if not folder:
+        return None
+    from dataloaderjob.core.tls import Credentials  # with the library, only if it is needed
+
+    return Credentials(folder)
 
 
 def read_key(path: str | Path) -> bytes:

@@ -46,13 +46,16 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
 from dataloaderjob.core.handshake import connect
 from dataloaderjob.core.processes import signal_name
 from dataloaderjob.core.texts import clean
+
+if TYPE_CHECKING:
+    from dataloaderjob.core.tls import Credentials
 
 MAX_FEEDERS = 4096
 """Maximum number of feeders that a supervisor keeps for one job."""
@@ -104,12 +107,17 @@ LASTING = frozenset({Cause.REGISTER_TIMEOUT, Cause.FAILS, Cause.REFUSED, Cause.O
 
 
 def ask(
-    host: str, port: int, job_key: bytes, *, job: str, message: dict[str, Any], timeout_s: float = 10.0
-) -> dict[str, Any]:
-    """Sends one request as a control client. Raises OSError, ProtocolError, and ServiceError if it is refused."""
+    host: str, port: int, job_key: bytes, *, job: str, message: dict[str, Any], timeout_s: float = 10.0,
+    tls: Credentials | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Sends one request as a control client. `tls`: the certificates of this process, if the job uses TLS.
+
+    Raises OSError, ProtocolError, and ServiceError if it is refused.
+    """
     with connect(
-        (host, port), keys.of_job(job_key), role="control", name="control", job=job, timeout_s=timeout_s
-    ) as sock:
+        (host, port), keys.of_job(job_key), role="control", name="control", job=job, timeout_s=timeout_s,
+        tls=None if tls is None else (tls, keys.Part.SUPERVISOR),
+    ) as sock:  # fmt: skip
         sock.settimeout(timeout_s)
         sockets.send_message(sock, message)
         answer = sockets.recv_message(sock)

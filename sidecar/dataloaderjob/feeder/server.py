@@ -27,7 +27,7 @@ from dataloaderjob.core.frames import Flag, FrameKind, Header, base_seed_of
 from dataloaderjob.core.handshake import DATA, new_key
 from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import SEE_OUTPUT, allow_all_files, end_as
-from dataloaderjob.core.settings import FeederSettings, read_key
+from dataloaderjob.core.settings import FeederSettings, read_credentials, read_key
 from dataloaderjob.core.sockets import on_machine
 from dataloaderjob.core.supervision import Cause
 from dataloaderjob.feeder.builders import Builders
@@ -63,10 +63,11 @@ class FeederServer:
         key = read_key(settings.key_path)
         self.link_key = key if settings.supervisor_host is None else new_key()
         """The key of connections from receivers. Without a supervisor, who would pass it on, it is the key's file's."""
+        self.tls = read_credentials(settings.tls_folder)
         self._machine = Feeding(settings.max_ungranted)
         self._bundles = BundleStore(
             settings, key, self._machine, address=lambda: self.address, soon=self.soon, here=self._bundle_here,
-            lost=self._bundle_lost,
+            lost=self._bundle_lost, tls=self.tls,
         )  # fmt: skip
         self._builders = Builders(settings, requests, self, relayed=relayed)
         self._sender = Sender(self._machine, lambda: self._builders.templates.loads)
@@ -96,7 +97,7 @@ class FeederServer:
             welcomed=self._welcomed,
             versions=DATA,
         )
-        self._acceptor = acceptor(settings.bind_host, settings.port)
+        self._acceptor = acceptor(settings.bind_host, settings.port, tls=self.tls)
         self._acceptors = [self._acceptor]
         if settings.shares_memory:
             try:
@@ -429,7 +430,7 @@ def _serve(settings: FeederSettings, requests: socket.socket, ready_fd: int | No
         if settings.supervisor_host is not None:
             server.registration = Registration(
                 settings, host=host, port=port, instance=server.instance, link_key=server.link_key,
-                idle=lambda: server.idle,
+                idle=lambda: server.idle, tls=server.tls,
             )  # fmt: skip
             server.registration.start()
         if ready_fd is not None:

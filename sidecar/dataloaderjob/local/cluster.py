@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 from dataloaderjob.core import folders, keys, places, supervision, timings
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
 from dataloaderjob.core.handshake import new_key
-from dataloaderjob.core.keys import Holder
+from dataloaderjob.core.keys import Holder, Part
 from dataloaderjob.core.settings import SidecarSettings, dump
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import reaper
+from dataloaderjob.local.certificates import RunCertificates, tls_folder
 from dataloaderjob.local.children import Child, Command, Loop, Started
 from dataloaderjob.local.external import ray_env
 from dataloaderjob.local.forks import PYTHON, fork, host_command
@@ -62,6 +63,8 @@ END_S = 15.0
 GRACE_S = 0.5
 """Time for Ray's processes to end; they have nothing to save."""
 LAST_WORDS = 5
+RENEW_S = 600.0
+"""Interval between checks whether the next certificates are due."""
 
 Show = Callable[[str, str, bool], None]
 """Called with the source, a line, and True for bad news or output on stderr."""
@@ -105,6 +108,7 @@ class LocalCluster:
         self._started_with = plan.num_feeders
         self._port = ReservedPort()
         self._key = new_key()
+        self._certificates = RunCertificates(self.home) if plan.tls else None
         self._children: dict[ServicePart, Child] = {}
         self._written: dict[str, Any] = {}
         self._words: dict[str, deque[str]] = {}
@@ -129,8 +133,9 @@ class LocalCluster:
             folders.remove_tree(self.home)
             raise
         self._poller = Poller(
-            self.socket, port=self._port.number, key=self._key, job=plan.job, changed=self._polled
-        )
+            self.socket, port=self._port.number, key=self._key, job=plan.job, changed=self._polled,
+            tls_folder=str(tls_folder(self.home, Part.SUPERVISOR)) if plan.tls else "",
+        )  # fmt: skip
         self._record = record
         self._keeper: Keeper | None = None
 
@@ -181,12 +186,19 @@ class LocalCluster:
             folders.write(self.home / KEY, self._key)
             for holder in (Holder.SIDECAR, Holder.FEEDER):
                 folders.write(key_file(self.home, holder), keys.derive(self._key, holder))
+            self._write_certificates()
         self._keeper = self._new_keeper(about)
         self.tell(about)
         self._do(self.policy.start())
         self._forks = False
         self._poller.start()
         self._loop.every(LOOK_S, self._look)
+        if self._certificates is not None:
+            self._loop.every(RENEW_S, self._write_certificates)
+
+    def _write_certificates(self) -> None:
+        if self._certificates is not None:
+            self._certificates.write()
 
     def note(self, who: str, kind: str, what: str) -> None:
         """Adds an event to the data for a report."""

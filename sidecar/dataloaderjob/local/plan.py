@@ -181,7 +181,7 @@ def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str], provid
         job=job.name, num_feeders=spec.feeders.count, env=inherited, sidecar_env=add_env(inherited, spec.sidecar.env),
         feeder_env=for_feeders, feeder_cwd=cwd, provider=provider,
         tuning=spec.ray.own.tuning.settings(), tasks=spec.ray.own.room(), external=_external(job, provider),
-        loader=spec.loader_settings(replicas=max(1, spec.trainers.replicas)),
+        tls=spec.loader.tls, loader=spec.loader_settings(replicas=max(1, spec.trainers.replicas)),
     )  # fmt: skip
 
 

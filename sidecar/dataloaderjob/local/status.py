@@ -19,8 +19,10 @@ from typing import Any
 
 from dataloaderjob.core import folders, handshake, ipc, keys, sockets, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError
-from dataloaderjob.core.settings import read_key
+from dataloaderjob.core.keys import Part
+from dataloaderjob.core.settings import read_credentials, read_key
 from dataloaderjob.core.supervision import COUNTERS, Rates
+from dataloaderjob.local.certificates import tls_folder
 
 RUN_FILE = "run.json"
 HOME_PREFIX = "dlj-run-"
@@ -148,8 +150,12 @@ class History:
 class Poller:
     """Polls in a thread. `snapshot` is replaced as a whole; `changed` is called in the thread."""
 
-    def __init__(self, path: str, *, port: int, key: bytes, job: str, changed: Callable[[], None]) -> None:
+    def __init__(self, path: str, *, port: int, key: bytes, job: str, changed: Callable[[], None],
+        tls_folder: str = "",
+    ) -> None:  # fmt: skip
+        """`tls_folder`: the folder with the supervisor's certificates, if the run uses TLS."""
         self.snapshot = Snapshot()
+        self._tls_folder = tls_folder
         self._path, self._port, self._key, self._job = path, port, key, job
         self._changed = changed
         self._control: socket.socket | None = None
@@ -214,7 +220,7 @@ class Poller:
                     self._ask(self._control, {"type": "scale", "feeders": wanted})
                 self._asked, self._exactly = wanted, False
             return status
-        except (OSError, ProtocolError):
+        except (OSError, ProtocolError, InputError):
             if self._control is not None:
                 self._control.close()
                 self._control = None
@@ -225,12 +231,11 @@ class Poller:
         return sockets.recv_message(sock)
 
     def _connect(self) -> socket.socket:
-        sock = sockets.dial(("127.0.0.1", self._port), TIMEOUT_S)
-        try:
-            handshake.greet(sock, keys.of_job(self._key), role="control", name="local", job=self._job)
-        except BaseException:
-            sock.close()
-            raise
+        tls = read_credentials(self._tls_folder)
+        sock = handshake.connect(
+            ("127.0.0.1", self._port), keys.of_job(self._key), role="control", name="local", job=self._job,
+            tls=None if tls is None else (tls, keys.Part.SUPERVISOR),
+        )  # fmt: skip
         sock.settimeout(TIMEOUT_S)
         return sock
 
@@ -264,7 +269,11 @@ class LiveRun:
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns the supervisor's answer. Raises OSError, ProtocolError, ServiceError."""
         key = read_key(self.home / "key")
-        return supervision.ask("127.0.0.1", int(self.about["port"]), key, job=self.job, message=message)
+        tls = read_credentials(
+            str(folder) if (folder := tls_folder(self.home, Part.SUPERVISOR)).exists() else ""
+        )
+        address = "127.0.0.1", int(self.about["port"])
+        return supervision.ask(*address, key, job=self.job, message=message, tls=tls)
 
     def snapshot(self) -> Snapshot:
         """Asks sidecar and supervisor for their status; a supervisor that does not answer becomes a note."""

@@ -28,7 +28,7 @@ from dataloaderjob.core.processes import (
     end_as,
     signal_name,
 )
-from dataloaderjob.core.settings import LoaderSettings, SidecarSettings, read_key
+from dataloaderjob.core.settings import LoaderSettings, SidecarSettings, read_credentials, read_key
 from dataloaderjob.sidecar import metrics
 from dataloaderjob.sidecar.admission import Admission, ReceiverProcess
 from dataloaderjob.sidecar.attachment import Attachment
@@ -52,6 +52,7 @@ class Sidecar:
         settings.check()
         self.settings = settings
         self.key = read_key(settings.key_path)
+        self._tls = read_credentials(settings.tls_folder)
         self.store = BlobStore(Path(settings.blobs), anyone=settings.anyone)
         self._bundle_gc = BundleGc(self.store)
         self.receivers: dict[int, ReceiverProcess] = {}
@@ -66,7 +67,7 @@ class Sidecar:
         if settings.supervisor_host is not None:
             address = settings.supervisor_host, settings.supervisor_port
             self._supervisor = SupervisorClient(
-                address, key=self.key, job=settings.job, name=self.name, store=self.store
+                address, key=self.key, job=settings.job, name=self.name, store=self.store, tls=self._tls
             )
         awaits = settings.awaits_feeders and source is not None
         self._attachment = Attachment(source, settings, self.key) if awaits and source else None
@@ -133,8 +134,10 @@ class Sidecar:
             if receiver.untold:
                 receiver.untold = not self._send_feeders(receiver.channel)
         if self._supervisor is not None:
-            self._supervisor.try_connect(now)
+            connected = self._supervisor.try_connect(now)
             self._watch_upstream()
+            if connected:
+                self._on_upstream()  # the first message may have come with the end of the handshake
             if self._attachment is not None and self._supervisor.fileno is None:
                 self._await_supervisor(self._attachment, self._supervisor.why, now)
         if now >= self._metrics_at:
@@ -292,6 +295,7 @@ class Sidecar:
             gc.freeze()
             receiver = Receiver(
                 guest.sock, channel, *guest.fds[:4], settings=settings, key=self.key, job=self.settings.job,
+                tls=self._tls,
                 name=f"{self.name}/rank-{hello['shown']}", process=str(hello["process"]),
                 rank=int(rank) if rank.isdecimal() else 0, gives_back=self.settings.private,
             )  # fmt: skip

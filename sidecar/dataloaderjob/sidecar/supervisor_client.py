@@ -11,16 +11,20 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core import handshake, keys, sockets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError
+from dataloaderjob.core.keys import Part
 from dataloaderjob.core.processes import Backoff, close_all_but, default_signals, die_with_parent
 from dataloaderjob.core.sockets import Connection, Inbox
 from dataloaderjob.core.supervision import FIELDS
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.output import log
+
+if TYPE_CHECKING:
+    from dataloaderjob.core.tls import Credentials
 
 BACKOFF = Backoff(0.05, 3.0)
 CONNECT_TIMEOUT_S = 0.5
@@ -36,8 +40,9 @@ class SupervisorClient:
     """Connects, performs the handshake and exchanges messages. `fileno` is None while there is no connection."""
 
     def __init__(
-        self, address: tuple[str, int], *, key: bytes, job: str, name: str, store: BlobStore
-    ) -> None:
+        self, address: tuple[str, int], *, key: bytes, job: str, name: str, store: BlobStore,
+        tls: Credentials | None = None,
+    ) -> None:  # fmt: skip
         self.address = address
         self.feeders: list[Endpoint] = []
         self.desired: int | None = None
@@ -50,6 +55,7 @@ class SupervisorClient:
         """The reason why there is no connection; empty while there is one."""
         self._key, self._job, self._name = key, job, name
         self._store = store
+        self._tls = None if tls is None else (tls, Part.SUPERVISOR)
         self._sock: Connection | None = None
         self._in = Inbox()
         self._out = bytearray()
@@ -69,7 +75,7 @@ class SupervisorClient:
         try:
             sock = handshake.connect(
                 self.address, self._key, role="sidecar", name=self._name, job=self._job,
-                versions=handshake.BY_ROLE, timeout_s=CONNECT_TIMEOUT_S,
+                versions=handshake.BY_ROLE, timeout_s=CONNECT_TIMEOUT_S, tls=self._tls,
             )  # fmt: skip
         except (OSError, ProtocolError) as exc:
             self.why = f"the job's supervisor at {self.address[0]}:{self.address[1]} cannot be reached: {exc}"
@@ -172,7 +178,8 @@ class SupervisorClient:
             die_with_parent(parent)
             default_signals()
             close_all_but(set())
-            upload(self.address, self._key, self._store, digest, nbytes, name=self._name, job=self._job)
+            about = {"name": self._name, "job": self._job}
+            upload(self.address, self._key, self._store, digest, nbytes, **about, tls=self._tls)
             code = 0
         except Exception as exc:
             log(f"{digest[:8]}, {nbytes} bytes, was not uploaded: {exc!r}")
@@ -181,8 +188,9 @@ class SupervisorClient:
 
 
 def upload(
-    address: tuple[str, int], key: bytes, store: BlobStore, digest: str, nbytes: int, *, name: str, job: str
-) -> None:
+    address: tuple[str, int], key: bytes, store: BlobStore, digest: str, nbytes: int, *, name: str, job: str,
+    tls: tuple[Credentials, Part] | None = None,
+) -> None:  # fmt: skip
     """Sends a blob to the supervisor, and waits until it has arrived. Raises OSError, ProtocolError."""
     with handshake.connect(
         address,
@@ -192,6 +200,7 @@ def upload(
         job=job,
         versions=handshake.BY_ROLE,
         timeout_s=UPLOAD_TIMEOUT_S,
+        tls=tls,
     ) as sock:
         sock.settimeout(UPLOAD_TIMEOUT_S)
         store.send(sock, digest, nbytes)

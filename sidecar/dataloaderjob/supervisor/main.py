@@ -23,7 +23,7 @@ from dataloaderjob.core import folders, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError, ServiceError
 from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import allow_all_files, exit_now, leave_on_signals
-from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_key
+from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_credentials, read_key
 from dataloaderjob.core.sockets import address_text
 from dataloaderjob.core.supervision import Cause
 from dataloaderjob.providers.provider import LOCAL, NAMES, RAY, REMOTE, Provider, ProviderLost
@@ -84,6 +84,7 @@ class Supervisor:
             job=settings.job,
             blob_folder=Path(settings.blob_folder),
             state=self,
+            tls=read_credentials(settings.tls_folder),
         )
 
     # The loop, in the main thread

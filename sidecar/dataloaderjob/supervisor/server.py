@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dataloaderjob.core import costs, keys, sockets, supervision
 from dataloaderjob.core.acceptor import Acceptor
@@ -28,6 +28,9 @@ from dataloaderjob.core.supervision import Cause
 from dataloaderjob.core.texts import clean
 from dataloaderjob.supervisor.blob_relay import IDLE_TIMEOUT_S, BlobRelay
 from dataloaderjob.supervisor.feeder_set import MAX_WHY, Endpoint
+
+if TYPE_CHECKING:
+    from dataloaderjob.core.tls import Credentials
 
 log = logging.getLogger(__name__)
 MAX_COMMAND = 200
@@ -74,8 +77,9 @@ class SupervisorServer:
     """All connections of the supervisor."""
 
     def __init__(
-        self, host: str, port: int, *, job_key: bytes, job: str, blob_folder: Path, state: SupervisorState
-    ) -> None:
+        self, host: str, port: int, *, job_key: bytes, job: str, blob_folder: Path, state: SupervisorState,
+        tls: Credentials | None = None,
+    ) -> None:  # fmt: skip
         """Binds the port. Raises OSError if it is taken."""
         self._feeders_key, self._sidecars_key = (
             keys.derive(job_key, holder) for holder in (Holder.FEEDER, Holder.SIDECAR)
@@ -94,7 +98,7 @@ class SupervisorServer:
             "control": self._control,
         }
         self._acceptor = Acceptor(
-            host, port, key=keys.of_job(job_key), job=job, facts={}, welcomed=self._welcomed
+            host, port, key=keys.of_job(job_key), job=job, facts={}, welcomed=self._welcomed, tls=tls
         )
         threading.Thread(target=self._accept_forever, name="dlj-supervisor", daemon=True).start()
 
