@@ -131,7 +131,7 @@ class JobSecrets:
     async def keep(self, key: JobKey, secret: Manifest, observed: Observed) -> bool:
         """Creates the Secret, unless it certainly exists or nothing needs it now. Returns True if it was created."""
         name = str(secret["metadata"]["name"])
-        attaches = name == names.attachment(key[1])
+        attaches = names.is_attached_secret(key[1], name)
         placed = {
             str(pod["metadata"].get("uid")): pod
             for pod in (observed.attached if attaches else observed.pods)

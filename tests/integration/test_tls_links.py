@@ -23,11 +23,11 @@ from supervisor_alone import SupervisorAlone
 from dataloaderjob import DataLoader
 from dataloaderjob.core import handshake, keys, supervision
 from dataloaderjob.core.blobs import BlobStore
-from dataloaderjob.core.certificates import PERIOD, Schedule
+from dataloaderjob.core.credentials import Credentials
 from dataloaderjob.core.errors import AuthError, ServiceError
+from dataloaderjob.core.generations import PERIOD, Schedule
 from dataloaderjob.core.keys import Holder, Part
 from dataloaderjob.core.settings import FeederSettings
-from dataloaderjob.core.tls import Credentials
 from dataloaderjob.feeder.connections import Registration
 from dataloaderjob.local.certificates import tls_folder
 from dataloaderjob.local.status import live_runs

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from dataloaderjob.core import certificates
-from dataloaderjob.core.certificates import PERIOD, Schedule
+from dataloaderjob.core.credentials import FILES, Credentials
+from dataloaderjob.core.generations import PERIOD, Schedule
 from dataloaderjob.core.keys import Part
-from dataloaderjob.core.tls import FILES, Credentials
 from dataloaderjob.local.certificates import tls_folder
 
 

@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 
 from dataloaderjob.core import certificates
-from dataloaderjob.core.certificates import GENERATIONS, PERIOD, SKEW, Schedule
+from dataloaderjob.core.certificates import SKEW
+from dataloaderjob.core.credentials import LOOK_EVERY_S, Credentials, newest
 from dataloaderjob.core.errors import AuthError, InputError, ProtocolError
+from dataloaderjob.core.generations import GENERATIONS, PERIOD, Schedule
 from dataloaderjob.core.handshake import new_challenge
 from dataloaderjob.core.keys import Part
 from dataloaderjob.core.sockets import pack_message
-from dataloaderjob.core.tls import LOOK_EVERY_S, PREAMBLE, Credentials, TlsConnection, newest
+from dataloaderjob.core.tls import PREAMBLE, TlsConnection
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -129,7 +131,7 @@ def test_generations_that_follow_each_other_trust_each_other(tmp_path: Path) -> 
 def test_new_generation_is_used_by_the_next_connection(
     job: Generations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dataloaderjob.core.tls.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("dataloaderjob.core.credentials.LOOK_EVERY_S", 0.0)
     sidecar, feeder = job.of(Part.SIDECAR), job.of(Part.FEEDER)
     with opened(sidecar, feeder) as ends:
         job.schedule = Schedule(job.schedule.began - PERIOD)
@@ -142,7 +144,7 @@ def test_new_generation_is_used_by_the_next_connection(
 
 
 def test_unreadable_new_generation_changes_nothing(job: Generations, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataloaderjob.core.tls.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("dataloaderjob.core.credentials.LOOK_EVERY_S", 0.0)
     sidecar = job.of(Part.SIDECAR)
     job.add(1)
     for path in job.home.glob("tls/*/1/tls.key"):

@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import contextlib
 import logging
-import os
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dataloaderjob.core.tls import load
 from dataloaderjob_operator.client import ApiClient, ApiError
 from dataloaderjob_operator.injector.certificates import (
     BadCertificates,
@@ -190,19 +189,6 @@ def _certificates(secret: dict[str, Any] | None) -> Certificates | None:
     except (BadCertificates, binascii.Error) as exc:
         log.warning("the Secret %s is unusable and will be replaced: %s", secret["metadata"]["name"], exc)
         return None
-
-
-def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Has new connections use a certificate. The library reads files only; they exist for a moment, for this user."""
-    with contextlib.ExitStack() as stack:
-        paths = []
-        for content in (certificate, key):
-            fd = os.memfd_create("certificate", os.MFD_CLOEXEC)
-            stack.callback(os.close, fd)
-            os.write(fd, content)
-            paths.append(f"/proc/self/fd/{fd}")
-        empty_context().load_cert_chain(*paths)  # raises if the two do not fit, and spoils no context in use
-        context.load_cert_chain(*paths)
 
 
 async def keep(keeper: Keeper | Files, ready: Callable[[], None]) -> None:

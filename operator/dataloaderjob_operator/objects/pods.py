@@ -15,11 +15,13 @@ from dataloaderjob.api.sidecar import (
     MOUNTS,
     RESTRICTED,
     SETTINGS_VOLUME,
+    key_volume,
     scratch_volume,
 )
+from dataloaderjob.core.keys import Part
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest, digest
-from dataloaderjob_operator.objects import settings, supervisor
+from dataloaderjob_operator.objects import certificates, settings, supervisor
 
 SHM_NBYTES = 256 * 1024**2
 """Shared memory for torch and for Ray's object store, which the data path does not use."""
@@ -34,6 +36,11 @@ LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Taints of lost nodes."""
 ISTIO = "sidecar.istio.io/inject"
 AMBIENT = "istio.io/dataplane-mode"
+_PARTS = {
+    names.Role.HEAD: Part.SUPERVISOR,
+    names.Role.FEEDER: Part.FEEDER,
+    names.Role.TRAINER: Part.SIDECAR,
+}
 _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
 TMP: Manifest = {"name": "dataloaderjob-tmp", "mountPath": "/tmp"}  # noqa: S108  a volume of the pod's own
 SHM: Manifest = {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"}  # noqa: S108
@@ -170,14 +177,13 @@ def inherited(*templates: PodTemplate) -> dict[str, Any]:
 def volumes(job: DataLoaderJob, setup: settings.OperatorConfig, role: names.Role) -> list[Manifest]:
     """Builds the volumes with key and settings, for every pod of a role."""
     return [
-        {
-            "name": KEY_VOLUME,
-            "secret": {
-                "secretName": names.key_secret(job.name, job.metadata.uid or "", setup.root_key),
-                "defaultMode": 0o440,
-                "items": settings.key_items(job, role),
-            },
-        },
+        key_volume(
+            names.key_secret(job.name, job.metadata.uid or "", setup.root_key),
+            0o440,
+            _PARTS[role],
+            items=settings.key_items(job, role),
+            certificates=certificates.secret_names(job, setup),
+        ),
         {"name": SETTINGS_VOLUME, "configMap": {"name": settings.map_name(job, setup, role)}},
     ]
 
@@ -194,7 +200,11 @@ def secret_of(template: Mapping[str, Any]) -> str | None:
     """Returns the name of the Secret with the keys of a template's pods; None if they have none."""
     for volume in (template.get("spec") or {}).get("volumes") or ():
         if volume.get("name") == KEY_VOLUME:
-            return str((volume.get("secret") or {}).get("secretName"))
+            projected = (volume.get("projected") or {}).get("sources") or [{}]
+            return str(
+                (volume.get("secret") or {}).get("secretName")
+                or (projected[0].get("secret") or {}).get("name")
+            )
     return None
 
 

@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
@@ -27,11 +28,12 @@ from dataloaderjob.api.sidecar import KEY_FOLDER as KEY_FOLDER
 from dataloaderjob.api.sidecar import METRICS_PORT as METRICS_PORT
 from dataloaderjob.api.sidecar import RUN_FOLDER as RUN_FOLDER
 from dataloaderjob.api.sidecar import SCRATCH_SIZE as SCRATCH_SIZE
-from dataloaderjob.api.sidecar import SETTINGS_FILE
+from dataloaderjob.api.sidecar import SETTINGS_FILE, TLS_FOLDER
 from dataloaderjob.api.sidecar import SETTINGS_FOLDER as SETTINGS_FOLDER
 from dataloaderjob.api.sidecar import SOCKET as SOCKET
 from dataloaderjob.api.sidecar import USER as USER
 from dataloaderjob.core import keys
+from dataloaderjob.core.generations import PERIOD, Schedule
 from dataloaderjob.core.keys import Holder
 from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob_operator import names
@@ -85,6 +87,8 @@ class OperatorConfig:
     socket, whatever their users are. None: namespaces set a group, as on OpenShift."""
     cluster_domain: str = ""
     """DNS domain of the cluster, such as cluster.local; empty: pods add it themselves."""
+    tls_period: timedelta = PERIOD
+    """Time after which a job's certificates are replaced."""
     managed_by: str = ""
     """The operator manages only jobs with this `spec.managedBy`; if empty, jobs without one or with MANAGED_BY."""
 
@@ -141,17 +145,21 @@ def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
         **{holder.value: keys.derive(key, holder) for holder in (Holder.FEEDER, Holder.SIDECAR)},
         RAY_TOKEN: names.ray_token(setup.root_key, uid).encode(),
     }
-    return {**_secret(job, names.key_secret(job.name, uid, setup.root_key), values), "immutable": True}
+    return {
+        **secret_of_values(job, names.key_secret(job.name, uid, setup.root_key), values),
+        "immutable": True,
+    }
 
 
 def attach_secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
     """Builds the Secret for sidecars in attached pods. It has only their own key, and it is not immutable: the kubelet
     would not update the mount if the Secret of an earlier job of the same name is replaced."""
     key = names.job_key(setup.root_key, job.metadata.uid or "")
-    return _secret(job, names.attachment(job.name), {JOB_KEY: keys.derive(key, Holder.SIDECAR)})
+    return secret_of_values(job, names.attachment(job.name), {JOB_KEY: keys.derive(key, Holder.SIDECAR)})
 
 
-def _secret(job: DataLoaderJob, name: str, values: Mapping[str, bytes]) -> Manifest:
+def secret_of_values(job: DataLoaderJob, name: str, values: Mapping[str, bytes]) -> Manifest:
+    """Builds a Secret that the job owns."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -245,6 +253,7 @@ def sidecar(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "supervisor_port": SUPERVISOR_PORT,
         **dataclasses.asdict(job.spec.loader_settings()),
         **({"anyone": True} if job.spec.trainers.attached else {}),
+        **tls(job),
         "metrics_host": EVERYWHERE,  # probes and Prometheus come from outside the pod
         "metrics_port": ports(job).metrics,
     }
@@ -263,7 +272,23 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "count_path": f"{SETTINGS_FOLDER}/{COUNT_FILE}",
         "ray_version": job.spec.ray.own.version,
         "tuning": tuning(job),
+        **tls(job),
     }
+
+
+def tls(job: DataLoaderJob) -> dict[str, Any]:
+    """Returns the folder with a pod's certificates; empty if there are none, as in releases without TLS."""
+    return {"tls_folder": TLS_FOLDER} if job.spec.loader.tls else {}
+
+
+def schedule(job: DataLoaderJob, setup: OperatorConfig) -> Schedule | None:
+    """Returns when the generations of a job's certificates begin; None if it does not use TLS."""
+    if not job.spec.loader.tls:
+        return None
+    created = job.metadata.creation_timestamp
+    if created is None:
+        raise ValueError(f"job {job.name} has no creationTimestamp, because it is not on a cluster")
+    return Schedule(datetime.fromisoformat(created), setup.tls_period)
 
 
 def driver(job: DataLoaderJob, setup: OperatorConfig, ray: ExternalRaySpec) -> dict[str, Any]:

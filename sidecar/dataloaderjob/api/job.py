@@ -170,7 +170,7 @@ class DataLoaderJobSpec(Model):
             field="loader.tls",
             use="false with spec.ray.external, because feeders on its nodes have no certificates of the job",
             cel="!self.loader.tls || !has(self.ray) || !has(self.ray.external)",
-            found="string(self.loader.tls)",
+            found="'true'",
         ),
     )
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (

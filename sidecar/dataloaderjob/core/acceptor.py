@@ -30,7 +30,7 @@ from dataloaderjob.core.handshake import CONTROL, HANDSHAKE_TIMEOUT_S, Key, Serv
 from dataloaderjob.core.sockets import Connection
 
 if TYPE_CHECKING:
-    from dataloaderjob.core.tls import Credentials
+    from dataloaderjob.core.credentials import Credentials
 
 MAX_GUESTS = 1024
 BACKLOG = 4096

@@ -2,8 +2,7 @@
 job's start. Pure: the same seed gives the same bytes, so nothing needs to be kept, and a lost file is made again.
 
 Each generation has an authority of its own. A process trusts the authorities of the generation before its own and of
-the one after, too: while new files reach the pods one after another, each trusts all others. A certificate is used for
-one period and is valid for two, so the maker of the next one may be away for a whole period.
+the one after, too: while new files reach the pods one after another, each trusts all others.
 """
 
 from __future__ import annotations
@@ -11,46 +10,19 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from dataloaderjob.core.generations import Schedule
 from dataloaderjob.core.keys import Part
 
-PERIOD = timedelta(days=90)
-"""Time for which a generation is used."""
-GENERATIONS = 8
-"""Number of generations of a job: a pod names all of them when it starts."""
 SKEW = timedelta(hours=1)
 """Time for which a certificate is valid before its generation begins, for clocks that are late."""
 _SERIAL_NBYTES = 19
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The times at which a job's generations begin."""
-
-    began: datetime
-    period: timedelta = PERIOD
-
-    def start(self, generation: int) -> datetime:
-        return self.began + generation * self.period
-
-    def end(self, generation: int) -> datetime:
-        """Returns the time at which the certificates of a generation expire."""
-        return self.start(generation + 2)
-
-    def current(self, now: datetime) -> int:
-        """Returns the generation to use now: the first one if the clock was set back, the last one after its end."""
-        return min(max((now - self.began) // self.period, 0), GENERATIONS - 1)
-
-    def next_start(self, now: datetime) -> datetime | None:
-        """Returns the time at which the next generation begins; None after the last one."""
-        following = self.current(now) + 1
-        return None if following >= GENERATIONS else self.start(following)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from dataloaderjob.core.sockets import (
 from dataloaderjob.core.texts import clean
 
 if TYPE_CHECKING:
-    from dataloaderjob.core.tls import Credentials
+    from dataloaderjob.core.credentials import Credentials
 
 MAX_HELLO_NBYTES = 4096
 """Maximum number of bytes that an unauthenticated peer can make us hold."""

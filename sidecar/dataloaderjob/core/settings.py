@@ -20,7 +20,7 @@ from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.memory import memory_limit
 
 if TYPE_CHECKING:
-    from dataloaderjob.core.tls import Credentials
+    from dataloaderjob.core.credentials import Credentials
 
 T = TypeVar("T")
 
@@ -345,7 +345,7 @@ def read_credentials(folder: str) -> Credentials | None:
     """Reads the certificates of this process; None if the job does not use TLS. Raises InputError."""
     if not folder:
         return None
-    from dataloaderjob.core.tls import Credentials  # with the library, only if it is needed
+    from dataloaderjob.core.credentials import Credentials  # with the library, only if it is needed
 
     return Credentials(folder)
 

@@ -55,7 +55,7 @@ from dataloaderjob.core.processes import signal_name
 from dataloaderjob.core.texts import clean
 
 if TYPE_CHECKING:
-    from dataloaderjob.core.tls import Credentials
+    from dataloaderjob.core.credentials import Credentials
 
 MAX_FEEDERS = 4096
 """Maximum number of feeders that a supervisor keeps for one job."""

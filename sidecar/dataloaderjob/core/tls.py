@@ -1,11 +1,8 @@
 """TLS 1.3 below the handshake, on all TCP connections of a job with `spec.loader.tls: true`.
 
-Each process has a folder with generations of certificates, `0`, `1`, ...; a process uses the newest for its next
-connections. A generation has three files: `tls.crt` and `tls.key` of this process, and `ca.crt` with the authorities
-that a peer's certificate may be from, those of the generations before and after included. Whoever made the files, an
-operator (`dataloaderjob_operator.objects`) or a run (`local.certificates`), adds a generation before the last one
-ends. Both sides verify each other. The name in a certificate is the part that its holder has in the job, because the
-addresses of pods change. Roles and keys remain the handshake's business (`core.handshake`).
+`core.credentials` has the certificates of a process. Both sides verify each other. The name in a certificate is the
+part that its holder has in the job, because the addresses of pods change. Roles and keys remain the handshake's
+business (`core.handshake`).
 
 The side that accepted first sends PREAMBLE, which is not encrypted and says nothing about the job. So a peer without
 TLS learns at once what to change. The side that connected does not wait for it, and ends a connection that begins
@@ -20,28 +17,24 @@ the library's own sockets. The library decrypts one record of 16 KB per call.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 from typing import IO
 
-from dataloaderjob.core.errors import AuthError, InputError
-from dataloaderjob.core.keys import Part
+from dataloaderjob.core.errors import AuthError
 from dataloaderjob.core.sockets import LENGTH, Connection, length_of, pack_message, parse_message
 from dataloaderjob.core.texts import clean
 
-FILES = ("ca.crt", "tls.crt", "tls.key")
 RECORD_NBYTES = 16 * 1024
 """Size of the largest record."""
 STAGING_NBYTES = 128 * 1024
 """Encrypted bytes that are read from a socket, or written to it, at a time."""
 MAX_OPENING_NBYTES = 16 * 1024
 """Encrypted bytes that a peer may send before its certificate is verified; an honest one sends 2 KB."""
-LOOK_EVERY_S = 1.0
-"""Minimum interval between two looks at the folder."""
 FIELD = "spec.loader.tls"
 NOT_TLS = (
     f"the peer does not use TLS, but this process does: all of a job's pods must run a release that knows {FIELD}; "
@@ -59,84 +52,6 @@ _HANDSHAKE = 0x16
 _staging = threading.local()
 
 
-def newest(names: Iterable[str]) -> int | None:
-    """Returns the newest of the generations with these names of folders; None if there is none."""
-    return max((int(name) for name in names if name.isascii() and name.isdecimal()), default=None)
-
-
-class Credentials:
-    """The certificates of this process. Called from many threads."""
-
-    preamble = PREAMBLE
-
-    def __init__(self, folder: str | Path) -> None:
-        """Raises InputError if the folder has no usable certificates."""
-        self._folder = Path(folder)
-        self._lock = threading.Lock()
-        self._loaded: tuple[int, int] | None = None
-        self._look_at = 0.0
-        self._server, self._client = self._load()
-
-    @property
-    def generation(self) -> int:
-        """The generation that the next connection uses."""
-        self._refresh()
-        assert self._loaded is not None  # noqa: S101  the constructor has loaded one
-        return self._loaded[0]
-
-    def accepted(self, sock: socket.socket) -> TlsConnection:
-        """Takes over a socket that was accepted."""
-        self._refresh()
-        return TlsConnection.over(sock, self._server, None)
-
-    def connected(self, sock: socket.socket, to: Part) -> TlsConnection:
-        """Takes over a socket that was connected to this part of the job."""
-        self._refresh()
-        return TlsConnection.over(sock, self._client, to.host)
-
-    def _refresh(self) -> None:
-        """Loads a generation that has been added. One that cannot be loaded changes nothing."""
-        with self._lock:
-            if (now := time.monotonic()) < self._look_at:
-                return
-            self._look_at = now + LOOK_EVERY_S
-            try:
-                if self._found() != self._loaded:
-                    self._server, self._client = self._load()
-            except (OSError, InputError):
-                return
-
-    def _found(self) -> tuple[int, int]:
-        generation = newest(path.name for path in self._folder.iterdir())
-        if generation is None:
-            raise InputError(f"{FIELD} is true, but {self._folder} has no certificates")
-        changed = max((self._folder / str(generation) / name).stat().st_mtime_ns for name in FILES)
-        return generation, changed
-
-    def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        try:
-            loaded = self._found()
-            paths = [self._folder / str(loaded[0]) / name for name in FILES]
-            made = [
-                _context(protocol, paths) for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
-            ]
-        except OSError as exc:  # ssl.SSLError is one
-            raise InputError(
-                f"{FIELD} is true, but the certificates in {self._folder} cannot be read ({exc}): the operator, or "
-                "`dataloaderjob run`, creates them; see its log"
-            ) from exc
-        self._loaded = loaded
-        return made[0], made[1]
-
-
-def _context(protocol: ssl._SSLMethod, paths: Sequence[Path]) -> ssl.SSLContext:
-    authorities, certificate, key = paths
-    made = new_context(protocol)
-    made.load_verify_locations(authorities)
-    made.load_cert_chain(certificate, key)
-    return made
-
-
 def new_context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
     """Returns a context without certificates, which verifies the peer."""
     made = ssl.SSLContext(protocol)
@@ -145,6 +60,20 @@ def new_context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         made.num_tickets = 0  # a connection lasts; nobody resumes one
     return made
+
+
+def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """Has new connections use a certificate. The library reads files only; they exist for a moment, for this process.
+    Raises ssl.SSLError if the two do not fit, and leaves the context as it is then."""
+    with contextlib.ExitStack() as stack:
+        paths = []
+        for content in (certificate, key):
+            fd = os.memfd_create("certificate", os.MFD_CLOEXEC)
+            stack.callback(os.close, fd)
+            os.write(fd, content)
+            paths.append(f"/proc/self/fd/{fd}")
+        new_context(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*paths)
+        context.load_cert_chain(*paths)
 
 
 class TlsConnection(Connection):

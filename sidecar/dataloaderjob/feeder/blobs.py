@@ -20,7 +20,7 @@ from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.core.sockets import Connection
 
 if TYPE_CHECKING:
-    from dataloaderjob.core.tls import Credentials
+    from dataloaderjob.core.credentials import Credentials
 
 log = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ from dataloaderjob.feeder.feeding_states import (
 )
 
 if TYPE_CHECKING:
-    from dataloaderjob.core.tls import Credentials
+    from dataloaderjob.core.credentials import Credentials
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dataloaderjob.core import folders
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.generations import Schedule
 from dataloaderjob.core.keys import Part
 
 SEED_NBYTES = 32
@@ -39,7 +40,7 @@ class RunCertificates:
             ) from exc
         self._certificates, self._home, self._clock = certificates, home, clock
         self._seed = os.urandom(SEED_NBYTES)
-        self._schedule = certificates.Schedule(clock())
+        self._schedule = Schedule(clock())
 
     def write(self) -> None:
         """Writes the files of the current generation unless they exist. Raises OSError."""

@@ -304,6 +304,9 @@ class HeadSettings:
     up_timeout_s: float = 120.0
     grace_s: float = 2.0
     """Time for Ray's processes to end: the raylet deregisters; no other has anything to save."""
+    tls_folder: str = ""
+    """Folder with the certificates of the supervisor, in its container, and of feeders, in their pods (`core.tls`);
+    empty: connections are not under TLS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,8 @@ def supervisor_settings(
         init_timeout_s=init_timeout_s,
         worker_register_timeout_s=settings.tuning.worker_register_timeout_s,
         memory_field=FEEDERS_FIELD,
+        tls_folder=settings.tls_folder,
+        feeder_tls_folder=settings.tls_folder,
     )
 
 

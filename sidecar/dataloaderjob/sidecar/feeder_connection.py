@@ -34,7 +34,7 @@ from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.shared_bodies import SharedBodies
 
 if TYPE_CHECKING:
-    from dataloaderjob.core.tls import Credentials
+    from dataloaderjob.core.credentials import Credentials
 
 SCRATCH_NBYTES = 16 * 1024
 DISCARD_NBYTES = 256 * 1024

@@ -46,7 +46,7 @@ from dataloaderjob.sidecar.output import log
 from dataloaderjob.sidecar.regions import Region
 
 if TYPE_CHECKING:
-    from dataloaderjob.core.tls import Credentials
+    from dataloaderjob.core.credentials import Credentials
 
 PACKETS_AT_ONCE = 64
 GIVES_WAY_S = 1.0

@@ -24,7 +24,7 @@ from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.output import log
 
 if TYPE_CHECKING:
-    from dataloaderjob.core.tls import Credentials
+    from dataloaderjob.core.credentials import Credentials
 
 BACKOFF = Backoff(0.05, 3.0)
 CONNECT_TIMEOUT_S = 0.5

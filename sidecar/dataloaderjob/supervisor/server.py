@@ -30,7 +30,7 @@ from dataloaderjob.supervisor.blob_relay import IDLE_TIMEOUT_S, BlobRelay
 from dataloaderjob.supervisor.feeder_set import MAX_WHY, Endpoint
 
 if TYPE_CHECKING:
-    from dataloaderjob.core.tls import Credentials
+    from dataloaderjob.core.credentials import Credentials
 
 log = logging.getLogger(__name__)
 MAX_COMMAND = 200
