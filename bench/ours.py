@@ -179,7 +179,7 @@ def b2_transport(case: transport.Case) -> dict[str, Any]:
         return transport.result(case, number - first, cpu_s, wall_s, load, proof)
 
 
-def b15_links(case: links.Case) -> dict[str, Any]:
+def b15_links(case: links.Case, *, tls: bool = False) -> dict[str, Any]:
     """Reads the CPU of the receiver, as in B2. There is no checksum, because no peer has one."""
     window = min(case.depth + 2, 200)
     room = 4 * window * case.nbytes + _SPARE_NBYTES
@@ -197,6 +197,7 @@ def b15_links(case: links.Case) -> dict[str, Any]:
                 prefetch=window,
                 host=host,
                 feeder_command=command,
+                tls=tls,
             )
         )
         from dataloaderjob import DataLoader

@@ -203,14 +203,14 @@ class TlsConnection(Connection):
 
     def _decrypt(self, target: memoryview) -> int:
         """Decrypts what has been read, as far as it fits. Returns the number of bytes."""
-        read, state, filled, end = self._object.read, self._state, 0, len(target)
+        read, filled, end = self._object.read, 0, len(target)
         try:
-            while filled < end:
-                with state:
-                    got = int(read(end - filled, target[filled : filled + RECORD_NBYTES]))
-                if not got:
-                    break
-                filled += got
+            with self._state:
+                while filled < end:
+                    got = int(read(RECORD_NBYTES, target[filled : filled + RECORD_NBYTES]))
+                    if not got:
+                        break
+                    filled += got
         except ssl.SSLWantReadError:
             self._starved = True
         except ssl.SSLError as exc:

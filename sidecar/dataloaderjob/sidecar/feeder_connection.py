@@ -45,6 +45,8 @@ QUICK = 250e6
 """Minimum rate, in bytes per second, of a feeder whose bodies are waited for. Slower feeders would keep each other
 waiting, because parts of their bodies arrive while others are waited for: 16 senders of 20 MB/s got 0.65 of that."""
 LOW_WATER_NBYTES = 256 * 1024
+AHEAD_NBYTES = 17 * 1024
+"""Bytes of a body that may have been read as a part of a record of TLS, so that the socket never has them again."""
 MAX_UNAWAITED = 512
 """Maximum number of a slow feeder's bodies between two awaited ones: 1 % of the time with 16 senders at 10 bodies/s."""
 MAX_NOT_GREETED = 3
@@ -344,10 +346,10 @@ class FeederConnection:
             waited_s = time.monotonic() - began
             self._waited(waited_s, in_time=n >= max(self._left, QUICK * waited_s))
         if self._left:
-            self._slow = True
-            if self._tls is None or self._shared is not None:  # TLS may have read most of it
-                self._low_water = True
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(self._left, LOW_WATER_NBYTES))
+            self._slow = self._low_water = True
+            ahead = 0 if self._tls is None or self._shared is not None else AHEAD_NBYTES
+            due = max(1, min(self._left - ahead, LOW_WATER_NBYTES))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, due)
             self._sink.connection_moved(self)
             return False
         if self._low_water:
