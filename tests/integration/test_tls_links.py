@@ -4,6 +4,8 @@ on the path can read them, and a peer with other settings or certificates learns
 from __future__ import annotations
 
 import itertools
+import select
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -21,17 +23,19 @@ from sniffer import Sniffer
 from supervisor_alone import SupervisorAlone
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core import handshake, keys, supervision
+from dataloaderjob.core import handshake, keys, sockets, supervision
+from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.credentials import Credentials
 from dataloaderjob.core.errors import AuthError, ServiceError
 from dataloaderjob.core.generations import PERIOD, Schedule
 from dataloaderjob.core.keys import Holder, Part
 from dataloaderjob.core.settings import FeederSettings
+from dataloaderjob.feeder.blobs import BlobFetcher
 from dataloaderjob.feeder.connections import Registration
 from dataloaderjob.local.certificates import tls_folder
 from dataloaderjob.local.status import live_runs
-from dataloaderjob.sidecar.supervisor_client import SupervisorClient
+from dataloaderjob.sidecar.supervisor_client import SupervisorClient, upload
 
 KEY, JOB = bytes(range(32)), "team/mnist/u-1"
 SECRET = b"a sample that nobody on the path may read"
@@ -261,6 +265,55 @@ def test_feeder_reports_itself_under_tls(
         return [feeder["name"] for feeder in status["feeders"] if feeder.get("instance") == "i7"]
 
     assert until(feeders, what="the feeder's report") == ["feeder-7"]
+
+
+def test_user_code_travels_between_nodes_under_tls(
+    supervisor: SupervisorAlone, sniffer: Sniffer, certificates: Generations, tmp_path: Path
+) -> None:
+    """A sidecar uploads it, a feeder fetches it from the supervisor, and another one from that feeder."""
+    code = SECRET * 100_000
+    store = BlobStore(tmp_path / "trainer")
+    digest, nbytes = store.put(code)
+    own, to = keys.derive(KEY, Holder.SIDECAR), (certificates.of(Part.SIDECAR), Part.SUPERVISOR)
+
+    def sidecar() -> None:
+        about = {"role": "sidecar", "name": "sidecar-9", "job": JOB, "versions": handshake.BY_ROLE, "tls": to}
+        with handshake.connect(sniffer.address, own, **about) as sock:  # type: ignore[arg-type]
+            sockets.send_message(sock, {"type": "have", "digest": digest, "nbytes": nbytes})
+            while sockets.recv_message(sock)["type"] != "want":
+                pass
+            upload(sniffer.address, own, store, digest, nbytes, name="sidecar-9", job=JOB, tls=to)
+
+    threading.Thread(target=sidecar, daemon=True).start()
+    nodes, tls = list[BlobStore](), certificates.of(Part.FEEDER)
+    for number in range(2):
+        nodes.append(BlobStore(tmp_path / f"node-{number}"))
+        settings = FeederSettings(
+            job=JOB, name=f"feeder-{number}", key_path="", blob_folder="", supervisor_host=sniffer.address[0],
+            supervisor_port=sniffer.address[1],
+        )  # fmt: skip
+        key = keys.derive(KEY, Holder.FEEDER)
+        listener = Acceptor(
+            "127.0.0.1", 0, key=key, job=JOB, facts={}, versions=handshake.DATA, tls=tls,
+            welcomed=lambda sock, _: fetcher.serve(sock),
+        )  # fmt: skip
+        fetcher = BlobFetcher(settings, key, nodes[-1], lambda at=listener: ("127.0.0.1", at.port), tls)  # type: ignore[misc]
+        if number == 0:
+            serving = fetcher
+            listener._welcomed = lambda sock, _: serving.serve(sock)
+            threading.Thread(target=_serve, args=(listener,), daemon=True).start()
+        assert fetcher.fetch(digest, nbytes, wanted=lambda: True)
+    assert [(node.folder / digest).read_bytes() == code for node in nodes] == [True, True]
+    assert 2 * nbytes < len(sniffer.seen) < 3 * nbytes, "the second feeder got it from the first"
+    assert SECRET not in sniffer.seen
+
+
+def _serve(listener: Acceptor) -> None:
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    while True:
+        poll.poll()
+        listener.serve()
 
 
 # A run on this machine
