@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import threading
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from dataloaderjob.core.handshake import ServerHandshake
 from dataloaderjob.core.keys import Part
 from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.core.supervision import MAX_FEEDERS
+from dataloaderjob.core.tls import PREAMBLE
 from dataloaderjob.local.certificates import tls_folder
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.observed import SupervisorStatus
@@ -513,3 +515,32 @@ def test_supervisor_with_other_tls_is_reported_with_the_remedy(
 
     job.run(scenario)
     assert kept.desired == 1
+
+
+def test_large_answer_arrives_whole_under_tls(job: Job, tmp_path: Path) -> None:
+    found, data = under_tls(job, tmp_path), bytes(range(256)) * 4096
+    own = found.of(Part.SUPERVISOR)
+    listener = socket.create_server(("127.0.0.1", job.port))
+
+    def answer() -> None:
+        sock, _ = listener.accept()
+        sock.sendall(PREAMBLE)
+        with own.accepted(sock) as under:
+            under.sendall(data)
+
+    async def receive() -> bytes:
+        head = supervisor_poller.Head("127.0.0.1", "j", b"", names.certificate_seed(ROOT, job.uid))
+        state = supervisor_poller._Job(1, found.schedule)
+        reader, writer = await asyncio.open_connection(head.address, job.port)
+        context = supervisor_poller._context(head, state, found.schedule)
+        await supervisor_poller._set_up_tls(reader, writer, context)
+        await asyncio.sleep(0.2)  # the reader's buffer is full meanwhile
+        received = await reader.readexactly(len(data))
+        writer.transport.abort()
+        return received
+
+    server = threading.Thread(target=answer)
+    server.start()
+    assert asyncio.run(receive()) == data
+    server.join()
+    listener.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from dataloaderjob.core.handshake import new_challenge
 from dataloaderjob.core.keys import Part
 from dataloaderjob.core.sockets import pack_message
 from dataloaderjob.core.tls import PREAMBLE, TlsConnection
+from dataloaderjob.local.certificates import RunCertificates, tls_folder
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -285,3 +287,33 @@ def test_certificate_is_valid_before_its_generation_for_late_clocks() -> None:
 def test_newest_generation_is_found_among_any_names(names: list[str], numbers: set[int]) -> None:
     other = [name for name in names if not name.isdecimal()]
     assert newest([*other, *map(str, numbers)]) == max(numbers, default=None)
+
+
+# A run on this machine
+
+
+def test_run_adds_the_next_generation_when_it_is_due(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    moments = iter([now, now, now + PERIOD / 2, now + PERIOD])
+    run = RunCertificates(tmp_path, lambda: next(moments))
+    for generations in ({"0"}, {"0"}, {"0", "1"}):
+        run.write()
+        for part in (Part.SUPERVISOR, Part.FEEDER, Part.SIDECAR):
+            assert {path.name for path in tls_folder(tmp_path, part).iterdir()} == generations
+    assert Credentials(tls_folder(tmp_path, Part.FEEDER)).generation == 1
+
+
+def test_files_of_a_run_are_its_users_alone(tmp_path: Path) -> None:
+    RunCertificates(tmp_path).write()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 9
+    assert {path.stat().st_mode & 0o077 for path in files} == {0}
+
+
+def test_run_without_the_library_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dataloaderjob.core.certificates", None)
+    monkeypatch.delattr("dataloaderjob.core.certificates")
+    with pytest.raises(InputError, match=r"install dataloaderjob\[tls\]"):
+        RunCertificates(tmp_path)

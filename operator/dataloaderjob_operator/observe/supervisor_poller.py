@@ -346,7 +346,10 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
                 )
         return found
     finally:
-        writer.close()
+        if job.certificates is None:
+            writer.close()
+        else:  # closing TLS would wait for the peer
+            writer.transport.abort()
 
 
 async def _set_up_tls(

@@ -108,7 +108,6 @@ class LocalCluster:
         self._started_with = plan.num_feeders
         self._port = ReservedPort()
         self._key = new_key()
-        self._certificates = RunCertificates(self.home) if plan.tls else None
         self._children: dict[ServicePart, Child] = {}
         self._written: dict[str, Any] = {}
         self._words: dict[str, deque[str]] = {}
@@ -128,6 +127,7 @@ class LocalCluster:
             )  # fmt: skip
         try:
             self._sidecar_settings().check()
+            self._certificates = RunCertificates(self.home) if plan.tls else None
         except BaseException:
             self._port.close()
             folders.remove_tree(self.home)
