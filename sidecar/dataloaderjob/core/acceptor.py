@@ -7,6 +7,9 @@ five seconds, however slowly it sends.
 Beyond MAX_GUESTS at once, the oldest guest from the address with the most guests gives way. A peer with the key is done
 within milliseconds, so a stranger would have to take all places within that time to push it out. With 1,024 places
 and 4,000 connections per second, a guest has 250 ms. A guest from another address than the stranger's stays.
+
+If the port needs TLS (`core.tls`), a guest that begins it costs 48 KB and 0.6 ms of CPU time. One that sends nothing
+costs no more than without TLS.
 """
 
 from __future__ import annotations
