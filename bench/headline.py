@@ -1,4 +1,4 @@
-"""The README's figures and the chart of conclusions, made from rows of bench/results. Pure."""
+"""Makes the README's figures and the chart of conclusions from rows of bench/results. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def row_of(rows: list[dict[str, Any]], benchmark: str, case: str, peer: str) -> 
 
 
 def span(values: list[float], text: Callable[[float], str]) -> str:
-    """Returns the least and the largest value; one of them if both look alike."""
+    """Formats the smallest and the largest value, or a single one if both look alike."""
     least, most = text(min(values)), text(max(values))
     return least if least == most else f"{least} to {most}"
 
@@ -45,15 +45,15 @@ def when_to_use(rows: list[dict[str, Any]]) -> str:
         ("---", "---"),
         (
             "GPUs wait for decoding or augmentation, and other CPUs are free",
-            "you have one machine: feeders and workers compete for the same cores",
+            "you have only one machine: feeders have no more cores than workers would",
         ),
         (
             f"the trainer node's CPU is scarce: {ours} CPU-s/GB instead of {peers} ({times} times less)",
-            f"batches are 0.1 MB: pyzmq takes them in with {small['ratio']:.2f} of our CPU",
+            f"batches are 0.1 MB: pyzmq receives them with {small['ratio']:.2f} of our CPU time",
         ),
         (
             "a run must be repeatable: the same bytes in the same order, for 1 or 64 feeders, through crashes",
-            f"a script lives for seconds: its first batch takes {first} s, torch's {torchs} s",
+            f"a script runs for seconds: its first batch takes {first} s, and {torchs} s with torch",
         ),
         (
             "a run must resume at the next batch (Lightning, Accelerate, Transformers, torchdata)",
@@ -73,7 +73,7 @@ def with_block(readme: str, rows: list[dict[str, Any]]) -> str:
 
 
 WIDTH, ROW, LEFT, RIGHT = 760, 30, 300, 60
-"""Sizes of the chart in pixels: its width, a bar with its gap, room for texts and for figures."""
+"""Sizes of the chart in pixels: its width, a bar with its gap, and room for texts and for figures."""
 STYLE = """<style>
 text{font:13px system-ui,sans-serif;fill:#1f2328}.axis{stroke:#59636e;stroke-width:1}
 .won{fill:#1a7f37}.lost{fill:#cf222e}.neither{fill:#6e7781}
@@ -84,20 +84,20 @@ text{font:13px system-ui,sans-serif;fill:#1f2328}.axis{stroke:#59636e;stroke-wid
 BARS = (
     ("CPU on the trainer's node, decoded images", "B3", f"2 producers: {CPU}"),
     ("CPU on the trainer's node, WebDataset", "B17", f"WebDataset, 2 producers: {CPU}"),
-    ("CPU on a node with eight ranks", "B16", "8 ranks: CPU of all that is on the node"),
-    ("memory on a node with eight ranks", "B16", "8 ranks: memory of all that is on the node"),
+    ("CPU on a node with eight ranks", "B16", "8 ranks: CPU of all processes on the node"),
+    ("memory on a node with eight ranks", "B16", "8 ranks: memory of all processes on the node"),
     ("batches per second, same cores", "B3", "2 producers: flat out"),
     ("the same, one sample in a hundred is slow", "B8", "heavy tail, 2 producers: flat out"),
     ("the same, JPEGs decoded by feeders", "B19", "decoded by feeders: flat out"),
     ("the same, JPEGs decoded by the trainer", "B19", "decoded by the stage: flat out"),
-    ("start of a script to its first batch", "B7", "2 producers: process start to first batch"),
-    ("a second loader to its first batch", "B7", "2 producers: second loader to its first batch"),
+    ("script start to first batch", "B7", "2 producers: process start to first batch"),
+    ("second loader to first batch", "B7", "2 producers: second loader to its first batch"),
 )
-"""Bars: the text, and the comparison to torch's DataLoader that the bar shows."""
+"""Each bar's text, and the comparison with torch's DataLoader that it shows."""
 
 
 def chart(rows: list[dict[str, Any]]) -> str:
-    """Returns BARS as SVG: horizontal, on a logarithmic axis, to the right if we win."""
+    """Returns BARS as SVG: horizontal bars on a logarithmic axis, which point to the right if we win."""
     bars = [(text, row_of(rows, benchmark, case, TORCH)) for text, benchmark, case in BARS]
     logs = [math.log(row["ratio"]) for _, row in bars]
     scale = (WIDTH - LEFT - RIGHT) / (max(logs) - min(0.0, *logs))

@@ -87,18 +87,18 @@ def b1_ticket(case: handoff.Case) -> dict[str, Any]:
     batches = 60 if case.smoke else 800
     with service(feeders=1, shared_memory_nbytes=_SPARE_NBYTES, prefetch=16):
         from dataloaderjob import DataLoader
-        from dataloaderjob.trainer.epochs import service_iterator
+        from dataloaderjob.trainer.epochs import sampled_iterator
 
         dataset = _Indices(batches * _TICKET_KEYS)
         iterator: Any = iter(DataLoader(dataset, batch_size=_TICKET_KEYS, collate_fn=torch.tensor))
-        submit, spent, proof = service_iterator.submit, [], Proof()
+        submit, spent, proof = sampled_iterator.submit, [], Proof()
 
         def timed(*args: Any, **options: Any) -> None:
             began = time.thread_time_ns()
             submit(*args, **options)
             spent.append(time.thread_time_ns() - began)
 
-        service_iterator.submit = timed
+        sampled_iterator.submit = timed
         for number, batch in enumerate(iterator):
             expected = np.arange(number * _TICKET_KEYS, (number + 1) * _TICKET_KEYS)
             proof.add(number, [batch.numpy().view(np.uint8)], [sums(expected.view(np.uint8))])
@@ -179,7 +179,7 @@ def b2_transport(case: transport.Case) -> dict[str, Any]:
         return transport.result(case, number - first, cpu_s, wall_s, load, proof)
 
 
-def b15_links(case: links.Case) -> dict[str, Any]:
+def b15_links(case: links.Case, *, tls: bool = False) -> dict[str, Any]:
     """Reads the CPU of the receiver, as in B2. There is no checksum, because no peer has one."""
     window = min(case.depth + 2, 200)
     room = 4 * window * case.nbytes + _SPARE_NBYTES
@@ -197,6 +197,7 @@ def b15_links(case: links.Case) -> dict[str, Any]:
                 prefetch=window,
                 host=host,
                 feeder_command=command,
+                tls=tls,
             )
         )
         from dataloaderjob import DataLoader

@@ -24,19 +24,19 @@ ROUNDS = 5
 ROUNDS_WITH_FLOOR = 7
 FULL_ROUNDS = 7
 TITLES = {
-    "B1": "Hand-off: a ready batch to torch tensors",
-    "B2": "Transport: another process to a warm pool",
+    "B1": "Hand-off: from a ready batch to torch tensors",
+    "B2": "Transport: from another process into a warm pool",
     "B3": "End to end, with a sleeping trainer",
-    "B7": "Start and turn-around",
-    "B8": "Heavy tail: one sample of a hundred takes fifty times as long",
-    "B10": "Samplers: an order of indices",
-    "B14": "Dispatcher alone, by the number of feeders",
+    "B7": "Start and turnaround",
+    "B8": "Heavy tail: one sample in a hundred takes fifty times as long",
+    "B10": "Samplers: drawing an order of indices",
+    "B14": "The dispatcher alone, by number of feeders",
     "B15": "Links slower than memory, and paced senders",
     "B16": "Eight ranks on one node",
-    "B17": "Streams: slots beside torch's workers",
-    "B18": "Ray Data: a trainer fed through the pool",
-    "B19": "Pictures: decoded by the trainer's stage, by feeders, by torch's workers",
-    "B20": "Tables: Parquet files into one trainer",
+    "B17": "Streams: our slots and torch's workers",
+    "B18": "Ray Data: feeding a trainer through the pool",
+    "B19": "Images decoded by the trainer's stage, by feeders or by torch's workers",
+    "B20": "Tables: Parquet files for one trainer",
 }
 FILES = {
     "B1": "b1-handoff",
@@ -73,7 +73,8 @@ FEEDERS = (8, 64, 256)
 LINK_ROUNDS = 3
 PACED_MB = 20.0
 RANKS = 8
-LINK_PEERS = (FLIGHT, "pyzmq", RAY_COPY_FAR)
+UNDER_TLS = "ours under TLS"
+LINK_PEERS = (UNDER_TLS, FLIGHT, "pyzmq", RAY_COPY_FAR)
 RAY_DATA: tuple[dict[str, Any], ...] = tuple(
     {"trainers": trainers, "elsewhere": elsewhere, "small_blocks": small_blocks}
     for elsewhere, small_blocks in ((False, False), (False, True), (True, False))
@@ -331,13 +332,13 @@ def _handoff_claims(full: bool) -> Iterator[Claim]:
                     **late,
                     figure="touched_us",
                     unit="µs CPU/batch",
-                    says="and one read of each page",
+                    says="with one read of each page",
                     peer=peer,
                 )
     if full:
         yield from _shared_claims()
     yield Claim(
-        benchmark="B1", case="a ticket of 256 indices", figure="cpu_us", unit="µs CPU", says="made and sent",
+        benchmark="B1", case="a ticket of 256 indices", figure="cpu_us", unit="µs CPU", says="making and sending it",
         target=15.0,
     )  # fmt: skip
     yield Claim(
@@ -379,12 +380,12 @@ def _transport_claims(full: bool) -> Iterator[Claim]:
             yield Claim(**cost, peer=peer, target=7.0 if large and peer == FLIGHT else None)
         if not large:
             yield Claim(
-                **case, figure="batches_per_core_s", unit="batch/s", says="that one receiver's core can take",
+                **case, figure="batches_per_core_s", unit="batch/s", says="rate per core of the receiver",
                 lower_is_better=False, target=12_500.0 if nbytes == SMALL_NBYTES else None,
             )  # fmt: skip
         for peer in TRANSPORTS:
             yield Claim(
-                **case, figure="gb_per_s", unit="GB/s", says="taken in", lower_is_better=False, peer=peer
+                **case, figure="gb_per_s", unit="GB/s", says="throughput", lower_is_better=False, peer=peer
             )
 
 
@@ -449,9 +450,9 @@ def _start_claims(full: bool) -> Iterator[Claim]:
 
 def _sampler_claims(full: bool) -> Iterator[Claim]:
     rows: tuple[tuple[str, str, str, float | None, float | None], ...] = (
-        ("ns_per_index", "ns CPU", "an index, drawn in lists of 256", 150.0, 120.0),
-        ("peak_mb", "MB", "memory meanwhile", 10.0, 10.0),
-        ("resume_ms", "ms", "from a state at half of it to the next index", 10.0, 10.0),
+        ("ns_per_index", "ns CPU", "drawing one index, in lists of 256", 150.0, 120.0),
+        ("peak_mb", "MB", "growth of peak memory", 10.0, 10.0),
+        ("resume_ms", "ms", "resuming halfway, to the next index", 10.0, 10.0),
     )
     for figure, unit, says, floor, target in rows:
         yield Claim(
@@ -468,7 +469,7 @@ def _sampler_claims(full: bool) -> Iterator[Claim]:
 def _dispatcher_claims(full: bool) -> Iterator[Claim]:
     for feeders in FEEDERS:
         yield Claim(
-            benchmark="B14", case=f"{feeders} feeders", figure="cpu_us", unit="µs CPU", says="a ticket and its batch",
+            benchmark="B14", case=f"{feeders} feeders", figure="cpu_us", unit="µs CPU", says="one ticket and its batch",
             floor=25.0,
         )  # fmt: skip
 
@@ -481,7 +482,7 @@ def _link_claims(full: bool) -> Iterator[Claim]:
             **case,
             "figure": "share",
             "unit": "share",
-            "says": "of what the link carries",
+            "says": "share of the link's capacity",
             "lower_is_better": False,
         }
         yield Claim(**share, floor=None if gbit > 2.5 else 0.95, target=0.90 if gbit > 2.5 else 0.95)
@@ -493,9 +494,9 @@ def _link_claims(full: bool) -> Iterator[Claim]:
 def _rank_claims(full: bool) -> Iterator[Claim]:
     case = {"benchmark": "B16", "case": f"{RANKS} ranks"}
     for figure, unit, says in (
-        ("node_cpu_s_per_gb", "CPU-s/GB", "CPU of all that is on the node"),
-        ("node_mb", "MB", "memory of all that is on the node"),
-        ("waited_share", "share", "of the time spent waiting for a batch"),
+        ("node_cpu_s_per_gb", "CPU-s/GB", "CPU of all processes on the node"),
+        ("node_mb", "MB", "memory of all processes on the node"),
+        ("waited_share", "share", "share of the time spent waiting for a batch"),
     ):
         yield Claim(
             **case,
@@ -540,14 +541,18 @@ def _ray_data_claims(full: bool) -> Iterator[Claim]:
         if case["trainers"] > 1:
             yield Claim(
                 benchmark="B18", case=ray_data_case(**case), peer=ITER_TORCH, figure="all_cpu_s_per_gb",
-                unit="CPU-s/GB", says="and that of the actor that coordinates trainers", target=5.0,
+                unit="CPU-s/GB", says="CPU on the trainer's node, including the coordinating actor", target=5.0,
             )  # fmt: skip
 
 
 def _picture_claims(full: bool) -> Iterator[Claim]:
     for kind in PICTURES:
         yield Claim(
-            benchmark="B19", case=kind, figure="link_kb_per_picture", unit="kB/picture", says="over the link"
+            benchmark="B19",
+            case=kind,
+            figure="link_kb_per_picture",
+            unit="kB/picture",
+            says="sent over the link",
         )
         case: dict[str, Any] = {"benchmark": "B19", "case": kind, "peer": "DataLoader"}
         yield Claim(
@@ -577,7 +582,7 @@ def _table_claims(full: bool) -> Iterator[Claim]:
             )
         for figure, says in (
             ("node_cpu_s_per_gb", "CPU on the trainer's node"),
-            ("all_cpu_s_per_gb", "CPU of all"),
+            ("all_cpu_s_per_gb", "CPU of all processes"),
         ):
             for peer in peers:
                 yield Claim(**case, figure=figure, unit="CPU-s/GB", says=says, peer=peer)

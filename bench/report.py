@@ -1,8 +1,8 @@
-"""Writes what people read of bench/results/*.json: `python -m bench.report [--check]`.
+"""Writes the documents about bench/results/*.json: `python -m bench.report [--check]`.
 
 docs/benchmarks.md has the conclusions on one screen, with a chart. docs/benchmark-results.md has every row in a table,
 wins and losses alike. README.md has a table of headline figures. SUBJECTS only groups comparisons, and names the work
-that they matter for.
+for which they matter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TABLES = ROOT / "docs" / "benchmark-results.md"
 CHART = ROOT / "docs" / "benchmarks.svg"
 README = ROOT / "README.md"
 NOTES = ROOT / "bench" / "notes"
-"""Markdown by benchmark (`b1-handoff.md` ...): profiles of missed targets and what was tried."""
+"""Markdown by benchmark (`b1-handoff.md` ...): profiles of missed targets, and attempts to meet them."""
 
 SUBJECTS = (
     (
@@ -30,90 +30,90 @@ SUBJECTS = (
         "CPU on the trainer's node, decoded images",
         "GPU machines whose cores are few or busy",
     ),
-    ("B1", "", "CPU of the training process to take a batch", "every step, the more the shorter steps are"),
-    ("B2", "38.5 MB", "taking in batches of 38.5 MB: CPU, GB/s", "images, audio, video"),
-    ("B2", "0.1 MB", "taking in batches of 0.1 MB: CPU, GB/s", "rows of tables, tokens: take larger batches"),
+    ("B1", "", "CPU of the training process per batch", "all training, above all with short steps"),
+    ("B2", "38.5 MB", "receiving batches of 38.5 MB: CPU, GB/s", "images, audio, video"),
+    ("B2", "0.1 MB", "receiving batches of 0.1 MB: CPU, GB/s", "table rows, tokens (use larger batches)"),
     (
         "B3",
         "flat out",
-        "batches per second, the same number of producers",
+        "batches per second with the same number of producers",
         "feeders with no more cores than torch's workers",
     ),
     (
         "B3",
         "utilisation",
-        "time left to compute at 0.9 of that rate",
+        "time left for computing at 0.9 of that rate",
         "feeders that can keep up with the trainers",
     ),
     (
         "B7",
         "process start",
-        "process start to the first batch",
+        "time from process start to the first batch",
         "scripts that run for seconds: tests, notebooks",
     ),
     (
         "B7",
         "",
-        "a second loader, or epoch, to its first batch",
+        "time from a second loader, or epoch, to its first batch",
         "short epochs, validation, sweeps in one process",
     ),
     (
         "B8",
         "",
-        "one sample of a hundred takes fifty times as long",
-        "documents, audio, video of very different length",
+        "batches per second and CPU if one sample in a hundred takes fifty times as long",
+        "documents, audio and video of widely varying length",
     ),
     (
         "B10",
         "",
-        "the order of an epoch: time, memory, resuming",
+        "drawing the order of an epoch: time, memory, resuming",
         "large datasets, checkpoints within an epoch",
     ),
     (
         "B14",
         "",
-        "a ticket in the receiver's dispatcher: CPU",
+        "CPU of the receiver's dispatcher per ticket",
         "small batches, many feeders",
     ),
     (
         "B15",
         "",
-        "links of 1 to 10 Gbit/s: share that is used, CPU",
+        "links of 1 to 10 Gbit/s: share used, CPU",
         "feeders on other nodes",
     ),
     (
         "B16",
         "",
-        "eight ranks on one node: its CPU, its memory",
+        "eight ranks on one node: CPU, memory",
         "nodes with eight accelerators",
     ),
     (
         "B17",
         "",
         "streams: throughput, CPU on the trainer's node",
-        "IterableDatasets, WebDataset, HF streaming",
+        "IterableDataset, WebDataset, Hugging Face streaming",
     ),
     (
         "B18",
         "",
         "Ray Data into a trainer: throughput, CPU on the trainer's node",
-        "pipelines of Ray Data",
+        "Ray Data pipelines",
     ),
     (
         "B19",
         "",
-        "JPEGs that are decoded where batches are taken, or by feeders",
-        "pictures; the device is the CPU here",
+        "JPEGs decoded by the trainer or by feeders",
+        "images (the device is the CPU here)",
     ),
     (
         "B20",
         "",
-        "Parquet files into one trainer: rows a second, CPU",
+        "Parquet files into one trainer: rows per second, CPU",
         "tabular data",
     ),
 )
-"""Rows in the page's order: benchmark, words in its case, the quantity compared, the work that it matters for. The
-first row that fits takes a comparison. A comparison that fits no row gets its own."""
+"""Rows in the page's order: benchmark, words in its case, the quantity compared, and the work for which it matters. A
+comparison belongs to the first row that fits. If none fits, it gets a row of its own."""
 
 HEAD = """# Benchmarks
 
@@ -130,26 +130,28 @@ READING = """# Benchmark results
 
 `python -m bench.report` writes this page from `bench/results/*.json`; do not edit it. `make bench` measures again.
 
-Ours and the peers run in the same job, interleaved. Each cell has a process of its own, and every other round reverses
-the order. *Ratio* is the median of the ratios within a round, with its bootstrap 95 % interval. It says how many times
-better ours is: **below 1 we lose**.
+Our loader and the peers run in the same job, interleaved. Each cell has its own process, and every other round reverses
+the order. *Ratio* is how many times better we are: **below 1, we lose**. It is the median of the ratios within each
+round, with its bootstrap 95 % interval.
 
-A *floor* must hold and a *target* is the aim. We set both. Each is for the ratio if a peer is named, and for our own
-figure otherwise. *Met* names the promise that the worse end of the interval still meets. Every cell verified the bytes
-that it received. The method is in [bench/README.md](../bench/README.md).
+A *floor* must hold, and a *target* is the aim; we set both. Each applies to the ratio if a peer is named, and to our
+own figure otherwise. *Met* names the promise that even the worse end of the interval meets. Every cell verified the
+bytes that it received. [bench/README.md](../bench/README.md) describes the method.
 
-`ray.get` within one store uses no network. One machine without a GPU cannot show network cards, copies to a GPU, or
-more than two cores.
+`ray.get` within one store uses no network. These figures come from one machine with two cores and no GPU. They show
+nothing about network cards, copies to a GPU, or machines with more cores.
 """
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Writes the files; with --check only compares them, and returns 1 if one differs."""
+    """Writes the files. With --check, only compares them, and returns 1 if any differs."""
     made = files([json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))])
     if "--check" in (sys.argv[1:] if arguments is None else arguments):
         stale = [path.name for path, text in made.items() if not path.exists() or path.read_text() != text]
         print(
-            f"{', '.join(stale)}: run python -m bench.report" if stale else "the documents have these results"
+            f"{', '.join(stale)}: run python -m bench.report"
+            if stale
+            else "the documents match these results"
         )
         return bool(stale)
     for path, text in made.items():
@@ -158,7 +160,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def files(results: list[dict[str, Any]]) -> dict[Path, str]:
-    """All files that are made of results, with their texts."""
+    """Returns all files that are made from results, with their texts."""
     rows = [row for found in results for row in found["rows"]]
     return {
         PAGE: "\n".join([HEAD, in_short(rows)]),
@@ -169,7 +171,7 @@ def files(results: list[dict[str, Any]]) -> dict[Path, str]:
 
 
 def in_short(rows: list[dict[str, Any]]) -> str:
-    """The first screen: each comparison is won, lost or undecided, by the interval of its ratio."""
+    """Returns the table of conclusions. The interval of a ratio decides if a comparison is won, lost or undecided."""
     found: dict[tuple[int, str, str], dict[str, dict[str, list[float]]]] = {}
     for row in rows:
         if row["ratio"] is None or row["peer_name"].startswith("best peer"):  # that peer has a row of its own
@@ -178,14 +180,14 @@ def in_short(rows: list[dict[str, Any]]) -> str:
         peers = found.setdefault(_subject(row), {}).setdefault(verdict, {})
         times = peers.setdefault(row["peer_name"].split(", file_")[0], [])
         times.append(1 / row["ratio"] if verdict == "lost" else row["ratio"])
-    lines = ["| compared | we win | we lose | undecided | matters for |", "|---|---|---|---|---|"]
+    lines = ["| quantity | we win | we lose | undecided | matters for |", "|---|---|---|---|---|"]
     for (_, what, work), verdicts in sorted(found.items()):
-        won, lost, neither = (_beside_whom(verdicts.get(key, {})) for key in ("won", "lost", "undecided"))
+        won, lost, neither = (_by_peer(verdicts.get(key, {})) for key in ("won", "lost", "undecided"))
         lines.append(f"| {what} | {won} | {lost} | {neither} | {work} |")
     return "\n".join(lines) + "\n"
 
 
-def _beside_whom(peers: dict[str, list[float]]) -> str:
+def _by_peer(peers: dict[str, list[float]]) -> str:
     return "; ".join(f"{peer} {headline.span(times, number)}" for peer, times in peers.items())
 
 
@@ -205,16 +207,16 @@ def _summary(results: list[dict[str, Any]]) -> str:
     }
     compared = sum(1 for r in rows if r["ratio"] is not None)
     intro = (
-        f"Of {len(promised)} promises {counts['target']} meet their target, "
-        f"{counts['floor']} their floor only, {counts['no']} neither, {counts['missing']} were not measured. "
-        f"In {len(lost)} of {compared} comparisons the peer is better.\n"
+        f"Of {len(promised)} promises, {counts['target']} meet their target, {counts['floor']} meet only their floor, "
+        f"{counts['no']} meet neither, and {counts['missing']} were not measured. "
+        f"In {len(lost)} of {compared} comparisons, the peer is better.\n"
     )
-    lines = ["## Promises missed, comparisons lost\n", intro]
+    lines = ["## Missed promises and lost comparisons\n", intro]
     missed = [r for r in promised if r["met"] in ("no", "floor")]
     if missed or lost:
-        lines += [f"- {r['benchmark']} {r['case']}{_beside(r)}: {figure_text(r)}" for r in missed]
+        lines += [f"- {r['benchmark']} {r['case']}{against(r)}: {figure_text(r)}" for r in missed]
         lines += [
-            f"- {r['benchmark']} {r['case']}{_beside(r)}: {figure_text(r)}" for r in lost if r not in missed
+            f"- {r['benchmark']} {r['case']}{against(r)}: {figure_text(r)}" for r in lost if r not in missed
         ]
         lines.append("")
     return "\n".join(lines)
@@ -226,12 +228,12 @@ def _section(found: dict[str, Any]) -> str:
     measured = (
         f"{found['date'][:10]}, commit {found['commit']}, {machine['cpus']} x {machine['cpu']}, "
         f"{machine['memory_gb']} GB; {versions}. Load average up to {load['load1_max']:.1f}; other "
-        f"processes took up to {load['foreign_share_max']:.0%} of the CPU during a cell, the host up to "
-        f"{load['steal_share_max']:.0%}; {load['rounds_run_again']} rounds were run again.\n"
+        f"processes took up to {load['foreign_share_max']:.0%} of the CPU during a cell, and the host up to "
+        f"{load['steal_share_max']:.0%}. {load['rounds_run_again']} rounds were repeated.\n"
     )
     lines = [
         f"## {found['benchmark']}  {found['title']}\n",
-        "| case | beside | unit | ours | peer | ratio | 95 % | floor | target | met |",
+        "| case | peer | unit | ours | peer's | ratio | 95 % interval | floor | target | met |",
         "|---|---|---|--:|--:|--:|---|--:|--:|---|",
         *(_line(row) for row in found["rows"]),
         "",
@@ -239,7 +241,7 @@ def _section(found: dict[str, Any]) -> str:
     ]
     lines += [f"Missing: {what} ({why}).\n" for what, why in found["missing"].items()]
     if found["failed_cells"]:
-        lines.append(f"{found['failed_cells']} cells failed and give no figure.\n")
+        lines.append(f"{found['failed_cells']} cells failed and have no figure.\n")
     lines += [
         f"Notes: [{note.stem}](../bench/notes/{note.name}).\n"
         for note in sorted(NOTES.glob(f"{found['benchmark'].lower()}-*.md"))
@@ -264,7 +266,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def figure_text(row: dict[str, Any]) -> str:
-    """Figure, interval and promise of a row in one phrase."""
+    """Formats the figure, the interval and the promises of a row in one phrase."""
     promised = ", ".join(f"{k} {number(row[k])}" for k in ("floor", "target") if row[k] is not None)
     if row["met"] == "missing":
         found = "not measured"
@@ -279,7 +281,7 @@ def figure_text(row: dict[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, thousands apart; empty for None."""
+    """Formats a number with three significant digits and separated thousands; empty for None."""
     if value is None:
         return ""
     if abs(value) >= 1000:
@@ -289,8 +291,9 @@ def number(value: float | None) -> str:
     return f"{value:.3g}"
 
 
-def _beside(row: dict[str, Any]) -> str:
-    return f" beside {row['peer_name']}" if row["peer_name"] else ""
+def against(row: dict[str, Any]) -> str:
+    """Names the peer of a row, to follow the case; empty if there is none."""
+    return f", against {row['peer_name']}" if row["peer_name"] else ""
 
 
 if __name__ == "__main__":

@@ -173,8 +173,8 @@ def _tell(rows: list[dict[str, Any]]) -> int:
         if made["met"] is None or (made["target"] is None and made["floor"] is None):
             continue
         broken += made["floor"] is not None and made["met"] in ("no", MISSING)
-        beside = f" beside {made['peer_name']}" if made["peer_name"] else ""
-        say(f"  {made['met']:>7}  {made['benchmark']} {made['case']}{beside}: {report.figure_text(made)}")
+        case = f"{made['benchmark']} {made['case']}{report.against(made)}"
+        say(f"  {made['met']:>7}  {case}: {report.figure_text(made)}")
     return broken
 
 

@@ -90,20 +90,29 @@ def service(
     processes: int = 1,
     feeder_env: Mapping[str, str] = MappingProxyType({}),
     same_machine: bool = False,
+    tls: bool = False,
 ) -> Iterator[Service]:
     """Starts feeders and a sidecar, points `dataloaderjob.DataLoader` in this process at it, and ends them by pid.
 
     `host` is the feeders' address, and `processes` the number of trainers that the sidecar serves. `feeder_env` is
     added to the environment of user code. With `same_machine`, batches arrive by shared memory, not over TCP as from
-    another machine.
+    another machine. With `tls`, TCP connections are under TLS.
     """
     need("dataloaderjob.trainer.loader", "dataloaderjob.sidecar.__main__", "dataloaderjob.feeder.host")
     from dataloaderjob.core import handshake
+    from dataloaderjob.core.keys import Part
     from dataloaderjob.core.settings import FeederSettings, SidecarSettings, dump
+    from dataloaderjob.local.certificates import RunCertificates, tls_folder
 
     home = Path(tempfile.mkdtemp(prefix="s", dir=os.environ.get(SCRATCH, "/tmp")))
     key = home / "key"
     key.write_bytes(handshake.new_key())
+    if tls:
+        RunCertificates(home).write()
+
+    def folder(part: Part) -> str:
+        return str(tls_folder(home, part)) if tls else ""
+
     started: list[subprocess.Popen[str]] = []
     try:
         endpoints = []
@@ -111,7 +120,7 @@ def service(
             settings = FeederSettings(
                 job="bench", name=f"feeder-{i}", index=i, num_feeders=feeders, key_path=str(key),
                 blob_folder=str(home / "blobs"), bind_host=host,
-                shares_memory=same_machine,
+                shares_memory=same_machine, tls_folder=folder(Part.FEEDER),
             )  # fmt: skip
             path = home / f"feeder-{i}.json"
             dump(settings, path)
@@ -122,6 +131,7 @@ def service(
         sidecar_settings = SidecarSettings(
             job="bench", socket=str(home / "s"), key_path=str(key), blobs=str(home / "blobs"),
             feeders=tuple(endpoints), shared_memory_nbytes=shared_memory_nbytes, processes=processes,
+            tls_folder=folder(Part.SIDECAR),
         )  # fmt: skip
         path = home / "sidecar.json"
         dump(sidecar_settings, path)

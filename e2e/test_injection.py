@@ -4,29 +4,54 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
+from datetime import datetime
 from pathlib import Path
 
 import controllers
 import pytest
-from cluster import FEEDER, RELEASE, ROOT, SYSTEM, Cluster, CommandFailed, run, until
+from cluster import FEEDER, RELEASE, SYSTEM, Cluster, CommandFailed, run, until
 from controllers import CHART_RUNTIME, LABEL, OPTIONS
-from injected import SAMPLES, attached, bare_pod, events, plain_job, printed
+from injected import SAMPLES, attached, bare_pod, digests, events, plain_job, printed
 from jobs import FEEDERS, RESTRICTED, RESTRICTED_POD, Job
 from main_job import run_here
+from pytorch_job import made_of, pytorch_job
+from readme import ATTACHED_JOB
 from sharing import Shared
-from streams import stream_here
+from streams import stream, stream_here
 
+from dataloaderjob import __version__
+
+FIRST_BATCH_S = 60.0
+"""Longest time from the start of an idle job's next pod to its first batch."""
 INJECTOR = f"{RELEASE}-injector"
 INSTALL = os.environ.get("E2E_ADDONS") or "e2e/support/addons.sh"
 
 
-@pytest.mark.parametrize("make", [plain_job, bare_pod])
-def test_labelled_pod_trains_on_feeders(make, operator: Cluster, namespace: str) -> None:
-    operator.apply(namespace, attached("bert"))
-    until(lambda: operator.get("dlj", "bert", namespace), timeout_s=30, what="the job")
-    operator.apply(namespace, make("bert"))
-    assert printed(operator, namespace, "bert") == stream_here(SAMPLES)
+def test_labelled_pods_of_three_kinds_print_the_digest_of_own_trainers(
+    operator: Cluster, namespace: str, start
+) -> None:
+    """A plain Job, a bare Pod, and the two pods of a PyTorchJob share the feeders of one job."""
+    own: Job = start(stream("own", samples=SAMPLES, pace_s=0.0))
+    bert: Job = start(attached("bert"))
+    pods = made_of(pytorch_job("torch", of="bert"))
+    operator.apply(namespace, plain_job("job", of="bert"), bare_pod("pod", of="bert"), *pods)
+
+    def all_printed() -> dict[str, str] | None:
+        found = digests(operator, namespace, "bert")
+        return found if len(found) == 4 else None
+
+    found = until(all_printed, timeout_s=300, what="four digests", also=bert.why)
+    own.await_phase("Complete", timeout_s=240)
+    assert {name.rpartition("-")[0] if name.startswith("job-") else name for name in found} == {
+        "job", "pod", "torch-master-0", "torch-worker-0",
+    }  # fmt: skip
+    assert set(found.values()) == {own.digest()} == {stream_here(SAMPLES)}
+    for name in ("torch-master-0", "torch-worker-0"):
+        made = operator.get("pod", name, namespace)
+        assert made is not None
+        assert made["spec"]["initContainers"][0]["restartPolicy"] == "Always", "ours is the first"
 
 
 def test_pod_of_any_user_and_without_a_group_trains_on_feeders(operator: Cluster, namespace: str) -> None:
@@ -214,7 +239,9 @@ def test_killed_sidecar_of_an_attached_pod_changes_no_batch(operator: Cluster, n
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_idle_job_has_no_feeders_until_the_next_pod_trains(operator: Cluster, namespace: str) -> None:
+def test_idle_job_has_no_feeders_until_the_next_pod_trains(
+    operator: Cluster, namespace: str, record_property
+) -> None:
     job = Job(operator, namespace, "bert")
     operator.apply(namespace, attached("bert", idleSeconds=5))
     for number in range(2):
@@ -223,32 +250,28 @@ def test_idle_job_has_no_feeders_until_the_next_pod_trains(operator: Cluster, na
         operator.apply(namespace, plain_job("bert"))
         job.await_phase("Serving", timeout_s=240)
         assert printed(operator, namespace, "bert") == stream_here(SAMPLES), number
+        seconds = first_batch_s(operator, namespace)
+        record_property(f"seconds_to_the_first_batch_{number}", seconds)
+        assert seconds < FIRST_BATCH_S
         operator.kubectl("delete", "job", "bert", "-n", namespace, "--wait=true")
 
 
-def test_documented_lines_run_as_printed(operator: Cluster, namespace: str) -> None:
-    page = (ROOT / "docs/kubernetes/bring-your-own-controller.md").read_text()
+def first_batch_s(cluster: Cluster, namespace: str) -> float:
+    """The seconds from the start of the pod's trainer to its first batch. Kubernetes reports whole seconds."""
+    (pod,) = cluster.list("pods", namespace, f"{LABEL}=bert")
+    (status,) = pod["status"]["containerStatuses"]
+    (state,) = status["state"].values()
+    log = cluster.logs(pod["metadata"]["name"], namespace, "node", "--timestamps")
+    first = next(line.split()[0] for line in log.splitlines() if line.endswith("batch 1"))
+    return (datetime.fromisoformat(first) - datetime.fromisoformat(state["startedAt"])).total_seconds()
+
+
+def test_lines_of_the_readme_run_as_printed(operator: Cluster, namespace: str, tmp_path: Path) -> None:
     level = "pod-security.kubernetes.io/enforce=baseline"  # as in most namespaces
     operator.kubectl("label", "namespace", namespace, level, "--overwrite")
-    manifests = page.partition("<<'END'\n")[2].partition("END\n")[0]
-    operator.kubectl(
-        "apply",
-        "-n",
-        namespace,
-        "-f",
-        "-",
-        stdin=manifests.replace("ghcr.io/dataloaderjob/feeder:0.1.0", FEEDER),
-    )
-    job = Job(operator, namespace, "sum")
-    job.await_phase("Waiting", "Starting", "Serving", timeout_s=120)
-
-    def done() -> bool:
-        return "523776" in operator.kubectl("logs", "-n", namespace, "job/sum", "-c", "train")
-
-    def looked() -> bool:
-        try:
-            return done()
-        except CommandFailed:
-            return False
-
-    until(looked, timeout_s=240, what="the sum of all samples", also=job.why)
+    here = Cluster(operator.name, tmp_path / "kubeconfig")
+    shutil.copy(operator.kubeconfig, here.kubeconfig)
+    here.kubectl("config", "set-context", "--current", f"--namespace={namespace}")
+    lines = ATTACHED_JOB.replace(f"ghcr.io/dataloaderjob/feeder:{__version__}", FEEDER)
+    env = {"KUBECONFIG": str(here.kubeconfig)}
+    assert run(["bash", "-euc", lines], timeout_s=300, env=env).splitlines()[-1] == "523776"

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from bench.model import known, page, real, simulated
+from bench.model import known, page, real, running, simulated
 
 RESULTS = Path(__file__).with_name("results.json")
 PARTS: dict[str, tuple[Callable[[Any], dict[str, Any]], Callable[[], Iterable[Any]], str]] = {
     "simulated": (simulated.row, simulated.pipelines, "name"),
     "real": (real.row, lambda: real.PIPELINES, "name"),
     "known": (known.row, lambda: known.KNOWN, "what"),
+    "running": (running.row, lambda: running.RUNNING, "what"),
 }
 """By part: what makes a row of a pipeline, the pipelines, and the name that both have."""
 

@@ -113,8 +113,8 @@ KNOWN = (
 )
 
 
-def advise(one: Known) -> dict[str, Any]:
-    """Returns what `advise --json` prints."""
+def advise(one: Known, *, first: bool = True) -> dict[str, Any]:
+    """Returns what `advise --json` prints. `first`: the script comes before other work of this machine."""
     with tempfile.TemporaryDirectory(prefix="dlj-model-", ignore_cleanup_errors=True) as folder:
         script = Path(folder) / "train.py"
         script.write_text(SCRIPT)
@@ -137,7 +137,7 @@ def advise(one: Known) -> dict[str, Any]:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        while running.poll() is None:
+        while first and running.poll() is None:
             with contextlib.suppress(psutil.Error):
                 come_first([running.pid, *(one.pid for one in psutil.Process(running.pid).children(True))])
             time.sleep(0.5)

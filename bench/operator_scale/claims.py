@@ -16,9 +16,9 @@ INTERVAL = ("ours_low", "ours_high")
 Figures = dict[str, dict[str, float]]
 """Maps case to figure to value."""
 
-NOTHING, COLD, QUIET, RESYNC, MEMORY = "from nothing", "cold start", "nothing happens", "resync", "memory"
-SCALE, SPEC, BUSY = "a change of feeders.replicas", "a change of deadlines", "a change while figures move"
-CROWDED = f"{SCALE}, twice as often"
+NOTHING, COLD, QUIET, RESYNC, MEMORY = "creation", "cold start", "idle", "resync", "memory"
+SCALE, SPEC, BUSY = "a change of feeders.replicas", "a change of deadlines", "a change while metrics change"
+CROWDED = f"{SCALE}, at twice the rate"
 """A load above the capacity of two cores on a slow day, API server and controllers included. Then a queue grows, and
 its wait says little about the operator. Nothing is promised."""
 CHANGES = (SCALE, SPEC, BUSY)
@@ -31,18 +31,18 @@ def claims() -> list[Claim]:
     """Returns the claims in the table's order."""
     made = [
         _claim(NOTHING, "all_running_s", "s", "from the first create until all jobs run"),
-        _claim(NOTHING, "cpu_s", "CPU-s", "the operator's"),
-        _claim(COLD, "looked_at_s", "s", "from process start until each job was looked at", floor=60.0),
-        _claim(COLD, "cpu_s", "CPU-s", "the operator's meanwhile"),
-        _claim(COLD, "writes", "writes", "but figures", floor=0.0, target=0.0),
-        _claim(COLD, "figure_writes", "writes", "of figures"),
+        _claim(NOTHING, "cpu_s", "CPU-s", "the operator's CPU"),
+        _claim(COLD, "looked_at_s", "s", "from process start until each job was reconciled once", floor=60.0),
+        _claim(COLD, "cpu_s", "CPU-s", "the operator's CPU until then"),
+        _claim(COLD, "writes", "writes", "writes, except of metrics", floor=0.0, target=0.0),
+        _claim(COLD, "figure_writes", "writes", "writes of metrics"),
     ]
     for case in (SCALE, CROWDED, SPEC, BUSY):
         bounds = {} if case == CROWDED else {"floor": 5.0, "target": 1.0}
         made += [
             _claim(case, "p50_s", "s", "p50 until observedGeneration follows"),
             _claim(case, "p99_s", "s", "p99", **bounds),
-            _claim(case, "max_s", "s", "the slowest"),
+            _claim(case, "max_s", "s", "maximum"),
         ]
     for case in (SCALE, SPEC):
         made += [
@@ -50,25 +50,30 @@ def claims() -> list[Claim]:
                 case,
                 "writes",
                 "writes/change",
-                "until it is observed and the children are as asked",
+                "writes until the change is observed and the children match",
                 floor=WRITES[case],
             ),
-            _claim(case, "later_writes", "writes/change", "that follow: pod counts, readiness, events"),
-            _claim(
-                case, "cpu_ms", "CPU-ms/change", "the operator's, less what it takes when nothing happens"
-            ),
+            _claim(case, "later_writes", "writes/change", "later writes: pod counts, readiness, events"),
+            _claim(case, "cpu_ms", "CPU-ms/change", "the operator's CPU, minus its CPU when idle"),
         ]
     made += [
-        _claim(QUIET, "cpu_share", "share", "of a core, figures steady"),
-        _claim(QUIET, "moving_cpu_share", "share", "of a core, figures moving"),
-        _claim(QUIET, "figure_writes_per_s", "writes/s", "of figures, steady"),
-        _claim(QUIET, "moving_figure_writes_per_s", "writes/s", "of figures, moving"),
-        _claim(RESYNC, "writes", "writes", "in two of each job, but figures", floor=0.0, target=0.0),
-        _claim(RESYNC, "figure_writes", "writes", "of figures meanwhile"),
-        _claim(RESYNC, "cpu_s_per_1000", "CPU-s", "for 1,000, less what it takes when nothing happens"),
-        _claim(MEMORY, "start_mb", "MB", "peak resident after the cold start", floor=400.0),
-        _claim(MEMORY, "changes_mb", "MB", "peak resident after the changes", floor=400.0),
-        _claim(MEMORY, "nothing_mb", "MB", "peak resident while all jobs came up", floor=400.0),
+        _claim(QUIET, "cpu_share", "share", "share of a core while metrics are steady"),
+        _claim(QUIET, "moving_cpu_share", "share", "share of a core while metrics change"),
+        _claim(QUIET, "figure_writes_per_s", "writes/s", "writes of metrics while they are steady"),
+        _claim(QUIET, "moving_figure_writes_per_s", "writes/s", "writes of metrics while they change"),
+        _claim(
+            RESYNC,
+            "writes",
+            "writes",
+            "writes in two resyncs of each job, except of metrics",
+            floor=0.0,
+            target=0.0,
+        ),
+        _claim(RESYNC, "figure_writes", "writes", "writes of metrics in that time"),
+        _claim(RESYNC, "cpu_s_per_1000", "CPU-s", "CPU for 1,000 resyncs, minus the CPU when idle"),
+        _claim(MEMORY, "start_mb", "MB", "peak resident memory after the cold start", floor=400.0),
+        _claim(MEMORY, "changes_mb", "MB", "peak resident memory after the changes", floor=400.0),
+        _claim(MEMORY, "nothing_mb", "MB", "peak resident memory while all jobs were created", floor=400.0),
     ]
     return made
 

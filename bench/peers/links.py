@@ -1,4 +1,4 @@
-"""Peers of B15: Arrow Flight, pyzmq and ray.get, with senders at the far end of a link."""
+"""Peers of B15: Arrow Flight, pyzmq and ray.get, with senders at the far end of a link; and ours under TLS."""
 
 from __future__ import annotations
 
@@ -92,4 +92,15 @@ def ray_get(case: Case) -> dict[str, Any]:
         return measure(take, case, lambda: pids)
 
 
-PEERS = {"Arrow Flight": flight, "pyzmq": pyzmq, "ray.get with copy, two raylets": ray_get}
+def under_tls(case: Case) -> dict[str, Any]:
+    from bench.ours import b15_links
+
+    return b15_links(case, tls=True)
+
+
+PEERS = {
+    "ours under TLS": under_tls,
+    "Arrow Flight": flight,
+    "pyzmq": pyzmq,
+    "ray.get with copy, two raylets": ray_get,
+}

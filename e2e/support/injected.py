@@ -42,8 +42,9 @@ def plain_job(name: str, *, of: str = "", **more: object) -> Manifest:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
 
 
-def bare_pod(name: str) -> Manifest:
-    found = template(name)
+def bare_pod(name: str, *, of: str = "") -> Manifest:
+    """A pod without a controller. `of`: the name of the job that serves it, if it is another one."""
+    found = template(of or name)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -58,14 +59,20 @@ def events(cluster: Cluster, namespace: str, reason: str) -> list[Manifest]:
     return list(json.loads(cluster.kubectl(*words))["items"])
 
 
+def digests(cluster: Cluster, namespace: str, name: str) -> dict[str, str]:
+    """The digests that pods with this job's label have printed, by pod."""
+    found = {}
+    for pod in cluster.list("pods", namespace, f"{LABEL}={name}"):
+        (container,) = pod["spec"]["containers"]
+        if seen := DIGEST.findall(cluster.logs(pod["metadata"]["name"], namespace, container["name"])):
+            found[str(pod["metadata"]["name"])] = str(seen[-1])
+    return found
+
+
 def printed(cluster: Cluster, namespace: str, name: str, *, timeout_s: float = 240) -> str:
     """Waits for the digest that the pod with this job's label prints."""
 
     def look() -> str | None:
-        for pod in cluster.list("pods", namespace, f"{LABEL}={name}"):
-            log = cluster.logs(pod["metadata"]["name"], namespace, "node")
-            if found := DIGEST.findall(log):
-                return str(found[-1])
-        return None
+        return next(iter(digests(cluster, namespace, name).values()), None)
 
     return str(until(look, timeout_s=timeout_s, what=f"the digest of {name}"))

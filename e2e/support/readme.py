@@ -26,6 +26,16 @@ def shown(document: str, heading: str) -> list[list[str]]:
     ]
 
 
+def _bash(heading: str) -> str:
+    """The first block for bash below a heading of README.md."""
+    found = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    text = (ROOT / "README.md").read_text()
+    lines = found.search(text, text.index(f"## {heading}\n"))
+    assert lines, f"README.md: no block for bash below {heading!r}"
+    return lines[1]
+
+
+ATTACHED_JOB = _bash("Pods of other controllers")
 FIRST_JOB = shown("README.md", "The same job on a cluster")
 UPGRADE = shown("docs/kubernetes/install.md", "Upgrade and uninstall")
 

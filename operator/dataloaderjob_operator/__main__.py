@@ -19,9 +19,9 @@ from dataloaderjob_operator import election, keys, names
 from dataloaderjob_operator.autoscaler import Autoscalers
 from dataloaderjob_operator.client import ApiClient
 from dataloaderjob_operator.monitoring import (
-    Health,
     Metrics,
     PortTaken,
+    ProcessHealth,
     configure_logging,
     pulse,
     serve,
@@ -73,7 +73,7 @@ async def run(options: Options, roots: keys.Roots | None) -> None:
     Raises NoRootKey."""
     metrics = Metrics()
     requests = Requests(Cache(), watch.list_paths(options.namespaces))
-    health = Health(watches=requests.open, expected=requests.expected)
+    health = ProcessHealth(watches=requests.open, expected=requests.expected)
     client = await ApiClient.connect(metrics)
     if (this := asyncio.current_task()) is not None:
         for number in (signal.SIGTERM, signal.SIGINT):  # kopf sets its own later
@@ -91,7 +91,7 @@ async def run(options: Options, roots: keys.Roots | None) -> None:
 
 @contextlib.asynccontextmanager
 async def _turn(
-    candidate: election.Candidate | None, client: ApiClient, metrics: Metrics, health: Health
+    candidate: election.Candidate | None, client: ApiClient, metrics: Metrics, health: ProcessHealth
 ) -> AsyncIterator[None]:
     """Waits until it is this operator's turn to work."""
     if candidate is None:
@@ -111,7 +111,7 @@ async def reconcile_all(
     setup: OperatorConfig,
     client: ApiClient,
     metrics: Metrics,
-    health: Health,
+    health: ProcessHealth,
     requests: Requests,
 ) -> None:
     """Does the operator's work until a signal arrives."""

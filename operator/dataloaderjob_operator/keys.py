@@ -107,7 +107,7 @@ def _decoded(secret: Manifest, namespace: str, name: str) -> Roots:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class SecretAttempt:
     """An attempt to create a job's Secret."""
 
     at: float
@@ -125,13 +125,13 @@ class JobSecrets:
     api: ApiClient
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
-    attempts: dict[JobKey, dict[str, Attempt]] = field(default_factory=dict)
+    attempts: dict[JobKey, dict[str, SecretAttempt]] = field(default_factory=dict)
     """The last attempt for each job's Secrets, by name."""
 
     async def keep(self, key: JobKey, secret: Manifest, observed: Observed) -> bool:
         """Creates the Secret, unless it certainly exists or nothing needs it now. Returns True if it was created."""
         name = str(secret["metadata"]["name"])
-        attaches = name == names.attachment(key[1])
+        attaches = names.is_attached_secret(key[1], name)
         placed = {
             str(pod["metadata"].get("uid")): pod
             for pod in (observed.attached if attaches else observed.pods)
@@ -145,7 +145,7 @@ class JobSecrets:
             if not (starts or doubted) or self.clock() - last.at < AGAIN_S:
                 return False
         made = await self.api.create(secret)
-        known[name] = Attempt(self.clock(), frozenset(placed), made or (last is not None and last.made))
+        known[name] = SecretAttempt(self.clock(), frozenset(placed), made or (last is not None and last.made))
         return made
 
     def _doubted(self, observed: Observed, *, made: bool) -> bool:

@@ -76,7 +76,7 @@ def configure_logging(kind: LogFormat) -> None:
     handler.addFilter(mark_record)
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     logging.captureWarnings(True)
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line for each event of a watch
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else each event of a watch is a line
 
 
 def log_formatter(kind: LogFormat) -> logging.Formatter:
@@ -286,7 +286,7 @@ class PortTaken(Exception):
 
 
 @dataclass(slots=True)
-class Health:
+class ProcessHealth:
     """Liveness and readiness of the process. Callers pass the time, in seconds of any clock."""
 
     watches: Callable[[], int]
@@ -331,7 +331,7 @@ async def pulse(metrics: Metrics) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serve(port: int, metrics: Metrics, health: Health) -> AsyncIterator[None]:
+async def serve(port: int, metrics: Metrics, health: ProcessHealth) -> AsyncIterator[None]:
     """Serves metrics and probes on all addresses, or nothing if `port` is 0. Raises PortTaken."""
     if port == 0:
         yield
@@ -353,7 +353,7 @@ async def serve(port: int, metrics: Metrics, health: Health) -> AsyncIterator[No
         await runner.cleanup()
 
 
-def _app(metrics: Metrics, health: Health) -> web.Application:
+def _app(metrics: Metrics, health: ProcessHealth) -> web.Application:
     def answer(why: str, remark: str = "") -> web.Response:
         text = "\n".join(filter(None, (why or "ok", remark)))
         return _last(web.Response(status=503 if why else 200, text=f"{text}\n"))

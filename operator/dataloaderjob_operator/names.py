@@ -52,6 +52,16 @@ def key_secret(job: str, uid: str, root: bytes) -> str:
     return f"{job}-keys-{uid[:8]}-{_derive(root, 'name', uid).hex()[:6]}"
 
 
+def certificate_secret(job: str, uid: str, root: bytes, generation: int) -> str:
+    """Names the Secret with a generation of the job's certificates under this root key."""
+    return f"{job}-tls-{uid[:8]}-{_derive(root, 'name', uid).hex()[:6]}-{generation}"
+
+
+def is_attached_secret(job: str, name: str) -> bool:
+    """Checks whether a job's Secret is one of sidecars in attached pods, which an earlier job may have had, too."""
+    return name == attachment(job) or name.startswith(f"{attachment(job)}-tls-")
+
+
 def settings_map(job: str, content: str) -> str:
     """Names the ConfigMap with settings. `content`: the digest of the settings."""
     return f"{job}-settings-{content}"
@@ -145,6 +155,11 @@ def job_key(root: bytes, uid: str) -> bytes:
     """Derives the key from which those of sidecars, feeders and controllers follow (`dataloaderjob.core.keys`), 32
     bytes. Raises ValueError if the root key is too short."""
     return _derive(root, "links", uid)
+
+
+def certificate_seed(root: bytes, uid: str) -> bytes:
+    """Derives the secret from which the job's certificates follow. Raises ValueError if the root key is too short."""
+    return _derive(root, "tls", uid)
 
 
 def ray_token(root: bytes, uid: str) -> str:

@@ -7,14 +7,19 @@ import importlib.metadata
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from dataloaderjob.core.generations import PERIOD
 from dataloaderjob_operator import election, names
 from dataloaderjob_operator.monitoring import LogFormat
 from dataloaderjob_operator.objects import OperatorConfig, OwnPod
 from dataloaderjob_operator.objects.settings import USER, cluster_domain
 from dataloaderjob_operator.workqueue import RESYNC_S
+
+LEAST_TLS_S = 120.0
+"""Minimum time between two generations of certificates: a kubelet needs up to 90 s to bring one to its pods."""
 
 METRICS_PORT = 9440
 RESOLV_CONF = Path("/etc/resolv.conf")
@@ -181,6 +186,11 @@ def _add_process(parser: argparse.ArgumentParser) -> None:
         help="port of /metrics, /healthz and /readyz; 0 disables them",
     )
     parser.add_argument(
+        "--tls-days", type=_days, default=PERIOD, metavar="DAYS",
+        help="days after which the certificates of jobs with spec.loader.tls are replaced; they are valid for twice as "
+        "long, and replaced seven times; default 90",
+    )  # fmt: skip
+    parser.add_argument(
         "--log-format", type=LogFormat, choices=list(LogFormat), default=LogFormat.TEXT,
         help="format of log lines",
     )  # fmt: skip
@@ -202,7 +212,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         version=importlib.metadata.version("dataloaderjob"), sidecar_image=found.sidecar_image, root_key=b"",
         operator=_own_pod(parser, found.own_namespace, found.own_label),
         sidecar_pull_secrets=tuple(found.sidecar_pull_secret), metrics_from=found.metrics_from,
-        fs_group=found.fs_group, managed_by=found.managed_by,
+        tls_period=found.tls_days, fs_group=found.fs_group, managed_by=found.managed_by,
         cluster_domain=_own_domain() if found.cluster_domain is None else found.cluster_domain,
     )  # fmt: skip
     return Options(
@@ -216,7 +226,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 
 def _own_domain() -> str:
-    """The cluster's domain from the operator's own resolv.conf; empty if there is none."""
+    """Returns the cluster's domain from the operator's own resolv.conf; empty if there is none."""
     try:
         return cluster_domain(RESOLV_CONF.read_text())
     except OSError:
@@ -228,6 +238,14 @@ def _seconds(text: str) -> float:
     found = float(text)
     if not 1.0 <= found <= 86_400.0:
         raise argparse.ArgumentTypeError(f"expected 1 to 86400 seconds (a day), got {text}")
+    return found
+
+
+def _days(text: str) -> timedelta:
+    """Parses a number of days. Raises ArgumentTypeError if it is not from two minutes to ten years."""
+    found = timedelta(days=float(text))
+    if not timedelta(seconds=LEAST_TLS_S) <= found <= timedelta(days=3650):
+        raise argparse.ArgumentTypeError(f"expected 0.0014 (two minutes) to 3650 days, got {text}")
     return found
 
 

@@ -188,7 +188,7 @@ class Reconciler:
                 elsewhere = events.managed_elsewhere(observed.job.spec.managed_by or "")
                 await self.recorder.remark(key, observed.job.metadata, elsewhere)
             return None
-        self.supervisors.want(key, decision.feeders)
+        self.supervisors.want(key, decision.feeders, decision.certificates, ends=decision.ends_feeders)
         if self.autoscalers is not None:
             self.autoscalers.want(key, decision.scaling)
         if self.lookup is not None:

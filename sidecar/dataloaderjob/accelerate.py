@@ -39,7 +39,7 @@ _Prepared = TypeVar("_Prepared")
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """The beginning of an epoch whose state was loaded, for one of Accelerate's loaders that resumes it."""
+    """The beginning of an epoch whose state was loaded, for the loader of Accelerate that resumes the epoch."""
 
     resume: Resume
     own: dict[str, generators.Own]
@@ -130,7 +130,7 @@ class Placing(BatchSampler):
         sampling.set_epoch(self.batch_sampler, epoch)
 
     def epoch_seed(self) -> int:
-        """The seed that replaces the seed which torch would draw for an iterator."""
+        """Returns the seed that replaces the one that torch would draw for an iterator."""
         return derive_seed(torch.initial_seed(), self.epoch) >> 1
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -168,7 +168,7 @@ class _Adopted(DataLoader[Any]):
                 prepared.iteration = epoch + bool(is_over)  # from which it sets the sampler's epoch
         if not resume.is_new_epoch and isinstance(self.batch_sampler, Placing):
             self.batch_sampler.goes_on = _Begun(
-                resume, generators.generators_of(self), self.generator, self.prepared
+                resume, generators.generators_of(self.epoch_spec()), self.generator, self.prepared
             )
             if epoch is not None:
                 self.batch_sampler.set_epoch(epoch)
@@ -202,8 +202,9 @@ class _Adopted(DataLoader[Any]):
             self._resume = Resume.of(self._next_of_persistent(left))
 
     def _next_of_persistent(self, left: Resume) -> LoaderState:
-        """The state between that epoch and the next one of the same iterator, with the generators' current states."""
-        state, own = left.state, generators.generators_of(self)
+        """Returns the state between that epoch and the next one of the same iterator, with the generators' current
+        states."""
+        state, own = left.state, generators.generators_of(self.epoch_spec())
         states = state.get("generators") or {}
         now = generators.all_now(own, shared=generators.DEFAULT in states, others=generators.PYTHON in states)
         kept = {

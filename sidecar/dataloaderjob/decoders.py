@@ -1,7 +1,8 @@
 """Decoders for a `device_stage` that gets samples from `keep_bytes`: torchvision, NVIDIA DALI and torchcodec. None of
 the three is installed with dataloaderjob. They read encoded samples in place, in host memory.
 
-DALI and torchcodec were run on the CPU. Nothing was run on a GPU, and torchvision's interface was only simulated."""
+DALI and torchcodec were run on the CPU. Nothing was run on a GPU, and torchvision's interface was only simulated.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def decode_frames(
 
 
 def dali_batch(encoded: RaggedBytes) -> Any:
-    """Input for operators of DALI's dynamic mode: `ndd.decoders.image(dali_batch(batch["jpeg"]), device="gpu")`."""
+    """Returns input for operators of DALI's dynamic mode: `ndd.decoders.image(dali_batch(batch["jpeg"]),
+    device="gpu")`."""
     import nvidia.dali.experimental.dynamic as ndd
 
     return ndd.batch([view.numpy() for view in encoded.views()])
@@ -71,14 +73,15 @@ class DaliPipeline:
 
 
 def _samples(value: RaggedBytes | torch.Tensor) -> Any:
-    """Host memory as arrays: for a host tensor, DALI 2.4 asks torch for CUDA's stream, which not every torch has."""
+    """Returns host memory as arrays. For a host tensor, DALI 2.4 asks torch for CUDA's stream, which not every torch
+    has."""
     if isinstance(value, RaggedBytes):
         return [view.numpy() for view in value.views()]
     return value.numpy() if value.device.type == "cpu" else value
 
 
 def _tensors(output: Any) -> torch.Tensor | list[torch.Tensor]:
-    """Copies the output: the pipeline writes its next outputs into the same memory."""
+    """Copies the output, because the pipeline writes its next outputs into the same memory."""
     if output.is_dense_tensor():
         return from_dlpack(output.as_tensor()).clone()
     return [from_dlpack(output[i]).clone() for i in range(len(output))]

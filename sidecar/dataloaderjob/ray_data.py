@@ -81,8 +81,8 @@ class RayData(IterableDataset[Any]):
 
 
 def _dataset(make: Callable[[], Any]) -> Any:
-    """The dataset that `make` returns in the job's Ray, set to keep its order. Raises InputError if there is
-    no Ray, or if `make` does not return a dataset."""
+    """Returns the dataset that `make` creates in the job's Ray, set to keep its order. Raises InputError if there is no
+    Ray, or if `make` does not return a dataset."""
     try:
         import ray
         import ray.data
@@ -125,5 +125,5 @@ def _connect(ray: Any) -> None:
 
 
 def _plain(column: Any) -> Any:
-    """Text, bytes and ragged arrays as lists, because an array of objects is not a plain value."""
+    """Returns text, bytes and ragged arrays as lists, because an array of objects is not a plain value."""
     return column.tolist() if column.dtype == object else column

@@ -10,12 +10,15 @@ import pytest
 from manifests import manifest
 from operated import MERGE, Operated
 from other_kinds import definition
-from processes_of_operator import Operator, until
+from processes_of_operator import ROOT, Operator, until
+from supervisor_alone import SupervisorAlone
 
 from apiserver import ApiServer
 from dataloaderjob.api import KIND
 from dataloaderjob.core.supervision import EXIT_RAY_REFUSED
+from dataloaderjob_operator import names
 from dataloaderjob_operator.names import LABEL_JOB, LABEL_ROLE, Role
+from dataloaderjob_operator.objects.settings import SUPERVISOR_PORT
 
 WAITS = "WaitsForRayCluster"
 VERSIONS = "the Ray cluster of spec.ray.external runs Ray 2.44.1 on Python 3.9.1, this job has Ray 2.60.0"
@@ -91,6 +94,35 @@ def test_address_is_the_one_in_the_status_of_the_ray_cluster(server: ApiServer, 
     make_service(job, "own-name", 6380)
     until(lambda: ("Deployment", "mnist-head") in job.named(), 30, f"the supervisor's pod; {operator.log}")
     assert status_of_ray(job)["address"] == f"own-name.{job.namespace}.svc:6380"
+
+
+def test_pod_of_the_supervisor_stays_until_it_has_ended_the_actors(
+    server: ApiServer, operator: Operator, tmp_path: Path
+) -> None:
+    job = on(server, operator)
+    make_service(job, "shared-head-svc")
+    until(lambda: ("Deployment", "mnist-head") in job.named(), 30, f"the supervisor's pod; {operator.log}")
+    uid, address = job.get(KIND, job.name)["metadata"]["uid"], "127.0.0.47"
+    supervisor = SupervisorAlone(
+        tmp_path / "s", job=names.unique(*job.key, uid), key=names.job_key(ROOT, uid), host=address,
+        port=SUPERVISOR_PORT,
+    )  # fmt: skip
+    supervisor.has_ray()
+    supervisor.ready(0)
+    job.patch("Deployment", "mnist-head", {"status": {"replicas": 1, "readyReplicas": 1}}, "status")
+    job.ready_head(address)
+
+    def is_leaving() -> bool:
+        """No garbage collector completes the deletion here."""
+        return "deletionTimestamp" in job.get("Deployment", "mnist-head")["metadata"]
+
+    until(lambda: job.get(KIND, job.name)["status"]["feeders"]["ready"] == 1, 30, f"feeders; {operator.log}")
+    job.ends("mnist-trainers-0", "Complete")
+    until(lambda: job.get(KIND, job.name)["status"]["phase"] == "Complete", 30, "the end")
+    until(lambda: supervisor.is_to_end, 10, f"the request; {operator.log}")
+    assert not is_leaving()
+    supervisor.ends_feeders()
+    until(is_leaving, 10, f"the pod's end; {operator.log}")
 
 
 def test_cluster_of_other_versions_fails_the_job_by_name(server: ApiServer, operator: Operator) -> None:

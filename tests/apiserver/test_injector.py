@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -227,25 +228,96 @@ def test_restricted_namespace_with_a_quota_accepts_injected_pods(server: ApiServ
         made.close()
 
 
-def test_only_labelled_pods_are_refused_while_the_webhook_is_down(server: ApiServer, tmp_path: Path) -> None:
-    made = Installed(server, tmp_path)
+NAMES = ("127.0.0.1",)
+SERVES_FILES = "serving the certificate in"
+
+
+class Down:
+    """An injector that goes out of service, and returns."""
+
+    def __init__(self, made: Installed) -> None:
+        self.made = made
+        self.process = made.start(*QUICK)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def recover(self) -> None:
+        self.made.start(*QUICK)
+
+
+class Silent(Down):
+    """It accepts connections and never answers, as an endpoint behind a firewall that drops packets."""
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def recover(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+
+class Expired(Down):
+    """Its certificate has expired, and cert-manager renews it late."""
+
+    def __init__(self, made: Installed) -> None:
+        self.made, self.folder = made, made.folder / "certificate"
+        self.folder.mkdir()
+        self.now = datetime.now(UTC)
+        self.first = renewed(None, Renewal.AUTHORITY, NAMES, self.now)
+        self._keep(self.now)
+        self.process = made.start(f"--certificate-folder={self.folder}", "--check-seconds=0.2")
+
+    def _keep(self, since: datetime) -> None:
+        certificates = renewed(self.first, Renewal.CERTIFICATE, NAMES, since)
+        (self.folder / "tls.crt").write_bytes(certificates.certificate)
+        (self.folder / "tls.key").write_bytes(certificates.key)
+        other = renewed(
+            None, Renewal.AUTHORITY, NAMES, since
+        )  # a new bundle ends the API server's connections
+        self.made.trust(self.first.authority + other.authority)
+
+    def stop(self) -> None:
+        known = self.made.log.count(SERVES_FILES)
+        self._keep(self.now - timedelta(days=10_000))
+        until(lambda: self.made.log.count(SERVES_FILES) > known, 30, "the expired certificate is served")
+        until(lambda: not injected(self.made), 30, "no pod is injected")
+
+    def recover(self) -> None:
+        self._keep(self.now)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "options"),
+    [
+        pytest.param(Down, "connection refused", (), id="killed"),
+        pytest.param(Silent, "deadline exceeded", (), id="silent"),
+        pytest.param(
+            Expired, "certificate has expired", ("--set", "injection.certManager.enabled=true"), id="expired"
+        ),
+    ],
+)
+def test_only_labelled_pods_are_refused_while_the_webhook_is_down(
+    how: type[Down], reason: str, options: tuple[str, ...], server: ApiServer, tmp_path: Path
+) -> None:
+    made = Installed(server, tmp_path, *options)
     made.job()
     try:
-        process = made.start(*QUICK)
+        webhook = how(made)
         until(lambda: injected(made), 30, "the first pod is injected")
-        process.kill()
-        process.wait()
-        assert 'failed calling webhook "inject.dataloading.dev"' in made.refusal(pod())
+        webhook.stop()
+        refusal = made.refusal(pod())
+        assert 'failed calling webhook "inject.dataloading.dev"' in refusal
+        assert reason in refusal
         started = time.monotonic()
         made.create({**pod(), "metadata": {}})
         assert time.monotonic() - started < 1
-        made.start(*QUICK)
+        webhook.recover()
         until(lambda: injected(made), 30, "pods are injected again")
     finally:
         made.close()
 
 
-NAMES = ("127.0.0.1",)
 SERVES = "serving a certificate that expires at"
 EXPIRY = "dataloaderjob_injector_certificate_expiry_timestamp_seconds"
 

@@ -40,7 +40,7 @@ WON, LOST, UNDECIDED = 2, 3, 4
 """Columns."""
 
 
-def cells(low: float, high: float, *, benchmark: str = "B2", case: str = "0.1 MB: taken in") -> list[str]:
+def cells(low: float, high: float, *, benchmark: str = "B2", case: str = "0.1 MB: throughput") -> list[str]:
     """The row that one comparison makes."""
     ratio = {"ratio": (low + high) / 2, "ratio_low": low, "ratio_high": high}
     row = {"benchmark": benchmark, "case": case, "peer_name": "Peer", **ratio}

@@ -42,6 +42,13 @@ def targets() -> set[str]:
     return set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
+def test_the_readme_begins_with_advice():
+    block = re.search(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert block is not None
+    first = next(line for line in block[1].splitlines() if not line.startswith("pip install"))
+    assert first.startswith("dataloaderjob advise -- python train.py ")
+
+
 @pytest.mark.parametrize("shown", of("make"))
 def test_a_documented_make_target_exists(shown: Shown):
     goals = [word for word in shown.words[1:] if "=" not in word and not word.startswith("-")]

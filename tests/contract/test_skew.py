@@ -114,7 +114,12 @@ def test_supervisor_reports_all_keys_that_each_release_reads(release: Path):
     reports.add("mnist-trainers-0-0", known(release, "metrics.json"))
     provider = SimpleNamespace(in_force=known(release, "status.json")["ray"])
     alone: Any = SimpleNamespace(
-        _provider=provider, _lock=threading.Lock(), _feeders=feeders, _reports=reports, _started=0.0
+        _provider=provider,
+        _lock=threading.Lock(),
+        _feeders=feeders,
+        _reports=reports,
+        _started=0.0,
+        _ended=False,
     )
     for file, message in (
         ("status.json", Supervisor._status(alone)),

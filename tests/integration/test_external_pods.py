@@ -29,15 +29,18 @@ def ray() -> Iterator[ForeignHead]:
         yield made
 
 
-def kill(pod: Pod) -> None:
-    """Ends the pod as a node's failure does: all of its processes at once."""
-    main = psutil.Process(pod.process.pid)
-    own = [
-        p for p in psutil.process_iter(["cmdline"]) if str(pod.volume) in " ".join(p.info["cmdline"] or [])
-    ]
-    for process in {main, *main.children(recursive=True), *own}:
+def kill(*containers: Pod) -> None:
+    """Ends a pod as a node's failure does: all processes of its containers at once."""
+    found = set()
+    for container in containers:
+        main = psutil.Process(container.process.pid)
+        found |= {main, *main.children(recursive=True)}
+        volume = str(container.volume)
+        found |= {p for p in psutil.process_iter(["cmdline"]) if volume in " ".join(p.info["cmdline"] or [])}
+    for process in found:
         process.kill()
-    pod.process.wait()
+    for container in containers:
+        container.process.wait()
 
 
 def loader(**options: int) -> DataLoader:
@@ -57,10 +60,31 @@ def test_epoch_has_the_digest_and_the_lease_ends_the_actors(
         assert feeders_of(ray)
         assert "joined the Ray cluster at" in pod.err
         killed = time.monotonic()
-        kill(pod)
+        kill(pod, pods.running["s"])
         wait_until(lambda: not feeders_of(ray), GONE_S - (time.monotonic() - killed))
         assert time.monotonic() - killed > LEASE_S / 2, "they had served"
         wait_until(lambda: not ray.sessions(), 10)
+
+
+def test_end_of_the_job_ends_the_actors_at_once_and_keeps_the_supervisor(ray: ForeignHead):
+    with Pods(feeders=2) as pods:
+        pod = pods.driver(ray.address, str(ray.token_path))
+        pods.ready(2)
+        assert_has_no_key_of_the_job(pod, pods)
+        began = time.monotonic()
+        assert pods.ask("end") == {"type": "ok"}
+        wait_until(lambda: pods.status()["ended"], 10)
+        wait_until(lambda: not feeders_of(ray), 5)  # Ray ends the processes of actors that it no longer lists
+        assert time.monotonic() - began < LEASE_S / 2, "before the lease is over"
+        assert (pods.status()["desired"], pods.running["s"].process.poll()) == (0, None)
+
+
+def assert_has_no_key_of_the_job(pod: Pod, pods: Pods) -> None:
+    """Checks the container that joins the cluster, where the cluster's users can run code."""
+    files = [path.read_bytes() for path in pod.volume.rglob("*") if path.is_file()]
+    assert any(b"feeder_key_path" in content for content in files), "the agent's settings"
+    job_key = str(pods.home / "links").encode()
+    assert not any(pods.key in content or job_key in content for content in files)
 
 
 def message(pods: Pods, *words: str | None, **more: float) -> tuple[int, str]:

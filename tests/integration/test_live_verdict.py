@@ -1,4 +1,4 @@
-"""The verdict on real runs: a script by itself, and `dataloaderjob run`."""
+"""The verdict on real runs: a script by itself, `dataloaderjob run`, and ten scripts whose limit is known."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from documents import ROOT
 from local_runs import LocalRun, Project
 from rig import until
 
 from dataloaderjob.core import measures
 from dataloaderjob.local import cli
 from dataloaderjob.local.status import find_run
+
+sys.path.insert(0, str(ROOT))
+from bench.model import running
+from bench.model.running import RUNNING, Running
 
 SCRIPT = """
 import time, torch
@@ -60,7 +65,8 @@ def test_a_run_and_its_status_say_that_training_waits(tmp_path: Path, capsys: py
         live = find_run(str(run.home))
 
         def measured() -> measures.Measures | None:
-            return measures.parse(live.ask({"type": "status"}).get("measures"))
+            found = measures.parse(live.ask({"type": "status"}).get("measures"))
+            return found if found and found.wall_s else None  # a batch's costs are known after two reports
 
         found = until(measured, 60, "its measures")
         assert found.wall_s == pytest.approx(0.3, rel=0.5)
@@ -71,3 +77,25 @@ def test_a_run_and_its_status_say_that_training_waits(tmp_path: Path, capsys: py
         assert run.end() == 0, run.text
     assert "storage is the limit" in run.lines[-1]
     assert run.left() == []
+
+
+def test_a_run_in_mode_auto_gets_the_feeders_that_training_needs(tmp_path: Path):
+    project = Project(tmp_path, 100_000, 0.03)
+    project.write(feeders={"replicas": 1, "autoscaling": {"mode": "Auto", "maxReplicas": 4}})
+    with LocalRun(project.path, "--provider", "local") as run:
+        run.until("ready after")
+        assert "feeders 1 -> 4: training waits for" in run.until("feeders 1 -> ", 90)
+        run.find()
+        live = find_run(str(run.home))
+        until(lambda: live.ask({"type": "status"}).get("ready") == 4, 60, "four feeders")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", RUNNING, ids=lambda one: one.kind)
+def test_a_running_script_with_a_known_limit_gets_it_named(one: Running):
+    try:
+        found = running.row(one)  # before other work of this machine, if the user may do that
+    except NotImplementedError as exc:
+        pytest.skip(str(exc))
+    assert found["is_right"], found
+    assert float(str(found["error"])) <= 0.25, found

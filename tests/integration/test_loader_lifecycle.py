@@ -31,7 +31,7 @@ from torch.utils import data
 
 import dataloaderjob
 from dataloaderjob import DataLoader
-from dataloaderjob.batches.decoding import Decoder, Plan
+from dataloaderjob.batches.decoding import BodyPlan, Decoder
 from dataloaderjob.core import control
 from dataloaderjob.core.errors import ServiceError, ServiceUnavailable, UnsupportedBatch
 from dataloaderjob.trainer.session import attach
@@ -651,7 +651,7 @@ def test_interrupt_in_one_epoch_of_persistent_workers_spares_the_next(
     for _ in range(at):
         next(iterator)
     with monkeypatch.context() as patch:
-        patch.setattr(Plan, "batch", interrupted)
+        patch.setattr(BodyPlan, "batch", interrupted)
         with pytest.raises(Interrupt):
             next(iterator)
     for _ in range(3):
@@ -698,7 +698,7 @@ def test_interrupt_in_one_epoch_of_torchs_iterator_spares_the_next(
     iterator = iter(loader)
     next(iterator)
     with monkeypatch.context() as patch:
-        patch.setattr(Plan, "batch", interrupted)
+        patch.setattr(BodyPlan, "batch", interrupted)
         with pytest.raises(Interrupt):
             next(iterator)
     with pytest.raises(ServiceError, match="Interrupt interrupted next"):

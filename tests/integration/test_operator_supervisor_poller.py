@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import threading
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from generations import Generations
 from manifests import manifest
 from ports import reserve_port
 from supervisor_alone import SupervisorAlone, says
@@ -18,9 +20,13 @@ from supervisor_alone import SupervisorAlone, says
 from dataloaderjob.api import KIND
 from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.generations import PERIOD, Schedule
 from dataloaderjob.core.handshake import ServerHandshake
+from dataloaderjob.core.keys import Part
 from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.core.supervision import MAX_FEEDERS
+from dataloaderjob.core.tls import PREAMBLE
+from dataloaderjob.local.certificates import tls_folder
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.observed import SupervisorStatus
 from dataloaderjob_operator.observe import supervisor_poller
@@ -144,6 +150,23 @@ def test_feeder_count_is_requested_only_until_it_is_reached(job: Job):
             job.poller.want(KEY, wanted)
             await job.until(lambda a, wanted=wanted: a.desired == wanted)
             assert (supervisor.desired, supervisor.scaled) == (wanted, scaled)
+
+    job.run(scenario)
+
+
+def test_supervisor_of_a_job_that_has_ended_is_asked_to_end_its_feeders(job: Job):
+    supervisor = job.supervisor(feeders=2)
+
+    async def scenario() -> None:
+        job.poller.want(KEY, 2)
+        await job.until(lambda a: a.desired == 2)
+        assert not supervisor.is_to_end
+        job.poller.want(KEY, 0, ends=True)
+        assert not (await job.until(lambda a: a.desired == 0)).ended
+        assert supervisor.is_to_end
+        supervisor.ends_feeders()
+        await job.until(lambda a: a.ended)
+        assert supervisor.scaled == 0
 
     job.run(scenario)
 
@@ -429,3 +452,112 @@ def test_moved_metrics_of_many_jobs_are_queued_at_a_limited_rate_in_order():
     for _ in range(ticks):
         poller._release_moved()
     assert woken == keys
+
+
+# TLS
+
+
+def under_tls(job: Job, folder: Path, *, seed: bytes | None = None) -> Generations:
+    """The certificates of the job, or those that follow from another seed."""
+    return Generations(folder / "tls", seed=seed or names.certificate_seed(ROOT, job.uid))
+
+
+def supervisor_under_tls(job: Job, found: Generations) -> SupervisorAlone:
+    made = SupervisorAlone(
+        job.folder / "tls-supervisor", job=names.unique(*KEY, job.uid), key=names.job_key(ROOT, job.uid),
+        host="127.0.0.1", port=job.port, feeders=1, tls_folder=str(tls_folder(found.home, Part.SUPERVISOR)),
+    )  # fmt: skip
+    made.has_ray()
+    return made
+
+
+def test_supervisor_under_tls_is_polled_and_scaled(job: Job, tmp_path: Path) -> None:
+    found = under_tls(job, tmp_path)
+    supervisor = supervisor_under_tls(job, found)
+    supervisor.ready(0)
+
+    async def scenario() -> None:
+        job.cache.put(job.pod())
+        job.poller.want(KEY, 3, found.schedule)
+        status = await job.until(lambda status: status.desired == 3)
+        assert status.ready == 1
+
+    job.run(scenario)
+    assert supervisor.desired == 3
+
+
+def test_next_generation_of_certificates_is_used_for_polls(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dataloaderjob.core.credentials.LOOK_EVERY_S", 0.0)
+    found = under_tls(job, tmp_path)
+    supervisor = supervisor_under_tls(job, found)
+
+    async def scenario() -> None:
+        job.cache.put(job.pod())
+        job.poller.want(KEY, 1, found.schedule)
+        await job.until(lambda status: status.desired == 1)
+        found.schedule = Schedule(found.schedule.began - PERIOD)  # time passes
+        found.add(1)
+        found.remove(0)
+        job.poller.want(KEY, None)
+        await job.gone()
+        job.poller.want(KEY, 2, found.schedule)
+        await job.until(lambda status: status.desired == 2)
+
+    job.run(scenario)
+    assert supervisor.desired == 2
+
+
+@pytest.mark.parametrize(
+    ("which", "why"),
+    [
+        ("another-job", "it belongs to another job"),
+        ("head-without-tls", "the peer does not use TLS, but this process does"),
+        ("head-under-tls", "but the connection is not under TLS: update this pod's image"),
+    ],
+)
+def test_supervisor_with_other_tls_is_reported_with_the_remedy(
+    job: Job, tmp_path: Path, which: str, why: str
+) -> None:
+    found = under_tls(job, tmp_path, seed=b"o" * 32 if which == "another-job" else None)
+    kept = job.supervisor() if which == "head-without-tls" else supervisor_under_tls(job, found)
+    assert kept.desired == 1
+
+    async def scenario() -> None:
+        job.cache.put(job.pod())
+        job.poller.want(KEY, 3, None if which == "head-under-tls" else found.schedule)
+        status = await job.until(lambda status: status.silent)
+        assert why in status.silent
+
+    job.run(scenario)
+    assert kept.desired == 1
+
+
+def test_large_answer_arrives_whole_under_tls(job: Job, tmp_path: Path) -> None:
+    found, data = under_tls(job, tmp_path), bytes(range(256)) * 4096
+    own = found.of(Part.SUPERVISOR)
+    listener = socket.create_server(("127.0.0.1", job.port))
+
+    def answer() -> None:
+        sock, _ = listener.accept()
+        sock.sendall(PREAMBLE)
+        with own.accepted(sock) as under:
+            under.sendall(data)
+
+    async def receive() -> bytes:
+        head = supervisor_poller.Head("127.0.0.1", "j", b"", names.certificate_seed(ROOT, job.uid))
+        state = supervisor_poller._Job(1, found.schedule)
+        reader, writer = await asyncio.open_connection(head.address, job.port)
+        context = supervisor_poller._context(head, state, found.schedule)
+        await supervisor_poller._set_up_tls(reader, writer, context)
+        await asyncio.sleep(0.2)  # the reader's buffer is full meanwhile
+        received = await reader.readexactly(len(data))
+        writer.transport.abort()
+        return received
+
+    server = threading.Thread(target=answer)
+    server.start()
+    assert asyncio.run(receive()) == data
+    server.join()
+    listener.close()

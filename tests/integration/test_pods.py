@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -118,6 +121,33 @@ def agent_of(head: Pod) -> int:
         if "dataloaderjob.providers.ray.agent" in args and any(str(head.volume) in a for a in args):
             return int(process.info["pid"])
     raise AssertionError(f"no agent:\n{head.err[-2000:]}")
+
+
+def printed(module: str, *args: str) -> dict[str, Any]:
+    """Returns the last line that a command of a report prints in a pod."""
+    words = [sys.executable, "-P", "-m", module, *args]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_pods_tell_a_report_its_ranks_the_costs_and_the_times_of_batches(job: Job):
+    pods, _, feeders = job
+    stream = iter(loader(Slow(160, 0.01)))
+    taken = [next(stream) for _ in range(8)]
+    settings = ["--settings", str(pods.home / "s.json")]
+
+    def reported() -> bool:
+        status = printed("dataloaderjob.pod.status", *settings, "--looks", "2")
+        ranks = [rank for one in status["sidecars"].values() for rank in one["ranks"].values()]
+        built = sum(feeder["costs"].get("built", 0) for feeder in status["feeders"])
+        return built >= len(taken) and sum(calls for calls, *_ in ranks) >= len(taken)
+
+    until(reported, 20, "the counts of ranks and feeders")
+    made = [
+        printed("dataloaderjob.pod.times", "--folder", str(pod.volume / "node" / "times")) for pod in feeders
+    ]
+    assert sum(times["sums"]["count"] for times in made) >= len(taken)
+    assert all(times["samples"][0][0] >= 10**7 for times in made if times["samples"])
 
 
 @pytest.mark.thorough

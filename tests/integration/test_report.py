@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from local_runs import LocalRun, Project
 
+from dataloaderjob.core.timings import TIMES
 from dataloaderjob.local.reporting import rundata
 from dataloaderjob.local.reporting.analysis import Analysis
 from dataloaderjob.local.reporting.page import render
@@ -50,11 +52,42 @@ if __name__ == "__main__":
 """
 
 
-def report(*args: str, cwd: Path) -> str:
+KUBECTL = """#!{python}
+import json, os, sys
+if sys.argv[1] == "get":
+    sys.stdout.write(open({pods!r}).read())
+else:
+    assert sys.argv[1:6] == ["exec", "-n", "team", "small-1", "-c"], sys.argv
+    folder = {{"feeder": ["--folder", {times!r}], "supervisor": []}}[sys.argv[6]]
+    os.execv({python!r}, [{python!r}, *sys.argv[9:], *folder])
+"""
+"""A kubectl for a cluster whose pods are processes of this machine."""
+
+
+def report(*args: str, cwd: Path, path: str = "") -> str:
     words = [sys.executable, "-m", "dataloaderjob.local.cli", "report", *args]
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PATH": os.pathsep.join(filter(None, [path, os.environ["PATH"]]))}
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def cluster_of(folder: Path, run: LocalRun) -> str:
+    """Writes a kubectl, for whom the run's supervisor is in a pod. Returns the folder for PATH."""
+    settings, pods, kubectl = folder / "head.json", folder / "pods.json", folder / "kubectl"
+    about = run.find()
+    made = {"job": about["job"], "key_path": str(run.home / "key"), "supervisor_port": about["port"]}
+    settings.write_text(json.dumps(made))
+    command = ["python", "-P", "-m", "dataloaderjob.pod.supervisor", "--settings", str(settings)]
+    listed = {
+        "metadata": {"name": "small-1"},
+        "spec": {"containers": [{"name": "head"}, {"name": "supervisor", "command": command}]},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    pods.write_text(json.dumps({"items": [{**listed, "status": {}}, listed]}))
+    kubectl.write_text(KUBECTL.format(python=sys.executable, pods=str(pods), times=str(run.home / TIMES)))
+    kubectl.chmod(0o755)
+    return str(folder)
 
 
 def text_of(page: str) -> str:
@@ -117,3 +150,45 @@ def test_script_by_itself_keeps_what_a_report_needs_in_its_record(tmp_path: Path
     assert found.batches == 100
     assert found.times.samples[0].text == "index 42"
     assert "train.py" in render(found.data)
+
+
+def test_report_of_a_job_on_a_cluster_shows_what_a_watch_of_it_saw(tmp_path: Path):
+    project = Project(tmp_path, 40_000, 0.004, feeders=2)
+    with LocalRun(project.path, "--provider", "local") as run:
+        run.until("feeders 2/2")
+        path = cluster_of(tmp_path, run)
+        said = report("-n", "team", "small", "--seconds", "12", cwd=tmp_path, path=path)
+    assert said.startswith("report.html: report of team/small")
+    shown = text_of((tmp_path / "report.html").read_text())
+    assert re.search(r"A job on a cluster, watched for 1[123] s", shown)
+    assert re.search(r"Limited by input: training waited for input (9\d|100)%", shown)
+    assert "verdict on its last minute: training waits for input" in shown
+    assert re.search(r"Feeders made \d[\d,]+ batches during the watch", shown)
+    assert re.search(
+        r"The slowest samples took sample batch at [\d.]+ ms index \d+ \d+ \d\d:\d\d:\d\d", shown
+    )
+    assert re.search(r"feeder-1, making batches [\d.]+ s", shown)
+    assert re.search(r"rank batches waited .* 0 \d\d+ (9\d|100)%", shown)
+
+
+@pytest.mark.parametrize(
+    ("args", "kubectl", "said"),
+    [
+        (["-n", "team"], "", "--namespace requires the name of a job"),
+        (["-n", "team", "x", "--seconds", "2"], "", "--seconds must be from 5 to 3600, got 2"),
+        (["-n", "team", "x"], "echo 'Forbidden' >&2; exit 1", "kubectl get failed: Forbidden"),
+        (["-n", "team", "x"], "echo '{\"items\": []}'", "found no ready head pod of a DataLoaderJob x in namespace"),
+        (["-n", "team", "x"], None, "requires kubectl, which was not found"),
+    ],
+    ids=["no name", "too short", "refused", "no job", "no kubectl"],
+)  # fmt: skip
+def test_watch_that_cannot_begin_says_why(tmp_path: Path, args: list[str], kubectl: str | None, said: str):
+    if kubectl is not None:
+        (tmp_path / "kubectl").write_text(f"#!/bin/sh\n{kubectl}\n")
+        (tmp_path / "kubectl").chmod(0o755)
+    words = [sys.executable, "-m", "dataloaderjob.local.cli", "report", *args]
+    env = {**os.environ, "PATH": str(tmp_path)}
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "report.html").exists()

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_runs import LocalRun, Project, digest
+from local_runs import LocalRun, Project, digest, sidecars
 from rig import until
 
+from dataloaderjob.core.processes import MAX_CRASHES
 from dataloaderjob.local.attaching import VARIABLES
 from dataloaderjob.local.cli import EXIT_INPUT
 from dataloaderjob.local.status import LiveRun
@@ -134,6 +135,30 @@ def test_one_process_too_many_is_refused_until_another_ends(tmp_path: Path):
         assert digest(output(project.train())) == project.reference()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("attached", [True, False], ids=["attached-before", "attaching"])
+def test_trainer_of_a_service_that_gives_up_is_told_the_cause(tmp_path: Path, attached: bool):
+    project, trainer = Attached(tmp_path, "broken", 100_000, 0.001), None
+    with LocalRun(project.path, "--provider", "local") as run:
+        run.until("waiting for trainers")
+        run.find()
+        if attached:
+            trainer = project.train()
+            run.until("is attached")
+        known: set[int] = set()
+        for crash in range(MAX_CRASHES + 1):
+            if crash == MAX_CRASHES - 1 and trainer is None:
+                trainer = project.train()  # while the sidecar is away for seconds
+            (pid,) = until(lambda: sidecars(run.process.pid) - known, 30, "a sidecar")
+            known.add(pid)
+            os.kill(pid, signal.SIGKILL)
+        assert trainer is not None
+        text, _ = trainer.communicate(timeout=60)
+        assert run.end() == 1, run.text
+    assert f"failed: the service cannot continue: the sidecar ended {MAX_CRASHES + 1} times" in text
+    assert run.left() == []
+
+
 @pytest.mark.thorough
 def test_feeders_stop_without_trainers_and_return_for_the_next(tmp_path: Path, provider: str):
     project = Attached(tmp_path, "idle", 200, 0.0, idleSeconds=2)
@@ -167,7 +192,7 @@ def test_status_shows_attached_ranks_and_how_to_attach(tmp_path: Path):
 
 
 @pytest.mark.thorough
-def test_trainer_whose_service_ends_says_so_at_once(tmp_path: Path):
+def test_trainer_whose_service_ends_reports_the_cause_at_once(tmp_path: Path):
     project = Attached(tmp_path, "gone", 100_000, 0.001)
     with run_of(project) as run:
         trainer = project.train()
@@ -176,6 +201,7 @@ def test_trainer_whose_service_ends_says_so_at_once(tmp_path: Path):
     text, _ = trainer.communicate(timeout=60)
     assert trainer.returncode == 1
     assert "ServiceUnavailable" in text
+    assert "failed: received SIGINT: ending the service" in text
     assert time.monotonic() - ended < 20
 
 

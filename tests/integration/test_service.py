@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_runs import Project, broken_host, called, digest, path_first
+from local_runs import Project, broken_host, called, digest, path_first, sidecars
 from rig import until
 from warm import WarmProcess
 
+from dataloaderjob.core.processes import MAX_CRASHES
 from dataloaderjob.local import reaper
-from dataloaderjob.local.service import LINGER_S
+from dataloaderjob.local.service import LINGER_S, LOOK_S
 from dataloaderjob.local.status import sidecar_status
 
 
@@ -288,6 +289,31 @@ def test_killing_the_script_or_the_service_leaves_nothing_behind(
     until(lambda: not reaper.tagged(run_id) and not os.listdir(base), 20, "all has ended")
     assert services(base) == {}
     rank.end()
+
+
+@pytest.mark.slow
+def test_failed_service_keeps_the_cause_for_all_its_ranks(tmp_path: Path, base: Path):
+    """Also for one that is busy with a step while the rank that started the service has ended."""
+    launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    first = Rank(Project(tmp_path, 100_000, 0.001), base, RANK="0", **launch)
+    until(lambda: "batch 20" in first.text, 60, "it iterates")
+    second = Rank(Project(tmp_path, 100_000, 0.001), base, RANK="1", **launch)
+    until(lambda: "batch 20" in second.text, 60, "it is served, too")
+    (service,) = services(base)
+    time.sleep(2 * LOOK_S)  # the service sees both
+    second.process.send_signal(signal.SIGSTOP)
+    known: set[int] = set()
+    for _ in range(MAX_CRASHES + 1):
+        (pid,) = until(lambda: sidecars(service) - known, 30, "a sidecar")
+        known.add(pid)
+        os.kill(pid, signal.SIGKILL)
+    assert first.end() == 1
+    time.sleep(LINGER_S + 1)
+    second.process.send_signal(signal.SIGCONT)
+    assert second.end() == 1
+    for rank in (first, second):
+        assert f"failed: the sidecar ended {MAX_CRASHES + 1} times" in rank.text, rank.text
+    until(lambda: not services(base) and not os.listdir(base), 15, "the service ends")
 
 
 @pytest.mark.slow

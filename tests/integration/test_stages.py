@@ -37,7 +37,7 @@ from stream_data import Counting, Failing, Shards, WithOwnState, WithState, dige
 from dataloaderjob import DataLoader
 from dataloaderjob.core.errors import DeadlineExceeded, InputError, ServiceError
 from dataloaderjob.trainer.epochs import relay
-from dataloaderjob.trainer.epochs.reading import Reading
+from dataloaderjob.trainer.epochs.reading import SlotReading
 
 NOISY: dict[str, list[str]] = {}
 """What a random stage made, by the first number of feeders."""
@@ -222,7 +222,7 @@ class TestWithTwoFeeders:
             raise ValueError("a handler's")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Reading, "submit", interrupted)
+            patch.setattr(SlotReading, "submit", interrupted)
             with pytest.raises(ValueError, match="a handler's"):
                 for _ in range(40):
                     next(iterator)

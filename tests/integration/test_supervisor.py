@@ -245,7 +245,7 @@ def test_supervisor_keeps_metrics_and_refuses_bad_requests(start: Start):
         supervised.wait(lambda s: s["sidecars"] == {"pod-0": {"batches": 7}})
     supervised.wait(lambda s: s["sidecars"] == {})
     for message, text in [
-        ({"kind": "dance"}, "expected scale, status or stop, got 'dance'"),
+        ({"kind": "dance"}, "expected scale, status, stop or end, got 'dance'"),
         ({"kind": "scale", "feeders": -1}, "'feeders' must be from 0 to 4096, but is -1"),
         ({"kind": "scale", "feeders": "3"}, "but is '3'"),
     ]:

@@ -8,9 +8,13 @@ import socket
 import time
 from typing import Any
 
+from generations import Generations
+
 from dataloaderjob.core import frames, sockets
 from dataloaderjob.core.frames import FrameKind, Header
 from dataloaderjob.core.handshake import DATA, MAX_HELLO_NBYTES, ServerHandshake
+from dataloaderjob.core.keys import Part
+from dataloaderjob.core.tls import PREAMBLE
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.feeder_connection import BodyPhase, FeederConnection
 
@@ -42,8 +46,17 @@ class Sink:
 class Feeder:
     """A stand-in: it lets a receiver in, and sends what it is told to."""
 
-    def __init__(self, instance: str = INSTANCE, *, shares_memory: bool = False) -> None:
-        """`shares_memory`: it is to be reached by a Unix socket too."""
+    def __init__(
+        self,
+        instance: str = INSTANCE,
+        *,
+        shares_memory: bool = False,
+        certificates: Generations | None = None,
+    ) -> None:
+        """`shares_memory`: it is to be reached by a Unix socket too. `certificates`: over TCP, links are under TLS."""
+        self._own = None if certificates is None else certificates.of(Part.FEEDER)
+        self.tls = None if certificates is None else certificates.of(Part.SIDECAR)
+        """The certificates of receivers."""
         over_tcp = socket.create_server(("127.0.0.1", 0))
         self.listeners = [
             over_tcp,
@@ -61,11 +74,21 @@ class Feeder:
         connection.connect(time.monotonic())
         (listener, *_), _, _ = select.select(self.listeners, [], [], WAIT_S)
         sock = sockets.Connection.of(listener.accept()[0])
+        if self._own is not None:
+            sock.sendall(PREAMBLE)
+            sock.setblocking(False)
+            sock = self._own.accepted(sock)
         self.links.append(sock)
         facts = {"instance": self.endpoint.instance}
         handshake = ServerHandshake(KEY, job=JOB, facts=facts, versions=DATA)
-        sock.sendall(handshake.greeting)
         sock.setblocking(False)
+        while True:
+            try:
+                sock.establish()
+                break
+            except BlockingIOError:
+                step(connection)
+        sock.sendall(handshake.greeting)
         while not handshake.done:
             step(connection)
             with contextlib.suppress(BlockingIOError):
@@ -93,7 +116,7 @@ def frame(kind: FrameKind, payload: bytes, ticket: int) -> bytes:
 
 def up(feeder: Feeder, sink: Sink) -> tuple[FeederConnection, sockets.Connection]:
     """A connection of which the next event is a frame, and the feeder's end of it."""
-    connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
+    connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r", tls=feeder.tls)
     sock = feeder.link(connection)
     while connection.phase is not BodyPhase.UP:
         step(connection)

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
 import warm
 import yaml
 
@@ -150,6 +151,17 @@ def started_as(run_id: str, module: str) -> int:
             if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
                 parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return next(pid for pid, parent in parents.items() if parent not in parents)
+
+
+def sidecars(service: int) -> set[int]:
+    """The pid of the sidecar, a child of this process, which is forked or started as a module; empty while there is
+    none."""
+    found = set()
+    for child in psutil.Process(service).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.name() == "dlj-sidecar" or "dataloaderjob.sidecar" in child.cmdline():
+                found.add(child.pid)
+    return found
 
 
 def called(run_id: str, name: str) -> int:

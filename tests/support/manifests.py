@@ -251,6 +251,16 @@ REFUSED_FIELDS = [
         'spec.ray.external.tokenSecretRef.key: found "a/b"; use a key of that Secret',
         id="no-key-of-a-secret",
     ),
+    pytest.param(
+        {"spec.feeders.autoscaling.mode": False},
+        'spec.feeders.autoscaling.mode: found false; use "Off" in quotes or Recommend or Auto',
+        id="unquoted-off",
+    ),
+    pytest.param(
+        {"spec.feeders.autoscaling.mode": "auto"},
+        'spec.feeders.autoscaling.mode: found "auto"; use "Off" in quotes or Recommend or Auto',
+        id="lower-case-mode",
+    ),
     pytest.param({TASKS: {"cpus": 0}}, "spec.ray.managed.tasks.cpus: found 0", id="no-cpus-for-tasks"),
 ]
 
@@ -314,6 +324,11 @@ REFUSED_BY_RULES = [
         {"spec.ray": {"external": {"address": "ray:6379"}, "managed": {"version": "2.60.0"}}},
         "spec.ray.external: found both managed and external; use either managed or external",
         id="two-rays",
+    ),
+    pytest.param(
+        {"spec.loader.tls": True, "spec.ray.external": {"address": "ray:6379"}},
+        "spec.loader.tls: found true; use false with spec.ray.external, because feeders on its nodes have no",
+        id="tls-on-an-existing-ray",
     ),
     pytest.param({"spec.ray.managed.version": "1.13"}, '"1.13"; use Ray 2.56 or newer', id="very-old-ray"),
     pytest.param(

@@ -13,6 +13,7 @@ from manifests import manifest
 from observed_jobs import SETUP, T0
 
 from dataloaderjob.api import KIND
+from dataloaderjob.core.generations import Schedule
 from dataloaderjob_operator.decide.observed import SupervisorStatus
 from dataloaderjob_operator.observe.cache import Cache, JobKey
 from dataloaderjob_operator.reconcile import Reconciler
@@ -100,7 +101,9 @@ class Supervisors:
     def status(self, key: JobKey) -> SupervisorStatus | None:
         return self.reported
 
-    def want(self, key: JobKey, feeders: int | None) -> None:
+    def want(
+        self, key: JobKey, feeders: int | None, certificates: Schedule | None = None, *, ends: bool = False
+    ) -> None:
         pass
 
 

@@ -14,6 +14,7 @@ from kubernetes.aio import client as kubernetes
 
 from apiserver import ApiServer
 from dataloaderjob.api import KIND
+from dataloaderjob.core.generations import Schedule
 from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.client import ApiClient, ApiError
 from dataloaderjob_operator.decide.observed import SupervisorStatus
@@ -107,7 +108,9 @@ class Supervisors:
     def status(self, key: JobKey) -> SupervisorStatus | None:
         return self.reported
 
-    def want(self, key: JobKey, feeders: int | None) -> None:
+    def want(
+        self, key: JobKey, feeders: int | None, certificates: Schedule | None = None, *, ends: bool = False
+    ) -> None:
         self.wanted = feeders
 
 

@@ -139,13 +139,13 @@ class Pods:
         return self._start("dataloaderjob.pod.head", "h", HEAD, fields)
 
     def driver(self, address: str, token: str | None = None, **more: Any) -> Pod:
-        """The supervisor's pod on an existing Ray cluster. `token`: path of the cluster's token."""
-        ray = ExternalRaySpec(address=address)
-        fields = {
-            **settings.driver(self.job, SETUP, ray), "count_path": None, "num_feeders": self.job.spec.feeders.count,
-            "key_path": self._at(settings.JOB_KEY), "feeder_key_path": self._at(Holder.FEEDER), "token_path": token,
-            "host": HEAD, "supervisor_port": self.port, "temp_dir": self._at("h"), **more,
-        }  # fmt: skip
+        """Ray's container of the supervisor's pod on an existing Ray cluster, and the supervisor's unless it runs.
+        `token`: path of the cluster's token; `more`: settings about the cluster."""
+        found = settings.on_external_ray(self.job, ExternalRaySpec(address=address))["external"]
+        external = {**found, "raylet_port": 0, **more}
+        if not self._runs("s"):
+            self.supervisor(external=external)
+        fields = {**self._head(), "token_path": token, "temp_dir": self._at("h"), "external": external}
         return self._start("dataloaderjob.pod.driver", "h", HEAD, fields)
 
     def supervisor(self, **more: Any) -> Pod:
@@ -209,8 +209,12 @@ class Pods:
         return self.running[name]
 
     def status(self) -> dict[str, Any]:
+        return self.ask("status")
+
+    def ask(self, kind: str) -> dict[str, Any]:
+        """The supervisor's answer to a request without fields."""
         return supervision.ask(
-            HEAD, self.port, self.key, job=settings.unique(self.job), message={"type": "status"}
+            HEAD, self.port, self.key, job=settings.unique(self.job), message={"type": kind}
         )
 
     def scale(self, feeders: int) -> None:

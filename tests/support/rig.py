@@ -16,12 +16,15 @@ import time
 from pathlib import Path
 from typing import Self
 
+from generations import Generations
 from patience import PATIENCE_S
 from warm import TORCH, WarmProcess
 
 from dataloaderjob.core import ipc
 from dataloaderjob.core.handshake import new_key
+from dataloaderjob.core.keys import Part
 from dataloaderjob.core.settings import FeederSettings, SidecarSettings, dump
+from dataloaderjob.local.certificates import tls_folder
 
 JOB = "test-job"
 HOST = "dataloaderjob.feeder.host"
@@ -34,12 +37,14 @@ class Rig:
 
     def __init__(
         self, feeders: int = 1, *, env: dict[str, str] | None = None, shares_memory: bool = True, cold: bool = False,
-        modules: tuple[str, ...] = (), **sidecar,
+        modules: tuple[str, ...] = (), tls: bool = False, **sidecar,
     ) -> None:  # fmt: skip
         """`shares_memory`: else batches come over TCP, as from another machine. `cold`: hosts import torch themselves,
-        and what else runs there has not got it. `modules`: libraries that hosts have imported, besides torch."""
+        and what else runs there has not got it. `modules`: libraries that hosts have imported, besides torch. `tls`:
+        TCP connections are under TLS."""
         self.home = Path(tempfile.mkdtemp(prefix="dlj-"))
         self.socket = str(self.home / "s")
+        self.certificates = Generations(self.home) if tls else None
         (self.home / "key").write_bytes(new_key())
         self.env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **(env or {})}
         self.feeders: list[tuple[subprocess.Popen, dict]] = []
@@ -97,6 +102,7 @@ class Rig:
                 key_path=str(self.home / "key"),
                 blob_folder=str(self.home / "blobs"),
                 shares_memory=self.shares_memory,
+                tls_folder=self._tls_folder(Part.FEEDER),
             )
             new.append(self._start(HOST, settings, f"feeder-{i}"))
         for process, about in new:
@@ -116,7 +122,9 @@ class Rig:
             **self.sidecar_options,
             **more,
         }
-        options = {"key_path": str(self.home / "key"), **options}
+        options = {
+            "key_path": str(self.home / "key"), "tls_folder": self._tls_folder(Part.SIDECAR), **options,
+        }  # fmt: skip
         settings = SidecarSettings(job=JOB, blobs=str(self.home / "blobs"), **options)
         self.sidecar, about = self._start("dataloaderjob.sidecar", settings, "sidecar")
         line = self.sidecar.stdout.readline()
@@ -124,6 +132,9 @@ class Rig:
         about.update(json.loads(line))
         self.metrics_port = about["metrics_port"]
         return self.sidecar
+
+    def _tls_folder(self, part: Part) -> str:
+        return "" if self.certificates is None else str(tls_folder(self.home, part))
 
     def another_sidecar(self, name: str, *, feeders: int | None = None, **more) -> str:
         """A second sidecar, for the first `feeders` of the feeders; returns its socket."""

@@ -22,6 +22,8 @@ class SimJob:
     nbytes: int = 1_000_000
     link: float = float("inf")
     receive_s: float = 0.0
+    receive_queued_s: float = 0.0
+    """Time of a batch for which its receiver has no CPU."""
     slots: int = 0
     launch_s: float | None = None
     """CUDA: the step as it looks while the trainer waits."""
@@ -29,6 +31,9 @@ class SimJob:
     """Time until feeder `number` of all those started serves."""
     paused: Callable[[float], bool] = lambda now: False
     evaluates: Callable[[float], bool] = lambda now: False
+    has_ended: Callable[[float], bool] = lambda now: False
+    report_s: int = 1
+    """Interval between reports of feeders."""
     noise: float = 0.0
     seed: int = 0
     now: float = 0.0
@@ -41,6 +46,7 @@ class SimJob:
     _begun: int = 0
     _sums: dict[str, float] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict)
+    _reported: dict[str, int] = field(default_factory=dict)
     _paused_s: float = 0.0
     _owed: float = 0.0
 
@@ -66,7 +72,7 @@ class SimJob:
             feeders / self.cost_s,
             self.ranks / self.step_s(self.now),
             self.link / self.nbytes,
-            self.ranks / self.receive_s if self.receive_s else float("inf"),
+            self.ranks / receive_s if (receive_s := self.receive_s + self.receive_queued_s) else float("inf"),
             self.slots / self.cost_s if self.slots else float("inf"),
         )
 
@@ -77,14 +83,15 @@ class SimJob:
         ready = self.ready
         if self.paused(self.now):
             self._paused_s += 1.0
-        elif ready:
+        elif ready and not self.has_ended(self.now):
             self._work(ready)
         sums = {name: int(value) for name, value in self._sums.items()}
-        iterators = self.ranks * (2 if self.evaluates(self.now) else 1)
+        iterators = 0 if self.has_ended(self.now) else self.ranks * (2 if self.evaluates(self.now) else 1)
         metrics = {**sums, "streams": iterators, "queues_kernels": int(self.launch_s is not None)}
         reports = {"sidecar": {"receivers": self.ranks, "metrics": metrics}}
-        costs = {name: int(value) for name, value in self._costs.items()}
-        self.window.add(self.now, reports, {"feeders": {**costs, "slots": self.slots}}, ready)
+        if int(self.now) % self.report_s == 0:
+            self._reported = {name: int(value) for name, value in self._costs.items()}
+        self.window.add(self.now, reports, {"feeders": {**self._reported, "slots": self.slots}}, ready)
 
     def run(self, seconds: float) -> Measures | None:
         for _ in range(int(seconds)):
@@ -105,6 +112,7 @@ class SimJob:
         more = {
             "next_calls": rate, "step_ns": rate * shown_s * 1e9, "nbytes": rate * self.nbytes,
             "wait_ns": rate * (each_s - shown_s) * 1e9, "receiver_cpu_ns": rate * self.receive_s * 1e9,
+            "receiver_queued_ns": rate * self.receive_queued_s * 1e9,
         }  # fmt: skip
         more["step_ns"] += self._paused_s * self.ranks * 1e9
         self._paused_s = 0.0

@@ -16,7 +16,10 @@ from dataloaderjob.supervisor.main import Supervisor
 class SupervisorAlone:
     """Serves at `host`:`port` until the process ends."""
 
-    def __init__(self, folder: Path, *, job: str, key: bytes, host: str, port: int, feeders: int = 1) -> None:
+    def __init__(
+        self, folder: Path, *, job: str, key: bytes, host: str, port: int, feeders: int = 1,
+        tls_folder: str = "",
+    ) -> None:  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "key").write_bytes(key)
         self.key, self.job, self.address = key, job, (host, port)
@@ -24,7 +27,7 @@ class SupervisorAlone:
             SupervisorSettings(
                 job=job, key_path=str(folder / "key"), blob_folder=str(folder / "blobs"), ray_address="nowhere:1",
                 state_path=str(folder / "feeders.json"), port=port, bind_host=host, num_feeders=feeders,
-                feeder_blob_folder=str(folder / "blobs"),
+                feeder_blob_folder=str(folder / "blobs"), tls_folder=tls_folder,
             )
         )  # fmt: skip
         self.scaled = 0
@@ -39,6 +42,15 @@ class SupervisorAlone:
     @property
     def desired(self) -> int:
         return self._supervisor._feeders.desired
+
+    def ends_feeders(self) -> None:
+        """All feeders have ended, as was asked for."""
+        self._supervisor._ended = True
+
+    @property
+    def is_to_end(self) -> bool:
+        """True once it was asked to end all feeders."""
+        return self._supervisor._ending is not None
 
     def has_ray(self, tuning: RayTuning | None = None) -> None:
         """Ray has answered."""

@@ -120,10 +120,10 @@ def test_memory_growth_ignores_warm_up_and_peaks(per_hour: float) -> None:
 def test_unmeasured_figures_are_missing_and_missed_floors_are_reported() -> None:
     made = claims.rows({claims.COLD: {"looked_at_s": 61.0, "writes": 0.0}})
     met = {row["case"]: row["met"] for row in made}
-    assert met[f"{claims.COLD}: from process start until each job was looked at"] == "no"
-    assert met[f"{claims.COLD}: but figures"] == "target"
+    assert met[f"{claims.COLD}: from process start until each job was reconciled once"] == "no"
+    assert met[f"{claims.COLD}: writes, except of metrics"] == "target"
     assert not any("ours_low" in row for row in made), "one round has no interval"
-    assert met[f"{claims.MEMORY}: peak resident after the cold start"] == "missing"
+    assert met[f"{claims.MEMORY}: peak resident memory after the cold start"] == "missing"
 
 
 def converse(root: bytes, *wanted: int) -> list[SupervisorStatus]:

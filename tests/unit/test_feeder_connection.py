@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from feeder_link import BODY, JOB, KEY, WAIT_S, Feeder, Sink, frame, step, up
+from generations import Generations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sealing import sealed_all
@@ -19,15 +22,17 @@ from dataloaderjob.core import digests, frames
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, FrameKind
 from dataloaderjob.core.seals import MAC_NBYTES, SEAL_NBYTES
+from dataloaderjob.core.tls import TlsConnection
 from dataloaderjob.sidecar.feeder_connection import BODY_WAIT_S, WAITALL_ABOVE_NBYTES, FeederConnection
 
 NOTE = b"loading"
 RESET = struct.pack("ii", 1, 0)
 
 
-@pytest.fixture(scope="module")
-def feeder() -> Iterator[Feeder]:
-    made = Feeder()
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "tls"])
+def feeder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Feeder]:
+    certificates = Generations(tmp_path_factory.mktemp("tls")) if request.param else None
+    made = Feeder(certificates=certificates)
     yield made
     made.close()
 
@@ -42,7 +47,7 @@ def breaks(connection: FeederConnection) -> None:
 
 def cut_and_come_back(feeder: Feeder, sink: Sink, cut: int, *, reset: bool = False) -> None:
     """A link on which the stream comes up to `cut` and no more, and another with whole frames of both kinds."""
-    connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
+    connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r", tls=feeder.tls)
     first = feeder.link(connection)
     first.sendall(sealed_all(first.seals, STREAM)[:cut])
     if reset:
@@ -101,21 +106,17 @@ def test_damaged_body_ends_the_link_if_it_is_checked(feeder: Feeder, bit: int | 
     if bit is not None:
         body[bit // 8] ^= 1 << bit % 8
     sink = Sink()
-    connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r")
+    connection = FeederConnection(feeder.endpoint, sink, key=KEY, job=JOB, name="r", tls=feeder.tls)
     link = feeder.link(connection)
     for flags in (0, Flag.CHECKSUM):
         header = frames.pack_header(FrameKind.BODY, ticket=flags, nbytes=len(body), flags=flags)
         link.sendall(sealed_all(link.seals, header + body))
-    while not sink.came:
-        step(connection)
-    assert sink.came == [(0, bytes(body))], "unchecked"
-    if bit is None:
+    damaged = "batch 1 from feeder-0 arrived damaged"
+    with contextlib.nullcontext() if bit is None else pytest.raises(RemoteProtocolError, match=damaged):
         while len(sink.came) < 2:
             step(connection)
-    else:
-        with pytest.raises(RemoteProtocolError, match="batch 1 from feeder-0 arrived damaged"):
-            while len(sink.came) < 2:
-                step(connection)
+    assert sink.came[0] == (0, bytes(body)), "unchecked"
+    assert len(sink.came) == (2 if bit is None else 1)
     connection.close()
 
 
@@ -192,3 +193,21 @@ def test_body_already_received_is_taken_with_its_header(feeder: Feeder) -> None:
     step(connection)
     assert [ticket for ticket, _ in sink.came] == [0]
     connection.close()
+
+
+@pytest.mark.parametrize("missing", [1, 5_000, 16_000, 40_000])
+def test_rest_of_a_record_wakes_the_receiver(tmp_path: Path, missing: int) -> None:
+    feeder, sink = Feeder(certificates=Generations(tmp_path)), Sink()
+    connection, sock = up(feeder, sink)
+    assert isinstance(sock, TlsConnection)
+    sock._encrypt([sealed_all(sock.seals, frame(FrameKind.BODY, BODY, 0))])
+    sent = sock._unsent
+    socket.socket.sendall(sock, sent[:-missing])
+    step(connection)
+    assert not sink.came
+    socket.socket.sendall(sock, sent[-missing:])
+    while not sink.came:
+        step(connection)
+    assert sink.came == [(0, BODY)]
+    connection.close()
+    feeder.close()

@@ -73,7 +73,12 @@ def test_bundle_is_requested_once_while_its_tickets_wait(connect: Connect, squar
         assert receiver.read().kind is FrameKind.NEED_BUNDLE
         assert receiver.quiet()
         receiver.send_bundle(bundle)
-        assert [receiver.read().kind for _ in range(3)] == [FrameKind.BODY] * 3
+        kinds: list[FrameKind] = []
+        while len(kinds) < 3:
+            kind = receiver.read().kind
+            if kind is not FrameKind.NOTE:  # on a busy machine, loading is announced
+                kinds.append(kind)
+        assert kinds == [FrameKind.BODY] * 3
         receiver.ticket(3, [3], bundle)
         assert receiver.read().kind is FrameKind.BODY
 

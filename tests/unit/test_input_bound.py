@@ -9,7 +9,7 @@ from sim_job import SimJob
 
 from dataloaderjob.core import measures
 from dataloaderjob.core.autoscaling import Autoscaler, Situation
-from dataloaderjob.core.input_bound import InputVerdict, LiveLimit, judge
+from dataloaderjob.core.input_bound import InputVerdict, LiveLimit, judge, predicted
 from dataloaderjob.core.measures import Measures
 
 JOBS = [
@@ -17,6 +17,9 @@ JOBS = [
     pytest.param({"cost_s": 0.5, "idle": 0.8}, LiveLimit.STORAGE, id="storage"),
     pytest.param({"desired": 8, "link": 2e6}, LiveLimit.NETWORK, id="network"),
     pytest.param({"desired": 8, "receive_s": 0.5}, LiveLimit.RECEIVER, id="receiver"),
+    pytest.param(
+        {"desired": 8, "receive_s": 0.2, "receive_queued_s": 0.3}, LiveLimit.RECEIVER, id="receiver-queued"
+    ),
     pytest.param({"desired": 2, "slots": 2}, LiveLimit.SLOTS, id="slots"),
     pytest.param({"desired": 6}, LiveLimit.TRAINER, id="trainer"),
 ]
@@ -54,6 +57,13 @@ def test_no_more_feeders_are_recommended_if_they_do_not_help(job):
     assert found.gain == 1.0
 
 
+@pytest.mark.parametrize(("job", "limit"), JOBS)
+def test_the_rate_with_twice_the_feeders_is_predicted(job, limit):
+    found = SimJob(**job).run(150)
+    then = SimJob(**{**job, "desired": 2 * found.feeders}).run(150)
+    assert predicted(found, 2 * found.feeders) == pytest.approx(then.rate, rel=0.05)
+
+
 def test_too_many_feeders_are_called_so():
     found = judged(desired=16)
     assert (found.word, found.feeders) == ("ok", 6)
@@ -75,6 +85,13 @@ def test_idle_feeders_of_a_waiting_job_are_no_reason_for_more():
 def test_waiting_on_a_machine_without_a_free_cpu_is_not_called_storage():
     found = dataclasses.replace(SimJob(cost_s=0.5, idle=0.7).run(100), queued_s=0.35)
     assert judge(found).limit is LiveLimit.FEEDERS
+
+
+@pytest.mark.parametrize(("feeders", "limit"), [(2, LiveLimit.SLOTS), (1, LiveLimit.FEEDERS)])
+def test_slots_that_all_have_a_feeder_are_the_limit_even_if_it_has_gaps(feeders, limit):
+    found = SimJob(desired=2, slots=2).run(100)
+    found = dataclasses.replace(found, feeders=feeders, wait_s=1.4 * found.wait_s, busy=0.75)
+    assert judge(found).limit is limit
 
 
 def test_a_launch_is_not_taken_for_a_step_once_the_step_is_known():

@@ -70,6 +70,32 @@ def test_an_evaluation_is_not_steady():
     assert not job.run(10).is_steady
 
 
+def test_a_loop_that_has_ended_does_not_make_its_feeders_look_idle():
+    job = SimJob(cost_s=0.5, has_ended=lambda now: now > 30)
+    before = job.run(30)
+    after = job.run(20)
+    assert (after.busy, after.waiting, after.rate) == pytest.approx(
+        (before.busy, before.waiting, before.rate), rel=0.05
+    )
+    assert before.busy > 0.95
+
+
+@pytest.mark.parametrize("start_s", [5.0, 6.0])
+def test_feeders_that_have_reported_a_part_of_their_time_do_not_look_idle(start_s):
+    job, found = SimJob(cost_s=0.1, start_s=lambda number: start_s, report_s=2), list[Measures]()
+    while job.now < 14:
+        job.second()
+        found += [one for one in [job.window.measures()] if one is not None and one.wall_s]
+    assert len(found) > 3
+    assert min(one.busy for one in found) > 0.9
+
+
+def test_a_receiver_without_a_cpu_is_receiving():
+    found = SimJob(desired=8, receive_s=0.2, receive_queued_s=0.3).run(100)
+    assert found is not None
+    assert found.receiving == pytest.approx(1.0, rel=0.02)
+
+
 def test_a_restarted_sidecar_shifts_nothing():
     job = SimJob(cost_s=0.5)
     before = job.run(80)

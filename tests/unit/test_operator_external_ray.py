@@ -16,12 +16,13 @@ from dataloaderjob.api import DataLoaderJob, parse_object
 from dataloaderjob.api.status import ConditionType, Phase
 from dataloaderjob.core.settings import load
 from dataloaderjob.core.supervision import EXIT_RAY_REFUSED
-from dataloaderjob.pod.driver import DriverSettings, tag
+from dataloaderjob.pod.entry import HeadSettings
+from dataloaderjob.pod.supervisor import agent_settings
 from dataloaderjob_operator import objects
 from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.decide.decision import Decision
 from dataloaderjob_operator.decide.events import Reason, events_of
-from dataloaderjob_operator.decide.external import DIFFERS, LOOKS, WAITS
+from dataloaderjob_operator.decide.external import DIFFERS, ENDS_S, LOOKS, WAITS
 from dataloaderjob_operator.decide.observed import Observed
 from dataloaderjob_operator.decide.ray_clusters import RayCluster, service_name
 from dataloaderjob_operator.observe.ray_clusters import PERIOD_S, RayClusters
@@ -98,8 +99,12 @@ def test_job_on_an_existing_ray_has_a_supervisor_and_no_feeder_pods():
     }  # fmt: skip
     ports = built(found, "Service", "mnist-head")["spec"]["ports"]
     assert [port["name"] for port in ports] == ["supervisor"]
-    (container,) = built(found, "Deployment", "mnist-head")["spec"]["template"]["spec"]["containers"]
-    assert container["command"][:3] == ["python", "-m", "dataloaderjob.pod.driver"]
+    pod_spec = built(found, "Deployment", "mnist-head")["spec"]["template"]["spec"]
+    modules = [
+        next(w for w in c["command"] if w.startswith("dataloaderjob.")) for c in pod_spec["containers"]
+    ]
+    assert modules == ["dataloaderjob.pod.driver", "dataloaderjob.pod.supervisor"]
+    assert (pod_spec["hostPID"], pod_spec["shareProcessNamespace"]) == (False, False)
 
 
 def test_settings_are_those_of_the_drivers_pod(tmp_path, capsys):
@@ -108,22 +113,82 @@ def test_settings_are_those_of_the_drivers_pod(tmp_path, capsys):
     made = decided(Observed(job=on(ray, data={"env": env})))
     (config,) = [c for c in made.apply if c["kind"] == "ConfigMap"]
     (tmp_path / "head.json").write_text(config["data"]["head.json"])
-    found = load(DriverSettings, tmp_path / "head.json")
+    found = load(HeadSettings, tmp_path / "head.json")
     assert capsys.readouterr().err == ""
-    assert (found.address, found.token_path) == ("10.0.0.5:6379", "/etc/dataloaderjob/ray/ray")
-    assert found.feeder_env == {"ROOT": "/data", "A": "/data/a"}
-    assert found.feeder_resources == {"CPU": 1.0, "memory": 2.0 * (1 << 30)}
-    assert tag(found.job) == "dataloaderjob-team-mnist-u"
+    assert (found.external.address, found.token_path) == ("10.0.0.5:6379", "/etc/dataloaderjob/ray/ray")
+    agent = agent_settings(found, "10.0.0.5:6379")
+    assert agent.feeder_env == {"ROOT": "/data", "A": "/data/a"}
+    assert agent.feeder_resources == {"CPU": 1.0, "memory": 2.0 * (1 << 30)}
+    assert (agent.ray_external, agent.ray_tag) == (True, "dataloaderjob-team-mnist-u")
     pod_spec = built(made, "Deployment", "mnist-head")["spec"]["template"]["spec"]
     volumes = {volume["name"]: volume for volume in pod_spec["volumes"]}
-    items = [item["path"] for item in volumes["dataloaderjob-key"]["secret"]["items"]]
-    assert items == ["links", "feeder"], (
-        "the keys of supervisor and feeders, and no token of a Ray of its own"
-    )
     token = volumes["dataloaderjob-ray-token"]["secret"]
     assert (token["secretName"], token["items"]) == ("shared", [{"key": "auth_token", "path": "ray"}])
-    mounts = {m["name"]: m["mountPath"] for m in pod_spec["containers"][0]["volumeMounts"]}
-    assert mounts["dataloaderjob-ray-token"] == "/etc/dataloaderjob/ray"
+    head, supervisor = (
+        {m["name"]: m["mountPath"] for m in c["volumeMounts"]} for c in pod_spec["containers"]
+    )
+    assert head["dataloaderjob-ray-token"] == "/etc/dataloaderjob/ray"
+    assert "dataloaderjob-ray-token" not in supervisor
+
+
+@pytest.mark.parametrize(
+    ("ray", "path"),
+    [
+        pytest.param({"external": {"rayCluster": "shared"}}, "feeder", id="existing"),
+        pytest.param({}, "ray", id="own"),
+    ],
+)
+def test_ray_container_has_its_part_of_the_secret_and_no_job_key(ray: dict[str, Any], path: str):
+    made = decided(Observed(job=job(ray=ray), ray_cluster=FOUND))
+    pod_spec = built(made, "Deployment", "mnist-head")["spec"]["template"]["spec"]
+    secrets = {v["name"]: v["secret"] for v in pod_spec["volumes"] if "secret" in v}
+
+    def given(container: dict[str, Any]) -> list[str]:
+        """The files with parts of the job's Secret, in this container."""
+        mounted = [secrets[m["name"]] for m in container["volumeMounts"] if m["name"] in secrets]
+        return [i["path"] for s in mounted if s["secretName"].startswith("mnist-keys") for i in s["items"]]
+
+    assert [given(container) for container in pod_spec["containers"]] == [[path], ["links"]]
+
+
+COMPLETE = [{"type": "Complete", "status": "True"}]
+ENDED: dict[str, Any] = {
+    "pods": (pod("head"),),
+    "children": live(HEAD, readyReplicas=1)
+    | live(("Job", "mnist-trainers-0"), conditions=COMPLETE, succeeded=1),
+}
+
+
+def test_supervisor_ends_the_actors_before_its_pod_goes():
+    ended = decided(serving(**ENDED))
+    assert ended.status.phase is Phase.COMPLETE
+    assert (ended.feeders, ended.ends_feeders, HEAD in ended.delete) == (0, True, False)
+    assert ended.requeue_after_s == ENDS_S
+    again = decided(after(serving(**ENDED), ended, supervisor=replace(SUPERVISOR, desired=0, ready=0)), 5)
+    assert (again.ends_feeders, HEAD in again.delete) == (True, False)
+    assert again.status == ended.status, "nothing more to write"
+    gone = replace(SUPERVISOR, desired=0, ready=0, ended=True)
+    over = decided(after(serving(**ENDED), ended, supervisor=gone), 5)
+    assert (over.feeders, over.ends_feeders, HEAD in over.delete) == (None, False, True)
+
+
+@pytest.mark.parametrize(
+    ("supervisor", "seconds"),
+    [
+        pytest.param(SUPERVISOR, ENDS_S, id="late"),
+        pytest.param(replace(SUPERVISOR, silent="no answer"), 0, id="silent"),
+        pytest.param(None, 0, id="unknown"),
+    ],
+)
+def test_lease_ends_the_actors_of_a_supervisor_that_cannot(supervisor: Any, seconds: float):
+    ended = decided(serving(**ENDED))
+    found = decided(after(serving(**ENDED), ended, supervisor=supervisor), seconds)
+    assert (found.ends_feeders, HEAD in found.delete) == (False, True)
+
+
+def test_job_with_a_ray_of_its_own_ends_its_head_at_once():
+    found = decided(replace(serving(**ENDED), job=job()))
+    assert (found.ends_feeders, HEAD in found.delete) == (False, True)
 
 
 @pytest.mark.parametrize(

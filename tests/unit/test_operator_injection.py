@@ -19,7 +19,7 @@ from dataloaderjob.api.status import Phase
 from dataloaderjob_operator.decide.followed import Followed, FollowedState
 from dataloaderjob_operator.injector.admission import (
     BadReview,
-    Result,
+    ReviewResult,
     Setup,
     answer,
     patch,
@@ -93,7 +93,7 @@ def test_patch_turns_the_pod_into_the_renderers(thing: dict[str, Any]) -> None:
 def test_current_pod_is_allowed_without_a_patch() -> None:
     review = read_review(body(inject(pod(), bert())))
     found = answer(review, JOB, HERE)
-    assert found.result is Result.UNCHANGED
+    assert found.result is ReviewResult.UNCHANGED
     assert response(review, found)["response"] == {"uid": "u", "allowed": True}
     assert patch(review.pod, review.pod) == []
 
@@ -111,7 +111,7 @@ REFUSED = {
 def test_refusal_states_the_reason(live: Any, message: str) -> None:
     review = read_review(body())
     found = answer(review, live, HERE)
-    assert found.result is Result.REFUSED
+    assert found.result is ReviewResult.REFUSED
     sent = response(review, found)["response"]
     assert (sent["allowed"], sent["status"]["code"], "patch" in sent) == (False, 403, False)
     assert message in sent["status"]["message"]
@@ -126,7 +126,7 @@ def test_api_server_that_does_not_answer_is_an_error_of_the_server() -> None:
 
 def test_job_of_a_later_release_with_unknown_fields_is_used() -> None:
     newer = {**JOB, "spec": {**JOB["spec"], "later": {"a": 1}}}
-    assert answer(read_review(body()), newer, HERE).result is Result.INJECTED
+    assert answer(read_review(body()), newer, HERE).result is ReviewResult.INJECTED
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from dataloaderjob_operator.client import ApiError
 from dataloaderjob_operator.monitoring import (
     WITHOUT_WATCHES_S,
     ErrorKind,
-    Health,
     LogFormat,
     Metrics,
+    ProcessHealth,
     about_job,
     add_log_fields,
     error_kind,
@@ -30,8 +30,8 @@ from dataloaderjob_operator.monitoring import (
 from dataloaderjob_operator.workqueue import Workers
 
 
-def health(watches: int, *, listed: bool = True) -> Health:
-    return Health(watches=lambda: watches, expected=6, listed=listed)
+def health(watches: int, *, listed: bool = True) -> ProcessHealth:
+    return ProcessHealth(watches=lambda: watches, expected=6, listed=listed)
 
 
 def test_operator_is_ready_once_the_first_list_is_done():
@@ -49,7 +49,7 @@ def test_watch_may_be_closed_for_a_limited_time():
 
 def test_reopened_watch_resets_the_clock():
     count = [5]
-    lame = Health(watches=lambda: count[0], expected=6, listed=True)
+    lame = ProcessHealth(watches=lambda: count[0], expected=6, listed=True)
     lame.not_alive(0)
     count[0] = 6
     assert lame.not_alive(200) == ""
@@ -74,7 +74,7 @@ def test_ended_task_is_reported_by_name():
     assert asyncio.run(run()) == "the task event lookups has ended"
 
 
-async def answer(served: Health, path: str) -> tuple[int, str]:
+async def answer(served: ProcessHealth, path: str) -> tuple[int, str]:
     """What the process answers there over HTTP."""
     port = reserve_port()
     async with (
@@ -89,7 +89,7 @@ def test_healthz_names_jobs_with_unwritable_status_without_failing():
     remark = "cannot write the status of team/mnist for 31 s"
 
     async def run() -> None:
-        served = Health(watches=lambda: 6, expected=6, listed=True, remark=lambda: remark)
+        served = ProcessHealth(watches=lambda: 6, expected=6, listed=True, remark=lambda: remark)
         assert await answer(served, "/healthz") == (200, f"ok\n{remark}\n")
         assert await answer(served, "/readyz") == (200, "ok\n")
         served.tasks.append(asyncio.create_task(asyncio.sleep(0), name="sweeps"))

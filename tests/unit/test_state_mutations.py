@@ -188,7 +188,7 @@ def test_the_path_of_the_field_is_named(path: tuple[Any, ...], value: Any, said:
 def test_numpy_reads_no_memory_beyond_its_words(position: int) -> None:
     """numpy takes any position, and would read what lies there."""
     loader = MAKERS["many generators"]
-    own = generators.generators_of(loader())
+    own = generators.generators_of(loader().epoch_spec())
     (state, _) = states()["many generators"]
     changed = 0
     for name in own:
@@ -216,12 +216,12 @@ def test_loading_tries_generators_without_changing_them() -> None:
     seed(9)
     before = (
         generators.now(others=True),
-        generators.all_now(generators.generators_of(loader), shared=False, others=False),
+        generators.all_now(generators.generators_of(loader.epoch_spec()), shared=False, others=False),
     )
     loader.load_state_dict(state)
     after = (
         generators.now(others=True),
-        generators.all_now(generators.generators_of(loader), shared=False, others=False),
+        generators.all_now(generators.generators_of(loader.epoch_spec()), shared=False, others=False),
     )
     assert before == after
 

@@ -133,6 +133,18 @@ def test_without_a_folder_nothing_is_measured(tmp_path: Path, kind: str):
     made.end(0, b"", 1)
 
 
+def test_the_oldest_files_make_room_for_those_of_new_builders(tmp_path: Path):
+    for pid in range(1, timings.MOST_FILES + 10):
+        path = timings.path_of(tmp_path, "feeder-0", pid)
+        path.touch()
+        os.utime(path, (pid, pid))
+    timing.open_clock(tmp_path, "feeder-0", QueuedTime(), by_sample=True)
+    left = {pid for _, pid, _ in timings.files(tmp_path)}
+    assert len(left) == timings.MOST_FILES
+    assert min(left) > 10
+    assert os.getpid() in left
+
+
 @pytest.mark.parametrize("data", [b"", b"x" * 10, b"x" * timings.NBYTES], ids=["empty", "short", "other"])
 def test_files_that_are_not_of_builders_are_ignored(tmp_path: Path, data: bytes):
     path = tmp_path / "feeder-0.1.times"

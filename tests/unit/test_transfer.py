@@ -30,7 +30,7 @@ from dataloaderjob import DataLoader
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer.device import devices
 from dataloaderjob.trainer.device.devices import device_of
-from dataloaderjob.trainer.device.transfer import Sent, Stage, ToDevice, Way, seed_of
+from dataloaderjob.trainer.device.transfer import Sent, StageRunner, ToDevice, Way, seed_of
 from dataloaderjob.trainer.device.trees import mapped
 from dataloaderjob.trainer.session.pool import Mapping, Region
 
@@ -157,7 +157,7 @@ def wrong(
 ) -> bool:
     """Whether any batch of one interleaving is another one."""
     device, pool = LateDevice(), SmallPool()
-    transfer = kind(device, None if stage is None else Stage(stage(device), 0))
+    transfer = kind(device, None if stage is None else StageRunner(stage(device), 0))
     made, found_in = form
     on_its_way: list[Sent] = []
     sent = accepted = 0
@@ -250,7 +250,7 @@ def test_inputs_and_results_of_a_stage_live_until_their_copies_finish():
         made.append(weakref.ref(double))
         return {"whole": device.copy(batch), "double": double}
 
-    transfer = ToDevice(device, Stage(stage, 0))
+    transfer = ToDevice(device, StageRunner(stage, 0))
     sent = transfer.send(pool.tensor(4), 0, which)
     gc.collect()
     assert made[0]() is not None
@@ -267,7 +267,7 @@ def test_failing_stage_keeps_data_alive_until_started_copies_finish():
         device.copy(batch)
         raise ZeroDivisionError("of the user")
 
-    transfer = ToDevice(device, Stage(stage, 0))
+    transfer = ToDevice(device, StageRunner(stage, 0))
     with pytest.raises(ZeroDivisionError) as raised:
         transfer.send(pool.tensor(4), 0, which)
     assert raised.value.__notes__ == ["raised by device_stage, in the trainer's process, for batch 7"]
@@ -286,7 +286,7 @@ def test_generator_of_a_stage_depends_only_on_epoch_and_batch():
         return batch
 
     for epoch, digest in ((1, 5), (1, 6), (2, 5), (1, 5)):
-        ToDevice(LateDevice(), Stage(stage, epoch)).send(torch.zeros(1), digest, which)
+        ToDevice(LateDevice(), StageRunner(stage, epoch)).send(torch.zeros(1), digest, which)
     assert drawn[0] == drawn[3]
     assert len(set(drawn)) == 3
     assert 0 <= seed_of(2**64 - 1, 2**64 - 1) < 2**63
@@ -333,13 +333,13 @@ def test_stop_iteration_in_a_stage_does_not_end_the_epoch():
         return next(iter(()))
 
     with pytest.raises(RuntimeError, match="device_stage raised StopIteration for batch 7") as raised:
-        ToDevice(LateDevice(), Stage(stage, 0)).send(torch.zeros(1), 0, which)
+        ToDevice(LateDevice(), StageRunner(stage, 0)).send(torch.zeros(1), 0, which)
     assert isinstance(raised.value.__cause__, StopIteration)
 
 
 def test_stage_that_returns_none_is_reported():
     with pytest.raises(TypeError, match="device_stage must return a batch, but returned None") as raised:
-        ToDevice(LateDevice(), Stage(lambda batch, generator: None, 0)).send(torch.zeros(1), 0, which)
+        ToDevice(LateDevice(), StageRunner(lambda batch, generator: None, 0)).send(torch.zeros(1), 0, which)
     assert raised.value.__notes__ == ["raised by device_stage, in the trainer's process, for batch 7"]
 
 
@@ -361,7 +361,7 @@ def test_tensors_in_objects_reach_the_device_and_the_rest_leaves_the_pool():
 
 
 def test_uncopyable_result_of_a_stage_is_refused_by_name():
-    stage = Stage(lambda batch, generator: (row for row in batch), 0)
+    stage = StageRunner(lambda batch, generator: (row for row in batch), 0)
     with pytest.raises(
         TypeError, match=r"a generator in a batch cannot be copied .*: have device_stage= return"
     ):
@@ -527,7 +527,7 @@ def test_device_tensors_made_by_a_stage_are_kept_for_the_trainers_stream():
         own.slots = Slots(made[6])  # type: ignore[attr-defined]
         return [own, box]
 
-    transfer = ToDevice(device, Stage(stage, 0))
+    transfer = ToDevice(device, StageRunner(stage, 0))
     transfer.accept(transfer.send(torch.zeros(1), 0, which))
     kept = {id(tensor) for tensor in device.kept}
     del made[5]  # the Parameter has its memory

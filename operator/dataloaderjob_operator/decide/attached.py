@@ -137,7 +137,7 @@ def sidecar_trouble(pod: Pod) -> Trouble | None:
 
 
 def _lack(pod: Pod) -> Trouble | None:
-    """Returns the trouble that a pod has no sidecar, or one that cannot work; None if it has one."""
+    """Returns the trouble of a pod without a sidecar, or with one that cannot work; None if it has a working one."""
     containers = (pod.get("spec") or {}).get("initContainers") or ()
     mine = [c for c in containers if c.get("name") == SIDECAR]
     name, label = str(pod["metadata"]["name"]), names.LABEL_INJECT

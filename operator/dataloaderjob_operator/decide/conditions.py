@@ -160,7 +160,7 @@ def _all(
 
 
 def _stalled(result: StageResult, ready: ConditionState) -> ConditionState:
-    """A job is stalled, for tools that wait for it, if it failed or needs a change of its spec."""
+    """Returns the state of Stalled, for tools that wait for the job: it failed, or needs a change of its spec."""
     if result.stage is Stage.FAILED:
         return ConditionState(True, result.reason, result.message)
     if ready.reason in FAULTS:
@@ -187,7 +187,8 @@ def _ready(result: StageResult, found: Parts, *, attaches: bool) -> ConditionSta
 def _moves(
     result: StageResult, found: Parts, short: ConditionState | None, *, attaches: bool
 ) -> ConditionState:
-    """A running job is progressing only while a part recovers, or wanted feeders are missing or being replaced."""
+    """Returns the state of Progressing: the job is queued, a part recovers, or wanted feeders are missing or being
+    replaced."""
     running = result.stage in AT_WORK
     if running and result.queue is not None:
         return ConditionState(True, "Queued", result.queue.message)

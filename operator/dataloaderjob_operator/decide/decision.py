@@ -17,6 +17,7 @@ from dataloaderjob.api.status import (
     FeedersStatus,
     LoaderStatus,
 )
+from dataloaderjob.core.generations import Schedule
 from dataloaderjob_operator import names, objects
 from dataloaderjob_operator.by_job import cached_by_job
 from dataloaderjob_operator.decide import (
@@ -55,7 +56,7 @@ from dataloaderjob_operator.decide.stages import (
     find_stage,
 )
 from dataloaderjob_operator.kinds import Manifest
-from dataloaderjob_operator.objects import OperatorConfig
+from dataloaderjob_operator.objects import OperatorConfig, certificates, settings
 
 COUNTS_EVERY_S = 3.0
 """Minimum interval between two writes that change only counts and messages: pods become ready one by one, and a write
@@ -93,6 +94,10 @@ class Decision:
     """The RayCluster whose address the job needs; None: it needs none, or has it."""
     feeders: int | None = None
     """Number of feeder processes that the supervisor should keep; None: there is no supervisor."""
+    ends_feeders: bool = False
+    """True if the supervisor must end all feeders before its pod is deleted."""
+    certificates: Schedule | None = None
+    """The generations of the job's certificates; None if it does not use TLS."""
     scaling: autoscale.ScalingTarget | None = None
     """The job as its autoscaler sees it; None: it is not to be scaled."""
     requeue_after_s: float | None = None
@@ -120,7 +125,9 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     queue = queue_of(observed, health)
     result = find_stage(observed, health, found, queue, now)
     own, setup = setup, pinned.first_setup(observed, setup)
-    wanted, later, bug = _children(observed, setup, result, now)
+    ends_s = external.ends_s(observed, now) if result.stage in ENDED else None
+    want = WANTED[result.stage] | (frozenset() if ends_s is None else {ChildPart.FEEDING})
+    wanted, later, bug = _children(observed, setup, result, want, now)
     if bug is not None:
         observed = replace(observed, not_understood=not_understood(bug))
     short = shortage(observed, health, now)
@@ -134,7 +141,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
     only_counts = status == observed.status or _uncounted(status) == _uncounted(observed.status)
     status, counts_s = _counted(observed, status, now, only_counts=only_counts)
     loader, metrics_s = _loader(observed, result, found, now, changes=status != observed.status)
-    due = _due(observed, result, status, now, told_until(health, now))
+    due = _due(observed, result, status, now, (told_until(health, now), _renewal(observed, setup, now)))
     lacking = {role for kind, role in ROLES.items() if not found[kind].holds}
     lacking |= {names.Role.FEEDER} if short is not None else set()
     looked_up = _queries(health, result, lacking, now)
@@ -144,8 +151,10 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         metrics_s,
         None if due is None else max(0.0, (due - now).total_seconds()),
         CONNECT_AGAIN_S if found[ConditionType.SIDECARS_READY].reason == attached.NOT_CONNECTED else None,
+        ends_s,
     ]
     about_input = _about_input(observed, loader, now)
+    count = observed.job.spec.feeders.count if ends_s is None else 0
     return Decision(
         status=status.model_copy(
             update={"loader": loader, "conditions": (*status.conditions[: len(made)], *about_input)}
@@ -159,7 +168,9 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
         follow=None if result.stage in ENDED or spec is None else spec.follow,
         ray_cluster=None if result.stage in ENDED else external.to_look_up(observed),
         scaling=autoscale.target_of(observed, result),
-        feeders=observed.job.spec.feeders.count if ChildPart.FEEDING in WANTED[result.stage] else None,
+        certificates=settings.schedule(observed.job, setup),
+        feeders=count if ChildPart.FEEDING in want else None,
+        ends_feeders=ends_s is not None,
         requeue_after_s=min((wait for wait in waits if wait is not None), default=None),
         only_counts=only_counts,
         event_queries=looked_up.queries,
@@ -246,12 +257,12 @@ def _about_input(observed: Observed, loader: LoaderStatus, now: datetime) -> Ite
 
 
 def _children(
-    observed: Observed, setup: OperatorConfig, result: StageResult, now: datetime
+    observed: Observed, setup: OperatorConfig, result: StageResult, want: frozenset[ChildPart], now: datetime
 ) -> tuple[dict[Key, Manifest], tuple[Manifest, ...], Exception | None]:
     """Builds the wanted children, and the children that wait for them. If one cannot be built, the others are kept up
     to date. But a job without pods then gets no children at all, so that it never runs with only some of its pods."""
     made, later, bug = list[Manifest](), list[Manifest](), None
-    for part in sorted(WANTED[result.stage]):
+    for part in sorted(want):
         waits = part is ChildPart.TRAINERS and observed.waits_for_feeders(result.attempt)
         try:
             (later if waits else made).extend(
@@ -264,9 +275,15 @@ def _children(
     return {key_of(child): child for child in made}, tuple(later), bug
 
 
-def _base(observed: Observed, setup: OperatorConfig, result: StageResult, _: datetime) -> Sequence[Manifest]:
+def _base(
+    observed: Observed, setup: OperatorConfig, result: StageResult, now: datetime
+) -> Sequence[Manifest]:
     told = observed.job.spec.trainers.attached and result.stage in ENDED
-    return objects.base(observed.job, setup, f"{result.reason}: {result.message}" if told else "")
+    made = objects.base(observed.job, setup, f"{result.reason}: {result.message}" if told else "")
+    schedule = settings.schedule(observed.job, setup)
+    if schedule is None:
+        return made
+    return (*certificates.secrets(observed.job, setup, schedule, schedule.needed(now)), *made)
 
 
 def _feeding(observed: Observed, setup: OperatorConfig, _: StageResult, __: datetime) -> Sequence[Manifest]:
@@ -316,15 +333,19 @@ def _queries(health: Health, result: StageResult, lacking: set[names.Role], now:
 
 
 def _due(
-    observed: Observed, result: StageResult, status: DataLoaderJobStatus, now: datetime, told: datetime | None
+    observed: Observed,
+    result: StageResult,
+    status: DataLoaderJobStatus,
+    now: datetime,
+    more: Sequence[datetime | None],
 ) -> datetime | None:
     """Returns the next time at which the passing of time alone changes something, such as the end of the report of an
-    out-of-memory kill."""
+    out-of-memory kill. `more`: further such times."""
     started, ended = status.start_time, status.completion_time
     if result.stage in ENDED:
         ttl = observed.job.spec.ttl_seconds_after_finished
         return None if ttl is None or ended is None else parse_time(ended) + timedelta(seconds=ttl)
-    spec, moments = observed.job.spec, [restarts.next_stuck(observed, now), told]
+    spec, moments = observed.job.spec, [restarts.next_stuck(observed, now), *more]
     if result.stage is Stage.STARTING and status.scheduled_time is not None:
         moments.append(parse_time(status.scheduled_time) + timedelta(seconds=spec.startup_deadline_seconds))
     if started is not None and spec.active_deadline_seconds is not None:
@@ -334,6 +355,12 @@ def _due(
     moments += _restart_moments(observed, result, status, now)
     # A time that has passed is already part of this decision.
     return min((moment for moment in moments if moment is not None and moment > now), default=None)
+
+
+def _renewal(observed: Observed, setup: OperatorConfig, now: datetime) -> datetime | None:
+    """Returns the time at which the job needs further certificates; None if it needs none."""
+    schedule = settings.schedule(observed.job, setup)
+    return None if schedule is None else schedule.next_start(now)
 
 
 def _restart_moments(

@@ -302,7 +302,8 @@ def _serves(before: Status, after: Status) -> bool:
 
 
 def _new_cause(before: Status, after: Status) -> bool:
-    """A cause is new if its reason differs from the previous one and no `Degraded` or `Restarted` event reports it."""
+    """Checks whether a cause is new: its reason differs from the previous one, and no `Degraded` or `Restarted` event
+    reports it."""
     old, new = before.condition(ConditionType.READY), after.condition(ConditionType.READY)
     if new is None or new.status == "True" or new.reason in STARTS:
         return False

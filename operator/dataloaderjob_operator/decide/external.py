@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
 from dataloaderjob.api.ray import HEAD_CONTAINER, ExternalRaySpec
 from dataloaderjob.api.status import Condition, RayStatus
 from dataloaderjob.core.supervision import EXIT_RAY_REFUSED
+from dataloaderjob_operator import names
 from dataloaderjob_operator.by_job import cached_by_job
 from dataloaderjob_operator.decide.health import ConditionState, Health
-from dataloaderjob_operator.decide.observed import Observed, leaving
+from dataloaderjob_operator.decide.observed import Observed, leaving, parse_time
 from dataloaderjob_operator.names import Role
 
 WAITS = "WaitsForRayCluster"
@@ -23,6 +25,9 @@ LOOKS = "LooksForRayCluster"
 """The reason before the first lookup of a RayCluster, which takes a moment."""
 DIFFERS = "RayVersionMismatch"
 """The reason if the cluster has another version of Ray, or another minor version of Python."""
+ENDS_S = 15.0
+"""Longest time for which the supervisor's pod is kept after the job's end. It answers within 5 s, and Ray needs a few
+more."""
 HEAD_FIELD, OWN_FIELD = "spec.ray.managed.head.resources", "spec.ray.external.resources"
 
 
@@ -95,6 +100,20 @@ def with_actors(observed: Observed, health: Health) -> Health:
         head = ConditionState(False, DIFFERS, text)
     feeders = ConditionState(True, "Serving", "feeders are actors of an existing Ray cluster")
     return replace(health, head_pods=head, feeder_pods=feeders)
+
+
+def ends_s(observed: Observed, now: datetime) -> float | None:
+    """Returns the seconds for which the supervisor's pod is kept after the job's end, so that it ends the actors;
+    None if it has ended them, or cannot. Then their lease ends them, as it does if the job itself is deleted."""
+    live = observed.children.get(("Deployment", names.head(observed.job.name)))
+    supervisor = observed.supervisor
+    if observed.job.spec.ray.external is None or live is None or leaving(live):
+        return None
+    if supervisor is None or supervisor.silent or supervisor.ended:
+        return None
+    ended = observed.status.completion_time
+    left_s = ENDS_S if ended is None else ENDS_S - (now - parse_time(ended)).total_seconds()
+    return left_s if left_s > 0 else None
 
 
 def ray_status(observed: Observed) -> RayStatus:

@@ -55,7 +55,8 @@ def lacking_parts(found: Parts, *, attaches: bool) -> list[ConditionState]:
 
 
 def _head(observed: Observed, pods: ConditionState) -> ConditionState:
-    """The head serves if its pod is ready and the supervisor in the pod answers and is connected to Ray."""
+    """Checks whether the head serves: its pod is ready, and the supervisor in the pod answers and is connected to
+    Ray."""
     supervisor = observed.supervisor
     if not pods.holds:
         return pods
@@ -79,8 +80,8 @@ def _head(observed: Observed, pods: ConditionState) -> ConditionState:
 
 
 def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
-    """Feeders serve if the supervisor reports enough of them for `minAvailable` pods and no trainer is stuck on an
-    error from a feeder."""
+    """Checks whether feeders serve: the supervisor reports enough of them for `minAvailable` pods, and no trainer is
+    stuck on an error from a feeder."""
     supervisor, serving = observed.supervisor, observed.serving()
     needed = observed.job.spec.feeders.min_available
     if pods.holds is None:

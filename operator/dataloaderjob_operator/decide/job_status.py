@@ -21,13 +21,13 @@ from dataloaderjob_operator.decide.conditions import reason_of
 from dataloaderjob_operator.decide.health import Health
 from dataloaderjob_operator.decide.job_parts import Parts, serves
 from dataloaderjob_operator.decide.observed import Observed, Trainers, show_time
-from dataloaderjob_operator.decide.queueing import Queue
+from dataloaderjob_operator.decide.queueing import QueuedRole
 from dataloaderjob_operator.decide.stages import ENDED, HELD, WANTED, ChildPart, Stage, StageResult
 from dataloaderjob_operator.objects import OperatorConfig
 
 
 def job_status(
-    observed: Observed, health: Health, found: Parts, result: StageResult, queue: Queue | None,
+    observed: Observed, health: Health, found: Parts, result: StageResult, queue: QueuedRole | None,
     setup: OperatorConfig, now: datetime, *, made: Sequence[Condition], loader: LoaderStatus,
     injection: dict[str, Any] | None,
 ) -> DataLoaderJobStatus:  # fmt: skip
@@ -67,7 +67,9 @@ def _started_at(observed: Observed, result: StageResult, now: datetime) -> str |
     return observed.status.start_time or show_time(now)
 
 
-def _scheduled_at(observed: Observed, result: StageResult, queue: Queue | None, now: datetime) -> str | None:
+def _scheduled_at(
+    observed: Observed, result: StageResult, queue: QueuedRole | None, now: datetime
+) -> str | None:
     """Returns the time since which no part of the job waits in a queue. Without attached pods, nobody waits for the
     job either."""
     nobody = observed.job.spec.trainers.attached and not attached.pods(observed)

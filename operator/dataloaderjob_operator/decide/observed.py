@@ -86,6 +86,8 @@ class SupervisorStatus:
     """The number of feeder processes that the supervisor keeps."""
     ready: int = 0
     """Feeder processes that serve."""
+    ended: bool = False
+    """True if all feeders have ended because the operator asked for it."""
     cause: Cause | None = None
     """The worst cause of the first feeder that does not serve."""
     failure: Cause | None = None

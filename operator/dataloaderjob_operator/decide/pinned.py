@@ -36,8 +36,8 @@ def first_setup(observed: Observed, setup: OperatorConfig) -> OperatorConfig:
 
 
 def with_keys(job: str, child: Callable[[Key], Manifest | None]) -> str | None:
-    """Returns the name of the Secret with the keys of a job's live pods; None if there are none. The head's counts, as
-    it accepts the others."""
+    """Returns the name of the Secret with the keys of a job's live pods; None if there are none. The head's Secret
+    counts, because the head accepts the others."""
     workload = child(("Deployment", names.head(job))) or child(("Deployment", names.feeders(job))) or {}
     return secret_of(workload.get("spec", {}).get("template") or {})
 

@@ -118,7 +118,8 @@ def _evicted(pod: Pod) -> Iterator[Trouble]:
 
 
 def _disrupted(pod: Pod) -> Iterator[Trouble]:
-    """Kubernetes sets this condition on a pod that it ends, before the containers end."""
+    """Yields the disruption of a pod that Kubernetes ends, from the condition that it sets before the containers
+    end."""
     condition = condition_of(pod, "DisruptionTarget") or {}
     if condition.get("status") == "True":
         text = condition.get("message") or "terminated by the cluster"
@@ -127,7 +128,7 @@ def _disrupted(pod: Pod) -> Iterator[Trouble]:
 
 
 def lost_node(pod: Pod) -> Trouble | None:
-    """Returns the trouble that the pod's node does not answer; None if it does."""
+    """Returns a trouble if the pod's node does not answer; None if it does."""
     return next(_on_lost_node(pod), None)
 
 

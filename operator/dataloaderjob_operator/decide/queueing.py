@@ -18,24 +18,24 @@ UNPLACED = frozenset({"Unschedulable", "SchedulingGated"})
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class QueuedRole:
     """The role whose pods are queued, and the reason."""
 
     role: Role
     why: ConditionState
 
 
-def queue_of(observed: Observed, health: Health) -> Queue | None:
+def queue_of(observed: Observed, health: Health) -> QueuedRole | None:
     """Returns the first role with fewer placed pods than needed, trainers first; None if enough pods have a node."""
     return next(_queues(observed, health), None)
 
 
-def _queues(observed: Observed, health: Health) -> Iterator[Queue]:
+def _queues(observed: Observed, health: Health) -> Iterator[QueuedRole]:
     live = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)))
     if live is not None and suspended(live):
-        yield Queue(Role.TRAINER, health.trainer_pods)
+        yield QueuedRole(Role.TRAINER, health.trainer_pods)
     if (waits := external.waits(observed)) is not None:
-        yield Queue(Role.HEAD, waits)
+        yield QueuedRole(Role.HEAD, waits)
     spec = observed.job.spec
     needed = {
         Role.TRAINER: spec.trainers.replicas,
@@ -46,4 +46,4 @@ def _queues(observed: Observed, health: Health) -> Iterator[Queue]:
         pods = health.roles[role].pods
         found = sorted((t for t in map(trouble_of, pods) if t and t.reason in UNPLACED), key=lambda t: t.pod)
         if found and len(pods) - len(found) < count:
-            yield Queue(role, ConditionState(False, found[0].reason, str(found[0])))
+            yield QueuedRole(role, ConditionState(False, found[0].reason, str(found[0])))

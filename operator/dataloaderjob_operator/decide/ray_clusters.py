@@ -52,8 +52,8 @@ def address(service: Mapping[str, Any], namespace: str, domain: str) -> str:
 
 
 def no_service(cluster: str, service: str, *, readable: bool, exists: bool) -> str:
-    """Describes what the job waits for while the head's Service is missing. `readable`: the operator may read
-    RayClusters; `exists`: the RayCluster exists."""
+    """Describes the object that the job waits for while the head's Service is missing. `readable`: the operator may
+    read RayClusters; `exists`: the RayCluster exists."""
     if exists:
         return (
             f"RayCluster {cluster} exists, and its head's Service {service} does not yet: KubeRay creates it"

@@ -26,7 +26,7 @@ NO_DRY_RUN = "does not support dry run"
 _SAYS_NOTHING = (
     NO_DRY_RUN,
     'cannot create resource "pods"',  # a chart of an earlier release does not grant this right
-    "exceeded quota",  # others may free it; events report it meanwhile
+    "exceeded quota",  # others may free it; until then, events report it
     "status unknown for quota",  # the quota is new
     "error looking up service account",  # it may be applied after the job
     "cannot be handled as a Pod",  # a value that server-side apply of the workload has converted

@@ -204,7 +204,7 @@ def own_name_is_held(observed: Observed, now: datetime) -> bool:
 
 
 def describe_holder(observed: Observed) -> str:
-    """Describes what still holds the name of the current attempt's Job."""
+    """Describes the objects that still hold the name of the current attempt's Job."""
     if pods := attempt_pods(observed):
         return describe_stuck(pods)
     name = names.trainers(observed.job.name, observed.attempt)

@@ -14,7 +14,7 @@ from dataloaderjob_operator.decide.followed import FollowedState
 from dataloaderjob_operator.decide.health import ConditionState, Health
 from dataloaderjob_operator.decide.job_parts import Parts, serves
 from dataloaderjob_operator.decide.observed import Observed, Trainers, parse_time
-from dataloaderjob_operator.decide.queueing import Queue
+from dataloaderjob_operator.decide.queueing import QueuedRole
 from dataloaderjob_operator.decide.restarts import FailureKind, Tally
 from dataloaderjob_operator.names import Role
 
@@ -82,7 +82,7 @@ class StageResult:
 
 
 def find_stage(
-    observed: Observed, health: Health, found: Parts, queue: Queue | None, now: datetime
+    observed: Observed, health: Health, found: Parts, queue: QueuedRole | None, now: datetime
 ) -> StageResult:
     """Finds the stage by the first rule that applies."""
     attempt = observed.attempt
@@ -114,7 +114,7 @@ def find_stage(
 
 
 def _attached_stage(
-    observed: Observed, health: Health, found: Parts, queue: Queue | None, now: datetime
+    observed: Observed, health: Health, found: Parts, queue: QueuedRole | None, now: datetime
 ) -> StageResult:
     """Finds the stage of a job that has not ended and whose trainers other controllers create."""
     if (over := _followed_end(observed)) is not None:
@@ -179,7 +179,7 @@ def _restarting(observed: Observed, attempt: int, now: datetime) -> StageResult 
     return None
 
 
-def _late(observed: Observed, health: Health, queue: Queue | None, now: datetime) -> StageResult | None:
+def _late(observed: Observed, health: Health, queue: QueuedRole | None, now: datetime) -> StageResult | None:
     """Checks the deadlines; returns None if none has passed. The startup deadline counts from the time at which all
     needed pods had a node."""
     if observed.status.start_time is None:

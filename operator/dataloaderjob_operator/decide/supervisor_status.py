@@ -50,6 +50,7 @@ def parse(message: Mapping[str, Any]) -> SupervisorStatus:
     return SupervisorStatus(
         desired=number(received, "desired", LARGEST),
         ready=number(received, "ready", LARGEST),
+        ended=received.get("ended") is True,
         cause=_cause(feeders),
         failure=_failure(_list(received, "failures"), hosts),
         ray=_ray(received.get("ray")),

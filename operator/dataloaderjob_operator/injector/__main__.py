@@ -15,7 +15,7 @@ from pathlib import Path
 from dataloaderjob.api.job import MANAGED_BY
 from dataloaderjob_operator.client import ApiClient
 from dataloaderjob_operator.injector.admission import Setup
-from dataloaderjob_operator.injector.keeper import CHECK_S, SETTLE_S, Files, Keeper, keep
+from dataloaderjob_operator.injector.keeper import CHECK_S, SETTLE_S, CertificateKeeper, Files, keep
 from dataloaderjob_operator.injector.server import Injector, probes, serving, webhook
 from dataloaderjob_operator.monitoring import LogFormat, PortTaken, configure_logging
 
@@ -28,13 +28,13 @@ LEAVE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class InjectorOptions:
     """Command-line options."""
 
     setup: Setup
     namespace: str
     secret: str | None
-    """Name of the Secret with certificates that the injector makes; None: somebody else keeps them in `folder`."""
+    """Name of the Secret with certificates that the injector makes; None: another party keeps them in `folder`."""
     configuration: str
     names: tuple[str, ...]
     folder: Path | None
@@ -109,7 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse(arguments: Sequence[str] | None = None) -> Options:
+def parse(arguments: Sequence[str] | None = None) -> InjectorOptions:
     parser = make_parser()
     found = parser.parse_args(arguments)
     if found.certificate_secret and not (
@@ -121,7 +121,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     def manages(named: str | None) -> bool:
         return named == managed_by if managed_by else named in (None, MANAGED_BY)
 
-    return Options(
+    return InjectorOptions(
         setup=Setup(
             sidecar_image=found.sidecar_image, pull_secrets=tuple(found.sidecar_pull_secret), manages=manages
         ),
@@ -132,17 +132,17 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )  # fmt: skip
 
 
-async def run(options: Options) -> None:
+async def run(options: InjectorOptions) -> None:
     """Runs until SIGTERM or SIGINT. Raises PortTaken."""
     stopped, served = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     client = await ApiClient.connect()
-    keeper: Keeper | Files
+    keeper: CertificateKeeper | Files
     if options.folder is not None:
         keeper = Files(options.folder, options.check_s)
     else:
-        keeper = Keeper(
+        keeper = CertificateKeeper(
             client, options.namespace, options.secret or "", options.configuration, options.names,
             settle_s=options.settle_s, check_s=options.check_s,
         )  # fmt: skip

@@ -21,7 +21,7 @@ DONE = ("Complete", "Failed")
 JobPatch = list[dict[str, Any]]
 
 
-class Result(StrEnum):
+class ReviewResult(StrEnum):
     """Kinds of answers, for the metrics."""
 
     INJECTED = "injected"
@@ -59,10 +59,10 @@ class Review:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ReviewAnswer:
     """The answer to a review."""
 
-    result: Result
+    result: ReviewResult
     pod: Object | None = None
     """The injected pod."""
     message: str = ""
@@ -90,30 +90,31 @@ def read_review(body: Any) -> Review:
     return Review(uid=str(request["uid"]), namespace=str(request["namespace"]), pod=pod)
 
 
-def answer(review: Review, job: Object | None, setup: Setup) -> Answer:
+def answer(review: Review, job: Object | None, setup: Setup) -> ReviewAnswer:
     """Decides about a labelled pod. `job`: the DataLoaderJob as the API server has it; None if there is none."""
     where = f"{KIND} {review.namespace}/{review.job}"
     if job is None:
-        return Answer(
-            result=Result.REFUSED,
+        return ReviewAnswer(
+            result=ReviewResult.REFUSED,
             message=f"the label {LABEL} names {where}, which does not exist: create it, or remove the label",
         )
     spec = job.get("spec") or {}
     if not setup.manages(spec.get("managedBy")):
-        return Answer(result=Result.UNCHANGED)
+        return ReviewAnswer(result=ReviewResult.UNCHANGED)
     if why := _over(job):
-        return Answer(
-            result=Result.REFUSED, message=f"{where} {why}: create a new job, or remove the label {LABEL}"
+        return ReviewAnswer(
+            result=ReviewResult.REFUSED,
+            message=f"{where} {why}: create a new job, or remove the label {LABEL}",
         )
     try:
         made = inject(review.pod, injection_of(job, setup))
     except ManifestError as exc:
-        return Answer(result=Result.REFUSED, message=f"{where} cannot be used: {exc}")
+        return ReviewAnswer(result=ReviewResult.REFUSED, message=f"{where} cannot be used: {exc}")
     except (CannotInject, ValueError) as exc:
-        return Answer(result=Result.REFUSED, message=f"cannot add the sidecar of {where}: {exc}")
+        return ReviewAnswer(result=ReviewResult.REFUSED, message=f"cannot add the sidecar of {where}: {exc}")
     if made == review.pod:
-        return Answer(result=Result.UNCHANGED)
-    return Answer(result=Result.INJECTED, pod=made)
+        return ReviewAnswer(result=ReviewResult.UNCHANGED)
+    return ReviewAnswer(result=ReviewResult.INJECTED, pod=made)
 
 
 def injection_of(job: Object, setup: Setup) -> Injection:
@@ -132,15 +133,15 @@ def _over(job: Object) -> str:
     return ""
 
 
-def unreadable(review: Review, why: str) -> Answer:
-    """Makes the answer if the API server does not hand out the job. Controllers create the pod again later."""
+def unreadable(review: Review, why: str) -> ReviewAnswer:
+    """Makes the answer for a job that the API server does not return. Controllers create the pod again later."""
     message = f"cannot read {KIND} {review.namespace}/{review.job}, which the label {LABEL} names: {why}"
-    return Answer(result=Result.FAILED, message=message, code=UNREADABLE)
+    return ReviewAnswer(result=ReviewResult.FAILED, message=message, code=UNREADABLE)
 
 
-def response(review: Review, found: Answer) -> dict[str, Any]:
+def response(review: Review, found: ReviewAnswer) -> dict[str, Any]:
     """Builds the AdmissionReview to send back."""
-    allowed = found.result in (Result.INJECTED, Result.UNCHANGED)
+    allowed = found.result in (ReviewResult.INJECTED, ReviewResult.UNCHANGED)
     made: dict[str, Any] = {"uid": review.uid, "allowed": allowed}
     if not allowed:
         made["status"] = {"code": found.code, "message": found.message}

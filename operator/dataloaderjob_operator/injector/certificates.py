@@ -104,7 +104,7 @@ def renewal(found: Certificates | None, names: Sequence[str], now: datetime) -> 
 def renewed(
     found: Certificates | None, what: Renewal, names: Sequence[str], now: datetime, *, in_use: bytes = b""
 ) -> Certificates:
-    """Makes new certificates. `in_use`: the authority of what replicas serve, if nothing was found."""
+    """Makes new certificates. `in_use`: the authority of the certificate that replicas serve, if nothing was found."""
     if what is Renewal.CERTIFICATE and found is not None:
         certificate, key = _issue(names, now, found.authority, found.authority_key)
         return Certificates(

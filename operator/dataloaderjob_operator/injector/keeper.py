@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import contextlib
 import logging
-import os
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dataloaderjob.core.tls import load
 from dataloaderjob_operator.client import ApiClient, ApiError
 from dataloaderjob_operator.injector.certificates import (
     BadCertificates,
@@ -55,7 +54,7 @@ def empty_context() -> ssl.SSLContext:
 
 @dataclass(slots=True)
 class Files:
-    """Certificates that somebody else keeps, such as cert-manager, in a folder with tls.crt and tls.key."""
+    """Certificates that another party, such as cert-manager, keeps in a folder with tls.crt and tls.key."""
 
     folder: Path
     check_s: float = CHECK_S
@@ -78,7 +77,7 @@ class Files:
 
 
 @dataclass(slots=True)
-class Keeper:
+class CertificateKeeper:
     """Certificates that the injector makes itself."""
 
     api: ApiClient
@@ -95,7 +94,7 @@ class Keeper:
     served: Certificates | None = None
     """The certificates in the TLS context; None before the first ones."""
     _bundled_at: datetime | None = None
-    """Time since when the bundle has had the newest authority at each check."""
+    """Time since which the bundle has had the newest authority at each check."""
 
     @property
     def ends(self) -> datetime | None:
@@ -142,7 +141,7 @@ class Keeper:
         body: dict[str, Any] = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
         if live is None:
             await self.api.request("POST", path, body)
-        else:  # fails if another replica has renewed them meanwhile
+        else:  # fails if another replica has just renewed them
             metadata["resourceVersion"] = live["metadata"]["resourceVersion"]
             await self.api.request("PUT", f"{path}/{self.secret}", body)
         log.info("renewed the %s in Secret %s/%s", what.name.lower(), self.namespace, self.secret)
@@ -192,20 +191,7 @@ def _certificates(secret: dict[str, Any] | None) -> Certificates | None:
         return None
 
 
-def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Has new connections use a certificate. The library reads files only; they exist for a moment, for this user."""
-    with contextlib.ExitStack() as stack:
-        paths = []
-        for content in (certificate, key):
-            fd = os.memfd_create("certificate", os.MFD_CLOEXEC)
-            stack.callback(os.close, fd)
-            os.write(fd, content)
-            paths.append(f"/proc/self/fd/{fd}")
-        empty_context().load_cert_chain(*paths)  # raises if the two do not fit, and spoils no context in use
-        context.load_cert_chain(*paths)
-
-
-async def keep(keeper: Keeper | Files, ready: Callable[[], None]) -> None:
+async def keep(keeper: CertificateKeeper | Files, ready: Callable[[], None]) -> None:
     """Keeps the certificates until it is cancelled. Calls `ready` once the first certificate is served."""
     while True:
         try:

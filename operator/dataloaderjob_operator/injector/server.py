@@ -19,10 +19,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from dataloaderjob.api import KIND
 from dataloaderjob_operator.client import ApiClient, ApiError
 from dataloaderjob_operator.injector.admission import (
-    Answer,
     BadReview,
-    Result,
     Review,
+    ReviewAnswer,
+    ReviewResult,
     Setup,
     answer,
     read_review,
@@ -37,7 +37,7 @@ PREFIX = "dataloaderjob_injector"
 MAX_NBYTES = 8 * 1024**2
 """Maximum size of a review: the API server accepts requests of 3 MiB, and a review may have two objects."""
 DEADLINE_S = 4.0
-"""Time for reading the job. The API server waits 5 s, and would report only that it waited."""
+"""Seconds for reading the job. The API server waits 5 s, and would then report only that it has waited."""
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -65,7 +65,7 @@ class InjectorMetrics:
             registry=made,
         )
         ProcessCollector(namespace=PREFIX, registry=made)
-        for result in Result:
+        for result in ReviewResult:
             self.admissions.labels(result.value)
         prometheus_client.disable_created_metrics()
 
@@ -92,15 +92,15 @@ class Injector:
         self.metrics.admissions.labels(found.result.value).inc()
         self.metrics.duration.observe(time.monotonic() - started)
         with about_job(review.namespace, review.job or ""):
-            if found.result is Result.INJECTED:
+            if found.result is ReviewResult.INJECTED:
                 log.info("added the sidecar to pod %s", review.name)
             elif found.message:
                 log.warning("refused pod %s: %s", review.name, found.message)
         return web.json_response(response(review, found))
 
-    async def _answer(self, review: Review) -> Answer:
+    async def _answer(self, review: Review) -> ReviewAnswer:
         if review.job is None:
-            return Answer(result=Result.UNCHANGED)
+            return ReviewAnswer(result=ReviewResult.UNCHANGED)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 job = await self.api.read(review.namespace, (KIND, review.job)) if review.job else None

@@ -1,5 +1,5 @@
-"""The supervisor's pod of a job on an existing Ray cluster, and its settings. Such a job has no Ray head and no feeder
-pods of its own: feeders are actors in the cluster's pods. Pure.
+"""The supervisor's pod of a job on an existing Ray cluster: a container that joins the cluster, and the supervisor's.
+Such a job has no Ray head and no feeder pods of its own: feeders are actors in the cluster's pods. Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataloaderjob.api.pods import RESERVED_PREFIX
 from dataloaderjob.api.ray import ExternalRaySpec
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest
-from dataloaderjob_operator.objects import settings
+from dataloaderjob_operator.objects import settings, supervisor
 from dataloaderjob_operator.objects.pods import inherited, ray_container, ray_pod, template
 from dataloaderjob_operator.objects.workloads import deployment, head_probes
 
@@ -23,10 +23,11 @@ TOKEN_VOLUME = f"{RESERVED_PREFIX}ray-token"
 def head(job: DataLoaderJob, setup: settings.OperatorConfig, ray: ExternalRaySpec) -> Manifest:
     """Builds the Deployment of the supervisor's pod: one pod, which is replaced but never doubled."""
     spec = job.spec.ray.head
-    container = ray_container(job, names.Role.HEAD, MODULE, "head.json", resources(spec.resources))
+    of_ray, _ = supervisor.split(resources(spec.resources))
+    container = ray_container(job, names.Role.HEAD, MODULE, "head.json", of_ray)
     container |= {
-        "ports": [{"name": "supervisor", "containerPort": settings.SUPERVISOR_PORT}],
-        **head_probes("supervisor"),
+        "ports": [{"name": "raylet", "containerPort": settings.RAYLET_PORT}],
+        **head_probes("raylet"),
     }
     token = _token_volume(ray)
     if token is not None:
@@ -38,7 +39,7 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig, ray: ExternalRaySpe
         pod["volumes"] = [*pod["volumes"], token]
     asked = [
         plain(spec.template), taken, resources(spec.resources), plain(job.spec.feeders.scratch),
-        settings.driver(job, setup, ray), token,
+        settings.on_external_ray(job, ray), token,
     ]  # fmt: skip
     made = template(job, names.Role.HEAD, spec.template, pod, asked=asked, version=setup.version)
     metadata = names.metadata(job, names.head(job.name), names.Role.HEAD, spec.metadata)

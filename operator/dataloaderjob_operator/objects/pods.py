@@ -15,11 +15,13 @@ from dataloaderjob.api.sidecar import (
     MOUNTS,
     RESTRICTED,
     SETTINGS_VOLUME,
+    key_volume,
     scratch_volume,
 )
+from dataloaderjob.core.keys import Part
 from dataloaderjob_operator import names
 from dataloaderjob_operator.kinds import Manifest, digest
-from dataloaderjob_operator.objects import settings, supervisor
+from dataloaderjob_operator.objects import certificates, settings, supervisor
 
 SHM_NBYTES = 256 * 1024**2
 """Shared memory for torch and for Ray's object store, which the data path does not use."""
@@ -34,6 +36,11 @@ LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Taints of lost nodes."""
 ISTIO = "sidecar.istio.io/inject"
 AMBIENT = "istio.io/dataplane-mode"
+_PARTS = {
+    names.Role.HEAD: Part.SUPERVISOR,
+    names.Role.FEEDER: Part.FEEDER,
+    names.Role.TRAINER: Part.SIDECAR,
+}
 _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
 TMP: Manifest = {"name": "dataloaderjob-tmp", "mountPath": "/tmp"}  # noqa: S108  a volume of the pod's own
 SHM: Manifest = {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"}  # noqa: S108
@@ -116,12 +123,12 @@ def ray_pod(
     taken: Mapping[str, Any], data: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:  # fmt: skip
     """Builds the pod of a Ray node: the operator's container, extended by the user's container of the same name, and
-    the user's other containers. `data`: spec.data, if user code runs in the pod. The pod of a job's own Ray head has
-    the supervisor's container, too."""
+    the user's other containers. `data`: spec.data, if user code runs in the pod. The head's pod has the supervisor's
+    container, too."""
     spec = plain(user).get("spec", {})
     theirs = {found["name"]: found for found in spec.get("containers", [])}
     ours = add(container, with_data(theirs.pop(container["name"], {}), data))
-    is_divided = container["name"] == names.Role.HEAD.value and job.spec.ray.external is None
+    is_divided = container["name"] == names.Role.HEAD.value
     ray_tmp = supervisor.ray_scratch(TMP["name"])
     shm = {"medium": "Memory", "sizeLimit": shm_size(job, container["name"])}
     scratch = [
@@ -134,7 +141,7 @@ def ray_pod(
     ]
     fields = shared_fields(setup, user, taken)
     ours["securityContext"] = non_root(fields["securityContext"], ours["securityContext"])
-    others = [supervisor.container(ours, resources(job.spec.ray.own.head.resources))] if is_divided else []
+    others = [supervisor.container(ours, resources(job.spec.ray.head.resources))] if is_divided else []
     pod = {
         **fields,
         **(supervisor.OWN_PROCESSES if is_divided else {}),
@@ -170,14 +177,13 @@ def inherited(*templates: PodTemplate) -> dict[str, Any]:
 def volumes(job: DataLoaderJob, setup: settings.OperatorConfig, role: names.Role) -> list[Manifest]:
     """Builds the volumes with key and settings, for every pod of a role."""
     return [
-        {
-            "name": KEY_VOLUME,
-            "secret": {
-                "secretName": names.key_secret(job.name, job.metadata.uid or "", setup.root_key),
-                "defaultMode": 0o440,
-                "items": settings.key_items(job, role),
-            },
-        },
+        key_volume(
+            names.key_secret(job.name, job.metadata.uid or "", setup.root_key),
+            0o440,
+            _PARTS[role],
+            items=settings.key_items(role),
+            certificates=certificates.secret_names(job, setup),
+        ),
         {"name": SETTINGS_VOLUME, "configMap": {"name": settings.map_name(job, setup, role)}},
     ]
 
@@ -194,7 +200,11 @@ def secret_of(template: Mapping[str, Any]) -> str | None:
     """Returns the name of the Secret with the keys of a template's pods; None if they have none."""
     for volume in (template.get("spec") or {}).get("volumes") or ():
         if volume.get("name") == KEY_VOLUME:
-            return str((volume.get("secret") or {}).get("secretName"))
+            projected = (volume.get("projected") or {}).get("sources") or [{}]
+            return str(
+                (volume.get("secret") or {}).get("secretName")
+                or (projected[0].get("secret") or {}).get("name")
+            )
     return None
 
 
@@ -217,8 +227,8 @@ def mounts(ours: Iterable[Manifest], theirs: Iterable[Mapping[str, Any]]) -> lis
 def ray_container(
     job: DataLoaderJob, role: names.Role, module: str, file: str, amounts: Mapping[str, Any]
 ) -> Manifest:
-    """Builds the container of a Ray node, head or feeder. A job's own head does not get the job's key."""
-    is_divided = role is names.Role.HEAD and job.spec.ray.external is None
+    """Builds the container of a Ray node, head or feeder. The head's does not get the job's key."""
+    is_divided = role is names.Role.HEAD
     return {
         "name": role.value,
         "image": image(job),

@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from dataloaderjob.api import DataLoaderJob
@@ -27,11 +28,12 @@ from dataloaderjob.api.sidecar import KEY_FOLDER as KEY_FOLDER
 from dataloaderjob.api.sidecar import METRICS_PORT as METRICS_PORT
 from dataloaderjob.api.sidecar import RUN_FOLDER as RUN_FOLDER
 from dataloaderjob.api.sidecar import SCRATCH_SIZE as SCRATCH_SIZE
-from dataloaderjob.api.sidecar import SETTINGS_FILE
+from dataloaderjob.api.sidecar import SETTINGS_FILE, TLS_FOLDER
 from dataloaderjob.api.sidecar import SETTINGS_FOLDER as SETTINGS_FOLDER
 from dataloaderjob.api.sidecar import SOCKET as SOCKET
 from dataloaderjob.api.sidecar import USER as USER
 from dataloaderjob.core import keys
+from dataloaderjob.core.generations import PERIOD, Schedule
 from dataloaderjob.core.keys import Holder
 from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob_operator import names
@@ -39,6 +41,8 @@ from dataloaderjob_operator.kinds import Manifest, digest
 
 GCS_PORT = 6379
 SUPERVISOR_PORT = 6400
+RAYLET_PORT = 6401
+"""Port of the raylet in the supervisor's pod on an existing Ray cluster."""
 MASTER_PORT = 29500
 HOST_PORTS = range(20_000, 28_000, 2)
 """First ports of port pairs for trainers on the host network. They are below the ranges for Services and outgoing
@@ -85,6 +89,8 @@ class OperatorConfig:
     socket, whatever their users are. None: namespaces set a group, as on OpenShift."""
     cluster_domain: str = ""
     """DNS domain of the cluster, such as cluster.local; empty: pods add it themselves."""
+    tls_period: timedelta = PERIOD
+    """Time after which a job's certificates are replaced."""
     managed_by: str = ""
     """The operator manages only jobs with this `spec.managedBy`; if empty, jobs without one or with MANAGED_BY."""
 
@@ -141,17 +147,21 @@ def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
         **{holder.value: keys.derive(key, holder) for holder in (Holder.FEEDER, Holder.SIDECAR)},
         RAY_TOKEN: names.ray_token(setup.root_key, uid).encode(),
     }
-    return {**_secret(job, names.key_secret(job.name, uid, setup.root_key), values), "immutable": True}
+    return {
+        **secret_of_values(job, names.key_secret(job.name, uid, setup.root_key), values),
+        "immutable": True,
+    }
 
 
 def attach_secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
     """Builds the Secret for sidecars in attached pods. It has only their own key, and it is not immutable: the kubelet
     would not update the mount if the Secret of an earlier job of the same name is replaced."""
     key = names.job_key(setup.root_key, job.metadata.uid or "")
-    return _secret(job, names.attachment(job.name), {JOB_KEY: keys.derive(key, Holder.SIDECAR)})
+    return secret_of_values(job, names.attachment(job.name), {JOB_KEY: keys.derive(key, Holder.SIDECAR)})
 
 
-def _secret(job: DataLoaderJob, name: str, values: Mapping[str, bytes]) -> Manifest:
+def secret_of_values(job: DataLoaderJob, name: str, values: Mapping[str, bytes]) -> Manifest:
+    """Builds a Secret that the job owns."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -182,19 +192,21 @@ def with_root_of(setup: OperatorConfig, job: str, uid: str, secret: str | None) 
     return dataclasses.replace(setup, root_key=previous, previous_root=None)
 
 
-def key_items(job: DataLoaderJob, role: names.Role) -> list[Manifest]:
+def key_items(role: names.Role) -> list[Manifest]:
     """Selects the keys that a role's pods get. The role's own key is at the same path everywhere."""
     own, more = {
-        names.Role.HEAD: (JOB_KEY, [] if job.spec.ray.external is None else [Holder.FEEDER.value]),
+        names.Role.HEAD: (JOB_KEY, []),
         names.Role.FEEDER: (Holder.FEEDER.value, [RAY_TOKEN]),
         names.Role.TRAINER: (Holder.SIDECAR.value, []),
     }[role]
     return [{"key": own, "path": JOB_KEY}, *({"key": name, "path": name} for name in more)]
 
 
-def token_items() -> list[Manifest]:
-    """Selects Ray's token alone."""
-    return [{"key": RAY_TOKEN, "path": RAY_TOKEN}]
+def ray_items(job: DataLoaderJob) -> list[Manifest]:
+    """Selects the only part of the Secret that Ray's container in the head's pod gets: the token of the job's own Ray,
+    or on an existing cluster the feeders' key, which actors get as an argument."""
+    name = RAY_TOKEN if job.spec.ray.external is None else Holder.FEEDER.value
+    return [{"key": name, "path": name}]
 
 
 def config_map(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> Manifest:
@@ -222,9 +234,6 @@ def count(job: DataLoaderJob) -> str:
 
 def _files(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> dict[str, str]:
     made = {names.Role.HEAD: head, names.Role.FEEDER: feeder, names.Role.TRAINER: sidecar}[role]
-    ray = job.spec.ray.external
-    if ray is not None and role is names.Role.HEAD:
-        return {FILES[role]: _json(driver(job, setup, ray))}
     return {FILES[role]: _json(made(job, setup))}
 
 
@@ -245,6 +254,7 @@ def sidecar(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "supervisor_port": SUPERVISOR_PORT,
         **dataclasses.asdict(job.spec.loader_settings()),
         **({"anyone": True} if job.spec.trainers.attached else {}),
+        **tls(job),
         "metrics_host": EVERYWHERE,  # probes and Prometheus come from outside the pod
         "metrics_port": ports(job).metrics,
     }
@@ -252,6 +262,7 @@ def sidecar(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
 
 def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
     """Builds the settings of the head's pod: those of Ray and of the supervisor."""
+    ray = job.spec.ray.external
     return {
         "job": unique(job),
         "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
@@ -263,24 +274,37 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "count_path": f"{SETTINGS_FOLDER}/{COUNT_FILE}",
         "ray_version": job.spec.ray.own.version,
         "tuning": tuning(job),
+        **tls(job),
+        **({} if ray is None else on_external_ray(job, ray)),
     }
 
 
-def driver(job: DataLoaderJob, setup: OperatorConfig, ray: ExternalRaySpec) -> dict[str, Any]:
-    """Builds the settings of the supervisor's pod on an existing Ray cluster."""
-    token = {} if ray.token_secret_ref is None else {"token_path": f"{TOKEN_FOLDER}/{RAY_TOKEN}"}
+def tls(job: DataLoaderJob) -> dict[str, Any]:
+    """Returns the folder with a pod's certificates; empty if there are none, as in releases without TLS."""
+    return {"tls_folder": TLS_FOLDER} if job.spec.loader.tls else {}
+
+
+def schedule(job: DataLoaderJob, setup: OperatorConfig) -> Schedule | None:
+    """Returns when the generations of a job's certificates begin; None if it does not use TLS."""
+    if not job.spec.loader.tls:
+        return None
+    created = job.metadata.creation_timestamp
+    if created is None:
+        raise ValueError(f"job {job.name} has no creationTimestamp, because it is not on a cluster")
+    return Schedule(datetime.fromisoformat(created), setup.tls_period)
+
+
+def on_external_ray(job: DataLoaderJob, ray: ExternalRaySpec) -> dict[str, Any]:
+    """Builds the settings that the head's pod has only on an existing Ray cluster."""
     return {
-        "job": unique(job),
-        "key_path": f"{KEY_FOLDER}/{JOB_KEY}",
+        "token_path": None if ray.token_secret_ref is None else f"{TOKEN_FOLDER}/{RAY_TOKEN}",
         "feeder_key_path": f"{KEY_FOLDER}/{Holder.FEEDER.value}",
-        **token,
-        "address": ray.address or "",
-        "host": service_host(job, names.head_service(job.name), setup),
-        "supervisor_port": SUPERVISOR_PORT,
-        "num_feeders": 1,
-        "count_path": f"{SETTINGS_FOLDER}/{COUNT_FILE}",
-        "feeder_resources": job.spec.feeders.ray_resources(),
-        "feeder_env": feeder_env(job.spec, {}),
+        "external": {
+            "address": ray.address or "",
+            "feeder_resources": job.spec.feeders.ray_resources(),
+            "feeder_env": feeder_env(job.spec, {}),
+            "raylet_port": RAYLET_PORT,
+        },
     }
 
 

@@ -1,8 +1,8 @@
 """The supervisor's container in the head's pod, and the volumes that keep the job's key from Ray's container. Pure.
 
 Whoever holds Ray's token can run code in Ray's container. Of the two, only the supervisor's container has the job's
-key, and only Ray's has Ray's token. They share the pod's network and one folder, with the socket at which the
-supervisor reaches Ray. The supervisor cannot write to this folder.
+key, and only Ray's has Ray's token, for the job's own Ray cluster and for an existing one. They share the pod's network
+and one folder, with the socket at which the supervisor reaches Ray. The supervisor cannot write to this folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ CPU_SHARE, MEMORY_SHARE = 5, 8
 """The supervisor gets a fifth of the head's CPUs, and an eighth of its memory."""
 LEAST_NBYTES = 128 * 1024**2
 """Memory that the supervisor gets in any case. Its two processes begin with 23 MB each."""
-TOKEN_VOLUME = f"{RESERVED_PREFIX}token"
+RAY_VOLUME = f"{RESERVED_PREFIX}token"
+"""Volume with the part of the Secret that Ray's container gets."""
 TMP: Manifest = {"name": f"{RESERVED_PREFIX}supervisor", "mountPath": "/tmp"}  # noqa: S108  a volume of the container's own
 """The supervisor's own /tmp: Python loads packages from a home folder, so Ray's container must not write there."""
 LINK: Manifest = {"name": f"{RESERVED_PREFIX}link", "mountPath": LINK_FOLDER}
@@ -60,9 +61,9 @@ def container(ray: Manifest, asked: Amounts) -> Manifest:
 
 
 def ray_mounts() -> list[Manifest]:
-    """Returns the mounts of Ray's container that are not scratch: of the Secret, it has Ray's token alone."""
-    token = {"name": TOKEN_VOLUME, "mountPath": KEY_FOLDER, "readOnly": True}
-    return [token, *(dict(mount) for mount in MOUNTS if mount["name"] != KEY_VOLUME), dict(LINK)]
+    """Returns the mounts of Ray's container that are not scratch."""
+    part = {"name": RAY_VOLUME, "mountPath": KEY_FOLDER, "readOnly": True}
+    return [part, *(dict(mount) for mount in MOUNTS if mount["name"] != KEY_VOLUME), dict(LINK)]
 
 
 def volumes(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest]:
@@ -70,8 +71,8 @@ def volumes(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest
     secret = names.key_secret(job.name, job.metadata.uid or "", setup.root_key)
     return [
         {
-            "name": TOKEN_VOLUME,
-            "secret": {"secretName": secret, "defaultMode": 0o440, "items": settings.token_items()},
+            "name": RAY_VOLUME,
+            "secret": {"secretName": secret, "defaultMode": 0o440, "items": settings.ray_items(job)},
         },
         {"name": LINK["name"], "emptyDir": {"sizeLimit": "1Mi"}},
         scratch_volume(TMP["name"], job.spec.feeders.scratch),

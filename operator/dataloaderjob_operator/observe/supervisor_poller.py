@@ -10,20 +10,25 @@ import asyncio
 import contextlib
 import logging
 import random
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
 from dataloaderjob.api.status import LoaderStatus
 from dataloaderjob.core import keys, sockets, supervision
+from dataloaderjob.core.certificates import files
 from dataloaderjob.core.errors import DataLoaderJobError
+from dataloaderjob.core.generations import Schedule
 from dataloaderjob.core.handshake import ClientHandshake
 from dataloaderjob.core.input_bound import judge
-from dataloaderjob.core.keys import KeyOf
+from dataloaderjob.core.keys import KeyOf, Part
 from dataloaderjob.core.seals import Seals
 from dataloaderjob.core.texts import clean
+from dataloaderjob.core.tls import MAX_PREAMBLE_NBYTES, check_preamble, load, new_context, refusal
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide import pinned, supervisor_status
 from dataloaderjob_operator.decide.observed import METRICS_EVERY_S, SupervisorStatus, has_condition, leaving
@@ -77,6 +82,8 @@ class Head:
     address: str
     job: str
     key: bytes
+    seed: bytes = b""
+    """The secret from which the job's certificates follow, if it uses TLS."""
 
     @property
     def keys(self) -> KeyOf:
@@ -95,6 +102,12 @@ class _Status:
 @dataclass(slots=True)
 class _Job:
     wanted: int
+    ends: bool = False
+    """True if the supervisor is to end all feeders, because the job has ended."""
+    certificates: Schedule | None = None
+    """The generations of its certificates; None if it does not use TLS."""
+    context: tuple[int, ssl.SSLContext] | None = None
+    """The generation that was used last, and its context, which has 27 KB."""
     due: float = 0.0
     polled_at: float = float("-inf")
     busy: bool = False
@@ -137,14 +150,18 @@ class SupervisorPoller:
         """Returns the last status; None if there is none since the head became ready."""
         return self._jobs[key].status if key in self._jobs else None
 
-    def want(self, key: JobKey, feeders: int | None) -> None:
-        """Sets the number of feeder processes to keep; None: the job has no supervisor to poll."""
+    def want(
+        self, key: JobKey, feeders: int | None, certificates: Schedule | None = None, *, ends: bool = False
+    ) -> None:
+        """Sets the number of feeder processes to keep; None: the job has no supervisor to poll. `certificates`: the
+        generations of the job's certificates, if it uses TLS. `ends`: the job has ended, and the supervisor is to end
+        all feeders at once."""
         if feeders is None:
             self._jobs.pop(key, None)
         elif key not in self._jobs:
-            self._jobs[key] = _Job(feeders)
-        elif self._jobs[key].wanted != feeders:
-            self._jobs[key].wanted = feeders
+            self._jobs[key] = _Job(feeders, ends, certificates)
+        elif (job := self._jobs[key]) and (job.wanted, job.ends) != (feeders, ends):
+            job.wanted, job.ends = feeders, ends
             self.wake(key)
 
     def wake(self, key: JobKey) -> None:
@@ -179,6 +196,7 @@ class SupervisorPoller:
         head = self._head(key)
         if head != job.head:
             had_status = job.status is not None
+            job.context = None
             job.head, job.status, job.misses, job.base, job.rates = head, None, 0, None, None
             job.answered_at = None
             if had_status:
@@ -196,7 +214,9 @@ class SupervisorPoller:
         ]
         if uid is None or not ready:
             return None
-        return Head(max(ready), names.unique(*key, uid), names.job_key(self._root(key, uid), uid))
+        root, certificates = self._root(key, uid), self._jobs[key].certificates
+        seed = b"" if certificates is None else names.certificate_seed(root, uid)
+        return Head(max(ready), names.unique(*key, uid), names.job_key(root, uid), seed)
 
     def _root(self, key: JobKey, uid: str) -> bytes:
         """Returns the root key from which the keys of a job's pods are derived."""
@@ -264,6 +284,8 @@ class SupervisorPoller:
         job.due = now + _jitter.uniform(0.9, 1.1) * (
             period_s if settled and status.ray.version else UNSETTLED_PERIOD_S
         )
+        if job.ends and not status.ended:
+            job.due = now + MIN_INTERVAL_S
         if before is None or status != replace(before, rates=None):
             self._changed(key)
         elif (
@@ -314,22 +336,50 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
     """
     reader, writer = await asyncio.open_connection(head.address, port)
     try:
+        if job.certificates is not None:
+            await _set_up_tls(reader, writer, _context(head, job, job.certificates))
         handshake = ClientHandshake(head.keys, role="control", name="operator", job=head.job)
         while not handshake.done:
             writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
         seals = handshake.seals
         writer.write(sockets.pack_message({"type": "status", "brief": True}, seals))
         found = await _receive_status(reader, large, seals)
-        if found.status.desired != job.wanted:
-            writer.write(sockets.pack_message({"type": "scale", "feeders": job.wanted}, seals))
+        request = {"type": "end"} if job.ends else {"type": "scale", "feeders": job.wanted}
+        if found.status.desired != job.wanted or (job.ends and not found.status.ended):
+            writer.write(sockets.pack_message(request, seals))
             answer = sockets.parse_message(await _receive(reader, MAX_ANSWER_NBYTES, seals))
             if answer.get("type") != "ok":
-                log.warning(
-                    "the supervisor refused to scale to %d feeders: %s", job.wanted, answer.get("message")
-                )
+                log.warning("the supervisor refused %s: %s", request, answer.get("message"))
         return found
     finally:
-        writer.close()
+        if job.certificates is None:
+            writer.close()
+        else:  # closing TLS would wait for the peer
+            writer.transport.abort()
+
+
+async def _set_up_tls(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext
+) -> None:
+    """Puts a new connection under TLS. Raises OSError, EOFError, AuthError."""
+    nbytes = sockets.length_of(await reader.readexactly(sockets.LENGTH.size), MAX_PREAMBLE_NBYTES)
+    check_preamble(await reader.readexactly(nbytes))
+    try:
+        await writer.start_tls(context, server_hostname=Part.SUPERVISOR.host)
+    except ssl.SSLError as exc:
+        raise refusal(exc) from exc
+
+
+def _context(head: Head, job: _Job, certificates: Schedule) -> ssl.SSLContext:
+    """Returns the operator's part of a job's TLS, with the current generation of certificates."""
+    generation = certificates.current(datetime.now(UTC))
+    if job.context is None or job.context[0] != generation:
+        found = files(head.seed, Part.OPERATOR, generation, certificates)
+        made = new_context(ssl.PROTOCOL_TLS_CLIENT)
+        made.load_verify_locations(cadata=found.authorities.decode())
+        load(made, found.certificate, found.key)
+        job.context = generation, made
+    return job.context[1]
 
 
 async def _receive_status(

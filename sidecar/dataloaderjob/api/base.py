@@ -325,8 +325,8 @@ _program = cache(cel.compile)
 _NAMED = re.compile(r"self((?:\.\w+\b(?!\())+)")
 """Matches a field named in CEL, including the path to it."""
 Tree = dict[str, Any]
-"""Fields by name, each with the fields below it; an empty tree stands for all fields. It limits what is converted for
-CEL, because converting a whole job is expensive."""
+"""Fields by name, each with the fields below it; an empty tree stands for all fields. Only these are converted for CEL,
+because converting a whole job is expensive."""
 
 
 def _breaches(model: Model, *, one_machine: bool) -> Iterator[Breach]:

@@ -46,7 +46,8 @@ class AutoscalingSpec(Model):
         AutoscalingMode, WithJsonSchema({"type": "string", "enum": [mode.value for mode in AutoscalingMode]})
     ] = AutoscalingMode.RECOMMEND
     """`Recommend`: the status recommends a number of replicas. `Auto`: the operator also changes `replicas`, through
-    the scale subresource, unless a HorizontalPodAutoscaler targets the job. `Off`: neither."""
+    the scale subresource, unless a HorizontalPodAutoscaler targets the job. `"Off"`, in quotes, because YAML reads Off
+    as false: neither."""
     min_replicas: Whole | None = Field(default=None, ge=1, le=1_024)
     """Minimum number of replicas in `Auto` mode. If omitted: `minAvailable`, but at least 1."""
     max_replicas: Whole = Field(default=32, ge=1, le=1_024)
@@ -151,8 +152,8 @@ class FeedersSpec(Model):
         return self.replicas * self.processes_per_pod
 
     def autoscaling_bounds(self) -> tuple[int, int]:
-        """Returns the minimum and the maximum number of replicas in `Auto` mode. `costCeiling` may lower the
-        maximum, but not below the least."""
+        """Returns the minimum and the maximum number of replicas in `Auto` mode. `costCeiling` may lower the maximum,
+        but not below the minimum."""
         spec = self.autoscaling
         least = max(1, self.min_available, spec.min_replicas or 1)
         most = spec.max_replicas

@@ -28,11 +28,14 @@ from dataloaderjob.api.sidecar import (
     SOCKET,
     USER,
     SidecarPlan,
+    key_volume,
     scratch_volume,
     sidecar_container,
     sidecar_plan,
 )
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.generations import GENERATIONS
+from dataloaderjob.core.keys import Part
 from dataloaderjob.core.places import (
     ALLOW_PICKLE_VARIABLE,
     FEEDERS_VARIABLE,
@@ -97,6 +100,12 @@ def attachment(job: str) -> str:
     return f"{job}-attach"
 
 
+def attached_certificates(job: DataLoaderJob) -> list[str]:
+    """Names the Secrets with the certificates of sidecars in attached pods, if the job uses TLS: one per generation."""
+    count = GENERATIONS if job.spec.loader.tls else 0
+    return [f"{attachment(job.name)}-tls-{generation}" for generation in range(count)]
+
+
 def injection(job: DataLoaderJob, *, image: str, pull_secrets: Sequence[str] = ()) -> Injection:
     """Makes the injection of a job. `image`, `pull_secrets`: the sidecar's if the manifest names no image.
 
@@ -117,7 +126,7 @@ def injection(job: DataLoaderJob, *, image: str, pull_secrets: Sequence[str] = (
             processes=attach.processes_per_pod,
         ),
         volumes=(
-            {"name": KEY_VOLUME, "secret": {"secretName": name, "defaultMode": KEY_MODE}},
+            key_volume(name, KEY_MODE, Part.SIDECAR, certificates=attached_certificates(job)),
             {"name": SETTINGS_VOLUME, "configMap": {"name": name}},
             scratch_volume(RUN_VOLUME, job.spec.sidecar.scratch),
         ),

@@ -166,6 +166,12 @@ class DataLoaderJobSpec(Model):
             found="self.networkPolicy.mode + ' with hostNetwork in ' +"
             f" ({_TRAINERS_OUTSIDE} ? 'trainers.job' : 'feeders') + '.template'",
         ),
+        Rule(
+            field="loader.tls",
+            use="false with spec.ray.external, because feeders on its nodes have no certificates of the job",
+            cel="!self.loader.tls || !has(self.ray) || !has(self.ray.external)",
+            found="'true'",
+        ),
     )
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
         Immutable(field="managedBy", use="a new job: two controllers must not share one"),

@@ -31,6 +31,11 @@ class LoaderSpec(Model):
     warn_after_seconds: Whole = Field(default=30, ge=1, le=604_800)
     """A trainer that waits longer than this for a batch prints a warning every 30 s that names who is late."""
 
+    tls: Flag = False
+    """Put all TCP connections between trainers, feeders and the head under TLS 1.3, with certificates of the job's own.
+    The sidecar then takes about four times as much CPU time for each byte. Batches on one machine stay in shared
+    memory. YAML reads On and Off as true and false."""
+
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="memoryPerProcess",
@@ -60,4 +65,5 @@ class LoaderSpec(Model):
     )
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
         Immutable(field="poolSize", use="a new job: the layout of pools is fixed when trainers start"),
+        Immutable(field="tls", use="a new job: all of a job's pods start with the same setting"),
     )

@@ -9,6 +9,7 @@ import difflib
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Le
@@ -65,7 +66,7 @@ def fields_within(model: type[BaseModel]) -> Iterator[tuple[str, str, type[BaseM
 
 
 def shape_at(model: type[BaseModel], path: Path) -> Shape | None:
-    """The shape that the models declare at `path`; None inside a free part."""
+    """Returns the shape that the models declare at `path`; None inside a free part."""
     shape = Shape(model)
     for part in path:
         if shape.model is not None:
@@ -93,6 +94,8 @@ def expectation(shape: Shape) -> str:
         return "a string (in quotes if it looks like a number, true or false)"
     if origin is Literal:
         return " or ".join(str(arg) for arg in get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return " or ".join(_quoted(value) for value in kind)
     if origin is tuple:
         return "a list with at least one entry" if _has_min(shape.metadata) else "a list"
     if isinstance(kind, type) and issubclass(kind, Quantity):
@@ -100,6 +103,11 @@ def expectation(shape: Shape) -> str:
     if shape.model is not None:
         return f"a mapping with the fields {', '.join(fields_by_alias(shape.model))}"
     return "a mapping"
+
+
+def _quoted(value: str) -> str:
+    """Returns the value as it must stand in YAML, which reads On and Off as true and false."""
+    return f'"{value}" in quotes' if value.lower() in ("on", "off") else value
 
 
 def paths_ending_in(model: type[BaseModel], name: str) -> list[str]:

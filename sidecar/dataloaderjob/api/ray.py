@@ -193,9 +193,9 @@ class TokenSecretRef(Model):
 class ExternalRaySpec(Model):
     """A Ray cluster that exists without the job. Feeders are actors there, placed by `spec.feeders.resources`.
 
-    Its nodes need the same Ray version and Python minor version as the job, and `dataloaderjob[feeder]`. The supervisor
-    joins it as a driver. On one machine, this machine must be one of the nodes, and Ray's own variables
-    (RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH) give the cluster's token.
+    Its nodes need the same Ray version and Python minor version as the job, and `dataloaderjob[feeder]`. The job is a
+    driver of it. On one machine, this machine must be one of the nodes, and Ray's own variables (RAY_AUTH_MODE,
+    RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH) give the cluster's token.
     """
 
     address: Annotated[

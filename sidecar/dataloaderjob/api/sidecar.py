@@ -12,6 +12,7 @@ from dataloaderjob.api.base import Quantity
 from dataloaderjob.api.job import DataLoaderJobSpec
 from dataloaderjob.api.plain import Object, plain, resources
 from dataloaderjob.api.pods import RESERVED_PREFIX, ScratchSpec
+from dataloaderjob.core.keys import Part
 
 SIDECAR = f"{RESERVED_PREFIX}sidecar"
 KEY_VOLUME = f"{RESERVED_PREFIX}key"
@@ -42,9 +43,40 @@ MOUNTS: tuple[dict[str, Any], ...] = (
 RUN: dict[str, Any] = {"name": RUN_VOLUME, "mountPath": RUN_FOLDER}
 
 
+TLS_NAME = "tls"
+TLS_FOLDER = f"{KEY_FOLDER}/{TLS_NAME}"
+"""Folder with a pod's certificates, if the job uses TLS (`core.tls`)."""
+AUTHORITIES = "ca.crt"
+"""Field of a Secret with certificates that all parts of a job need."""
+
+
+def certificate_fields(part: Part) -> tuple[str, str]:
+    """Names the fields with a part's certificate and its key."""
+    return f"{part.value}.crt", f"{part.value}.key"
+
+
+def key_volume(
+    secret: str, mode: int, part: Part, *, items: Sequence[Object] = (), certificates: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Builds the volume with the key of a pod's part of the job. `items`: those of the Secret that it gets, if not all.
+    `certificates`: the Secrets with the generations of certificates, if the job uses TLS. Later generations do not
+    exist when the pod starts; the kubelet adds each when it does."""
+    chosen = {"items": list(items)} if items else {}
+    if not certificates:
+        return {"name": KEY_VOLUME, "secret": {"secretName": secret, "defaultMode": mode, **chosen}}
+    certificate, key = certificate_fields(part)
+    fields = {AUTHORITIES: "ca.crt", certificate: "tls.crt", key: "tls.key"}
+    sources: list[dict[str, Any]] = [{"secret": {"name": secret, **chosen}}]
+    for generation, name in enumerate(certificates):
+        paths = [{"key": field, "path": f"{TLS_NAME}/{generation}/{file}"} for field, file in fields.items()]
+        later = {"optional": True} if generation else {}
+        sources.append({"secret": {"name": name, "items": paths, **later}})
+    return {"name": KEY_VOLUME, "projected": {"defaultMode": mode, "sources": sources}}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarPlan:
-    """The sidecar of one job, apart from what depends on the pod that it joins."""
+    """The settings of one job's sidecar that do not depend on the pod that it joins."""
 
     image: str
     metrics_port: int
@@ -55,7 +87,7 @@ class SidecarPlan:
 
 
 def sidecar_plan(spec: DataLoaderJobSpec, *, image: str, metrics_port: int, processes: int) -> SidecarPlan:
-    """Makes the plan from a manifest. The default memory is what the pools and the sidecar need, because memfds count
+    """Makes the plan from a manifest. The default memory covers the pools and the sidecar itself, because memfds count
     as the sidecar's memory. `image`: used if the manifest names none. `processes`: trainer processes in a pod."""
     asked = plain(spec.sidecar)
     made = resources(spec.sidecar.resources)

@@ -221,5 +221,5 @@ class SidecarSpec(Model):
     )
 
     def overhead_nbytes(self, num_pools: int) -> int:
-        """Memory that the sidecar needs in addition to its pools."""
+        """Returns the memory that the sidecar needs in addition to its pools."""
         return FIRST_POOL_OVERHEAD_NBYTES + (num_pools - 1) * FURTHER_POOL_OVERHEAD_NBYTES

@@ -31,7 +31,7 @@ from dataloaderjob.shipping import user_code
 from dataloaderjob.shipping.modules import MAINS, is_installed, is_ours
 
 CONSENT = "__dataloaderjob_data__"
-"""Name in the body of a class whose author lets a batch bring its objects."""
+"""Name in the body of a class whose author allows batches to carry its objects."""
 _MODULE_DICT: Any = vars(types.ModuleType)["__dict__"]
 _CLASS_DICT: Any = vars(type)["__dict__"]
 _CLASS_MRO: Any = vars(type)["__mro__"]
@@ -108,7 +108,7 @@ _GENERATED = frozenset(
 )  # fmt: skip
 """Names that `@dataclass`, `namedtuple`, `copyreg` and the interpreter put into a class."""
 _allowed: dict[int, tuple[weakref.ref[type], set[int]]] = {}
-"""Classes that were allowed before, each with the foundations on which it was; all by id."""
+"""Classes that were allowed before, each with the foundations for which it was allowed; all by id."""
 
 
 def remembered(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -187,7 +187,7 @@ def own_names(cls: type) -> Mapping[str, Any]:
 
 
 def is_allowed(cls: type, foundation: type = object) -> bool:
-    """True if a batch may bring objects of `cls` that consist of an object of `foundation` and attributes."""
+    """True if a batch may carry objects of `cls` that consist of an object of `foundation` and attributes."""
     known = _allowed.get(id(cls))
     if known is not None and id(foundation) in known[1] and known[0]() is cls:
         return True
@@ -216,13 +216,13 @@ def why_not(cls: type, foundation: type = object) -> str:
 
 
 def is_allowed_record(cls: type) -> bool:
-    """True if a batch may bring dataclasses, or named tuples, of `cls`."""
+    """True if a batch may carry dataclasses, or named tuples, of `cls`."""
     return is_allowed(cls, tuple if tuple in mro(cls) else object) or is_record(cls)
 
 
 def is_record(cls: type) -> bool:
-    """True for a dataclass or a named tuple that is fields and nothing else: without methods, properties or bases that
-    have any."""
+    """True for a dataclass or a named tuple that has only fields: no methods, no properties, and no bases that have
+    any."""
     if not all(map(_is_ordinary, mro(cls))):
         return False
     bases = [base for base in mro(cls) if base not in _ABSTRACT and base is not tuple]
@@ -238,7 +238,7 @@ def is_factory(cls: type) -> bool:
 
 
 def is_abstract_or_users(cls: type) -> bool:
-    """True for a base that brings no foreign code: one of the user's own, or an abstract one without content."""
+    """True for a base that adds no foreign code: one of the user's own, or an abstract one without content."""
     return _is_ordinary(cls) and (cls in _ABSTRACT or is_users(cls))
 
 

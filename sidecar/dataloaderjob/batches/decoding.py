@@ -31,18 +31,20 @@ Maker = Callable[[Body], Any]
 Builder = Callable[[list[Any]], Any]
 
 _MAX_SCHEMAS = 256
-"""Limit of the cache of one decoder. Each ragged batch adds a schema, which takes some KB once analysed."""
+"""Maximum number of schemas in the cache of one decoder. Each ragged batch adds one, which takes some KB once
+analysed."""
 _MAX_KEY_NBYTES = 1 << 20
 
 _HEAD_AT = layout.SEAL.size
 _HEAD_END = layout.HEADER.size
 _read_words: Callable[[Memory, int], tuple[int, ...]] = struct.Struct("<4Q").unpack_from
-"""Reads the header in one call, as four words: digest, identity, version and length of the schema, its digest."""
+"""Reads the header in one call, as four words: the digest, the identity, the schema's version and length, and its
+digest."""
 _ndarray: Callable[..., np.ndarray[Any, Any]] = np.ndarray
 _from_numpy = torch.from_numpy
 
 
-class Plan:
+class BodyPlan:
     """Turns bodies of one schema into batches."""
 
     __slots__ = (
@@ -93,8 +95,8 @@ class Decoder:
 
     def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
-        self._plans: dict[bytes, Plan] = {}
-        self._last: Plan | None = None
+        self._plans: dict[bytes, BodyPlan] = {}
+        self._last: BodyPlan | None = None
         self.digest = 0
         """Digest of the last body that was passed to `plan`."""
 
@@ -107,8 +109,8 @@ class Decoder:
         plan = self.plan(base.data, 0, len(base))
         return plan.batch(base)
 
-    def plan(self, memory: Memory, at: int, nbytes: int) -> Plan:
-        """Returns the plan for the body of `nbytes` bytes at `at` in `memory`. Raises as `decode` does."""
+    def plan(self, memory: Memory, at: int, nbytes: int) -> BodyPlan:
+        """Returns the plan for the body of `nbytes` bytes at `at` in `memory`. Raises the same errors as `decode`."""
         plan = self._last
         try:
             self.digest, _, first, second = _read_words(memory, at)
@@ -120,17 +122,17 @@ class Decoder:
             plan.check(nbytes)
         return plan
 
-    def _find(self, memory: Memory, at: int, nbytes: int) -> Plan:
+    def _find(self, memory: Memory, at: int, nbytes: int) -> BodyPlan:
         """Returns the plan for a body whose schema differs from the previous body's schema."""
         start = bytes(memory[at : at + min(_HEAD_END, nbytes)])
         plan = self._plans.get(start[_HEAD_AT:]) or self._prepare(start, memory, at, nbytes)
         self._last = plan
         return plan
 
-    def _prepare(self, start: bytes, memory: Memory, at: int, nbytes: int) -> Plan:
+    def _prepare(self, start: bytes, memory: Memory, at: int, nbytes: int) -> BodyPlan:
         """Analyses a schema and tries its buffers once, so that later only the body's length has to be checked."""
         key = bytes(memory[at : at + min(layout.key_nbytes(start), nbytes)])
-        plan = Plan(start[_HEAD_AT:], layout.parse(key), self._allow_pickle)
+        plan = BodyPlan(start[_HEAD_AT:], layout.parse(key), self._allow_pickle)
         plan.check(nbytes)
         try:
             plan.leaves(np.ndarray((nbytes,), np.uint8, memory, at))
@@ -297,7 +299,8 @@ class _Builders:
 
 
 def _may_have_attributes(node: Node) -> bool:
-    """True if attributes may be set on the object made. For an object with its own state, they would act as code."""
+    """True if attributes may be set on the object made from the node. For an object with its own state, they would act
+    as code."""
     if node.kind is NodeKind.MAPPING or (node.kind is NodeKind.MADE and node.way == "mapping"):
         return node.cls is not None and objects.takes_attributes(allowed.find(*node.cls))
     if node.kind is NodeKind.MADE:
@@ -306,7 +309,7 @@ def _may_have_attributes(node: Node) -> bool:
 
 
 def _class(node: Node, is_one: Callable[[Any], object], what: str) -> Any:
-    """Returns the class of a node. Raises RemoteProtocolError unless a batch may bring its objects as `what`."""
+    """Returns the class of a node. Raises RemoteProtocolError unless a batch may carry its objects as `what`."""
     if node.cls is None:
         raise RemoteProtocolError(f"a {node.kind.name} without a class")
     cls = allowed.find(*node.cls)

@@ -22,12 +22,12 @@ from dataloaderjob.core.consumption import error_mark, fold
 
 
 def batch_digest(batch: Any, identity: int, *, allow_pickle: bool) -> int:
-    """Returns the digest of a batch as a feeder would send it, or the error's mark if no feeder could send it."""
+    """Returns the digest that a feeder would send with a batch, or the error's mark if no feeder could send it."""
     return batch_digests(batch, identity, allow_pickle=allow_pickle)[0]
 
 
 def batch_digests(batch: Any, identity: int, *, allow_pickle: bool) -> tuple[int, int]:
-    """Returns the same, and a digest that distinguishes the batch from others even if no feeder could send it."""
+    """Returns the same digest, and another that distinguishes the batch even if no feeder could send it."""
     try:
         encoded = encode(batch, allow_pickle=allow_pickle)
     except Exception as exc:  # user code is asked for the state of its objects
@@ -44,7 +44,7 @@ class Hasher(Protocol):
 
 
 def digest_update(hasher: Hasher, batch: Any) -> None:
-    """Feeds a batch to a hash. Objects that need allow_pickle count by their pickle."""
+    """Feeds a batch to a hash. Objects that need allow_pickle contribute their pickle."""
     _Walk(hasher.update).item(batch)
 
 

@@ -30,7 +30,7 @@ BufferPart = bytes | memoryview
 Schema = tuple[Any, ...]
 _ZEROS = bytes(layout.ALIGNMENT)
 _MAX_STEPS = 20
-"""Steps shown of the path to a leaf."""
+"""Maximum number of steps of a leaf's path in a message."""
 _SMALL_NBYTES = 4096
 """Adjacent parts below this size are joined: a copy of 4 KiB costs less than a separate iovec."""
 _KEYS = "numbers, strings, bytes and tuples of these"
@@ -378,7 +378,7 @@ class _Encoder:
             raise
 
     def _other(self, item: Any, depth: int) -> Schema | None:
-        """Encodes types that no table lists: subclasses, and objects that have to be refused."""
+        """Encodes types that no table lists: subclasses, and objects that must be refused."""
         if isinstance(item, np.generic):
             return self._scalar(item)
         if isinstance(item, np.memmap):

@@ -102,7 +102,7 @@ def _make(cls: Any, content: Any) -> Any:
 
 
 def _is_name(name: Any) -> bool:
-    """True unless numpy would take the attribute for a description of memory, as `__array_interface__`."""
+    """True unless numpy would take the attribute for a description of memory, such as `__array_interface__`."""
     return type(name) is str and not (name.startswith("__") and name.endswith("__"))
 
 

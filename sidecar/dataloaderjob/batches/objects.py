@@ -91,7 +91,7 @@ def is_dataclass(item: object) -> bool:
 
 @allowed.remembered
 def is_namedtuple(cls: type) -> bool:
-    """True for named tuples that a batch may bring."""
+    """True for named tuples that a batch may carry."""
     return (
         tuple in allowed.mro(cls)
         and type(allowed.static(cls, "_fields")) is tuple
@@ -101,7 +101,7 @@ def is_namedtuple(cls: type) -> bool:
 
 @allowed.remembered
 def is_dataclass_of_batches(cls: type) -> bool:
-    """True for dataclasses that a batch may bring: those whose objects are fields and attributes."""
+    """True for dataclasses that a batch may carry: those whose objects consist of fields and attributes."""
     bases = allowed.mro(cls)
     return (
         type(allowed.static(cls, "__dataclass_fields__")) is dict
@@ -112,7 +112,7 @@ def is_dataclass_of_batches(cls: type) -> bool:
 
 
 def not_fields(cls: type, names: Iterable[str]) -> list[str]:
-    """Returns the names that a dataclass of a library does not take, because they are not its fields."""
+    """Returns the names that are not fields of a library's dataclass, so that its objects cannot take them."""
     if allowed.is_allowed(cls):
         return []
     fields = allowed.static(cls, "__dataclass_fields__")
@@ -154,13 +154,13 @@ def fields_putter(cls: type, names: tuple[str, ...]) -> Callable[[Any, list[Any]
 
 _STANDARD_MAPPINGS = (dict, OrderedDict, Counter, UserDict, ChainMap, MappingProxyType)
 _MADE_EMPTY = frozenset({"addict.addict.Dict", "mmengine.config.config.ConfigDict"})
-"""Mappings of libraries that have attributes from the start, and are first created without content."""
+"""Mappings of libraries that have attributes from the start, and are created empty before they get their content."""
 
 
 def mapping_maker(cls: Any) -> Callable[[dict[Any, Any]], Any] | None:
-    """Returns a function that makes a mapping of this class from a dict, or None if a batch may bring none.
+    """Returns a function that makes a mapping of this class from a dict, or None if a batch may not carry one.
 
-    Only the standard library's own classes are called with the content. Others are filled without their code.
+    Only the standard library's own classes are called with the content. Others are filled without running their code.
     """
     if any(cls is one for one in _STANDARD_MAPPINGS):
         return cls  # type: ignore[no-any-return]
@@ -300,7 +300,7 @@ def _is_plain_flag(cls: Any) -> bool:
 
 
 def _make_enum(cls: Any, content: Any) -> Any:
-    """Returns an existing member, or the flag of several bits, without code of the class."""
+    """Returns an existing member, or the flag of several bits, without running code of the class."""
     name, bits = content
     if name is not None:
         return allowed.static(cls, "_member_map_")[is_one(name, str)]
@@ -311,8 +311,8 @@ def _make_enum(cls: Any, content: Any) -> Any:
 
 
 def _subclass_of(base: Any) -> Carrier:
-    """Carrier that makes objects as pickle does, by the built-in type's methods, without the user's `__init__` or
-    `__new__`."""
+    """Makes a carrier that creates objects as pickle does, by the built-in type's methods, without the user's
+    `__init__` or `__new__`."""
     change = _CHANGES.get(base)
     new: Any = base.__new__
 

@@ -77,7 +77,7 @@ class Carrier:
 
 
 def no_content(item: object) -> None:
-    """`take` for objects that consist only of their attributes."""
+    """Takes no content: for objects that consist only of their attributes."""
 
 
 def exactly(content: Any, *kinds: type | tuple[type, ...]) -> tuple[Any, ...]:

@@ -30,9 +30,9 @@ from dataloaderjob.core.sizing import HEADROOM, needed
 EVERY_S = 10.0
 """Interval between two steps of the policy."""
 UP, DOWN = 1.1, 0.85
-"""Factors of the present number between which nothing changes."""
+"""Factors of the present number. Between them, nothing changes."""
 WAITS, SURE = 0.02, 0.2
-"""Shares of waiting: from which on more feeders are wanted, and from which on one look suffices."""
+"""Shares of waiting: the one from which more feeders are wanted, and the one from which a single look suffices."""
 FASTEST, CAREFUL = 4, 2
 """Largest factor of one step up, and the same while the demand may be overestimated."""
 DOWN_AFTER_S = 300.0
@@ -40,7 +40,7 @@ DOWN_EVERY_S = 60.0
 DOWN_MOST = 0.5
 """Largest share of feeders removed by one step."""
 PENDING_S = 60.0
-"""Feeders that have not started for this long are not expected: no more are added to them."""
+"""Seconds after which feeders that have not started are not expected, so that no more are added to them."""
 SETTLE_S = 15.0
 """Time after a change until rates count: the span of `Measures.rate`."""
 GAINED = 0.5
@@ -51,7 +51,7 @@ SATURATED_S, MOST_SATURATED_S = 600.0, 4800.0
 RETRY = 1.25
 """Largest factor of the first step up of a job that was saturated."""
 REGRET_S = 900.0
-"""A step up within this time after a step down shows that the latter was wrong. None follows for that time, and for
+"""Seconds within which a step up shows that the step down before it was wrong. None follows for that time, and for
 twice as long after the next one."""
 HELPED = frozenset({LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.TRAINER})
 """Limits at which more feeders may help."""
@@ -216,7 +216,7 @@ class Autoscaler:
             self._since = now
         before, self._looked = self._looked, wanted
         self._wanted.append((now, min(wanted, before or wanted)))  # a single look may be an accident
-        while self._wanted[0][0] < now - DOWN_AFTER_S:
+        while self._wanted[0][0] < now - DOWN_AFTER_S + EVERY_S / 2:  # looks are not made to the second
             self._wanted.popleft()
 
     def _up(self, now: float, situation: Situation, measures: Measures, wanted: int) -> Proposal | None:

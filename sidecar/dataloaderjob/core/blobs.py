@@ -32,13 +32,13 @@ from dataloaderjob.core.memory import size_text
 
 CHUNK_NBYTES = 4 * 1024 * 1024
 NODE_KEEP_S = 600.0
-"""A blob that no process of a feeder or head node has used for this time is removed; the blob can be fetched again."""
+"""Seconds after which a blob that no process of a feeder or head node has used is removed. It can be fetched again."""
 PART_KEEP_S = 3600.0
 """A part that has not grown for this time is removed: one write of 2 GiB takes minutes on a slow disk."""
 SLOTS = "slots"
 """The fact that a bundle's trainer needs a feeder that makes slots, or that a feeder or sidecar supports them."""
 LAUNCH = "launch"
-"""The fact that names a trainer's launch if feeders outlive it: no launch uses what another launch loaded."""
+"""The fact that names a trainer's launch if feeders outlive it. No launch uses the code that another one loaded."""
 _PART = ".part-"
 SLOWEST = 1e6
 """Bytes per second: a feeder that receives less than this from another feeder asks again."""
@@ -208,7 +208,7 @@ class BlobStore:
                 os.utime(self.path(digest))
 
     def put_all(self, blobs: Iterable[Callable[[], bytes | memoryview]]) -> list[tuple[str, int]]:
-        """Stores what the functions return, several at a time: hashing and writing release the GIL."""
+        """Stores the results of the functions, several at a time, because hashing and writing release the GIL."""
         with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
             return list(pool.map(lambda make: self.put(make()), blobs))
 

@@ -53,5 +53,5 @@ class Claim:
 
 
 def echo_text(run: str) -> bytes:
-    """The text sent with the descriptor of a launch that was granted the service."""
+    """Returns the text sent with the descriptor of a launch that was granted the service."""
     return f"echo {run}".encode()

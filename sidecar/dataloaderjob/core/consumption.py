@@ -74,7 +74,7 @@ class Consumption:
         return (self.total - before + unreported) & MASK
 
     def state(self) -> list[int]:
-        """The argument of `restore`: epoch, closed, rolling."""
+        """Returns the argument of `restore`: epoch, closed, rolling."""
         return [self.epoch, self.closed, self.rolling]
 
     def restore(self, state: Sequence[int], *, goes_on: bool) -> None:

@@ -54,7 +54,7 @@ class Fence:
         self._acquire = lock.acquire
 
     def full(self) -> None:
-        """Lets no load or store cross this call in either direction."""
+        """Keeps any load or store from crossing this call in either direction."""
         try:  # noqa: SIM105  contextlib.suppress takes ten times as long
             self._release()
         except RuntimeError:
@@ -63,8 +63,8 @@ class Fence:
 
 
 def fence_anywhere(allocate: Callable[[], Any] = threading.Lock) -> None:
-    """A fence with a lock of its own: for any thread, and for finalizers, which may interrupt another fence or run
-    after the interpreter has cleared this module's names."""
+    """Issues a fence with a lock of its own. It is for any thread, and for finalizers, which may interrupt another
+    fence or run after the interpreter has cleared this module's names."""
     lock = allocate()
     lock.acquire()
     if not ACCESSES_IN_ORDER:  # otherwise one locked instruction is a fence
@@ -139,7 +139,7 @@ class Control:
         self._fence = Fence()
 
     def twin(self) -> Control:
-        """The same memory, for use from another thread."""
+        """Returns a view of the same memory, for use from another thread."""
         other = copy.copy(self)
         other._fence = Fence()  # noqa: SLF001  this class
         return other
@@ -232,7 +232,7 @@ class Control:
         """Returns the lease of a ready ticket and its batch's location, or (`FAILED` or `THERE`, None); None while the
         ticket is not ready.
 
-        This is `ready` and `entry` in one: with cold caches, each function call is expensive.
+        This combines `ready` and `entry`, because with cold caches, each function call is expensive.
         """
         word: int = self._index[(stream % ROWS) * WINDOW + ticket % WINDOW]
         if word >> 16 != (((ticket + 1) & 0xFFFFFFFF) << 16 | (stream & 0xFFFF)):
@@ -247,8 +247,8 @@ class Control:
         return found
 
     def sleep(self, stream: int, ticket: int, after: int = 1) -> bool:
-        """Announces that the trainer is about to sleep for a ticket, until `after` more are published. 0: until one is,
-        even if another thread that already sleeps counts from an earlier number.
+        """Announces that the trainer is about to sleep for a ticket, until `after` more are published. 0 stands for
+        one, even if another thread that already sleeps counts from an earlier number.
 
         Returns False if the ticket is ready after all.
         """

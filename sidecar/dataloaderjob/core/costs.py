@@ -79,16 +79,16 @@ class CostClock:
         self.begin()
 
     def begin(self) -> None:
-        """The samples of a batch are being made from now on."""
+        """Notes that the samples of a batch are being made from now on."""
         self._wall = time.perf_counter_ns()
         self._start = self._collate = self._encode = time.process_time_ns()
 
     def collate(self) -> None:
-        """The samples are complete, and collate_fn follows."""
+        """Notes that the samples are complete. collate_fn follows."""
         self._collate = self._encode = time.process_time_ns()
 
     def encode(self) -> None:
-        """The batch is complete, and its encoding follows."""
+        """Notes that the batch is complete. Its encoding follows."""
         self._encode = time.process_time_ns()
         if self._collate == self._start:  # the maker does not tell samples from collate_fn
             self._collate = self._encode

@@ -23,7 +23,7 @@ _MASK = (1 << 64) - 1
 _TICKET = struct.Struct("<QQB")
 _U64 = struct.Struct("<Q")
 _COVERED_AT = _U64.size
-"""The digest covers everything after itself: the identity, then the body."""
+"""Offset of the bytes that the digest covers: the identity, then the body."""
 _BODY_AT = 2 * _U64.size
 """End of both, as in `layout.SEAL`: the sidecar compares digests, and lacks the msgpack that `core.layout` needs."""
 
@@ -46,12 +46,12 @@ def seal(body: memoryview, identity: int) -> int:
 
 
 def of_body(body: memoryview) -> int:
-    """The digest with which a body was sealed."""
+    """Returns the digest with which a body was sealed."""
     return int.from_bytes(body[:_COVERED_AT], "little")
 
 
 def of_parts(parts: Iterable[bytes | memoryview], identity: int) -> int:
-    """The digest that `seal` would write into a body of these parts; the first part has the whole header."""
+    """Returns the digest that `seal` would write into a body of these parts. The first part has the whole header."""
     hasher = xxh3_64(_U64.pack(identity))
     start = _BODY_AT
     for part in parts:
@@ -61,5 +61,5 @@ def of_parts(parts: Iterable[bytes | memoryview], identity: int) -> int:
 
 
 def intact(body: memoryview) -> bool:
-    """True if a body is, byte for byte, the one that was sealed."""
+    """Returns True if a body is, byte for byte, the one that was sealed."""
     return len(body) > _BODY_AT and _U64.unpack_from(body)[0] == xxh3_64_intdigest(body[_COVERED_AT:])

@@ -80,7 +80,7 @@ class AuthError(ProtocolError):
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first line of an error, for one-line reports."""
+    """Returns the type and the first line of an error, for one-line reports."""
     text = str(error).strip().splitlines()
     return clean(f"{type(error).__name__}: {text[0]}" if text else type(error).__name__)
 
@@ -95,6 +95,6 @@ def say(text: str) -> None:
 
 
 def named(name: str) -> type[DataLoaderJobError]:
-    """The error class of this name; ServiceError if another process names a class that does not exist here."""
+    """Returns the error class of this name; ServiceError if another process names a class that does not exist here."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, DataLoaderJobError) else ServiceError

@@ -110,7 +110,7 @@ def enter(path: Path, error: type[DataLoaderJobError], *, within: int | None = N
 
 
 def make_within(name: str, within: int, error: type[DataLoaderJobError]) -> int:
-    """Makes a folder in another one unless it exists, and returns its descriptor. Raises as `enter` does."""
+    """Makes a folder in another one unless it exists, and returns its descriptor. Raises the same errors as `enter`."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, dir_fd=within)
     return enter(Path(name), error, within=within)

@@ -24,11 +24,11 @@ import hmac
 import json
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 from dataloaderjob.core.frames import PROTOCOL
-from dataloaderjob.core.keys import SINCE, KeyOf
+from dataloaderjob.core.keys import SINCE, KeyOf, Part
 from dataloaderjob.core.seals import Opener, Sealer, Seals
 from dataloaderjob.core.sockets import (
     LENGTH,
@@ -40,6 +40,10 @@ from dataloaderjob.core.sockets import (
     take_message,
     tune,
 )
+from dataloaderjob.core.texts import clean
+
+if TYPE_CHECKING:
+    from dataloaderjob.core.credentials import Credentials
 
 MAX_HELLO_NBYTES = 4096
 """Maximum number of bytes that an unauthenticated peer can make us hold."""
@@ -47,6 +51,13 @@ HANDSHAKE_TIMEOUT_S = 5.0
 KEY_NBYTES = 32
 Key = bytes | KeyOf
 """A key, or the keys of several roles."""
+TLS_RECORD = b"\x16\x03"
+"""The first bytes of a peer under TLS."""
+UNDER_TLS = (
+    "the peer uses TLS, but this process does not: all of a job's pods must run a release that knows spec.loader.tls; "
+    "update this pod's image, or start the job with spec.loader.tls: false"
+)
+MAX_ERROR = 400
 SEALED = 5
 """Version of the control protocol from which connections have seals."""
 
@@ -235,6 +246,8 @@ class Handshake:
     def receive(self, data: bytes | bytearray | memoryview) -> bytes:
         """Returns the bytes to send. Raises AuthError, RemoteProtocolError."""
         self._data += data
+        if self._data[:2] == TLS_RECORD:  # no length of ours
+            raise AuthError(UNDER_TLS)
         answer = b""
         while not self.done and (message := take_message(self._data, MAX_HELLO_NBYTES)) is not None:
             try:
@@ -273,6 +286,8 @@ class ClientHandshake(Handshake):
             self.done, self.facts = True, confirm_acceptance(*about, message, self._versions)
             self.seals = seals_after(*about, self._versions, accepted=False)
             return b""
+        if "error" in message:  # of a port that does not even greet, as one under TLS
+            raise AuthError(f"the peer refused: {clean(message['error'], MAX_ERROR)}")
         self._challenge, self._reply = (
             message,
             answer_challenge(self._key, message, **self._fields, versions=self._versions),
@@ -304,11 +319,14 @@ class ServerHandshake(Handshake):
 
 def connect(
     address: tuple[str, int], key: Key, *, role: str, name: str, job: str, versions: Versions = CONTROL,
-    timeout_s: float = HANDSHAKE_TIMEOUT_S,
+    timeout_s: float = HANDSHAKE_TIMEOUT_S, tls: tuple[Credentials, Part] | None = None,
 ) -> Connection:  # fmt: skip
-    """Connects and completes the handshake; the socket has no timeout. Raises OSError, ProtocolError."""
+    """Connects and completes the handshake; the socket has no timeout. `tls`: the certificates of this process, and the
+    part of the job that listens there. Raises OSError, ProtocolError."""
     sock = dial(address, timeout_s)
     try:
+        if tls is not None:
+            sock = tls[0].connected(sock, tls[1])
         greet(sock, key, role=role, name=name, job=job, versions=versions, timeout_s=timeout_s)
         tune(sock)
     except BaseException:

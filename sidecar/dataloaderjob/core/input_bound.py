@@ -19,9 +19,9 @@ BUSY = 0.6
 SENDING = 0.5
 """Share of time for which finished batches wait for their connection if it is the limit."""
 IDLE = 0.85
-"""Feeders are too many if this share of them suffices."""
+"""Share of the feeders. If it would suffice, there are too many feeders."""
 MOST = 1024
-"""Largest number recommended: a loop without work could take any number of batches."""
+"""Maximum number recommended, because a loop without work could take any number of batches."""
 UNKNOWN = "unknown"
 OK = "ok"
 
@@ -45,6 +45,8 @@ class LiveLimit(StrEnum):
     """Training itself: it does not wait."""
 
 
+BY_NUMBER = (LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.SLOTS)
+"""Limits that the number of feeders may remove."""
 REASONS = {
     LiveLimit.FEEDERS: "the feeders' CPUs are the limit",
     LiveLimit.STORAGE: "feeders mostly wait for data, so storage is the limit",
@@ -59,7 +61,7 @@ REASONS = {
 REMEDIES = {
     LiveLimit.SLOTS: "raise num_workers, or use stage=",
     LiveLimit.NETWORK: "send less data, such as uint8 or encoded images",
-    LiveLimit.RECEIVER: "send less data, or use more ranks",
+    LiveLimit.RECEIVER: "send less data, give it more CPU, or use more ranks",
     LiveLimit.ORDER: "try parts= or a larger prefetch_factor",
 }
 
@@ -88,7 +90,8 @@ class InputVerdict:
         return str(self.limit) if self.is_bound else OK
 
     def column(self, number: int, current: int) -> str:
-        """The word, and the recommended number if it differs: `feeders 12`, `ok`. Callers count feeders or pods."""
+        """Returns the word, and the recommended number if it differs: `feeders 12`, `ok`. Callers count feeders or
+        pods."""
         return self.word if number == current else f"{self.word} {number}"
 
     def sentence(self, number: int | None = None, current: int | None = None, unit: str = "feeders") -> str:
@@ -104,7 +107,7 @@ class InputVerdict:
 
 
 def pipeline_of(measures: Measures) -> Pipeline:
-    """The model's view of a live job. The step is the longest known one: see `Measures.calm_step_s`."""
+    """Returns the model's view of a live job. The step is the longest known one: see `Measures.calm_step_s`."""
     step_s = max(measures.step_s, measures.calm_step_s if measures.queues_kernels else 0.0)
     period_s = measures.wait_s + measures.step_s
     return Pipeline(
@@ -122,18 +125,27 @@ def judge(measures: Measures | None) -> InputVerdict | None:
     limit = _limit(measures, pipeline)
     ceiling, is_slots = demand(measures, pipeline, limit)
     feeders = min(MOST, needed(pipeline, ceiling, is_slots=is_slots))
-    if limit not in (LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.SLOTS):  # more of them would not help
+    if limit not in BY_NUMBER:
         feeders = min(feeders, measures.feeders)
     if IDLE * measures.feeders < feeders <= measures.feeders:
         feeders = measures.feeders
-    gain = (
-        min(feeders / pipeline.occupied_s, ceiling) / max(measures.rate, 1e-9)
-        if feeders > measures.feeders
-        else 1.0
-    )
+    gain = _rate(pipeline, ceiling, feeders) / max(measures.rate, 1e-9) if feeders > measures.feeders else 1.0
     return InputVerdict(
         waiting=pipeline.waiting, limit=limit, gain=max(1.0, gain), feeders=feeders, now=measures.feeders
     )
+
+
+def predicted(measures: Measures, feeders: int) -> float:
+    """Returns the batches per second of all ranks that the verdict expects with more feeders than now."""
+    pipeline = pipeline_of(measures)
+    limit = _limit(measures, pipeline)
+    if limit not in (LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.TRAINER):
+        return measures.rate
+    return _rate(pipeline, demand(measures, pipeline, limit)[0], feeders)
+
+
+def _rate(pipeline: Pipeline, ceiling: float, feeders: int) -> float:
+    return min(feeders / pipeline.occupied_s, ceiling)
 
 
 def _limit(measures: Measures, pipeline: Pipeline) -> LiveLimit:
@@ -144,7 +156,10 @@ def _limit(measures: Measures, pipeline: Pipeline) -> LiveLimit:
     if measures.sending >= SENDING and measures.sending > measures.busy:
         return LiveLimit.NETWORK
     slots = ceilings(pipeline).get(Limit.SLOTS)
-    if slots is not None and pipeline.ranks / pipeline.period_s >= FULL * slots:
+    full = (
+        FULL if measures.feeders < measures.slots else BUSY
+    )  # each slot has a feeder: more of them have nothing to do
+    if slots is not None and pipeline.ranks / pipeline.period_s >= full * slots:
         return LiveLimit.SLOTS
     if measures.busy < BUSY:
         return LiveLimit.ORDER
@@ -153,11 +168,11 @@ def _limit(measures: Measures, pipeline: Pipeline) -> LiveLimit:
 
 
 def demand(measures: Measures, pipeline: Pipeline, limit: LiveLimit) -> tuple[float, bool]:
-    """Returns the batches per second that everything but feeders allows, and whether an iterable dataset's slots
+    """Returns the batches per second that all resources except feeders allow, and True if an iterable dataset's slots
     decide that. A resource that is used up allows today's rate."""
     now = measures.rate
     allowed = ceilings(pipeline)
-    if measures.receiving < FULL:  # the model knows other machines, the measure this one
+    if measures.receiving < FULL:  # the model is for any machine, the measure for this one
         allowed[Limit.RECEIVER] = max(allowed[Limit.RECEIVER], FULL * now / max(measures.receiving, 1e-9))
     if limit in (LiveLimit.NETWORK, LiveLimit.RECEIVER):
         return min(now, *allowed.values()), False

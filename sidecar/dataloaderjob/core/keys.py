@@ -41,6 +41,20 @@ class Holder(StrEnum):
     FEEDER = "feeder"
 
 
+class Part(StrEnum):
+    """Parts of a job that have certificates of their own (`core.tls`)."""
+
+    SUPERVISOR = "supervisor"
+    FEEDER = "feeder"
+    SIDECAR = "sidecar"
+    OPERATOR = "operator"
+
+    @property
+    def host(self) -> str:
+        """The DNS name in the part's certificates."""
+        return f"{self.value}.dataloaderjob.internal"
+
+
 HOLDERS: Mapping[str, Holder] = {
     "control": Holder.CONTROL,
     "sidecar": Holder.SIDECAR,
@@ -57,7 +71,7 @@ def derive(job_key: bytes, holder: Holder) -> bytes:
 
 
 def of_job(job_key: bytes) -> KeyOf:
-    """The keys of the supervisor and its controllers, who hold the job's key."""
+    """Returns the keys of the supervisor and its controllers, who hold the job's key."""
     made = {role: derive(job_key, holder) for role, holder in HOLDERS.items()}
 
     def find(role: str, protocol: int) -> bytes:
@@ -67,7 +81,7 @@ def of_job(job_key: bytes) -> KeyOf:
 
 
 def of_roles(made: Mapping[str, bytes]) -> KeyOf:
-    """The keys of a process at which these roles connect."""
+    """Returns the keys of a process to which peers of these roles connect."""
     return lambda role, _: _of_role(made, role)
 
 
@@ -78,9 +92,9 @@ def _of_role(made: Mapping[str, bytes], role: str) -> bytes:
 
 
 def wrap(key: bytes, secret: bytes, about: str) -> str:
-    """Encrypts another key for the holders of `key`, as hexadecimal text. `about` is what the secret belongs to.
+    """Encrypts another key for the holders of `key`, as hexadecimal text. `about` names the owner of the secret.
 
-    The same arguments give the same text, from which nobody learns more than that (a synthetic nonce).
+    The same arguments give the same text, which reveals nothing else (a synthetic nonce).
     """
     if len(secret) != NBYTES:
         raise ValueError(f"a key must have {NBYTES} bytes, but has {len(secret)}")
@@ -89,7 +103,7 @@ def wrap(key: bytes, secret: bytes, about: str) -> str:
 
 
 def unwrap(key: bytes, text: str, about: str) -> bytes:
-    """Returns the wrapped key. Raises AuthError if it was made with another key, or for something else."""
+    """Returns the wrapped key. Raises AuthError if it was wrapped with another key, or for another owner."""
     try:
         data = bytes.fromhex(text)
     except ValueError as exc:

@@ -144,7 +144,7 @@ def aligned(offset: int) -> int:
 
 
 def pack_schema(node: tuple[Any, ...]) -> bytes:
-    """Header and schema, the first bytes of a body; the seal is still to be filled in."""
+    """Returns header and schema, the first bytes of a body. The seal is still to be filled in."""
     schema = values.pack(node)
     return HEADER.pack(0, 0, MAGIC, VERSION, 0, len(schema), digest(schema)) + schema
 
@@ -154,7 +154,7 @@ def digest(schema: bytes) -> int:
 
 
 def key_nbytes(head: bytes | memoryview) -> int:
-    """Bytes of header and schema together, from the first bytes of a body. Raises RemoteProtocolError."""
+    """Returns the size of header and schema together, from the first bytes of a body. Raises RemoteProtocolError."""
     if len(head) < HEADER.size:
         raise RemoteProtocolError(f"a batch must have at least {HEADER.size} bytes, but has {len(head)}")
     _, _, magic, version, _, nbytes, _ = HEADER.unpack_from(head)

@@ -4,7 +4,8 @@ The supervisor adds one reading a second to a `MeasuresWindow`; `Measures` is th
 are compared between readings of one process, so a process that starts or ends shifts nothing.
 
 - Before a sidecar's trainers have taken FIRST batches, their times are those of a start, and do not count.
-- While more or fewer iterators live than usual, such as in an evaluation, nothing counts.
+- While no iterator lives, or more or fewer than usual, such as in an evaluation, nothing counts. A script that has left
+  its loop therefore does not make its feeders look idle.
 - Once there are enough batches with the present number of feeders, earlier ones do not count.
 - The step is a median over readings: a checkpoint is a long step, and no reason for fewer feeders.
 - On CUDA kernels are queued, so a trainer that waits for input asks again as soon as it has launched a step. Its step
@@ -30,14 +31,14 @@ RECENT_S = 15.0
 FIRST = 8
 """Batches of a sidecar's trainers that do not count: the start of a job."""
 ENOUGH = 12
-"""Batches without which nothing is known."""
+"""Number of batches below which nothing is known."""
 USUAL_S, USUAL_AFTER_S = 300.0, 30.0
 """Time whose median number of iterators is the usual one, and the time after which it is known."""
 CALM = 0.01
 """Share of waiting below which a step is as long as training makes it."""
 PARTS = 1.6
 """Number of built batches per batch taken above which the trainer's batches consist of several."""
-_READ = ("next_calls", "wait_ns", "step_ns", "nbytes", "receiver_cpu_ns")
+_READ = ("next_calls", "wait_ns", "step_ns", "nbytes", "receiver_cpu_ns", "receiver_queued_ns")
 _LARGEST = 1e15
 
 
@@ -64,7 +65,7 @@ class Measures:
     """False while more or fewer iterators live than usual: between epochs, or during an evaluation."""
     nbytes: int = 0
     receiving: float = 0.0
-    """Share of a core that a receiver uses, on average."""
+    """Share of time for which a receiver works, or is ready to work but has no CPU, on average."""
     cpu_s: float = 0.0
     """CPU time to make a batch."""
     wall_s: float = 0.0
@@ -116,7 +117,8 @@ class _Reading:
     wait_ns: int = 0
     step_ns: int = 0
     nbytes: int = 0
-    receiver_cpu_ns: int = 0
+    receiver_busy_ns: int = 0
+    """CPU time of receivers, and time in which they were ready to run but had no CPU."""
     ranks: int = 0
     """Receivers of the sidecars whose trainers have taken a batch."""
     receivers: int = 0
@@ -184,7 +186,7 @@ class MeasuresWindow:
             before = self._sidecars.get(name)
             if before is None or before["next_calls"] < max(FIRST, after["receivers"]):
                 continue
-            if any(after[counter] < before[counter] for counter in _READ):  # it has started anew
+            if any(after[counter] < before[counter] for counter in _READ):  # it has restarted
                 continue
             for counter in _READ:
                 rise[counter] += after[counter] - before[counter]
@@ -198,7 +200,8 @@ class MeasuresWindow:
                     made[counter] = made.get(counter, 0) + max(0, total - earlier.get(counter, 0))
         return _Reading(
             at=now, seconds=seconds, calls=rise["next_calls"], wait_ns=rise["wait_ns"], step_ns=rise["step_ns"],
-            nbytes=rise["nbytes"], receiver_cpu_ns=rise["receiver_cpu_ns"], ranks=ranks, receivers=receivers,
+            nbytes=rise["nbytes"], ranks=ranks, receivers=receivers,
+            receiver_busy_ns=rise["receiver_cpu_ns"] + rise["receiver_queued_ns"],
             iterators=sum(report["streams"] for report in sums.values()), costs=made, feeders=feeders,
         )  # fmt: skip
 
@@ -229,21 +232,22 @@ class MeasuresWindow:
             waiting=_waiting(recent), calm_step_s=self._calm[1], queues_kernels=self._queues_kernels,
             is_steady=self._is_steady,
             nbytes=sum(r.nbytes for r in readings) // batches,
-            receiving=sum(r.receiver_cpu_ns for r in readings) / 1e9 / max(1e-9, spent),
+            receiving=min(1.0, sum(r.receiver_busy_ns for r in readings) / 1e9 / max(1e-9, spent)),
             feeders=last.feeders, slots=self._slots, **_of_feeders(readings, batches),
         )  # fmt: skip
 
     def _current(self) -> list[_Reading]:
         """Returns the readings that count."""
-        readings = [reading for reading in self._readings if reading.receivers]
+        readings = [r for r in self._readings if r.receivers and (r.iterators or r.calls)]
         for start in range(len(readings) - 1, 0, -1):
             if readings[start - 1].feeders != readings[-1].feeders:
                 current = readings[start:]
-                return current if sum(reading.calls for reading in current) >= ENOUGH else readings
+                suffices = sum(r.calls for r in current) >= ENOUGH and _between_reports(current)
+                return current if suffices else readings
         return readings
 
     def _remember(self, ranks: int, readings: Sequence[_Reading]) -> None:
-        """Remembers the step in seconds in which nobody waited."""
+        """Remembers the step in seconds without waiting."""
         if self._calm[0] != ranks:
             self._calm = ranks, 0.0
         calm = [reading for reading in readings if reading.calls and _waiting([reading]) < CALM]
@@ -285,9 +289,10 @@ def _of_feeders(readings: Sequence[_Reading], batches: int) -> dict[str, Any]:
     for reading in readings:
         for counter, rise in reading.costs.items():
             total[counter] = total.get(counter, 0) + rise
-    built, served = total.get("built", 0), sum(r.seconds * r.feeders for r in readings)
-    if not built:
+    built, reported = total.get("built", 0), _between_reports(readings)
+    if not built or not reported:
         return {}
+    served = sum(r.seconds * r.feeders for r in reported)
     each = built / batches
     parts = round(each) if each >= PARTS else 1
     wall_s = total["wall_ns"] / built / 1e9
@@ -298,6 +303,15 @@ def _of_feeders(readings: Sequence[_Reading], batches: int) -> dict[str, Any]:
         "wall_s": parts * wall_s,
         "queued_s": min(parts * total["queued_ns"] / built / 1e9, parts * wall_s),
         "spread": math.sqrt(variance) / wall_s if wall_s else 0.0,
-        "busy": min(1.0, total["wall_ns"] / 1e9 / max(1e-9, served)),
+        "busy": min(1.0, sum(r.costs.get("wall_ns", 0) for r in reported) / 1e9 / max(1e-9, served)),
         "sending": total["sending"] / max(1, total["looks"]),
     }
+
+
+def _between_reports(readings: Sequence[_Reading]) -> Sequence[_Reading]:
+    """Returns the readings after feeders' first report up to their last one; none if there is only one report.
+
+    Feeders report less often than readings are made, so before and after they have only a part of their time.
+    """
+    reported = [number for number, reading in enumerate(readings) if reading.costs.get("looks")]
+    return readings[reported[0] + 1 : reported[-1] + 1] if reported else ()

@@ -39,12 +39,12 @@ _ROOT = Path("/")
 
 
 def size_text(nbytes: int) -> str:
-    """A number of bytes as text for people."""
+    """Formats a number of bytes for people."""
     return f"{nbytes / (1 << 30):.3g} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.3g} MiB"
 
 
 def memory_limit(root: Path = _ROOT) -> int:
-    """Bytes that this process may use: the smallest of the machine's memory and the limits of its cgroups.
+    """Returns the bytes that this process may use: the smallest of the machine's memory and the limits of its cgroups.
 
     A memfd beyond the cgroup's limit ends in SIGKILL, not in an error, so the limit is read before memory is touched.
     """
@@ -53,7 +53,7 @@ def memory_limit(root: Path = _ROOT) -> int:
 
 
 def machine_memory(root: Path = _ROOT) -> int:
-    """The memory of the whole machine in bytes."""
+    """Returns the memory of the whole machine in bytes."""
     return next(
         int(line.split()[1]) * 1024
         for line in (root / "proc/meminfo").read_text().splitlines()
@@ -62,8 +62,8 @@ def machine_memory(root: Path = _ROOT) -> int:
 
 
 def kills(root: Path = _ROOT) -> int:
-    """Number of processes in this cgroup that the kernel has killed for lack of memory. If no cgroup counts them, as at
-    the root of version 2, the number for the whole machine; 0 if neither is known."""
+    """Returns the number of processes in this cgroup that the kernel has killed for lack of memory. If no cgroup counts
+    them, as at the root of version 2, it is the number for the whole machine; 0 if neither is known."""
     for folder, version in _cgroups(root):
         if (found := _counter(folder / version.kills)) is not None:
             return found
@@ -84,7 +84,8 @@ def die_as(pid: int, root: Path = _ROOT) -> None:
 
 
 def describe_limit(field: str, root: Path = _ROOT) -> str:
-    """The available memory, and a remedy. `field`: the manifest field that sets a pod's limit; empty on one machine."""
+    """Describes the available memory, and a remedy. `field`: the manifest field that sets a pod's limit; empty on one
+    machine."""
     limit, machine = memory_limit(root), machine_memory(root)
     if field:
         return f"its pod may use {size_text(limit)}: {remedy(field)}"
@@ -93,7 +94,7 @@ def describe_limit(field: str, root: Path = _ROOT) -> str:
 
 
 def remedy(field: str) -> str:
-    """The remedy if memory ran out. `field`: as for `describe_limit`."""
+    """Returns the remedy if memory ran out. `field`: as for `describe_limit`."""
     if field:
         return f"raise {field}, or make batches smaller"
     return "use fewer feeders or smaller batches, or free some"

@@ -24,18 +24,18 @@ PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 MAX_LINE_CHARS = 64 * 1024
-"""A longer line is shown in pieces."""
+"""Maximum length of a line. A longer one is shown in pieces."""
 SEE_OUTPUT = "its own output gives the reason"
 """Ends a line that points to another process's output, which may come before or after it."""
 _ENDS = re.compile(r"\r\n|\n|\r")
 MAX_CRASHES = 6
-"""More crashes than this within CRASH_WINDOW_S mean that the next try will fail, too."""
+"""Number of crashes within CRASH_WINDOW_S beyond which the next try is expected to fail, too."""
 CRASH_WINDOW_S = 120.0
 
 
 def die_with_parent(parent: int) -> None:
-    """Ends this process when its parent ends, because nobody could talk to it then. `parent`: the pid of the process
-    that forked it."""
+    """Ends this process when its parent ends, because it would then have no one to talk to. `parent`: the pid of the
+    process that forked it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -98,7 +98,7 @@ def end_as(main: Callable[[], int | None]) -> NoReturn:
     finally:
         with contextlib.suppress(
             Exception
-        ):  # nobody reads the output any more, or user code has replaced the stream
+        ):  # the output has no reader any more, or user code has replaced the stream
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
@@ -112,7 +112,7 @@ def lead_group(pid: int) -> None:
 
 
 def end_group(pid: int) -> int:
-    """Reaps a child that led a group and has ended, and kills what it started. Returns its exit code."""
+    """Reaps a child that led a group and has ended, and kills the processes that it started. Returns its exit code."""
     # Before the child is reaped, while no other process can have its number.
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
@@ -130,8 +130,8 @@ def alive(pidfd: int) -> bool:
 
 
 def start_time(pid: int) -> str:
-    """Start time of a live process, by the kernel's count, which distinguishes it from a later one with its number.
-    Empty if there is none."""
+    """Returns the start time of a live process, by the kernel's count. It distinguishes the process from a later one
+    with the same number. Empty if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -225,7 +225,7 @@ class Lines:
     def feed(self, data: bytes, *, final: bool = False) -> None:
         text = self._rest + self._decode(data, final)
         held = ""
-        if text.endswith("\r") and not final:  # its newline may come with the next bytes
+        if text.endswith("\r") and not final:  # its newline may arrive with the next bytes
             text, held = text[:-1], "\r"
         *lines, rest = _ENDS.split(text)
         while len(rest) > MAX_LINE_CHARS:
@@ -258,12 +258,13 @@ class Backoff:
         return min(self.last_s, self.first_s * 2.0 ** min(failures - 1, 30))
 
     def spread_s(self, failures: int) -> float:
-        """A random wait of half that or more: many that lost the same peer do not all return at once."""
+        """Returns a random wait of half that or more, so that many that lost the same peer do not all return at
+        once."""
         return self.wait_s(failures) * (0.5 + os.urandom(1)[0] / 510)
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL and so on; "signal 99" if this Python has no name for it."""
+    """Returns SIGKILL and so on; "signal 99" if this Python has no name for it."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -288,7 +289,7 @@ class Crashes:
 
 
 def restart_wait_s(crashes: int) -> float:
-    """The wait before a restart; none after a single crash."""
+    """Returns the wait before a restart; none after a single crash."""
     return 0.0 if crashes == 1 else _RESTART.wait_s(crashes - 1)
 
 

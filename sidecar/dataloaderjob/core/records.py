@@ -98,8 +98,8 @@ class Piece:
         return data
 
     def bundle(self, row: Row) -> tuple[Bundle, bool] | None:
-        """The bundle that made the batch, and True if it did so in the trainer's process; None if it could not be
-        kept."""
+        """Returns the bundle that made the batch, and True if it did so in the trainer's process; None if it could not
+        be kept."""
         if row.bundle == NO_BUNDLE:
             return None
         path = self.path.with_suffix(".bundles")

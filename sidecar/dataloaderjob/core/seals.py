@@ -31,7 +31,7 @@ _NUMBER = struct.Struct("<Q")
 SEAL_NBYTES = _NUMBER.size + MAC_NBYTES
 """Size of the number and the MAC behind a head."""
 LONG_NBYTES = 512
-"""The MAC of a longer payload covers its SHA-256, which is two to three times as fast."""
+"""Length from which the MAC of a payload covers its SHA-256, which is two to three times as fast."""
 
 
 class BrokenSeal(RemoteProtocolError):
@@ -70,7 +70,7 @@ class Opener:
         self._number = 0
 
     def open_head(self, sealed: bytes | memoryview) -> None:
-        """Checks a head with its number and MAC, which precedes any use of it. Raises BrokenSeal."""
+        """Checks a head with its number and MAC. No part of the head may be used before. Raises BrokenSeal."""
         self._update(sealed[:-MAC_NBYTES])
         if not compare_digest(sealed[-MAC_NBYTES:], self._digest()):
             raise self._broken(*_NUMBER.unpack_from(sealed, len(sealed) - SEAL_NBYTES))

@@ -13,11 +13,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from dataloaderjob.core import folders, ipc
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.memory import memory_limit
+
+if TYPE_CHECKING:
+    from dataloaderjob.core.credentials import Credentials
 
 T = TypeVar("T")
 
@@ -53,7 +56,8 @@ class RayTuning:
     """Time for which raylets and workers outlive their GCS."""
 
     def config(self) -> dict[str, int]:
-        """The same under Ray's names, as a head keeps it and passes it to every node that joins."""
+        """Returns the same settings under Ray's names, as a head keeps them and passes them to every node that
+        joins."""
         return {
             "worker_register_timeout_seconds": self.worker_register_timeout_s,
             "health_check_initial_delay_ms": round(self.health_check_initial_delay_s * 1000),
@@ -64,7 +68,7 @@ class RayTuning:
         }
 
     def env(self) -> dict[str, str]:
-        """Variables that put this in force from the first moment of a process, on head and nodes alike."""
+        """Returns variables that apply the settings from the first moment of a process, on head and nodes alike."""
         return {f"RAY_{name}": str(value) for name, value in self.config().items()}
 
 
@@ -134,6 +138,8 @@ class SidecarSettings(LoaderSettings):
     """Port of /metrics and /healthz; 0 for any, None for none."""
     ended: str = ""
     """The reason why the job has ended, for pods that outlive it; empty while it lives."""
+    tls_folder: str = ""
+    """Folder with the certificates of this sidecar (`core.tls`); empty: connections are not under TLS."""
 
     def check(self) -> None:
         """Raises InputError if these settings cannot work, before anything is created."""
@@ -190,7 +196,7 @@ class FeederSettings:
     """Ray's name for the cluster that placed the feeder, empty without Ray. The supervisor treats a feeder of another
     cluster as a guest."""
     index: int = 0
-    """Number in the name; user code sees it as `get_worker_info().id`."""
+    """Number in the feeder's name. User code sees it as `get_worker_info().id`."""
     num_feeders: int = 1
     """Feeders of the job when this one was placed; `get_worker_info().num_workers`."""
     key_path: str
@@ -218,6 +224,8 @@ class FeederSettings:
     """The manifest field that limits the memory where the feeder runs; empty if none does."""
     lease_s: float = 0.0
     """The feeder ends after this time without a supervisor; 0: it serves on, and waits for the next supervisor."""
+    tls_folder: str = ""
+    """Folder with the certificates of feeders (`core.tls`); empty: connections are not under TLS."""
 
 
 @reads_other_releases
@@ -226,7 +234,7 @@ class ForeignNode:
     """Further arguments of a feeder on a Ray node that was not started for the job."""
 
     key: bytes = b""
-    """The job's key, which no file of that node contains."""
+    """The feeders' key, which no file of that node contains."""
     env: Mapping[str, str] = field(default_factory=dict)
     """The manifest's variables for user code."""
     tag: str = ""
@@ -282,6 +290,10 @@ class SupervisorSettings:
     """Unique name of the job among all jobs of that cluster; empty: the job's own name."""
     feeder_env: Mapping[str, str] = field(default_factory=dict)
     """The manifest's variables for user code on such a cluster."""
+    tls_folder: str = ""
+    """Folder with the certificates of the supervisor (`core.tls`); empty: connections are not under TLS."""
+    feeder_tls_folder: str = ""
+    """The same on feeders' nodes."""
 
 
 def dump(settings: Any, path: Path) -> None:
@@ -328,6 +340,15 @@ def _made(kind: type[T], found: Any, path: Path, unknown: list[str], inside: str
         if dataclasses.is_dataclass(hints[name])
     }
     return kind(**{**known, **inner})
+
+
+def read_credentials(folder: str) -> Credentials | None:
+    """Reads the certificates of this process; None if the job does not use TLS. Raises InputError."""
+    if not folder:
+        return None
+    from dataloaderjob.core.credentials import Credentials  # with the library, only if it is needed
+
+    return Credentials(folder)
 
 
 def read_key(path: str | Path) -> bytes:

@@ -17,11 +17,11 @@ WORTH = 0.05
 HEADROOM, MOST_SPREAD = 0.85, 0.10
 """A feeder is planned to be busy for HEADROOM of the time, less MOST_SPREAD where batches differ most."""
 WAITS = 0.5
-"""Share of a batch's wall time without CPU, above which storage is what limits."""
+"""Share of a batch's wall time without CPU above which storage is the limit."""
 LINK_USE = 0.9
 """Usable share of a link."""
 WINDOW, WINDOW_PER_FEEDER = 16, 2
-"""Batches that are under way for a rank by default: WINDOW, or more with many feeders."""
+"""Number of batches that are under way for a rank by default: WINDOW, or more with many feeders."""
 RECEIVE_S_PER_GB = 0.3
 """CPU seconds that a receiver needs for a GB: the floor that B2 of docs/benchmarks.md holds."""
 RECEIVE_S = 100e-6
@@ -65,7 +65,7 @@ class Pipeline:
     """Bytes per second into the trainer's node; None: unknown, or one machine."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a time that is not positive, or less than nothing."""
+        """Raises ValueError for a negative figure, or for a period or a wall time of 0."""
         if not (
             self.period_s > 0
             and self.step_s >= 0
@@ -82,7 +82,7 @@ class Pipeline:
 
     @property
     def occupied_s(self) -> float:
-        """Time that a batch occupies a feeder for: no less than its CPU."""
+        """Time for which a batch occupies a feeder, at least its CPU time."""
         return max(self.cpu_s, self.wall_s)
 
 
@@ -109,7 +109,7 @@ class Advice:
 
 
 def ceilings(pipeline: Pipeline) -> dict[Limit, float]:
-    """Batches per second of all ranks that each resource allows, whatever the number of feeders."""
+    """Returns the batches per second of all ranks that each resource allows, whatever the number of feeders."""
     found = {Limit.TRAINER: pipeline.ranks / pipeline.step_s if pipeline.step_s > 0 else math.inf}
     if pipeline.link is not None and pipeline.nbytes:
         found[Limit.NETWORK] = LINK_USE * pipeline.link / pipeline.nbytes
@@ -121,12 +121,12 @@ def ceilings(pipeline: Pipeline) -> dict[Limit, float]:
 
 
 def rate(pipeline: Pipeline, feeders: int) -> float:
-    """Predicted batches per second of all ranks with this number of feeders."""
+    """Predicts the batches per second of all ranks with this number of feeders."""
     return min(feeders / pipeline.occupied_s, in_order(pipeline, feeders), *ceilings(pipeline).values())
 
 
 def in_order(pipeline: Pipeline, feeders: int) -> float:
-    """Batches per second that the default window allows: its slowest batch holds up those behind it."""
+    """Returns the batches per second that the default window allows. Its slowest batch holds up those behind it."""
     if not pipeline.longest_s:
         return math.inf
     return pipeline.ranks * max(WINDOW, WINDOW_PER_FEEDER * feeders) / pipeline.longest_s
@@ -140,14 +140,14 @@ def needed(pipeline: Pipeline, ceiling: float, *, is_slots: bool = False) -> int
 
 
 def maker(pipeline: Pipeline) -> Limit:
-    """The limit of the processes that make batches: their CPU, or the storage that they wait for."""
+    """Returns the limit of the processes that make batches: their CPU, or the storage that they wait for."""
     return Limit.STORAGE if 1 - pipeline.cpu_s / pipeline.occupied_s > WAITS else Limit.CPU
 
 
 def advise(pipeline: Pipeline, most: int | None = None) -> Advice:
     """Returns the least number of feeders that removes the waiting, as far as other resources allow.
 
-    most: feeders that there may be.
+    most: maximum number of feeders.
     """
     allowed = ceilings(pipeline)
     ceiling, now = min(allowed.values()), pipeline.ranks / pipeline.period_s
@@ -181,7 +181,7 @@ def _limit_today(pipeline: Pipeline, now: float, allowed: dict[Limit, float]) ->
 
 
 def spread(values: Sequence[float]) -> float:
-    """Coefficient of variation; 0 of fewer than two values."""
+    """Returns the coefficient of variation; 0 for fewer than two values."""
     if len(values) < 2 or not (mean := statistics.fmean(values)):
         return 0.0
     return statistics.stdev(values) / mean

@@ -9,8 +9,8 @@ MAX_SNAPSHOTS = 16
 STEPS_APART = 2
 """Ranks that share slots step together: they are always fewer than STEPS_APART steps apart."""
 STEPS_AHEAD, BATCHES_AHEAD = 4, 16
-"""Lead of a shared slot over the slowest rank: the batches of STEPS_AHEAD steps, plus BATCHES_AHEAD. A rank asks for
-one step less, so that none waits for a batch that nobody is going to make."""
+"""Lead of a shared slot over the slowest rank: the batches of STEPS_AHEAD steps, plus BATCHES_AHEAD. A rank requests
+one step less, so that no rank waits for a batch that will not be made."""
 Snapshot = tuple[int, bytes]
 """(batches made, state)."""
 DATA, PICKLE = b"D", b"\x80"
@@ -38,7 +38,8 @@ class SnapshotShelf:
         return True
 
     def at(self, number: int) -> Snapshot | None:
-        """The snapshot at which a slot begins if its first batch is `number`; None if it begins at its start."""
+        """Returns the snapshot at which a slot begins if its first batch is `number`; None if it begins at its
+        start."""
         return max((one for one in self._of if one[0] <= number), default=None)
 
     def clear(self) -> None:

@@ -69,14 +69,26 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class Connection(socket.socket):
-    """A stream socket, whose messages carry seals after the handshake if it is one over TCP."""
+    """A stream socket, whose messages carry seals after the handshake if it is one over TCP. `core.tls` has the class
+    of those under TLS."""
 
     seals: Seals | None = None
+
+    @property
+    def buffered(self) -> bool:
+        """True if received bytes wait in this process, where no poll sees them."""
+        return False
+
+    def establish(self) -> None:
+        """Does what must precede the handshake, such as setting up TLS. Raises BlockingIOError if that takes longer and
+        the socket does not block; AuthError, OSError."""
 
     @classmethod
     def of(cls, sock: socket.socket) -> Connection:
         """Takes over a socket, which is blocking afterwards."""
         sock.settimeout(None)
+        if isinstance(sock, Connection):
+            return sock
         return cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
 
     def end_handshake(self, seals: Seals | None) -> None:

@@ -22,13 +22,14 @@ blob      c -> s  {"type": "get", "digest", "nbytes", "host", "port"}   a feeder
           s -> c  {"type": "blob", "digest", "nbytes"}, then the bytes, or {"type": "gone"}: nobody has it now; or
                   {"type": "peer", "host", "port"}: a feeder that answers the same "get" with the blob
           c -> s  {"type": "stored"}, or "get" once more: that feeder does not have it
-control   c -> s  {"type": "scale", "feeders": n} | {"type": "status", "brief": bool} | {"type": "stop"}
+control   c -> s  {"type": "scale", "feeders": n} | {"type": "status", "brief": bool} | {"type": "stop" | "end"}
           s -> c  {"type": "ok"} | {"type": "error", "message"}
           s -> c  {"type": "status", "pid", "up_seconds", "desired", "ready", "notes": [...],
                    "feeders": [{"name", "state", "seconds", "cause", "why", "host", and once its process has reported,
                                 "instance", "port", "pid", "node", "session"}],
                    "sidecars": {name: {"metrics", "receivers"}}, "failures": [failure with its "sidecar"],
                    "measures": {...}, `core.measures`, once there are enough batches,
+                   "ended": bool, true once all feeders are gone after "end", which keeps the supervisor,
                    "ray": {"version", and the settings that its GCS reports, by Ray's names}}   "ray" is empty, and
                    no feeder placed, until Ray has answered. A failure outlives its sidecar until any trainer takes a
                    batch: the next attempt of a job starts with the cause of the last one's end. A brief status has
@@ -46,13 +47,16 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core import keys, sockets
 from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
 from dataloaderjob.core.handshake import connect
 from dataloaderjob.core.processes import signal_name
 from dataloaderjob.core.texts import clean
+
+if TYPE_CHECKING:
+    from dataloaderjob.core.credentials import Credentials
 
 MAX_FEEDERS = 4096
 """Maximum number of feeders that a supervisor keeps for one job."""
@@ -72,6 +76,8 @@ COUNTERS = (
 )  # fmt: skip
 READ = (*COUNTERS, "used_nbytes", "pool_nbytes")
 """A sidecar's metrics from which a job's rates are computed."""
+OF_RANK = ("next_calls", "wait_ns", "step_ns", "nbytes", "ready")
+"""Metrics that a sidecar reports for each of its ranks, in this order."""
 Readings = Mapping[str, Mapping[str, int]]
 """Metrics by sidecar."""
 FIELDS = ("feeder", "reason", "text")
@@ -104,12 +110,17 @@ LASTING = frozenset({Cause.REGISTER_TIMEOUT, Cause.FAILS, Cause.REFUSED, Cause.O
 
 
 def ask(
-    host: str, port: int, job_key: bytes, *, job: str, message: dict[str, Any], timeout_s: float = 10.0
-) -> dict[str, Any]:
-    """Sends one request as a control client. Raises OSError, ProtocolError, and ServiceError if it is refused."""
+    host: str, port: int, job_key: bytes, *, job: str, message: dict[str, Any], timeout_s: float = 10.0,
+    tls: Credentials | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Sends one request as a control client. `tls`: the certificates of this process, if the job uses TLS.
+
+    Raises OSError, ProtocolError, and ServiceError if it is refused.
+    """
     with connect(
-        (host, port), keys.of_job(job_key), role="control", name="control", job=job, timeout_s=timeout_s
-    ) as sock:
+        (host, port), keys.of_job(job_key), role="control", name="control", job=job, timeout_s=timeout_s,
+        tls=None if tls is None else (tls, keys.Part.SUPERVISOR),
+    ) as sock:  # fmt: skip
         sock.settimeout(timeout_s)
         sockets.send_message(sock, message)
         answer = sockets.recv_message(sock)
@@ -158,7 +169,7 @@ def name_of(index: int) -> str:
 
 
 def index_of(name: str) -> int | None:
-    """The number in a feeder's name; None if `name` is not one."""
+    """Returns the number in a feeder's name; None if `name` is not one."""
     head, _, tail = name.rpartition("-")
     return int(tail) if head == "feeder" and tail.isdecimal() and str(int(tail)) == tail else None
 
@@ -212,15 +223,15 @@ class Rates:
 
 
 def occupancy(pools: Iterable[Mapping[str, Any]]) -> float | None:
-    """The share of these pools, or sums of pools, that is in use."""
+    """Returns the share of these pools, or sums of pools, that is in use."""
     known = [(int(pool.get("used_nbytes", 0)), int(pool.get("pool_nbytes", 0))) for pool in pools]
     size = sum(size for _, size in known)
     return sum(used for used, _ in known) / size if size else None
 
 
 def between(before: Readings, after: Readings, seconds: float) -> Rates:
-    """Rates of all sidecars together. A sidecar in only one reading started or ended in between. It counts from its
-    next reading on, because the part of its counters that falls into these seconds is unknown."""
+    """Returns the rates of all sidecars together. A sidecar in only one reading started or ended in between. It counts
+    from its next reading on, because the part of its counters that falls into these seconds is unknown."""
     both = [name for name in after if name in before]
     rise = {
         counter: sum(max(0, after[n].get(counter, 0) - before[n].get(counter, 0)) for n in both)
@@ -237,7 +248,7 @@ def between(before: Readings, after: Readings, seconds: float) -> Rates:
 
 
 def pack_failure(error: str, message: str) -> bytes:
-    """The FAILED payload for one of our own errors, with the name of its class in `core.errors`."""
+    """Returns the FAILED payload for one of our own errors, with the name of its class in `core.errors`."""
     return json.dumps({"service": error, "message": message}).encode()
 
 

@@ -14,7 +14,7 @@ UNKNOWN = "\ufffd"
 MAX_CHARS = 4000
 """The default limit, for lines of a log."""
 _SPARE = 8
-"""Text beyond this multiple of the limit is not looked at."""
+"""Multiple of the limit beyond which text is not looked at."""
 _ESCAPES = re.compile(
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]?"  # control sequences: colours, cursor, erasing
     "|(?:\x1b\\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?"  # commands: titles, links, the clipboard
@@ -23,7 +23,7 @@ _ESCAPES = re.compile(
 _HIDDEN = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls other than tab and newline
     "\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
-    "\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff"  # halves of characters, and numbers that are none
+    "\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff"  # surrogates, and code points that are no characters
 )
 _UNFIT = re.compile(f"[{_HIDDEN}]+")
 _LINE_ENDS = re.compile("\r\n|[\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")

@@ -1,7 +1,7 @@
 """The times of batches that builders of one machine have made: the layout of a builder's file, and sums of files.
 
 A builder (`feeder.timing`) maps a file of fixed size in the folder TIMES next to its blobs, if that folder exists,
-as on one machine. A process that is killed leaves its file. `local.reporting` adds the files up.
+as on one machine and in feeder pods. A process that is killed leaves its file. `local.reporting` adds the files up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,8 @@ SLOWEST = 20
 """Batches, and samples, that are kept by name."""
 BUCKETS, PER_OCTAVE = 128, 4
 """Buckets of the histogram: bucket i begins at 2 ** (i / PER_OCTAVE) µs."""
+MOST_FILES = 256
+"""Builders whose files are kept: where nobody adds them up, as on a cluster, the oldest ones are removed."""
 MAGIC = b"DLJTIM01"
 HEAD = struct.Struct("<8sQ")
 """Magic, pid."""
@@ -114,7 +116,7 @@ class Times:
         self.samples = slowest((*self.samples, *other.samples))
 
     def longest_of(self, batches: int) -> float:
-        """The mean time, in seconds, of the slowest among this number of batches; 0 without any."""
+        """Returns the mean time, in seconds, of the slowest among this number of batches; 0 without any."""
         total, below, found = sum(self.buckets), 0, 0.0
         for number, count in enumerate(self.buckets):
             if count:
@@ -124,7 +126,7 @@ class Times:
         return found
 
     def quantile(self, share: float) -> float | None:
-        """Seconds below which this share of batches was made, to about a tenth; None without batches."""
+        """Returns the seconds below which this share of batches was made, to about a tenth; None without batches."""
         left = share * sum(self.buckets)
         if not any(self.buckets):
             return None
@@ -133,6 +135,34 @@ class Times:
             if count and left <= 0:
                 return begin_of(number + 0.5)
         return None
+
+
+def packed(times: Times) -> dict[str, Any]:
+    """Returns times as JSON has them."""
+    return {
+        "sums": {name: getattr(times.sums, name) for name in times.sums.__slots__},
+        "buckets": times.buckets,
+        "batches": [list(entry) for entry in times.batches],
+        "samples": [list(entry) for entry in times.samples],
+    }
+
+
+def unpacked(found: Mapping[str, Any]) -> Times:
+    """Returns packed times. Raises ValueError, TypeError, KeyError."""
+    counts = {str(name): int(n) for name, n in found["sums"].items() if name != "squares"}
+    sums = Sums(**counts)
+    sums.squares = float(found["sums"]["squares"])
+    buckets = [int(n) for n in found["buckets"]]
+    if len(buckets) != BUCKETS:
+        raise ValueError(f"expected {BUCKETS} buckets, got {len(buckets)}")
+
+    def entries(rows: Any) -> list[Entry]:
+        return slowest(
+            Entry(int(took), int(at_ns), int(ticket), int(sample_ns), int(slot), str(text))
+            for took, at_ns, ticket, sample_ns, slot, text in rows
+        )
+
+    return Times(sums, buckets, entries(found["batches"]), entries(found["samples"]))
 
 
 def slowest(entries: Iterable[Entry]) -> list[Entry]:
@@ -144,7 +174,7 @@ def bucket_of(ns: int) -> int:
 
 
 def begin_of(bucket: float) -> float:
-    """The least time in a bucket, in seconds."""
+    """Returns the shortest time in a bucket, in seconds."""
     return float(2.0 ** (bucket / PER_OCTAVE) * 1e-6)
 
 
@@ -158,6 +188,13 @@ def files(folder: Path) -> Iterator[tuple[str, int, Path]]:
         for name in sorted(os.listdir(folder)):
             if (match := _NAME.fullmatch(name)) is not None:
                 yield match["feeder"], int(match["pid"]), folder / name
+
+
+def prune(folder: Path) -> None:
+    """Removes the oldest files of a folder that has MOST_FILES. Raises OSError."""
+    found = [path for _, _, path in files(folder)]
+    for path in sorted(found, key=lambda path: path.stat().st_mtime)[: max(0, len(found) - MOST_FILES + 1)]:
+        path.unlink(missing_ok=True)
 
 
 def read(path: Path) -> Times | None:

@@ -31,7 +31,8 @@ from msgpack.exceptions import StackError
 from dataloaderjob.core.errors import RemoteProtocolError
 
 MAX_DEPTH = 416
-"""Each level of containers takes a Python frame, and Python's own limit is 1000; msgpack's is at least 511."""
+"""Maximum depth. Each level of containers takes a Python frame, and Python's own limit is 1000; msgpack's is at least
+511."""
 SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 _HASHABLE = SCALARS - {bytearray}
 _NATIVE = SCALARS - {complex, bytearray}
@@ -79,7 +80,7 @@ def _put(packer: Packer, value: Any) -> Any:
 
 
 def _prepared(value: Any, depth: int) -> Any:
-    """Adds marks and extensions to a value. It visits every container: msgpack takes a bytearray for bytes."""
+    """Adds marks and extensions to a value. Visits every container, because msgpack takes a bytearray for bytes."""
     kind = type(value)
     if kind in _NATIVE:
         return value

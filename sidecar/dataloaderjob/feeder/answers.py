@@ -49,17 +49,17 @@ class Answers:
         self._of[number] = answer
 
     def lend(self, answer: Answer) -> None:
-        """The answer is about to be sent to the feeder."""
+        """Notes that the answer is about to be sent to the feeder."""
         if answer.buffer is not None:
             self._lent[answer.buffer] += 1
 
     def returned(self, buffer: int) -> None:
-        """The feeder has sent the body in this buffer, or given it up."""
+        """Notes that the feeder has sent the body in this buffer, or given it up."""
         self._lent[buffer] -= 1
         self._free_unless_used(buffer)
 
     def forget(self, needed: int) -> None:
-        """Batches before `needed` are not requested again."""
+        """Drops the answers before batch `needed`, which are not requested again."""
         for number in [number for number in self._of if number < needed]:
             buffer = self._of.pop(number).buffer
             if buffer is not None:
@@ -81,7 +81,8 @@ class SnapshotClock:
         """True once no further snapshots are taken."""
 
     def take(self, source: SlotSource) -> bytes | None:
-        """Returns a snapshot if one is due and the slot provides one; if this sets `stopped`, the reason, if any."""
+        """Returns a snapshot if one is due and the slot provides one. If this call sets `stopped`, returns the reason,
+        if any."""
         began = self._clock()
         if self.stopped or began < self._due:
             return None

@@ -10,49 +10,60 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core import handshake, sockets, supervision
 from dataloaderjob.core.blobs import MAX_NBYTES, SLOWEST, BlobStore, chunks
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError, ServiceError
+from dataloaderjob.core.keys import Part
 from dataloaderjob.core.settings import FeederSettings
+from dataloaderjob.core.sockets import Connection
+
+if TYPE_CHECKING:
+    from dataloaderjob.core.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
 STALL_TIMEOUT_S = 30.0
-"""A connection that delivers no byte of a blob for this long is closed, and the blob is requested again."""
+"""Seconds without a byte of a blob after which the connection is closed, and the blob is requested again."""
 
 PEER_ERRORS = (ConnectionError, TimeoutError, ProtocolError)
 """Errors of the other feeder or of the network in between; all others are this node's own."""
 
 
-def connect_to_supervisor(settings: FeederSettings, key: bytes, role: str) -> socket.socket:
+def connect_to_supervisor(
+    settings: FeederSettings, key: bytes, role: str, tls: Credentials | None
+) -> Connection:
     """Returns a connection to the supervisor, after the handshake. Raises OSError, ProtocolError."""
     if settings.supervisor_host is None:
         raise ServiceError(f"{settings.name} has no supervisor to fetch it from")
     address = settings.supervisor_host, settings.supervisor_port
     return handshake.connect(
-        address, key, role=role, name=settings.name, job=settings.job, versions=handshake.BY_ROLE
-    )
+        address, key, role=role, name=settings.name, job=settings.job, versions=handshake.BY_ROLE,
+        tls=None if tls is None else (tls, Part.SUPERVISOR),
+    )  # fmt: skip
 
 
 class BlobFetcher:
     """Fetches blobs into the node's folder, each once for all feeders of the node."""
 
     def __init__(
-        self, settings: FeederSettings, key: bytes, store: BlobStore, address: Callable[[], tuple[str, int]]
-    ):
+        self, settings: FeederSettings, key: bytes, store: BlobStore, address: Callable[[], tuple[str, int]],
+        tls: Credentials | None = None,
+    ) -> None:  # fmt: skip
         """`address` returns the host and port at which this feeder serves its blobs to others (`serve`)."""
+        self._tls = tls
         self._settings, self._key, self._store, self._address = settings, key, store, address
 
     def fetch(self, digest: str, nbytes: int, *, wanted: Callable[[], bool]) -> bool:
-        """Returns False if nobody wants the blob any more, or nobody has it yet. Raises OSError, ProtocolError."""
+        """Fetches a blob. Returns False if nobody wants it any more, or nobody has it yet. Raises OSError,
+        ProtocolError."""
         host, port = self._address()
         request = {"type": "get", "digest": digest, "nbytes": nbytes, "host": host, "port": port}
         with self._store.lock(digest):
             if self._store.has(digest, nbytes):
                 return True
-            with connect_to_supervisor(self._settings, self._key, "blob") as sock:
+            with connect_to_supervisor(self._settings, self._key, "blob", self._tls) as sock:
                 while not self._store.has(digest, nbytes):
                     sock.settimeout(None)
                     sockets.send_message(sock, request)
@@ -73,7 +84,7 @@ class BlobFetcher:
         return True
 
     def _receive(self, sock: socket.socket, digest: str, nbytes: int) -> dict[str, Any]:
-        """Returns the answer to a request. If the blob comes with the answer, the blob is stored first."""
+        """Returns the answer to a request. A blob that comes with the answer is stored first."""
         sock.settimeout(STALL_TIMEOUT_S)
         answer = sockets.recv_message(sock)
         if answer.get("type") == "blob":
@@ -87,7 +98,7 @@ class BlobFetcher:
         try:
             with handshake.connect(
                 address, self._key, role="blob", name=self._settings.name, job=self._settings.job,
-                versions=handshake.DATA,
+                versions=handshake.DATA, tls=None if self._tls is None else (self._tls, Part.FEEDER),
             ) as sock:  # fmt: skip
                 sockets.send_message(sock, request)
                 self._receive(sock, request["digest"], request["nbytes"])

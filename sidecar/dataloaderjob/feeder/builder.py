@@ -138,7 +138,7 @@ class Builder:
         return True
 
     def _held(self, session: Introduction) -> HeldGenerators:
-        """The held generators, if any feeder makes the loader's samples. Those of a slot draw as in torch's worker."""
+        """Returns the held generators; none for a slot, whose generators draw as in torch's worker."""
         if not session.is_slot and self._fetcher.held is NOTHING_HELD:
             self._fetcher.held = held_by(self._code, session.held)
         return self._fetcher.held
@@ -161,7 +161,7 @@ class Builder:
         self._costs.begin()
 
     def _fetched(self) -> None:
-        """The samples of a batch are complete; collate_fn follows."""
+        """Reports that the samples of a batch are complete. collate_fn follows."""
         self._clock.fetched()
         self._costs.collate()
 
@@ -178,8 +178,8 @@ class Builder:
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
 
     def _build_of_slot(self, message: Message) -> bool:
-        """Returns False if another builder has to make the slot again: this one is past that batch and no longer has
-        it, or could have begun from a snapshot."""
+        """Makes a slot's batch. Returns False if another builder must make the slot again: this one is past that batch
+        and no longer has it, or could have begun from a snapshot."""
         ticket = frames.unpack_slot_ticket(message.payload)
         assert ticket is not None  # noqa: S101  checked before
         PLACE.pack_into(self._place, 0, message.a, NOWHERE)

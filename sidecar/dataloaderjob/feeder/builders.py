@@ -44,7 +44,7 @@ LINGER_S = 0.2
 END_GRACE_S = 2.0
 """Time that user code has to finish its current step after its session has ended."""
 HUNG_S = 5.0
-"""A builder that still makes a batch this long after its cancellation is killed."""
+"""Seconds after its cancellation at which a builder that still makes the batch is killed."""
 ORPHAN_S = 10.0
 """Time for which a session is kept after its receivers are gone: a receiver may reconnect."""
 SLOT_ORPHAN_S = 60.0
@@ -145,7 +145,7 @@ class Builders:
             )
 
     def _why_not(self, session: Session, receiver: int, ticket: frames.SlotTicket) -> str:
-        """Returns why a rank gets nothing from a slot that it shares with others; else an empty string."""
+        """Returns the reason why a rank gets nothing from a slot that it shares with others; empty if there is none."""
         if ticket.base_seed != session.base_seed:
             return dealing.SEEDS
         others = (s.bundle for s in self._sessions.values() if s.phase is not BuilderPhase.ENDING)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dataloaderjob.core import supervision
 from dataloaderjob.core.blobs import NODE_KEEP_S, BlobStore, Bundle
@@ -30,6 +30,9 @@ from dataloaderjob.feeder.channel import Channel, Message, MessageKind, Template
 from dataloaderjob.feeder.ends import End
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Instruction
+
+if TYPE_CHECKING:
+    from dataloaderjob.core.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +75,13 @@ class BundleStore:
         soon: Soon,
         here: Callable[[bytes], None],
         lost: Callable[[list[Instruction], bytes], None],
+        tls: Credentials | None = None,
     ) -> None:
         """`address` returns this feeder's host and port. `here(bundle)` reports that its blobs are on this node,
         `lost(instructions, failure)` that they never will be."""
         self._settings, self._machine = settings, machine
         self._store = BlobStore(Path(settings.blob_folder))
-        self.blobs = BlobFetcher(settings, key, self._store, address)
+        self.blobs = BlobFetcher(settings, key, self._store, address, tls)
         self._soon, self._here, self._lost = soon, here, lost
         self._bundles: dict[bytes, Bundle] = {}
         self._waits: dict[bytes, _Wait] = {}
@@ -205,7 +209,7 @@ class Templates:
         return self._templates.get(template.bundle.code) is template
 
     def use(self, receiver: int, bundle: Bundle) -> None:
-        """A receiver's trainer uses this bundle now; the same loader no longer needs its previous one."""
+        """Notes that a receiver's trainer uses this bundle now. The same loader no longer needs its previous one."""
         before = self._latest.get((receiver, bundle.loader))
         if before != bundle.code:
             self._latest[receiver, bundle.loader] = bundle.code
@@ -213,7 +217,7 @@ class Templates:
                 self.trim()
 
     def closed(self, receiver: int) -> None:
-        """A receiver is gone. Either its trainer is gone, too, or the receiver will reconnect."""
+        """Notes that a receiver is gone. Either its trainer is gone, too, or the receiver will reconnect."""
         self._latest = {key: code for key, code in self._latest.items() if key[0] != receiver}
         self.trim()
 

@@ -159,7 +159,7 @@ class Channel:
             self.sock.sendall(data)
 
     def post(self, kind: int, *, fd: int | None = None, **fields: Unpack[Fields]) -> None:
-        """Queues a message and sends what it can without blocking. Takes ownership of `fd`."""
+        """Queues a message, and sends as much as possible without blocking. Takes ownership of `fd`."""
         if fd is not None:
             self._out_fds.append((len(self._out), fd))
         self._out += _packed(kind, fd is not None, **fields)

@@ -20,7 +20,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core import frames, keys, sockets
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
@@ -28,6 +28,7 @@ from dataloaderjob.core.frames import HEADER_NBYTES, Flag, FrameKind, Header
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.seals import MAC_NBYTES, BrokenSeal, sealed_nbytes
 from dataloaderjob.core.settings import FeederSettings, read_key
+from dataloaderjob.core.sockets import Connection
 from dataloaderjob.core.supervision import EXIT_LEASE_OVER, Cause
 from dataloaderjob.feeder.blobs import connect_to_supervisor
 from dataloaderjob.feeder.channel import Body, SharedBuffer
@@ -42,6 +43,9 @@ from dataloaderjob.feeder.feeding_states import (
     Task,
     Withdraw,
 )
+
+if TYPE_CHECKING:
+    from dataloaderjob.core.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +194,8 @@ class ReceiverConnection:
     # Shared memory
 
     def taken(self) -> None:
-        """The receiver has taken the earliest of its shared bodies. Raises RemoteProtocolError if there is none."""
+        """Notes that the receiver has taken the earliest of its shared bodies. Raises RemoteProtocolError if there is
+        none."""
         if not self._untaken:
             raise RemoteProtocolError("a peer reports a batch as taken, but none was offered")
         self._on_sent(self._untaken.popleft())
@@ -329,9 +334,9 @@ class Registration:
 
     def __init__(
         self, settings: FeederSettings, *, host: str, port: int, instance: str, link_key: bytes,
-        idle: Callable[[], bool],
+        idle: Callable[[], bool], tls: Credentials | None = None,
     ) -> None:  # fmt: skip
-        self._settings, self._idle = settings, idle
+        self._settings, self._idle, self._tls = settings, idle, tls
         self._key = read_key(settings.key_path)
         self._ready = {
             "type": "ready",
@@ -375,7 +380,7 @@ class Registration:
         while True:
             since = time.monotonic()
             try:
-                with connect_to_supervisor(self._settings, self._key, "feeder") as sock:
+                with connect_to_supervisor(self._settings, self._key, "feeder", self._tls) as sock:
                     sockets.send_message(sock, self._ready)
                     logged, lost = "", math.inf
                     self._alone_since = math.inf
@@ -404,13 +409,13 @@ class Registration:
             logging.shutdown()
             os._exit(EXIT_LEASE_OVER)
 
-    def _listen(self, sock: socket.socket) -> None:
+    def _listen(self, sock: Connection) -> None:
         """Listens until the connection ends, then raises ConnectionError."""
         poll = select.poll()  # unlike select(), accepts descriptors of any number
         for fd in (sock.fileno(), self._wake):
             poll.register(fd, select.POLLIN)
         while True:
-            if self._wake in [fd for fd, _ in poll.poll()]:
+            if self._wake in [fd for fd, _ in poll.poll(0 if sock.buffered else None)]:
                 os.eventfd_read(self._wake)
                 for kind in list(self._untold):
                     sockets.send_message(sock, self._untold.pop(kind))

@@ -36,18 +36,19 @@ class Needs:
         self._of: dict[bytes, dict[int, float]] = {}
 
     def hear(self, bundle: Bundle, receiver: int, needed: int) -> None:
-        """A rank's ticket reports that the rank needs no batch before `needed`."""
+        """Notes that a rank needs no batch before `needed`, as its ticket reports."""
         known = self._of.setdefault(bundle.id, {})
         before = known.get(receiver, 0)
         known[receiver] = needed if before == _NOTHING else max(before, needed)
 
     def may_make(self, bundle: Bundle, number: int) -> bool:
-        """True if batch `number` is close enough to what the slowest rank needs: all batches in between are kept."""
+        """True if batch `number` is close enough to the batch that the slowest rank needs. All batches in between are
+        kept."""
         slowest = min(self._of.get(bundle.id, {}).values(), default=_NOTHING)
         return number < slowest + STEPS_AHEAD * bundle.ranks + BATCHES_AHEAD
 
     def of_all(self, bundle: Bundle, ticket: SlotTicket, packed: bytes) -> bytes:
-        """Returns a rank's packed ticket, with `needed` changed to what all ranks need."""
+        """Returns a rank's packed ticket, with `needed` lowered to the first batch that any rank needs."""
         known = [needed for needed in self._of.get(bundle.id, {}).values() if needed != _NOTHING]
         least = min(known, default=float(ticket.needed))
         if len(self._of.get(bundle.id, {})) < bundle.ranks:  # the others are about as far as the first
@@ -57,18 +58,18 @@ class Needs:
         return frames.with_needed(packed, int(least))
 
     def released(self, bundle: bytes, receiver: int) -> None:
-        """The rank requests nothing more from the session."""
+        """Notes that the rank requests nothing more from the session."""
         if bundle in self._of:
             self._of[bundle][receiver] = _NOTHING
 
     def closed(self, receiver: int) -> None:
-        """The rank's connection ended; it may reconnect."""
+        """Notes that the rank's connection ended. The rank may reconnect."""
         for known in self._of.values():
             if known.get(receiver) != _NOTHING:
                 known.pop(receiver, None)
 
     def forget(self, bundle: bytes) -> None:
-        """The session has ended."""
+        """Forgets a session that has ended."""
         self._of.pop(bundle, None)
 
 
@@ -78,7 +79,8 @@ _NOTHING = float("inf")
 def refusal(
     bundle: Bundle, receiver: int, needed: int, others: Iterable[Bundle], users: Callable[[bytes], set[int]]
 ) -> str:
-    """Returns why a rank gets nothing from this session, given the bundles of other ranks; else an empty string."""
+    """Returns the reason why a rank gets nothing from this session, given the bundles of other ranks; empty if there is
+    none."""
     if bundle.ranks < 2:
         return ""
     here = users(bundle.id)

@@ -27,7 +27,7 @@ from dataloaderjob.core.frames import Flag, FrameKind, Header, base_seed_of
 from dataloaderjob.core.handshake import DATA, new_key
 from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import SEE_OUTPUT, allow_all_files, end_as
-from dataloaderjob.core.settings import FeederSettings, read_key
+from dataloaderjob.core.settings import FeederSettings, read_credentials, read_key
 from dataloaderjob.core.sockets import on_machine
 from dataloaderjob.core.supervision import Cause
 from dataloaderjob.feeder.builders import Builders
@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 ALIVE_S = 5.0
-"""Well below the time after which a silent feeder is replaced (`sidecar.dispatch.overseer`)."""
+"""Seconds between signs of life, well below the time after which a silent feeder is replaced
+(`sidecar.dispatch.overseer`)."""
 COSTS_EVERY_S = 2.0
 """Interval between reports of the costs of batches."""
 EXIT_FAILED = 1
@@ -63,10 +64,11 @@ class FeederServer:
         key = read_key(settings.key_path)
         self.link_key = key if settings.supervisor_host is None else new_key()
         """The key of connections from receivers. Without a supervisor, who would pass it on, it is the key's file's."""
+        self.tls = read_credentials(settings.tls_folder)
         self._machine = Feeding(settings.max_ungranted)
         self._bundles = BundleStore(
             settings, key, self._machine, address=lambda: self.address, soon=self.soon, here=self._bundle_here,
-            lost=self._bundle_lost,
+            lost=self._bundle_lost, tls=self.tls,
         )  # fmt: skip
         self._builders = Builders(settings, requests, self, relayed=relayed)
         self._sender = Sender(self._machine, lambda: self._builders.templates.loads)
@@ -96,7 +98,7 @@ class FeederServer:
             welcomed=self._welcomed,
             versions=DATA,
         )
-        self._acceptor = acceptor(settings.bind_host, settings.port)
+        self._acceptor = acceptor(settings.bind_host, settings.port, tls=self.tls)
         self._acceptors = [self._acceptor]
         if settings.shares_memory:
             try:
@@ -303,7 +305,8 @@ class FeederServer:
     def _cancel(
         self, connection: ReceiverConnection, header: Header, which: dict[str, int]
     ) -> list[Instruction]:
-        """Confirms at once, unless a builder is making the batch: then the builder, which may hang, has to end."""
+        """Confirms a cancellation at once, unless a builder makes the batch: then only after that builder, which may
+        hang, is done."""
         task = self._machine.find(connection.number, **which)
         made = self._machine.cancel(connection.number, **which)
         if task is not None and self._builders.discards(task.bundle):
@@ -391,7 +394,7 @@ class FeederServer:
     def _through(
         self, task: Task, made: list[Instruction], payload: bytes = b"", position: int = -1, flags: int = 0
     ) -> None:
-        """A builder has finished a task."""
+        """Handles a task that a builder has finished."""
         touched = self._sender.perform(made, payload, position=position, flags=flags)
         self._settle()  # the builder works while this loop sends, which yields a third more small batches
         for number, header in self._owed.pop(task.bundle, ()):
@@ -429,7 +432,7 @@ def _serve(settings: FeederSettings, requests: socket.socket, ready_fd: int | No
         if settings.supervisor_host is not None:
             server.registration = Registration(
                 settings, host=host, port=port, instance=server.instance, link_key=server.link_key,
-                idle=lambda: server.idle,
+                idle=lambda: server.idle, tls=server.tls,
             )  # fmt: skip
             server.registration.start()
         if ready_fd is not None:

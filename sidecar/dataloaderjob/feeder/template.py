@@ -42,7 +42,7 @@ class _Child:
     place: mmap.mmap
 
 
-class Template:
+class TemplateLoop:
     """The template's loop: `run` returns when no feeder is left."""
 
     def __init__(self, code: UserCode, loading_ns: int, requests: socket.socket, times: Path) -> None:
@@ -134,7 +134,7 @@ class Template:
         child.place.close()
 
     def _leave(self, feeder: Channel) -> None:
-        """The feeder is gone, or no longer wants this bundle."""
+        """Drops a feeder that is gone, or no longer wants this bundle."""
         self._feeders.discard(feeder)
         self._select.unregister(feeder)
         feeder.close()
@@ -170,7 +170,7 @@ def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, firs
             return
         gc.freeze()  # garbage collection in a builder does not touch the pages shared with this process
         times = blobs.absolute().with_name(TIMES)
-        template = Template(code, time.perf_counter_ns() - began, requests, times)
+        template = TemplateLoop(code, time.perf_counter_ns() - began, requests, times)
         template.attach(first)
         template.run()
 

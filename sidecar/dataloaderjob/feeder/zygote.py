@@ -105,7 +105,7 @@ class Zygote(ReapingLoop):
                 os.close(fd)
 
     def _provide(self, feeder: _Feeder, code: bytes, message: dict[str, Any], fds: list[int]) -> None:
-        """`fds`: the channel to the template and, if it is relayed, the feeder's output."""
+        """Provides a template. `fds`: the channel to the template and, if it is relayed, the feeder's output."""
         template = self._templates.get(code)
         if template is not None:
             try:

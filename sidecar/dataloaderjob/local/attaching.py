@@ -75,11 +75,15 @@ def find_attachable(name: str | None, folder: str | None) -> LiveRun:
 
 
 class Attached:
-    """The attached processes, by the last status of the sidecar."""
+    """The attached processes, according to the last status of the sidecar."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, str] = {}
         """Ranks by pid."""
+
+    @property
+    def pids(self) -> list[int]:
+        return list(self._ranks)
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -125,7 +129,7 @@ TRANSITIONS: dict[tuple[Activity, Change], Activity] = {
 
 
 class Idleness:
-    """Decides how many feeders a run wants while nobody may need them."""
+    """Decides how many feeders a run wants while no trainer may need them."""
 
     def __init__(self, idle_s: float, now: float) -> None:
         self.activity = Activity.BUSY
@@ -134,7 +138,7 @@ class Idleness:
         """Number to which an attached process brings the feeders back."""
 
     def look(self, num_attached: int, desired: int | None, now: float) -> int | None:
-        """Returns the number of feeders to ask for, or None for no change. `desired`: the supervisor's number; None
+        """Returns the number of feeders to request, or None for no change. `desired`: the supervisor's number; None
         while it is unknown."""
         if num_attached:
             self._alone_since = now

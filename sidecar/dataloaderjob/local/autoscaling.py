@@ -15,7 +15,7 @@ SMALLEST_SHARE = 0.1
 
 
 def bounds_of(spec: FeedersSpec) -> Bounds | None:
-    """Returns the numbers of feeders that a run may have; None unless the mode is Auto."""
+    """Returns the bounds on the number of feeders of a run; None unless the mode is Auto."""
     if spec.autoscaling.mode is not AutoscalingMode.AUTO:
         return None
     least, most = (pods * spec.processes_per_pod for pods in spec.autoscaling_bounds())
@@ -23,7 +23,7 @@ def bounds_of(spec: FeedersSpec) -> Bounds | None:
 
 
 def within_cpus(bounds: Bounds, found: Measures | None, desired: int, cpus: int) -> Bounds:
-    """Lowers the largest number to the feeders for which there are CPUs, but not below the present number."""
+    """Lowers the maximum to the number of feeders for which there are CPUs, but not below the present number."""
     share = min(1.0, found.cpu_s / found.wall_s) if found is not None and found.wall_s else 1.0
     fit = int(cpus / max(SMALLEST_SHARE, share))
     return Bounds(least=bounds.least, most=max(bounds.least, min(bounds.most, max(fit, desired))))
@@ -46,7 +46,7 @@ class RunAutoscaler:
         self._due = 0.0
 
     def look(self, now: float, snapshot: Snapshot, *, frozen: str) -> None:
-        """`frozen`: the reason not to change anything now; empty if there is none."""
+        """Looks at a snapshot. `frozen`: the reason not to change anything now; empty if there is none."""
         desired = snapshot.desired
         if now < self._due or desired is None:
             return

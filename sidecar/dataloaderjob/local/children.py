@@ -193,7 +193,7 @@ class Child:
                 os.killpg(self.pid, number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for the child to end, passing its output to the callback; returns False if it does not end in
+        """Waits for the child to end, passing its output to the callback. Returns False if the child does not end in
         time."""
         deadline = time.monotonic() + timeout_s
         while self.code is None:
@@ -224,7 +224,7 @@ class Child:
 
 
 def check_words(name: str, args: Sequence[str], env: Mapping[str, str]) -> None:
-    """Raises InputError for arguments or variables that no process can be given."""
+    """Raises InputError for arguments or variables that cannot be passed to a process."""
     for what, text in [
         *((f"argument {number}", word) for number, word in enumerate(args)),
         *((f"environment variable {key!r}", key + value) for key, value in env.items()),

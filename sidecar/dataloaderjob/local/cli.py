@@ -21,7 +21,7 @@ EXIT_TROUBLE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Runs a command. Returns the exit code."""
     args = make_parser().parse_args(argv)
     try:
         code = int(args.command(args))
@@ -122,14 +122,22 @@ def _add_report(commands: Any) -> None:
     report = commands.add_parser(
         "report", help="write a page about a run: waiting, feeders and their events, slow samples, CPU, the verdict",
         description=(
-            "Writes one HTML file about a live run, or about one that was started with --record. The file "
-            "can be opened offline."
+            "Writes one HTML file about a live run, or about one that was started with --record, or about a "
+            "job on a cluster, which it watches for a minute. The file can be opened offline."
         ),
     )  # fmt: skip
     report.add_argument(
         "run", nargs="?", metavar="RUN",
-        help="name or folder of a live run, or the folder of a record (default: the only live run)",
+        help="name or folder of a live run, or the folder of a record (default: the only live run); with "
+        "--namespace, name of a DataLoaderJob",
     )  # fmt: skip
+    report.add_argument(
+        "-n", "--namespace", metavar="NAMESPACE",
+        help="watch a job in this namespace of kubectl's current cluster",
+    )  # fmt: skip
+    report.add_argument(
+        "--seconds", type=int, default=60, metavar="S", help="time to watch a job on a cluster (default: 60)"
+    )
     report.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE",
         help="file to write (default: report.html)",

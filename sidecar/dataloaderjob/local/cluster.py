@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 from dataloaderjob.core import folders, keys, places, supervision, timings
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
 from dataloaderjob.core.handshake import new_key
-from dataloaderjob.core.keys import Holder
+from dataloaderjob.core.keys import Holder, Part
 from dataloaderjob.core.settings import SidecarSettings, dump
 from dataloaderjob.core.supervision import MAX_FEEDERS
 from dataloaderjob.local import reaper
+from dataloaderjob.local.certificates import RunCertificates, tls_folder
 from dataloaderjob.local.children import Child, Command, Loop, Started
 from dataloaderjob.local.external import ray_env
 from dataloaderjob.local.forks import PYTHON, fork, host_command
@@ -58,10 +59,12 @@ HOST_UP_S = 120.0
 """Deadline of the host, which imports torch, possibly from a cold disk."""
 LOOK_S = 0.2
 END_S = 15.0
-"""Time for a supervisor to end its feeders."""
+"""Seconds for a supervisor to end its feeders."""
 GRACE_S = 0.5
-"""Time for Ray's processes to end; they have nothing to save."""
+"""Seconds for Ray's processes to end; they have nothing to save."""
 LAST_WORDS = 5
+RENEW_S = 600.0
+"""Interval between checks whether the next certificates are due."""
 
 Show = Callable[[str, str, bool], None]
 """Called with the source, a line, and True for bad news or output on stderr."""
@@ -83,10 +86,10 @@ class LocalCluster:
         host: Started | None = None,
         record: Path | None = None,
     ) -> None:
-        """Creates the folder. Raises InputError for settings that cannot work, and leaves nothing behind then.
+        """Creates the folder. Raises InputError for settings that cannot work, and then leaves nothing behind.
 
         `run_id`, `folder`, `host`: tag, folder and feeder host of a private service, which exist before it. `record`:
-        folder of the run's record, for what a report needs; else it is removed with the run.
+        folder of the run's record, which then also keeps the data for a report; else the data is removed with the run.
         """
         self.plan = plan
         self.run_id = run_id or secrets.token_hex(8)
@@ -124,13 +127,15 @@ class LocalCluster:
             )  # fmt: skip
         try:
             self._sidecar_settings().check()
+            self._certificates = RunCertificates(self.home) if plan.tls else None
         except BaseException:
             self._port.close()
             folders.remove_tree(self.home)
             raise
         self._poller = Poller(
-            self.socket, port=self._port.number, key=self._key, job=plan.job, changed=self._polled
-        )
+            self.socket, port=self._port.number, key=self._key, job=plan.job, changed=self._polled,
+            tls_folder=str(tls_folder(self.home, Part.SUPERVISOR)) if plan.tls else "",
+        )  # fmt: skip
         self._record = record
         self._keeper: Keeper | None = None
 
@@ -181,12 +186,19 @@ class LocalCluster:
             folders.write(self.home / KEY, self._key)
             for holder in (Holder.SIDECAR, Holder.FEEDER):
                 folders.write(key_file(self.home, holder), keys.derive(self._key, holder))
+            self._write_certificates()
         self._keeper = self._new_keeper(about)
         self.tell(about)
         self._do(self.policy.start())
         self._forks = False
         self._poller.start()
         self._loop.every(LOOK_S, self._look)
+        if self._certificates is not None:
+            self._loop.every(RENEW_S, self._write_certificates)
+
+    def _write_certificates(self) -> None:
+        if self._certificates is not None:
+            self._certificates.write()
 
     def note(self, who: str, kind: str, what: str) -> None:
         """Adds an event to the data for a report."""
@@ -375,7 +387,7 @@ class LocalCluster:
             self._written[name] = settings
 
     def _look(self) -> None:
-        """Handles everything that depends on time or on the last status, not on an event."""
+        """Handles everything that depends on the time or on the last status, and not on an event."""
         if self._closed:
             return
         self._do(self.policy.due(time.monotonic()))
@@ -403,7 +415,8 @@ class LocalCluster:
                 os.unlink(self.socket)
 
     def _end_external_feeders(self) -> None:
-        """Has the supervisor end its feeders on a cluster that outlives this run. If it does not, their lease does."""
+        """Makes the supervisor end its feeders on a cluster that outlives this run. If that fails, their lease ends
+        them."""
         supervisor = self._children.get(ServicePart.SUPERVISOR)
         if self.plan.external is None or supervisor is None or not self.snapshot.supervisor.get("ray"):
             return

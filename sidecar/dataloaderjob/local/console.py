@@ -127,7 +127,7 @@ def _put(stream: TextIO, text: str) -> None:
     except ValueError:  # the stream is closed
         return
     except OSError as exc:
-        if exc.errno not in (errno.EPIPE, errno.EIO):  # the reader, or the terminal, is gone; the run goes on
+        if exc.errno not in (errno.EPIPE, errno.EIO):  # the reader or terminal is gone; the run continues
             raise
         discard_output(stream.fileno())
 
@@ -234,7 +234,7 @@ def note_line(notes: Iterable[str], failures: Iterable[Mapping[str, Any]] = ()) 
 
 
 def span(seconds: float) -> str:
-    """`41 s`, `12 min`, `3 h 05`"""
+    """Formats a duration: `41 s`, `12 min`, `3 h 05`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = int(seconds // 60)
@@ -286,7 +286,7 @@ def draw_table(table: Table, *, width: int, height: int) -> str:
     screen.print(Rule(Text(shown.title, style="bold", overflow="ellipsis"), align="left", style="dim"))
 
     def grid(rows: Sequence[tuple[str, ...]], heads: Sequence[str], wide: int | None, right: int) -> None:
-        """`wide`: column that fills the remaining width; columns from `right` on are numbers."""
+        """Adds a grid of rows. `wide`: column that fills the remaining width. Columns from `right` on are numbers."""
         made = Grid(
             box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=wide is not None
         )
@@ -310,7 +310,8 @@ def draw_table(table: Table, *, width: int, height: int) -> str:
 
 
 def progress_line(history: History, desired: int) -> str:
-    """`12.3 batches/s, 0.470 GB/s, stall 3.1 %, pools 45 % full, feeders 2/3`, and the time of a device_stage."""
+    """Formats `12.3 batches/s, 0.470 GB/s, stall 3.1 %, pools 45 % full, feeders 2/3`, and the time of a
+    device_stage."""
     last, rates = history.last, history.rates() or Rates()
     batches, gb, stall = _cells(rates)
     pools = _fullness(last.receivers)
@@ -376,7 +377,7 @@ def status_lines(run: LiveRun, history: History) -> Iterator[str]:
 
 
 def _now(rates: Rates | None) -> str:
-    """`, now 12.3 batches/s, 0.470 GB/s, stall 3.1 %`; empty if nothing was measured."""
+    """Formats `, now 12.3 batches/s, 0.470 GB/s, stall 3.1 %`; empty if nothing was measured."""
     if rates is None:
         return ""
     batches, gb, stall = _cells(rates)
@@ -402,7 +403,7 @@ def watch(runs: Callable[[], Sequence[LiveRun]], console: Console) -> None:
 
 
 def _stage(found: Rates | None) -> str:
-    """`, device stage 3.1 ms` for each batch; empty without a device_stage."""
+    """Formats `, device stage 3.1 ms` for each batch; empty without a device_stage."""
     return "" if found is None or found.stage_s is None else f", device stage {found.stage_s * 1e3:.1f} ms"
 
 

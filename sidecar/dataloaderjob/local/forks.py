@@ -39,7 +39,7 @@ def environments(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]
         for k, v in env.items()
         if k not in RANK_VARIABLES and not k.startswith(("DATALOADERJOB_", "RAY_"))
     }
-    feeders = {**own, "PYTHONHASHSEED": own.get("PYTHONHASHSEED") or "0"}  # they iterate sets alike
+    feeders = {**own, "PYTHONHASHSEED": own.get("PYTHONHASHSEED") or "0"}  # all order sets alike
     if path := env.get(PATH_VARIABLE):
         feeders["PYTHONPATH"] = path
     return own, feeders

@@ -1,6 +1,5 @@
-"""`dataloaderjob inject`: adds the sidecar to the pod templates in a file. The sidecar is then part of what is reviewed
-and committed, and queues such as Kueue's count it.
-"""
+"""`dataloaderjob inject`: adds the sidecar to the pod templates in a file. It is then reviewed and committed with the
+file, and queues such as Kueue's count it."""
 
 from __future__ import annotations
 
@@ -139,7 +138,7 @@ class _Work:
             )
 
     def _misplaced(self, data: Any, templates: Sequence[FoundTemplate], document: Document) -> None:
-        """Reports a label of an object that its pods do not get."""
+        """Reports an object's label that its pods do not get."""
         with_own = [template for template in templates if template.path]
         if with_own and LABEL in _labels(data) and not any(LABEL in _labels(t.template) for t in with_own):
             self.notices.append(
@@ -184,7 +183,7 @@ def _edited(text: str, wanted: list[Any], source: str) -> str:
 
 
 def run(request: Request, output: str | None, *, in_place: bool) -> None:
-    """Reads, injects and writes. Raises InputError, and then has written nothing."""
+    """Reads a file, injects its templates and writes the result. Raises InputError, and then has written nothing."""
     if in_place and (output is not None or request.source == STDIN):
         raise InputError("--in-place changes the file given with -f: omit -o, and name a file")
     if request.source == request.manifest == STDIN:
@@ -210,7 +209,7 @@ def _read(source: str) -> str:
 
 
 def _write(path: FilePath, text: str) -> None:
-    """Replaces a file, which keeps its mode. Nobody sees half of it."""
+    """Replaces a file, which keeps its mode. Nobody sees a partial file."""
     path = path.resolve()
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -248,7 +247,7 @@ def _namespace(data: Any, path: Path) -> str | None:
 
 
 def _unshared(value: Any) -> Any:
-    """Copies a value. Parts that an alias repeats become several."""
+    """Copies a value. Parts that an alias repeats become separate copies."""
     if isinstance(value, Mapping):
         return {name: _unshared(inner) for name, inner in value.items()}
     return [_unshared(inner) for inner in value] if isinstance(value, list) else value

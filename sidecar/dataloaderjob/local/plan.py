@@ -98,7 +98,8 @@ class RunPlan:
 def plan(
     job: DataLoaderJob, *, folder: Path, env: Mapping[str, str], master_port: int, provider: str = RAY
 ) -> RunPlan:
-    """`folder`: the manifest's folder. `env`: this process's environment, which trainers and feeders inherit.
+    """Makes the plan of a manifest's run. `folder`: the manifest's folder. `env`: this process's environment, which
+    trainers and feeders inherit.
 
     Raises InputError for a manifest that only a cluster can run.
     """
@@ -148,8 +149,8 @@ def _attach(job: DataLoaderJob) -> AttachPlan | None:
 
 
 def inherited_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment without variables of another run, a launcher or Ray; the PATH starts with this interpreter's
-    folder."""
+    """Returns the environment without variables of another run, a launcher or Ray. The PATH starts with this
+    interpreter's folder."""
     kept = {
         name: value
         for name, value in env.items()
@@ -176,12 +177,12 @@ def _trainer(
 def _service(job: DataLoaderJob, cwd: Path, inherited: Mapping[str, str], provider: str) -> ServicePlan:
     spec = job.spec
     for_feeders = feeder_env(spec, inherited)
-    for_feeders.setdefault("PYTHONHASHSEED", "0")  # sets iterate alike in all feeders
+    for_feeders.setdefault("PYTHONHASHSEED", "0")  # sets then have the same order in all feeders
     return ServicePlan(
         job=job.name, num_feeders=spec.feeders.count, env=inherited, sidecar_env=add_env(inherited, spec.sidecar.env),
         feeder_env=for_feeders, feeder_cwd=cwd, provider=provider,
         tuning=spec.ray.own.tuning.settings(), tasks=spec.ray.own.room(), external=_external(job, provider),
-        loader=spec.loader_settings(replicas=max(1, spec.trainers.replicas)),
+        tls=spec.loader.tls, loader=spec.loader_settings(replicas=max(1, spec.trainers.replicas)),
     )  # fmt: skip
 
 
@@ -232,7 +233,7 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
 
 
 def _pod(pod: PodSpec, path: str, used: str | None) -> Iterator[str]:
-    """`used`: name of the container that runs here; None: the first container."""
+    """Yields ignored fields of a pod. `used`: name of the container that runs here; None: the first container."""
     for i, container in enumerate(pod.containers):
         here = f"{path}.containers[{i}]"
         if container.name != used if used else i > 0:

@@ -20,7 +20,7 @@ class ReservedPort:
         self.number = int(self._socket.getsockname()[1])
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Releases the port. Safe to call twice."""
         self._socket.close()
 
 

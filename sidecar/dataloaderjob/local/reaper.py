@@ -71,7 +71,7 @@ def is_anothers(folder: Path, pid: int) -> bool:
 
 
 def service_of(folder: Path) -> int | None:
-    """Pid of the service that owns this folder; None if there is none."""
+    """Returns the pid of the service that owns this folder; None if there is none."""
     try:
         return int((folder / places.PID_NAME).read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -94,7 +94,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def tagged(run_id: str, *, but: Iterable[int] = ()) -> list[int]:
-    """Pids of the live processes with the tag of this run, except this process and those in `but`."""
+    """Returns the pids of the live processes with the tag of this run, except this process and those in `but`."""
     left_out = {os.getpid(), *but}
     pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
     return [pid for pid in pids if pid not in left_out and _has(pid, run_id)]

@@ -30,7 +30,7 @@ _loaded: list[Remaker] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class RemadeResult:
     """Result of making a batch again."""
 
     digest: int
@@ -40,7 +40,7 @@ class Result:
     """Its bytes, if requested and if the batch can be encoded."""
 
 
-def remake(record: Record, batches: Iterable[Recorded], *, bodies: bool = False) -> Iterator[Result]:
+def remake(record: Record, batches: Iterable[Recorded], *, bodies: bool = False) -> Iterator[RemadeResult]:
     """Makes batches of one bundle again, one after the other. `bodies`: include their bytes.
 
     Raises InputError if the bundle cannot be loaded.
@@ -78,16 +78,16 @@ def _load(bundle: Bundle, blobs: Path, in_process: bool) -> None:
         _loaded.append(Remaker(bundle, BlobStore(blobs), in_process=in_process))
 
 
-def _make(number: int, payload: bytes, with_body: bool) -> Result:
+def _make(number: int, payload: bytes, with_body: bool) -> RemadeResult:
     (remaker,) = _loaded
     with _user_code():
         remade = remaker.make(number, payload)
         if remade.error is not None:
-            return Result(digest=remade.digest, error=f"{type(remade.error).__name__}: {remade.error}")
+            return RemadeResult(digest=remade.digest, error=f"{type(remade.error).__name__}: {remade.error}")
         try:
-            return Result(digest=remade.digest, body=remaker.body(remade) if with_body else None)
+            return RemadeResult(digest=remade.digest, body=remaker.body(remade) if with_body else None)
         except InputError as exc:
-            return Result(digest=remade.digest, error=str(exc))
+            return RemadeResult(digest=remade.digest, error=str(exc))
 
 
 @contextlib.contextmanager

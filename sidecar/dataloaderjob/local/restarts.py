@@ -130,7 +130,7 @@ class RestartPolicy:
         return [self._start(ServicePart.SIDECAR), self._start(ServicePart.HEAD)]
 
     def serves(self, part: ServicePart) -> list[Instruction]:
-        """Handles that the part is usable now."""
+        """Handles that the part has become usable."""
         if not self._parts[part].move(ServiceEvent.SERVES):
             return []
         if part is ServicePart.SUPERVISOR:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import socket
@@ -41,6 +42,7 @@ from dataloaderjob.local.plan import (
 )
 from dataloaderjob.local.ports import ReservedPort
 from dataloaderjob.local.reporting.series import ENDED, FAILED
+from dataloaderjob.local.service import fail, pidfd_of
 from dataloaderjob.local.status import WINDOW_S, History, Snapshot, sidecar_status
 from dataloaderjob.local.verdicts import closing_words, verdict_of
 from dataloaderjob.providers.provider import RAY
@@ -50,6 +52,10 @@ PROGRESS_LINE_S = 10.0
 OUTPUT_GRACE_S = 1.5
 """The last output of user code in feeders passes through Ray's log monitor, which polls twice a second."""
 OUTPUT_QUIET_S = 0.7
+REASON_S = 3.0
+"""Longest wait for attached trainers to read the reason of a run's end, and to end."""
+LAST_LOOK_S = 0.2
+"""Wait for a trainer that attaches at the last moment. Trainers look every 0.05 s."""
 HOST_QUIET_S = 0.1
 """The feeder host forwards its feeders' output at once."""
 
@@ -62,8 +68,8 @@ def run(
     provider: str = RAY,
     record: Path | None = None,
 ) -> int:
-    """Returns the exit code. Raises InputError before anything is started. `record`: folder where trainers record what
-    they consume."""
+    """Runs a manifest. Returns the exit code. Raises InputError before anything is started. `record`: folder in which
+    trainers record the batches that they consume."""
     master_port = ReservedPort()
     planned = plan(
         job,
@@ -90,7 +96,8 @@ def run(
 
 
 def recorded(planned: RunPlan, folder: Path) -> RunPlan:
-    """Returns the same run with trainers that record what they consume. Raises InputError if they cannot."""
+    """Returns the same run with trainers that record the batches that they consume. Raises InputError if they
+    cannot."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         os.close(folders.enter(folder, InputError))
@@ -209,6 +216,8 @@ class Run:
             self._loop.run(until=lambda: self._lifecycle.state is RunState.OVER)
             self._flush()
             self._history.add(Snapshot(at=time.monotonic(), sidecar=sidecar_status(self._cluster.socket)))
+            if self._idleness is not None and self._lifecycle.stop is not None:
+                self._leave_reason(self._lifecycle.stop.why)
         finally:
             self._console.clear()
             for child in self._trainers:
@@ -217,8 +226,20 @@ class Run:
         self._conclude()
         return self._lifecycle.code
 
+    def _leave_reason(self, why: str) -> None:
+        """Ends the sidecar, and leaves the reason beside its socket for attached trainers, and for those that are about
+        to attach."""
+        pidfds = [fd for pid in self._attached.pids if (fd := pidfd_of(pid)) is not None]
+        fail(Path(self._cluster.socket).parent, why)
+        self._cluster.end_sidecar()
+        deadline = time.monotonic() + REASON_S
+        time.sleep(LAST_LOOK_S)
+        for pidfd in pidfds:
+            select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+            os.close(pidfd)
+
     def _about(self) -> dict[str, Any]:
-        """Returns what other commands need to know about this run."""
+        """Returns the facts that other commands need about this run."""
         least, per_pod = self._plan.scale
         about: dict[str, Any] = {"manifest": str(self._manifest.resolve()), "min": least, "per_pod": per_pod}
         if (attach := self._plan.attach) is not None:

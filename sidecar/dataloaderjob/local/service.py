@@ -76,7 +76,8 @@ class IdleShutdown:
         return self._last_pool is None and now - self.started >= UNUSED_S
 
     def free_since(self) -> float | None:
-        """Time since which nobody uses the service, provided that there is no pool; None while its starter lives."""
+        """Returns the time since which nobody has used the service, provided that there is no pool; None while its
+        starter lives."""
         return None if self._starter_gone is None else max(self._starter_gone, self._last_pool or 0.0)
 
 
@@ -114,9 +115,12 @@ class Service:
         self._is_unheard = False
         self._loop = Loop()
         self._why: str | None = None
+        self._failed_at = 0.0
+        self._clients: set[int] = set()
+        """Pids of the trainer processes that were attached last."""
         self._logged = 0
         self._over = False
-        self._starter = _open(claim.pid)
+        self._starter = pidfd_of(claim.pid)
         self._idle = IdleShutdown(time.monotonic(), claim.keep_s)
         self._told_idle = False
         self._verdict = VerdictFile(folder)
@@ -201,7 +205,7 @@ class Service:
         if self._starter is not None:
             self._loop.unwatch(self._starter)
             os.close(self._starter)
-        self._starter = _open(claim.pid)
+        self._starter = pidfd_of(claim.pid)
         self._watch_starter()
         self._idle = IdleShutdown(time.monotonic(), claim.keep_s)
         self._tell()
@@ -248,6 +252,8 @@ class Service:
 
     def _look(self) -> None:
         receivers, now = self._receivers(), time.monotonic()
+        if receivers:
+            self._clients = {int(found["trainer"]) for found in self._cluster.snapshot.receivers}
         if receivers and self._has_folder():
             self._verdict.write(verdict_of(self._cluster.snapshot.supervisor))
         if self._idle.see(receivers=receivers, starter_alive=self._is_starter_alive(), now=now):
@@ -265,7 +271,7 @@ class Service:
             self._tell(kept_until=time.time() + left_s)
 
     def _receivers(self) -> int | None:
-        """Number of trainer processes that use the service; None while unknown.
+        """Returns the number of trainer processes that use the service; None while unknown.
 
         If the folder was removed (by a cleaner of temporary files), our sidecar cannot be reached there, or another
         service's sidecar answers. The supervisor still receives reports from ours.
@@ -303,17 +309,20 @@ class Service:
 
     def _broken(self, why: str) -> None:
         """Ends the service. The folder stays, with the reason, for ranks that wait or lose their sidecar now."""
-        self._why = why
+        self._why, self._failed_at = why, time.monotonic()
         self._close_control()
         if not is_anothers(self._folder, os.getpid()):
             fail(self._folder, why)
         self._over = True
 
     def _keep_reason(self) -> None:
-        """Keeps the reason until the starter ends, then removes it unless another service has taken the folder."""
+        """Keeps the reason until the starter and all other clients have ended, then removes it unless another service
+        has taken the folder. A client of the last moment is not known here: it has LINGER_S to read the reason."""
         self._echo.close()
-        if self._starter is not None:
-            select.select([self._starter], [], [])
+        clients = [pidfd for pid in self._clients if (pidfd := pidfd_of(pid)) is not None]
+        for pidfd in clients if self._starter is None else [self._starter, *clients]:
+            select.select([pidfd], [], [])
+        time.sleep(max(0.0, self._failed_at + LINGER_S - time.monotonic()))
         give_up(self._folder, os.getpid())
 
 
@@ -327,7 +336,7 @@ def fail(folder: Path, why: str) -> None:
 
 
 def _record(claim: Claim) -> Path | None:
-    """The folder in which the script records what it consumes; None for a service that outlives its script."""
+    """Returns the folder in which the script records what it consumes; None for a service that outlives its script."""
     folder = os.environ.get(places.RECORD_VARIABLE)
     return Path(folder).absolute() if folder and not claim.keep_s else None
 
@@ -345,7 +354,7 @@ def plan(folder: Path, num_feeders: int, env: Mapping[str, str]) -> ServicePlan:
 
 
 def main(host: Forked) -> int:
-    """`host`: pid of the feeder host, and the read ends of the pipes from its stdout and stderr."""
+    """Runs the service. `host`: pid of the feeder host, and the read ends of the pipes from its stdout and stderr."""
     parser = argparse.ArgumentParser(description="serves the trainer processes of one launch on this machine")
     parser.add_argument("--dir", type=Path, required=True, help="folder of the socket")
     parser.add_argument("--feeders", type=int, required=True, help="number of feeders")
@@ -371,7 +380,8 @@ def main(host: Forked) -> int:
         started.kill()
 
 
-def _open(pid: int) -> int | None:
+def pidfd_of(pid: int) -> int | None:
+    """Returns a pidfd of the process; None if it does not exist."""
     try:
         return os.pidfd_open(pid)
     except (OSError, OverflowError):

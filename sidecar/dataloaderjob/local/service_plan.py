@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core.keys import Holder
+from dataloaderjob.core.keys import Holder, Part
 from dataloaderjob.core.settings import (
     LoaderSettings,
     RayTasks,
@@ -16,6 +16,7 @@ from dataloaderjob.core.settings import (
     SidecarSettings,
     SupervisorSettings,
 )
+from dataloaderjob.local.certificates import tls_folder
 from dataloaderjob.local.external import ExternalRay
 from dataloaderjob.providers.provider import RAY
 
@@ -44,6 +45,8 @@ class ServicePlan:
     """The existing Ray cluster to use; None: one of this run's own."""
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     metrics_port: int | None = None
+    tls: bool = False
+    """True to have all TCP connections of the job under TLS."""
 
 
 def key_file(home: Path, holder: Holder) -> Path:
@@ -52,25 +55,32 @@ def key_file(home: Path, holder: Holder) -> Path:
 
 
 def sidecar_settings(plan: ServicePlan, home: Path, socket: str, port: int) -> SidecarSettings:
-    """`port`: the supervisor's."""
+    """Returns the sidecar's settings. `port`: the supervisor's."""
     return SidecarSettings(
         job=plan.job, socket=socket, key_path=str(key_file(home, Holder.SIDECAR)), blobs=str(home / "blobs"),
         supervisor_host="127.0.0.1", supervisor_port=port, metrics_port=plan.metrics_port,
-        private=True, **dataclasses.asdict(plan.loader),
+        private=True, tls_folder=_certificates(plan, home, Part.SIDECAR), **dataclasses.asdict(plan.loader),
     )  # fmt: skip
 
 
 def supervisor_settings(
     plan: ServicePlan, home: Path, port: int, feeders: Mapping[str, Any]
 ) -> SupervisorSettings:
-    """`feeders`: the settings for what starts feeders, such as the address of a Ray."""
+    """Returns the supervisor's settings. `feeders`: settings for the part that starts feeders, such as the address of a
+    Ray."""
     return SupervisorSettings(
         job=plan.job, key_path=str(home / KEY), blob_folder=str(home / "blobs"),
         feeder_key_path=str(key_file(home, Holder.FEEDER)), feeder_blob_folder=str(home / "blobs"),
         provider=plan.provider, num_feeders=plan.num_feeders, state_path=str(home / "feeders.json"), port=port,
         ready_timeout_s=plan.tuning.worker_register_timeout_s + REGISTER_MARGIN_S,
-        worker_register_timeout_s=plan.tuning.worker_register_timeout_s, **feeders,
+        worker_register_timeout_s=plan.tuning.worker_register_timeout_s,
+        tls_folder=_certificates(plan, home, Part.SUPERVISOR), feeder_tls_folder=_certificates(plan, home, Part.FEEDER),
+        **feeders,
     )  # fmt: skip
+
+
+def _certificates(plan: ServicePlan, home: Path, part: Part) -> str:
+    return str(tls_folder(home, part)) if plan.tls else ""
 
 
 def external_ray(plan: ServicePlan, ray: ExternalRay, run_id: str) -> dict[str, Any]:

@@ -19,8 +19,10 @@ from typing import Any
 
 from dataloaderjob.core import folders, handshake, ipc, keys, sockets, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError
-from dataloaderjob.core.settings import read_key
+from dataloaderjob.core.keys import Part
+from dataloaderjob.core.settings import read_credentials, read_key
 from dataloaderjob.core.supervision import COUNTERS, Rates
+from dataloaderjob.local.certificates import tls_folder
 
 RUN_FILE = "run.json"
 HOME_PREFIX = "dlj-run-"
@@ -93,7 +95,7 @@ class History:
         return self._counted[None]
 
     def of_ranks(self) -> dict[str, Counter[str]]:
-        """Counters of each rank, over all processes that had it."""
+        """Returns the counters of each rank, over all processes that had it."""
         found: dict[str, Counter[str]] = {}
         for trainer, counted in self._counted.items():
             if trainer is not None:
@@ -113,7 +115,8 @@ class History:
             self._kept.popleft()
 
     def rates(self, receiver: Mapping[str, Any] | None = None) -> Rates | None:
-        """Rates of the run, or of a receiver in the last snapshot; None if there are fewer than two readings."""
+        """Returns the rates of the run, or of a receiver in the last snapshot; None if there are fewer than two
+        readings."""
         key = None if receiver is None else _trainer(receiver)
         readings = [(at, counted[key]) for at, counted in self._kept if key in counted]
         if len(readings) < 2:
@@ -148,8 +151,12 @@ class History:
 class Poller:
     """Polls in a thread. `snapshot` is replaced as a whole; `changed` is called in the thread."""
 
-    def __init__(self, path: str, *, port: int, key: bytes, job: str, changed: Callable[[], None]) -> None:
+    def __init__(self, path: str, *, port: int, key: bytes, job: str, changed: Callable[[], None],
+        tls_folder: str = "",
+    ) -> None:  # fmt: skip
+        """`tls_folder`: the folder with the supervisor's certificates, if the run uses TLS."""
         self.snapshot = Snapshot()
+        self._tls_folder = tls_folder
         self._path, self._port, self._key, self._job = path, port, key, job
         self._changed = changed
         self._control: socket.socket | None = None
@@ -159,7 +166,7 @@ class Poller:
         self._wanted = self._asked = 0
         self._exactly = False
         self._scale_to: int | None = None
-        """A number to ask for as soon as the supervisor answers."""
+        """A number to request as soon as the supervisor answers."""
         self._thread = threading.Thread(target=self._run, name="dlj-poll", daemon=True)
 
     def start(self) -> None:
@@ -171,12 +178,12 @@ class Poller:
         self._pause.set()
 
     def raise_to(self, feeders: int) -> None:
-        """Has the supervisor keep at least `feeders` feeders, as soon as it answers."""
+        """Makes the supervisor keep at least `feeders` feeders, as soon as it answers."""
         self._wanted = max(self._wanted, feeders)
         self._pause.set()
 
     def scale_to(self, feeders: int) -> None:
-        """Has the supervisor keep this number of feeders, as soon as it answers."""
+        """Makes the supervisor keep this number of feeders, as soon as it answers."""
         self._scale_to = feeders
         self._pause.set()
 
@@ -214,7 +221,7 @@ class Poller:
                     self._ask(self._control, {"type": "scale", "feeders": wanted})
                 self._asked, self._exactly = wanted, False
             return status
-        except (OSError, ProtocolError):
+        except (OSError, ProtocolError, InputError):
             if self._control is not None:
                 self._control.close()
                 self._control = None
@@ -225,12 +232,11 @@ class Poller:
         return sockets.recv_message(sock)
 
     def _connect(self) -> socket.socket:
-        sock = sockets.dial(("127.0.0.1", self._port), TIMEOUT_S)
-        try:
-            handshake.greet(sock, keys.of_job(self._key), role="control", name="local", job=self._job)
-        except BaseException:
-            sock.close()
-            raise
+        tls = read_credentials(self._tls_folder)
+        sock = handshake.connect(
+            ("127.0.0.1", self._port), keys.of_job(self._key), role="control", name="local", job=self._job,
+            tls=None if tls is None else (tls, keys.Part.SUPERVISOR),
+        )  # fmt: skip
         sock.settimeout(TIMEOUT_S)
         return sock
 
@@ -264,7 +270,11 @@ class LiveRun:
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns the supervisor's answer. Raises OSError, ProtocolError, ServiceError."""
         key = read_key(self.home / "key")
-        return supervision.ask("127.0.0.1", int(self.about["port"]), key, job=self.job, message=message)
+        tls = read_credentials(
+            str(folder) if (folder := tls_folder(self.home, Part.SUPERVISOR)).exists() else ""
+        )
+        address = "127.0.0.1", int(self.about["port"])
+        return supervision.ask(*address, key, job=self.job, message=message, tls=tls)
 
     def snapshot(self) -> Snapshot:
         """Asks sidecar and supervisor for their status; a supervisor that does not answer becomes a note."""

@@ -113,7 +113,7 @@ def scale(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace) -> int:
     from dataloaderjob.local.reporting.command import report
 
-    _print(report(args.run, args.output))
+    _print(report(args.run, args.output, namespace=args.namespace, seconds=args.seconds))
     return 0
 
 

@@ -40,7 +40,7 @@ class Difference:
 def compare(
     one: Path, other: Path, *, epoch: int | None = None, trusted: Collection[str] = ()
 ) -> tuple[bool, list[str]]:
-    """Returns True if two runs consumed the same, and lines for the user. Raises InputError.
+    """Returns True if two runs consumed the same batches, and lines for the user. Raises InputError.
 
     Digests are compared first. Only a difference runs the code of the records, if their users are trusted.
     """

@@ -93,7 +93,7 @@ def _args_and_attributes(exc: BaseException) -> tuple[tuple[Any, ...], dict[str,
 
 
 def _text(exc: BaseException) -> str:
-    """str() of the exception, shortened."""
+    """Returns str() of the exception, shortened."""
     try:
         text = str(exc)
     except Exception:  # user code
@@ -109,7 +109,7 @@ def _repr(key: Any) -> str:
 
 
 def _cut(text: str, nbytes: int) -> str:
-    """Keeps beginning and end. Lone surrogates are escaped, because JSON may not contain them."""
+    """Keeps the beginning and the end of a long text. Escapes lone surrogates, because JSON may not contain them."""
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= nbytes:
         return data.decode()
@@ -140,7 +140,7 @@ def _traceback(exc: BaseException) -> str:
 
 
 def _may_lack_set_up(exc: BaseException) -> bool:
-    """True if missing setup of a library in the script could explain the error: `np.float`, a truncated image."""
+    """True if the error may be due to a library that only the script has set up: `np.float`, a truncated image."""
     if isinstance(exc, DataLoaderJobError):
         return False
     if isinstance(exc, AttributeError):

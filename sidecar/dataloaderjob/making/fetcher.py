@@ -242,7 +242,7 @@ def identity_in_slot(ticket: SlotTicket) -> int:
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds all three from a seed below 2**64; takes 8 µs.
+    """Seeds all three generators from a seed below 2**64, in 8 µs.
 
     numpy gets the upper half and torch (which uses no more than 32 bits) the lower half. Both are Mersenne Twisters
     with the same seeding, and would produce the same stream from the same half. `torch.initial_seed()` fits an int64
@@ -255,7 +255,8 @@ def seed_generators(seed: int) -> None:
 
 
 def seed_worker(seed: int, number: int) -> None:
-    """Seeds as torch seeds worker `number` for worker_init_fn: with `seed + number`, its `get_worker_info().seed`."""
+    """Seeds the process as torch seeds worker `number` for worker_init_fn: with `seed + number`, its
+    `get_worker_info().seed`."""
     _seed_random(seed + number)
     _seed_torch((seed + number) & _INT64)
     _seed_numpy(_generate_state(seed, number))  # type: ignore[no-untyped-call]
@@ -263,20 +264,20 @@ def seed_worker(seed: int, number: int) -> None:
 
 
 def seed_sample(base_seed: int, position: int, key: Any) -> None:
-    """Seeds before `dataset[key]`. `position` counts samples from the start of the iterator."""
+    """Seeds the generators before `dataset[key]`. `position` counts samples from the start of the iterator."""
     seed_generators(sample_seed(base_seed, position, key))
 
 
 def seed_batch(base_seed: int, ticket_no: int) -> None:
-    """Seeds before `__getitems__`, and again before collate_fn."""
+    """Seeds the generators before `__getitems__`, and again before collate_fn."""
     seed_generators(batch_seed(base_seed, ticket_no))
 
 
 @contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Restores the caller's three generators at the end, and runs torch with one thread meanwhile.
+    """Restores the caller's three generators at the end. In between, torch runs with one thread.
 
-    One thread, because sums differ with the number of threads. Takes about 100 µs.
+    Sums depend on the number of threads. The whole takes about 100 µs.
     """
     threads = torch.get_num_threads()
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
@@ -301,7 +302,7 @@ class _Pickler(pickle.Pickler):
 
 
 def pickle_keys(keys: list[Any]) -> bytes:
-    """Pickles a sampler's keys. Raises what pickle raises for keys that cannot travel."""
+    """Pickles a sampler's keys. Raises pickle's errors for keys that cannot travel."""
     out = io.BytesIO()
     _Pickler(out, protocol=5).dump(keys)
     return out.getvalue()

@@ -29,7 +29,7 @@ from dataloaderjob.shipping import modules, user_code
 from dataloaderjob.shipping.reducers import OF_PROCESS
 
 Held: TypeAlias = np.random.RandomState | np.random.BitGenerator | random.Random | torch.Generator
-"""Types of generators that are found. A `np.random.Generator` goes by its BitGenerator, which two may share."""
+"""Types of generators that are found. Its BitGenerator, which two may share, represents a `np.random.Generator`."""
 MOST_OBJECTS = 100_000
 """Maximum number of objects that are searched. Transforms are close to the dataset, and are found first."""
 MOST_ITEMS = 1_000
@@ -256,13 +256,13 @@ class HeldGenerators:
             self._seeds.append((_seeding(one), origins[id(one)] if untouched else None, number))
 
     def seed(self, seed: int, base_seed: int) -> None:
-        """Seeds them for a call of user code with the seed `seed`, in an epoch with that base seed."""
+        """Seeds the generators for a call of user code with the seed `seed`, in an epoch with that base seed."""
         for put, origin, number in self._seeds:
             put(_mixed(seed, _mixed(base_seed, number) if origin is None else origin))
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Restores their states at the end."""
+        """Restores the generators' states at the end."""
         states = [(one, _read(one)) for one, _ in self._known.values()]
         try:
             yield
@@ -275,12 +275,13 @@ NOTHING_HELD = HeldGenerators()
 
 
 def states_of_classes(*roots: Any) -> dict[str, int]:
-    """Returns the states of generators that do not travel with these, for `HeldGenerators` in another process."""
+    """Returns the states of generators that do not travel with these objects, for `HeldGenerators` in another
+    process."""
     return {where: state_of(one) for one, where in find(*roots) if where}
 
 
 def _mixed(seed: int, origin: int) -> int:
-    """Mixes both into a seed, by the finalizer of SplitMix64."""
+    """Mixes the two numbers into a seed, by the finalizer of SplitMix64."""
     x = (seed ^ origin * _MIX) & _MASK
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK

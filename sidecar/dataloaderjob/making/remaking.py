@@ -36,7 +36,8 @@ class Remaker:
     """The user's code and data of one bundle, loaded into this process."""
 
     def __init__(self, bundle: Bundle, store: BlobStore, *, in_process: bool) -> None:
-        """`in_process`: the trainer's own process made the batches, not a feeder. Raises what `load_bundle` raises."""
+        """`in_process`: the trainer's own process made the batches, not a feeder. Raises the errors of
+        `load_bundle`."""
         os.environ[IN_FEEDER_VARIABLE] = "1"  # a loader within the dataset must not act as a trainer's
         torch.set_num_threads(1)
         self.code: UserCode = load_bundle(bundle, store)

@@ -20,7 +20,8 @@ _MASK63 = (1 << 63) - 1
 def begin_session(
     code: UserCode, *, index: int, num_workers: int, base_seed: int, held: HeldGenerators = NOTHING_HELD
 ) -> None:
-    """Begins as torch's worker does: seeds, then worker_init_fn. Raises what worker_init_fn raises.
+    """Begins a session as torch's worker does: seeds the process, then calls worker_init_fn. Raises the errors of
+    worker_init_fn.
 
     held: the result of `held_by`, called before anything was drawn.
     """

@@ -57,8 +57,8 @@ class SlotSource:
     def snapshot(self) -> bytes | None:
         """Returns the slot's state for `restore`: the state of the iterator or the dataset, and of the generators.
 
-        None if neither has `state_dict` and `load_state_dict`, or once the slot has ended. Raises what user code
-        and pickle raise, and UnsupportedBatch for a state that only pickle can carry.
+        Returns None if neither has `state_dict` and `load_state_dict`, or once the slot has ended. Raises errors of
+        user code and of pickle, and UnsupportedBatch for a state that only pickle can carry.
         """
         holder: Any = self._iterator if _has_state(self._iterator) else self._dataset
         if self._has_ended or self._iterator is None or not _has_state(holder):
@@ -70,7 +70,7 @@ class SlotSource:
         return DATA + b"".join(encode(state, allow_pickle=False).buffers)
 
     def restore(self, snapshot: bytes) -> None:
-        """Resumes from a snapshot, in a slot that has made nothing yet. Raises what user code raises, and
+        """Resumes from a snapshot, in a slot that has made nothing yet. Raises errors of user code, and
         RemoteProtocolError for bytes that `snapshot` never returns."""
         of_iterator, state, generators, made = self._loaded(snapshot)
         if not of_iterator:
@@ -165,7 +165,8 @@ class SlotSource:
             raise SampleError(COLLATE, exc) from exc
 
     def _begun(self) -> Iterator[Any]:
-        """Returns the iterator. Raises SampleError from what `iter(dataset)` raises; the slot has ended then."""
+        """Returns the iterator. If `iter(dataset)` raises an exception, raises SampleError from it; the slot has ended
+        then."""
         if self._iterator is None:
             try:
                 self._iterator = iter(self._dataset)

@@ -39,5 +39,6 @@ class Staged:
 
 
 def unchanged(samples: Any) -> Any:
-    """The collate_fn of slots whose samples have a stage, and of samples that are only inspected."""
+    """Returns the samples unchanged: the collate_fn of slots whose samples have a stage, and of samples that are
+    inspected."""
     return samples

@@ -2,4 +2,6 @@
 
 Each is the main process of its container: it starts Ray, watches it, shows its children's output, and ends with Ray, so
 that the kubelet restarts the container.
+
+`status` and `times` are commands that `dataloaderjob report` runs in these pods.
 """

@@ -90,9 +90,12 @@ def ray_node(
     tasks: RayTasks = NO_TASKS,
 ) -> RayNode:
     """Returns this pod's part of the job's Ray, to be launched. Raises InputError for settings that cannot work."""
-    read_token(settings.token_path)
+    token = None
+    if settings.token_path is not None:
+        read_token(settings.token_path)
+        token = Path(settings.token_path)
     return RayNode(
-        Path(settings.temp_dir), token_path=Path(settings.token_path), vital=vital, tuning=settings.tuning,
+        Path(settings.temp_dir), token_path=token, vital=vital, tuning=settings.tuning,
         resources=resources, tasks=tasks, host=os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1",
         remedy="set temp_dir to a shorter path",
     )  # fmt: skip
@@ -274,16 +277,33 @@ def ended(node: RayNode, names: Iterable[str]) -> ServiceError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalRay:
+    """The existing Ray cluster of a job; by default, there is none, and the head's pod starts a cluster itself."""
+
+    address: str = ""
+    """host:port of the cluster's GCS; empty: there is no such cluster."""
+    feeder_resources: Mapping[str, float] = field(default_factory=dict)
+    """Resources of one feeder, by Ray's names."""
+    feeder_env: Mapping[str, str] = field(default_factory=dict)
+    """The manifest's variables for user code."""
+    raylet_port: int = 0
+    """Port that the pod's raylet opens, for probes; 0: any."""
+    wait_timeout_s: float = 60.0
+    """Longest wait for a GCS that accepts connections. Then the container's last message names the address."""
+    join_timeout_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSettings:
-    """The head's pod: a container with GCS and a raylet without feeders, and one with the supervisor. Both read it."""
+    """The head's pod: a container with a Ray node without feeders, and one with the supervisor. Both read it."""
 
     job: str
     """Unique name of the job (namespace/name/uid)."""
     key_path: str
     """File with the job's key, in the supervisor's container only. Feeders' pods have the feeders' key at this path,
     unless `feeder_key_path` is set."""
-    token_path: str
-    """File with the token of the job's Ray, in Ray's container only."""
+    token_path: str | None
+    """File with Ray's token, in Ray's container only; None: an existing Ray cluster without a token."""
     link_folder: str = LINK_FOLDER
     """Folder that both containers share, for the socket at which the supervisor reaches Ray."""
     host: str
@@ -298,12 +318,18 @@ class HeadSettings:
     ray_version: str | None = None
     """The version of Ray that the image must have; None: any."""
     feeder_key_path: str | None = None
+    """File with the feeders' key in their pods or, on an existing Ray cluster, in Ray's container. Feeders get the key
+    as an argument there."""
+    external: ExternalRay = field(default_factory=ExternalRay)
     temp_dir: str = TEMP_DIR
     """Folder of Ray's state and ours; at most 40 bytes, because of Unix sockets. Leftovers of an earlier container are
     removed."""
     up_timeout_s: float = 120.0
     grace_s: float = 2.0
     """Time for Ray's processes to end: the raylet deregisters; no other has anything to save."""
+    tls_folder: str = ""
+    """Folder with the certificates of the supervisor, in its container, and of feeders, in their pods (`core.tls`);
+    empty: connections are not under TLS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

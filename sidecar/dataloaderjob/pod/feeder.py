@@ -31,6 +31,7 @@ from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
 from dataloaderjob.core.processes import Lines
 from dataloaderjob.core.settings import NODE_OUTPUT, NODE_READY
 from dataloaderjob.core.supervision import index_of
+from dataloaderjob.core.timings import TIMES
 from dataloaderjob.pod import entry
 from dataloaderjob.pod.entry import (
     ANY_PORTS,
@@ -74,6 +75,9 @@ class FeederPod:
         self._node = ray_node(settings, VITAL, {"feeder": float(settings.processes)}, settings.tasks)
         self._head = split_address(settings.head)
         self._folder = fresh_folder(self._node.folder)
+        (self._folder / TIMES).mkdir(
+            mode=0o700
+        )  # builders measure their batches there, for `dataloaderjob report`
         feeders = Feeders()
         self._output = Output(self._folder / NODE_OUTPUT, feeders)
         self._readiness = Readiness(

@@ -14,9 +14,11 @@ import functools
 import logging
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from dataloaderjob.core.settings import SupervisorSettings, dump
+from dataloaderjob.core.settings import dump
 from dataloaderjob.pod import entry
 from dataloaderjob.pod.entry import (
     ANY_PORTS,
@@ -32,51 +34,64 @@ from dataloaderjob.pod.entry import (
     ray_node,
     wait_beside,
 )
-from dataloaderjob.pod.supervisor import supervisor_settings
-from dataloaderjob.providers.provider import RAY
+from dataloaderjob.pod.supervisor import agent_settings
 from dataloaderjob.providers.ray.node import without_ray
 
 log = logging.getLogger(__name__)
 
 VITAL = ("gcs_server", "raylet")
-RAY_INIT_S = 60.0
+AGENT = "dataloaderjob.providers.ray.agent"
 
 
-def agent_settings(settings: HeadSettings, address: str) -> SupervisorSettings:
-    """Returns the supervisor's settings as its agent needs them to place feeders. `address`: the GCS's."""
-    return supervisor_settings(
-        settings, provider=RAY, ray_address=address, num_feeders=0, init_timeout_s=RAY_INIT_S
-    )
+class AgentNode:
+    """A Ray node in the head's pod, with the supervisor's agent beside it. Both kinds of Ray containers have one."""
+
+    def __init__(self, settings: HeadSettings, watch: Watch, vital: Sequence[str]) -> None:
+        """Clears the folder. Raises InputError for settings that cannot work."""
+        self._settings, self._watch = settings, watch
+        self.node = ray_node(settings, vital)
+        self._folder = fresh_folder(self.node.folder)
+        self._agent: Kept | None = None
+
+    def serve(self, address: str, vital: Mapping[str, int], env: Mapping[str, str]) -> NoReturn:
+        """Keeps the agent while the node's vital processes run. `address`: the GCS's; `env`: the agent's environment.
+        Raises ServiceError if one of them ended, or if another start of the agent would be useless; Stopped."""
+        path = self._folder / "agent.json"
+        dump(agent_settings(self._settings, address), path)
+        self._agent = Kept(AGENT, path, env, Restarts("the agent"))
+        self._agent.run(functools.partial(wait_beside, self.node, self._watch, vital))
+
+    def environment(self) -> dict[str, str]:
+        """Returns the environment of processes that are clients of this Ray."""
+        return {**without_ray(os.environ), **self.node.env()}
+
+    def close(self) -> None:
+        if self._agent is not None:
+            self._agent.close()
+        self.node.stop(self._settings.grace_s)
 
 
 class Head:
-    """The work of Ray's container: a `PodPart`."""
+    """The work of the container with a Ray of the job's own: a `PodPart`."""
 
     def __init__(self, settings: HeadSettings, watch: Watch) -> None:
         """Clears the folder. Raises InputError for settings that cannot work."""
         self._settings, self._watch = settings, watch
         check_ray(settings.ray_version)
-        self._node = ray_node(settings, VITAL)
-        self._folder = fresh_folder(self._node.folder)
-        self._agent: Kept | None = None
+        self._ray = AgentNode(settings, watch, VITAL)
 
     def run(self) -> None:
         port = f"--port={self._settings.gcs_port}"
         options = ["--head", "--no-monitor", port, "--include-dashboard=false", *ANY_PORTS, PLAIN]
-        self._node.launch(options, env=node_environment(os.environ), cwd=Path.cwd())
-        vital = await_started(self._node, self._watch, self._settings.up_timeout_s, "Ray's head")
-        address = self._node.address_path.read_text().strip()
+        node = self._ray.node
+        node.launch(options, env=node_environment(os.environ), cwd=Path.cwd())
+        vital = await_started(node, self._watch, self._settings.up_timeout_s, "Ray's head")
+        address = node.address_path.read_text().strip()
         log.info("Ray's head is up at %s", address)
-        path = self._folder / "agent.json"
-        dump(agent_settings(self._settings, address), path)
-        env = {**without_ray(os.environ), **self._node.env()}
-        self._agent = Kept("dataloaderjob.providers.ray.agent", path, env, Restarts("the agent"))
-        self._agent.run(functools.partial(wait_beside, self._node, self._watch, vital))
+        self._ray.serve(address, vital, self._ray.environment())
 
     def close(self) -> None:
-        if self._agent is not None:
-            self._agent.close()
-        self._node.stop(self._settings.grace_s)
+        self._ray.close()
 
 
 if __name__ == "__main__":

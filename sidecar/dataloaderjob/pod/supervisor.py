@@ -2,12 +2,13 @@
 
     python -m dataloaderjob.pod.supervisor --settings FILE.json
 
-The supervisor reaches Ray through a socket that Ray's container serves (`pod.head`). This process restarts the
-supervisor, which ends whenever Ray's side does. Children share this process's output.
+The supervisor reaches Ray through a socket that Ray's container serves (`pod.head` or `pod.driver`). This process
+restarts the supervisor, which ends whenever Ray's side does. Children share this process's output.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -17,11 +18,12 @@ from dataloaderjob.core.settings import NODE_BLOBS, NODE_FOLDER, SupervisorSetti
 from dataloaderjob.core.sockets import EVERYWHERE
 from dataloaderjob.pod import entry
 from dataloaderjob.pod.entry import HeadSettings, Kept, Restarts, Watch, fresh_folder
-from dataloaderjob.providers.provider import REMOTE
+from dataloaderjob.providers.provider import RAY, REMOTE
 from dataloaderjob.providers.ray.node import without_ray
 
 REGISTER_MARGIN_S = 30.0
 LINK_NAME = "ray"
+RAY_INIT_S = 60.0
 AWAIT_RAY_S = 600.0
 """Longest wait for Ray's container, which the kubelet may start again after growing pauses."""
 
@@ -41,8 +43,8 @@ def supervisor_settings(
 ) -> SupervisorSettings:
     """Returns the supervisor's settings. Everything that the supervisor writes is lost with the container: the number
     of feeders next to the settings is the operator's newest."""
-    folder = Path(settings.temp_dir) / NODE_FOLDER
-    return SupervisorSettings(
+    folder, external = Path(settings.temp_dir) / NODE_FOLDER, settings.external
+    made = SupervisorSettings(
         job=settings.job,
         key_path=settings.key_path,
         blob_folder=str(folder / NODE_BLOBS),
@@ -62,7 +64,27 @@ def supervisor_settings(
         init_timeout_s=init_timeout_s,
         worker_register_timeout_s=settings.tuning.worker_register_timeout_s,
         memory_field=FEEDERS_FIELD,
+        tls_folder=settings.tls_folder,
+        feeder_tls_folder=settings.tls_folder,
     )
+    if not external.address:
+        return made
+    return dataclasses.replace(
+        made, ray_external=True, ray_tag=tag(settings.job), feeder_env=dict(external.feeder_env),
+        feeder_resources=dict(external.feeder_resources), memory_field="",
+    )  # fmt: skip
+
+
+def agent_settings(settings: HeadSettings, address: str) -> SupervisorSettings:
+    """Returns the supervisor's settings as its agent needs them to place feeders. `address`: the GCS's."""
+    return supervisor_settings(
+        settings, provider=RAY, ray_address=address, num_feeders=0, init_timeout_s=RAY_INIT_S
+    )
+
+
+def tag(job: str) -> str:
+    """Returns the job's name among all jobs of an existing Ray cluster. It is also a folder's name on each node."""
+    return f"dataloaderjob-{job.replace('/', '-')}"
 
 
 class SupervisorPart:

@@ -89,4 +89,5 @@ def feeder_settings(
         supervisor_host=settings.feeder_supervisor_host, supervisor_port=settings.port,
         bind_host=settings.feeder_bind_host, advertise_host=settings.feeder_advertise_host,
         memory_field=settings.memory_field, lease_s=LEASE_S if settings.ray_external else 0.0,
+        tls_folder=settings.feeder_tls_folder,
     )  # fmt: skip

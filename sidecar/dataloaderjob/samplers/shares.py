@@ -83,6 +83,7 @@ def _portion(count: int, share: int) -> int:
 
 
 def _portions(counts: I64, share: int) -> I64:
-    """The same for an array, computed in halves, because no integer of numpy holds a product of 63 and 31 bits."""
+    """Does the same as `_portion` for an array, in halves, because no integer of numpy holds a product of 63 and 31
+    bits."""
     upper, lower = counts >> _BITS, counts & (_ONE - 1)
     return upper * share + ((lower * share + _HALF) >> _BITS)

@@ -1,4 +1,4 @@
-"""Batches of a token budget: samples of similar length in each, and the same number of batches on all ranks."""
+"""Batches of a token budget: each has samples of similar length, and all ranks have the same number of batches."""
 
 from __future__ import annotations
 

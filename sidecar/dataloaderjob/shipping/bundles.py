@@ -39,7 +39,7 @@ from dataloaderjob.shipping.modules import Source
 from dataloaderjob.shipping.names import Fresh
 from dataloaderjob.shipping.pickling import UserCodeUnpickler
 from dataloaderjob.shipping.reducers import bytes_of
-from dataloaderjob.shipping.snapshot import Snapshot, SnapshotMaker
+from dataloaderjob.shipping.snapshot import CodeSnapshot, SnapshotMaker
 
 BLOB_NBYTES = 64 * 1024 * 1024
 """Size up to which buffers are joined, so that a dataset of 10,000 arrays does not become 10,000 files."""
@@ -103,7 +103,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _stored(snapshot: Snapshot, store: BlobStore) -> tuple[tuple[str, int], ...]:
+def _stored(snapshot: CodeSnapshot, store: BlobStore) -> tuple[tuple[str, int], ...]:
     places: list[BufferPlace] = []
     groups = list(_groups(snapshot.buffers))
     total = sum(_padded(buffer.nbytes) for buffer in snapshot.buffers)
@@ -358,7 +358,7 @@ def _make_main(main: Mapping[str, Any]) -> None:
     sys.modules["__main__"] = module
 
 
-# Why a bundle cannot be loaded
+# Bundles that cannot be loaded
 
 
 def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:

@@ -151,7 +151,7 @@ def _written(
     pickler = _Pickler(value, by_name, known, modules)
     try:
         pickler.dump(value)
-    except Exception:  # whatever a __reduce__ of the user raises
+    except Exception:  # any exception of a user's __reduce__
         return None
     finally:
         pickler.close()

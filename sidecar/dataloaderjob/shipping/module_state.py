@@ -211,7 +211,7 @@ def assign_code(module: str, references: bytes, by_value: list[Item]) -> None:
     for path, where, place in values.unpack(references):
         try:
             found: Any = importlib.import_module(where)
-        except Exception:  # noqa: S112  user code; the import of `module` did without it
+        except Exception:  # noqa: S112  user code; the import of `module` did not need it
             continue
         for name in place.split(".") if place else ():
             found = getattr(found, name, None)

@@ -223,8 +223,8 @@ def _reduces(cls: Any) -> bool:
 
 
 def content(value: Any) -> tuple[Any, ...]:
-    """Returns the content that `update` needs to make a fresh object equal to this one. Raises what a __getstate__
-    raises."""
+    """Returns the content that `update` needs to make a fresh object equal to this one. Raises the errors of a
+    __getstate__."""
     if kind(value) == "exact":
         if isinstance(value, dict):
             factory = value.default_factory if isinstance(value, defaultdict) else None

@@ -25,7 +25,7 @@ from dataloaderjob.shipping.modules import MAINS, is_defined_at, is_mock
 MIN_BUFFER_NBYTES = 64 * 1024
 """Smaller buffers stay within the pickle."""
 SHALLOW = 64
-"""Size from which a container is searched for needed code in its first member only."""
+"""Number of members from which only the first member of a container is searched for needed code."""
 TRIES = 20
 """Attempts at a container that other threads add to."""
 _cloudpickle: Any = cloudpickle.cloudpickle
@@ -357,7 +357,8 @@ def why_not(
     alone: bool = False,
     wrappers: dict[int, tuple[Any, bool]] | None = None,
 ) -> BaseException | None:
-    """Returns the exception that pickling `obj` raises, with the globals of `__main__` that it needs unless `alone`."""
+    """Pickles `obj` and, unless `alone`, the globals of `__main__` that it needs. Returns the exception that this
+    raises, if any."""
     out: Any = Nowhere()
     pickler = UserCodePickler(
         out, memoryview.release, known=known, user_modules=user_modules, wrappers=wrappers
@@ -365,7 +366,7 @@ def why_not(
     try:
         for part in (obj,) if alone else with_main(obj, pickler.reached):
             pickler.dump(part)
-    except Exception as exc:  # whatever a __reduce__ of the user raises
+    except Exception as exc:  # any exception of a user's __reduce__
         return _without_frames(exc)
     finally:
         pickler.close()

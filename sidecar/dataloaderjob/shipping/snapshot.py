@@ -52,7 +52,7 @@ Fingerprint = tuple[bytes, int]
 
 
 @dataclass(slots=True, kw_only=True)
-class Snapshot:
+class CodeSnapshot:
     """Content of a bundle's blobs."""
 
     pickled: memoryview
@@ -105,14 +105,14 @@ class SnapshotMaker:
         self._warned_of: set[str] = set()
         """Names of modules' objects whose omission was reported."""
 
-    def take(self, roots: Roots) -> Snapshot:
+    def take(self, roots: Roots) -> CodeSnapshot:
         """Takes a snapshot. Raises InputError naming the part of `roots` that cannot be pickled."""
         writer = self._writer(roots)
         out, buffers = io.BytesIO(), list[memoryview]()
         pickler = writer.write(out, buffers, roots)
         self._kind(roots).note(roots["dataset"], writer.reached.modules, pickler.reached)
         self._patches = [patch for patch in self._patches or () if patch in writer.patches]
-        snapshot = Snapshot(
+        snapshot = CodeSnapshot(
             pickled=out.getbuffer(),
             buffers=buffers,
             process=self._process.packed(),
@@ -142,7 +142,7 @@ class SnapshotMaker:
                 os.utime(store.path(digest))  # must not be removed before the bundle is announced
         return blobs
 
-    def remember(self, roots: Roots, snapshot: Snapshot, blobs: Blobs, elapsed_s: float) -> bool:
+    def remember(self, roots: Roots, snapshot: CodeSnapshot, blobs: Blobs, elapsed_s: float) -> bool:
         """Keeps a fingerprint if pickling and hashing took long. Returns True if it has kept one."""
         fingerprint, self._current = self._current, None
         if elapsed_s < SLOW_S:

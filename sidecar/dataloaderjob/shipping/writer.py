@@ -71,7 +71,7 @@ class Writer:
         self._warned_of = warned
 
     def forget_mended(self) -> None:
-        """Checks again the objects that did not pickle the last time."""
+        """Forgets the objects that did not pickle the last time, so that they are checked again."""
         before = list(self._excluded)
         self._excluded.clear()
         self._excluded.update(entry for entry in before if entry[0] == MAIN)
@@ -133,7 +133,7 @@ class Writer:
                 pickler.dump(part)
             where = ROOTS
             pickler.dump(tuple(roots.values()))
-        except Exception as exc:  # whatever a __reduce__ of the user raises
+        except Exception as exc:  # any exception of a user's __reduce__
             if changed_meanwhile(exc) and self._tries:
                 self._tries -= 1
                 return False
@@ -185,7 +185,7 @@ class Writer:
     # Modules that the dataset does not reach
 
     def others(self) -> dict[str, bytes]:
-        """Returns the state of each such module that has any."""
+        """Returns the state of each module that the dataset does not reach, if it has any."""
         found = {name: self._alone(name) for name in sorted(self.modules) if name not in self.reached.modules}
         return {name: packed for name, packed in found.items() if packed}
 

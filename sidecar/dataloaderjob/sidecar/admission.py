@@ -35,7 +35,7 @@ class ReceiverProcess:
 
 
 class Admission:
-    """Decides about one trainer at a time, from the receivers that run."""
+    """Decides about one trainer at a time, based on the receivers that run."""
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class Admission:
         return sum(alive(receiver.pidfd) for receiver in self._receivers.values())
 
     def share(self) -> LoaderSettings:
-        """Returns one more receiver's settings: its share of the node's shared memory. Raises RemoteProtocolError."""
+        """Returns the settings of one more receiver, with its share of the node's shared memory. Raises
+        RemoteProtocolError."""
         settings = self._settings
         if self._running() >= settings.processes:
             for receiver in [r for r in self._receivers.values() if self._may_give_way(r)]:

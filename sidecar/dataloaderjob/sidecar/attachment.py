@@ -1,8 +1,8 @@
 """The settings and the key of a sidecar in an attached pod, which are read again while no supervisor answers.
 
 Their ConfigMap and their Secret are named after the job alone. So a pod may start with those of an earlier job of the
-same name, and the kubelet replaces them under the running sidecar. The settings also tell that the job has ended: such
-a pod outlives its job, and its trainer must not wait for ever.
+same name, and the kubelet replaces them under the running sidecar. The settings also report the end of the job: the pod
+outlives its job, and its trainer must not wait for ever.
 """
 
 from __future__ import annotations

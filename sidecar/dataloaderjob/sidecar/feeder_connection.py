@@ -19,17 +19,22 @@ import socket
 import struct
 import time
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dataloaderjob.core import digests, frames, sockets
 from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, FrameKind, Header
 from dataloaderjob.core.handshake import DATA, HANDSHAKE_TIMEOUT_S, MAX_HELLO_NBYTES, ClientHandshake
+from dataloaderjob.core.keys import Part
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.seals import MAC_NBYTES, Seals, sealed_nbytes
+from dataloaderjob.core.sockets import Connection
 from dataloaderjob.sidecar import shared_bodies
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.shared_bodies import SharedBodies
+
+if TYPE_CHECKING:
+    from dataloaderjob.core.credentials import Credentials
 
 SCRATCH_NBYTES = 16 * 1024
 DISCARD_NBYTES = 256 * 1024
@@ -40,15 +45,17 @@ QUICK = 250e6
 """Minimum rate, in bytes per second, of a feeder whose bodies are waited for. Slower feeders would keep each other
 waiting, because parts of their bodies arrive while others are waited for: 16 senders of 20 MB/s got 0.65 of that."""
 LOW_WATER_NBYTES = 256 * 1024
+AHEAD_NBYTES = 17 * 1024
+"""Bytes of a body that may have been read as a part of a record of TLS, so that the socket never has them again."""
 MAX_UNAWAITED = 512
 """Maximum number of a slow feeder's bodies between two awaited ones: 1 % of the time with 16 senders at 10 bodies/s."""
 MAX_NOT_GREETED = 3
-"""Number of failed handshakes over this machine's socket before one over TCP is tried."""
+"""Number of failed handshakes over this machine's socket after which one over TCP is tried."""
 BACKOFF = Backoff(0.1, 5.0)
 TELL_EVERY_S = 60.0
-"""Interval between two equal log lines about a feeder that breaks the protocol, or somebody on the path who does."""
+"""Interval between two equal log lines about a feeder, or somebody on the path, that breaks the protocol."""
 LinkError = (OSError, ProtocolError)
-"""Errors that end a connection and nothing else."""
+"""Errors that end a connection and have no other effect."""
 
 
 class BodyPhase(Enum):
@@ -72,16 +79,18 @@ class FeederConnection:
     """The connection to one feeder process, with its reconnects."""
 
     def __init__(
-        self, endpoint: Endpoint, sink: Sink, *, key: bytes, job: str, name: str, trainer: str = ""
-    ) -> None:
-        """`trainer` names the trainer process: feeders start afresh for a different one."""
+        self, endpoint: Endpoint, sink: Sink, *, key: bytes, job: str, name: str, trainer: str = "",
+        tls: Credentials | None = None,
+    ) -> None:  # fmt: skip
+        """`trainer` names the trainer process: feeders start afresh for a different one. `tls`: the certificates of
+        this process, if connections over TCP need TLS."""
         self.endpoint = endpoint
         self.phase = BodyPhase.DOWN
         self.sock: socket.socket | None = None
         self.retry_at = 0.0
         self.started_at = 0.0
         self._failures = 0
-        self._sink = sink
+        self._sink, self._tls = sink, tls
         self._key, self._job, self._name, self._trainer = key, job, name, trainer
         self._shared: SharedBodies | None = None
         """The feeder's shared memory, if the feeder is on this machine."""
@@ -177,6 +186,8 @@ class FeederConnection:
             if error := self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(error, f"connecting to {self.endpoint.name} failed")
             self.phase = BodyPhase.HANDSHAKE
+            if self._tls is not None and self._shared is None:
+                self._begin_tls(self._tls)
         if self._out and mask & select.EPOLLOUT:
             self.flush()
         if mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
@@ -184,6 +195,20 @@ class FeederConnection:
                 self._receive()
             else:
                 self._greet()
+            self._receive_buffered()
+
+    def _begin_tls(self, tls: Credentials) -> None:
+        """Puts the socket under TLS. The side that connected speaks first."""
+        assert self.sock is not None  # noqa: S101
+        self.sock = sock = tls.connected(self.sock, Part.FEEDER)
+        sock.patience_s = BODY_WAIT_S
+        with contextlib.suppress(BlockingIOError):
+            sock.establish()
+
+    def _receive_buffered(self) -> None:
+        """Takes what was read from the socket together with something else, and is reported by no poll."""
+        while self.phase is BodyPhase.UP and isinstance(self.sock, Connection) and self.sock.buffered:
+            self._receive()
 
     def send(self, header: bytes, payload: bytes) -> None:
         """Queues a frame; `flush` sends all queued frames in one call."""
@@ -234,7 +259,7 @@ class FeederConnection:
     # Frames
 
     def discard(self) -> None:
-        """The body that is being received has lost its place."""
+        """Makes the connection discard the rest of the current body, which has lost its place."""
         if self._header is not None and self._header.kind == FrameKind.BODY:
             self._target = None
 
@@ -322,7 +347,9 @@ class FeederConnection:
             self._waited(waited_s, in_time=n >= max(self._left, QUICK * waited_s))
         if self._left:
             self._slow = self._low_water = True
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(self._left, LOW_WATER_NBYTES))
+            ahead = 0 if self._tls is None or self._shared is not None else AHEAD_NBYTES
+            due = max(1, min(self._left - ahead, LOW_WATER_NBYTES))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, due)
             self._sink.connection_moved(self)
             return False
         if self._low_water:
@@ -332,8 +359,8 @@ class FeederConnection:
         return True
 
     def _waited(self, waited_s: float, *, in_time: bool) -> None:
-        """Decides after an awaited body how many of the next ones are not waited for. A body that needed no wait
-        proves nothing: it came while another connection was waited for."""
+        """Decides after an awaited body how many of the next ones are not waited for. A body that needed no wait proves
+        nothing: it arrived while the receiver waited for another connection."""
         if waited_s < INSTANT_S:
             return
         self._late = 0 if in_time else self._late + 1

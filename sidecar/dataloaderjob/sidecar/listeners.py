@@ -33,7 +33,7 @@ Handler = Callable[[str], tuple[int, str, str]]
 REASONS = {200: "OK", 404: "Not Found", 400: "Bad Request", 503: "Service Unavailable"}
 HELLO_TIMEOUT_S = 5.0
 MAX_HELLO_NBYTES = 8 * 1024 * 1024
-"""An adoption with the maximum number of leases takes 3 MB."""
+"""Maximum size of a hello. An adoption with the maximum number of leases takes 3 MB."""
 MAX_HELLOS_NBYTES = 32 * 1024 * 1024
 """Limit on the bytes of all guests' incomplete hellos together: more than a node's trainers ever send."""
 MAX_GUESTS = 256

@@ -6,6 +6,8 @@ the trainer, from its own mapping, so a scrape never touches the data path.
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from enum import Enum
 
 from dataloaderjob.core import control
 from dataloaderjob.core.control import Control
+from dataloaderjob.core.costs import QueuedTime
+from dataloaderjob.core.supervision import OF_RANK
 from dataloaderjob.core.texts import clean
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 
@@ -47,9 +51,17 @@ def _ready(machine: Dispatcher) -> int:
     return sum(t.lease is not None for s in machine.streams.values() for t in s.tickets.values())
 
 
+@functools.lru_cache(maxsize=1)
+def _queued_time(pid: int) -> QueuedTime:
+    """`pid`: this process. A fork of it has a figure of its own."""
+    del pid
+    return QueuedTime()
+
+
 _C, _G = MetricKind.COUNTER, MetricKind.GAUGE
 _48_BITS = (1 << 48) - 1
-"""Prometheus keeps floats, which are exact up to 53 bits. Eight bytes in a label would start a series each time."""
+"""Mask of a digest. Prometheus keeps floats, which are exact up to 53 bits; as a label, each digest would start a
+series."""
 METRICS = (
     Metric("batches", "batches_total", _C, "Batches received.", lambda m: m.counters.batches),
     Metric("nbytes", "bytes_total", _C, "Bytes of batches received.", lambda m: m.counters.nbytes),
@@ -110,6 +122,11 @@ METRICS = (
         lambda _: time.process_time_ns(),
     ),
     Metric(
+        "receiver_queued_ns", "receiver_queued_seconds_total", _C,
+        "Time for which the process that receives batches was ready to run, but had no CPU.",
+        lambda _: _queued_time(os.getpid()).ns(),
+    ),
+    Metric(
         "queues_kernels", "trainer_uses_cuda", _G,
         "Use of CUDA: 1 if the trainer has initialized it. Its steps then look shorter than they are, "
         "because kernels run asynchronously.",
@@ -167,6 +184,15 @@ def read(words: Control) -> dict[str, int]:
     return {key: words.words[_WORDS[key]] for key in KEYS}
 
 
+def by_rank(receivers: Iterable[tuple[str, Control]]) -> dict[str, list[int]]:
+    """Returns OF_RANK for each rank. Processes that have the same rank are added up."""
+    found: dict[str, list[int]] = {}
+    for rank, words in receivers:
+        before = found.get(rank, [0] * len(OF_RANK))
+        found[rank] = [n + words.words[_WORDS[key]] for n, key in zip(before, OF_RANK, strict=True)]
+    return found
+
+
 class Totals:
     """Sums of the metrics of all receivers, including those that have ended."""
 
@@ -189,8 +215,8 @@ class Totals:
             del self._added[next(iter(self._added))]
 
     def adopted(self, process: str, living: dict[str, int]) -> None:
-        """Keeps a trainer's counts, whose memory outlives its receiver, from being counted twice: they were added when
-        the receiver ended, or belong to an earlier sidecar."""
+        """Keeps a trainer's counts from being added twice. They outlive its receiver: they were added when the receiver
+        ended, or belong to an earlier sidecar."""
         before = self._added.pop(process, living)
         for name in TRAINERS_COUNTERS:
             self._gone[name] -= before[name]

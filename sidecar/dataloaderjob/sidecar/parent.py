@@ -28,7 +28,7 @@ from dataloaderjob.core.processes import (
     end_as,
     signal_name,
 )
-from dataloaderjob.core.settings import LoaderSettings, SidecarSettings, read_key
+from dataloaderjob.core.settings import LoaderSettings, SidecarSettings, read_credentials, read_key
 from dataloaderjob.sidecar import metrics
 from dataloaderjob.sidecar.admission import Admission, ReceiverProcess
 from dataloaderjob.sidecar.attachment import Attachment
@@ -40,7 +40,7 @@ from dataloaderjob.sidecar.supervisor_client import BundleGc, Failures, Supervis
 TICK_S = 0.5
 METRICS_EVERY_S = 1.0
 SWEEP_EVERY_S = 30.0
-"""Interval at which a private service that waits for the next script removes what earlier scripts have sent."""
+"""Interval at which a private service that waits for the next script removes blobs of earlier scripts."""
 _RANK = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
@@ -52,6 +52,7 @@ class Sidecar:
         settings.check()
         self.settings = settings
         self.key = read_key(settings.key_path)
+        self._tls = read_credentials(settings.tls_folder)
         self.store = BlobStore(Path(settings.blobs), anyone=settings.anyone)
         self._bundle_gc = BundleGc(self.store)
         self.receivers: dict[int, ReceiverProcess] = {}
@@ -66,7 +67,7 @@ class Sidecar:
         if settings.supervisor_host is not None:
             address = settings.supervisor_host, settings.supervisor_port
             self._supervisor = SupervisorClient(
-                address, key=self.key, job=settings.job, name=self.name, store=self.store
+                address, key=self.key, job=settings.job, name=self.name, store=self.store, tls=self._tls
             )
         awaits = settings.awaits_feeders and source is not None
         self._attachment = Attachment(source, settings, self.key) if awaits and source else None
@@ -78,7 +79,7 @@ class Sidecar:
         self._select.register(self._wake_r, selectors.EVENT_READ, self._on_signal)
         self._metrics_at = 0.0
         self._sweep_at = 0.0
-        # Last: a visible socket has a sidecar behind it.
+        # Last, because a visible socket must have a sidecar behind it.
         self._listener = TrainerListener(
             settings.socket,
             self._select,
@@ -133,8 +134,10 @@ class Sidecar:
             if receiver.untold:
                 receiver.untold = not self._send_feeders(receiver.channel)
         if self._supervisor is not None:
-            self._supervisor.try_connect(now)
+            connected = self._supervisor.try_connect(now)
             self._watch_upstream()
+            if connected:
+                self._on_upstream()  # the first message may have come with the end of the handshake
             if self._attachment is not None and self._supervisor.fileno is None:
                 self._await_supervisor(self._attachment, self._supervisor.why, now)
         if now >= self._metrics_at:
@@ -145,8 +148,8 @@ class Sidecar:
             self._bundle_gc.sweep()
 
     def _await_supervisor(self, attachment: Attachment, why: str, now: float) -> None:
-        """Reports to trainers and in the log what an attached pod waits for. Stops, so that the kubelet starts this
-        sidecar again, if it was started with the files of another job."""
+        """Reports to trainers and in the log what an attached pod waits for. If this sidecar was started with another
+        job's files, stops, so that the kubelet starts it again."""
         if not attachment.look(now) and why == self._why:
             return
         self._why = why
@@ -159,7 +162,8 @@ class Sidecar:
         if self._supervisor is not None:
             for receiver in self.receivers.values():
                 self._failures.update(receiver.rank, receiver.pid, receiver.control.words[W_NEXT_CALLS])
-            report = {"receivers": len(self.receivers), "failures": self._failures.current()}
+            report: dict[str, Any] = {"receivers": len(self.receivers), "failures": self._failures.current()}
+            report["ranks"] = metrics.by_rank((r.rank, r.control) for r in self.receivers.values())
             self._supervisor.send({"type": "metrics", "metrics": self._sums(), **report})
 
     def _watch_upstream(self) -> None:
@@ -218,7 +222,7 @@ class Sidecar:
         guest.close()
 
     def _attach(self, guest: Guest, packet: ipc.Packet) -> None:
-        """Attaches a trainer. Raises RemoteProtocolError, among others, for a HELLO that cannot be granted."""
+        """Attaches a trainer. Raises RemoteProtocolError, for example, if a HELLO cannot be granted."""
         if packet.protocol != PROTOCOL:
             raise RemoteProtocolError(
                 f"this sidecar speaks protocol version {PROTOCOL}, the trainer {packet.protocol}: install the same "
@@ -292,6 +296,7 @@ class Sidecar:
             gc.freeze()
             receiver = Receiver(
                 guest.sock, channel, *guest.fds[:4], settings=settings, key=self.key, job=self.settings.job,
+                tls=self._tls,
                 name=f"{self.name}/rank-{hello['shown']}", process=str(hello["process"]),
                 rank=int(rank) if rank.isdecimal() else 0, gives_back=self.settings.private,
             )  # fmt: skip
@@ -302,7 +307,8 @@ class Sidecar:
         end_as(run)
 
     def _close_in_child(self) -> None:
-        """Closes what the parent has open: otherwise ports would stay taken, and peers would see no disconnect."""
+        """Closes the parent's descriptors. Otherwise ports would stay taken, and peers would not notice a
+        disconnect."""
         self._select.close()
         self._listener.close_in_child()
         if self.http is not None:

@@ -12,7 +12,7 @@ import select
 import socket
 import time
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core import frames, ipc, supervision
 from dataloaderjob.core.blobs import Bundle
@@ -45,11 +45,14 @@ from dataloaderjob.sidecar.feeder_connection import TELL_EVERY_S, FeederConnecti
 from dataloaderjob.sidecar.output import log
 from dataloaderjob.sidecar.regions import Region
 
+if TYPE_CHECKING:
+    from dataloaderjob.core.credentials import Credentials
+
 PACKETS_AT_ONCE = 64
 GIVES_WAY_S = 1.0
-"""A trainer without an iterator for this long may lose its place to another trainer (`W_IDLE`)."""
+"""Seconds without an iterator after which a trainer may lose its place to another trainer (`W_IDLE`)."""
 IDLE_S = 30.0
-"""Time after which the memory of a pool that nobody reads from is freed."""
+"""Time after which the memory of an unread pool is freed."""
 
 
 class TrainerGone(Exception):
@@ -57,7 +60,7 @@ class TrainerGone(Exception):
 
 
 class Receiver:
-    """The shell of one pool."""
+    """The process that serves one pool: the dispatcher's shell."""
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class Receiver:
         process: str = "",
         rank: int = 0,
         gives_back: bool = False,
+        tls: Credentials | None = None,
     ) -> None:
         """`process`: the trainer process's name. Each `rank` begins with different feeders. `gives_back`: free the
         memory of an idle pool."""
@@ -85,6 +89,7 @@ class Receiver:
         self._trainer, self._parent, self._pidfd = trainer, parent, pidfd
         self._wake_trainer, self._wake_receiver = wake_trainer, wake_receiver
         self._key, self._job, self._name, self._process = key, job, name, process
+        self._tls = tls
         self._connections: dict[str, FeederConnection] = {}
         self._by_fd: dict[int, FeederConnection] = {}
         self._masks: dict[int, int] = {}
@@ -192,7 +197,7 @@ class Receiver:
     def _give_back(self, now: float) -> None:
         """Frees the pool's memory once nothing has been read from it or held in it for IDLE_S.
 
-        Pages that a device has registered are kept: the device would go on reading the old ones.
+        Pages that a device has registered are kept, because the device would continue to read the old ones.
         """
         words = self.control.words
         if self.machine.streams or self.machine.placer.space.used_nbytes:
@@ -415,7 +420,13 @@ class Receiver:
                 self.regions.pop(number).close()
             case Connect(endpoint):
                 connection = FeederConnection(
-                    endpoint, self, key=self._key, job=self._job, name=self._name, trainer=self._process
+                    endpoint,
+                    self,
+                    key=self._key,
+                    job=self._job,
+                    name=self._name,
+                    trainer=self._process,
+                    tls=self._tls,
                 )
                 self._connections[endpoint.instance] = connection
                 self._open(connection, now)

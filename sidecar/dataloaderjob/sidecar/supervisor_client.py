@@ -11,23 +11,28 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core import handshake, keys, sockets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError
+from dataloaderjob.core.keys import Part
 from dataloaderjob.core.processes import Backoff, close_all_but, default_signals, die_with_parent
 from dataloaderjob.core.sockets import Connection, Inbox
 from dataloaderjob.core.supervision import FIELDS
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.output import log
 
+if TYPE_CHECKING:
+    from dataloaderjob.core.credentials import Credentials
+
 BACKOFF = Backoff(0.05, 3.0)
 CONNECT_TIMEOUT_S = 0.5
 """Longest time for which a hanging supervisor may delay attaching and health checks."""
 UPLOAD_TIMEOUT_S = 60.0
 KEEP_UNUSED_S = 120.0
-"""A trainer writes its blobs before it reports the bundle, and may have to attach again in between."""
+"""Seconds for which unused blobs are kept. A trainer writes its blobs before it reports the bundle, and may have to
+attach again in between."""
 MAX_LOADERS = 16
 """Number of a trainer's loaders whose last bundles are kept. Any other loader stores its bundle again on use."""
 
@@ -36,8 +41,9 @@ class SupervisorClient:
     """Connects, performs the handshake and exchanges messages. `fileno` is None while there is no connection."""
 
     def __init__(
-        self, address: tuple[str, int], *, key: bytes, job: str, name: str, store: BlobStore
-    ) -> None:
+        self, address: tuple[str, int], *, key: bytes, job: str, name: str, store: BlobStore,
+        tls: Credentials | None = None,
+    ) -> None:  # fmt: skip
         self.address = address
         self.feeders: list[Endpoint] = []
         self.desired: int | None = None
@@ -50,6 +56,7 @@ class SupervisorClient:
         """The reason why there is no connection; empty while there is one."""
         self._key, self._job, self._name = key, job, name
         self._store = store
+        self._tls = None if tls is None else (tls, Part.SUPERVISOR)
         self._sock: Connection | None = None
         self._in = Inbox()
         self._out = bytearray()
@@ -69,7 +76,7 @@ class SupervisorClient:
         try:
             sock = handshake.connect(
                 self.address, self._key, role="sidecar", name=self._name, job=self._job,
-                versions=handshake.BY_ROLE, timeout_s=CONNECT_TIMEOUT_S,
+                versions=handshake.BY_ROLE, timeout_s=CONNECT_TIMEOUT_S, tls=self._tls,
             )  # fmt: skip
         except (OSError, ProtocolError) as exc:
             self.why = f"the job's supervisor at {self.address[0]}:{self.address[1]} cannot be reached: {exc}"
@@ -172,7 +179,8 @@ class SupervisorClient:
             die_with_parent(parent)
             default_signals()
             close_all_but(set())
-            upload(self.address, self._key, self._store, digest, nbytes, name=self._name, job=self._job)
+            about = {"name": self._name, "job": self._job}
+            upload(self.address, self._key, self._store, digest, nbytes, **about, tls=self._tls)
             code = 0
         except Exception as exc:
             log(f"{digest[:8]}, {nbytes} bytes, was not uploaded: {exc!r}")
@@ -181,8 +189,9 @@ class SupervisorClient:
 
 
 def upload(
-    address: tuple[str, int], key: bytes, store: BlobStore, digest: str, nbytes: int, *, name: str, job: str
-) -> None:
+    address: tuple[str, int], key: bytes, store: BlobStore, digest: str, nbytes: int, *, name: str, job: str,
+    tls: tuple[Credentials, Part] | None = None,
+) -> None:  # fmt: skip
     """Sends a blob to the supervisor, and waits until it has arrived. Raises OSError, ProtocolError."""
     with handshake.connect(
         address,
@@ -192,6 +201,7 @@ def upload(
         job=job,
         versions=handshake.BY_ROLE,
         timeout_s=UPLOAD_TIMEOUT_S,
+        tls=tls,
     ) as sock:
         sock.settimeout(UPLOAD_TIMEOUT_S)
         store.send(sock, digest, nbytes)
@@ -216,7 +226,8 @@ class Failures:
             self._by_rank[rank] = pid, {"rank": rank, **{name: str(message[name]) for name in FIELDS}}
 
     def update(self, rank: str, pid: int, taken: int) -> None:
-        """The trainer of the receiver `pid` has taken `taken` batches. The first ends an earlier trainer's failure."""
+        """Notes that the trainer of the receiver `pid` has taken `taken` batches. The first ends an earlier trainer's
+        failure."""
         if taken and rank in self._by_rank and self._by_rank[rank][0] != pid:
             del self._by_rank[rank]
 
@@ -224,7 +235,7 @@ class Failures:
 class BundleGc:
     """Keeps the bundles of live streams, and the last one of each loader, whose next epoch may need it again.
 
-    The disk thus holds what is in use, and a dataset that changes every epoch leaves nothing behind.
+    The disk thus holds only bundles in use, and a dataset that changes every epoch leaves none behind.
     """
 
     def __init__(self, store: BlobStore) -> None:
@@ -237,7 +248,7 @@ class BundleGc:
         self._touch(path.name for path in store.folder.iterdir())
 
     def use(self, receiver: int, bundle: Bundle) -> None:
-        """A stream with `bundle` was opened."""
+        """Notes that a stream with `bundle` was opened."""
         self._live[receiver, bundle.id] = bundle
         before = self._last.pop((receiver, bundle.loader), None)
         self._last[receiver, bundle.loader] = bundle  # the newest comes last
@@ -251,12 +262,12 @@ class BundleGc:
         self._store.sweep(self._kept(), KEEP_UNUSED_S)
 
     def released(self, receiver: int, bundle_id: bytes) -> None:
-        """The last stream with that bundle was closed."""
+        """Notes that the last stream with that bundle was closed."""
         bundle = self._live.pop((receiver, bundle_id), None)
         self._let_go([] if bundle is None else [bundle])
 
     def gone(self, receiver: int) -> None:
-        """The receiver ended. Its trainer ended, too, or will attach again."""
+        """Notes that the receiver ended. Its trainer ended, too, or will attach again."""
         self._let_go([self._live.pop(key) for key in list(self._live) if key[0] == receiver])
         self._let_go([self._last.pop(key) for key in list(self._last) if key[0] == receiver])
 

@@ -20,15 +20,16 @@ from dataloaderjob.core.blobs import NODE_KEEP_S, SLOWEST, BlobStore, chunks
 from dataloaderjob.core.errors import RemoteProtocolError
 
 ASK_AGAIN_S = 10.0
-"""A sidecar that sends nothing of a requested blob for this long is given up; another one is asked."""
+"""Seconds without any of a requested blob after which its sidecar is given up, and another one is asked."""
 WAIT_S = 60.0
 """A feeder that waits this long, while no part of the blob arrives, gets the answer "gone". It asks again while it has
 tickets for that blob."""
 IDLE_TIMEOUT_S = 60.0
 MAX_SERVED = 2
-"""Serving one would be quickest in a network of equal nodes; with two, a slow feeder holds up only half a source."""
+"""Number of feeders that a source serves at a time. One would be quickest in a network of equal nodes; with two, a slow
+feeder holds up only half a source."""
 MAX_FAILED = 2
-"""A feeder gets a blob from the head once this number of other feeders have failed to serve it."""
+"""Number of failed sources after which a feeder gets a blob from the head."""
 PLACE_WAIT_S = 10.0
 Want = Callable[[str], None]
 """Sends {"type": "want"} to one sidecar. Raises OSError."""
@@ -64,14 +65,14 @@ class BlobRelay:
         """Sources of each blob. Those of a blob that was removed from here are kept until the next upload."""
 
     def has(self, holder: int, digest: str, want: Want) -> None:
-        """A sidecar can upload this blob."""
+        """Notes that a sidecar can upload this blob."""
         self._store.path(digest)  # rejects an invalid digest
         with self._changed:
             self._holders.setdefault(digest, {})[holder] = want
             self._changed.notify_all()
 
     def gone(self, holder: int) -> None:
-        """A sidecar's connection ended."""
+        """Notes that a sidecar's connection ended."""
         with self._changed:
             for digest in list(self._holders):
                 self._holders[digest].pop(holder, None)
@@ -79,8 +80,8 @@ class BlobRelay:
                     del self._holders[digest]
 
     def receive(self, sock: socket.socket, digest: str, nbytes: int) -> None:
-        """Receives an upload. Raises OSError, and RemoteProtocolError if it is not what was promised, or if no feeder
-        waits for it."""
+        """Receives an upload. Raises OSError. Raises RemoteProtocolError if it is not the announced blob, or if no
+        feeder waits for it."""
         if self._store.has(digest, nbytes):
             for _ in chunks(sock, nbytes):
                 pass
@@ -116,7 +117,7 @@ class BlobRelay:
             self._changed.notify_all()
 
     def left(self, address: Address) -> None:
-        """A feeder is gone, and no longer serves blobs."""
+        """Notes that a feeder is gone, and no longer serves blobs."""
         with self._changed:
             for sources in self._sources.values():
                 sources.pop(address, None)

@@ -23,7 +23,7 @@ from dataloaderjob.core import folders, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError, ServiceError
 from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import allow_all_files, exit_now, leave_on_signals
-from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_key
+from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_credentials, read_key
 from dataloaderjob.core.sockets import address_text
 from dataloaderjob.core.supervision import Cause
 from dataloaderjob.providers.provider import LOCAL, NAMES, RAY, REMOTE, Provider, ProviderLost
@@ -75,6 +75,9 @@ class Supervisor:
         """feeder -> time at which its connection last ended."""
         self._asked_for_memory_at = self._measured_at = 0.0
         self._stopping = False
+        self._ending: set[int] | None = None
+        """Feeders to end because the job has ended; None: there are none yet."""
+        self._ended = False
         self._started = time.monotonic()
         self._provider = provider_of(settings)
         self._server = SupervisorServer(
@@ -84,6 +87,7 @@ class Supervisor:
             job=settings.job,
             blob_folder=Path(settings.blob_folder),
             state=self,
+            tls=read_credentials(settings.tls_folder),
         )
 
     # The loop, in the main thread
@@ -104,12 +108,16 @@ class Supervisor:
                 self._changed.notify_all()
                 self._urgent = []
                 desired = self._feeders.desired
-                if not instructions and not self._stopping:
+                if not instructions and not self._stopping and self._ending is None:
                     self._changed.wait(self._pause_s(time.monotonic()))
-                stopping = self._stopping
+                stopping, ending = self._stopping, self._ending
             if stopping:
-                self._end()
+                self._end(set())
                 return 0
+            if ending is not None:
+                self._end(ending)
+                with self._lock:
+                    self._ending, self._ended = None, True
             for instruction in instructions:
                 self._act(instruction, desired)
             self._explain()
@@ -188,7 +196,7 @@ class Supervisor:
                     self._feeders.explain(why.feeder, why.text, why.cause)
 
     def _ask_for_memory(self) -> None:
-        """Asks the provider whether lack of memory is why feeders are gone, or were a moment ago."""
+        """Asks the provider if feeders are missing, or were a moment ago, for lack of memory."""
         now = time.monotonic()
         with self._lock:
             gone = {index for index, at in self._left.items() if now - at < LEFT_S}
@@ -217,9 +225,10 @@ class Supervisor:
             ready = sum(m.state is FeederState.READY for m in self._feeders.members.values())
             self._reports.measure(now, ready)
 
-    def _end(self) -> None:
+    def _end(self, left: set[int]) -> None:
+        """Ends all members, and the feeders `left`."""
         with self._lock:
-            left = set(self._feeders.members)
+            left = left | set(self._feeders.members)
         end_feeders(self._provider, left)
 
     # Events of the server's threads
@@ -260,9 +269,9 @@ class Supervisor:
             self._changed.notify_all()
 
     def replace(self, name: str, instance: str, reason: str, witness: Witness | None = None) -> bool:
-        """A receiver reports that a feeder hangs. With a `witness` it cannot connect to the feeder. This is believed if
-        most receivers report it: a feeder that is connected here may be cut off from only one of them. Returns True if
-        the feeder is replaced."""
+        """Handles a receiver's report that a feeder hangs or, with a `witness`, that the receiver cannot connect to it.
+        The latter is believed if most receivers report it: a feeder that is connected here may be cut off from only one
+        of them. Returns True if the feeder is replaced."""
         with self._changed:
             if witness is not None and not self._most_agree(instance, witness):
                 log.info("%s (%s) is %s, says %s", name, instance, reason, "/".join(witness))
@@ -318,10 +327,15 @@ class Supervisor:
                     desired = supervision.number(message, "feeders", supervision.MAX_FEEDERS)
                     _write_desired(self._state_path, desired)
                     self._feeders.scale(desired)
+                    self._ended = False
                 elif kind == "stop":
                     self._stopping = True
+                elif kind == "end":
+                    _write_desired(self._state_path, 0)
+                    self._ending, self._ended = set(self._feeders.members), False
+                    self._feeders.scale(0)
                 else:
-                    return {"type": "error", "message": f"expected scale, status or stop, got {kind!r}"}
+                    return {"type": "error", "message": f"expected scale, status, stop or end, got {kind!r}"}
                 self._changed.notify_all()
         except (ProtocolError, OSError) as exc:
             return {"type": "error", "message": str(exc)}
@@ -339,6 +353,7 @@ class Supervisor:
                     "cause": member.told[0],
                     "host": member.host,
                     **_shown(member.endpoint),
+                    "costs": {} if member.endpoint is None else self._reports.costs(member.endpoint.instance),
                 }
                 for _, member in sorted(self._feeders.members.items())
             ]
@@ -348,6 +363,7 @@ class Supervisor:
                 "up_seconds": round(now - self._started, 1),
                 "desired": self._feeders.desired,
                 "ready": sum(f["state"] == "ready" for f in feeders),
+                "ended": self._ended,
                 "feeders": feeders,
                 "notes": self._feeders.notes(),
                 "sidecars": dict(self._reports.sidecars),

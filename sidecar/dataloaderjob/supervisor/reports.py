@@ -61,6 +61,10 @@ class Reports:
         else:
             self._costs[instance] = costs
 
+    def costs(self, instance: str) -> dict[str, int]:
+        """Returns a feeder's sums; empty if it has reported none."""
+        return self._costs.get(instance, {})
+
     def measure(self, now: float, ready: int) -> None:
         """Adds a reading of all sums. `ready`: number of feeders that serve."""
         self._window.add(now, self.sidecars, self._costs, ready)
@@ -68,11 +72,11 @@ class Reports:
         self._measures = None if found is None else found.as_dict()
 
     def measures(self) -> dict[str, Any] | None:
-        """Returns what was measured lately (`core.measures`); None while it is too little."""
+        """Returns the recent measures (`core.measures`); None while there are too few."""
         return self._measures
 
     def gone(self, sidecar: str) -> None:
-        """The sidecar's last connection ended."""
+        """Notes that the sidecar's last connection ended."""
         self.sidecars.pop(sidecar, None)
         self._taken.pop(sidecar, None)
         self._left = [*self._left, *self._failing.pop(sidecar, [])][-MAX_FAILURES:]

@@ -1,7 +1,7 @@
 """The supervisor's port: a thread for each connection, whose purpose is its role (`core.supervision`).
 
-The role's key (`core.keys`) decides what a peer may ask for. Each command, whatever comes of it, has a line in the log.
-Nothing here calls the provider, so feeders and sidecars are served even while Ray is slow or gone.
+The role's key (`core.keys`) decides what a peer may ask for. Each command and its result are logged. Nothing here calls
+the provider, so feeders and sidecars are served even while Ray is slow or gone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dataloaderjob.core import costs, keys, sockets, supervision
 from dataloaderjob.core.acceptor import Acceptor
@@ -29,10 +29,13 @@ from dataloaderjob.core.texts import clean
 from dataloaderjob.supervisor.blob_relay import IDLE_TIMEOUT_S, BlobRelay
 from dataloaderjob.supervisor.feeder_set import MAX_WHY, Endpoint
 
+if TYPE_CHECKING:
+    from dataloaderjob.core.credentials import Credentials
+
 log = logging.getLogger(__name__)
 MAX_COMMAND = 200
 SEND_TIMEOUT_S = 5
-"""A peer that reads nothing for this long is dropped; if it lives, it reconnects."""
+"""Seconds after which a peer that reads nothing is dropped. If it is alive, it reconnects."""
 
 
 Witness = tuple[str, str]
@@ -74,8 +77,9 @@ class SupervisorServer:
     """All connections of the supervisor."""
 
     def __init__(
-        self, host: str, port: int, *, job_key: bytes, job: str, blob_folder: Path, state: SupervisorState
-    ) -> None:
+        self, host: str, port: int, *, job_key: bytes, job: str, blob_folder: Path, state: SupervisorState,
+        tls: Credentials | None = None,
+    ) -> None:  # fmt: skip
         """Binds the port. Raises OSError if it is taken."""
         self._feeders_key, self._sidecars_key = (
             keys.derive(job_key, holder) for holder in (Holder.FEEDER, Holder.SIDECAR)
@@ -94,7 +98,7 @@ class SupervisorServer:
             "control": self._control,
         }
         self._acceptor = Acceptor(
-            host, port, key=keys.of_job(job_key), job=job, facts={}, welcomed=self._welcomed
+            host, port, key=keys.of_job(job_key), job=job, facts={}, welcomed=self._welcomed, tls=tls
         )
         threading.Thread(target=self._accept_forever, name="dlj-supervisor", daemon=True).start()
 
@@ -114,7 +118,7 @@ class SupervisorServer:
                     peer.sock.shutdown(socket.SHUT_RDWR)
 
     def drain(self, instance: str) -> None:
-        """Asks a feeder to report once it owes nobody anything."""
+        """Asks a feeder to report once it has no work left."""
         with self._lock:
             peer = self._feeders.get(instance)
         if peer is not None:

@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import context as contexts
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
@@ -22,9 +23,10 @@ from dataloaderjob.core.places import IN_FEEDER_VARIABLE
 from dataloaderjob.making.staged import Staged
 from dataloaderjob.trainer.device.transfer import AHEAD, Way
 from dataloaderjob.trainer.epochs import arguments
-from dataloaderjob.trainer.interop.context import DEVICE_OPTIONS, FeedersContext
+from dataloaderjob.trainer.interop.context import FeedersContext
 from dataloaderjob.trainer.session import service
 from dataloaderjob.trainer.session.service import LeftOut
+from dataloaderjob.trainer.session.spec import EpochSpec
 from dataloaderjob.trainer.session.window import PER_WORKER, window_of
 
 if TYPE_CHECKING:  # imported at run time while the private service starts
@@ -65,18 +67,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         dataset_id: name of the dataset in `state_dict()`. Without it, a state identifies the dataset by its type, its
             length and three samples, which are made for that purpose.
         tail: deals the batches of an IterableDataset to the ranks in turn, in the order of a single process, so that
-            all ranks get the same number. The dataset must be the same in all ranks. The value decides about the last
-            batches if they are fewer than the ranks: "drop" leaves them out, "pad" gives some of them twice, and
+            all ranks get the same number. The dataset must be the same in all ranks. The value matters if fewer
+            batches than ranks are left at the end: "drop" leaves them out, "pad" returns some of them twice, and
             "error" raises InputError.
         stage: function applied to each sample of an IterableDataset before `collate_fn`, such as a decoder. The
-            dataset is read in its slots, and any feeder makes batches of what was read.
-        parts: number of parts in which each batch is made, by several feeders; this process puts them together. For
-            batches that one feeder makes too slowly, of a map-style dataset with torch's own `collate_fn`.
+            dataset is still read in its slots, but any feeder may apply the stage to what a slot has read.
+        parts: number of parts into which each batch is split. Several feeders make them, and this process merges
+            them. For batches that take one feeder too long; needs a map-style dataset, and torch's `collate_fn`.
         device: device on which the tensors of a batch arrive, such as "cuda". The loader copies them there ahead of
-            the trainer, on a stream of its own. "cpu": they stay, and only `device_stage` runs. Arrays stay in this
-            process. Tested with a simulated device only, not on a GPU.
+            the trainer, on a stream of its own. "cpu": they are not copied, and only `device_stage` runs. Arrays stay
+            on the host. Tested with a simulated device only, not on a GPU.
         device_stage: function applied to each batch in this process, on that stream: fn(batch, generator) returns
-            the batch. The generator is one of the device, seeded by the epoch and the batch.
+            the batch. The generator is on the device, and its seed depends on the epoch and the batch.
         prefetch_device: number of batches that are on the device, or on their way, before the trainer asks for them.
             Has no effect without `device`.
         snapshot_every_n_steps: accepted for compatibility with torchdata; each state is exact.
@@ -139,8 +141,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.dataset_id, self.tail, self.parts = dataset_id, tail, parts
         self.device, self.device_stage, self.prefetch_device = device, device_stage, prefetch_device
         self._sent_to = device, device_stage, prefetch_device
-        """The same values, kept safe from a user's subclass that has attributes with those names."""
-        arguments.check(self)
+        """The same values, in case a user's subclass has attributes with those names."""
+        arguments.check(self.epoch_spec(), device, device_stage, prefetch_device)
         if stage is not None:
             self.collate_fn = Staged(stage, self.collate_fn, is_bare=batch_size is None)
         self.snapshot_every_n_steps = snapshot_every_n_steps
@@ -162,9 +164,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Context that keeps feeders in use if a library rebuilds this loader as torch's own. It is the user's context
         if this process makes the batches or if the dataset is an IterableDataset."""
         if self.num_workers > 0 and not self._is_stream:
-            sent_to = self.__dict__.get("_sent_to") or (None,)  # torch's constructor asks before it is set
-            own = {} if sent_to[0] is None else dict(zip(DEVICE_OPTIONS, sent_to, strict=True))
-            return FeedersContext(allow_pickle=self.__dict__.get("allow_pickle", False), of=own)
+            known = self.__dict__  # torch's constructor asks before they are set
+            return FeedersContext.of_loader(known.get("allow_pickle", False), known.get("_sent_to"))
         return cast("contexts.BaseContext | None", _TORCHS_CONTEXT.fget(self))
 
     @multiprocessing_context.setter
@@ -173,14 +174,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def pickle_allowed(self) -> bool:
-        """True if batches may contain pickles. This process alone decides, based on `allow_pickle` or its
-        environment."""
+        """True if batches may contain pickles, because of `allow_pickle` or this process's environment."""
         return self.allow_pickle or service.is_pickle_allowed()
 
     @property
     def digest(self) -> str:
-        """Digest of everything this loader has given so far: its keys, order and bytes, across all epochs, as 16 hex
-        digits."""
+        """Digest of all batches returned so far, in all epochs: their keys, order and bytes; 16 hex digits."""
         return f"{self.consumption.total:016x}"
 
     @property
@@ -208,7 +207,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._sent_to[1] is not None
 
     def _devices_here(self) -> Devices:
-        if self._devices is None or self._devices[0] != os.getpid():  # a forked child may find it locked
+        if self._devices is None or self._devices[0] != os.getpid():  # a fork may copy a held lock
             self._devices = os.getpid(), threading.Lock(), {}
         return self._devices
 
@@ -242,7 +241,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         try:
             return self._begin_iterator()
         except BaseException:
-            # The next attempt finds what was loaded.
+            # The next attempt resumes from the same state.
             if self._epoch is not None and self._epoch is not previous:
                 self._epoch.settle()
             self._resume, self._epoch = resume, previous
@@ -255,25 +254,23 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         left_out, here = isinstance(self.num_workers, LeftOut), self._is_made_here()
         if self.num_workers == 0 and self.timeout != 0:
             raise AssertionError("an iterator of this process (num_workers=0) requires timeout == 0")
-        client = (
-            None if here else self._connect()
-        )  # before this import, which would delay the service's start
+        client = None if here else self._connect()  # first: the imports would delay the service's start
         from dataloaderjob.trainer.epochs.in_process_iterator import InProcessIterator
         from dataloaderjob.trainer.epochs.kinds import kind_of_iterator
 
         if client is None:
             self._check_resume()
-            return InProcessIterator(self, self.begin_epoch())
+            return InProcessIterator(self, self.epoch_spec(), self.begin_epoch())
         window = self._window()
         service.compare_with_feeders(window)
         self._check_resume()
-        epoch = self.begin_epoch()
-        kind = kind_of_iterator(self)
+        epoch, spec = self.begin_epoch(), self.epoch_spec()
+        kind = kind_of_iterator(spec)
         source = self.generator or torch.default_generator
         drawn_from = source.get_state()
-        iterator = kind(self, epoch, client, window, pickle_allowed=self.pickle_allowed)
+        iterator = kind(self, spec, epoch, client, window)
         try:
-            iterator.ship(self)
+            iterator.ship(self, spec)
         except InputError as exc:
             wrong_setting = isinstance(exc, ScratchTooSmall) and not service.is_private()
             if wrong_setting or self.tail or not (left_out or (self._is_stream and service.is_private())):
@@ -282,17 +279,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             service.say_once(f"{_HERE if left_out else _TORCHS}: {exc}")
             if self._is_stream:
                 return self._give_up_epoch(epoch, source, drawn_from)
-            return InProcessIterator(self, epoch, begun=iterator)
+            return InProcessIterator(self, spec, epoch, begun=iterator)
         iterator.start(again=not left_out)
         return iterator
 
     def __len__(self) -> int:
         batches = super().__len__()
-        if self.tail is None:
-            return batches
-        from dataloaderjob.trainer.session import slot_places
-
-        return batches // slot_places.world() if self.tail == "drop" else -(-batches // slot_places.world())
+        return batches if self.tail is None else arguments.steps(batches, self.tail)
 
     def _is_made_here(self) -> bool:
         """Returns True if this process makes the batches, as far as is currently known."""
@@ -331,6 +324,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if isinstance(self.num_workers, LeftOut):
             here.num_workers, here.timeout = 0, 0
         return InThisProcess(here) if here.num_workers == 0 else ByWorkers(here)
+
+    def epoch_spec(self) -> EpochSpec:
+        """Returns the arguments as they are now. A user may assign some of them between epochs."""
+        return EpochSpec(
+            dataset=self.dataset, batch_size=self.batch_size, sampler=self.sampler, batch_sampler=self.batch_sampler,
+            index_sampler=self._index_sampler, drop_last=self.drop_last, num_workers=self.num_workers,
+            generator=self.generator, collate_fn=self.collate_fn, worker_init_fn=self.worker_init_fn,
+            persistent_workers=self.persistent_workers, bare=not self._auto_collation, tail=self.tail,
+            stage=self.stage, parts=self.parts, pickle_allowed=bool(self.pickle_allowed), consumption=self.consumption,
+        )  # fmt: skip
 
     def begin_session(self) -> tuple[int, int]:
         """Returns the numbers of this loader and of its next iterator, which are equal in all ranks that run the same
@@ -378,8 +381,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return {"version": 1, "iterable": True, "batches": 0}
         if self._resume is not None:
             return dict(self._resume.state)
-        facts = {**states.described(self, self.dataset_id), "probes": self.probes()}
-        return progress.fresh(self, facts)
+        spec = self.epoch_spec()
+        facts = {**states.described(spec, self.dataset_id), "probes": self.probes()}
+        return progress.fresh(spec, facts)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Makes the next `iter()` resume where `state_dict()` was called, on this loader or an equivalent one.
@@ -398,11 +402,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if is_streamed or self._is_torchs:
             service.say_once(_NO_STATE)
             return
-        resume = states.Resume.of(state_dict, self)
-        saved, own = resume.state.get("loader") or {}, states.described(self, self.dataset_id)
-        for said in states.compare(saved, own, is_new_epoch=resume.is_new_epoch):
-            service.say_once(said)
-        sampling.mark_unset(self._index_sampler)
+        spec = self.epoch_spec()
+        resume = states.Resume.of(state_dict, spec)
+        for note in resume.compare_with(states.described(spec, self.dataset_id)):
+            service.say_once(note)
+        sampling.mark_unset(spec.index_sampler)
         self._iterator = None
         self._resume = resume
 
@@ -417,8 +421,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         from dataloaderjob.trainer.resume.progress import Epoch
 
         resume, self._resume = self._resume, None
-        facts = states.described(self, self.dataset_id)
-        self._epoch = Epoch(self, facts, self._epoch, resume, again=again)
+        spec, probes = self.epoch_spec(), weakref.WeakMethod(self.probes)
+        facts = states.described(spec, self.dataset_id)
+        self._epoch = Epoch(spec, facts, self._epoch, resume, probes=probes, again=again)
         return self._epoch
 
     def probes(self) -> list[str | None] | None:
@@ -432,18 +437,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         can_make = self._is_made_here() or (self._client is not None and self._client.is_connected)
         if self._probes is None and can_make:
             from dataloaderjob.trainer.resume import probing
-            from dataloaderjob.trainer.resume import state as states
 
             number, here = self._number_of_this(), self._is_made_here()
-            self._probes = probing.digests(self, states.length_of(self.dataset), number=number, here=here)
+            self._probes = probing.digests(self, number=number, here=here)
         return self._probes
 
     def _check_resume(self) -> None:
         """Compares samples with those in a loaded state. Raises InputError."""
-        from dataloaderjob.trainer.resume import probing
+        if self._resume is not None:
+            from dataloaderjob.trainer.resume import probing
 
-        saved = {} if self._resume is None else (self._resume.state.get("loader") or {})
-        probes = None if saved.get("dataset_id") else saved.get("probes")
-        own = self.probes() if probes else None
-        if probes and own:
-            probing.compare(probes, own, probing.keys_of(saved.get("length")))
+            probing.compare(self._resume.state.get("loader") or {}, self.probes)

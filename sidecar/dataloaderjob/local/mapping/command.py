@@ -44,7 +44,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> str:
-    """Returns a line that sums up the results.
+    """Runs the command. Returns a line that sums up the results.
 
     Raises InputError if the arguments cannot work, UserCodeError for exceptions of the user's code, KeyboardInterrupt.
     """
@@ -164,7 +164,7 @@ def _next(messages: Iterator[Any], rows: range) -> pa.RecordBatch:
 
 
 def _without_our_words(text: str) -> str:
-    """Leaves out that collate_fn raised: it is this package's wrapper around the user's function."""
+    """Removes the words that name collate_fn, which is this package's wrapper around the user's function."""
     return text.replace("\nraised by collate_fn in ", "\nraised in ")
 
 
@@ -189,6 +189,6 @@ class Progress:
 
 
 def progress_line(total: int, done: int, made: int, elapsed_s: float) -> str:
-    """`640 of 1000 rows (64 %), 210 rows/s, 2 s left`; `made`: rows made within `elapsed_s`."""
+    """Formats `640 of 1000 rows (64 %), 210 rows/s, 2 s left`. `made`: rows made within `elapsed_s`."""
     rate = made / elapsed_s
     return f"{done} of {total} rows ({percent(done / total)}), {rate:.1f} rows/s, {span((total - done) / rate)} left"

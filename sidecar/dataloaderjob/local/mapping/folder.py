@@ -120,7 +120,8 @@ class Folder:
         self._sync()
 
     def num_there(self) -> int:
-        """Number of complete files, counted in the folder, because an interrupt may arrive right after a rename."""
+        """Returns the number of complete files, counted in the folder, because an interrupt may arrive right after a
+        rename."""
         return self.work.num_parts - len(self.work.left(set(os.listdir(self._fd))))
 
     def finish(self) -> None:
@@ -155,7 +156,7 @@ def _as_read(schema: pa.Schema) -> pa.Schema:
 
 
 def _difference(found: pa.Schema, first: pa.Schema, where: str, where_first: str) -> str:
-    """`column 'a' is int64 in row 5 and string in row 0`"""
+    """Describes a difference: `column 'a' is int64 in row 5 and string in row 0`."""
     for name in [*first.names, *found.names]:
         types = [str(s.field(name).type) if name in s.names else "missing" for s in (found, first)]
         if types[0] != types[1]:

@@ -37,7 +37,7 @@ class Work:
         )
 
     def left(self, names: Collection[str]) -> list[OutputPart]:
-        """Parts whose files are not among `names`."""
+        """Returns the parts whose files are not among `names`."""
         return [part for part in map(self.part, range(self.num_parts)) if part.name not in names]
 
     def as_record(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class OutputPart:
 
 
 def whole_batches(rows: int, batch_size: int) -> int:
-    """`rows`, rounded up to whole batches."""
+    """Returns `rows`, rounded up to whole batches."""
     return -(-rows // batch_size) * batch_size
 
 
@@ -88,5 +88,5 @@ def differences(needed: Work, found: Mapping[str, Any]) -> list[str]:
 
 
 def shown(rows: range) -> str:
-    """`row 5`, `rows 0 to 31`"""
+    """Formats rows: `row 5`, `rows 0 to 31`."""
     return f"row {rows[0]}" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]}"

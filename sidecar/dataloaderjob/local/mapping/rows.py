@@ -185,8 +185,8 @@ def _column(name: Any, value: Any, rows: range) -> pa.Array:
 
 
 def as_arrow(value: Any) -> pa.Array:
-    """Returns an array with one element for each row. Raises what pyarrow, or the value's own library, raises if the
-    value cannot become a column."""
+    """Returns an array with one element for each row. Raises the errors of pyarrow, or of the value's own library, if
+    the value cannot become a column."""
     if isinstance(value, pa.ChunkedArray):
         return value.combine_chunks()
     if isinstance(value, pa.Array):
@@ -221,7 +221,7 @@ def _nested(array: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def _element(value: Any) -> Any:
-    """Converts a value to what Arrow accepts within a list: arrays of one dimension, and lists of them."""
+    """Converts a value to a form that Arrow accepts within a list: arrays of one dimension, and lists of them."""
     if isinstance(value, torch.Tensor):
         value = _numpy(value)
     if not isinstance(value, np.ndarray):

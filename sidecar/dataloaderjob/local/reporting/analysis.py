@@ -1,4 +1,4 @@
-"""Derives from a run's readings what its report shows: rates between readings, the verdict, incidents. Pure."""
+"""Derives the contents of a report from a run's readings: rates between readings, the verdict, incidents. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataloaderjob.local.reporting.rundata import RunData
 from dataloaderjob.local.reporting.series import LOST, MEMORY, REPLACED, STARTED, Event, Reading
 
 MOST_POINTS = 240
-"""Points of a line in a chart."""
+"""Maximum number of points of a line in a chart."""
 BEFORE_S, AFTER_S = 10.0, 10.0
 """Seconds around an incident whose waiting is compared."""
 TAIL = 4.0
@@ -149,7 +149,7 @@ class Analysis:
         return (
             self.tail is not None
             and self.tail.share > 0.25
-            and self.tail.count < 0.15 * self.times.sums.count
+            and self.tail.count < 0.15 * sum(self.times.buckets)
         )
 
     # The verdict
@@ -221,7 +221,7 @@ def _waiting(counts: Mapping[str, int]) -> float | None:
 
 
 def _shares(rank: str, pairs: Sequence[tuple[Reading, Reading]]) -> list[float | None]:
-    """The share of each span that a rank waited; None if unknown.
+    """Returns the share of each span that a rank waited; None if unknown.
 
     A wait, and a step, counts once it has ended. Its time beyond the span belongs to the spans before.
     """
@@ -263,7 +263,7 @@ def _span(a: Reading, b: Reading, waiting: Mapping[str, float]) -> Span:
 
 
 def group_of(role: str) -> str:
-    """The group of processes that a role belongs to."""
+    """Returns the group of processes that a role belongs to."""
     if role.startswith("rank "):
         return TRAINING
     if role == "sidecar" or role.startswith("receiver"):

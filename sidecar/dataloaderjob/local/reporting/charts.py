@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WIDE, NARROW = (9.2, 2.5), (3.55, 2.5)
 """Sizes in inches; an inch has 96 pixels of CSS."""
 MOST_LINES = 8
-"""Ranks that get a line each; with more, their range and middle are drawn."""
+"""Maximum number of ranks that get a line each; with more, their range and middle are drawn."""
 _INK, _GRID, _MARK = "#010101", "#020202", "#030303"
 _COLOURS = tuple(f"#0a000{i}" for i in range(1, 9))
 _VARIABLES = {_INK: "--ink", _GRID: "--grid", _MARK: "--bad"} | {
@@ -55,7 +55,7 @@ class Chart:
 
 
 def waiting(found: Analysis) -> Chart:
-    """The share of its time that each rank waited."""
+    """Draws the share of its time that each rank waited."""
 
     def draw(axes: Axes, _: int) -> None:
         _lines(axes, found, lambda span: {r: 100 * w for r, w in span.waiting.items()})
@@ -68,7 +68,7 @@ def waiting(found: Analysis) -> Chart:
 
 
 def ready(found: Analysis) -> Chart:
-    """The number of ready batches of each rank."""
+    """Draws the number of ready batches of each rank."""
 
     def draw(axes: Axes, _: int) -> None:
         _lines(axes, found, lambda span: {r: float(n) for r, n in span.ready.items()})
@@ -81,7 +81,7 @@ def ready(found: Analysis) -> Chart:
 
 
 def feeders(found: Analysis) -> Chart:
-    """The number of feeders that served, and the number wanted."""
+    """Draws the number of feeders that served, and the number wanted."""
 
     def draw(axes: Axes, _: int) -> None:
         spans = found.spans
@@ -99,7 +99,7 @@ def feeders(found: Analysis) -> Chart:
 
 
 def build_times(found: Analysis) -> Chart:
-    """The number of batches by the time that making one took."""
+    """Draws the number of batches by the time that making one took."""
 
     def draw(axes: Axes, _: int) -> None:
         used = [i for i, n in enumerate(found.times.buckets) if n]
@@ -129,7 +129,7 @@ def build_times(found: Analysis) -> Chart:
 
 
 def throughput(found: Analysis) -> Chart:
-    """Bytes per second to all ranks."""
+    """Draws the bytes per second to all ranks."""
 
     def draw(axes: Axes, _: int) -> None:
         at = [span.ended for span in found.spans]
@@ -145,7 +145,7 @@ def throughput(found: Analysis) -> Chart:
 
 
 def cpus(found: Analysis) -> Chart:
-    """The CPUs that groups of processes kept busy."""
+    """Draws the CPUs that groups of processes kept busy."""
 
     def draw(axes: Axes, columns: int) -> None:
         groups = (MAKING, TRAINING, RECEIVING, SERVING)
@@ -153,7 +153,7 @@ def cpus(found: Analysis) -> Chart:
         rows = [[span.cpus[group] for span in found.spans] for group in groups]
         axes.stackplot(at, *rows, labels=groups, colors=_COLOURS[:4], alpha=0.85, linewidth=0)
         most = max([0.1, *(sum(column) for column in zip(*rows, strict=True))])
-        if found.data.cpus <= 1.6 * most:
+        if 0 < found.data.cpus <= 1.6 * most:
             axes.axhline(found.data.cpus, color=_INK, linestyle="--", linewidth=1.0)
             most = max(most, found.data.cpus)
         axes.set_ylim(0, 1.45 * most)

@@ -8,18 +8,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.local.reporting import rundata
+from dataloaderjob.local.reporting import on_cluster, rundata
 from dataloaderjob.local.reporting.rundata import RunData
 
+WATCH_S = 60
+"""Time for which a job on a cluster is watched."""
 
-def report(which: str | None, output: Path) -> str:
-    """Writes the file and returns a line about it. Raises InputError if there is nothing to show, or no room."""
+
+def report(which: str | None, output: Path, *, namespace: str | None = None, seconds: int = WATCH_S) -> str:
+    """Writes the file and returns a line about it. `namespace`: `which` is a job on a cluster, to watch for `seconds`.
+
+    Raises InputError if there is nothing to show, or no room.
+    """
     page = _page()
-    data = rundata.find(which)
+    if namespace is not None and which is None:
+        raise InputError("--namespace requires the name of a job: dataloaderjob report -n NAMESPACE JOB")
     if output.is_dir():
         raise InputError(
             f"--output must be a file, but {output} is a folder: name a file in it, such as report.html"
         )
+    data = rundata.find(which) if namespace is None else on_cluster.watch(namespace, str(which), seconds)
     text = page(data)
     try:
         _write(output, text)

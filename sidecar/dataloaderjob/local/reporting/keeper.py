@@ -35,7 +35,7 @@ class Keeper:
     """Writes the files of one run."""
 
     def __init__(self, folder: Path, times: Path, about: Mapping[str, Any]) -> None:
-        """`folder` is created. `times`: folder of the builders' files. Raises OSError."""
+        """Creates `folder`. `times`: folder of the builders' files. Raises OSError."""
         self.folder, self._times_folder = folder, times
         folder.mkdir(parents=True, exist_ok=True)
         times.mkdir(mode=0o700, exist_ok=True)
@@ -54,7 +54,7 @@ class Keeper:
         self._rewrite()
 
     def see(self, snapshot: Snapshot) -> None:
-        """Takes a poll's answers."""
+        """Takes the answers of a poll."""
         with self._lock:
             at = time.monotonic() - self._began
             self._history.add(snapshot)
@@ -99,7 +99,7 @@ class Keeper:
             self._append(reading.pack())
         if at - self._wrote_times_at >= TIMES_EVERY_S:
             self._wrote_times_at = at
-            self._replace(TIMES_FILE, json.dumps(_packed(made)))
+            self._replace(TIMES_FILE, json.dumps(timings.packed(made)))
 
     def _ranks(self, snapshot: Snapshot) -> dict[str, RankReading]:
         ready = {str(r["rank"]): int(r["ready"]) for r in snapshot.receivers}
@@ -171,30 +171,3 @@ def cpu_of(pid: int) -> float | None:
         return (int(fields[11]) + int(fields[12])) * _TICK_S
     except (OSError, IndexError, ValueError):
         return None
-
-
-def _packed(times: Times) -> dict[str, Any]:
-    return {
-        "sums": {name: getattr(times.sums, name) for name in times.sums.__slots__},
-        "buckets": times.buckets,
-        "batches": [list(entry) for entry in times.batches],
-        "samples": [list(entry) for entry in times.samples],
-    }
-
-
-def unpacked(found: Mapping[str, Any]) -> Times:
-    """Raises ValueError, TypeError, KeyError."""
-    counts = {str(name): int(n) for name, n in found["sums"].items() if name != "squares"}
-    sums = timings.Sums(**counts)
-    sums.squares = float(found["sums"]["squares"])
-    buckets = [int(n) for n in found["buckets"]]
-    if len(buckets) != timings.BUCKETS:
-        raise ValueError(f"expected {timings.BUCKETS} buckets, got {len(buckets)}")
-
-    def entries(rows: Any) -> list[timings.Entry]:
-        return timings.slowest(
-            timings.Entry(int(took), int(at_ns), int(ticket), int(sample_ns), int(slot), str(text))
-            for took, at_ns, ticket, sample_ns, slot, text in rows
-        )
-
-    return Times(sums, buckets, entries(found["batches"]), entries(found["samples"]))

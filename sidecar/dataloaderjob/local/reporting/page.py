@@ -23,8 +23,7 @@ FOOTER = (
 )
 WAITING = (
     "The share of its time that each rank spent waiting in next(). Near 0 is good: training never waits. "
-    "Near 100 % means that training is starved of batches. The figures of single ranks include the wait "
-    "for the first batch."
+    "Near 100 % means that training is starved of batches."
 )
 READY = (
     "Batches in a rank's pool that have not been taken yet. A line that stays high means that feeders are "
@@ -49,6 +48,15 @@ CPU = (
     "below the line while training waits, feeders wait for storage, or for CPUs that other programs are "
     "using."
 )
+CPU_OF_CLUSTER = (
+    "CPUs that feeders kept busy with batches, and those of the processes that receive batches. The CPU time of "
+    "training is not measured on a cluster."
+)
+WATCHED = "Feeders made {:,} batches during the watch."
+SINCE = "The chart, and the slowest batches below, are those since the feeders' pods started."
+UNKNOWN = "No feeder pod reported the times of single batches."
+MEANS = "Means over {}. Each resource bounds the rate, and the lowest bound is the limit."
+ALONE = "The figures of single ranks include the wait for the first batch."
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,8 @@ def _as_markup(section: Section) -> dict[str, object]:
 
 def _subtitle(found: Analysis) -> str:
     data = found.data
+    if data.is_watched:
+        return f"A job on a cluster, watched for {story.span(found.last.at)} from {story.when(data.started)}."
     began = f"Started {story.when(data.started)}, feeders by the provider {data.about.get('provider')}"
     live = " The run is live." if data.is_live else ""
     earlier = (
@@ -98,7 +108,7 @@ def _sections(found: Analysis) -> Iterator[Section]:
     if found.spans and found.ranks:
         yield Section(
             "Waiting",
-            [WAITING],
+            [WAITING if found.data.is_watched else f"{WAITING} {ALONE}"],
             charts.waiting(found),
             [story.ranks(found)],
         )
@@ -119,7 +129,7 @@ def _sections(found: Analysis) -> Iterator[Section]:
     if (table := story.model(found)) is not None:
         yield Section(
             "Basis of the verdict",
-            ["Means over the whole run. Each resource bounds the rate, and the lowest bound is the limit."],
+            [MEANS.format("this time" if found.data.is_watched else "the whole run")],
             None,
             [table],
         )
@@ -153,25 +163,34 @@ def _times(found: Analysis) -> Iterator[Section]:
             ],
         )
         return
+    if found.data.is_watched:
+        has_single = any(found.times.buckets)
+        watched = [WATCHED.format(sums.count), SINCE if has_single else UNKNOWN]
+        chart = charts.build_times(found) if has_single else None
+        yield Section("Times of batches", watched, chart, [story.costs(found)])
+        if has_single:
+            yield _slowest(found)
+        return
     quantiles = [(q, found.times.quantile(q)) for q in (0.5, 0.9, 0.99)]
     said = ", ".join(f"{q:.0%} within {story.duration(t)}" for q, t in quantiles if t is not None)
     text = [MADE.format(sums.count, said)]
     if found.queued > story.OVERLOADED:
         text.append(QUEUED.format(found.queued))
     yield Section("Times of batches", text, charts.build_times(found), [story.parts(found)])
-    yield Section(
-        "Slowest batches and samples",
-        [
-            (
-                "Times are counted from the start of the run. A sample that is slow each time is worth "
-                "investigating."
-            )
-        ],
-        None,
-        [story.slow_batches(found), story.slow_samples(found)],
+    yield _slowest(found)
+
+
+def _slowest(found: Analysis) -> Section:
+    when = (
+        "Times are those of day" if found.data.is_watched else "Times are counted from the start of the run"
     )
+    text = f"{when}. A sample that is slow each time is worth investigating."
+    tables = [story.slow_batches(found), story.slow_samples(found)]
+    return Section("Slowest batches and samples", [text], None, tables)
 
 
 def _cpu(found: Analysis) -> str:
+    if found.data.is_watched:
+        return CPU_OF_CLUSTER
     busy = [sum(span.cpus.values()) for span in found.spans]
     return CPU.format(max(busy, default=0.0), found.data.cpus)

@@ -1,4 +1,4 @@
-"""Finds and reads the files that `keeper` wrote of a run."""
+"""Finds and reads the files that `keeper` wrote about a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.core.timings import Times
-from dataloaderjob.local.reporting.keeper import unpacked
+from dataloaderjob.core.timings import Times, unpacked
 from dataloaderjob.local.reporting.series import REPORT, SERIES_FILE, TIMES_FILE, Series, parse
 from dataloaderjob.local.status import LiveRun, find_run, live_runs
 
@@ -19,7 +18,7 @@ ENDED = "A run that has ended can be reported if it was started with --record FO
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """Everything that is known of a run."""
+    """Everything that is known about a run."""
 
     about: Mapping[str, Any]
     series: Series
@@ -39,7 +38,13 @@ class RunData:
 
     @property
     def cpus(self) -> int:
-        return int(self.about.get("cpus") or 1)
+        """CPUs of the machine; 0: unknown, as on a cluster."""
+        return int(self.about.get("cpus") or (0 if self.is_watched else 1))
+
+    @property
+    def is_watched(self) -> bool:
+        """True for a job on a cluster: only what happened while a command watched it is known."""
+        return bool(self.about.get("watched"))
 
 
 def find(which: str | None) -> RunData:
@@ -76,7 +81,7 @@ def _of_live(run: LiveRun) -> RunData:
 
 
 def _newest(folder: Path) -> tuple[Path, int] | None:
-    """The folder of the newest run in `folder`, and the number of earlier ones."""
+    """Returns the folder of the newest run in `folder`, and the number of earlier ones."""
     if (folder / SERIES_FILE).is_file():
         return folder, 0
     if (folder / REPORT / SERIES_FILE).is_file():
@@ -87,7 +92,7 @@ def _newest(folder: Path) -> tuple[Path, int] | None:
 
 
 def read(folder: Path, *, is_live: bool = False, earlier: int = 0) -> RunData:
-    """Raises InputError for files that were not written by a keeper."""
+    """Reads the files of one run. Raises InputError for files that were not written by a keeper."""
     path = folder / SERIES_FILE
     try:
         about, series = parse(path.read_text(errors="replace").splitlines(), str(path))

@@ -13,9 +13,9 @@ from typing import Any
 from dataloaderjob.core.errors import InputError
 
 EVERY_S = 1.0
-"""Shortest time between two readings."""
+"""Minimum time between two readings."""
 MOST_READINGS = 800
-"""Every second reading is dropped when there are more."""
+"""Maximum number of readings. Beyond it, every second reading is dropped."""
 MOST_EVENTS = 400
 MAX_WHAT = 300
 REPORT = "report"
@@ -60,7 +60,7 @@ class Reading:
 
     @staticmethod
     def parse(row: Mapping[str, Any]) -> Reading:
-        """Raises ValueError, TypeError, KeyError."""
+        """Parses a row of a file. Raises ValueError, TypeError, KeyError."""
         desired = row["desired"]
         return Reading(
             at=float(row["at"]),
@@ -79,7 +79,7 @@ class Event:
     at: float
     who: str
     kind: str
-    """One of STARTED, LOST and so on: what a reader may count."""
+    """A kind that a reader may count: STARTED, LOST and so on."""
     what: str
     """The event as text; may come from user code."""
 

@@ -1,4 +1,4 @@
-"""The words of a report: what happened, in sentences, and the tables beside the charts. Pure."""
+"""The words of a report: the events, in sentences, and the tables beside the charts. Pure."""
 
 from __future__ import annotations
 
@@ -74,12 +74,15 @@ def _verdict(found: Analysis) -> tuple[str, bool, list[str]]:
 
 
 def _reasons(found: Analysis) -> Iterator[str]:
-    """Yields why training waited, and what to do."""
+    """Yields the reasons why training waited, and the remedies."""
     advice, pipeline, waiting = found.advice, found.pipeline, found.waiting
     if advice is None or pipeline is None or waiting is None:
         return
     if waiting < WORTH:
         yield "The feeders keep up. Watch the ready batches below: while they stay near their maximum, fewer may do."
+        return
+    if found.data.is_watched:
+        yield from _reasons_on_cluster(found)
         return
     if found.queued > OVERLOADED:
         yield (
@@ -110,13 +113,27 @@ def _reasons(found: Analysis) -> Iterator[str]:
         yield f"More feeders would not help: the limit is {LIMITS[advice.limit]}."
 
 
+def _reasons_on_cluster(found: Analysis) -> Iterator[str]:
+    """Yields the job's own verdict, which knows more than the sums of a watch."""
+    if verdict := found.data.about.get("verdict"):
+        yield f"The job's verdict on its last minute: {verdict}."
+    if found.queued > OVERLOADED:
+        yield (
+            f"Feeders have too few CPUs: they were ready to work, but had to wait for a CPU during {found.queued:.0%} "
+            "of the time that batches took. Raise spec.feeders.resources, or add nodes."
+        )
+
+
 def _figures(found: Analysis) -> Iterator[tuple[str, str]]:
     yield (
         "-" if found.waiting is None else f"{found.waiting:.0%}",
         "of training's time spent waiting, after the first batches",
     )
     began = found.first_batch_at or 0.0
-    yield span(found.last.at), f"long, the first batch after {span(began)}"
+    if found.data.is_watched:
+        yield span(found.last.at), "watched"
+    else:
+        yield span(found.last.at), f"long, the first batch after {span(began)}"
     yield f"{found.batches:,}", f"batches to {_count(len(found.ranks), 'rank')}"
     if found.last_batch_at > began:
         yield f"{found.batches / (found.last_batch_at - began):.3g}/s", "batches, while there were any"
@@ -127,7 +144,8 @@ def _figures(found: Analysis) -> Iterator[tuple[str, str]]:
 
 def _lines(found: Analysis) -> Iterator[str]:
     """Yields what happened, in order."""
-    yield from _start(found)
+    if not found.data.is_watched:
+        yield from _start(found)
     for number, incident in enumerate(found.incidents[:MOST_STORY], 1):
         yield _incident(number, incident)
     if len(found.incidents) > MOST_STORY:
@@ -211,6 +229,8 @@ def _end(found: Analysis) -> Iterator[str]:
     ended = [e for e in found.data.series.events if e.kind == ENDED]
     if ended:
         yield f"At {clock(ended[-1].at)}, the last of {_count(len(ended), 'trainer')} ended without an error."
+    elif found.data.is_watched:
+        yield "The job was still running when the watch ended."
     elif found.data.is_live:
         yield "The run is still going on; this page shows it so far."
 
@@ -254,7 +274,7 @@ def slow_samples(found: Analysis) -> Table:
 
 
 def parts(found: Analysis) -> Table:
-    """The mean cost of a batch, part by part."""
+    """Returns the mean cost of a batch, part by part."""
     sums = found.times.sums
     count = max(1, sums.count)
     rows = [
@@ -268,6 +288,19 @@ def parts(found: Analysis) -> Table:
     return Table(("part of a batch", "mean time", "share"), rows, (1, 2))
 
 
+def costs(found: Analysis) -> Table:
+    """The mean cost of a batch, where only sums are known."""
+    sums = found.times.sums
+    count = max(1, sums.count)
+    rows = [
+        ("time of a batch in one feeder", duration(sums.wall_ns / 1e9 / count)),
+        ("variation of that time", f"{sums.spread:.0%}"),
+        ("time on a CPU", duration(sums.cpu_ns / 1e9 / count)),
+        ("time ready, but without a CPU", duration(sums.queued_ns / 1e9 / count)),
+    ]
+    return Table(("mean of a batch", ""), rows, (1,))
+
+
 def processes(found: Analysis) -> Table:
     rows = sorted(found.last.cpu.items(), key=lambda item: -item[1])[:MOST_ROWS]
     total = max(1e-9, sum(found.last.cpu.values()))
@@ -276,7 +309,7 @@ def processes(found: Analysis) -> Table:
 
 
 def model(found: Analysis) -> Table | None:
-    """The numbers behind the verdict."""
+    """Returns the numbers behind the verdict."""
     pipeline, advice = found.pipeline, found.advice
     if pipeline is None or advice is None:
         return None
@@ -291,6 +324,8 @@ def model(found: Analysis) -> Table | None:
         ("feeders that would suffice", str(advice.feeders) if advice.feeders else "those of this run"),
         ("possible speed", f"{advice.gain:.2g} times"),
     ]
+    if found.data.is_watched:  # the job has a verdict of its own
+        rows = rows[:-3]
     return Table(("measured", ""), rows, (1,))
 
 
@@ -312,6 +347,8 @@ def of_which(entry: Entry) -> str:
 
 
 def _when(entry: Entry, found: Analysis) -> str:
+    if found.data.is_watched:  # the batch may be from before the watch
+        return time.strftime("%H:%M:%S", time.localtime(entry.at_ns / 1e9))
     return clock(max(0.0, entry.at_ns / 1e9 - found.data.started))
 
 
@@ -327,7 +364,7 @@ def duration(seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """`1.4 s`, `85 s`, `12 min`, `3 h 05`"""
+    """Formats a duration: `1.4 s`, `85 s`, `12 min`, `3 h 05`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 120:
@@ -337,7 +374,7 @@ def span(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Time since the start of the run: `42.5 s`, `12:05`, `3:12:05`."""
+    """Formats the time since the start of the run: `42.5 s`, `12:05`, `3:12:05`."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)

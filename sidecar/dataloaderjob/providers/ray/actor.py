@@ -47,11 +47,19 @@ from ray._private import worker as ray_worker
 
 from dataloaderjob.core import handshake, sockets
 from dataloaderjob.core.errors import DataLoaderJobError, ServiceError
+from dataloaderjob.core.keys import Part
 from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.memory import LOOK_S, MemoryWatch, describe_limit, die_as
 from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
 from dataloaderjob.core.processes import Lines, last_word
-from dataloaderjob.core.settings import NODE_BLOBS, NODE_OUTPUT, FeederSettings, ForeignNode, read_key
+from dataloaderjob.core.settings import (
+    NODE_BLOBS,
+    NODE_OUTPUT,
+    FeederSettings,
+    ForeignNode,
+    read_credentials,
+    read_key,
+)
 from dataloaderjob.core.supervision import EXIT_LEASE_OVER, Cause, ended_text, index_of
 from dataloaderjob.providers.ray.node import ray_of_tasks, start_host
 
@@ -130,9 +138,11 @@ def tell_ended(settings: FeederSettings, why: str) -> None:
     if settings.supervisor_host is None:
         return
     address, key = (settings.supervisor_host, settings.supervisor_port), read_key(settings.key_path)
+    tls = read_credentials(settings.tls_folder)
     with handshake.connect(
-        address, key, role="feeder", name=settings.name, job=settings.job, versions=handshake.BY_ROLE
-    ) as sock:
+        address, key, role="feeder", name=settings.name, job=settings.job, versions=handshake.BY_ROLE,
+        tls=None if tls is None else (tls, Part.SUPERVISOR),
+    ) as sock:  # fmt: skip
         sockets.send_message(sock, {"type": "ended", "cause": Cause.OUT_OF_MEMORY.value, "why": why})
 
 

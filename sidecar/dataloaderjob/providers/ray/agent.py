@@ -2,9 +2,10 @@
 
     python -m dataloaderjob.providers.ray.agent --settings FILE.json
 
-This process is the job's Ray driver. It has Ray's token and no key of the job's, because code with that token can take
-it over: Ray's client loads pickles that others have written. It answers the messages of `providers.link`, for one
-supervisor at a time. It ends with EXIT_RAY_LATE or EXIT_RAY_LOST if Ray does, and its parent then starts it again.
+This process is the job's Ray driver. It has Ray's token and, on an existing Ray cluster, the feeders' key. It does not
+have the job's key, because code with the token can take it over: Ray's client loads pickles that others have written.
+It answers the messages of `providers.link`, for one supervisor at a time. It ends with EXIT_RAY_LATE or EXIT_RAY_LOST
+if Ray does, and its parent then starts it again.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 from dataloaderjob.core import frames, supervision
 from dataloaderjob.core.frames import Flag, FrameKind
 from dataloaderjob.core.settings import LoaderSettings
-from dataloaderjob.sidecar.dispatch.choose import Ranks, Versions, depth
+from dataloaderjob.sidecar.dispatch.choose import Ranks, VersionChecks, depth
 from dataloaderjob.sidecar.dispatch.homes import BALANCE_EVERY_S, Slot, better_home, choose_home, stays
 from dataloaderjob.sidecar.dispatch.placing import Placer, turn
 from dataloaderjob.sidecar.dispatch.streams import (
@@ -35,7 +35,7 @@ from dataloaderjob.sidecar.dispatch.streams import (
 )
 
 MAX_STRIKES = 3
-"""Once this number of feeders have died while making a ticket, the ticket is taken to be the cause."""
+"""Number of feeders that must die while making a ticket for the ticket to count as the cause."""
 
 
 def _of_slot(ticket: Ticket, slot: Slot) -> tuple[bytes, int]:
@@ -52,7 +52,7 @@ def _of_slot(ticket: Ticket, slot: Slot) -> tuple[bytes, int]:
 
 
 class Assignments:
-    """The state of one pool: its streams, its feeders, its space."""
+    """The state of one pool: its streams, its feeders and its space."""
 
     def __init__(self, settings: LoaderSettings, *, rank: int = 0) -> None:
         """`rank`: the trainer process's rank; each rank begins with different feeders."""
@@ -80,7 +80,7 @@ class Assignments:
         """Names of feeders that ran out of memory recently, according to the supervisor."""
         self.starved = False
         """True if an announced body waits for space: the shell should report ended leases at once."""
-        self._versions = Versions()
+        self._versions = VersionChecks()
         self._out: list[Instruction] = []
         self.placer = Placer(settings.limit_nbytes, settings.pool_nbytes, self._out)
 
@@ -113,7 +113,7 @@ class Assignments:
                     self.fail_service(ticket, "ServiceUnavailable", refusal)
                     break
                 if ticket.unconfirmed and ticket.strikes + ticket.unconfirmed >= MAX_STRIKES:
-                    continue  # it may be what kills the processes
+                    continue  # it may be the cause of the deaths
                 slot = ticket.slot
                 feeder = self.ranks.choose(ticket.stream) if slot is None else self._home(now, ticket, slot)
                 if feeder is not None:
@@ -313,7 +313,7 @@ class Assignments:
         self._conclude(ticket, Fail(ticket.stream.id, ticket.number, payload, is_end))
 
     def say_there(self, ticket: Ticket) -> None:
-        """The ticket asked whether its batch exists, and it does."""
+        """Reports that a ticket's batch exists, for a ticket that asks only for that."""
         self._conclude(ticket, SayThere(ticket.stream.id, ticket.number))
 
     def _conclude(self, ticket: Ticket, answer: Fail | SayThere) -> None:

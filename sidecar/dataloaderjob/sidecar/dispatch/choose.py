@@ -1,4 +1,4 @@
-"""Chooses the feeder that makes a batch. Another policy is another `choose`.
+"""Chooses the feeder that makes a batch. A different policy needs only a different `choose`.
 
 A feeder's versions are compared with those of a trainer's code once for each pair. Batches are identical byte for byte
 only if Python, torch, numpy and the CPU's vector units agree. The trainer's facts travel in the bundle; a feeder states
@@ -45,7 +45,7 @@ def fits(feeder: FeederState, stream: Stream) -> bool:
 class Ranks:
     """Feeders that take tickets, by their number of tickets. The least busy is found fast, however many feeders exist.
 
-    Among feeders with equal numbers, the one whose number is oldest comes first. A feeder takes tickets until
+    Among feeders with equal numbers, the one that has had its number longest comes first. A feeder takes tickets until
     it has `depth` of them, then again once it is down to half, so that several are sent in one system call.
     """
 
@@ -124,7 +124,7 @@ def caution(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None
     )
 
 
-class Versions:
+class VersionChecks:
     """The results of comparisons so far."""
 
     def __init__(self) -> None:
@@ -142,8 +142,8 @@ class Versions:
         return None
 
     def refusal(self, stream: Stream, feeders: Iterable[FeederState], now: float) -> str | None:
-        """Returns why no feeder can serve this stream; None while one can, none is connected, or one may still connect.
-        In a rolling update, the first feeder to connect may run another image."""
+        """Returns the reason why no feeder can serve this stream; None while one can, none is connected, or one may
+        still connect. In a rolling update, the first feeder to connect may run another image."""
         if not self._any_refused:
             return None
         listed = [feeder for feeder in feeders if not feeder.draining]

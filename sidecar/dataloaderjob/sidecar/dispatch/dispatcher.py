@@ -35,7 +35,8 @@ from dataloaderjob.sidecar.dispatch.streams import (
 )
 
 MAX_LOADS = 3
-"""A bundle's tickets fail once this number of feeders cannot load it; just one may lack a mount that comes later."""
+"""Number of feeders that must fail to load a bundle before its tickets fail. A single one may lack a mount that comes
+later."""
 LOAD_AGAIN = Backoff(30.0, 600.0)
 """Pauses before a feeder that could not load a bundle is asked again: it may have lacked a mount."""
 NOTES_APART_S = 4.0
@@ -342,7 +343,7 @@ class Dispatcher(Assignments):
         self.counters.retries += 1
 
     def _begins(self, feeder: FeederState, ticket: Ticket, begun: bool) -> None:
-        """Records that the home of a ticket's slot has sent part of the slot, or has lost what it had of the slot."""
+        """Records that the home of a ticket's slot has sent part of the slot, or has lost its progress."""
         if ticket.slot is not None and ticket.slot.home == feeder.endpoint.instance:
             ticket.slot.begun = begun
 
@@ -351,7 +352,7 @@ class Dispatcher(Assignments):
         ticket.strikes += 1
         ticket.ends.append((feeder, how, of_memory))
         if ticket.slot is not None and ticket.strikes > 1:
-            ticket.slot.snapshots.clear()  # a snapshot may be what kills the process
+            ticket.slot.snapshots.clear()  # a snapshot may be the cause of the death
         if ticket.strikes >= MAX_STRIKES and ticket.state in (TicketState.QUEUED, TicketState.ASKED):
             self.fail_service(ticket, *deadly_error(ticket, self.out_of_memory, self.supervisor_notes))
 

@@ -23,7 +23,7 @@ from dataloaderjob.sidecar.dispatch.streams import (
 TICK_S = 0.1
 NOTE_EVERY_S = 30.0
 OVERDUE_FLOOR_S = 1.5
-"""No feeder is suspected sooner. Together with the tick and one batch made again, this keeps a wait below 3 s."""
+"""Seconds before which no feeder is suspected. With the tick and one batch made again, this keeps a wait below 3 s."""
 OVERDUE_FACTOR = 4.0
 HEDGE_FLOOR_S = 0.25
 HEDGE_FACTOR = 3.0
@@ -43,7 +43,8 @@ UNCONNECTED_NOTE_S = 5.0
 REPLACE_AFTER_S = 20.0
 REPLACE_FACTOR = 10.0
 MAX_REASKS = 2
-"""A ticket that is late at three feeders is slow itself; it waits for its deadline."""
+"""Maximum number of repeated requests. A ticket that is late at three feeders is slow itself, and waits for its
+deadline."""
 
 
 def tick(machine: Dispatcher, now: float) -> None:

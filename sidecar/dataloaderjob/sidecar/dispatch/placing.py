@@ -29,10 +29,11 @@ from dataloaderjob.sidecar.dispatch.streams import (
 )
 
 RESERVE = 4
-"""Room beyond the window, in batches: for those that the trainer works on or keeps for a step or two."""
+"""Number of batches, in addition to the window, that the pool has room for: those that the trainer works on or keeps
+for a step or two."""
 LEAST_WINDOW = 16
-"""A smaller window gets the room of a window of this size. Otherwise, with one or two workers, a trainer that keeps the
-batches of a few steps would get copies."""
+"""Minimum window for which the pool has room. With one or two workers, a trainer that keeps the batches of a few steps
+would otherwise get copies."""
 
 
 def turn(attempt: Attempt) -> int:
@@ -193,7 +194,7 @@ class Placer:
     # Regions
 
     def fit(self, streams: Iterable[Stream], nbytes: int) -> None:
-        """Grows the pool to what the live streams need, within the limit: (window + reserve) batches each."""
+        """Grows the pool to the size that the live streams need, within the limit: (window + reserve) batches each."""
         self.largest = max(self.largest, nbytes)
         space = self.space
         if self.pool_nbytes is not None:
@@ -258,7 +259,7 @@ class Placer:
         region = self.space.add(round_up(nbytes), single=True)
         self._out.append(CreateRegion(region, round_up(nbytes), True, self.lease_limit))
         offset = self.space.arenas[region].alloc(nbytes)
-        assert offset == 0  # noqa: S101  a new region holds what it was made for
+        assert offset == 0  # noqa: S101  a new region fits the batch that it was made for
         return Extent(region, 0, round_up(nbytes))
 
     def _droppable(self, streams: Iterable[Stream]) -> list[Ticket]:

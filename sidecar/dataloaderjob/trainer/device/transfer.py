@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import _utils
 
 from dataloaderjob.trainer.device.devices import Device
-from dataloaderjob.trainer.device.trees import like, mapped, plain_of, with_tensors
+from dataloaderjob.trainer.device.trees import mapped, with_class_of, with_tensors, without_class
 from dataloaderjob.trainer.session.pool import Bytes, Region
 
 AHEAD = 2
@@ -98,7 +98,16 @@ class Pinning(_AtOnce):
         return _utils.pin_memory.pin_memory(batch, self._device)  # type: ignore[no-untyped-call]
 
 
-class Stage:
+class WaySource(Protocol):
+    """A loader that knows where its batches go."""
+
+    @property
+    def has_device_stage(self) -> bool: ...
+    def way(self, *, pins: bool, pin_device: str | None) -> Way:
+        """Returns the destination of the batches."""
+
+
+class StageRunner:
     """The user's device_stage, with a new generator for each batch."""
 
     def __init__(
@@ -134,7 +143,7 @@ class Stage:
 class OnHost(_AtOnce):
     """Runs a stage for `device="cpu"`; its batches may then be pinned."""
 
-    def __init__(self, stage: Stage, pinning: Pinning | None) -> None:
+    def __init__(self, stage: StageRunner, pinning: Pinning | None) -> None:
         self._stage, self._pinning = stage, pinning
 
     def begin(self) -> None:
@@ -172,11 +181,11 @@ class _Copies:
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         if (known := self._made.get(id(tensor))) is not None:
             return known
-        plain = plain_of(tensor)
+        plain = without_class(tensor)
         self.sources.append(tensor)
         self.tensors.append(made := self._device.copy(plain))
         self._made[id(tensor)] = made  # before its attributes, which may refer to it
-        made = made if plain is tensor else like(tensor, made, self.of)
+        made = made if plain is tensor else with_class_of(tensor, made, self.of)
         made = made.requires_grad_() if tensor.requires_grad else made
         self._made[id(tensor)] = self._made[id(made)] = made
         return made
@@ -185,7 +194,7 @@ class _Copies:
 class ToDevice:
     """Runs the user's stage on a stream of its own, then copies its result to the device on that stream (`device=`)."""
 
-    def __init__(self, device: Device, stage: Stage | None, claim: Claim = list) -> None:
+    def __init__(self, device: Device, stage: StageRunner | None, claim: Claim = list) -> None:
         """Must be called in the trainer's thread: all work queued on its stream is done first."""
         self._device, self._stage, self._claim = device, stage, claim
         self._is_registering = True
@@ -287,7 +296,7 @@ class Way:
     def transfer(self, seed: int, claim: Claim = list, took: Took = ignore) -> Transfer | None:
         """Returns a new transfer for the batches of one stream; None if the batches stay where they are. `seed` is the
         epoch's seed."""
-        stage = None if self.stage is None else Stage(self.stage, seed, took, self.turn)
+        stage = None if self.stage is None else StageRunner(self.stage, seed, took, self.turn)
         if self.device is not None:
             return ToDevice(self.device, stage, claim)
         pinning = Pinning(self.pin_device) if self.pins else None

@@ -60,7 +60,7 @@ def with_tensors(item: Any, of_tensor: Callable[[torch.Tensor], Any]) -> Any:
         ) from exc
 
 
-def plain_of(tensor: torch.Tensor) -> torch.Tensor:
+def without_class(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor without its class, if that does not affect computations on it."""
     if type(tensor) in _PLAIN or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return tensor
@@ -68,10 +68,12 @@ def plain_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.as_subclass(torch.Tensor)
 
 
-def like(tensor: torch.Tensor, made: torch.Tensor, of_tensor: Callable[[torch.Tensor], Any]) -> torch.Tensor:
-    """Returns `made`, a new tensor made from `plain_of(tensor)`, with the tensor's class and attributes: some classes
-    keep these in a copy to a device, and others do not. Host tensors in attributes stay on the host, but not in the
-    pool. `of_tensor` is applied to those on a device."""
+def with_class_of(
+    tensor: torch.Tensor, made: torch.Tensor, of_tensor: Callable[[torch.Tensor], Any]
+) -> torch.Tensor:
+    """Returns `made` with the tensor's class and attributes, which some classes keep in a copy to a device and others
+    do not. `made` is a new tensor, made from `without_class(tensor)`. Host tensors in attributes stay on the host, but
+    not in the pool. `of_tensor` is applied to tensors on a device."""
     # A view made without gradients could not be changed by tensors with gradients.
     with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():  # noqa: SLF001  its documented name
         found = made.as_subclass(type(tensor))

@@ -22,7 +22,7 @@ from dataloaderjob.trainer.session.stream import RECENT, StreamLeftError
 from dataloaderjob.trainer.session.taking import NOTHING, Taker, Timed
 
 LAST_S = 30.0
-"""Time for threads to end when the process exits: one may be in a call of the user's device_stage."""
+"""Seconds for threads to end when the process exits. One may be in a call of the user's device_stage."""
 
 _live: dict[threading.Thread, tuple[Taker, queue.SimpleQueue[bool]]] = {}
 """Running threads and the takers that they use, including threads whose iterator is gone."""
@@ -74,7 +74,7 @@ class AheadTaker(Timed):
             torch.set_num_threads(threads)  # else the thread's number would apply to all later threads
 
     def order(self, drawn: int) -> None:
-        """Has the thread take the batches that are due among the `drawn` batches requested so far."""
+        """Makes the thread take the batches that are due among the `drawn` batches requested so far."""
         target = min(drawn, self.taken + self._ahead)
         while self._ordered < target:
             self._ordered += 1
@@ -99,8 +99,8 @@ class AheadTaker(Timed):
         return self._accept()
 
     def _accept(self) -> Any:
-        """Removes the first result only once it counts as taken: a signal handler may raise anywhere, and a lost result
-        must be noticed."""
+        """Returns the first result. It is removed only once it counts as taken: a signal handler may raise anywhere,
+        and a lost result must be noticed."""
         with contextlib.suppress(queue.Empty):
             self._arrivals.get_nowait()
         taken, sent, digest, error = self._results[0]
@@ -184,11 +184,11 @@ def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:
 
 @atexit.register
 def _end_all() -> None:
-    """Ends the threads: daemon threads that run torch's code while the interpreter ends may abort the process."""
+    """Ends the threads. A daemon thread that runs torch's code while the interpreter ends may abort the process."""
     live = dict(_live)
     for taker, orders in live.values():
         with contextlib.suppress(Exception):
-            taker.client.dead = taker.client.dead or "this process ends"  # wait for no sidecar any more
+            taker.client.dead = taker.client.dead or "this process ends"  # no longer wait for a sidecar
             _leave(taker, orders)
     deadline = time.monotonic() + LAST_S
     for thread in live:

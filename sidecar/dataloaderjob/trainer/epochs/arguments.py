@@ -1,47 +1,55 @@
-"""Checks the arguments of DataLoader that torch does not have against the others. Raises the same errors as torch, or
-InputError."""
+"""Checks the arguments of DataLoader that torch does not have. Raises the same errors as torch, or InputError."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
 
 from dataloaderjob.core.control import MOST_AHEAD
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.trainer.session.iterated import Iterated
+from dataloaderjob.trainer.session.spec import EpochSpec
 
 TAILS = ("drop", "pad", "error")
 
 
-def check(loader: Iterated) -> None:
+def steps(batches: int, tail: str) -> int:
+    """Returns the number of batches of each rank, if `batches` are dealt to all ranks."""
+    from dataloaderjob.trainer.session import slot_places  # not during the service's own start
+
+    return batches // slot_places.world() if tail == "drop" else -(-batches // slot_places.world())
+
+
+def check(spec: EpochSpec, device: Any, device_stage: Any, prefetch_device: Any) -> None:
     """Checks the arguments of a loader. Raises ValueError, TypeError and InputError."""
-    is_stream = isinstance(loader.dataset, IterableDataset)
-    if loader.tail is not None:
-        _check_tail(loader, is_stream)
-    if loader.stage is not None:
-        _check_stage(loader, is_stream)
-    if loader.parts is not None:
-        _check_parts(loader, is_stream)
-    _check_device(loader)
+    is_stream = isinstance(spec.dataset, IterableDataset)
+    if spec.tail is not None:
+        _check_tail(spec, is_stream)
+    if spec.stage is not None:
+        _check_stage(spec, is_stream)
+    if spec.parts is not None:
+        _check_parts(spec, is_stream)
+    _check_device(device, device_stage, prefetch_device)
 
 
-def _check_tail(loader: Iterated, is_stream: bool) -> None:
-    if loader.tail not in TAILS:
-        raise ValueError(f"tail is 'drop', 'pad' or 'error', found {loader.tail!r}")
+def _check_tail(spec: EpochSpec, is_stream: bool) -> None:
+    if spec.tail not in TAILS:
+        raise ValueError(f"tail is 'drop', 'pad' or 'error', found {spec.tail!r}")
     if not is_stream:
         raise InputError(
             "tail= is for an IterableDataset; the samples of others are dealt to ranks by a sampler: "
             "DistributedSampler, and its drop_last"
         )
-    if loader.num_workers == 0:
+    if spec.num_workers == 0:
         raise InputError(
             "tail= deals out what feeders make: give num_workers, the number of workers that read the dataset for "
             "all ranks together, found 0"
         )
 
 
-def _check_stage(loader: Iterated, is_stream: bool) -> None:
-    if not callable(loader.stage):
-        raise TypeError(f"stage is a function of one sample, found {type(loader.stage).__name__}")
+def _check_stage(spec: EpochSpec, is_stream: bool) -> None:
+    if not callable(spec.stage):
+        raise TypeError(f"stage is a function of one sample, found {type(spec.stage).__name__}")
     if not is_stream:
         raise InputError(
             "stage= is for an IterableDataset, whose slots read in order; any feeder makes any batch of others: do it "
@@ -49,28 +57,27 @@ def _check_stage(loader: Iterated, is_stream: bool) -> None:
         )
 
 
-def _check_device(loader: Iterated) -> None:
-    stage, ahead = loader.device_stage, loader.prefetch_device
+def _check_device(device: Any, stage: Any, ahead: Any) -> None:
     if stage is not None and not callable(stage):
         raise TypeError(
             f"device_stage is a function of a batch and a generator, found {type(stage).__name__}"
         )
     if type(ahead) is not int or not 1 <= ahead <= MOST_AHEAD:
         raise ValueError(f"prefetch_device is a number from 1 to {MOST_AHEAD}, found {ahead!r}")
-    if stage is not None and loader.device is None:
+    if stage is not None and device is None:
         raise InputError("device_stage= needs device=: where its batches are to be, such as 'cuda', or 'cpu'")
 
 
-def _check_parts(loader: Iterated, is_stream: bool) -> None:
-    if type(loader.parts) is not int or not 1 <= loader.parts <= MOST_AHEAD:
-        raise ValueError(f"parts is a number from 1 to {MOST_AHEAD}, found {loader.parts!r}")
-    if is_stream or loader.batch_sampler is None or getattr(loader.dataset, "__getitems__", None):
+def _check_parts(spec: EpochSpec, is_stream: bool) -> None:
+    if type(spec.parts) is not int or not 1 <= spec.parts <= MOST_AHEAD:
+        raise ValueError(f"parts is a number from 1 to {MOST_AHEAD}, found {spec.parts!r}")
+    if is_stream or spec.batch_sampler is None or getattr(spec.dataset, "__getitems__", None):
         raise InputError(
             "parts= is for batches whose samples are made one by one, of a map-style dataset: not for an "
             "IterableDataset, batch_size=None or a dataset with __getitems__, such as torch's Subset: give the "
             "subset's own dataset, and sampler=SubsetRandomSampler(subset.indices)"
         )
-    if loader.collate_fn is not default_collate:
+    if spec.collate_fn is not default_collate:
         raise InputError(
             "parts= puts batches together as torch's default_collate makes them: leave out collate_fn, or parts="
         )

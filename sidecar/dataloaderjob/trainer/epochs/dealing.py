@@ -24,7 +24,7 @@ from dataloaderjob.trainer.epochs.plans import Plan
 from dataloaderjob.trainer.session.slot_places import DEALT, SlotPlace, packed, shorter
 
 DROP, PAD, ERROR = TAILS
-"""Values of `tail`, which determines the treatment of the last batches if there are fewer of them than ranks."""
+"""Values of `tail`. They determine what happens to the last batches if there are fewer of them than ranks."""
 
 
 class Turn(NamedTuple):
@@ -79,17 +79,17 @@ class Deal(Plan[Mark]):
         """True if the last step is incomplete, and some of its batches are returned twice."""
         self._plan: deque[Turn] = deque()
         self._stale = 0
-        """Number of tickets on their way that were asked for before an end was known."""
+        """Number of tickets on their way that were sent before an end was known."""
         self._next = self.taken[:]
         self._ahead = 0
         """Number of batches planned, counted from the first batch of this step."""
         self._extra: SlotPlace | None = None
-        """The batch still to ask for that pads the last step."""
+        """The batch that pads the last step and has yet to be requested."""
         self._begun: set[int] = set()
-        """Slots that were asked for batches."""
+        """Slots from which batches were requested."""
         self._given = [(given or {}).get(slot) for slot in range(slots)]
         self._position = Mark(self.taken[:], self._given[:])
-        """Position for states. It is behind this one if steps are handed on before their batches are returned."""
+        """Position for states. It lags behind if steps are handed on before their batches are returned."""
 
     # Asking
 
@@ -159,7 +159,7 @@ class Deal(Plan[Mark]):
             self._pass_known()
 
     def is_lost(self, place: SlotPlace, error: Exception) -> bool:  # noqa: ARG002  the same for all places
-        return isinstance(error, DataLoaderJobError)  # nobody knows which batches of the slot exist
+        return isinstance(error, DataLoaderJobError)  # it is unknown which batches of the slot exist
 
     def _drop_stale(self) -> None:
         self._stale -= 1
@@ -241,8 +241,8 @@ class Deal(Plan[Mark]):
         return made <= self._next[slot] + self.ranks
 
     def beginning(self, slot: int, number: int) -> tuple[int, bytes] | None:
-        """Returns the point at which the slot may begin: no rank needs earlier batches. Other ranks may be several
-        steps behind this one."""
+        """Returns the point at which the slot may begin. No rank needs earlier batches, although other ranks may be
+        several steps behind this one."""
         return super().beginning(slot, min(number, self.passed(slot)))
 
     def pack(self, rank: int = DEALT) -> dict[str, Any]:  # noqa: ARG002  the same for all ranks

@@ -11,9 +11,10 @@ from dataloaderjob.core.records import RowKind
 from dataloaderjob.making.fetcher import Fetcher, SampleError, identity_of, preserved_generators
 from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators
 from dataloaderjob.trainer.epochs.seeded_iterator import SeededIterator
+from dataloaderjob.trainer.epochs.source import EpochSource
 from dataloaderjob.trainer.resume.progress import Epoch
 from dataloaderjob.trainer.resume.recording import record_here
-from dataloaderjob.trainer.session.iterated import Iterated
+from dataloaderjob.trainer.session.spec import EpochSpec
 from dataloaderjob.trainer.session.tickets import as_keys, described
 
 _U64 = (1 << 64) - 1
@@ -24,26 +25,28 @@ class InProcessIterator(SeededIterator):
 
     __slots__ = ("_fetcher", "_keys_of_last", "_pickle_allowed", "_recording", "_transfer")
 
-    def __init__(self, loader: Iterated, epoch: Epoch, begun: SeededIterator | None = None) -> None:
+    def __init__(
+        self, loader: EpochSource, spec: EpochSpec, epoch: Epoch, begun: SeededIterator | None = None
+    ) -> None:
         """`begun` is an iterator that has already drawn from the loader's generators for this epoch."""
         if begun is None:
-            super().__init__(loader, epoch)
+            super().__init__(loader, spec, epoch)
         else:
             vars(self).update(vars(begun))
-            self._bare = not loader._auto_collation  # noqa: SLF001
-            self._consumption = loader.consumption
+            self._bare = spec.bare
+            self._consumption = spec.consumption
             self._way = loader.way(pins=self._pin_memory, pin_device=self._pin_memory_device)
             self._begin(epoch, int(self._base_seed) & _U64)
-        self._fetcher = self._new_fetcher(loader)
+        self._fetcher = self._new_fetcher(spec)
         self._keys_of_last: Any = None
         self._place(self._sampler_iter)
         epoch.settle()
-        self._pickle_allowed = bool(loader.pickle_allowed)
-        self._recording = record_here(loader, self._consumption)
+        self._pickle_allowed = spec.pickle_allowed
+        self._recording = record_here(spec)
         self._transfer = self._new_transfer()
 
-    def _new_fetcher(self, loader: Iterated) -> Fetcher:
-        roots = loader.dataset, loader.collate_fn
+    def _new_fetcher(self, spec: EpochSpec) -> Fetcher:
+        roots = spec.dataset, spec.collate_fn
         return Fetcher(*roots, HeldGenerators(*roots) if self._epoch.holds else NOTHING_HELD)
 
     def _place(self, iterator: Any) -> None:
@@ -51,12 +54,13 @@ class InProcessIterator(SeededIterator):
         self._position = self._epoch.first_samples
         self._epoch.waits()
 
-    def _reset(self, loader: Iterated, first_iter: bool = False) -> None:
+    def _reset(self, loader: EpochSource, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
-        self._fetcher = self._new_fetcher(loader)
+        spec = loader.epoch_spec()
+        self._fetcher = self._new_fetcher(spec)
         self._place(self._sampler_iter)
         self._epoch.settle()
-        self._recording = record_here(loader, self._consumption)
+        self._recording = record_here(spec)
         self._transfer = self._new_transfer()
 
     def _returned(self) -> tuple[int, int, Any]:

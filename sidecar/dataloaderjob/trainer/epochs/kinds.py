@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from torch.utils.data import IterableDataset
 
+from dataloaderjob.trainer.epochs.sampled_iterator import SampledIterator
 from dataloaderjob.trainer.epochs.service_iterator import ServiceIterator
-from dataloaderjob.trainer.session.iterated import Iterated
+from dataloaderjob.trainer.session.spec import EpochSpec
 
 
-def kind_of_iterator(loader: Iterated) -> type[ServiceIterator]:
-    if not isinstance(loader.dataset, IterableDataset) and loader.parts is None:
-        return ServiceIterator
+def kind_of_iterator(spec: EpochSpec) -> type[ServiceIterator]:
+    if not isinstance(spec.dataset, IterableDataset) and spec.parts is None:
+        return SampledIterator
     from dataloaderjob.trainer.epochs.parts_iterator import PartsIterator
     from dataloaderjob.trainer.epochs.planned_iterator import PlannedIterator
 
-    return PlannedIterator if loader.parts is None else PartsIterator
+    return PlannedIterator if spec.parts is None else PartsIterator

@@ -1,4 +1,4 @@
-"""Decides whose the batches of slots are: this rank's own, or dealt to all ranks (`tail=`, as `dealing` describes)."""
+"""Decides who gets the batches of slots: this rank alone, or all ranks in turn (`tail=`, see `dealing`)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from dataloaderjob.core.control import MOST_AHEAD
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer.epochs.dealing import Deal
 from dataloaderjob.trainer.epochs.plans import Places, Plan
+from dataloaderjob.trainer.epochs.source import EpochSource
 from dataloaderjob.trainer.session import slot_places
-from dataloaderjob.trainer.session.iterated import Iterated
 from dataloaderjob.trainer.session.slot_places import Saved
+from dataloaderjob.trainer.session.spec import EpochSpec
 
 _numbers = itertools.count(1 << 20)
 _of_loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
-def _number_of(loader: Iterated) -> int:
+def _number_of(loader: EpochSource) -> int:
     """Returns this loader's number among the process's loaders that deal batches. Other loaders need not be the same in
     all ranks."""
     if loader not in _of_loaders:
@@ -39,16 +40,17 @@ class PlanKind:
     rank: int = 0
 
     @staticmethod
-    def of(loader: Iterated) -> PlanKind:
-        """Raises InputError if there are too many ranks, or if this process's rank is unknown."""
-        if loader.tail is None:
+    def of(spec: EpochSpec) -> PlanKind:
+        """Returns the settings for a loader. Raises InputError if there are too many ranks, or if this process's rank
+        is unknown."""
+        if spec.tail is None:
             return PlanKind()
-        kind = PlanKind(loader.tail, slot_places.world(), slot_places.rank())
+        kind = PlanKind(spec.tail, slot_places.world(), slot_places.rank())
         if kind.ranks > MOST_AHEAD:
             raise InputError(f"tail= deals to {MOST_AHEAD} ranks at most, found {kind.ranks} (WORLD_SIZE)")
         return kind
 
-    def session(self, loader: Iterated, facts: Mapping[str, Any], batches: list[Any]) -> dict[str, Any]:
+    def session(self, loader: EpochSource, facts: Mapping[str, Any], batches: list[Any]) -> dict[str, Any]:
         """Returns the bundle's fields that identify the owner of the slots. `batches` describes the batches."""
         if self.tail is None:
             return {"env": slot_places.shares(), "facts": slot_places.facts(facts)}
@@ -75,6 +77,7 @@ class PlanKind:
         )  # fmt: skip
 
     def stage_rank(self) -> int:
-        """Returns the rank as which a stage draws. A dealt batch is as in one process, whichever rank has it."""
+        """Returns the rank whose random numbers a stage draws. A dealt batch is the same for any rank, as in one
+        process."""
         rank = slot_places.shares().get("RANK", "0") if self.tail is None else "0"
         return int(rank) if rank.isdecimal() else 0

@@ -1,8 +1,8 @@
 """The iterator of an IterableDataset over the service. A plan decides which batches it requests and returns (`plans`).
 
 Tickets are numbered in the order of the requests. Some yield no batch, because their slot has ended. A state, a record
-and the digest count the batches that were returned. With `stage=`, feeders make batches of what slots have read
-(`relay`).
+and the digest count the batches that were returned. With `stage=`, feeders make batches from the samples that slots
+have read (`relay`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from dataloaderjob.core.records import NO_BUNDLE, RowKind
 from dataloaderjob.making.fetcher import derive_seed
 from dataloaderjob.trainer.epochs.ahead import AheadTaker
 from dataloaderjob.trainer.epochs.plan_kinds import PlanKind
-from dataloaderjob.trainer.epochs.reading import Reading, SlotBatches
+from dataloaderjob.trainer.epochs.reading import SlotBatches, SlotReading
 from dataloaderjob.trainer.epochs.relay import Relay
 from dataloaderjob.trainer.epochs.service_iterator import ServiceIterator
+from dataloaderjob.trainer.epochs.source import EpochSource
 from dataloaderjob.trainer.resume.progress import Progress
 from dataloaderjob.trainer.resume.state import slots_of
 from dataloaderjob.trainer.session import slot_places
-from dataloaderjob.trainer.session.iterated import Iterated
 from dataloaderjob.trainer.session.slot_places import Saved
+from dataloaderjob.trainer.session.spec import EpochSpec
 from dataloaderjob.trainer.session.taking import Taker, Unopened, now_ns
 
 _Due = tuple[bytes, Any, Any, int | None, Exception | None]
@@ -40,41 +41,41 @@ _Due = tuple[bytes, Any, Any, int | None, Exception | None]
 class PlannedIterator(ServiceIterator):
     """This rank's batches of an IterableDataset's slots.
 
-    Its reading brings the next batch, which the plan says when to give. That batch is returned, or its samples are
-    handed on to the relay.
+    `SlotReading` provides the next batch, and the plan decides when it is due. The iterator then returns the batch, or
+    hands its samples to the relay.
     """
 
     __slots__ = (
         "_all_read", "_error", "_is_giving", "_kind", "_most", "_reading", "_relay", "_size", "_slots", "_to_ship",
         "_with_stage",
     )  # fmt: skip
-    _reading: Reading
+    _reading: SlotReading
     _relay: Relay | None
 
     # Shipping
 
-    def ship(self, loader: Iterated) -> None:
+    def ship(self, loader: EpochSource, spec: EpochSpec) -> None:
         """Packs code and data. Raises InputError if that is impossible, or if the sidecar cannot serve slots."""
-        self._kind, self._relay = PlanKind.of(loader), None
-        self._with_stage = loader.stage is not None
+        self._kind, self._relay = PlanKind.of(spec), None
+        self._with_stage = spec.stage is not None
         self._window = min(self._window, MOST_AHEAD // self._kind.ranks) * self._kind.ranks
-        self._to_ship: Any = None
-        self._ship(loader)
-        if isinstance(loader.dataset, IterDataPipe):
+        self._to_ship: EpochSource | None = None
+        self._ship(loader, spec)
+        if isinstance(spec.dataset, IterDataPipe):
             # torch's loader with workers draws twice for the first epoch.
-            _share_dist_seed(loader.generator, self._pg)  # type: ignore[no-untyped-call]
+            _share_dist_seed(spec.generator, self._pg)  # type: ignore[no-untyped-call]
 
-    def _ship(self, loader: Iterated) -> None:
+    def _ship(self, loader: EpochSource, spec: EpochSpec) -> None:
         told = self._client.settings
         if not told.get(SLOTS):
             raise InputError(
                 "the sidecar is of a release that does not serve IterableDatasets: use the image of this release "
                 "(spec.sidecar.image, or the operator's), or num_workers=0"
             )
-        self._slots = slots_of(loader)
-        self._size = 1 if self._bare else int(loader.batch_size or 1)
+        self._slots = slots_of(spec)
+        self._size = 1 if self._bare else int(spec.batch_size or 1)
         self._most = self._most_batches()
-        made, _ = self._packed(loader)
+        made, _ = self._packed(spec)
         number, epoch = loader.begin_session()
         own = self._kind.session(loader, made.facts, [self._size, self._bare, self._drop_last])
         session = {"loader": number, "epoch": epoch, "workers": self._slots, **own}
@@ -86,22 +87,23 @@ class PlannedIterator(ServiceIterator):
         bundles."""
         return {}
 
-    def _init_fn(self, loader: Iterated) -> Any:
+    def _init_fn(self, spec: EpochSpec) -> Any:
         """Returns worker_init_fn. For an IterDataPipe it also sets each slot's shard filter, as torch's workers do for
         themselves. The pipe's seeds are in the pipe, where torch's iterator has put them."""
-        own = super()._init_fn(loader)
-        if not isinstance(loader.dataset, IterDataPipe):
+        own = super()._init_fn(spec)
+        if not isinstance(spec.dataset, IterDataPipe):
             return own
         return functools.partial(_sharding_worker_init_fn, own, self._world_size, self._rank)
 
     def _tickets_ahead(self) -> int:
-        """Returns the number of tickets that the sending thread may be ahead. Of a relay's, all are this rank's."""
+        """Returns the number of tickets that the sending thread may be ahead. All tickets of a relay belong to this
+        rank."""
         return super()._tickets_ahead() * (1 if self._with_stage else self._kind.ranks)
 
     # Beginning and ending
 
     def start(self, *, again: bool = False) -> None:  # noqa: ARG002  no sampler is iterated
-        """Asks for the first batches of an epoch."""
+        """Requests the first batches of an epoch."""
         before = None if self._relay is None else self._reading
         try:
             self._start()
@@ -118,13 +120,13 @@ class PlannedIterator(ServiceIterator):
         if self._kind.tail is not None:
             self._bundle = replace(self._bundle, taken=tuple(saved.taken))
         batches = SlotBatches(self._epoch_seed, self._size, self._bare, self._drop_last)
-        self._reading = Reading(
+        self._reading = SlotReading(
             self._client, self._open_reader(batches), plan, batches, is_ahead=self._with_stage
         )
         self._taken = 0
         self._is_giving = self._all_read = False
         self._error = ""
-        """The error that ends the epoch after what was read."""
+        """The error that ends the epoch after the batches that were read."""
         self._most = self._most_batches()
         self._draw()
         self._epoch.settle()
@@ -146,9 +148,9 @@ class PlannedIterator(ServiceIterator):
         self._relay = Relay(self._client, self._taker, replace(batches, seed=seed), self._draws)
         return self._new_taker(0, self._window, Unopened())
 
-    def _reset(self, loader: Iterated, first_iter: bool = False) -> None:
+    def _reset(self, loader: EpochSource, first_iter: bool = False) -> None:
         assert self._bundle is not None  # noqa: S101  shipped before
-        self._to_ship = loader if isinstance(loader.dataset, IterDataPipe) else None
+        self._to_ship = loader if isinstance(loader.epoch_spec().dataset, IterDataPipe) else None
         if self._to_ship is None:
             self._bundle = replace(self._bundle, epoch=loader.begin_session()[1])
         super()._reset(loader, first_iter)
@@ -156,7 +158,7 @@ class PlannedIterator(ServiceIterator):
     def _restart(self, before: Taker | AheadTaker | None) -> None:
         loader, self._to_ship = self._to_ship, None
         if loader is not None:  # torch's reset has put new seeds into the pipe
-            self._ship(loader)
+            self._ship(loader, loader.epoch_spec())
         super()._restart(before)
 
     def _leave(self) -> None:
@@ -188,7 +190,7 @@ class PlannedIterator(ServiceIterator):
     # Reading
 
     def _draw(self) -> None:
-        """Asks slots for the batches of the window."""
+        """Requests the window's batches from the slots."""
         reading, most = self._reading, self._window
         if self._relay is not None:
             most -= len(self._relay.line) * self._kind.ranks
@@ -219,7 +221,7 @@ class PlannedIterator(ServiceIterator):
         return True
 
     def _hand_on(self, relay: Relay) -> None:
-        """Hands on this rank's next batch."""
+        """Hands this rank's next batch to the relay."""
         reading = self._reading
         read, reading.read = reading.read, -1  # an error from here on ends the iterator
         relay.hand_on(*reading.took())
@@ -246,7 +248,7 @@ class PlannedIterator(ServiceIterator):
                 self._await_read()
 
     def _read_ahead(self, relay: Relay) -> None:
-        """Hands on the batches that the slots have read."""
+        """Hands the batches that slots have read to the relay."""
         while not self._all_read and relay.has_room and self._read_on(waits=False):
             pass
         self._draw()
@@ -270,7 +272,7 @@ class PlannedIterator(ServiceIterator):
         return answer.packed, mark, answer.batch, answer.digest, answer.error
 
     def _made(self, relay: Relay) -> _Due:
-        """Takes the batch made of the samples that are first in line."""
+        """Takes the batch made from the samples that are first in line."""
         first, taker = relay.line[0], relay.taker
         batch, error = None, first.error
         if error is not None:

@@ -16,7 +16,7 @@ from dataloaderjob.trainer.session.slot_places import Beginnings, SlotPlace, pac
 _Mark = TypeVar("_Mark")
 
 
-class Answer(NamedTuple):
+class SlotAnswer(NamedTuple):
     """A batch of this rank that a slot has made or read, or the error in its place."""
 
     place: SlotPlace
@@ -37,17 +37,17 @@ class Plan(Beginnings, Generic[_Mark]):
     ranks = 1
     """Number of ranks that share the batches."""
     keeps_pace = False
-    """True if other ranks need to know at once what this one asks for."""
+    """True if other ranks must learn at once which batches this rank requests."""
 
     # Asking
 
     def next(self, most: int) -> tuple[SlotPlace, bool] | None:
-        """Returns the place to ask for now, and whether its batch is wanted. Returns None if there is nothing to ask
-        for within the next `most` batches, or if answers must arrive first."""
+        """Returns the place to request now, and whether its batch is wanted. Returns None if there is nothing to
+        request within the next `most` batches, or if answers must arrive first."""
         raise NotImplementedError
 
     def needed(self, slot: int) -> int:
-        """Returns the first batch of a slot that may still be asked for, also in an epoch that resumes from a state."""
+        """Returns the first batch of a slot that may still be requested, also in an epoch that resumes from a state."""
         raise NotImplementedError
 
     def begins(self, slot: int) -> bool:
@@ -66,33 +66,33 @@ class Plan(Beginnings, Generic[_Mark]):
         raise NotImplementedError
 
     def is_lost(self, place: SlotPlace, error: Exception) -> bool:
-        """Returns True if the order stays unknown, because this error arrived in place of a batch."""
+        """Returns True if this error, which arrived in place of a batch, leaves the order unknown."""
         raise NotImplementedError
 
     def differs(self, place: SlotPlace, digest: int) -> bool:  # noqa: ARG002  plans without digests of earlier batches
-        """Returns True if a batch that was given before the epoch was resumed has another digest now."""
+        """Returns True if a batch that was returned before the epoch was resumed now has another digest."""
         return False
 
     # Giving
 
     @property
     def is_due(self) -> bool:
-        """True if this rank's batch that has arrived may be given."""
+        """True if this rank's batch, which has arrived, may be returned."""
         return True
 
     @property
     def is_over(self) -> bool:
-        """True if nothing is left to ask for, or to wait for."""
+        """True if nothing is left to request, or to wait for."""
         raise NotImplementedError
 
     def pads(self) -> bool:
-        """Called once nothing is left to ask for. Returns True if some batches are given twice, so that all ranks get
-        the same number."""
+        """Pads the last step, once nothing is left to request. Returns True if some batches are returned twice, so that
+        all ranks get the same number."""
         return False
 
     def took(self, place: SlotPlace, digest: int | None) -> _Mark:
-        """Notes that this rank's batch or, without a digest, its error is the next to be given. Returns the position
-        after it."""
+        """Notes that this rank's batch or, without a digest, its error is returned next. Returns the position after
+        it."""
         raise NotImplementedError
 
     def stands(self, mark: _Mark) -> None:
@@ -132,9 +132,9 @@ class Places(Plan[tuple[SlotPlace, int | None]]):
         ends: Mapping[int, int] | None = None,
         expected: Mapping[SlotPlace, int] | None = None,
     ) -> None:
-        """`first` is the number of batches consumed before. Each slot is asked for the last of its own among them, and
-        yields it only if it is that long; otherwise other slots have more of them. `snapshots` has points at which
-        slots may begin, `ends` the known lengths of slots, `expected` the digests of batches consumed before."""
+        """`first` is the number of batches consumed before. The last of them in each slot is requested again: if the
+        slot is shorter, other slots had more of them. `snapshots` holds points at which slots may begin, `ends` the
+        known lengths of slots, and `expected` the digests of batches consumed before."""
         super().__init__(slots, snapshots)
         self._first = first
         self._expected = expected or {}
@@ -144,11 +144,11 @@ class Places(Plan[tuple[SlotPlace, int | None]]):
         self._probes: deque[SlotPlace] = deque()
         self._unanswered = 0
         self._next: list[int] = []
-        """The next batch to ask of each slot; empty until it is known where the epoch resumes."""
+        """The next batch to request from each slot; empty until it is known where the epoch resumes."""
         self.digests: list[int | None] = [None] * slots
-        """The digest of the last batch that was given from each slot."""
+        """The digest of the last batch that was returned from each slot."""
         self._needed = self.taken[:]
-        """The same as `taken`, except that batches received but not yet given count, too."""
+        """The same as `taken`, except that batches received but not yet returned count, too."""
         self._settle()
 
     # Asking
@@ -197,7 +197,7 @@ class Places(Plan[tuple[SlotPlace, int | None]]):
         self._answered(place)
 
     def is_lost(self, place: SlotPlace, error: Exception) -> bool:
-        return place.is_probe and isinstance(error, ServiceError)  # nobody knows the slot's length
+        return place.is_probe and isinstance(error, ServiceError)  # the slot's length is unknown
 
     def differs(self, place: SlotPlace, digest: int) -> bool:
         return self._expected.get(place, digest) != digest
@@ -233,12 +233,12 @@ class Places(Plan[tuple[SlotPlace, int | None]]):
     # State
 
     def snapshots(self) -> list[tuple[int, bytes] | None]:
-        """Returns where each slot may begin when the epoch is resumed."""
+        """Returns the points at which slots may begin when the epoch is resumed."""
         return [self.beginning(slot, given - 1) for slot, given in enumerate(self._given())]
 
     def ends_given(self) -> dict[int, int]:
-        """Returns the lengths of slots whose batches were all given. Other slots have batches that were read and will
-        be asked for again."""
+        """Returns the lengths of slots whose batches were all returned. The other slots have batches that were read and
+        will be requested again."""
         given = self._given()
         return {slot: batches for slot, batches in self.ends.items() if batches <= given[slot]}
 

@@ -1,4 +1,4 @@
-"""Asks slots for batches in the order of a plan, and takes their answers up to this rank's next batch."""
+"""Requests batches from slots in the order of a plan, and takes the answers up to this rank's next batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.control import W_NEXT_CALLS
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.trainer.epochs.ahead import AheadTaker
-from dataloaderjob.trainer.epochs.plans import Answer, Plan
+from dataloaderjob.trainer.epochs.plans import Plan, SlotAnswer
 from dataloaderjob.trainer.session import service
 from dataloaderjob.trainer.session.client import Client
 from dataloaderjob.trainer.session.slot_places import SlotPlace
@@ -33,7 +33,7 @@ class SlotBatches:
     drop_last: bool
 
 
-class Reading:
+class SlotReading:
     """The requests and answers of one epoch."""
 
     __slots__ = ("_batches", "_client", "_is_ahead", "_placed", "asked", "next", "plan", "read", "taker")
@@ -47,12 +47,12 @@ class Reading:
         *,
         is_ahead: bool,
     ) -> None:
-        """`is_ahead`: batches are handed on, ahead of next()."""
+        """`is_ahead`: batches are handed on before next() wants them."""
         self._client, self.taker, self.plan, self._batches = client, taker, plan, batches
         self._is_ahead = is_ahead
         taker.stream.places = plan
         self._placed: dict[int, tuple[SlotPlace, bytes]] = {}
-        self.next: Answer | None = None
+        self.next: SlotAnswer | None = None
         """This rank's next batch, once it has arrived."""
         self.asked = 0
         self.read = 0
@@ -60,16 +60,16 @@ class Reading:
 
     @property
     def has_lost(self) -> bool:
-        """True if an answer was taken but not counted, or if a place was counted but not asked for."""
+        """True if an answer was taken but not counted, or if a place was counted but not requested."""
         return self.taker.taken != self.read
 
     @property
     def is_due(self) -> bool:
-        """True if this rank's next batch may be given."""
+        """True if this rank's next batch may be returned."""
         return self.next is not None and self.plan.is_due
 
     def ask(self, most: int) -> None:
-        """Asks for the next `most` batches, as far as they were not asked for."""
+        """Requests those of the next `most` batches that were not requested before."""
         read, self.read = self.read, -1
         # An error from here on ends the iterator: it would miss batches that were counted but not requested.
         try:
@@ -88,7 +88,7 @@ class Reading:
         self.read = read
 
     def submit(self, place: SlotPlace, is_wanted: bool) -> None:
-        """Asks for one batch, or only whether it exists."""
+        """Requests one batch or, unless it `is_wanted`, only asks if it exists."""
         batches, plan, stream = self._batches, self.plan, self.taker.stream
         ticket = frames.SlotTicket(
             batches.seed, place.number, place.slot, batches.size, batches.bare, batches.drop_last,
@@ -114,7 +114,7 @@ class Reading:
             batch = self._take(waits=waits)
             if batch is NOTHING:
                 return False
-            answer = Answer(place, packed, batch, taker.digest, None)
+            answer = SlotAnswer(place, packed, batch, taker.digest, None)
         except SlotEndedError as end:
             plan.ended(place, end.batches)
         except SlotGoesOnError:
@@ -122,7 +122,7 @@ class Reading:
         except Exception as exc:
             if taker.taken == number or plan.is_lost(place, exc):
                 raise
-            answer = Answer(place, packed, None, None, exc.with_traceback(None))
+            answer = SlotAnswer(place, packed, None, None, exc.with_traceback(None))
         if answer is not None:
             is_next = plan.there(place, answer.digest)
             if is_next:
@@ -142,10 +142,10 @@ class Reading:
 
     def count_calls(self, more: int) -> None:
         """Corrects the number of next() calls: every batch taken counts as one."""
-        with self._client.lock:  # a thread that pins counts, too
+        with self._client.lock:  # a thread that pins updates it, too
             self._client.control.words[W_NEXT_CALLS] += more
 
-    def took(self) -> tuple[Answer, Any]:
+    def took(self) -> tuple[SlotAnswer, Any]:
         """Removes this rank's next batch. Returns it, and the position after it."""
         answer = self.next
         assert answer is not None  # noqa: S101  it is due

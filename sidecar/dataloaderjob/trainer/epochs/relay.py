@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 from dataloaderjob.core import frames
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer.epochs.ahead import AheadTaker
-from dataloaderjob.trainer.epochs.plans import Answer
+from dataloaderjob.trainer.epochs.plans import SlotAnswer
 from dataloaderjob.trainer.epochs.reading import SlotBatches
 from dataloaderjob.trainer.session.client import Client
 from dataloaderjob.trainer.session.slot_places import SlotPlace
 from dataloaderjob.trainer.session.taking import Taker
 
 MOST_READ_NBYTES = 48 << 20
-"""Most bytes that the samples of one batch may have: a ticket travels as a message of at most 64 MiB."""
+"""Maximum size of the samples of one batch: a ticket travels as a message of at most 64 MiB."""
 MOST_WAITING_NBYTES = 512 << 20
-"""Most bytes that may wait to be returned, in this process and in its sidecar, before reading pauses."""
+"""Maximum number of bytes that wait to be returned, in this process and in its sidecar, before reading pauses."""
 
 
 class Read(NamedTuple):
@@ -35,7 +35,7 @@ class Read(NamedTuple):
     """Position of a state after this batch."""
     nbytes: int = 0
     error: Exception | None = None
-    """Error in place of the batch; no feeder is asked for this batch."""
+    """Error in place of the batch, which is then not requested from any feeder."""
 
 
 class Relay:
@@ -62,8 +62,8 @@ class Relay:
         """True if more may be read."""
         return not self.line or self._waiting_nbytes < MOST_WAITING_NBYTES
 
-    def hand_on(self, read: Answer, mark: Any) -> None:
-        """Asks any feeder to make the batch from the samples read. Errors wait in line for their turn."""
+    def hand_on(self, read: SlotAnswer, mark: Any) -> None:
+        """Requests the batch of these samples from any feeder. An error waits in line for its turn."""
         error = read.error or self._refusal(read.place, len(read.batch))
         if error is not None:
             self.line.append(Read(read.packed, mark, error=error))
@@ -93,7 +93,7 @@ class Relay:
         )
 
     def order(self) -> None:
-        """Sends the waiting tickets, and has the thread, if there is one, take their batches."""
+        """Sends the waiting tickets, and makes the thread, if there is one, take their batches."""
         self._client.flush(self.taker.stream)
         if type(self.taker) is AheadTaker:
             self.taker.order(self.taker.stream.asked)

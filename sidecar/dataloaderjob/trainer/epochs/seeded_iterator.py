@@ -10,9 +10,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from dataloaderjob.core import errors
 from dataloaderjob.core.consumption import Consumption
 from dataloaderjob.trainer.device.transfer import Transfer, Way
+from dataloaderjob.trainer.epochs.source import EpochSource
 from dataloaderjob.trainer.resume.progress import Epoch, Progress
-from dataloaderjob.trainer.resume.sampling import Recorded, first_keys
-from dataloaderjob.trainer.session.iterated import Iterated
+from dataloaderjob.trainer.resume.sampling import TrackedSampler, first_keys
+from dataloaderjob.trainer.session.spec import EpochSpec
 
 _U64 = (1 << 64) - 1
 _is_profiling: Any = vars(torch.autograd)["_profiler_enabled"]
@@ -33,11 +34,11 @@ class SeededIterator(_BaseDataLoaderIter):
         "_way",
     )  # fmt: skip
 
-    def __init__(self, loader: Iterated, epoch: Epoch) -> None:
+    def __init__(self, loader: EpochSource, spec: EpochSpec, epoch: Epoch) -> None:
         # iter(sampler), then the base seed from loader.generator, in torch's order.
         super().__init__(cast("Any", loader))
-        self._consumption: Consumption = loader.consumption
-        self._bare = not loader._auto_collation  # noqa: SLF001  torch's word for batches made of samples
+        self._consumption: Consumption = spec.consumption
+        self._bare = spec.bare
         self._way: Way = loader.way(pins=self._pin_memory, pin_device=self._pin_memory_device)
         self._begin(epoch, int(self._base_seed) & _U64)
 
@@ -58,7 +59,7 @@ class SeededIterator(_BaseDataLoaderIter):
         """Returns the growth of the loader's digest since the last batch."""
         return self._consumption.begin()
 
-    def _reset(self, loader: Iterated, first_iter: bool = False) -> None:
+    def _reset(self, loader: EpochSource, first_iter: bool = False) -> None:
         """Begins a new epoch of the same iterator (`persistent_workers=True`). torch draws no seed here either."""
         epoch = loader.begin_epoch(again=True)
         super()._reset(loader, first_iter)
@@ -68,7 +69,7 @@ class SeededIterator(_BaseDataLoaderIter):
         """Returns the progress of the epoch. A batch that failed counts as returned."""
         batches, samples, keys = self._returned()
         source = self._sampler_iter
-        sampler = source.after(batches) if type(source) is Recorded else None
+        sampler = source.after(batches) if type(source) is TrackedSampler else None
         return batches, samples, self._over, first_keys(keys), sampler
 
     def refresh(self) -> None:

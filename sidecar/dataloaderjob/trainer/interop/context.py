@@ -30,11 +30,18 @@ class FeedersContext(contexts.ForkContext):
     """
 
     def __init__(self, *, allow_pickle: bool = False, of: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Takes the options of the loader that provides this context as `of`; torch's loaders do not have them."""
+        """Keeps `of`, the options of the loader that provides this context. torch's loaders do not have them."""
         self.allow_pickle = allow_pickle
         self.of = of
         self.client: Client | None = None
         """Kept between epochs. Each epoch has its own queues."""
+
+    @classmethod
+    def of_loader(cls, allow_pickle: bool, device_options: tuple[Any, ...] | None) -> FeedersContext:
+        """Returns the context of one of our loaders. `device_options` holds the values of DEVICE_OPTIONS, if known."""
+        known = device_options is not None and device_options[0] is not None
+        of = dict(zip(DEVICE_OPTIONS, device_options or (), strict=True)) if known else {}
+        return cls(allow_pickle=allow_pickle, of=of)
 
     def Queue(self, maxsize: int = 0) -> Queue:  # type: ignore[override]  # noqa: ARG002, N802  the base's
         from dataloaderjob.trainer.interop.queues import Queue

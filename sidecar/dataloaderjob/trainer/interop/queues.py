@@ -46,7 +46,7 @@ from dataloaderjob.trainer.session.tickets import Placed, as_keys, submit
 NO_PID = 1 << 30
 """The pid of worker 0. No process has it: torch watches the pids of its workers, and sees none of them end."""
 AHEAD = 4
-"""Batches for each worker that the pool has room for. torch's prefetch depth is not known here."""
+"""Number of batches for each worker that fit the pool. torch's prefetch depth is not known here."""
 LEAST_AHEAD = 16
 _U64 = (1 << 64) - 1
 _sessions = itertools.count(1 << 29)
@@ -65,7 +65,7 @@ class Context(Protocol):
     client: Client | None
 
 
-class Failure(ExceptionWrapper):
+class FailedBatch(ExceptionWrapper):
     """A batch that failed, in the form that torch's iterator takes. It is raised with its own type."""
 
     def __init__(self, error: BaseException) -> None:
@@ -84,7 +84,7 @@ class Queue:
     """A queue of either kind. Starting a worker determines its kind."""
 
     def __init__(self) -> None:
-        self.session: Session | None = None
+        self.session: ContextSession | None = None
         self.worker: int | None = None
         """The worker whose index lists arrive here; None for the queue of results."""
 
@@ -102,7 +102,7 @@ class Queue:
         return self.session.result(timeout)
 
     def close(self) -> None:
-        """Does nothing: nothing is held here."""
+        """Does nothing: the queue holds no resources."""
 
     cancel_join_thread = join_thread = close
 
@@ -131,7 +131,7 @@ class Worker:
                 "multiprocessing's own context for it"
             ) from exc
         if results.session is None:
-            results.session = Session(given, self._target, self._context)
+            results.session = ContextSession(given, self._target, self._context)
         orders.session, orders.worker = results.session, number
         results.session.join(given.get("worker_state"))
         self.pid = NO_PID + number
@@ -158,7 +158,7 @@ class _Place:
     samples: int = 0
 
 
-class Session:
+class ContextSession:
     """The workers of one iterator."""
 
     def __init__(self, given: dict[str, Any], target: Callable[..., Any], context: Context) -> None:
@@ -343,7 +343,7 @@ class Session:
                 if threading.current_thread() is threading.main_thread():
                     raise
                 taker.taken += 1  # else torch's pinning thread would end silently
-            return self._packed(ticket, Failure(exc))
+            return self._packed(ticket, FailedBatch(exc))
 
     def _packed(self, ticket: int, batch: Any) -> tuple[int, Any]:
         worker, samples, wants_state = self._asked.pop(ticket)

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
-from dataloaderjob.trainer.device.transfer import seed_of
-from dataloaderjob.trainer.session.iterated import Iterated
+from dataloaderjob.trainer.device.transfer import WaySource, seed_of
 
 _U64 = (1 << 64) - 1
 
@@ -22,7 +21,7 @@ class _Sending:
     _pin_memory: bool
     _pin_memory_device: str | None
 
-    def __init__(self, loader: Iterated) -> None:
+    def __init__(self, loader: WaySource) -> None:
         super().__init__(loader)  # type: ignore[call-arg]
         # torch pins what workers, or the dataset, give. Only the output of a stage is left to pin.
         pins = self._pin_memory and loader.has_device_stage
@@ -30,7 +29,7 @@ class _Sending:
         self._epochs = 0
         self._begin()
 
-    def _reset(self, loader: Iterated, first_iter: bool = False) -> None:
+    def _reset(self, loader: WaySource, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)  # type: ignore[misc]
         if not first_iter:  # with persistent workers torch draws no seed
             self._epochs += 1

@@ -20,7 +20,7 @@ _BLOCKS = 1024
 _TORCHS = np.dtype(
     [("seed", "<u8"), ("left", "<i4"), ("seeded", "<i4"), ("next", "<u8"), ("words", "<u8", WORDS)]
 )
-"""The beginning of what `torch.Generator.get_state()` returns, in the layout of torch's own CPU generator."""
+"""The beginning of the result of `torch.Generator.get_state()`, in the layout of torch's own CPU generator."""
 Words = npt.NDArray[np.uint32]
 
 

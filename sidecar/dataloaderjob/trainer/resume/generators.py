@@ -25,7 +25,7 @@ from torch.utils.data import (
 
 from dataloaderjob.trainer.resume.draws import WORDS, Twister, drawn_between, stepped_back
 from dataloaderjob.trainer.resume.sampling import chain
-from dataloaderjob.trainer.session.iterated import Iterated
+from dataloaderjob.trainer.session.spec import EpochSpec
 
 DEFAULT, PYTHON, NUMPY = "default", "random", "numpy"
 """Names of the process's generators. A loader's own are named by their paths."""
@@ -54,14 +54,14 @@ _PHILOX_WORDS = 4
 """Size of a buffer of numpy's Philox."""
 
 
-def generators_of(loader: Iterated) -> dict[str, Own]:
+def generators_of(spec: EpochSpec) -> dict[str, Own]:
     """Returns the loader's own generators by their paths, each once."""
     found: dict[str, Own] = {}
-    owners = [("loader", loader)]
+    owners: list[tuple[str, Any]] = [("loader", spec)]
     for name in ("batch_sampler", "sampler"):
-        owners += [(f"{name}.{path}".rstrip("."), one) for path, one in chain(getattr(loader, name))]
+        owners += [(f"{name}.{path}".rstrip("."), one) for path, one in chain(getattr(spec, name))]
     for path, owner in owners:
-        names = ["generator"] if owner is loader else [*getattr(owner, "__dict__", ()), "generator"]
+        names = ["generator"] if owner is spec else [*getattr(owner, "__dict__", ()), "generator"]
         for name in names:
             generator = getattr(owner, name, None)
             if isinstance(generator, random.SystemRandom) or not isinstance(generator, Own):
@@ -105,7 +105,7 @@ class Moment:
         does not set it.
 
         `saved` has their states from an earlier run. A generator that was restored at about that point of the run is
-        ahead of it by at most what was drawn since this moment.
+        ahead of it by at most the draws made since this moment.
         """
         changed = {
             name: text

@@ -1,9 +1,10 @@
-"""Probes: three samples that identify a dataset in a state. They are made twice, where the loader makes its batches."""
+"""Probes: three samples that identify a dataset in a state. They are made twice, in the same place as the loader's
+batches."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,17 +14,16 @@ from dataloaderjob.batches.digest import digest_update
 from dataloaderjob.core.consumption import PROBING, Consumption
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.making.staged import unchanged
+from dataloaderjob.trainer.resume.state import length_of
 
 PROBE_S = 2.0
 """Time limit for a sample that a state needs. The state may be the last thing saved before the process is
 terminated."""
 
 
-def digests(
-    loader: torch.utils.data.DataLoader[Any], length: int | None, *, number: int, here: bool
-) -> list[str | None]:
+def digests(loader: torch.utils.data.DataLoader[Any], *, number: int, here: bool) -> list[str | None]:
     """Returns the digests of a loader's probes. `number`: the loader's. `here`: this process makes the samples."""
-    keys = keys_of(length)
+    keys = keys_of(length_of(loader.dataset))
     first, second = (_probe(_probing(loader, keys, number, here=here), len(keys)) for _ in range(2))
     return _steady(first, second)
 
@@ -55,9 +55,14 @@ def _steady(first: Sequence[str | None], second: Sequence[str | None]) -> list[s
     return [a if a == b else None for a, b in zip(first, second, strict=True)]
 
 
-def compare(saved: Sequence[str | None], own: Sequence[str | None], keys: Sequence[int]) -> None:
-    """Raises InputError if any sample that both sides could make differs."""
-    for a, b, key in zip(saved, own, keys, strict=False):
+def compare(saved: Mapping[str, Any], probes: Callable[[], Sequence[str | None] | None]) -> None:
+    """Compares samples with a state's. Raises InputError if any sample that both sides could make differs.
+
+    saved: the state's description of its loader. probes: returns this loader's digests, if it can make the samples.
+    """
+    theirs = None if saved.get("dataset_id") else saved.get("probes")
+    own = probes() if theirs else None
+    for a, b, key in zip(theirs or (), own or (), keys_of(saved.get("length")), strict=False):
         if a is not None and b is not None and a != b:
             raise InputError(
                 f"the state belongs to a different dataset: sample {key} differs. If this is intended, or "

@@ -3,8 +3,8 @@
 An iterator that resumes from a state draws as the first one drew. Generators get the states that they had when the
 epoch began, the sampler is iterated again, and batches that were returned before are skipped by their keys alone.
 Afterwards, if one rank trains, the process's generators get the states that they had when the loader's state was made.
-Those that somebody has set since it was loaded are left alone; mere draws do not count. With several ranks all are left
-alone, because the state may be another rank's.
+Generators that were set after the state was loaded are left alone; mere draws do not count. With several ranks, all are
+left alone, because the state may be another rank's.
 
 Some frameworks count epochs from 0 after a restart, and set those on the sampler. The missing epochs are added.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,12 +25,14 @@ from dataloaderjob.making import held
 from dataloaderjob.making.fetcher import derive_seed
 from dataloaderjob.samplers.elastic import ElasticSampler
 from dataloaderjob.trainer.resume import generators, held_draws, recording, sampling
-from dataloaderjob.trainer.resume.sampling import Recorded
+from dataloaderjob.trainer.resume.sampling import TrackedSampler
 from dataloaderjob.trainer.resume.state import VERSION, LoaderState, Resume
-from dataloaderjob.trainer.session.iterated import Iterated
+from dataloaderjob.trainer.session.spec import EpochSpec
 
 Progress = tuple[int, int, bool, list[int] | None, Any]
 """Batches and samples returned, whether the epoch is over, first keys of the last batch, state of the sampler."""
+Probes = Callable[[], Callable[[], list[str | None] | None] | None]
+"""Returns the loader's `probes` method; None if the loader was collected."""
 _IN_ORDER = (SequentialSampler, BatchSampler)
 """Samplers that give all ranks the same keys, whatever their generators are."""
 
@@ -47,10 +49,10 @@ class Epoch:
         "_facts",
         "_final",
         "_iterator",
-        "_loader",
         "_others",
         "_own",
         "_persistent",
+        "_probes",
         "_put_back",
         "_rank",
         "_resume",
@@ -73,31 +75,32 @@ class Epoch:
 
     def __init__(
         self,
-        loader: Iterated,
+        spec: EpochSpec,
         facts: LoaderState,
         previous: Epoch | None,
         resume: Resume | None,
         *,
+        probes: Probes,
         again: bool,
     ) -> None:
         """Sets the loader's generators and epoch from `resume`. Raises InputError for the state of another rank.
 
         `previous` is the loader's last epoch; with `again` the same iterator had it. `facts` describes the loader in a
-        state.
+        state. `probes` refers to the loader's method, but does not keep the loader alive.
         """
-        sampler = loader._index_sampler  # noqa: SLF001  torch's name
+        sampler = spec.index_sampler
         self._facts, self._resume, self._sampler = facts, resume, sampler
-        self._loader = weakref.ref(loader)
-        self._own = generators.generators_of(loader)
+        self._probes = probes
+        self._own = generators.generators_of(spec)
         self._others = generators.draws_elsewhere(sampler)
         ranks = sampling.ranks_of(sampler)
         self._single = (ranks or 1) == 1 and not _several_ranks()
         self._shared = self._single or ranks is None
-        """True if the generators that all of the process draws from concern the sampler, too."""
-        is_stream = isinstance(loader.dataset, IterableDataset)
+        """True if the sampler may draw from generators that the whole process shares."""
+        is_stream = isinstance(spec.dataset, IterableDataset)
         self._rank = _rank_alone(sampler) if not self._single and ranks is None and not is_stream else None
         self.rank = sampling.rank_of(sampler)
-        self._persistent = bool(loader.persistent_workers and loader.num_workers)
+        self._persistent = bool(spec.persistent_workers and spec.num_workers)
         self._before: dict[str, str] | None = None
         self._put_back: Mapping[str, str] = {}
         """States of the process's generators at the beginning of the epoch."""
@@ -108,13 +111,13 @@ class Epoch:
         self._counted: tuple[int, int] | None = None
         """The epoch that a framework set last, counted from 0 after a restart, and the offset added to it."""
         self.iterations: int = 1 + (previous.iterations if previous is not None else 0)
-        self.holds = held.find(loader.dataset, loader.collate_fn)
+        self.holds = held.find(spec.dataset, spec.collate_fn)
         """Generators that the dataset and `collate_fn` hold."""
-        self.draws_from = self._range(loader.dataset, previous, resume) if self.holds else 0
+        self.draws_from = self._range(spec.dataset, previous, resume) if self.holds else 0
         self.base_seed = self.resets = 0
         if again and previous is not None:
             self.base_seed, self.resets = previous.base_seed, previous.resets + 1
-        self._consumption: Consumption = loader.consumption
+        self._consumption: Consumption = spec.consumption
         self.first_batches, self.first_samples = 0, 0
         if resume is not None:
             resume.check_rank(sampler)
@@ -236,8 +239,8 @@ class Epoch:
         return derive_seed(self.base_seed, self.resets) if self.resets else self.base_seed
 
     def place(self, iterator: Any, ahead: int, *, bare: bool) -> Any:
-        """Returns the sampler's iterator from the first batch on. `ahead` is how far it may be ahead of what is
-        returned."""
+        """Returns the sampler's iterator from the first batch on. `ahead` is the number of batches that it may be ahead
+        of those returned."""
         resume, sampler = self._resume, self._sampler
         stateful, saved = sampling.with_state(sampler), None
         if resume is not None:
@@ -260,7 +263,7 @@ class Epoch:
                 self.first_samples = samples if resume.samples is None else self.first_samples
         if stateful is None:
             return iterator
-        recorded = Recorded(stateful, iterator, self.first_batches, ahead)
+        recorded = TrackedSampler(stateful, iterator, self.first_batches, ahead)
         if saved is not None and not self.first_batches:
             recorded.begin_anew(sampler)
         return recorded
@@ -275,7 +278,7 @@ class Epoch:
         return True
 
     def settle(self) -> None:
-        """Restores the process's generators, once everything that a new epoch draws up front has been drawn."""
+        """Restores the process's generators, once a new epoch has made all the draws that it makes up front."""
         self._epoch_drawn = sampling.epoch_of(self._sampler)  # Accelerate's sampler increments it at its end
         before, self._before = self._before, None
         if before is None or self._resume is None:
@@ -285,7 +288,7 @@ class Epoch:
         generators.put_shared(kept)
 
     def waits(self) -> None:
-        """Notes that the sampler is drawn from at the first next(), not at iter()."""
+        """Notes that the sampler is first drawn from at next(), not at iter()."""
         if self._resume is None or self._resume.is_new_epoch:
             self._undrawn = self._generators()
 
@@ -341,10 +344,10 @@ class Epoch:
         }
 
     def _probed(self) -> LoaderState:
-        """Returns the state's description of the loader, which makes samples for it."""
+        """Returns the state's description of the loader. The first call makes the samples that it needs."""
         if self._facts.get("probes") is None:
-            loader = self._loader()
-            self._facts = {**self._facts, "probes": None if loader is None else loader.probes()}
+            probes = self._probes()
+            self._facts = {**self._facts, "probes": None if probes is None else probes()}
         return self._facts
 
     def _after(self) -> LoaderState:
@@ -368,13 +371,13 @@ def new_epoch(facts: LoaderState, states: Mapping[str, str], **more: Any) -> Loa
     }  # fmt: skip
 
 
-def fresh(loader: Iterated, facts: LoaderState) -> LoaderState:
+def fresh(spec: EpochSpec, facts: LoaderState) -> LoaderState:
     """Returns the state of a loader that has not been iterated yet."""
-    sampler = loader._index_sampler  # noqa: SLF001  torch's name
+    sampler = spec.index_sampler
     several, ranks = _several_ranks(), sampling.ranks_of(sampler)
     others = generators.draws_elsewhere(sampler)
     begun = generators.all_now(
-        generators.generators_of(loader), shared=ranks is None or (ranks == 1 and not several), others=others
+        generators.generators_of(spec), shared=ranks is None or (ranks == 1 and not several), others=others
     )
     stateful = sampling.with_state(sampler)
     return new_epoch(
@@ -387,7 +390,7 @@ def fresh(loader: Iterated, facts: LoaderState) -> LoaderState:
 
 
 def _rank_alone(sampler: Any) -> int | None:
-    """Returns the rank, for a sampler that does not deal to ranks, if its order may be this rank's alone."""
+    """Returns the rank, for a sampler that does not deal to ranks and whose order may be this rank's alone."""
     same = all(type(one) in _IN_ORDER for _, one in sampling.chain(sampler))
     return None if same else sampling.rank_of(sampler)
 

@@ -1,10 +1,10 @@
 """Records the batches that next() returned, if DATALOADERJOB_RECORD is set. `core.records` defines the format.
 
 Rows are written once FLUSH_ROWS of them wait, or with a row that arrives more than a second after the last write. They
-are also written at the end of an epoch and of the process, and when a loader's state is taken. So a killed process
-lacks at most FLUSH_ROWS batches, and none that a checkpoint counts. The kernel then holds the rows; a machine that goes
-down may lose more. Tickets are written before their rows. If the folder cannot be written to, the record ends and the
-training continues.
+are also written at the end of an epoch and of the process, and when a loader's state is taken. The record of
+a killed process therefore lacks at most FLUSH_ROWS batches, and none that a checkpoint counts. The kernel holds rows
+that were written, so a machine that goes down may lose more. Tickets are written before their rows. If the folder
+cannot be written to, the record ends and the training continues.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataloaderjob.core.records import BLOBS, HEAD, MAGIC, NO_BUNDLE, RANK, ROW,
 from dataloaderjob.making.fetcher import pickle_keys
 from dataloaderjob.making.held import states_of_classes
 from dataloaderjob.shipping.bundles import make_bundle
-from dataloaderjob.trainer.session.iterated import Iterated
+from dataloaderjob.trainer.session.spec import EpochSpec
 
 Asked = frames.TicketOfInts | bytes
 """A ticket as a stream keeps it: packed, or as the arguments of `frames.pack_ticket_of_ints`."""
@@ -41,10 +41,10 @@ _failed = False
 
 
 class Recorder:
-    """This process's piece of the record."""
+    """This process's part of the record."""
 
     def __init__(self, folder: Path, rank: str) -> None:
-        """Raises OSError, and InputError for a folder in which links of others lead elsewhere."""
+        """Raises OSError. Raises InputError for a folder in which other users' links lead elsewhere."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         top = folders.enter(folder, InputError)
@@ -99,7 +99,7 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Writes the waiting rows to the file, where they outlive the process."""
+        """Writes the waiting rows to the file, so that they outlive the process."""
         with _lock:
             tickets, rows = b"".join(self._tickets), b"".join(self._rows)
             self._tickets.clear()
@@ -169,7 +169,7 @@ class Recording:
 
 
 def recorder(consumption: Consumption) -> Recorder | None:
-    """Returns this process's recorder, if the environment asks for one and the loader is one of the script's."""
+    """Returns this process's recorder, if the environment asks for one and the loader is one of the script's own."""
     global _recorder, _failed
     folder = os.environ.get(RECORD_VARIABLE)
     if not folder or _failed or not consumption.counts or os.environ.get(IN_FEEDER_VARIABLE):
@@ -184,19 +184,20 @@ def recorder(consumption: Consumption) -> Recorder | None:
         return _recorder
 
 
-def record_here(loader: Iterated, consumption: Consumption) -> Recording | None:
-    """Returns the record of an epoch that this process makes itself, with the bundle of its code and data if that can
+def record_here(spec: EpochSpec) -> Recording | None:
+    """Returns the record of an epoch whose batches this process makes, with the bundle of its code and data if that can
     be kept."""
+    consumption = spec.consumption
     own = recorder(consumption)
     if own is None:
         return None
     try:
         bundle = make_bundle(
-            loader.dataset, loader.collate_fn, None, store=own.store, allow_pickle=bool(loader.pickle_allowed)
+            spec.dataset, spec.collate_fn, None, store=own.store, allow_pickle=spec.pickle_allowed
         )
     except (InputError, OSError):
         return Recording(own, consumption, NO_BUNDLE)
-    bundle = replace(bundle, held=states_of_classes(loader.dataset, loader.collate_fn))
+    bundle = replace(bundle, held=states_of_classes(spec.dataset, spec.collate_fn))
     return Recording(own, consumption, own.keep(bundle, own.store, in_process=True))
 
 
@@ -227,7 +228,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _forget() -> None:
-    """Drops the parent's piece. A forked child has a piece of its own, if it takes batches."""
+    """Drops the parent's part. A forked child has a part of its own, if it takes batches."""
     global _recorder, _lock
     _recorder, _lock = None, threading.RLock()
 

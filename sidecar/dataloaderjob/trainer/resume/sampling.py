@@ -37,7 +37,7 @@ def chain(sampler: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Unset(int):
-    """An epoch that nobody has set since a state was loaded. In states and copies it is a plain number."""
+    """An epoch that was not set since a state was loaded. In states and copies it is a plain number."""
 
     __slots__ = ()
 
@@ -52,8 +52,8 @@ def _with_epoch(sampler: Any) -> Iterator[Any]:
 
 
 def epoch_of(sampler: Any) -> int | None:
-    """Returns the epoch that was set by `set_epoch`, or that will count if nobody sets one; None if no sampler has
-    one."""
+    """Returns the epoch that `set_epoch` has set, or the one that counts if nobody sets one; None if no sampler has an
+    epoch."""
     return next((int(one.epoch) for one in _with_epoch(sampler)), None)
 
 
@@ -146,9 +146,9 @@ def order_of(sampler: Any) -> str | None:
     return name if type(shuffle) is not bool else f"{name}(shuffle={shuffle})"
 
 
-class Recorded:
-    """Batches of a sampler with state. The state is noted after each, because the sampler is ahead of what next()
-    returns."""
+class TrackedSampler:
+    """Iterates over the batches of a sampler with state. Notes the state after each batch, because the sampler is ahead
+    of next()."""
 
     __slots__ = ("_drawn", "_first", "_iterator", "_kept", "_sampler", "_states")
 
@@ -168,7 +168,7 @@ class Recorded:
         else:
             self._drawn.append(keys)
 
-    def __iter__(self) -> Recorded:
+    def __iter__(self) -> TrackedSampler:
         return self
 
     def __next__(self) -> Any:

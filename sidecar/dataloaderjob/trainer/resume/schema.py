@@ -1,4 +1,4 @@
-"""The schema of a loader's state: the fields that `state` lists, each with what it must be. Pure.
+"""The schema of a loader's state: the fields that `state` lists, and the valid values of each. Pure.
 
 A state comes from a checkpoint that somebody else may have written, or damaged. So `validate` checks it as a whole when
 it is loaded, and the code that resumes from it can rely on its types and ranges. Fields that are unknown here are
@@ -15,13 +15,13 @@ from typing import Any
 from dataloaderjob.core.errors import InputError
 
 Check = Callable[[Any, str], None]
-"""Raises InputError, with the path of the field, unless a value is what the field must be."""
+"""Raises InputError, with the path of the field, unless a value is valid for the field."""
 _NATURAL = 1 << 53
 """Limit of counts and epochs: JSON keeps whole numbers up to here."""
 _WORD = 1 << 64
 _MAX_TEXT = 60
 CheckGenerator = Callable[[str, str], None]
-"""Raises an exception unless a generator, by its name, takes the state in a text."""
+"""Raises an exception unless the generator of this name takes the state in the text."""
 
 
 def validate(state: Mapping[str, Any], *, takes: CheckGenerator, is_stream: bool) -> None:
@@ -38,7 +38,7 @@ def validate(state: Mapping[str, Any], *, takes: CheckGenerator, is_stream: bool
 
 def refuse(path: str, needed: str, found: Any) -> InputError:
     """Returns the error for a field."""
-    shown = reprlib.repr(found)  # of a value that is nested too deeply for repr, too
+    shown = reprlib.repr(found)  # also if the value is nested too deeply for repr
     shown = shown if len(shown) <= _MAX_TEXT else f"{shown[: _MAX_TEXT - 3]}..."
     return InputError(
         f"the state's {path or 'content'} must be {needed}, but is {shown}: load the result of state_dict()"

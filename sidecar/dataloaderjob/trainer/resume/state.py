@@ -37,21 +37,21 @@ from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer.resume import generators, schema
 from dataloaderjob.trainer.resume.sampling import chain, first_keys, order_of, rank_of, ranks_of, skipped
 from dataloaderjob.trainer.session import slot_places
-from dataloaderjob.trainer.session.iterated import Iterated
 from dataloaderjob.trainer.session.service import LeftOut
+from dataloaderjob.trainer.session.spec import EpochSpec
 
 VERSION = 1
 LoaderState = dict[str, Any]
 
 
-# What identifies a loader's data
+# Identity of a loader's data
 
 
-def batch_size_of(loader: Iterated) -> int | None:
+def batch_size_of(spec: EpochSpec) -> int | None:
     """Returns the samples in a batch of one rank; None if a batch sampler does not report them."""
-    size = loader.batch_size
-    if size is None and loader.batch_sampler is not None:
-        size = getattr(loader.batch_sampler, "batch_size", None)
+    size = spec.batch_size
+    if size is None and spec.batch_sampler is not None:
+        size = getattr(spec.batch_sampler, "batch_size", None)
     return size if type(size) is int else None
 
 
@@ -62,39 +62,35 @@ def length_of(dataset: Any) -> int | None:
         return None
 
 
-def described(loader: Iterated, dataset_id: str | None) -> LoaderState:
+def described(spec: EpochSpec, dataset_id: str | None) -> LoaderState:
     """Returns a state's description of the loader. Probes are added if the dataset has no id."""
-    kind, sampler = type(loader.dataset), loader._index_sampler  # noqa: SLF001  torch's name
+    kind, sampler = type(spec.dataset), spec.index_sampler
     seeds = (getattr(one, name, None) for _, one in chain(sampler) for name in ("seed", "initial_seed"))
     return {
-        "batch_size": batch_size_of(loader),
+        "batch_size": batch_size_of(spec),
         "ranks": ranks_of(sampler) or 1,
         "sampler": order_of(sampler),
         "seeds": sorted({seed for seed in seeds if type(seed) is int}),
-        "generator=": "left out" if loader.generator is None else "given",
-        "drop_last": bool(loader.drop_last or getattr(loader.batch_sampler, "drop_last", False)),
-        "persistent_workers": bool(loader.persistent_workers and loader.num_workers),
-        "collate_fn": _name_of(loader.collate_fn),
+        "generator=": "left out" if spec.generator is None else "given",
+        "drop_last": bool(spec.drop_last or getattr(spec.batch_sampler, "drop_last", False)),
+        "persistent_workers": bool(spec.persistent_workers and spec.num_workers),
+        "collate_fn": _name_of(spec.collate_fn),
         "dataset_id": dataset_id,
         "dataset": f"{kind.__module__}.{kind.__qualname__}",
-        "length": length_of(loader.dataset),
+        "length": length_of(spec.dataset),
         **(
-            {
-                "slots": slots_of(loader),
-                "world": slot_places.world(),
-                "stage": getattr(loader, "stage", None) is not None,
-            }
-            if isinstance(loader.dataset, IterableDataset)
+            {"slots": slots_of(spec), "world": slot_places.world(), "stage": spec.stage is not None}
+            if isinstance(spec.dataset, IterableDataset)
             else {}
         ),
-        **({"tail": loader.tail} if getattr(loader, "tail", None) else {}),
+        **({"tail": spec.tail} if spec.tail else {}),
     }
 
 
-def slots_of(loader: Iterated) -> int:
+def slots_of(spec: EpochSpec) -> int:
     """Returns the number of slots of an IterableDataset: torch's `num_workers`, or one if it was left out. A dataset
     that takes no share of its data would give all of it in each slot."""
-    return 1 if isinstance(loader.num_workers, LeftOut) else int(loader.num_workers)
+    return 1 if isinstance(spec.num_workers, LeftOut) else int(spec.num_workers)
 
 
 def _name_of(function: Any) -> str:
@@ -177,9 +173,9 @@ class Resume:
     """The process's generators when the state was loaded."""
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], loader: Iterated | None = None) -> Resume:
+    def of(cls, state: Mapping[str, Any], spec: EpochSpec | None = None) -> Resume:
         """Returns the checked state. Raises InputError, with the path of the field, for anything that no loader of ours
-        has made. With `loader`, states of its own generators are tried, too."""
+        has made. With `spec`, also tries the states of the loader's own generators."""
         if not isinstance(state, Mapping):
             raise InputError(
                 f"load_state_dict() takes the result of state_dict(), got {type(state).__name__}: was the "
@@ -201,11 +197,11 @@ class Resume:
             raise InputError(
                 f"the number of batches to begin after must be a whole number, at least 0, but is {batches!r}"
             )
-        own = {} if loader is None else generators.generators_of(loader)
+        own = {} if spec is None else generators.generators_of(spec)
         schema.validate(
             state,
             takes=partial(generators.try_state, own),
-            is_stream=loader is not None and isinstance(loader.dataset, IterableDataset),
+            is_stream=spec is not None and isinstance(spec.dataset, IterableDataset),
         )
         resets = state.get("resets") or 0
         begins = bool(state.get("finished"))
@@ -214,8 +210,13 @@ class Resume:
             resets=resets, is_new_epoch=begins, at_load=generators.Moment(),
         )  # fmt: skip
 
+    def compare_with(self, own: LoaderState) -> list[str]:
+        """Raises InputError if the state belongs to another loader than the one that `own` describes. Returns notes on
+        other differences."""
+        return compare(self.state.get("loader") or {}, own, is_new_epoch=self.is_new_epoch)
+
     def check_rank(self, sampler: Any) -> None:
-        """Raises InputError for the state of another rank that is not valid for this one, too."""
+        """Raises InputError if the state belongs to another rank and is not valid for this one."""
         rank = self.state.get("rank")
         if rank is not None and rank != rank_of(sampler):
             raise InputError(

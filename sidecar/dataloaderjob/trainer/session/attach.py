@@ -19,16 +19,16 @@ from dataloaderjob.trainer.session.pool import Pool
 
 DIAL_TIMEOUT_S = 10.0
 BUSY_S = 10.0
-"""Time during which attaching is tried again: a sidecar that is overrun by connections closes the oldest."""
+"""Seconds for which attaching is retried: a sidecar with too many connections closes the oldest."""
 BUSY_PAUSE_S = 0.05
 ABSENCE_DEADLINE_S = 120.0
 ABSENCE_NOTE_S = 5.0
 ABSENCE_PAUSE_S = 0.05
 MAX_ENDS = 10
 ENDS_WITHIN_S = 30.0
-"""MAX_ENDS ends of the sidecar within this time, without a batch between them, are a persistent defect."""
+"""MAX_ENDS ends of the sidecar within this time, without a batch in between, indicate a persistent defect."""
 Attachment = tuple[socket.socket, dict[str, Any], list[int]]
-"""The connection to a sidecar that accepts this process, its settings, and descriptors of control memory and
+"""The connection to a sidecar that has accepted this process, its settings, and descriptors of control memory and
 wake-ups."""
 _BUSY = frozenset({errno.ECONNRESET, errno.EPIPE, errno.EAGAIN})
 _process = os.urandom(8).hex()
@@ -41,10 +41,10 @@ class _Closed(ConnectionResetError):
 
 @dataclass(slots=True, eq=False)
 class Opened:
-    """Everything that has to be closed when a client ends.
+    """The resources to close when a client ends.
 
-    It is apart from the client, because a `__del__` of the client could run in one thread while another gets the client
-    from `process_clients`. References to an object without `__del__` are gone before anything is closed.
+    They are separate from the client, because its `__del__` could run in one thread while another thread gets the
+    client from `process_clients`. An object without `__del__` loses its last reference before anything is closed.
     """
 
     sock: socket.socket | None = None
@@ -57,7 +57,7 @@ class Opened:
             sock.close()
 
     def close(self) -> None:
-        """Closes all descriptors. Lent batches stay valid, and their leases end without notice to anybody."""
+        """Closes all descriptors. Lent batches stay valid, and their leases end without notice to any process."""
         if (pool := self.pool) is not None:
             pool.tail.cut()
             for number in list(pool.regions):
@@ -69,9 +69,10 @@ class Opened:
 
 
 def attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) -> Attachment:
-    """Says hello at `path`. `adopt` and `fds` describe pools of an earlier sidecar that the new one takes over.
+    """Attaches to the sidecar at `path`. `adopt` and `fds` describe pools of an earlier sidecar that the new one takes
+    over.
 
-    Raises ServiceUnavailable with the reason; OSError, ProtocolError while no suitable sidecar answers.
+    Raises ServiceUnavailable with the reason. Raises OSError or ProtocolError while no suitable sidecar answers.
     """
     deadline = time.monotonic() + BUSY_S
     while True:
@@ -111,7 +112,7 @@ def _attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) 
 
 
 class SidecarEnds:
-    """Counts the ends of the sidecar, or of its receiver, which repeat if this process's own messages crash it."""
+    """Counts the ends of the sidecar, or of its receiver. They recur if this process's own messages crash it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -120,7 +121,7 @@ class SidecarEnds:
         self._taken = 0
 
     def add(self, taken: int) -> None:
-        """Counts an end, after `taken` batches. Raises ServiceUnavailable if it was one of many without a batch."""
+        """Counts an end after `taken` batches. Raises ServiceUnavailable if too many ends had no batch in between."""
         now = time.monotonic()
         if taken != self._taken:
             self._taken = taken
@@ -134,9 +135,9 @@ class SidecarEnds:
 
 
 class Absence:
-    """A sidecar that cannot be reached at the moment: a container takes its time to start, or to restart.
+    """A sidecar that is currently unreachable, because its container starts or restarts.
 
-    Callers that failed call `wait()`, and try again until it raises.
+    A caller whose attempt failed calls `wait()` and tries again, until `wait()` raises.
     """
 
     def __init__(self, path: str) -> None:
@@ -145,7 +146,7 @@ class Absence:
         self._noted = False
 
     def wait(self, exc: Exception) -> None:
-        """Waits a moment. Raises ServiceUnavailable, with `exc` as its reason, if it is useless to wait longer."""
+        """Waits a moment. Raises ServiceUnavailable, with `exc` as its reason, once further waiting is useless."""
         waited = time.monotonic() - self._since
         if (why := failure(self._path)) is not None:
             raise ServiceUnavailable(f"the service at {self._path} failed: {why}") from exc
@@ -160,8 +161,8 @@ class Absence:
 
 
 def failure(path: str) -> str | None:
-    """Returns what a service of this machine wrote next to its socket when it gave up, or a note that its folder is
-    gone; otherwise None."""
+    """Returns the message that a service of this machine wrote next to its socket when it gave up, or a note that its
+    folder is gone. Returns None otherwise."""
     try:
         return Path(path).with_name("failed").read_text().strip()
     except OSError:
@@ -169,15 +170,15 @@ def failure(path: str) -> str | None:
 
 
 class _Lasting(socket.socket):
-    """A socket that its owner closes, or the kernel at the end of the process: no ResourceWarning is due."""
+    """A socket that its owner closes, or the kernel at the end of the process, so no ResourceWarning is due."""
 
     def __del__(self) -> None: ...
 
 
 def dial(path: str) -> socket.socket:
-    """Connects to a sidecar's socket. OSErrors get a message with a remedy.
+    """Connects to a sidecar's socket. Adds a remedy to the message of an OSError.
 
-    Unless the socket was announced, the sidecar must be this user's own: nothing is sent to a socket of somebody else.
+    Unless the socket was announced, it must belong to this user: nothing is sent to another user's socket.
     """
     if len(path.encode()) > ipc.MAX_PATH_NBYTES:
         raise ServiceUnavailable(

@@ -31,13 +31,13 @@ POLL_MS = 100
 ANSWER_S = 1.0
 SEND_TIMEOUT_S = 60.0
 GRACE_S = 60.0
-"""Time beyond the job's deadline for a batch after which the sidecar itself counts as silent."""
+"""Seconds, in addition to the job's deadline for a batch, after which the sidecar itself counts as unresponsive."""
 
 _thread = threading.get_ident
 
 
 class Client:
-    """A pool and its socket."""
+    """A trainer process's connection to its sidecar, with the pool that it maps."""
 
     __slots__ = (
         "__weakref__", "_asleep", "_ends", "_heard", "_incoming", "_last_stream", "_opened", "_polls", "_receives",
@@ -49,7 +49,7 @@ class Client:
         self.path, self.rank = path, rank
         self.streams: dict[int, Stream] = {}
         self.closed_streams: list[tuple[int, int]] = []
-        """(stream, awaited) of iterators that were collected. Finalizers append here."""
+        """(stream, awaited) of iterators that were garbage-collected. Their finalizers append here."""
         self.dead: str | None = None
         self.attachment = 0
         """Number of sidecars, or receivers, that this client had before."""
@@ -58,9 +58,9 @@ class Client:
         self._ends = SidecarEnds(path)
         self._last_stream = self._sleepers = 0
         self._receives = False
-        """True while a packet is being received. A signal handler must not receive then."""
+        """True while a packet is being received. A signal handler must not receive another one then."""
         self._heard = 0
-        """Number of packets that the receiver had sent when all were last read (`W_TOLD`)."""
+        """Number of packets that the receiver had sent when this client last read all of them (`W_TOLD`)."""
         self._asleep = threading.RLock()
         self._polls: dict[int, tuple[socket.socket | None, select.epoll]] = {}
         self._incoming = ipc.Assembler()
@@ -86,8 +86,8 @@ class Client:
         self._opened.sock = sock
 
     def _reattach(self) -> None:
-        """Attaches again after the sidecar died: hands the pools over to the new sidecar, and requests the batches that
-        were not taken again.
+        """Attaches again after the sidecar died: hands the pools over to the new sidecar, and again requests the
+        batches that were not taken.
 
         May be called again if an exception, such as KeyboardInterrupt, interrupted it.
         """
@@ -123,7 +123,7 @@ class Client:
             raise
 
     def _send_all(self) -> None:
-        # First of all: what the dead receiver published must not count for the new one.
+        # First, because publications of the dead receiver must not count for the new one.
         self.control.forget()
         self.attachment += 1
         adopt, regions = self.pool.adoption()
@@ -158,8 +158,8 @@ class Client:
     # Streams
 
     def open(self, manifest: str, window: int, first: int = 0) -> Stream:
-        """Opens a stream. `first` is the number of its first ticket. Raises ServiceError if too many iterators live at
-        once."""
+        """Opens a stream. `first` is the number of its first ticket. Raises ServiceError if there are too many live
+        iterators."""
         self.check()
         with self.lock:
             self._close_collected()
@@ -183,7 +183,7 @@ class Client:
         self._send(ipc.pack_json(ipc.Type.OPEN, message, stream=stream.id, awaiting=stream.awaited))
 
     def flush(self, stream: Stream, *, waiting: bool = False) -> None:
-        """Sends the held-back tickets. With `waiting`, also reports that the trainer sleeps for the next one."""
+        """Sends the held-back tickets. With `waiting`, also reports that the trainer sleeps until the next batch."""
         with self.lock:
             self.check()
             sent, asked, words = stream.sent, stream.asked, self.control.words
@@ -198,7 +198,7 @@ class Client:
                 raise
             if stream.feeders != words[ctl.W_FEEDERS]:
                 stream.regroup(words[ctl.W_FEEDERS])
-            # A receiver that came meanwhile knows everything except who waits.
+            # A new receiver knows everything except the ticket that is waited for.
             stream.sent_waiting = stream.awaited if waiting and attachment == self.attachment else None
 
     def close_collected(self) -> None:
@@ -222,7 +222,8 @@ class Client:
         return forgotten
 
     def _guarded(self, send: Any, what: Any) -> None:
-        """Sends `what`. If the sidecar is gone, attaches to a new sidecar and sends it everything, including `what`."""
+        """Sends `what`. If the sidecar is gone, attaches to its replacement and sends everything again, including
+        `what`."""
         try:
             send(what)
         except ConnectionError:
@@ -246,7 +247,7 @@ class Client:
     # Batches
 
     def wait(self, stream: Stream, number: int, control: Control, timeout_s: float) -> None:
-        """Sleeps until a ticket is ready, or has failed, and everything that it needs has arrived.
+        """Sleeps until a ticket's batch is ready or has failed, and everything that it needs has arrived.
 
         Raises DeadlineExceeded, ServiceUnavailable, and StreamLeftError if another thread left the stream.
         """
@@ -260,7 +261,7 @@ class Client:
                 with self.lock:
                     self._close_collected()
             if self._opened.sock is None:
-                with self.lock:  # another thread may have attached meanwhile
+                with self.lock:  # another thread may have attached in between
                     if self._opened.sock is None:
                         self._reattach()
             self.flush(stream, waiting=True)
@@ -292,7 +293,8 @@ class Client:
         return stream.late
 
     def ready(self, stream: Stream, number: int, control: Control) -> int | None:
-        """Returns the lease of a ticket, FAILED, THERE, or None while it or something that it needs has not arrived."""
+        """Returns the ticket's lease, FAILED or THERE. Returns None while the batch, or something that it needs, is
+        missing."""
         lease = control.ready(stream.id, number)
         if lease is None or lease == ctl.THERE:
             return lease
@@ -301,9 +303,9 @@ class Client:
         return lease if control.entry(lease)[2] in self.pool.regions else None
 
     def sleep(self, stream: Stream, number: int, control: Control, wait_ms: int, after: int = 1) -> bool:
-        """Sleeps until something happens, at most `wait_ms`. Returns True if anything did.
+        """Sleeps until something happens, but at most `wait_ms`. Returns True if anything did.
 
-        `control` belongs to the calling thread. `after` is the number of batches that must have arrived before it
+        `control` belongs to the calling thread. `after` is the number of batches that must arrive before the thread
         wakes.
         """
         if self._opened.sock is None or self.closed_streams:
@@ -362,20 +364,20 @@ class Client:
 
     def claim(self) -> list[Region]:
         """Returns the regions that devices may read directly from now on, except those returned by earlier calls."""
-        with self.lock:  # no view is handed out meanwhile
+        with self.lock:  # no view is handed out at the same time
             self.control.words[ctl.W_REGISTERED] = 1  # the pool's pages stay where they are from now on
             return self.pool.claim()
 
     def count_stage(self, ns: int) -> None:
         """Adds `ns` to the time spent in the user's device_stage."""
-        with self.lock:  # threads of several loaders count
+        with self.lock:  # threads of several loaders update it
             self.control.words[ctl.W_STAGE_NS] += ns
 
     def hear(self) -> None:
-        """Reads what has arrived, so that a state has the newest snapshots. Never waits."""
+        """Reads the messages that have arrived, so that a state includes the newest snapshots. Never waits."""
         told = self.control.words[ctl.W_TOLD]
         if told == self._heard or self._receives or not self.lock.acquire(blocking=False):
-            return  # nothing came, a signal handler calls, or another thread is reading
+            return  # nothing arrived, a signal handler calls, or another thread reads
         try:
             while self._opened.sock is not None and self._receive(self._opened.sock):
                 if self._sleepers:  # another thread may sleep for it

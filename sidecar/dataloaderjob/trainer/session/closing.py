@@ -1,4 +1,5 @@
-"""The last line of a script that waited for input: how long, why, and what to do. Once for each process, at its end."""
+"""Writes the last line of a script that waited for input: the time, the cause and the remedy. Each process writes it
+once, at exit."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from dataloaderjob.trainer.session.client import Client
 
 NOTICEABLE_S = 5.0
 NOTICEABLE = 0.1
-"""Time and share of waiting below which nothing is said."""
+"""Seconds of waiting, and share of the run, below which no line is written."""
 UNEXPLAINED_S = 30.0
-"""The time if there is no verdict: the start alone may take some seconds."""
+"""Seconds of waiting that are reported without a verdict. The start alone may take some seconds."""
 _said_for: set[int] = set()
-"""Pids of the processes whose last line is prepared: a forked child is another one."""
+"""Pids of the processes whose last line is prepared. A forked child has its own."""
 
 
 def prepare(client: Client, path: str) -> None:
-    """Has this process's end say whether training waited. `path`: the socket of the private service."""
+    """Makes this process report at exit that training waited for input. `path`: the socket of the private service."""
     if os.getpid() in _said_for or os.environ.get("LOCAL_RANK", "0") != "0":
         return
     _said_for.add(os.getpid())
@@ -45,8 +46,8 @@ def _close(pid: int, found: weakref.ref[Client], verdict: Path) -> None:
 
 
 def _read(path: Path) -> tuple[str, int, int, int]:
-    """Returns the sentence, the recommended and present number of feeders, and the CPUs needed; empty and 0 if they are
-    unknown."""
+    """Returns the sentence, the recommended and the present number of feeders, and the number of CPUs needed; empty and
+    0 if they are unknown."""
     try:
         found = json.loads(path.read_text())
         return str(found["sentence"]), int(found["feeders"]), int(found["now"]), int(found["cpus"])
@@ -55,7 +56,7 @@ def _read(path: Path) -> tuple[str, int, int, int]:
 
 
 def last_line(waited_s: float, worked_s: float, verdict: tuple[str, int, int, int], cpus: int) -> str:
-    """Makes the line; empty if training hardly waited."""
+    """Returns the line; empty if training hardly waited."""
     spent_s = waited_s + worked_s
     sentence, feeders, now, needed = verdict
     if waited_s < (NOTICEABLE_S if sentence else UNEXPLAINED_S) or waited_s < NOTICEABLE * spent_s:

@@ -45,7 +45,7 @@ _forks: dict[int, Fork] = {}
 
 
 def before(tails: Iterable[LeaseTail]) -> None:
-    """Keeps all leases from ending, if there are any."""
+    """Postpones the end of all leases, if there are any."""
     holding = [tail for tail in tails if tail.leases]
     if not holding:
         return
@@ -57,7 +57,8 @@ def before(tails: Iterable[LeaseTail]) -> None:
 
 
 def after_in_parent() -> None:
-    """Waits until the child has copied. After a failed fork there is no child, and the pipe has no other end."""
+    """Waits until the child has copied the batches. After a failed fork there is no child, and the pipe has no other
+    end."""
     fork = _forks.pop(threading.get_ident(), None)
     if fork is None:
         return
@@ -71,7 +72,7 @@ def after_in_parent() -> None:
 
 
 def after_in_child() -> None:
-    """Replaces shared memory by private memory."""
+    """Replaces shared memory with private memory that has the same content."""
     fork = _forks.pop(threading.get_ident(), None)
     # Forks of threads that this process does not have: their parents wait until these are closed.
     for other in _forks.values():
@@ -85,7 +86,7 @@ def after_in_child() -> None:
         for _, _, size, lease in fork.places:
             if (lent := lease()) is not None and size:
                 _make_private(lent.ctypes.data, size)
-        with contextlib.suppress(OSError):  # the parent waits no longer
+        with contextlib.suppress(OSError):  # the parent no longer waits
             os.write(fork.write, b".")
     finally:
         os.close(fork.write)

@@ -39,7 +39,7 @@ from dataloaderjob.core.places import (
 from dataloaderjob.core.processes import lives, standard_error
 
 ANSWER_S = 5.0
-"""A service answers at once, unless the machine is very busy."""
+"""Seconds to wait for an answer. A service answers at once, unless the machine is very busy."""
 _PREFIX = "k"
 _LOCK_NAME = ".keep"
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -55,7 +55,7 @@ _OF_A_LAUNCH = re.compile(
     r"VSCODE_\w+|GIT_ASKPASS|XDG_SESSION_\w+|XDG_VTNR|XDG_SEAT|DBUS_SESSION_BUS_ADDRESS|INVOCATION_ID|JOURNAL_STREAM|"
     r"JPY_\w+|PYTEST_CURRENT_TEST"
 )
-"""Variables of one launch or terminal. Feeders start without them, and get a script's own with its code, except a
+"""Variables of one launch or terminal. Feeders start without them. A script's own arrive with its code, except a
 launcher's."""
 _LIMITS = sorted(
     {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
@@ -67,8 +67,7 @@ _PACKAGE = Path(folders.__file__).parents[1]
 
 
 def shared(variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables with which feeders of a service that stays are started. This package's own are for the
-    service."""
+    """Returns the variables for feeders of a service that stays, and this package's own, which the service reads."""
     own = "DATALOADERJOB_"
     return {k: v for k, v in variables.items() if k.startswith(own) or not _OF_A_LAUNCH.fullmatch(k)}
 
@@ -141,7 +140,7 @@ def _make_room(others: Sequence[Path], claim: Claim) -> None:
 
 
 def environment_key(variables: Mapping[str, str]) -> str:
-    """Returns a name for everything that feeders of this process would be started with; ten characters."""
+    """Returns a name of ten characters for everything that affects how this process's feeders start."""
     path = import_path()
     parts = [
         sys.executable,
@@ -162,7 +161,7 @@ def environment_key(variables: Mapping[str, str]) -> str:
 
 
 def _of_packages(path: Sequence[str]) -> Iterator[str]:
-    """Yields folders of packages and their .pth files, which install packages in place, for example."""
+    """Yields the folders of packages and their .pth files. A .pth file may install a package in place, for example."""
     for folder in path:
         if folder.endswith("-packages"):
             yield folder
@@ -170,15 +169,15 @@ def _of_packages(path: Sequence[str]) -> Iterator[str]:
 
 
 def _own_files() -> Iterator[str]:
-    """Yields the files and folders of this package: its developers change them in place."""
+    """Yields the files and folders of this package, because its developers change them in place."""
     for folder, _, names in os.walk(_PACKAGE):
         if not folder.endswith("__pycache__"):
             yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))
 
 
 def _changed_at(path: str) -> int:
-    """Returns the time of the path's last change; 0 if the path does not exist. A folder of packages changes whenever
-    one is installed or removed."""
+    """Returns the time of the path's last change in nanoseconds; 0 if the path does not exist. A folder of packages
+    changes whenever a package is installed or removed."""
     try:
         return os.stat(path).st_mtime_ns
     except OSError:
@@ -205,8 +204,8 @@ def _launch_of(path: Path) -> str:
 
 
 def _ask(path: Path, claim: Claim) -> bytes | None:
-    """Returns the answer of this folder's service to a claim; None if it does not listen, or does not answer in
-    time."""
+    """Returns the service's answer to a claim; None if the service of this folder does not listen, or does not answer
+    in time."""
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         with (
@@ -258,6 +257,6 @@ def _locked(base: Path) -> Iterator[None]:
                 time.sleep(LOOK_S)
         yield
     finally:
-        with contextlib.suppress(OSError):  # a child that was forked meanwhile has the descriptor, too
+        with contextlib.suppress(OSError):  # a child that was forked in between has the descriptor, too
             fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)

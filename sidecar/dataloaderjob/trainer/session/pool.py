@@ -33,13 +33,13 @@ class Lease(weakref.ref[Bytes]):
     __slots__ = ("is_out", "number", "tail")
 
     is_out: bool
-    """True if the user holds it, and not only the thread that sends it on."""
+    """True if the user holds the batch; False if only the thread that sends it on does."""
     number: int
     tail: LeaseTail
 
 
 class LeaseTail:
-    """State that the end of a lease touches. After a fork the child's copy is cut off, so it ends no lease of its
+    """State that the end of a lease changes. A fork cuts off the child's copy, so the child ends no lease of its
     parent."""
 
     __slots__ = ("_fd", "_holds", "ended", "leases", "waiting", "words")
@@ -95,7 +95,7 @@ def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere, want: int = W
     tail = lease.tail
     if (ended := tail.ended) is None:
         return
-    if (waiting := tail.waiting) is not None:  # no call before the append: the list may be given up meanwhile
+    if (waiting := tail.waiting) is not None:  # no call before the append: the list may be dropped
         waiting.append(lease)
         return
     number, leases = lease.number, tail.leases
@@ -109,10 +109,11 @@ def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere, want: int = W
 
 
 class Mapping(mmap.mmap):
-    """A region's memory. `before_unmap` runs before it is gone; a weak reference would notice only afterwards."""
+    """A region's memory. It calls `before_unmap` before it is unmapped; a weak reference would notice only
+    afterwards."""
 
     is_claimed = False
-    """True if devices may read it by themselves while a batch is sent to them. Users get no views of it then."""
+    """True if devices may read the memory directly while a batch is sent to them. Users then get no views of it."""
     before_unmap: Callable[[], None] | None = None
 
     def __del__(self) -> None:
@@ -159,7 +160,7 @@ class Pool:
         """Leases that are not known to have ended. `_end` removes entries, in any thread."""
         self.lease_limit = 0
         self.surely = 0
-        """Number of leases that are within the limit whatever their sizes."""
+        """Number of leases that are within the limit, whatever their sizes."""
         self._widest = 0
         self.copies = 0
         self.tail = LeaseTail(control, wake_receiver, self.leases)
@@ -170,7 +171,8 @@ class Pool:
 
     @property
     def over_limit(self) -> bool:
-        """True if the trainer holds more than it may. If `len(leases) <= surely` it is False, and need not be asked."""
+        """True if the trainer holds more than its limit. It is False, and need not be asked, if `len(leases) <=
+        surely`."""
         return self.leased_nbytes > self.lease_limit or len(self.leases) > MAX_LEASES
 
     def add(self, region: Region, lease_limit: int) -> None:
@@ -214,7 +216,7 @@ class Pool:
         del lent, lease
 
     def claim(self) -> list[Region]:
-        """Claims regions of many batches for devices, unless a user has a view of them. Returns the newly claimed
+        """Claims the regions of many batches for devices, unless a user has a view of them. Returns the newly claimed
         regions."""
         free = [each for each in self.regions.values() if not (each.single or each.map.is_claimed)]
         if free:
@@ -231,7 +233,7 @@ class Pool:
             region.close()
 
     def adoption(self) -> tuple[dict[str, Any], list[int]]:
-        """Returns the pool as a new sidecar adopts it, and the descriptors of its regions."""
+        """Returns a description of the pool for a sidecar that adopts it, and the descriptors of its regions."""
         self._drop_empty_singles()
         regions = list(self.regions.values())
         adopt = {

@@ -2,8 +2,8 @@
 
 One service, keyed by user and run, serves all local ranks of a launch. The first rank starts it, detached, so that it
 survives the death of any rank. The others attach. It ends after its last client, or stays for the next script
-(`keeping`). This module only starts the process, finds its socket, and asks it for more feeders;
-`dataloaderjob.local.service` is what runs there.
+(`keeping`). This module only starts the process, finds its socket, and asks it for more feeders.
+The process runs `dataloaderjob.local.service`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ _asked = 0
 def run_key() -> str:
     """Returns a name for the launch that this process belongs to, the same in all its local ranks.
 
-    `multiprocessing` hands a random key down to its children. The values of other launchers may be guessed; the
-    folder's owner is what protects the service.
+    `multiprocessing` hands a random key down to its children. The names of other launches can be guessed, so the
+    folder's owner protects the service.
     """
     parts = [f"{name}={os.environ[name]}" for name in _RUN_VARIABLES if name in os.environ]
     if "MASTER_PORT" in os.environ:
@@ -126,16 +126,15 @@ def start(feeders: int) -> None:
 
 
 def ensure(feeders: int) -> None:
-    """Does the same as `start`, but only compares two numbers if no more feeders are needed."""
+    """Starts the service like `start`, but only compares two numbers if no more feeders are needed."""
     if feeders > _asked:
         start(feeders)
 
 
 def wait() -> str:
-    """Waits for the socket of this run's service, and returns its path. A service that has ended since is started
-    again.
+    """Waits for the socket of this run's service, and returns its path. Restarts a service that has ended since.
 
-    Raises ServiceUnavailable with the message of the service.
+    Raises ServiceUnavailable with the service's message.
     """
     start(max(1, _asked))
     home = folder()
@@ -193,7 +192,7 @@ def _launch(home: Path, feeders: int) -> None:
 
 
 def _script() -> str:
-    """Returns the name under which the user knows this process."""
+    """Returns a name for this process that the user recognizes."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:
@@ -257,14 +256,15 @@ def _is(fd: int, path: Path) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """Returns the service's environment: what user code in feeders should see, and the import path of this process."""
+    """Returns the service's environment: the variables for user code in feeders, and the import path of this
+    process."""
     environment = dict(os.environ)
     path = sys.path
     if keep_seconds():
         environment, path = keeping.shared(environment), keeping.import_path()
     environment[PATH_VARIABLE] = os.pathsep.join(p for p in path if p)
     environment[RUN_VARIABLE] = secrets.token_hex(8)
-    environment["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED") or "0"  # its feeders iterate sets alike
+    environment["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED") or "0"  # all feeders order sets alike
     return environment
 
 

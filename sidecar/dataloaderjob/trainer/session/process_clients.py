@@ -1,4 +1,4 @@
-"""The clients of this process, one for each sidecar, and what becomes of them in a forked process."""
+"""The clients of this process, one for each sidecar. A forked child gives up those of its parent."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataloaderjob.trainer.session.client import Client
 
 _clients: weakref.WeakValueDictionary[str, Client] = weakref.WeakValueDictionary()
 _kept: dict[str, Client] = {}
-"""Clients that are kept when no loader uses them: attaching and loading the dataset again takes 40 ms."""
+"""Clients that are kept although no loader uses them, because attaching and loading the dataset again takes 40 ms."""
 _clients_lock = threading.Lock()
 
 
 def connect(path: str, rank: str, *, keep: bool = False) -> Client:
-    """Returns this process's client of the sidecar at `path`, one for all loaders. With `keep` it stays until the
+    """Returns this process's client of the sidecar at `path`, one for all loaders. With `keep`, it stays until the
     process ends."""
     with _clients_lock:
         client = _clients.get(path)

@@ -30,13 +30,13 @@ _most_workers = 0
 
 
 class LeftOut(int):
-    """The number that stands for `num_workers` if the user gave none, also after a rebuild of the loader."""
+    """The value of `num_workers` if the user gave none. It survives a rebuild of the loader."""
 
     __slots__ = ()
 
 
 def begin(workers: int) -> None:
-    """Starts the private service, if there is no other, for a loader that is about to need it."""
+    """Starts the private service for a loader that is about to need it, unless there is another service."""
     hold_standard_descriptors()
     if is_private():
         expect(workers)
@@ -63,7 +63,7 @@ def connect(client: Client | None, workers: int) -> Client:
 
 
 def _attach_announced(path: str) -> Client:
-    """Attaches to a sidecar that somebody else starts, and may be restarting just now."""
+    """Attaches to a sidecar that another party starts, and that may be restarting just now."""
     from dataloaderjob.trainer.session import process_clients
     from dataloaderjob.trainer.session.attach import Absence
 
@@ -91,6 +91,7 @@ def _attach_private() -> Client:
             closing,
             process_clients,  # not during the service's own start
         )
+        from dataloaderjob.trainer.session.attach import failure
 
         try:
             client = process_clients.connect(path, _rank(), keep=True)
@@ -98,12 +99,14 @@ def _attach_private() -> Client:
             return client
         except OSError as exc:
             if attempt == 2 or os.path.exists(path):
-                raise ServiceUnavailable(f"the sidecar at {path} does not respond: {exc}") from exc
+                why = failure(path) or f"its sidecar does not respond: {exc}"
+                raise ServiceUnavailable(f"the service at {path} failed: {why}") from exc
     raise AssertionError("the last attempt returns or raises")
 
 
 def expect(workers: int) -> None:
-    """Notes how many feeders a loader wants at its `iter()`. The private service has the largest of these numbers."""
+    """Notes the number of feeders that a loader wants at its `iter()`. The private service has the largest of these
+    numbers."""
     global _most_workers
     _most_workers = max(_most_workers, int(workers))
 

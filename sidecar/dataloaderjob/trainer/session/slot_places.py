@@ -1,7 +1,7 @@
 """The slots of an IterableDataset: where a lost slot may resume, a state's entry for slots, and this process's rank.
 Pure except for the environment.
 
-A slot is what torch's worker of that number would make.
+A slot has the batches that torch's worker of that number would make.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ class SlotPlace(NamedTuple):
     number: int
     """The batch's place in its slot."""
     is_probe: bool = False
-    """True if it was consumed before the epoch was resumed. It is requested to find out if the slot is that long."""
+    """True if the batch was consumed before the epoch was resumed. It is requested to find out if the slot is that
+    long."""
 
 
 def shorter(slot: int, batches: int) -> ServiceError:
-    """Makes the error of a slot that ended after `batches` batches, and had more before."""
+    """Makes the error for a slot that ended after `batches` batches but had more before."""
     return ServiceError(_SHORTER.format(slot=slot, batches=batches))
 
 
@@ -57,15 +58,15 @@ class Beginnings:
             if slot < slots:
                 self._snapshots[slot] = SnapshotShelf([snapshot])
         self.taken = [0] * slots
-        """Batches before these are not asked for again."""
+        """Number of batches taken from each slot. Earlier batches are not requested again."""
 
     def with_beginning(self, packed: bytes, place: SlotPlace) -> bytes:
         """Returns a packed ticket with the slot's beginning, for a feeder that does not know the slot."""
         return frames.with_beginning(packed, self.beginning(place.slot, place.number), self.known(place.slot))
 
     def beginning(self, slot: int, number: int) -> tuple[int, bytes] | None:
-        """Returns where a slot may begin that is asked for batch `number`: (batches made, state), or None for its
-        start."""
+        """Returns the point at which a slot may begin if batch `number` is requested: (batches made, state), or None
+        for its start."""
         return self._snapshots[slot].at(number)
 
     def known(self, slot: int) -> tuple[int, int] | None:
@@ -82,7 +83,7 @@ class Beginnings:
             self._snapshots[slot].add(made, state, self.passed(slot))
 
     def passed(self, slot: int) -> int:
-        """Returns the batch before which a slot that begins again need not begin."""
+        """Returns the batch that a restarted slot need not begin before."""
         return self.taken[slot] - 1
 
 
@@ -101,13 +102,13 @@ def packed(
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A state's entry for this rank's slots. It is empty if the state is another rank's: the slots then begin at their
-    start."""
+    """A state's entry for this rank's slots. It is empty if the state belongs to another rank: the slots then begin at
+    their start."""
 
     snapshots: Mapping[int, tuple[int, bytes]] = field(default_factory=dict)
     """(batches made, state), by slot."""
     digests: Mapping[SlotPlace, int] = field(default_factory=dict)
-    """Digests of the last batches that were given, by the probe that asks for each again."""
+    """Digests of the last batches that were returned, by the probe that requests each of them again."""
     ends: Mapping[int, int] = field(default_factory=dict)
     """Number of batches in each slot that has ended."""
     taken: Sequence[int] = ()
@@ -145,7 +146,7 @@ class Saved:
 
 
 def _is_of(state: Mapping[str, Any], slots: int) -> bool:
-    """True if a loader with `slots` slots may have made an entry."""
+    """True if a loader with `slots` slots may have made this entry."""
     taken = state.get("taken")
     counts = {len(state["slots"]), len(state["digests"]), len(taken) if taken else slots}
     return counts == {slots} and all(0 <= slot < slots for slot, _ in state["ends"])

@@ -1,4 +1,4 @@
-"""One live iterator as the trainer's client sees it, and its tickets as messages. Pure."""
+"""One live iterator from the client's point of view, and its tickets as messages. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ MESSAGE_NBYTES = 4 << 20
 RECENT = 4
 """Number of tickets kept after they were taken, in addition to those that a thread is ahead of next()."""
 TOGETHER = 8
-"""Most tickets in one message. The system call, which wakes the receiver, costs more than everything else in a `next()`
-whose batch is ready."""
+"""Maximum number of tickets in one message. The system call, which wakes the receiver, costs more than everything else
+in a `next()` whose batch is ready."""
 
 
 class StreamLeftError(Exception):
-    """Internal: nobody wants the awaited batch any more."""
+    """Internal: no iterator wants the awaited batch any more."""
 
 
 class SlotEndedError(Exception):
@@ -29,7 +29,7 @@ class SlotEndedError(Exception):
 
 
 class SlotGoesOnError(Exception):
-    """Internal: the batch exists, and nothing else was asked."""
+    """Internal: the batch exists, and the ticket asked for nothing else."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class Stream:
     sent: int = 0
     """Tickets from this number to below `asked` are held back."""
     sent_waiting: int | None = None
-    """The ticket that the receiver knows this process to sleep for."""
+    """The ticket that this process sleeps for, as last reported to the receiver."""
     feeders: int = 0
     """Number of feeders connected when `together` was computed."""
     together: int = field(init=False)
@@ -66,14 +66,13 @@ class Stream:
         self.regroup(0)
 
     def regroup(self, feeders: int) -> None:
-        """Computes `together`: tickets are held back only as far as each feeder still has two in hand
-        (`TICKET_DEPTH`)."""
+        """Computes `together`. Tickets are held back only while each feeder still has `TICKET_DEPTH` of them."""
         self.feeders = feeders
         spare = self.window - frames.TICKET_DEPTH * feeders if feeders else self.window // 4
         self.together = max(1, min(TOGETHER, spare))
 
     def begin_anew(self) -> None:
-        """Adds to the first ticket of each slot what a receiver that replaces a dead one cannot know."""
+        """Adds to each slot's first ticket the slot's beginning, which a replacement receiver does not know."""
         told: set[int] = set()
         for number in range(self.awaited, self.asked):
             packed = self.pending[number]

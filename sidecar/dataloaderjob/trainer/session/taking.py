@@ -48,11 +48,12 @@ PATIENCE_MS = 50
 MODERATION_MS = 2
 WAKE_AFTER = 8
 WAKE_WITHIN_NS = 1_000_000
-"""A trainer that waits wakes once for up to WAKE_AFTER batches, if they are expected within this time."""
+"""Nanoseconds within which up to WAKE_AFTER batches must be expected for a waiting trainer to wake once for all of
+them."""
 
 
 class Timed:
-    """The base of takers: take() reports its times to the sidecar. Subclasses define how the next batch arrives."""
+    """The base of takers. `take()` reports its times to the sidecar; subclasses define how the next batch arrives."""
 
     __slots__ = ("_returned_ns", "_words", "digest", "taken")
     stream: Stream
@@ -87,7 +88,7 @@ class Timed:
         return batch
 
     def passed(self, waited_ns: int) -> None:
-        """Notes that the trainer waited for `waited_ns` since the last batch: that time is no step."""
+        """Excludes `waited_ns`, which the trainer has waited since the last batch, from the current step's time."""
         if self._returned_ns:
             self._returned_ns += waited_ns
 
@@ -101,7 +102,7 @@ class Timed:
 
 
 class Unopened:
-    """Stands for a decoder if bodies are handed on as they are."""
+    """Stands in for a decoder if bodies are handed on as they are."""
 
     digest = 0
 
@@ -152,7 +153,8 @@ class Taker(Timed):
         """(number, time) of the last batch that was waited for."""
         self._wake_after = 1
         self._failure = 0
-        """The `id` of the last error that came in place of a batch: the error itself would keep this object alive."""
+        """The `id` of the last error that arrived in place of a batch. The error itself would keep this object
+        alive."""
         self.stream = client.open(manifest, window, first)
 
     def set_timeout(self, timeout_s: float) -> None:
@@ -162,8 +164,8 @@ class Taker(Timed):
     def take_later(self) -> Any:
         """Sleeps until the next batch is ready.
 
-        If batches arrive every few 100 µs it wakes once for several, like a network card with interrupt moderation. A
-        wake-up costs more than taking a batch, and the second batch is taken from warm caches.
+        If batches arrive every few 100 µs, the trainer wakes once for several, like a network card with interrupt
+        moderation. A wake-up costs more than taking a batch, and the second batch is taken from warm caches.
         """
         client, control, stream, number, after = self.client, self._control, self.stream, self.taken, 1
         began = now_ns()
@@ -171,11 +173,11 @@ class Taker(Timed):
             after = max(1, min(self._wake_after, stream.sent - number))
         if self._words[W_WANT]:  # the pool is full: the receiver must know whose place comes first
             client.flush(stream, waiting=True)
-        # Most batches come soon: until then, held-back tickets need not be sent, nor who waits.
+        # Most batches arrive soon. Until then, held-back tickets are not sent, and the wait is not reported.
         woken = client.sleep(stream, number, control, PATIENCE_MS if after == 1 else MODERATION_MS, after)
         batch = self.take_ready()
         if batch is NOTHING:
-            if woken or after > 1:  # an earlier event woke it, or not all batches came
+            if woken or after > 1:  # an earlier event woke it, or batches are missing
                 client.sleep(stream, number, control, PATIENCE_MS)
             while (batch := self.take_ready()) is NOTHING:
                 client.wait(stream, number, control, self._timeout_s)
@@ -208,7 +210,7 @@ class Taker(Timed):
             lease, entry = found
             if lease == FAILED:
                 if number not in stream.failures:
-                    return NOTHING  # what it needs comes over the socket
+                    return NOTHING  # the data that it needs arrives over the socket
             elif entry is not None and entry[2] not in self._pool.regions:
                 return NOTHING
             words, pool = self._words, self._pool
@@ -251,8 +253,8 @@ class Taker(Timed):
     def take_into(self, hand: list[Any], count: int) -> None:
         """Appends the missing parts of a batch of `count` parts to `hand`; for a failed part, appends its error.
 
-        They count, and are timed, as one batch. Raises what `take` raises if nothing was taken. Raises anything else
-        that occurs, such as a signal handler's exception: then `taken` counts more parts than `hand` has.
+        The parts count, and are timed, as one batch. If none was taken, raises the same errors as `take`. After any
+        other exception, such as a signal handler's, `taken` counts more parts than `hand` has.
         """
         words, began, waited = self._words, now_ns(), False
         if self._returned_ns:
@@ -282,7 +284,7 @@ class Taker(Timed):
 
     def count_calls(self, more: int) -> None:
         """Corrects the number of next() calls: every ticket taken counts as one."""
-        with self.client.lock:  # a thread that pins counts, too
+        with self.client.lock:  # a thread that pins updates it, too
             self._words[W_NEXT_CALLS] += more
 
     def leave(self) -> None:
@@ -300,7 +302,7 @@ def _failed(payload: bytes) -> BaseException:
 
 
 def warn_once(pool: Pool) -> None:
-    """Warns, at the line that took a batch, how much is held."""
+    """Warns how many bytes are held, at the user's line that took the batch."""
     global _warned
     held = len(pool.leases)
     if _warned or (held > 1 and pool.leased_nbytes < held * MIN_NBYTES):

@@ -15,7 +15,7 @@ from dataloaderjob.making.fetcher import pickle_keys
 from dataloaderjob.trainer.session.stream import Stream
 
 SHOWN = 8
-"""Number of keys of a batch in a message."""
+"""Maximum number of a batch's keys in a message."""
 
 
 class Placed(list[Any]):
@@ -31,7 +31,7 @@ class Placed(list[Any]):
 def as_keys(given: Any, *, bare: bool) -> Sequence[Any]:
     """Returns the keys of one batch, as the object that torch hands to its fetcher.
 
-    Keys that can be walked only once, or in another process in another order, become a list.
+    Keys that can be iterated only once, or that another process would iterate in another order, become a list.
     """
     if bare:
         return [given]
@@ -54,8 +54,8 @@ def submit(
     batch: int | None = None,
     draws: int = 0,
 ) -> None:
-    """Adds a ticket for the next flush. `batch` is the number of the batch that it is a part of; for `draws` see
-    `Ticket.draws`.
+    """Adds a ticket for the next flush. `batch` is the number of the batch that the ticket is a part of; for `draws`
+    see `Ticket.draws`.
 
     Raises InputError for keys that do not pickle.
     """
@@ -73,7 +73,7 @@ def submit(
 def _pack(seed: int, position: int, number: int, keys: Sequence[Any], *, bare: bool) -> bytes:
     try:
         if type(keys) is list and len(keys) > 1 and set(map(type, keys)) == {np.int64}:
-            array = np.array(keys)  # one pickle of all instead of one for each
+            array = np.array(keys)  # a single pickle instead of one for each key
             return frames.pack_ticket_of_items(seed, position, array)
         return frames.pack_ticket(seed, position, keys, bare=bare, pickle_keys=pickle_keys)
     except Exception as exc:

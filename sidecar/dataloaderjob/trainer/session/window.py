@@ -10,14 +10,15 @@ from dataloaderjob.core.places import PREFETCH_VARIABLE
 from dataloaderjob.trainer.session import service
 
 LEAST_PREFETCH = 16
-"""Least number of batches ahead if neither `prefetch_factor` nor the job sets it, however few feeders there are."""
+"""Minimum number of batches ahead if neither `prefetch_factor` nor the job sets it, however few feeders there are."""
 PER_WORKER = 2
 """torch's default `prefetch_factor`."""
 MAX_PREFETCH = MOST_AHEAD
 
 
 def window_of(factor: int | None, feeders: int) -> int:
-    """Returns the number for a `prefetch_factor` and the feeders that a loader wants. Raises InputError."""
+    """Returns the number of batches ahead for a `prefetch_factor` and the feeders that a loader wants. Raises
+    InputError."""
     if factor is not None:
         window = factor * feeders
         if factor == PER_WORKER:

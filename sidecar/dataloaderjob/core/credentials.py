@@ -1,0 +1,102 @@
+"""The certificates of a process, for TLS (`core.tls`).
+
+Each process has a folder with generations of certificates, `0`, `1`, ...; a process uses the newest for its next
+connections. A generation has three files: `tls.crt` and `tls.key` of this process, and `ca.crt` with the authorities
+that a peer's certificate may be from, those of the generations before and after included. Whoever made the files, an
+operator (`dataloaderjob_operator.objects`) or a run (`local.certificates`), adds a generation before the last one ends.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.keys import Part
+from dataloaderjob.core.tls import FIELD, PREAMBLE, TlsConnection, new_context
+
+FILES = ("ca.crt", "tls.crt", "tls.key")
+LOOK_EVERY_S = 1.0
+"""Minimum interval between two looks at the folder."""
+
+
+def newest(names: Iterable[str]) -> int | None:
+    """Returns the newest of the generations with these names of folders; None if there is none."""
+    return max((int(name) for name in names if name.isascii() and name.isdecimal()), default=None)
+
+
+class Credentials:
+    """The certificates of this process. Called from many threads."""
+
+    preamble = PREAMBLE
+
+    def __init__(self, folder: str | Path) -> None:
+        """Raises InputError if the folder has no usable certificates."""
+        self._folder = Path(folder)
+        self._lock = threading.Lock()
+        self._loaded: tuple[int, int] | None = None
+        self._look_at = 0.0
+        self._server, self._client = self._load()
+
+    @property
+    def generation(self) -> int:
+        """The generation that the next connection uses."""
+        self._refresh()
+        assert self._loaded is not None  # noqa: S101  the constructor has loaded one
+        return self._loaded[0]
+
+    def accepted(self, sock: socket.socket) -> TlsConnection:
+        """Takes over a socket that was accepted."""
+        self._refresh()
+        return TlsConnection.over(sock, self._server, None)
+
+    def connected(self, sock: socket.socket, to: Part) -> TlsConnection:
+        """Takes over a socket that was connected to this part of the job."""
+        self._refresh()
+        return TlsConnection.over(sock, self._client, to.host)
+
+    def _refresh(self) -> None:
+        """Loads a generation that has been added. One that cannot be loaded changes nothing."""
+        with self._lock:
+            if (now := time.monotonic()) < self._look_at:
+                return
+            self._look_at = now + LOOK_EVERY_S
+            try:
+                if self._found() != self._loaded:
+                    self._server, self._client = self._load()
+            except (OSError, InputError):
+                return
+
+    def _found(self) -> tuple[int, int]:
+        generation = newest(path.name for path in self._folder.iterdir())
+        if generation is None:
+            raise InputError(f"{FIELD} is true, but {self._folder} has no certificates")
+        changed = max((self._folder / str(generation) / name).stat().st_mtime_ns for name in FILES)
+        return generation, changed
+
+    def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        try:
+            loaded = self._found()
+            paths = [self._folder / str(loaded[0]) / name for name in FILES]
+            made = [
+                _context(protocol, paths) for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
+            ]
+        except OSError as exc:  # ssl.SSLError is one
+            raise InputError(
+                f"{FIELD} is true, but the certificates in {self._folder} cannot be read ({exc}): the operator, or "
+                "`dataloaderjob run`, creates them; see its log"
+            ) from exc
+        self._loaded = loaded
+        return made[0], made[1]
+
+
+def _context(protocol: ssl._SSLMethod, paths: Sequence[Path]) -> ssl.SSLContext:
+    authorities, certificate, key = paths
+    made = new_context(protocol)
+    made.load_verify_locations(authorities)
+    made.load_cert_chain(certificate, key)
+    return made

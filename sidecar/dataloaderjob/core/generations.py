@@ -1,0 +1,44 @@
+"""The generations of a job's certificates: when each begins and ends. Pure.
+
+A certificate is used for one period and is valid for two, so the maker of the next one may be away for a whole period.
+A pod names all generations when it starts, so their number is fixed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+PERIOD = timedelta(days=90)
+"""Time for which a generation is used."""
+GENERATIONS = 8
+"""Number of generations of a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The times at which a job's generations begin."""
+
+    began: datetime
+    period: timedelta = PERIOD
+
+    def start(self, generation: int) -> datetime:
+        return self.began + generation * self.period
+
+    def end(self, generation: int) -> datetime:
+        """Returns the time at which the certificates of a generation expire."""
+        return self.start(generation + 2)
+
+    def current(self, now: datetime) -> int:
+        """Returns the generation to use now: the first one if the clock was set back, the last one after its end."""
+        return min(max((now - self.began) // self.period, 0), GENERATIONS - 1)
+
+    def needed(self, now: datetime) -> tuple[int, ...]:
+        """Returns the generations that must be there now: pods that start need the first one, and all use the current
+        one."""
+        return tuple(sorted({0, self.current(now)}))
+
+    def next_start(self, now: datetime) -> datetime | None:
+        """Returns the time at which the next generation begins; None after the last one."""
+        following = self.current(now) + 1
+        return None if following >= GENERATIONS else self.start(following)

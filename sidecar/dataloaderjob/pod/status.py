@@ -1,0 +1,54 @@
+"""Prints the status of a job's supervisor as lines of JSON, for `dataloaderjob report` on a cluster.
+
+    python -m dataloaderjob.pod.status --settings FILE.json --looks N
+
+`dataloaderjob report` runs this in the head's pod, where the job's key is, with the settings of the pod's main process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from dataloaderjob.core import supervision
+from dataloaderjob.core.errors import DataLoaderJobError
+from dataloaderjob.core.settings import read_key
+
+EVERY_S = 1.0
+EXIT_SILENT = 1
+MISSES = 10
+"""Consecutive looks without an answer after which this gives up."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="prints a supervisor's status once a second")
+    parser.add_argument("--settings", type=Path, required=True, help="JSON file of the pod's main process")
+    parser.add_argument("--looks", type=int, required=True, help="number of lines")
+    args = parser.parse_args()
+    settings = json.loads(args.settings.read_text())
+    key, port, job = read_key(settings["key_path"]), settings["supervisor_port"], settings["job"]
+    misses = 0
+    for number in range(args.looks):
+        if number:
+            time.sleep(EVERY_S)
+        try:
+            status = supervision.ask("127.0.0.1", port, key, job=job, message={"type": "status"})
+            misses = 0
+        except (OSError, DataLoaderJobError) as exc:
+            status, misses = {}, misses + 1
+            if misses == MISSES:
+                sys.stderr.write(f"the supervisor does not respond: {exc}\n")
+                return EXIT_SILENT
+        try:
+            sys.stdout.write(f"{json.dumps(status)}\n")
+            sys.stdout.flush()
+        except BrokenPipeError:  # nobody reads any more
+            return EXIT_SILENT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

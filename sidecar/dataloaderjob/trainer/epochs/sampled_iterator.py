@@ -1,0 +1,148 @@
+"""The iterator of a map-style DataLoader over the service.
+
+It runs the user's own sampler a window ahead, as torch's iterator with workers does: `window` index lists at `iter()`,
+then one more at each `next()`. Its `next()` is tuned: little code runs between two batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from dataloaderjob.core import frames
+from dataloaderjob.core.consumption import FOLD, error_mark
+from dataloaderjob.core.control import W_DIGEST
+from dataloaderjob.core.records import NO_BUNDLE, RowKind
+from dataloaderjob.trainer.epochs.ahead import AheadTaker
+from dataloaderjob.trainer.epochs.service_iterator import ServiceIterator
+from dataloaderjob.trainer.epochs.source import EpochSource
+from dataloaderjob.trainer.resume.recording import recorder
+from dataloaderjob.trainer.session.spec import EpochSpec
+from dataloaderjob.trainer.session.stream import Stream
+from dataloaderjob.trainer.session.taking import Taker
+from dataloaderjob.trainer.session.tickets import as_keys, submit
+
+_U64 = (1 << 64) - 1
+
+
+class SampledIterator(ServiceIterator):
+    """Requests a batch for each list of a sampler's keys, with one ticket each."""
+
+    __slots__ = ("_exhausted", "_sampler_error")
+
+    def ship(self, loader: EpochSource, spec: EpochSpec) -> None:
+        made, store = self._packed(spec)
+        number, epoch = loader.begin_session()
+        self._bundle = replace(made, loader=number, epoch=epoch, workers=int(spec.num_workers))
+        own = recorder(self._consumption)
+        self._kept = NO_BUNDLE if own is None else own.keep(self._bundle, store)
+
+    def start(self, *, again: bool = False) -> None:
+        """Requests the first batches of an epoch. With `again`, they come from the sampler's second iter(), which
+        torch's loader calls once it has workers. A sampler may do its work there."""
+        stream = self._open(self._first)
+        if again:
+            self._sampler_iter = iter(self._index_sampler)
+        self._sampler_iter = self._epoch.place(self._sampler_iter, self._window, bare=self._bare)
+        self._position = self._epoch.first_samples
+        self._taken = self._first
+        self._exhausted = False
+        self._sampler_error: BaseException | None = None
+        self._draw()
+        self._epoch.settle()
+        self._client.flush(stream)
+
+    def _begin_late(self, before: Taker | AheadTaker) -> Taker | AheadTaker:
+        """Draws again, because the epoch was set after iter(). Nothing has been returned yet."""
+        self._drawn = self._first
+        self._sampler_iter = iter(self._index_sampler)
+        self._restart(before)
+        return self._taker or before
+
+    def _returned(self) -> tuple[int, int, Any]:
+        taker = self._taker
+        batches = self._num_yielded
+        if taker is None or batches == self._first:
+            return self._first, self._epoch.first_samples, None
+        recent = taker.stream.recent
+        ticket = recent[(batches - 1) % len(recent)]
+        if isinstance(ticket, tuple):
+            _, position, keys, bare = ticket
+            return batches, position + (1 if bare else len(keys)), keys
+        assert ticket is not None  # noqa: S101  it was taken
+        first, samples = frames.positions_of(ticket)
+        return batches, first + samples, frames.ints_of(ticket)
+
+    def _draw(self) -> None:
+        """Advances the sampler to one window ahead of the batches taken."""
+        target = self._taken + self._window
+        stream = self._stream
+        assert stream is not None  # noqa: S101  drawn only while a stream is open
+        while self._drawn < target and not self._exhausted:
+            try:
+                given = next(self._sampler_iter)
+            except StopIteration:
+                self._exhausted = True
+                self._client.flush(stream)
+                break
+            except Exception as exc:  # raised at its turn, so that nothing already drawn is lost
+                self._exhausted, self._sampler_error = True, exc
+                break
+            try:
+                keys = given if type(given) is list and not self._bare else as_keys(given, bare=self._bare)
+                self._ask_for(stream, keys)
+            except Exception as exc:  # invalid keys, or keys that cannot travel: the sampler's error, too
+                self._exhausted, self._sampler_error = True, exc
+                break
+            self._drawn, self._position = self._drawn + 1, self._position + len(keys)
+            if stream.asked - stream.sent >= stream.together:
+                self._client.flush(stream)
+        taker = self._taker
+        if type(taker) is AheadTaker:
+            taker.order(self._drawn)
+
+    def _ask_for(self, stream: Stream, keys: Any) -> None:
+        """Requests the next batch."""
+        place = self._epoch_seed, self._position, self._drawn
+        submit(stream, *place, keys, bare=self._bare, draws=self._draws)
+        if self._recording is not None:
+            self._recording.ask(self._drawn, stream.pending[self._drawn])
+
+    def _next_data(self) -> Any:
+        taker = self._taker
+        if taker is None or self._stream is None:
+            self._finish()
+        number = taker.taken
+        if number == self._first and self._epoch.late():
+            taker = self._begin_late(taker)
+        if number >= self._drawn:
+            self._end_epoch()
+        try:
+            batch = taker.take()
+        except Exception as exc:
+            if taker.taken != number:
+                self._count(number, error_mark(exc), RowKind.FAILED)
+            self._advance(taker.taken)
+            raise
+        self._advance(taker.taken)
+        consumption, words = self._consumption, self._words
+        before = consumption.rolling
+        after = (before * FOLD + taker.digest) & _U64
+        if self._recording is not None:
+            self._recording.give(number, taker.digest, after)
+        # No call from here on, so that no signal handler runs before the batch is given.
+        consumption.rolling, self._num_yielded = after, number + 1
+        words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
+        return batch
+
+    def _has_lost(self) -> bool:
+        taker = self._taker
+        return self._stream is not None and taker is not None and taker.taken != self._num_yielded
+
+    def _finish(self) -> NoReturn:
+        """Raises the sampler's error, if any, else StopIteration."""
+        error = getattr(self, "_sampler_error", None)
+        if error is not None:
+            self._sampler_error = None
+            raise error
+        super()._finish()
