@@ -19,7 +19,7 @@ from jobs import TRAINER, Job, changed, job
 
 from dataloaderjob.core.sizing import HEADROOM
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
 STEP_S, COST_S = 0.1, 0.3
 BEST = 1 / STEP_S
 """Batches per second of a loop that never waits."""
@@ -147,7 +147,6 @@ def test_report_of_a_live_job_shows_waiting_feeders_and_verdict(
     assert re.search(r"The slowest samples .* index \d+ ", shown)
 
 
-@pytest.mark.slow
 def test_a_constant_load_is_left_alone_and_half_of_it_scales_down(start: Callable[[Manifest], Job]) -> None:
     scaled = Scaled(start)
     took_s = scaled.reach()
