@@ -4,7 +4,10 @@ on the path can read them, and a peer with other settings or certificates learns
 from __future__ import annotations
 
 import itertools
+import json
 import select
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -34,7 +37,7 @@ from dataloaderjob.core.settings import FeederSettings
 from dataloaderjob.feeder.blobs import BlobFetcher
 from dataloaderjob.feeder.connections import Registration
 from dataloaderjob.local.certificates import tls_folder
-from dataloaderjob.local.status import live_runs
+from dataloaderjob.local.status import LiveRun, live_runs
 from dataloaderjob.sidecar.supervisor_client import SupervisorClient, upload
 
 KEY, JOB = bytes(range(32)), "team/mnist/u-1"
@@ -319,6 +322,22 @@ def _serve(listener: Acceptor) -> None:
 # A run on this machine
 
 
+def status_for_a_report(live: LiveRun) -> dict[str, Any]:
+    """What `dataloaderjob report` on a cluster reads in the head's pod."""
+    settings = live.home / "head.json"
+    settings.write_text(
+        json.dumps(
+            {
+                "job": live.job, "key_path": str(live.home / "key"), "supervisor_port": live.about["port"],
+                "tls_folder": str(tls_folder(live.home, Part.SUPERVISOR)),
+            }
+        )
+    )  # fmt: skip
+    words = ["-P", "-m", "dataloaderjob.pod.status", "--settings", str(settings), "--looks", "1"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, timeout=60)
+    return dict(json.loads(done.stdout))
+
+
 @pytest.mark.parametrize("provider", ["local", "ray"])
 def test_run_with_tls_trains_on_the_same_batches(tmp_path: Path, provider: str) -> None:
     loader = {"memoryPerProcess": "64Mi", "tls": True}
@@ -331,6 +350,7 @@ def test_run_with_tls_trains_on_the_same_batches(tmp_path: Path, provider: str) 
         with pytest.raises(AuthError, match="but the connection is not under TLS"):
             key = (live.home / "key").read_bytes()
             supervision.ask("127.0.0.1", live.about["port"], key, job=live.job, message={"type": "status"})
+        assert status_for_a_report(live)["type"] == "status"
         assert run.end() == 0, run.text
     assert digest(run.lines) == project.reference(), run.text
     assert run.left() == []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dataloaderjob.core import supervision
 from dataloaderjob.core.errors import DataLoaderJobError
-from dataloaderjob.core.settings import read_key
+from dataloaderjob.core.settings import read_credentials, read_key
 
 EVERY_S = 1.0
 EXIT_SILENT = 1
@@ -30,12 +30,13 @@ def main() -> int:
     args = parser.parse_args()
     settings = json.loads(args.settings.read_text())
     key, port, job = read_key(settings["key_path"]), settings["supervisor_port"], settings["job"]
+    tls = read_credentials(settings.get("tls_folder", ""))
     misses = 0
     for number in range(args.looks):
         if number:
             time.sleep(EVERY_S)
         try:
-            status = supervision.ask("127.0.0.1", port, key, job=job, message={"type": "status"})
+            status = supervision.ask("127.0.0.1", port, key, job=job, message={"type": "status"}, tls=tls)
             misses = 0
         except (OSError, DataLoaderJobError) as exc:
             status, misses = {}, misses + 1
