@@ -277,15 +277,15 @@ def test_user_code_travels_between_nodes_under_tls(
     code = SECRET * 100_000
     store = BlobStore(tmp_path / "trainer")
     digest, nbytes = store.put(code)
-    own, to = keys.derive(KEY, Holder.SIDECAR), (certificates.of(Part.SIDECAR), Part.SUPERVISOR)
+    own, tls_of_sidecar = keys.derive(KEY, Holder.SIDECAR), certificates.of(Part.SIDECAR)
 
     def sidecar() -> None:
-        about = {"role": "sidecar", "name": "sidecar-9", "job": JOB, "versions": handshake.BY_ROLE, "tls": to}
-        with handshake.connect(sniffer.address, own, **about) as sock:  # type: ignore[arg-type]
+        about = {"role": "sidecar", "name": "sidecar-9", "job": JOB, "versions": handshake.BY_ROLE}
+        with handshake.connect(sniffer.address, own, **about, tls=tls_of_sidecar) as sock:  # type: ignore[arg-type]
             sockets.send_message(sock, {"type": "have", "digest": digest, "nbytes": nbytes})
             while sockets.recv_message(sock)["type"] != "want":
                 pass
-            upload(sniffer.address, own, store, digest, nbytes, name="sidecar-9", job=JOB, tls=to)
+            upload(sniffer.address, own, store, digest, nbytes, name="sidecar-9", job=JOB, tls=tls_of_sidecar)
 
     threading.Thread(target=sidecar, daemon=True).start()
     nodes, tls = list[BlobStore](), certificates.of(Part.FEEDER)

@@ -14,13 +14,11 @@ from dataloaderjob.api.injection import attached_certificates
 from dataloaderjob.api.sidecar import AUTHORITIES, certificate_fields
 from dataloaderjob.core import certificates
 from dataloaderjob.core.generations import GENERATIONS, Schedule
-from dataloaderjob.core.keys import Part
+from dataloaderjob.core.keys import PARTS_OF_PODS, Part
 from dataloaderjob_operator import names
 from dataloaderjob_operator.by_job import cached_by_job
 from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects import settings
-
-OF_PODS = (Part.SUPERVISOR, Part.FEEDER, Part.SIDECAR)
 
 
 def secret_names(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[str]:
@@ -38,7 +36,7 @@ def secrets(
     made = list[Manifest]()
     seed = names.certificate_seed(setup.root_key, job.metadata.uid or "")
     for number in generations:
-        values = _values(seed, OF_PODS, number, schedule)
+        values = _values(seed, PARTS_OF_PODS, number, schedule)
         name = secret_names(job, setup)[number]
         made.append({**settings.secret_of_values(job, name, values), "immutable": True})
         if job.spec.trainers.attached:  # not immutable, as their key

@@ -12,6 +12,7 @@ from dataloaderjob.api.base import Quantity
 from dataloaderjob.api.job import DataLoaderJobSpec
 from dataloaderjob.api.plain import Object, plain, resources
 from dataloaderjob.api.pods import RESERVED_PREFIX, ScratchSpec
+from dataloaderjob.core.generations import FILES
 from dataloaderjob.core.keys import Part
 
 SIDECAR = f"{RESERVED_PREFIX}sidecar"
@@ -65,7 +66,7 @@ def key_volume(
     if not certificates:
         return {"name": KEY_VOLUME, "secret": {"secretName": secret, "defaultMode": mode, **chosen}}
     certificate, key = certificate_fields(part)
-    fields = {AUTHORITIES: "ca.crt", certificate: "tls.crt", key: "tls.key"}
+    fields = dict(zip((AUTHORITIES, certificate, key), FILES, strict=True))
     sources: list[dict[str, Any]] = [{"secret": {"name": secret, **chosen}}]
     for generation, name in enumerate(certificates):
         paths = [{"key": field, "path": f"{TLS_NAME}/{generation}/{file}"} for field, file in fields.items()]

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.core.generations import FILES
 from dataloaderjob.core.keys import Part
 from dataloaderjob.core.tls import FIELD, PREAMBLE, TlsConnection, new_context
 
-FILES = ("ca.crt", "tls.crt", "tls.key")
 LOOK_EVERY_S = 1.0
 """Minimum interval between two looks at the folder."""
 

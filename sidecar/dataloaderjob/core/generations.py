@@ -13,6 +13,8 @@ PERIOD = timedelta(days=90)
 """Time for which a generation is used."""
 GENERATIONS = 8
 """Number of generations of a job."""
+FILES = ("ca.crt", "tls.crt", "tls.key")
+"""Files of a generation in a process's folder: the authorities, and the certificate and key of the process."""
 
 
 @dataclass(frozen=True, slots=True)

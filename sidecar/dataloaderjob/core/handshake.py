@@ -319,14 +319,14 @@ class ServerHandshake(Handshake):
 
 def connect(
     address: tuple[str, int], key: Key, *, role: str, name: str, job: str, versions: Versions = CONTROL,
-    timeout_s: float = HANDSHAKE_TIMEOUT_S, tls: tuple[Credentials, Part] | None = None,
+    timeout_s: float = HANDSHAKE_TIMEOUT_S, tls: Credentials | None = None, to: Part = Part.SUPERVISOR,
 ) -> Connection:  # fmt: skip
-    """Connects and completes the handshake; the socket has no timeout. `tls`: the certificates of this process, and the
-    part of the job that listens there. Raises OSError, ProtocolError."""
+    """Connects and completes the handshake; the socket has no timeout. `tls`: the certificates of this process, if the
+    job uses TLS; `to`: the part of the job that listens there. Raises OSError, ProtocolError."""
     sock = dial(address, timeout_s)
     try:
         if tls is not None:
-            sock = tls[0].connected(sock, tls[1])
+            sock = tls.connected(sock, to)
         greet(sock, key, role=role, name=name, job=job, versions=versions, timeout_s=timeout_s)
         tune(sock)
     except BaseException:

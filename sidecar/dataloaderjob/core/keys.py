@@ -55,6 +55,8 @@ class Part(StrEnum):
         return f"{self.value}.dataloaderjob.internal"
 
 
+PARTS_OF_PODS = (Part.SUPERVISOR, Part.FEEDER, Part.SIDECAR)
+"""The parts of a job that run in its pods, or in a run on one machine."""
 HOLDERS: Mapping[str, Holder] = {
     "control": Holder.CONTROL,
     "sidecar": Holder.SIDECAR,

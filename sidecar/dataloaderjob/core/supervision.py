@@ -119,7 +119,7 @@ def ask(
     """
     with connect(
         (host, port), keys.of_job(job_key), role="control", name="control", job=job, timeout_s=timeout_s,
-        tls=None if tls is None else (tls, keys.Part.SUPERVISOR),
+        tls=tls,
     ) as sock:  # fmt: skip
         sock.settimeout(timeout_s)
         sockets.send_message(sock, message)

@@ -40,7 +40,7 @@ def connect_to_supervisor(
     address = settings.supervisor_host, settings.supervisor_port
     return handshake.connect(
         address, key, role=role, name=settings.name, job=settings.job, versions=handshake.BY_ROLE,
-        tls=None if tls is None else (tls, Part.SUPERVISOR),
+        tls=tls,
     )  # fmt: skip
 
 
@@ -98,7 +98,7 @@ class BlobFetcher:
         try:
             with handshake.connect(
                 address, self._key, role="blob", name=self._settings.name, job=self._settings.job,
-                versions=handshake.DATA, tls=None if self._tls is None else (self._tls, Part.FEEDER),
+                versions=handshake.DATA, tls=self._tls, to=Part.FEEDER,
             ) as sock:  # fmt: skip
                 sockets.send_message(sock, request)
                 self._receive(sock, request["digest"], request["nbytes"])

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from dataloaderjob.core import folders
 from dataloaderjob.core.errors import InputError
-from dataloaderjob.core.generations import Schedule
-from dataloaderjob.core.keys import Part
+from dataloaderjob.core.generations import FILES, Schedule
+from dataloaderjob.core.keys import PARTS_OF_PODS, Part
 
 SEED_NBYTES = 32
-PARTS = (Part.SUPERVISOR, Part.FEEDER, Part.SIDECAR)
 
 
 def tls_folder(home: Path, part: Part) -> Path:
@@ -45,15 +44,13 @@ class RunCertificates:
     def write(self) -> None:
         """Writes the files of the current generation unless they exist. Raises OSError."""
         generation = self._schedule.current(self._clock())
-        for part in PARTS:
+        for part in PARTS_OF_PODS:
             folder = tls_folder(self._home, part) / str(generation)
             if folder.exists():
                 continue
             made = self._certificates.files(self._seed, part, generation, self._schedule)
             new = folder.parent / f"new-{generation}"
             new.mkdir(parents=True, mode=0o700, exist_ok=True)
-            for name, content in zip(
-                ("ca.crt", "tls.crt", "tls.key"), (made.authorities, made.certificate, made.key), strict=True
-            ):
+            for name, content in zip(FILES, (made.authorities, made.certificate, made.key), strict=True):
                 folders.write(new / name, content)
             new.rename(folder)  # whole or not at all

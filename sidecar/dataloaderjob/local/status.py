@@ -235,7 +235,7 @@ class Poller:
         tls = read_credentials(self._tls_folder)
         sock = handshake.connect(
             ("127.0.0.1", self._port), keys.of_job(self._key), role="control", name="local", job=self._job,
-            tls=None if tls is None else (tls, keys.Part.SUPERVISOR),
+            tls=tls,
         )  # fmt: skip
         sock.settimeout(TIMEOUT_S)
         return sock

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from dataloaderjob.core import handshake, keys, sockets
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.errors import ProtocolError
-from dataloaderjob.core.keys import Part
 from dataloaderjob.core.processes import Backoff, close_all_but, default_signals, die_with_parent
 from dataloaderjob.core.sockets import Connection, Inbox
 from dataloaderjob.core.supervision import FIELDS
@@ -56,7 +55,7 @@ class SupervisorClient:
         """The reason why there is no connection; empty while there is one."""
         self._key, self._job, self._name = key, job, name
         self._store = store
-        self._tls = None if tls is None else (tls, Part.SUPERVISOR)
+        self._tls = tls
         self._sock: Connection | None = None
         self._in = Inbox()
         self._out = bytearray()
@@ -190,7 +189,7 @@ class SupervisorClient:
 
 def upload(
     address: tuple[str, int], key: bytes, store: BlobStore, digest: str, nbytes: int, *, name: str, job: str,
-    tls: tuple[Credentials, Part] | None = None,
+    tls: Credentials | None = None,
 ) -> None:  # fmt: skip
     """Sends a blob to the supervisor, and waits until it has arrived. Raises OSError, ProtocolError."""
     with handshake.connect(

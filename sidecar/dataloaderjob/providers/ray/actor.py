@@ -47,7 +47,6 @@ from ray._private import worker as ray_worker
 
 from dataloaderjob.core import handshake, sockets
 from dataloaderjob.core.errors import DataLoaderJobError, ServiceError
-from dataloaderjob.core.keys import Part
 from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.memory import LOOK_S, MemoryWatch, describe_limit, die_as
 from dataloaderjob.core.places import NODE_FOLDER_VARIABLE
@@ -141,7 +140,7 @@ def tell_ended(settings: FeederSettings, why: str) -> None:
     tls = read_credentials(settings.tls_folder)
     with handshake.connect(
         address, key, role="feeder", name=settings.name, job=settings.job, versions=handshake.BY_ROLE,
-        tls=None if tls is None else (tls, Part.SUPERVISOR),
+        tls=tls,
     ) as sock:  # fmt: skip
         sockets.send_message(sock, {"type": "ended", "cause": Cause.OUT_OF_MEMORY.value, "why": why})
 
