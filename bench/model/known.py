@@ -15,56 +15,26 @@ from typing import Any
 import psutil
 
 from bench.model.real import come_first
+from bench.model.scripts import DATASETS
 
-SCRIPT = """
+SCRIPT = (
+    """
 import sys, time
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-def work(seconds):
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-
-class Decode(Dataset):
-    def __len__(self):
-        return 100_000
-    def __getitem__(self, i):
-        work(0.002)
-        return torch.zeros(1000)
-
-class Storage(Decode):
-    def __getitem__(self, i):
-        time.sleep(0.003)
-        return torch.zeros(1000)
-
-class Quick(Decode):
-    def __getitem__(self, i):
-        return torch.zeros(1000)
-
+LENGTH = 100_000
+"""
+    + DATASETS
+    + """
 class Large(Decode):
     def __getitem__(self, i):
         return torch.ones(500_000)
-
-class Tail(Decode):
-    def __getitem__(self, i):
-        work(0.04 if i % 32 == 0 else 0.001)
-        return torch.zeros(1000)
 
 class Tiny(Decode):
     def __getitem__(self, i):
         work(0.0004)
         return torch.zeros(1)
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        for i in range(100_000):
-            work(0.002)
-            yield torch.zeros(1000)
-
-def collate(samples):
-    work(0.02)
-    return torch.stack(samples)
 
 KINDS = {
     # kind: dataset, workers, batch size, step in seconds
@@ -81,6 +51,7 @@ if __name__ == "__main__":
     for batch in loader:
         time.sleep(step_s)
 """
+)
 
 
 @dataclass(frozen=True, slots=True)

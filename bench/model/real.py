@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.model.scripts import MEASURED_LOOP, WORK
 from dataloaderjob.core.places import KEEP_VARIABLE, RECORD_VARIABLE
 from dataloaderjob.core.sizing import rate
 from dataloaderjob.local import reaper
@@ -24,16 +25,11 @@ from dataloaderjob.local.status import live_runs
 
 SECONDS, SKIPPED = 6.0, 10
 """Length of a run; first batches that do not count."""
-SCRIPT = """
+SCRIPT = f"""
 import random, sys, time
 import torch
 from dataloaderjob import DataLoader
-
-def work(seconds):
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-
+{WORK}
 class Data(torch.utils.data.Dataset):
     def __init__(self, sleep_s, cpu_s, kind, floats):
         self.sleep_s, self.cpu_s, self.kind, self.floats = sleep_s, cpu_s, kind, floats
@@ -58,17 +54,7 @@ if __name__ == "__main__":
     kind, floats, size, feeders, seconds, skipped = sys.argv[4], *map(float, sys.argv[5:])
     loader = DataLoader(Data(sleep_s, cpu_s, kind, int(floats)), int(size), num_workers=int(feeders),
                         prefetch_factor=16 // int(feeders), shuffle=True,
-                        collate_fn=collate if kind == "collate" else None)
-    count = 0
-    for batch in loader:
-        time.sleep(step_s)
-        count += 1
-        if count == skipped:
-            began = time.perf_counter()
-        if count > skipped and time.perf_counter() - began > seconds:
-            break
-    print("rate", (count - skipped) / (time.perf_counter() - began))
-"""
+                        collate_fn=collate if kind == "collate" else None){MEASURED_LOOP}"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench import links
 from bench.model.real import come_first
+from bench.model.scripts import DATASETS, MEASURED_LOOP
 from dataloaderjob.core import measures
 from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.core.input_bound import judge, predicted
@@ -29,33 +30,17 @@ SECONDS, SKIPPED = 9.0, 10
 """Length of a run; first batches that do not count."""
 LOOK_S = 0.5
 START_S = 60.0
-SCRIPT = """
+SCRIPT = (
+    """
 import sys, time
 import torch
 from torch.utils.data import Dataset, IterableDataset
 from dataloaderjob import DataLoader
 
-def work(seconds):
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-
-class Decode(Dataset):
-    def __len__(self):
-        return 10**7
-    def __getitem__(self, i):
-        work(0.002)
-        return torch.zeros(1000)
-
-class Storage(Decode):
-    def __getitem__(self, i):
-        time.sleep(0.003)
-        return torch.zeros(1000)
-
-class Quick(Decode):
-    def __getitem__(self, i):
-        return torch.zeros(1000)
-
+LENGTH = 10**7
+"""
+    + DATASETS
+    + """
 class Large(Decode):
     ready = None
     def __getitem__(self, i):
@@ -68,26 +53,11 @@ class Bytes(Decode):
         time.sleep(0.002)
         return torch.ones(500_000)
 
-class Tail(Decode):
-    def __getitem__(self, i):
-        work(0.04 if i % 32 == 0 else 0.001)
-        return torch.zeros(1000)
-
 class Tiny(Decode):
     def __getitem__(self, i):
         work(0.0013)
         time.sleep(0.0007)
         return torch.zeros(1)
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        for i in range(10**7):
-            work(0.002)
-            yield torch.zeros(1000)
-
-def collate(samples):
-    work(0.02)
-    return torch.stack(samples)
 
 def only(samples):
     return samples[0]
@@ -105,16 +75,9 @@ if __name__ == "__main__":
     made, size, step_s, collate_fn = KINDS[kind]
     loader = DataLoader(made(), batch_size=size, num_workers=workers, prefetch_factor=window // workers,
                         collate_fn=collate_fn)
-    count = 0
-    for batch in loader:
-        time.sleep(step_s)
-        count += 1
-        if count == skipped:
-            began = time.perf_counter()
-        if count > skipped and time.perf_counter() - began > seconds:
-            break
-    print("rate", (count - skipped) / (time.perf_counter() - began))
 """
+    + MEASURED_LOOP
+)
 WINDOW = 16
 
 

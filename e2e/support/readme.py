@@ -7,15 +7,13 @@ import shlex
 
 from cluster import ROOT
 
-_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-
-def block(document: str, heading: str) -> str:
-    """The first shell block below a heading."""
+def block(document: str, heading: str, language: str = "sh") -> str:
+    """The first block in a shell's language below a heading."""
     text = (ROOT / document).read_text()
-    begin = text.index(f"## {heading}\n")
-    found = _BLOCK.search(text, begin)
-    assert found, f"{document}: no shell block below {heading!r}"
+    lines = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    found = lines.search(text, text.index(f"## {heading}\n"))
+    assert found, f"{document}: no block for {language} below {heading!r}"
     return found[1]
 
 
@@ -26,16 +24,7 @@ def shown(document: str, heading: str) -> list[list[str]]:
     ]
 
 
-def _bash(heading: str) -> str:
-    """The first block for bash below a heading of README.md."""
-    found = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
-    text = (ROOT / "README.md").read_text()
-    lines = found.search(text, text.index(f"## {heading}\n"))
-    assert lines, f"README.md: no block for bash below {heading!r}"
-    return lines[1]
-
-
-ATTACHED_JOB = _bash("Pods of other controllers")
+ATTACHED_JOB = block("README.md", "Pods of other controllers", "bash")
 FIRST_JOB = shown("README.md", "The same job on a cluster")
 UPGRADE = shown("docs/kubernetes/install.md", "Upgrade and uninstall")
 

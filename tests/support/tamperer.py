@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from middleman import Carry, Middleman
 from rig import Rig
 from sealing import KINDS
 
@@ -72,53 +73,31 @@ def size_of_message(head: bytes) -> int:
     return int(sockets.LENGTH.unpack_from(head)[0]) + MAC_NBYTES
 
 
-class Tamperer:
+class Tamperer(Middleman):
     """Connects those who connect to it with `address`."""
 
     def __init__(self, address: tuple[str, int], *, carries_frames: bool) -> None:
         """`carries_frames`: frames follow the handshake, and not messages."""
-        self._address = address
         self._head_nbytes = (HEADER_NBYTES if carries_frames else sockets.LENGTH.size) + SEAL_NBYTES
         self._size_of = size_of_frame if carries_frames else size_of_message
         self._deed, self._to_acceptor = as_is, True
         self._changes: dict[str, Change] = {}
         self._before: dict[bool, list[bytes]] = {True: [], False: []}
-        self._open: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(address)
 
     def arm(self, deed: Deed = as_is, *, to_acceptor: bool = True, **changes: Change) -> None:
         """Ends all connections. To the next, the deed is done, or these messages of the handshake are changed."""
         self._deed, self._to_acceptor, self._changes = deed, to_acceptor, changes
         self.cut()
 
-    def cut(self) -> None:
-        for sock in list(self._open):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.cut()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(self._address)
-                self._open |= {near, far}
-                changes, self._changes = self._changes, {}
-                deed, self._deed = self._deed, as_is
-                for source, target, to_acceptor in ((near, far, True), (far, near, False)):
-                    done = deed if to_acceptor == self._to_acceptor else as_is
-                    said = ("answer",) if to_acceptor else ("challenge", "last")
-                    pairs = [(name, changes.get(name, lambda message: message)) for name in said]
-                    threading.Thread(
-                        target=self._carry, args=(source, target, to_acceptor, done, dict(pairs)), daemon=True
-                    ).start()
+    def carriers(self, near: socket.socket, far: socket.socket) -> Iterator[Carry]:
+        changes, self._changes = self._changes, {}
+        deed, self._deed = self._deed, as_is
+        for source, target, to_acceptor in ((near, far, True), (far, near, False)):
+            done = deed if to_acceptor == self._to_acceptor else as_is
+            said = ("answer",) if to_acceptor else ("challenge", "last")
+            pairs = [(name, changes.get(name, lambda message: message)) for name in said]
+            yield functools.partial(self._carry, source, target, to_acceptor, done, dict(pairs))
 
     def _carry(
         self,
@@ -136,11 +115,7 @@ class Tamperer:
             self._before[to_acceptor] = here
             for frame in deed(self._frames(source, here), before):
                 target.sendall(frame)
-        for sock in (source, target):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        self._open.discard(source)
-        source.close()
+        self.end(source, target)
 
     def _frames(self, source: socket.socket, kept: list[bytes]) -> Frames:
         while True:
