@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,8 +31,11 @@ def ray() -> Iterator[ForeignHead]:
 
 
 def kill(*containers: Pod) -> None:
-    """Ends a pod as a node's failure does: all processes of its containers at once."""
+    """Ends a pod as a node's failure does: all processes of its containers at once. The main processes stop first,
+    because they start an ended process again."""
     found = set()
+    for container in containers:
+        container.process.send_signal(signal.SIGSTOP)
     for container in containers:
         main = psutil.Process(container.process.pid)
         found |= {main, *main.children(recursive=True)}
