@@ -21,7 +21,7 @@ from hypothesis import settings
 
 from dataloaderjob.core.places import SOCKET_VARIABLE
 
-pytest_plugins = ["durations"]
+pytest_plugins = ["durations", "stuck"]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.register_profile("full", deadline=None, max_examples=300)

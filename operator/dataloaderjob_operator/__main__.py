@@ -48,6 +48,13 @@ the delay are batched."""
 MAX_CALLS = 25_000
 """Recursion limit. A job may have 10,000 levels, and copying it takes two calls for each. A job that kopf cannot read
 or copy would end the watch of all jobs. JSON of 60,000 levels fits a thread's stack."""
+CLOSING_S = 2.0
+"""Time for kopf's generators to close, which ends their requests to the API server."""
+_CLOSING = "async_generator_athrow"
+"""CPython's name of the type of an asynchronous generator's `aclose()`."""
+_QUIET_TURNS = 5
+"""Turns of the loop without such a task, after which none will follow. A generator that another one iterates over is
+closed two turns after the other."""
 
 
 def read_root(path: Path) -> bytes:
@@ -87,6 +94,22 @@ async def run(options: Options, roots: keys.Roots | None) -> None:
                 await reconcile_all(options, setup, client, metrics, health, requests)
     finally:
         await client.close()
+        await close_generators()
+
+
+async def close_generators() -> None:
+    """Waits until the generators that kopf abandoned are closed. asyncio closes each of them in a task of its own.
+    `asyncio.run` would cancel these tasks, and log a traceback for each."""
+    gc.collect()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSING_S):
+            quiet = 0
+            while quiet < _QUIET_TURNS:
+                await asyncio.sleep(0)
+                closing = [t for t in asyncio.all_tasks() if type(t.get_coro()).__name__ == _CLOSING]
+                quiet = 0 if closing else quiet + 1
+                if closing:
+                    await asyncio.wait(closing)
 
 
 @contextlib.asynccontextmanager

@@ -96,15 +96,19 @@ class ApiServer:
             return False
 
     def define(self, crd: dict[str, Any]) -> None:
-        """Creates a CustomResourceDefinition and waits until its objects can be."""
+        """Creates a CustomResourceDefinition and waits until its objects can be created and listed."""
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         self.request("POST", path, crd)
+        spec = crd["spec"]
+        objects = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
         deadline = time.monotonic() + UP_S
         while time.monotonic() < deadline:
             found = self.request("GET", f"{path}/{crd['metadata']['name']}")
             conditions = found.get("status", {}).get("conditions") or ()
             if any(c["type"] == "Established" and c["status"] == "True" for c in conditions):
-                return
+                with contextlib.suppress(Refused):  # 404 or 429: its storage is not ready
+                    self.request("GET", objects)
+                    return
             time.sleep(0.05)
         raise TimeoutError(f"{crd['metadata']['name']} was not established in {UP_S:.0f} s")
 
