@@ -16,7 +16,7 @@ from dataloaderjob.core.errors import InputError, ServiceError
 def advise(
     command: Sequence[str], *, steps: int, timeout_s: float, link_gbit: float | None, as_json: bool
 ) -> str:
-    """The advice as text. Raises InputError if the script gave nothing to judge, and says what to do."""
+    """Returns the advice as text. Raises InputError if the script gave nothing to judge, and says what to do."""
     if not command:
         raise InputError(
             "advise requires the command that starts your script: dataloaderjob advise -- python train.py"
@@ -57,7 +57,7 @@ def _check(found: Watched, command: Sequence[str], timeout_s: float) -> None:
 
 
 def cpus_here(root: Path = Path("/")) -> int:
-    """CPUs that this process may use: its affinity, or the quota of its cgroup if that is less."""
+    """Returns the number of CPUs that this process may use: its affinity, or the quota of its cgroup if less."""
     count = len(os.sched_getaffinity(0))
     try:
         quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()

@@ -141,7 +141,7 @@ class Watcher:
             observation.finish()
 
     def _most(self) -> _Loader:
-        """The loader with the most observed steps."""
+        """Returns the loader with the most observed steps."""
         return max(self._loaders.values(), key=lambda one: one.observation.observed.count)
 
     def at_end(self) -> None:
@@ -192,7 +192,8 @@ class Watcher:
 
 
 def _step_s(observed: Steps, replayed: Steps, wall_s: float) -> float:
-    """The step without input. On a GPU a step goes on after its loop has called next(): the whole replay is timed."""
+    """Returns the seconds of a step without input. On a GPU, a step continues after its loop has called next(), so the
+    whole replay is timed."""
     if replayed.count < LEAST:
         return observed.step_s()
     return wall_s / replayed.count if _has_device() else replayed.step_s()

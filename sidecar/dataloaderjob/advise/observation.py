@@ -39,11 +39,11 @@ class Steps:
         return len(self.thinks)
 
     def step_s(self) -> float:
-        """The step without waiting."""
+        """Returns the seconds of a step without waiting."""
         return median(self.thinks)
 
     def period_s(self, *, is_queued: bool = False) -> float:
-        """Time from one batch to the next, pauses left out. Waits come in bursts, so their mean counts.
+        """Returns the time from one batch to the next, pauses left out. Waits come in bursts, so their mean counts.
 
         is_queued: the loop queues its work on a device and pays for it now and then, so the mean of all counts.
         """
@@ -68,7 +68,7 @@ class Observation:
         self._wait = self._elsewhere = 0.0
 
     def called(self, now: float, *, is_first: bool) -> None:
-        """next() is called, by an iterator's owner; is_first: it is the iterator's first, so no step ends."""
+        """Records that the owner of an iterator calls next(). `is_first`: no step ends with this call."""
         self._called = now
         if self._is_open and not is_first:
             self._count(self._wait + self._elsewhere, now - self._returned - self._elsewhere)
@@ -76,16 +76,16 @@ class Observation:
         self._is_open = False
 
     def returned(self, now: float) -> None:
-        """next() returns a batch."""
+        """Records that next() returns a batch."""
         self._wait, self._returned, self._is_open = now - self._called, now, True
         self._elsewhere = 0.0
 
     def waited_elsewhere(self, seconds: float) -> None:
-        """The step waited for a batch of another loader, as a loop over zip(one, another) does."""
+        """Records that the step waited for a batch of another loader, as a loop over zip(one, another) does."""
         self._elsewhere += seconds
 
     def finish(self) -> None:
-        """The time is up, so the steps observed so far must suffice."""
+        """Ends the observation early. The steps observed so far must suffice."""
         self.phase = WatchPhase.DONE
 
     def _count(self, wait_s: float, think_s: float) -> None:

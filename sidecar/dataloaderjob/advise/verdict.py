@@ -119,7 +119,7 @@ def workers_that_suffice(found: Verdict) -> int | None:
 
 
 def lines(found: Verdict) -> list[str]:
-    """About twenty lines for people, the verdict first."""
+    """Returns about twenty lines for people, the verdict first."""
     return [*_head(found), "", *_measured(found), *(_remedy(found) if found.advice.feeders else [])]
 
 
@@ -191,7 +191,7 @@ def _remedy(found: Verdict) -> list[str]:
 
 
 def _here(found: Verdict) -> list[str]:
-    """The remedy that needs no feeders, if there is one."""
+    """Returns the remedy that needs no feeders, if there is one."""
     if found.free_cpus is None:
         return []
     workers = workers_that_suffice(found)
@@ -202,7 +202,7 @@ def _here(found: Verdict) -> list[str]:
 
 
 def manifest(found: Verdict, command: Sequence[str]) -> str:
-    """A manifest to start from, for a cluster and for `dataloaderjob run`."""
+    """Returns a manifest to start from, for a cluster and for `dataloaderjob run`."""
     replicas = max(1, found.world // max(1, found.local_ranks))
     processes = max(1, found.local_ranks)
     return (

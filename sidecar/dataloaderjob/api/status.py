@@ -242,5 +242,5 @@ class DataLoaderJobStatus(Model):
         return next((condition for condition in self.conditions if condition.type == kind), None)
 
     def holds(self, kind: ConditionType) -> bool:
-        """True if this condition is known to be true."""
+        """Returns True if this condition is known to be true."""
         return any(condition.type == kind and condition.status == "True" for condition in self.conditions)

@@ -187,7 +187,7 @@ def own_names(cls: type) -> Mapping[str, Any]:
 
 
 def is_allowed(cls: type, foundation: type = object) -> bool:
-    """True if a batch may carry objects of `cls` that consist of an object of `foundation` and attributes."""
+    """Returns True if a batch may carry objects of `cls` that consist of an object of `foundation` and attributes."""
     known = _allowed.get(id(cls))
     if known is not None and id(foundation) in known[1] and known[0]() is cls:
         return True
@@ -216,13 +216,13 @@ def why_not(cls: type, foundation: type = object) -> str:
 
 
 def is_allowed_record(cls: type) -> bool:
-    """True if a batch may carry dataclasses, or named tuples, of `cls`."""
+    """Returns True if a batch may carry dataclasses, or named tuples, of `cls`."""
     return is_allowed(cls, tuple if tuple in mro(cls) else object) or is_record(cls)
 
 
 def is_record(cls: type) -> bool:
-    """True for a dataclass or a named tuple that has only fields: no methods, no properties, and no bases that have
-    any."""
+    """Returns True for a dataclass or a named tuple that has only fields: no methods, no properties, and no bases that
+    have any."""
     if not all(map(_is_ordinary, mro(cls))):
         return False
     bases = [base for base in mro(cls) if base not in _ABSTRACT and base is not tuple]
@@ -233,17 +233,17 @@ def is_record(cls: type) -> bool:
 
 
 def is_factory(cls: type) -> bool:
-    """True if a defaultdict of a batch may call this class to make missing values."""
+    """Returns True if a defaultdict of a batch may call this class to make missing values."""
     return _is_ordinary(cls) and (cls in _PLAIN_FACTORIES or is_users(cls))
 
 
 def is_abstract_or_users(cls: type) -> bool:
-    """True for a base that adds no foreign code: one of the user's own, or an abstract one without content."""
+    """Returns True for a base that adds no foreign code: one of the user's own, or an abstract one without content."""
     return _is_ordinary(cls) and (cls in _ABSTRACT or is_users(cls))
 
 
 def is_named(cls: type) -> bool:
-    """True for a class of a library whose objects are known to be data."""
+    """Returns True for a class of a library whose objects are known to be data."""
     name = full_name(cls)
     if name not in _NAMED:
         return False
@@ -258,7 +258,8 @@ def full_name(cls: type) -> str:
 
 
 def is_users(cls: type) -> bool:
-    """True if a class belongs to a user module, not to an installed one; found without loading a lazy module."""
+    """Returns True if a class belongs to a user module, not to an installed one; found without loading a lazy
+    module."""
     name = _CLASS_MODULE.__get__(cls)
     if name in MAINS or (_is_ordinary(cls) and user_code.is_by_value(cls)):
         return True
@@ -268,7 +269,7 @@ def is_users(cls: type) -> bool:
 
 
 def _is_ordinary(cls: type) -> bool:
-    """True if comparing or hashing a class runs no code of its metaclass."""
+    """Returns True if comparing or hashing a class runs no code of its metaclass."""
     kind = type(cls)
     return kind is type or all(static(kind, name) is static(type, name) for name in ("__hash__", "__eq__"))
 
@@ -282,7 +283,7 @@ def _is_trusted(cls: type) -> bool:
 
 
 def _is_field(name: str, value: Any, fields: Any) -> bool:
-    """True if a name in a class's body is a field, was generated, or is a plain constant."""
+    """Returns True if a name in a class's body is a field, was generated, or is a plain constant."""
     if name in fields or name in _GENERATED:
         return not isinstance(value, (property, classmethod)) or name in ("_make", "__class_getitem__")
     return type(value) in (int, float, str, bool, type(None), Field) and not name.startswith("__")

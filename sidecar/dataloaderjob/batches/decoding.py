@@ -299,8 +299,8 @@ class _Builders:
 
 
 def _may_have_attributes(node: Node) -> bool:
-    """True if attributes may be set on the object made from the node. For an object with its own state, they would act
-    as code."""
+    """Returns True if attributes may be set on the object made from the node. For an object with its own state, they
+    would act as code."""
     if node.kind is NodeKind.MAPPING or (node.kind is NodeKind.MADE and node.way == "mapping"):
         return node.cls is not None and objects.takes_attributes(allowed.find(*node.cls))
     if node.kind is NodeKind.MADE:

@@ -396,7 +396,8 @@ class _Encoder:
 
 
 def is_class_of_items(cls: type) -> bool:
-    """True for torch.Size, and for tuple classes made in C such as torch.return_types.max, which take one iterable."""
+    """Returns True for torch.Size, and for tuple classes made in C such as torch.return_types.max, which take one
+    iterable."""
     own = allowed.own_names(cls)
     return cls is torch.Size or (
         allowed.mro(cls) == (cls, tuple, object)

@@ -32,7 +32,7 @@ _DEFINED = (
 
 
 def is_graph(cls: type) -> bool:
-    """True if objects of this class travel as graphs. False if PyG is not imported: then no graph can exist."""
+    """Returns True if objects of this class travel as graphs. False if PyG is not imported: then no graph can exist."""
     return _base(cls) is not None
 
 
@@ -102,7 +102,7 @@ def _make(cls: Any, content: Any) -> Any:
 
 
 def _is_name(name: Any) -> bool:
-    """True unless numpy would take the attribute for a description of memory, such as `__array_interface__`."""
+    """Returns True unless numpy would take the attribute for a description of memory, such as `__array_interface__`."""
     return type(name) is str and not (name.startswith("__") and name.endswith("__"))
 
 

@@ -15,8 +15,8 @@ _BITS = {"1": 1, "I;16": 16, "I;16L": 16, "I;16B": 16, "I;16N": 16, "I": 32, "F"
 
 
 def is_image(cls: type) -> bool:
-    """True for PIL's images. False if PIL is not imported: then no image can exist. Stubs, which load another image
-    with a program, are not among them."""
+    """Returns True for PIL's images. False if PIL is not imported: then no image can exist. Stubs, which load another
+    image with a program, are not among them."""
     module, files = sys.modules.get("PIL.Image"), sys.modules.get("PIL.ImageFile")
     if module is None or not allowed.full_name(cls).startswith("PIL."):
         return False

@@ -78,7 +78,7 @@ def take_apart(item: Any) -> Apart:
 
 
 def is_dataclass(item: object) -> bool:
-    """True if `item` consists only of its fields; a dataclass that is also a list has further content."""
+    """Returns True if `item` consists only of its fields; a dataclass that is also a list has further content."""
     return (
         dataclasses.is_dataclass(item)
         and not isinstance(item, (type, Enum, torch.Tensor, np.ndarray))
@@ -91,7 +91,7 @@ def is_dataclass(item: object) -> bool:
 
 @allowed.remembered
 def is_namedtuple(cls: type) -> bool:
-    """True for named tuples that a batch may carry."""
+    """Returns True for named tuples that a batch may carry."""
     return (
         tuple in allowed.mro(cls)
         and type(allowed.static(cls, "_fields")) is tuple
@@ -101,7 +101,7 @@ def is_namedtuple(cls: type) -> bool:
 
 @allowed.remembered
 def is_dataclass_of_batches(cls: type) -> bool:
-    """True for dataclasses that a batch may carry: those whose objects consist of fields and attributes."""
+    """Returns True for dataclasses that a batch may carry: those whose objects consist of fields and attributes."""
     bases = allowed.mro(cls)
     return (
         type(allowed.static(cls, "__dataclass_fields__")) is dict
@@ -177,7 +177,8 @@ def mapping_maker(cls: Any) -> Callable[[dict[Any, Any]], Any] | None:
 
 
 def takes_attributes(cls: type) -> bool:
-    """True if a mapping of this class may get attributes. Those of the standard library hold their content there."""
+    """Returns True if a mapping of this class may get attributes. Those of the standard library hold their content
+    there."""
     return not any(cls is one for one in _STANDARD_MAPPINGS)
 
 
@@ -215,7 +216,7 @@ def made_from_dict(cls: Any, items: dict[Any, Any]) -> Any:
 
 
 def is_own_dict(item: Any) -> bool:
-    """True for a dict that is its own attributes, as with `self.__dict__ = self`."""
+    """Returns True for a dict that is its own attributes, as with `self.__dict__ = self`."""
     return isinstance(item, dict) and getattr(item, "__dict__", None) is item
 
 
@@ -335,7 +336,7 @@ def _subclass_of(base: Any) -> Carrier:
 
 @allowed.remembered
 def _is_plain_class(cls: type) -> bool:
-    """True if its objects consist only of their `__dict__`."""
+    """Returns True if its objects consist only of their `__dict__`."""
     return (
         allowed.is_allowed(cls)
         and is_rebuilt_from(cls, object)
@@ -345,7 +346,7 @@ def _is_plain_class(cls: type) -> bool:
 
 
 def _is_encoding(cls: type) -> bool:
-    """True for encodings that a fast tokenizer of Hugging Face puts in a BatchEncoding; their state is JSON."""
+    """Returns True for encodings that a fast tokenizer of Hugging Face puts in a BatchEncoding; their state is JSON."""
     return cls is getattr(sys.modules.get("tokenizers"), "Encoding", None)
 
 

@@ -92,7 +92,8 @@ def exactly(content: Any, *kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
 
 
 def is_rebuilt_from(cls: type, base: type) -> bool:
-    """True if objects of `cls` consist only of `base`'s content and `__dict__`; pickle takes no more, either."""
+    """Returns True if objects of `cls` consist only of `base`'s content and `__dict__`; pickle takes no more,
+    either."""
     return (
         cls is not base
         and issubclass(cls, base)
@@ -134,7 +135,8 @@ def _slots(cls: type) -> list[str]:
 
 
 def _same(a: Any, b: Any, depth: int = 0) -> bool:
-    """True if two attributes are certainly equal. If in doubt, False: then the attribute travels, or is refused."""
+    """Returns True if two attributes are certainly equal. If in doubt, False: then the attribute travels, or is
+    refused."""
     if a is b:
         return True
     if type(a) is not type(b) or depth > _MAX_COMPARED_DEPTH:

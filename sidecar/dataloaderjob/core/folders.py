@@ -48,7 +48,7 @@ def check(path: Path, remedy: str) -> None:
 
 
 def is_own(path: Path, *, hidden: bool = False) -> bool:
-    """True if `path` is a real folder that only this user may write to, and, with `hidden`, look into."""
+    """Returns True if `path` is a real folder that only this user may write to, and, with `hidden`, look into."""
     try:
         found = os.lstat(path)
     except OSError:

@@ -271,7 +271,7 @@ def _ticket_struct(count: int) -> struct.Struct:
 
 
 def all_ints(keys: Sequence[Any]) -> bool:
-    """True if these keys can travel as integers. Only `int` itself can: torch's workers see the type of a numpy
+    """Returns True if these keys can travel as integers. Only `int` itself can: torch's workers see the type of a numpy
     integer."""
     n = len(keys)
     return type(keys[0]) is int if n == 1 else list(map(type, keys)).count(int) == n
@@ -338,7 +338,7 @@ def unpack_ticket(data: bytes | memoryview) -> Ticket:
 
 
 def has_pickled_keys(data: bytes | memoryview) -> bool:
-    """True if unpacking a ticket loads a pickle, which is code. Raises RemoteProtocolError if it is not a
+    """Returns True if unpacking a ticket loads a pickle, which is code. Raises RemoteProtocolError if it is not a
     ticket."""
     return _ticket_head(data)[3] in (KeyForm.PICKLED, KeyForm.ITEMS)
 
@@ -373,7 +373,7 @@ def with_needed(data: bytes, needed: int) -> bytes:
 
 
 def slot_of(data: bytes) -> int | None:
-    """The slot of a packed ticket; None if it has keys."""
+    """Returns the slot of a packed ticket; None if it has keys."""
     is_slots = len(data) >= _SLOT_END and data[_KEY_FORM_AT] == KeyForm.SLOT
     return int(_SLOT.unpack_from(data, TICKET_HEAD_NBYTES)[0]) if is_slots else None
 
@@ -413,7 +413,7 @@ def unpack_snapshot(data: bytes) -> tuple[int, int, bytes]:
 
 
 def pack_shared(buffer: int, nbytes: int) -> bytes:
-    """The payload of a SHARED frame: the body is the first `nbytes` of a buffer."""
+    """Returns the payload of a SHARED frame: the body is the first `nbytes` of a buffer."""
     return _SHARED.pack(buffer, nbytes)
 
 
@@ -425,40 +425,40 @@ def unpack_shared(data: bytes) -> tuple[int, int]:
 
 
 def pack_end(batches: int) -> bytes:
-    """The payload of a FAILED frame with Flag.ENDED: the number of batches in the slot."""
+    """Returns the payload of a FAILED frame with Flag.ENDED: the number of batches in the slot."""
     return json.dumps({"ended": batches}).encode()
 
 
 def says_end(payload: bytes) -> bool:
-    """True if such a payload is from `pack_end`."""
+    """Returns True if such a payload is from `pack_end`."""
     return payload.startswith(b'{"ended"')
 
 
 def says_there(payload: bytes) -> bool:
-    """True if such a payload is from `pack_there`."""
+    """Returns True if such a payload is from `pack_there`."""
     return payload.startswith(b'{"there"')
 
 
 def pack_there(number: int) -> bytes:
-    """The payload of a FAILED frame with Flag.ENDED for a ticket that asks: the batch exists."""
+    """Returns the payload of a FAILED frame with Flag.ENDED for a ticket that asks: the batch exists."""
     return json.dumps({"there": number}).encode()
 
 
 def positions_of(data: bytes | memoryview) -> tuple[int, int]:
-    """(position of the first sample, samples) of a packed ticket."""
+    """Returns (position of the first sample, samples) of a packed ticket."""
     _, first, _, _, _, n = _ticket_head(data)
     return first, n
 
 
 def ints_of(data: bytes | memoryview) -> list[int] | None:
-    """The keys of a packed ticket if they are ints; None if not, because only user processes unpickle keys. Raises
-    RemoteProtocolError if the ticket has fewer bytes than its keys."""
+    """Returns the keys of a packed ticket if they are ints; None if not, because only user processes unpickle keys.
+    Raises RemoteProtocolError if the ticket has fewer bytes than its keys."""
     key_form = _ticket_head(data)[3]
     return list(unpack_ticket(data).keys) if key_form == KeyForm.INTS else None
 
 
 def base_seed_of(data: bytes | memoryview) -> int:
-    """The seed of a packed ticket, read without unpickling the user's keys."""
+    """Returns the seed of a packed ticket, read without unpickling the user's keys."""
     return _ticket_head(data)[0]
 
 
@@ -534,7 +534,7 @@ def split_tickets(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def describe_keys(data: bytes | memoryview, position: int | None = None, limit: int = 8) -> str:
-    """The keys of a packed ticket as text for a message, without unpickling anything."""
+    """Returns the keys of a packed ticket as text for a message, without unpickling anything."""
     if len(data) < TICKET_HEAD_NBYTES:
         return "unknown indices"
     _, first, _, key_form, _, n = _TICKET_HEAD.unpack_from(data)

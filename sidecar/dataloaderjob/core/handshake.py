@@ -74,8 +74,8 @@ class Versions:
     """The version from which connections have seals."""
 
     def common(self, challenge: dict[str, Any]) -> int:
-        """The newest version that both sides speak. Raises AuthError if there is none, or if the versions are not those
-        that the peer has stated."""
+        """Returns the newest version that both sides speak. Raises AuthError if there is none, or if the versions are
+        not those that the peer has stated."""
         newest = challenge.get("protocol")
         oldest = challenge.get("oldest", newest)
         stated = str(challenge.get("nonce")).partition("-")[2]
@@ -124,7 +124,7 @@ def new_key() -> bytes:
 
 
 def new_challenge(versions: Versions = CONTROL) -> dict[str, Any]:
-    """The first message, from the side that accepted."""
+    """Returns the first message, from the side that accepted."""
     nonce = f"{os.urandom(16).hex()}-{versions.newest}"
     return {"nonce": nonce, "protocol": versions.newest, "oldest": versions.oldest}
 
@@ -133,7 +133,8 @@ def answer_challenge(
     key: Key, challenge: dict[str, Any], *, role: str, name: str, job: str, facts: dict[str, Any],
     versions: Versions = CONTROL,
 ) -> dict[str, Any]:  # fmt: skip
-    """The second message, from the side that connected. Raises AuthError if the sides have no common version."""
+    """Returns the second message, from the side that connected. Raises AuthError if the sides have no common
+    version."""
     chosen = versions.common(challenge)
     reply = {
         "nonce": os.urandom(16).hex(), "protocol": chosen, "role": role, "name": name, "job": job, "facts": facts,
@@ -180,7 +181,7 @@ def confirm_acceptance(
 def seals_after(
     key: Key, challenge: dict[str, Any], reply: dict[str, Any], versions: Versions = CONTROL, *, accepted: bool
 ) -> Seals | None:  # fmt: skip
-    """The seals of a connection after these messages; None for a version without. `accepted`: for the side that
+    """Returns the seals of a connection after these messages; None for a version without. `accepted`: for the side that
     accepted."""
     if reply["protocol"] < versions.sealed:
         return None
@@ -193,7 +194,7 @@ def seals_after(
 
 
 def _stated(challenge: dict[str, Any], reply: dict[str, Any], versions: Versions) -> tuple[object, ...]:
-    """The statements of both sides in the first two messages, as far as their version vouches for them."""
+    """Returns the statements of both sides in the first two messages, as far as their version vouches for them."""
     stated = (challenge.get("nonce"), *(reply.get(k) for k in ("nonce", "role", "name", "job", "facts")))
     if reply["protocol"] < versions.sealed:
         return stated
@@ -203,7 +204,7 @@ def _stated(challenge: dict[str, Any], reply: dict[str, Any], versions: Versions
 def _vouched(
     challenge: dict[str, Any], reply: dict[str, Any], facts: object, versions: Versions
 ) -> tuple[object, ...]:  # fmt: skip
-    """The fields for which the acceptor vouches."""
+    """Returns the fields for which the acceptor vouches."""
     if reply["protocol"] < versions.sealed:
         return challenge.get("nonce"), reply["nonce"], facts
     return *_stated(challenge, reply, versions), facts

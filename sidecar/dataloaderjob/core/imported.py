@@ -21,7 +21,7 @@ def record(path: Path) -> None:
 
 
 def is_current(path: Path) -> bool:
-    """True if every file is unchanged since `record`; False if nothing was recorded."""
+    """Returns True if every file is unchanged since `record`; False if nothing was recorded."""
     try:
         found = json.loads(path.read_text())
         return all(_state(file) == state for file, state in found.items())

@@ -284,7 +284,7 @@ class _Parser:
 
 
 def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """True if the items fill one block of memory without gaps or overlaps, in any order of dimensions."""
+    """Returns True if the items fill one block of memory without gaps or overlaps, in any order of dimensions."""
     if len(shape) != len(strides):
         return False
     expected = 1

@@ -123,7 +123,7 @@ def end_group(pid: int) -> int:
 
 
 def alive(pidfd: int) -> bool:
-    """True unless the process has ended."""
+    """Returns True unless the process has ended."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return not poll.poll(0)
@@ -140,7 +140,7 @@ def start_time(pid: int) -> str:
 
 
 def lives(path: Path) -> bool:
-    """True if the process that this file names by pid and start time is alive."""
+    """Returns True if the process that this file names by pid and start time is alive."""
     try:
         pid, started = path.read_text().split()
     except (FileNotFoundError, ValueError):

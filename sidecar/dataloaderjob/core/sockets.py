@@ -24,7 +24,7 @@ EVERYWHERE = "::"
 
 
 def on_machine(instance: str) -> str:
-    """The address of a feeder for receivers in its network namespace: an abstract name, which is not a file and
+    """Returns the address of a feeder for receivers in its network namespace: an abstract name, which is not a file and
     disappears with the process."""
     return f"\0dataloaderjob-feeder-{instance}"
 
@@ -55,7 +55,7 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def address_text(host: str, port: int) -> str:
-    """host:port, with an IPv6 number in brackets."""
+    """Returns host:port, with an IPv6 number in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -159,7 +159,7 @@ class Inbox:
 
 
 def head_nbytes(seals: Seals | None) -> int:
-    """Size in bytes of what precedes a message's JSON."""
+    """Returns size in bytes of what precedes a message's JSON."""
     return sealed_nbytes(LENGTH.size, seals)
 
 
@@ -180,7 +180,7 @@ def open_rest(rest: bytes, seals: Seals | None) -> bytes:
 
 
 def length_of(data: bytes | bytearray, limit: int) -> int:
-    """Size in bytes of the message whose length is at the start of `data`."""
+    """Returns size in bytes of the message whose length is at the start of `data`."""
     (n,) = LENGTH.unpack_from(data)
     if n > limit:
         raise RemoteProtocolError(f"a message of {n} bytes exceeds {limit}")
@@ -241,13 +241,13 @@ def tune(sock: socket.socket) -> None:
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """The user of the process at the other end of a connected Unix socket, as the kernel reports it."""
+    """Returns the user of the process at the other end of a connected Unix socket, as the kernel reports it."""
     _, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
 
 
 def descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
-    """The descriptors that arrived with a message, from the ancillary data of `recvmsg`."""
+    """Returns the descriptors that arrived with a message, from the ancillary data of `recvmsg`."""
     received = array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -137,7 +137,7 @@ def worst(feeders: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def _is_lasting(cause: object) -> bool:
-    """True for a cause in LASTING. A supervisor runs in the user's image, and may report anything."""
+    """Returns True for a cause in LASTING. A supervisor runs in the user's image, and may report anything."""
     return isinstance(cause, str) and cause in LASTING
 
 
@@ -270,8 +270,8 @@ def describe_failure(payload: bytes) -> dict[str, str]:
 
 
 def failure_passed(failed: tuple[int, int], stream: int, awaited: int) -> bool:
-    """True if a trainer that awaits `awaited` of `stream` has taken a batch after the (stream, ticket) that failed,
-    from the same iterator or a later one. Raising the failure counts as taking that ticket."""
+    """Returns True if a trainer that awaits `awaited` of `stream` has taken a batch after the (stream, ticket) that
+    failed, from the same iterator or a later one. Raising the failure counts as taking that ticket."""
     return (stream > failed[0] and awaited > 0) or (stream == failed[0] and awaited > failed[1] + 1)
 
 

@@ -325,7 +325,7 @@ def check_preamble(data: bytes | bytearray) -> None:
 
 
 def _is_end(exc: ssl.SSLError) -> bool:
-    """True if the peer has closed the connection. Frames have lengths, so an early end is noticed there."""
+    """Returns True if the peer has closed the connection. Frames have lengths, so an early end is noticed there."""
     return isinstance(exc, ssl.SSLZeroReturnError | ssl.SSLEOFError) or "EOF" in str(exc.reason)
 
 

@@ -53,7 +53,7 @@ class NotPlainError(TypeError):
 
 
 def is_key(value: object) -> bool:
-    """True if `value` can be a dict's key here: a plain scalar, or tuples and frozensets of such."""
+    """Returns True if `value` can be a dict's key here: a plain scalar, or tuples and frozensets of such."""
     kind = type(value)
     if kind is tuple or kind is frozenset:
         return all(map(is_key, value))  # type: ignore[call-overload]

@@ -92,7 +92,7 @@ class Builders:
         return bundle in self._sessions
 
     def free(self, task: Task) -> bool:
-        """True if this task may be made now."""
+        """Returns True if this task may be made now."""
         session = self._sessions.get(task.bundle)
         if session is None or session.phase is not BuilderPhase.FREE:
             return False
@@ -102,7 +102,7 @@ class Builders:
         return self.needs.may_make(bundle, _slot_ticket(task).number)
 
     def discards(self, bundle: bytes) -> bool:
-        """True if the bundle's builder is making a batch that has since been cancelled."""
+        """Returns True if the bundle's builder is making a batch that has since been cancelled."""
         session = self._sessions.get(bundle)
         return session is not None and session.task is not None and session.task.state is TaskState.DISCARDED
 
@@ -398,7 +398,7 @@ def _slot_ticket(task: Task) -> frames.SlotTicket:
 
 
 def _is_asked_again(session: Session, waiting: list[Task]) -> bool:
-    """True if a slot's cancelled batch is requested again: its builder cannot make anything else first."""
+    """Returns True if a slot's cancelled batch is requested again: its builder cannot make anything else first."""
     made = session.task
     return session.slot is not None and made is not None and any(t.ticket == made.ticket for t in waiting)
 

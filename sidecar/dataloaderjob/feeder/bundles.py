@@ -165,7 +165,7 @@ class BundleStore:
 
 
 def is_due(now: float, since: float, noted_at: float) -> bool:
-    """True if a note is due about something that has been going on since `since`. The intervals grow."""
+    """Returns True if a note is due about something that has been going on since `since`. The intervals grow."""
     return now - since >= NOTE_AFTER_S and now - noted_at >= max(NOTE_EVERY_S, noted_at - since)
 
 
@@ -205,7 +205,7 @@ class Templates:
         return self._templates.get(bundle.code) or self._load(bundle)
 
     def has(self, template: Template) -> bool:
-        """True while the template is in use."""
+        """Returns True while the template is in use."""
         return self._templates.get(template.bundle.code) is template
 
     def use(self, receiver: int, bundle: Bundle) -> None:

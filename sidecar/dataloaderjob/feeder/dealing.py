@@ -42,8 +42,8 @@ class Needs:
         known[receiver] = needed if before == _NOTHING else max(before, needed)
 
     def may_make(self, bundle: Bundle, number: int) -> bool:
-        """True if batch `number` is close enough to the batch that the slowest rank needs. All batches in between are
-        kept."""
+        """Returns True if batch `number` is close enough to the batch that the slowest rank needs. All batches in
+        between are kept."""
         slowest = min(self._of.get(bundle.id, {}).values(), default=_NOTHING)
         return number < slowest + STEPS_AHEAD * bundle.ranks + BATCHES_AHEAD
 

@@ -209,11 +209,11 @@ class Feeding:
         return [Fail(task) for task in lost]
 
     def known(self, bundle: bytes) -> bool:
-        """True if the bundle's blobs are on this node."""
+        """Returns True if the bundle's blobs are on this node."""
         return bundle in self._known
 
     def wanted(self, bundle: bytes) -> bool:
-        """True if tickets wait for the bundle's blobs."""
+        """Returns True if tickets wait for the bundle's blobs."""
         return bundle in self._parked
 
     def waiting(self, bundle: bytes) -> list[Task]:
@@ -245,7 +245,7 @@ class Feeding:
             owner.uses.pop(bundle, None)
 
     def used(self, bundle: bytes) -> bool:
-        """True if any receiver may still send tickets of this bundle."""
+        """Returns True if any receiver may still send tickets of this bundle."""
         return any(bundle in owner.uses for owner in self._receivers.values())
 
     def users(self, bundle: bytes) -> list[tuple[int, int]]:

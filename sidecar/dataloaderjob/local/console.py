@@ -266,7 +266,7 @@ def fit_table(table: Table, height: int) -> Table:
 
 
 def can_draw(env: Mapping[str, str]) -> bool:
-    """True if a terminal with this TERM supports drawing, and `rich` is installed."""
+    """Returns True if a terminal with this TERM supports drawing, and `rich` is installed."""
     return (
         env.get("TERM", "dumb") not in ("", "dumb", "unknown")
         and importlib.util.find_spec("rich") is not None

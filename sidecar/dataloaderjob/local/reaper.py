@@ -66,7 +66,7 @@ def give_up(folder: Path, pid: int) -> None:
 
 
 def is_anothers(folder: Path, pid: int) -> bool:
-    """True if a service other than `pid` owns this folder: it was removed, and a rank created it again."""
+    """Returns True if a service other than `pid` owns this folder: it was removed, and a rank created it again."""
     return service_of(folder) not in (None, pid)
 
 
@@ -143,7 +143,7 @@ def _wait(pidfds: Iterable[int], timeout_s: float) -> None:
 
 
 def _has(pid: int, run_id: str) -> bool:
-    """True if a process carries the tag; False for a zombie, an ended process, or one of another user."""
+    """Returns True if a process carries the tag; False for a zombie, an ended process, or one of another user."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

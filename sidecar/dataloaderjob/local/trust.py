@@ -50,7 +50,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _is_safe(found: os.stat_result) -> bool:
-    """True for a link, whose mode means nothing, and for a folder in which only owners may rename files."""
+    """Returns True for a link, whose mode means nothing, and for a folder in which only owners may rename files."""
     return stat.S_ISLNK(found.st_mode) or (stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_ISVTX))
 
 

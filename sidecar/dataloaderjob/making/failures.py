@@ -140,7 +140,8 @@ def _traceback(exc: BaseException) -> str:
 
 
 def _may_lack_set_up(exc: BaseException) -> bool:
-    """True if the error may be due to a library that only the script has set up: `np.float`, a truncated image."""
+    """Returns True if the error may be due to a library that only the script has set up: `np.float`, a truncated
+    image."""
     if isinstance(exc, DataLoaderJobError):
         return False
     if isinstance(exc, AttributeError):

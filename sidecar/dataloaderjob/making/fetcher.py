@@ -170,7 +170,7 @@ class Fetcher:
 
 
 def is_of_user(exc: BaseException) -> bool:
-    """True if the exception fails the batch. So does SystemExit, which must not end a feeder. In the trainer,
+    """Returns True if the exception fails the batch. So does SystemExit, which must not end a feeder. In the trainer,
     KeyboardInterrupt comes from the user's Ctrl-C; a feeder's process gets none, so only user code raises it there."""
     return isinstance(exc, Exception | SystemExit) or get_worker_info() is not None
 

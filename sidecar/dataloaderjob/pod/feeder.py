@@ -262,7 +262,7 @@ class Backlog:
             self._changed.notify()
 
     def end(self) -> None:
-        """No more lines come."""
+        """Declares that no more lines come."""
         with self._changed:
             self._own_up()
             self._ended = True

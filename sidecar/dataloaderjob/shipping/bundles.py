@@ -387,7 +387,8 @@ def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:
 
 
 def _lacks_in_module(exc: Exception) -> bool:
-    """True if an attribute of a module or of a class is missing, also if pickle or a module's __getattr__ raised it."""
+    """Returns True if an attribute of a module or of a class is missing, also if pickle or a module's __getattr__
+    raised it."""
     return isinstance(exc, AttributeError) and (
         isinstance(exc.obj, types.ModuleType | type)
         or str(exc).startswith(("Can't get attribute", "module '"))

@@ -112,7 +112,7 @@ class Definitions:
 
 
 def _is_defined(name: str, value: Any) -> bool:
-    """True for a function or a class that the script defines under this name."""
+    """Returns True for a function or a class that the script defines under this name."""
     return (
         isinstance(value, names.CODE)
         and getattr(value, "__module__", None) in MAINS

@@ -253,7 +253,7 @@ def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
 
 
 def _is_replaced(own: dict[str, Any], name: str, value: functools.partial[Any]) -> bool:
-    """True if a script, not the library itself, replaced a function by this partial of it."""
+    """Returns True if a script, not the library itself, replaced a function by this partial of it."""
     if getattr(value.func, "__name__", None) != name:
         return False
     lines = linecache.getlines(own["__file__"])

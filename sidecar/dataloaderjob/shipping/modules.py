@@ -71,7 +71,7 @@ _OUTSIDE = _folders("stdlib", "platstdlib", "purelib", "platlib")
 
 
 def is_installed(file: str) -> bool:
-    """True if a file belongs to the standard library or to an installed distribution."""
+    """Returns True if a file belongs to the standard library or to an installed distribution."""
     return file.startswith(_OUTSIDE) or any(f"{os.sep}{part}{os.sep}" in file for part in _INSTALLED)
 
 
@@ -164,7 +164,7 @@ MOCK = "A mock stays in its process: patch with new= and a function"
 
 
 def is_mock(part: Any) -> bool:
-    """True for an object of unittest.mock, or a function that wraps a mock (`autospec`)."""
+    """Returns True for an object of unittest.mock, or a function that wraps a mock (`autospec`)."""
     mock = sys.modules.get("unittest.mock")
     if mock is None:
         return False
@@ -175,9 +175,9 @@ def is_mock(part: Any) -> bool:
 
 
 def is_defined_at(function: Any, module: str, path: str) -> bool:
-    """True if a fresh import of `module` makes this very function at `path`, judged by its code. Everything except
-    user functions counts as True: a library's wrapper is made by the library, or by the import of the wrapped function.
-    """
+    """Returns True if a fresh import of `module` makes this very function at `path`, judged by its code. Everything
+    except user functions counts as True: a library's wrapper is made by the library, or by the import of the wrapped
+    function."""
     if type(function) is not types.FunctionType:
         return True
     if is_mock(function):
@@ -190,7 +190,7 @@ def is_defined_at(function: Any, module: str, path: str) -> bool:
 
 
 def is_users(own: dict[str, Any]) -> bool:
-    """True if these are the globals of the script or of a user module."""
+    """Returns True if these are the globals of the script or of a user module."""
     name = own.get("__name__")
     if not isinstance(name, str) or getattr(sys.modules.get(name), "__dict__", None) is not own:
         return False
@@ -236,7 +236,7 @@ def _all_looks(names: Sequence[str], shipped: Mapping[str, Source]) -> dict[str,
 
 
 def is_over(module: ModuleType) -> bool:
-    """True if the import of a module has finished."""
+    """Returns True if the import of a module has finished."""
     return not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
@@ -300,7 +300,7 @@ def _binds(statement: ast.stmt) -> Iterator[tuple[str, str]]:
 
 
 def _is_once(statement: ast.stmt, foreign: Mapping[str, str]) -> bool:
-    """True if a simple statement calls a function that matches `_ONCE`."""
+    """Returns True if a simple statement calls a function that matches `_ONCE`."""
     if not isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign):
         return False
     for node in ast.walk(statement):

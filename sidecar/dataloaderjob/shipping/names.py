@@ -90,7 +90,7 @@ def _split(module: ModuleType) -> tuple[list[Item], list[Item]]:
 
 
 def is_own(value: Any, module: str, path: str) -> bool:
-    """True if the module's source defines this object at `path`."""
+    """Returns True if the module's source defines this object at `path`."""
     named = getattr(value, "__module__", None) == module and getattr(value, "__qualname__", None) == path
     return named and is_defined_at(value, module, path)
 
@@ -168,7 +168,8 @@ def _has_kept(values: tuple[Any, ...]) -> bool:
 
 
 def _travels(value: Any) -> bool:
-    """True if a default argument travels. A library's object does not: it may be a sentinel, compared by identity."""
+    """Returns True if a default argument travels. A library's object does not: it may be a sentinel, compared by
+    identity."""
     return _is_plain(value) or is_users(getattr(sys.modules.get(type(value).__module__), "__dict__", {}))
 
 
@@ -206,8 +207,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def delegates(cls: Any) -> bool:
-    """True if objects of a class delegate missing attributes to another object. Unpickling one looks up __setstate__
-    before the other object exists, and such a `__getattr__` then recurses without end."""
+    """Returns True if objects of a class delegate missing attributes to another object. Unpickling one looks up
+    __setstate__ before the other object exists, and such a `__getattr__` then recurses without end."""
     is_own = isinstance(getattr(cls, "__getattr__", None), types.FunctionType)
     return is_own and not hasattr(cls, "__setstate__") and not _reduces(cls)
 

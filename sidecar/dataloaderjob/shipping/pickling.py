@@ -270,8 +270,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         return is_defined_at(obj, module, path) or not self._travels(obj)
 
     def _travels(self, wrapper: types.FunctionType) -> bool:
-        """True if a function that has another function's name can travel by value. A wrapper around a lock cannot, and
-        stays as the import makes it, if the import made it."""
+        """Returns True if a function that has another function's name can travel by value. A wrapper around a lock
+        cannot, and stays as the import makes it, if the import made it."""
         if wrapper.__globals__ is self._main:
             return True
         if id(wrapper) not in self._wrappers:
@@ -387,12 +387,12 @@ def _without_frames(exc: BaseException) -> BaseException:
 
 
 def changed_meanwhile(exc: BaseException) -> bool:
-    """True if another thread added to a container while it was pickled, so that another attempt may succeed."""
+    """Returns True if another thread added to a container while it was pickled, so that another attempt may succeed."""
     return isinstance(exc, RuntimeError) and "during iteration" in str(exc)
 
 
 def picklable(obj: Any, known: names.Names | None, user_modules: Collection[str]) -> bool:
-    """True if `obj` pickles by itself."""
+    """Returns True if `obj` pickles by itself."""
     for _ in range(TRIES):
         exc = why_not(obj, known, user_modules, alone=True)
         if exc is None or not changed_meanwhile(exc):

@@ -92,7 +92,7 @@ def _decimal() -> dict[str, Any]:
 
 
 def _unverified() -> bool:
-    """True if the script disabled the verification of certificates, as for downloads from an old server."""
+    """Returns True if the script disabled the verification of certificates, as for downloads from an old server."""
     ssl = sys.modules.get("ssl")
     return ssl is not None and ssl._create_default_https_context is ssl._create_unverified_context  # noqa: SLF001
 
@@ -111,7 +111,7 @@ def _dialects() -> dict[str, dict[str, Any]]:
 
 
 def _flushes_denormals() -> bool:
-    """True if the script called torch.set_flush_denormal, for which torch has no getter."""
+    """Returns True if the script called torch.set_flush_denormal, for which torch has no getter."""
     return float(torch.tensor(1e-38) * torch.tensor(0.1)) == 0.0
 
 

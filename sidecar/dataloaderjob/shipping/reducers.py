@@ -149,7 +149,7 @@ def _load_scripted(data: bytes) -> Any:
 
 
 def is_shared_memory(obj: Any) -> bool:
-    """True for an object of multiprocessing that only forked processes share."""
+    """Returns True for an object of multiprocessing that only forked processes share."""
     if isinstance(obj, _C_DATA):
         obj = getattr(obj, "__dict__", {}).get("_wrapper")  # the memory of RawArray and RawValue
     if not type(obj).__module__.startswith("multiprocessing."):
@@ -293,12 +293,12 @@ class SharedAddresses:
 
 
 def _is_memory(name: str) -> bool:
-    """True unless it is a file, which feeders map by its name, or one of our batches."""
+    """Returns True unless it is a file, which feeders map by its name, or one of our batches."""
     return (name.startswith(_SHARED_NAMES) or "/pymp-" in name) and not name.startswith(_OURS)
 
 
 def _is_dirty(address: int, nbytes: int) -> bool:
-    """True if a private mapping of a file was written to in this range."""
+    """Returns True if a private mapping of a file was written to in this range."""
     within = False
     for line in _SMAPS.read_text(errors="replace").splitlines():
         if (found := _LINE.match(line)) is not None:

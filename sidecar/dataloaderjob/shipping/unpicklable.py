@@ -102,7 +102,7 @@ _STAYS = "with num_workers=0, this process makes the batches"
 
 
 def _is_test_case(part: Any) -> bool:
-    """True for a TestCase, which holds a whole run of tests."""
+    """Returns True for a TestCase, which holds a whole run of tests."""
     unittest = sys.modules.get("unittest")
     return unittest is not None and isinstance(part, unittest.TestCase)
 
@@ -223,7 +223,7 @@ def find_storage(
 
 
 def _is_users(part: Any, user_modules: Collection[str]) -> bool:
-    """True if the object has to be searched; False for a library's modules and functions."""
+    """Returns True if the object has to be searched; False for a library's modules and functions."""
     if isinstance(part, types.ModuleType):
         name: Any = part.__name__
     elif isinstance(part, types.FunctionType):

@@ -128,7 +128,7 @@ def sent_class(name: ClassName) -> type | None:
 
 
 def is_by_value(cls: type) -> bool:
-    """True if a class arrived in this process by value."""
+    """Returns True if a class arrived in this process by value."""
     return cls in _made
 
 
@@ -289,7 +289,7 @@ def _with_bases(classes: Iterable[type]) -> list[type]:
 
 
 def is_users(cls: type) -> bool:
-    """True if a class belongs to a user module, not to an installed one."""
+    """Returns True if a class belongs to a user module, not to an installed one."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return cls.__module__ in MAINS or cls in _made or (isinstance(file, str) and not is_installed(file))
 

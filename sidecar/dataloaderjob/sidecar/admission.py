@@ -71,8 +71,8 @@ class Admission:
         return next(name for name in names if name not in taken)
 
     def _may_give_way(self, receiver: ReceiverProcess) -> bool:
-        """True if its trainer has no loader in use. A client of a private service stays attached without one, and
-        attaches again when it needs to."""
+        """Returns True if its trainer has no loader in use. A client of a private service stays attached without one,
+        and attaches again when it needs to."""
         return self._settings.private and bool(receiver.control.words[W_IDLE])
 
     def _running(self) -> int:

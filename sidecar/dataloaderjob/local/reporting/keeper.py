@@ -165,7 +165,7 @@ def _processes(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
 
 
 def cpu_of(pid: int) -> float | None:
-    """CPU seconds of a process so far; None if it has ended."""
+    """Returns CPU seconds of a process so far; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) * _TICK_S

@@ -102,7 +102,7 @@ class Series:
     every_s: float = EVERY_S
 
     def is_due(self, at: float) -> bool:
-        """True if it is time for another reading."""
+        """Returns True if it is time for another reading."""
         return not self.readings or at - self.readings[-1].at >= self.every_s - 0.05
 
     def add(self, reading: Reading) -> bool:

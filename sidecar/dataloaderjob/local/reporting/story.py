@@ -289,7 +289,7 @@ def parts(found: Analysis) -> Table:
 
 
 def costs(found: Analysis) -> Table:
-    """The mean cost of a batch, where only sums are known."""
+    """Returns the mean cost of a batch, where only sums are known."""
     sums = found.times.sums
     count = max(1, sums.count)
     rows = [

@@ -97,7 +97,7 @@ class Watched:
         return ready
 
     def _label(self, rank: str, sidecar: str) -> str:
-        """The rank, with its sidecar if another one has the same rank."""
+        """Returns the rank, with its sidecar if another one has the same rank."""
         theirs = any(name.endswith(f"/{rank}") and name != f"{sidecar}/{rank}" for name in self._of("rank"))
         return f"{rank} of {sidecar}" if theirs else rank
 

@@ -119,7 +119,7 @@ def here(address: str, nodes: Iterable[Node]) -> str:
 
 
 def is_local(host: str) -> bool:
-    """True if this machine has the address."""
+    """Returns True if this machine has the address."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
             sock.bind((host, 0))

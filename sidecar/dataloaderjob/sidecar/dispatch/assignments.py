@@ -162,7 +162,7 @@ class Assignments:
     def _is_about_to_move(
         self, now: float, ticket: Ticket, slot: Slot, able_to: Callable[[FeederState], bool]
     ) -> bool:
-        """True if a feeder that makes fewer slots is to take over this one."""
+        """Returns True if a feeder that makes fewer slots is to take over this one."""
         slots = ticket.stream.slots
         if slot.next_home is None and now - slots.balanced_at >= BALANCE_EVERY_S:
             slot.next_home = better_home(slot, ticket.number_in_slot, self._able(able_to), self._homes)

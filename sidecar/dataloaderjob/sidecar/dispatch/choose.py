@@ -38,7 +38,7 @@ def depth(stream: Stream) -> int:
 
 
 def fits(feeder: FeederState, stream: Stream) -> bool:
-    """True unless something is known to keep this feeder from making the stream's batches."""
+    """Returns True unless something is known to keep this feeder from making the stream's batches."""
     return stream.bundle not in feeder.refused and stream.bundle not in feeder.not_loaded
 
 

@@ -119,7 +119,8 @@ class Feeder(Protocol):
 
 
 def stays(home: Feeder | None, now: float, *, fits: bool) -> bool:
-    """True if a slot keeps its home, or waits for it. A home that is only late with other work keeps its slots."""
+    """Returns True if a slot keeps its home, or waits for it. A home that is only late with other work keeps its
+    slots."""
     if home is None or home.draining or home.is_silent or not fits:
         return False
     return home.up or now - home.down_since <= RETURN_S

@@ -131,7 +131,7 @@ def _silence(now: float, feeder: FeederState) -> float:
 
 
 def _healthy(now: float, feeder: FeederState) -> bool:
-    """True if this feeder is on time, which shows that the others' lateness is their own."""
+    """Returns True if this feeder is on time, which shows that the others' lateness is their own."""
     trusted = feeder.up and not feeder.draining and feeder.suspect_since is None
     return trusted and _lateness(now, feeder) < 0.5
 
@@ -221,7 +221,7 @@ def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
 
 
 def _awaits_first_feeder(machine: Dispatcher) -> bool:
-    """True if no feeder has connected yet and the deadlines of this job's batches start with the first one."""
+    """Returns True if no feeder has connected yet and the deadlines of this job's batches start with the first one."""
     return machine.settings.awaits_feeders and machine.served_at is None
 
 

@@ -146,7 +146,7 @@ class Saved:
 
 
 def _is_of(state: Mapping[str, Any], slots: int) -> bool:
-    """True if a loader with `slots` slots may have made this entry."""
+    """Returns True if a loader with `slots` slots may have made this entry."""
     taken = state.get("taken")
     counts = {len(state["slots"]), len(state["digests"]), len(taken) if taken else slots}
     return counts == {slots} and all(0 <= slot < slots for slot, _ in state["ends"])
