@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from feeder_client import wait_until
 from local_runs import LocalRun, Project
 
+from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.timings import TIMES
 from dataloaderjob.local.reporting import rundata
 from dataloaderjob.local.reporting.analysis import Analysis
@@ -96,15 +98,22 @@ def text_of(page: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", page).split())
 
 
+def started(record: Path, feeder: str) -> str:
+    """What a live run's report tells of this feeder's start; empty before that."""
+    try:
+        events = rundata.find(str(record)).series.events
+    except InputError:
+        return ""
+    return next((e.what for e in events if e.who == feeder and e.kind == STARTED), "")
+
+
 @pytest.mark.thorough
 def test_report_of_a_run_names_the_killed_feeder_and_its_replacement(tmp_path: Path):
     project = Project(tmp_path, 4000, 0.004, feeders=2)
     with LocalRun(project.path, "--provider", "local", "--record", str(tmp_path / "record")) as run:
-        run.until("feeders 2/2")
+        told = wait_until(lambda: started(tmp_path / "record", "feeder-1"), 60, "feeder-1 serves")
         run.find()
         assert rundata.find(str(run.home)).is_live
-        data = rundata.find(str(tmp_path / "record"))
-        told = next(e.what for e in data.series.events if e.who == "feeder-1" and e.kind == STARTED)
         os.kill(int(re.findall(r"\d+", told)[0]), signal.SIGKILL)
         assert run.end() == 0
         assert run.left() == []
