@@ -36,8 +36,8 @@ EXCEPTIONS_HEAD = f"""# Exceptions
 
 {MADE.format("the classes")}
 
-All are names of the package, as in `except dataloaderjob.FeederLost`. A message states what was needed, what was found
-and what to do.
+The package exports all of them, as in `except dataloaderjob.FeederLost`. A message states what was needed, what was
+found and what to do.
 
 An exception that your own code raises in a feeder reaches the training loop with its own type. The feeder's traceback
 comes with it, as with torch's DataLoader.

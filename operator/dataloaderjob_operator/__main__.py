@@ -68,7 +68,7 @@ def read_root(path: Path) -> bytes:
 
 
 def read_roots(options: Options) -> keys.Roots | None:
-    """Reads the root keys from files; None: a Secret holds them. Raises NoRootKey."""
+    """Reads the root keys from files. Returns None if a Secret holds them. Raises NoRootKey."""
     if options.root_key is None:
         return None
     previous = None if options.previous_root is None else read_root(options.previous_root)

@@ -200,8 +200,8 @@ class ApiClient:
             query = {**query, "continue": rest}
 
     async def watch(self, path: str, seconds: int, **query: str) -> AsyncIterator[Manifest]:
-        """Yields the events of a watch until the API server ends it. Raises ApiError, also for an event that reports an
-        error."""
+        """Yields the events of a watch until the API server ends it. Raises ApiError, including for events that report
+        an error."""
         query |= {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
         timeout = aiohttp.ClientTimeout(total=seconds + 30, sock_read=SILENT_S)
         sent = await self.api.param_serialize(

@@ -88,7 +88,7 @@ def feeders(job: str) -> str:
 
 
 def trainers(job: str, attempt: int) -> str:
-    """Names the Indexed Job. Its pods' host names are this name, a hyphen and the replica's number."""
+    """Returns the name of the Indexed Job. The host name of its pods adds a hyphen and the replica's number."""
     return f"{trainers_stem(job)}-{attempt}"
 
 

@@ -235,7 +235,7 @@ class _Adopted(DataLoader[Any]):
 
 
 def adopt(prepared: _Prepared, *, allow_pickle: bool = False, dataset_id: str | None = None) -> _Prepared:
-    """Puts our loader into a loader that `accelerator.prepare()` returned, and returns the prepared loader.
+    """Installs our loader in one that `accelerator.prepare()` returned, and returns the prepared loader.
 
     prepared: a map-style loader, whatever its class was before. allow_pickle, dataset_id: as for
     `dataloaderjob.DataLoader`. Raises InputError if `prepared` is anything else.

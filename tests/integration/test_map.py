@@ -278,7 +278,7 @@ def test_an_instance_that_cannot_be_copied_is_refused_and_its_class_is_not(place
     code, _, err = place.run("points", "locked", "--output", "out", feeders=1)
     assert code == 2
     assert "collate_fn._function.lock: _thread.lock" in err
-    assert "collate_fn._function is your function: name a class instead" in err
+    assert "collate_fn._function is your function: specify a class instead" in err
     assert place.run("points", "Locked", "--output", "out", feeders=1)[0] == 0
 
 

@@ -270,7 +270,7 @@ class _Last(dict[K, V]):
 
 
 def owner_of(thing: Manifest) -> JobKey | None:
-    """Returns the key of the job that an object is, or that its label names; None if there is none."""
+    """Returns the key of a job, or of the job that an object's label names; None if there is none."""
     metadata = thing["metadata"]
     name = metadata["name"] if thing["kind"] == KIND else metadata.get("labels", {}).get(LABEL_JOB)
     return None if name is None else (metadata.get("namespace", ""), name)

@@ -113,7 +113,7 @@ class Started:
         return self._code
 
     def kill(self) -> None:
-        """Kills its process group, unless the process has ended."""
+        """Kills the process and its group, unless the process has ended."""
         if self._code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)

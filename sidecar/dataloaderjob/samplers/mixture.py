@@ -122,7 +122,7 @@ class ElasticMixtureSampler(ElasticDistributedSampler):
         return turns + (first + self.rank) % self.num_replicas
 
     def _of_part(self, part: int, numbers: I64, epoch: int) -> I64:
-        """Returns the indices of the dataset's samples `numbers`, counted over all its passes."""
+        """Returns the dataset indices of samples. `numbers` counts samples across all passes over the dataset."""
         length = self._lengths[part]
         passes = numbers // length
         found = numbers - passes * length

@@ -238,7 +238,7 @@ class TrainerListener(Listener[Guest]):
             if packet is None:
                 if sum(guest.incoming.nbytes for guest in self._peers) > MAX_HELLOS_NBYTES:
                     raise RemoteProtocolError(
-                        f"incomplete messages have more than {MAX_HELLOS_NBYTES} bytes in total: attach again"
+                        f"incomplete messages total more than {MAX_HELLOS_NBYTES} bytes in total: attach again"
                     )
                 return
             self._forget(peer)

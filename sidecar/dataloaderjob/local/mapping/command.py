@@ -135,7 +135,7 @@ def _begin(loader: DataLoader[Any]) -> Iterator[Any]:
         if "collate_fn._function" not in str(exc):
             raise
         raise InputError(
-            f"{exc}. collate_fn._function is your function: name a class instead, because instances are "
+            f"{exc}. collate_fn._function is your function: specify a class instead, because instances are "
             "created in the feeders' processes and need not be copied"
         ) from exc
 

@@ -1,4 +1,4 @@
-"""`dataloaderjob report`: writes the page of a run."""
+"""`dataloaderjob report`: writes the report on a run as a page."""
 
 from __future__ import annotations
 

@@ -73,11 +73,11 @@ def _check_parts(spec: EpochSpec, is_stream: bool) -> None:
         raise ValueError(f"parts is a number from 1 to {MOST_AHEAD}, found {spec.parts!r}")
     if is_stream or spec.batch_sampler is None or getattr(spec.dataset, "__getitems__", None):
         raise InputError(
-            "parts= is for batches whose samples are made one by one, of a map-style dataset: not for an "
-            "IterableDataset, batch_size=None or a dataset with __getitems__, such as torch's Subset: give the "
-            "subset's own dataset, and sampler=SubsetRandomSampler(subset.indices)"
+            "parts= requires a map-style dataset, whose samples are made one by one. It does not support an "
+            "IterableDataset, batch_size=None or a dataset with __getitems__, such as torch's Subset: instead of a "
+            "Subset, pass the dataset that it is a subset of, and sampler=SubsetRandomSampler(subset.indices)"
         )
     if spec.collate_fn is not default_collate:
         raise InputError(
-            "parts= puts batches together as torch's default_collate makes them: leave out collate_fn, or parts="
+            "parts= assembles batches as torch's default_collate does: omit either collate_fn or parts="
         )
