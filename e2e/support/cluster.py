@@ -45,6 +45,11 @@ Manifest = dict[str, Any]
 T = TypeVar("T")
 
 
+NOTHING_TO_READ = ("is waiting to start", "is not available", "NotFound")
+"""Errors of `kubectl logs` (1.34) about a pod none of whose containers has an output: new, between two containers, or
+gone."""
+
+
 class CommandFailed(Exception):
     """A program ended with an exit code that is not 0; the message has what it printed."""
 
@@ -148,7 +153,7 @@ class Cluster:
         try:
             return self.kubectl("logs", pod, "-n", namespace, *which)
         except CommandFailed as exc:
-            if "is waiting to start" in str(exc) or "NotFound" in str(exc):
+            if any(words in str(exc) for words in NOTHING_TO_READ):
                 return ""
             raise
 
