@@ -12,8 +12,8 @@
                              {"error": text}                                     to any: a ServiceError
 
 A message is a u32 length and JSON. The supervisor holds the job's key, and anyone who holds Ray's token may control the
-provider. So no message is a pickle, and each has at most MAX_NBYTES. A long answer comes in parts, whose number the
-request limits. The type and size of each value are checked before it is used. A provider that lies about feeders can
+provider. So no message is a pickle, and each has at most MAX_NBYTES. A long answer comes in parts, whose number is
+limited. The type and size of each value are checked before it is used. A provider that lies about feeders can
 keep a job from having any, but nothing more.
 """
 
