@@ -81,8 +81,8 @@ def make(source: Source) -> Made:
 
 
 def _samples(source: Source) -> Iterator[Callable[[], Any]]:
-    """Yields functions, each of which fetches the samples of one batch. For a map-style dataset, the batches are those
-    of another epoch of the sampler."""
+    """Yields functions. Each one fetches the samples of one batch. For a map-style dataset, the batches are those of
+    another epoch of the sampler."""
     dataset, is_batched = source.dataset, source.is_batched
     if isinstance(dataset, IterableDataset):
         stream, size = iter(dataset), source.batch_size or 1

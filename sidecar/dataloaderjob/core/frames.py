@@ -135,7 +135,8 @@ class Flag(IntEnum):
     """Bits of a header's `flags`. Not an IntFlag, whose `&` takes 2 µs, and more with cold caches."""
 
     CHECKSUM = 1
-    """On a BODY, makes the receiver compare it with its digest (`core.digests`). On a TICKET, requests such a BODY."""
+    """Makes the receiver compare this BODY with its digest (`core.digests`). A TICKET with this flag requests such a
+    BODY."""
     PROBE = 2
     """Requests PROGRESS before each sample of a TICKET, because the ticket was out when a feeder died or hung."""
     ELSEWHERE = 4

@@ -48,7 +48,7 @@ CHECK_S = 60.0
 NO_ROOM = ("--num-gpus=0", "--memory=1")
 """Options for a node on which no feeder fits, whatever resources the feeder requests. The node has no CPUs either."""
 ANY_PATCH = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
-"""By default, Ray requires the same patch version of Python."""
+"""Ray's default requires the same patch version of Python."""
 CONNECT_TIMEOUT_S = 2.0
 RETRY_S = 0.5
 

@@ -15,8 +15,8 @@ RAY, LOCAL, REMOTE = "ray", "local", "remote"
 NAMES = (RAY, LOCAL)
 """Providers that a run on one machine can use. The head's pod uses REMOTE."""
 LEASE_S = 20.0
-"""On a Ray cluster that outlives the job, feeders serve this long without a supervisor. A supervisor that is restarted
-at once takes 5 s to adopt them, or 15 s on a busy machine."""
+"""Time for which feeders serve without a supervisor on a Ray cluster that outlives the job. A supervisor that is
+restarted at once takes 5 s to adopt them, or 15 s on a busy machine."""
 
 
 class ProviderLost(DataLoaderJobError):

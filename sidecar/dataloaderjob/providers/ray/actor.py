@@ -293,8 +293,8 @@ def shown_name(name: str, tag: str) -> str:
 
 
 def show(tag: str = "") -> None:
-    """Shows feeders' output from now on: that of the job with this tag, or of all jobs. Call it once, after ray.init
-    with log_to_driver."""
+    """Shows feeders' output from now on, for the job with this tag or for all jobs. Call it once, after ray.init with
+    log_to_driver."""
     ray_worker.global_worker._filter_logs_by_job = False  # noqa: SLF001
     dispatcher = ray_logging.global_worker_stdstream_dispatcher
     for name in [key for key, _ in list(dispatcher.handlers)]:

@@ -334,8 +334,8 @@ def resource_options(needed: Mapping[str, float]) -> dict[str, Any]:
 def room(
     needed: Mapping[str, float], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]
 ) -> Room:
-    """Returns the room for feeders, each of which needs `needed`. `nodes`: the total resources of each node. `free`:
-    the free resources of all nodes together."""
+    """Returns the room for feeders. Each feeder needs the resources `needed`. `nodes`: the total resources of each
+    node. `free`: the free resources of all nodes together."""
     needed = {name: amount for name, amount in needed.items() if amount}
     if not needed:
         return Room(MAX_FEEDERS, "")
