@@ -36,7 +36,7 @@ _TEMPLATES = {
 
 
 def want_of_memory(pod: Mapping[str, Any], container: str) -> str:
-    """Describes the out-of-memory kill of a container, with its limit and the field to raise."""
+    """Describes a container's out-of-memory kill, with its limit and the field to raise."""
     limit = (pod.get("spec", {}).get(MEMORY_LIMITS) or {}).get(container)
     field = _field(pod, container)
     if limit is None:
@@ -47,7 +47,7 @@ def want_of_memory(pod: Mapping[str, Any], container: str) -> str:
 
 
 def with_field(message: str, role: Role) -> str:
-    """Adds the field to change to the API server's refusal of a pod, if a quota or a LimitRange refuses it."""
+    """Returns the API server's message, with the field to change if a quota or a LimitRange refuses the pod."""
     if _RESOURCES.search(message) is None:
         return message
     return f"{message}; this pod's resources are set by {_ASKED[role]}"
