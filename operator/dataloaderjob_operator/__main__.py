@@ -43,8 +43,8 @@ from dataloaderjob_operator.workqueue import Workers
 log = logging.getLogger("dataloaderjob_operator")
 
 CHILD_S = 0.3
-"""Delay in seconds between a change to a child or to the supervisor's report and the reconcile. Further changes within
-the delay are batched."""
+"""Delay in seconds from a change to a child or to the supervisor's report until the reconcile, which batches further
+changes."""
 MAX_CALLS = 25_000
 """Recursion limit. A job may have 10,000 levels, and copying it takes two calls for each. A job that kopf cannot read
 or copy would end the watch of all jobs. JSON of 60,000 levels fits a thread's stack."""
@@ -53,8 +53,8 @@ CLOSING_S = 2.0
 _CLOSING = "async_generator_athrow"
 """CPython's name of the type of an asynchronous generator's `aclose()`."""
 _QUIET_TURNS = 5
-"""Turns of the loop without such a task, after which none will follow. A generator that another one iterates over is
-closed two turns after the other."""
+"""Number of consecutive turns of the event loop without such a task, after which no more will follow. A generator that
+another one iterates over is closed two turns after that one."""
 
 
 def read_root(path: Path) -> bytes:
@@ -137,7 +137,7 @@ async def reconcile_all(
     health: ProcessHealth,
     requests: Requests,
 ) -> None:
-    """Does the operator's work until a signal arrives."""
+    """Watches and reconciles jobs until a signal arrives."""
     cache = requests.cache
     poller = SupervisorPoller(
         cache, setup.root_key, lambda key: work.add(key, CHILD_S), previous_root=setup.previous_root
@@ -196,7 +196,7 @@ async def reconcile_all(
         "sweeps": watch.keep_sweeping(client, cache, work.add, options.namespaces, requests),
     }  # fmt: skip
     health.tasks += [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
-    await asyncio.sleep(0)  # kopf ignores tasks that run before it starts; it waits for others when it ends
+    await asyncio.sleep(0)  # kopf ignores tasks that run before it starts, and awaits others when it ends
     try:
         await watching
     finally:

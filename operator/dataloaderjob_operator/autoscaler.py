@@ -1,8 +1,8 @@
 """Scales the feeders of jobs with `autoscaling.mode: Auto`, through the scale subresource as `kubectl scale` does.
 
-The policy is pure (`dataloaderjob.core.autoscaling`). Its state lives in this process: after a restart of the
-operator, the policy starts over and removes no feeders for some minutes. A job that a HorizontalPodAutoscaler
-targets is left alone.
+The policy is pure (`dataloaderjob.core.autoscaling`). Its state lives in this process. After a restart of the operator,
+the policy starts over and removes no feeders for some minutes. A job that a HorizontalPodAutoscaler targets is not
+scaled here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 2.0
 CHECK_S = 60.0
-"""Interval between two lists of a namespace's HorizontalPodAutoscalers."""
+"""Time for which a list of a namespace's HorizontalPodAutoscalers is reused."""
 CANNOT_CHECK = "cannot list HorizontalPodAutoscalers, so one may be scaling this job"
 
 
@@ -56,11 +56,11 @@ class Autoscalers:
         self._clock = clock
         self._jobs: dict[JobKey, _Job] = {}
         self._others: dict[str, tuple[float, Mapping[str, str] | None]] = {}
-        """The last list of each namespace: its time, and the autoscaler of each job; None if the request was
-        refused."""
+        """The last list of each namespace: its time, and each job's autoscaler; None in place of the autoscalers if the
+        request failed."""
 
     def want(self, key: JobKey, target: ScalingTarget | None) -> None:
-        """Sets the job's current state; None: the job must not be scaled."""
+        """Sets the job's current state. None means that the job must not be scaled."""
         if target is None:
             self._jobs.pop(key, None)
         elif (job := self._jobs.get(key)) is None:
@@ -87,7 +87,7 @@ class Autoscalers:
                 await self._one(key, job, now)
             except ApiError as exc:
                 log.warning("%s/%s: cannot scale the feeders: %s", *key, exc)
-            except Exception:  # one job must not end the scaling of all
+            except Exception:  # one job's error must not end the scaling of all jobs
                 log.exception("%s/%s: the feeders are not scaled", *key)
         for namespace in set(self._others) - {namespace for namespace, _ in self._jobs}:
             del self._others[namespace]

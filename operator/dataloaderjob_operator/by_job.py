@@ -20,8 +20,8 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Given:
-    """The arguments of a call. Two jobs are equal only if they are the same object: the cache of jobs returns the same
-    object until the job changes."""
+    """The arguments of a call. Two jobs are equal only if they are the same object, because the cache of jobs returns
+    the same object until the job changes."""
 
     job: DataLoaderJob
     more: tuple[Any, ...]
@@ -38,9 +38,8 @@ class _Given:
 def cached_by_job(
     make: Callable[Concatenate[DataLoaderJob, P], R],
 ) -> Callable[Concatenate[DataLoaderJob, P], R]:
-    """Caches results of `make` for the RECENT jobs used last. Callers must not modify them.
-
-    Arguments after the job are positional, and are compared.
+    """Caches the results of `make` for the RECENT jobs used last. Callers must not modify the results. Arguments after
+    the job are positional, and are compared.
     """
 
     @lru_cache(RECENT)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 FOR_GOOD = frozenset({400, 403, 422})
 """Status codes of errors that a retry cannot fix; these errors are reported to the user."""
 NOT_OURS = "NotOurs"
-"""Our own reason for a child whose name another object has taken; other conflicts are temporary."""
+"""The operator's own reason for a child whose name another object has taken. Other conflicts are temporary."""
 NOT_TYPED = (
     "field not declared in schema",
     "failed to create typed patch object",
@@ -38,7 +38,7 @@ NOT_TYPED = (
 NOT_NOW = frozenset({0, 429})
 """Status codes of an API server that accepts no request at the moment."""
 REPETITIONS = 3
-"""Number of consecutive errors of one child after which any error is reported to the user: a failing webhook may
+"""Number of consecutive errors of one child after which any error is reported to the user. A failing webhook may
 recover before that."""
 
 
@@ -81,7 +81,7 @@ class ChildWriter:
         return next((refusal.text for refusal in found if refusal.reported), "")
 
     async def delete(self, what: Key, thing: Manifest | None) -> None:
-        """Deletes this very object, not a later one of the same name, and updates the cache at once."""
+        """Deletes exactly this object, not a later one of the same name, and updates the cache at once."""
         if thing is None:
             return
         metadata = thing["metadata"]
@@ -96,7 +96,7 @@ class ChildWriter:
         begun: bool,
     ) -> bool:  # fmt: skip
         """Applies children that are missing or differ. `later`: children that are tried together with `wanted` but not
-        created yet. `begun`: the job has a child with pods. Returns whether anything was written.
+        created yet. `begun`: the job has a child with pods. Returns True if anything was written.
 
         Raises the first ApiError, after applying all other children; if a trial is refused, nothing is applied.
         """

@@ -23,21 +23,21 @@ from dataloaderjob_operator.write_gate import WriteGate
 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml; charset=utf-8"
-"""The charset makes the client library send the body unchanged. Without it, the library sends JSON in ASCII, and the
-API server refuses every character beyond U+FFFF; it accepts them only in bodies declared as JSON."""
+"""The charset makes the client library send the body unchanged. Without it, the library sends JSON in ASCII. The API
+server then refuses every character beyond U+FFFF, because it accepts their escapes only in bodies declared as JSON."""
 MERGE = "application/merge-patch+json"
 TIMEOUT_S = 30.0
 CHUNK = 100
 """Number of objects in a page of a list."""
 SILENT_S = 150.0
-"""Seconds without a byte after which a watch counts as broken: the API server sends a bookmark each minute."""
+"""Seconds without a byte after which a watch counts as broken. The API server sends a bookmark each minute."""
 MAX_EVENTS = 100
-"""Maximum number of events listed for one object: a starting pod has about ten."""
+"""Maximum number of events listed for one object. A starting pod has about ten."""
 WARNINGS_CHUNK, MAX_WARNINGS = 500, 2000
-"""Number of warnings in a page, and maximum number of warnings listed for one namespace: about one kB each."""
+"""Number of warnings in a page, and maximum number of warnings listed for one namespace. A warning has about 1 kB."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""Characters that YAML 1.1 does not accept unescaped; json itself escapes those below a space."""
+"""Characters that YAML 1.1 does not accept unescaped. `json` itself escapes those below U+0020."""
 
 
 class ApiError(Exception):
@@ -57,11 +57,11 @@ class ApiClient:
     writes: int = 0
     metrics: Metrics = field(default_factory=Metrics)
     gate: WriteGate = field(default_factory=WriteGate)
-    """Shut while this operator must not write."""
+    """The gate for writes, which is shut while this operator must not write."""
 
     @classmethod
     async def connect(cls, metrics: Metrics | None = None) -> ApiClient:
-        """Connects with the service account in a pod, and with the kubeconfig elsewhere."""
+        """Creates a client with the service account in a pod, and with the kubeconfig elsewhere."""
         configuration = kubernetes.Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)
@@ -121,8 +121,8 @@ class ApiClient:
         return await self._apply("apply_status", body, below="/status", fieldManager=f"{MANAGER}-status")
 
     async def delete(self, namespace: str, key: Key, uid: str = "") -> Manifest | None:
-        """Deletes an object in the foreground, if it has this uid. Returns the object that is being deleted; None if it
-        is gone."""
+        """Deletes an object in the foreground, if it has this uid. Returns the object if it still exists, being
+        deleted; None if it is gone."""
         kind = key[0]
         try:
             how = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid} if uid else {}}
@@ -171,7 +171,7 @@ class ApiClient:
         await self._write((KIND, "scale"), "PATCH", path, body, MERGE, fieldManager=MANAGER)
 
     async def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
-        """Lists all objects of a kind, in pages."""
+        """Yields all objects of a kind, which are requested in pages."""
         while True:
             page = await self._request("GET", path, **query)
             for item in page["items"]:

@@ -31,17 +31,16 @@ from dataloaderjob_operator.write_gate import WriteGate
 log = logging.getLogger(__name__)
 
 LOST = 3
-"""Exit code of an operator that lost its Lease; its container is restarted, and the operator goes on
+"""Exit code of an operator that lost its Lease. The kubelet restarts its container, and the operator goes on
 standby."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The timing of the election, in seconds; the defaults are those of Kubernetes' own components (client-go)."""
+    """The timing of the election, in seconds. The defaults are those of Kubernetes' own components (client-go)."""
 
     lease_s: int = 15
-    """Time without a renewal after which another operator takes the Lease: whole seconds, because the Lease stores
-    them."""
+    """Time without a renewal after which another operator takes the Lease, in whole seconds, as the Lease stores it."""
     renew_s: float = 10.0
     """Time without a renewal after which an operator stops writing. It is shorter than `lease_s`, so an operator stops
     before another one starts."""
@@ -65,7 +64,7 @@ class Candidate:
     namespace: str
     lease: str
     identity: str
-    """Usually the pod's name: a restarted container then keeps the Lease of the one before."""
+    """Usually the pod's name. A restarted container then keeps its predecessor's Lease."""
     timing: Timing = Timing()
 
 
@@ -100,8 +99,8 @@ async def leading(
     lost: Callable[[], None] = lambda: os._exit(LOST),
 ) -> AsyncIterator[None]:
     """Waits for the Lease and renews it while the context lasts. Calls `leads` with True if this operator is known to
-    hold the Lease, else False. Calls `lost` when another operator holds it: by default the process exits immediately,
-    because any further write may conflict with the other operator's."""
+    hold the Lease, else False. Calls `lost` when another operator holds the Lease. By default, the process exits
+    immediately, because any further write may conflict with the other operator's."""
     logging.getLogger(LeaseLock.__module__).setLevel(logging.CRITICAL)  # a traceback for each lost race
     lock, timing = Lock(candidate.lease, candidate.namespace, candidate.identity, api), candidate.timing
     config = Config(lock, timing.lease_s, timing.renew_s, timing.retry_s, _nothing, _nothing)
@@ -198,7 +197,7 @@ class _Term:
 
 
 async def _attempt(election: LeaderElection, timing: Timing) -> bool:
-    """Tries once to acquire or renew the Lease. Returns whether this operator holds it."""
+    """Tries once to acquire or renew the Lease. Returns True if this operator holds it."""
     try:
         async with asyncio.timeout(timing.renew_s / 2):
             return bool(await election.try_acquire_or_renew())

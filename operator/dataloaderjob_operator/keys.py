@@ -1,12 +1,9 @@
-"""The stores of keys. The operator keeps its root key in a Secret that it creates in its own namespace. The Secrets of
-jobs are only ever created, never read.
-
-A job's Secret has the job's uid in its name, so a create that conflicts has found the job's own Secret. Pods need it
-only when they start: a deleted Secret is recreated before a starting pod can miss it.
-
-The Secret of attached pods is named after the job alone. A create that conflicts may have found the Secret of an
-earlier job, which the garbage collector is about to remove, or somebody else's. So it is tried again while the job is
-new, and while sidecars run without reaching the supervisor.
+"""The stores of keys. The operator keeps its root key in a Secret that it creates in its own namespace. It only creates
+the Secrets of jobs, and never reads them. The name of a job's Secret contains the job's uid, so a conflict means that
+the job's own Secret exists. Pods need it only when they start, and a deleted Secret is recreated before a starting pod
+can miss it. The Secret of attached pods is named after the job alone. A conflict may then mean the Secret of an earlier
+job, which the garbage collector is about to remove, or somebody else's. So the operator retries while the job is new,
+and while sidecars run without reaching the supervisor.
 """
 
 from __future__ import annotations
@@ -113,7 +110,7 @@ class SecretAttempt:
     at: float
     """Time of the attempt in seconds, by a monotonic clock."""
     placed: frozenset[str]
-    """Uids of the pods that had a node by then: the Secret that they mount was created by then or by this attempt."""
+    """Uids of the pods that had a node by then. The Secret that they mount was created before, or by this attempt."""
     made: bool = True
     """True if an attempt of this operator created the Secret."""
 
@@ -149,7 +146,7 @@ class JobSecrets:
         return made
 
     def _doubted(self, observed: Observed, *, made: bool) -> bool:
-        """Checks whether the Secret of attached pods may not be this job's. `made`: this operator has created it."""
+        """Returns True if the Secret of attached pods may not be this job's. `made`: this operator has created it."""
         sidecars = observed.status.condition(ConditionType.SIDECARS_READY)
         if sidecars is not None and sidecars.reason == NOT_CONNECTED:
             return True

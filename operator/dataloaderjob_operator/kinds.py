@@ -1,11 +1,11 @@
-"""The kinds of objects that the operator handles, one row each: its path in the API, how the operator learns of
-changes, how a live object is compared with the wanted one, and which parts the cache keeps. Pure.
+"""The kinds of objects that the operator handles, one row each. A row has the kind's path in the API, how the operator
+learns of changes, how a live object is compared with the wanted one, and which parts the cache keeps. Pure.
 
 To add a kind of child, or a watch, add a row here and its rights to the chart's `dataloaderjob.rules`.
 
-Nothing is sent if a live object is already as wanted. The API server fills in defaults and normalizes quantities, and
-other parties own fields of the same object. So the comparison only checks that each field set by the operator has the
-operator's value.
+The operator sends nothing if a live object is already as wanted. The API server fills in defaults and normalizes
+quantities, and other parties own fields of the same object. So the comparison only checks that each field set by the
+operator has the operator's value.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ ANNOTATION_APPLIED = "dataloading.dev/applied"
 """Hash of the manifest that the operator sent last. If it differs, the operator sends the manifest again, which removes
 fields that it no longer sets."""
 _KEYS = ("name", "mountPath", "containerPort", "type", "uid", "key")
-"""Fields that may identify an item of a list; the first of them that differs between all items does."""
+"""Fields that may identify an item of a list. The first one that differs between all items is used."""
 _QUANTITIES = frozenset({"requests", "limits", "capacity"})
 _SIZE = "sizeLimit"
 
@@ -72,16 +72,16 @@ class Source(Enum):
 
     WATCH = auto()
     NONE = auto()
-    """The operator only creates such objects and never reads them; creating one that exists is a conflict."""
+    """The operator only creates such objects and never reads them. Creating one that exists is a conflict."""
     LOOKUP = auto()
-    """The operator lists them for one other object when a decision needs them."""
+    """The operator lists such objects for one other object when a decision needs them."""
 
 
 class Comparison(Enum):
     """Rules for deciding whether a live child is as wanted."""
 
     FIELDS = auto()
-    """Each field that the operator sets must have the operator's value; others may set further fields."""
+    """Each field that the operator sets must have the operator's value. Others may set further fields."""
     EXACT = auto()
     """The operator owns each field of the spec as a whole. An addition to a rule of a NetworkPolicy would admit peers
     that the operator excludes, and an empty selector means all peers while a missing one means none."""
@@ -99,7 +99,7 @@ class ObjectKind:
     plural: str
     source: Source = Source.WATCH
     compared: Comparison | None = None
-    """None: objects of this kind are not children."""
+    """The rule for comparing children; None if objects of this kind are not children."""
     transform: Callable[[Object], Object] = lambda thing: thing
     """Drops parts that the cache does not need, in addition to UNREAD_METADATA."""
     packed: bool = True
@@ -115,7 +115,7 @@ class ObjectKind:
         return self.group, self.version, self.plural
 
     def path(self, namespace: str | None) -> str:
-        """Returns the path of all objects in a namespace; None: in all namespaces."""
+        """Returns the path of all objects in a namespace, or in all namespaces if it is None."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
         return (
             f"{root}/{self.plural}" if namespace is None else f"{root}/namespaces/{namespace}/{self.plural}"
@@ -123,8 +123,8 @@ class ObjectKind:
 
 
 class Packed(Mapping[str, Any]):
-    """A part of an object, kept as JSON in a quarter of the memory that the parsed part takes. Each access parses it.
-    This suits parts that are compared after a change and seldom read otherwise."""
+    """A part of an object, kept as JSON, which takes a quarter of the parsed part's memory. Each access parses it. This
+    suits parts that are compared after a change and seldom read otherwise."""
 
     __slots__ = ("_text",)
 
@@ -272,8 +272,8 @@ def manifest_to_send(desired: Manifest, live: Mapping[str, Any] | None) -> Manif
 
 
 def keep_template(desired: Manifest, live: Mapping[str, Any]) -> Manifest:
-    """Keeps the live template, and so its pods, if another version of the operator made it and the user's part is the
-    same."""
+    """Returns the manifest with the live template, which keeps its pods, if another version of the operator made it and
+    the user's part is the same."""
     ours, theirs = (_template(thing) for thing in (desired, live))
     if ours is None or theirs is None:
         return desired
@@ -289,7 +289,7 @@ def _template(thing: Mapping[str, Any]) -> Any:
 
 
 def covers(live: Any, wanted: Any, field: str = "") -> bool:
-    """Checks whether `live` has each value in `wanted`."""
+    """Returns True if `live` has each value in `wanted`."""
     if isinstance(wanted, Mapping):
         if not isinstance(live, Mapping):
             return not wanted and live is None

@@ -1,6 +1,6 @@
 """The operator's log, metrics and probes. Each log line about a job contains the job's name, namespace, uid and
 generation. docs/reference/metrics.md is generated from the metrics. The event loop that does the work also serves
-/healthz, /readyz and /metrics: if it hangs, none of them answers.
+/healthz, /readyz and /metrics. If it hangs, none of them answers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WITHOUT_WATCHES_S = 300.0
 restarted."""
 PULSE_S = 1.0
 MAX_LINE_NBYTES = 4096
-"""Maximum size of a request's first line, and of a header; a probe sends some hundred bytes."""
+"""Maximum size of a request's first line, and of a header. A probe sends a few hundred bytes."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -76,7 +76,7 @@ def configure_logging(kind: LogFormat) -> None:
     handler.addFilter(mark_record)
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     logging.captureWarnings(True)
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else each event of a watch is a line
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # otherwise each event of a watch is logged
 
 
 def log_formatter(kind: LogFormat) -> logging.Formatter:
@@ -89,7 +89,7 @@ def log_formatter(kind: LogFormat) -> logging.Formatter:
 
 
 class _JsonFormatter(JsonFormatter):
-    """Keeps the texts of others short and clean."""
+    """Formats records as JSON, and keeps texts from elsewhere short and clean."""
 
     def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
         for name, value in log_data.items():
@@ -150,7 +150,7 @@ BY_CODE = {
 
 
 def error_kind(code: int | None) -> ErrorKind:
-    """Classifies the status code of a response; None: the error did not come from the API server."""
+    """Classifies the status code of a response. None means that the error did not come from the API server."""
     if code is None:
         return ErrorKind.BUG
     return ErrorKind.SERVER if code >= 500 else BY_CODE.get(code, ErrorKind.OTHER)
@@ -375,6 +375,6 @@ def _app(metrics: Metrics, health: ProcessHealth) -> web.Application:
 
 
 def _last(response: web.Response) -> web.Response:
-    """Closes the connection after the response: when kopf ends, it waits for all tasks of this loop."""
+    """Makes the connection close after the response, because kopf waits for all tasks of this loop when it ends."""
     response.force_close()
     return response

@@ -1,4 +1,4 @@
-"""Names, labels and metadata of a job's children, and the job's derived keys. Pure: the same job always has the same
+"""Names, labels and metadata of a job's children, and the job's derived keys. Pure. The same job always has the same
 names and keys, so nothing is created twice, and a deleted Secret is recreated with the same bytes.
 
 A key is the HMAC-SHA256 of a label and the job's uid under the operator's root key. A job's key reveals nothing about
@@ -26,7 +26,7 @@ LABEL_ROLE = "dataloading.dev/role"
 LABEL_ATTEMPT = "dataloading.dev/attempt"
 """Label of trainers: the number of restarts before this attempt."""
 ANNOTATION_TEMPLATE = "dataloading.dev/template"
-"""Hash of the user's part of a pod template: pods are replaced only when it changes."""
+"""Hash of the user's part of a pod template. Pods are replaced only when it changes."""
 ANNOTATION_MADE_BY = "dataloading.dev/made-by"
 """Version of the operator that made the pod template."""
 LABEL_INJECT = LABEL
@@ -58,7 +58,7 @@ def certificate_secret(job: str, uid: str, root: bytes, generation: int) -> str:
 
 
 def is_attached_secret(job: str, name: str) -> bool:
-    """Checks whether a job's Secret is one of sidecars in attached pods, which an earlier job may have had, too."""
+    """Returns True if a job's Secret is one of sidecars in attached pods, which an earlier job may have had, too."""
     return name == attachment(job) or name.startswith(f"{attachment(job)}-tls-")
 
 
@@ -152,13 +152,14 @@ def metadata(
 
 
 def job_key(root: bytes, uid: str) -> bytes:
-    """Derives the key from which those of sidecars, feeders and controllers follow (`dataloaderjob.core.keys`), 32
-    bytes. Raises ValueError if the root key is too short."""
+    """Derives the job's key of 32 bytes, from which the keys of sidecars, feeders and controllers are derived
+    (`dataloaderjob.core.keys`). Raises ValueError if the root key is too short."""
     return _derive(root, "links", uid)
 
 
 def certificate_seed(root: bytes, uid: str) -> bytes:
-    """Derives the secret from which the job's certificates follow. Raises ValueError if the root key is too short."""
+    """Derives the secret from which the job's certificates are derived. Raises ValueError if the root key is too
+    short."""
     return _derive(root, "tls", uid)
 
 
@@ -178,5 +179,5 @@ def _derive(root: bytes, label: str, uid: str) -> bytes:
     check_root(root)
     if not uid:
         raise ValueError("a job without a uid is not on a cluster and has no key")
-    key = hashlib.sha256(root).digest()  # else HMAC pads a short root with zeros: two roots could be alike
+    key = hashlib.sha256(root).digest()  # otherwise HMAC pads short roots with zeros, and two could be alike
     return hmac.new(key, f"dataloaderjob/{label}/{uid}".encode(), "sha256").digest()

@@ -19,7 +19,7 @@ from dataloaderjob_operator.objects.settings import USER, cluster_domain
 from dataloaderjob_operator.workqueue import RESYNC_S
 
 LEAST_TLS_S = 120.0
-"""Minimum time between two generations of certificates: a kubelet needs up to 90 s to bring one to its pods."""
+"""Minimum time between two generations of certificates. A kubelet needs up to 90 s to bring one to its pods."""
 
 METRICS_PORT = 9440
 RESOLV_CONF = Path("/etc/resolv.conf")
@@ -30,22 +30,22 @@ class Options:
     """Command-line options."""
 
     namespaces: tuple[str, ...]
-    """Namespaces to watch; empty: all namespaces of the cluster."""
+    """Namespaces to watch; if empty, all namespaces of the cluster."""
     config: OperatorConfig
-    """Settings for jobs, still without a root key."""
+    """Settings for all jobs, not yet with a root key."""
     root_key: Path | None = None
-    """File with the root key; None: `root_key_secret` holds it."""
+    """File with the root key; None if `root_key_secret` holds it."""
     previous_root: Path | None = None
     """File with the root key before that one."""
     root_key_secret: tuple[str, str] = ("", "")
     """Namespace and name of the Secret with the root key."""
     candidate: election.Candidate | None = None
-    """None: the operator works without a Lease."""
+    """The operator's candidacy for the Lease; None if it works without one."""
     workers: int
     resync_s: float
     """Interval between reconciles of an idle job."""
     metrics_port: int
-    """0: the operator serves neither metrics nor probes."""
+    """Port for metrics and probes; 0 for neither."""
     log_format: LogFormat
 
 

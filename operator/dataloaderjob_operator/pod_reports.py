@@ -15,7 +15,7 @@ from dataloaderjob_operator.recorder import EventRecorder
 from dataloaderjob_operator.workqueue import NEVER
 
 MISSING_S = 30.0
-"""Seconds for which pods may wait for their job: whoever applies both may apply the pods first."""
+"""Seconds for which pods may wait for their job, because users may apply the pods first."""
 
 
 @dataclass(slots=True)

@@ -46,16 +46,16 @@ from dataloaderjob_operator.workqueue import NEVER
 log = logging.getLogger(__name__)
 
 CHANGED = 409
-"""Status code of the answer if the written status was decided from another version of the job."""
+"""Status code of the response if the written status was decided from another version of the job."""
 FOR_TEXT = frozenset({400, 413, 422})
-"""Status codes of the answer if the written status may be accepted without its texts."""
+"""Status codes of the response if the written status may be accepted without its texts."""
 MAX_REFUSED_TEXTS = 64
-"""Maximum number of a job's texts that are remembered as refused: enough for at least seven statuses."""
+"""Maximum number of a job's texts that are remembered as refused, enough for at least seven statuses."""
 UNDECLARED = re.compile(r"\.status\.([A-Za-z0-9.]+): field not declared in schema")
 UNDECLARED_S = 300.0
 """Seconds after which the operator retries a field that the CustomResourceDefinition did not have."""
 AFTER_WRITE_S = 0.3
-"""Seconds from a write until the next reconcile: no watch reports the operator's own write as a change."""
+"""Seconds from a write until the next reconcile, because no watch reports the operator's own write as a change."""
 AFTER_BUG_S = 60.0
 """Seconds after which a job that caused an internal error is retried without an event."""
 UNWRITTEN_S = 30.0
@@ -91,8 +91,8 @@ class Reconciler:
     unwritten: dict[JobKey, float] = field(default_factory=dict)
     """Jobs whose last status write failed, and the time since which writes have failed."""
     undeclared: dict[tuple[str, ...], float] = field(default_factory=dict)
-    """Fields of the status that the CustomResourceDefinition does not have, and the time until which they are left
-    out."""
+    """Fields of the status that the CustomResourceDefinition does not have, and the time until which they are
+    omitted."""
     bugs: dict[JobKey, str] = field(default_factory=dict)
     """Internal errors that were logged."""
     autoscalers: Autoscalers | None = None
@@ -221,7 +221,7 @@ class Reconciler:
             log.error("the operator cannot process this job", exc_info=error)
 
     def _with_what_is_kept(self, key: JobKey, observed: Observed) -> Observed:
-        """Adds the state that only this operator has to the observed state of the job's objects."""
+        """Adds the state that this process keeps to the observed state of the job's objects."""
         refused = self.children.refused(key)
         return replace(
             observed, refused="; ".join((refused, *observed.doubts)) if refused else "",
@@ -277,8 +277,8 @@ class Reconciler:
         return True
 
     async def _write(self, key: JobKey, status: DataLoaderJobStatus) -> DataLoaderJobStatus:
-        """Writes a status, without its texts if the API server accepts it only then. Returns the status written. Output
-        of a container therefore cannot prevent phase, counts and restarts from being written."""
+        """Writes a status, without its texts if the API server accepts it only then. Returns the status written. A
+        container's output therefore cannot keep phase, counts and restarts from being written."""
         try:
             written = await self._write_with_texts(key, status)
         except ApiError as exc:
@@ -330,8 +330,8 @@ class Reconciler:
         return made
 
     def _learn_undeclared(self, refusal: str) -> bool:
-        """Checks whether a status was refused because of a field that the definition does not have. This happens if the
-        definition is from another release than this operator, for instance while both are being upgraded."""
+        """Returns True if a status was refused because of a field that the definition does not have. This happens if
+        the definition is from another release than this operator, for instance while both are being upgraded."""
         found = UNDECLARED.search(refusal)
         place = tuple(found.group(1).split(".")) if found else ()
         now = time.monotonic()
@@ -357,7 +357,7 @@ class Reconciler:
 
 
 def _goes_on(before: DataLoaderJobStatus, after: DataLoaderJobStatus) -> bool:
-    """Checks whether both statuses have the same attempt and end, and so the same children. The operator acts on a new
+    """Returns True if both statuses have the same attempt and end, and so the same children. The operator acts on a new
     attempt, or an end, only after it is written."""
     return (before.trainers.restarts, before.completion_time) == (
         after.trainers.restarts,

@@ -1,7 +1,7 @@
 """`python -m dataloaderjob_operator.selftest`: applies a job and waits until it is Complete, for `helm test`.
 
-The exit code is 0 if the job completed, 1 if it failed or took too long (its conditions are printed), and 2 if it could
-not be tried. The job is deleted at the end.
+The exit code is 0 if the job completed, 1 if it failed or took too long, and 2 if it could not be tried. In case of 1,
+its conditions are printed. The job is deleted at the end.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def lines(job: Mapping[str, Any]) -> list[str]:
 
 
 async def test(client: ApiClient, job: Manifest, timeout_s: float) -> bool:
-    """Tries the job. Raises ApiError, also if an earlier job of that name is not deleted in time."""
+    """Applies the job and waits for its end. Returns True if it completed. Raises ApiError, also if an earlier job of
+    that name is not deleted in time."""
     namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
     await _delete(client, namespace, name)
     await client.apply(job)

@@ -1,9 +1,9 @@
-"""A keyed queue of jobs that are due for a reconcile, and the loop that takes a few jobs off it at a time. The queue
+"""A keyed queue of jobs that are due for a reconcile, and the loop that reconciles a few of them at a time. The queue
 is pure: callers pass the time.
 
 A key that is added twice is taken once. A key in work is taken again only when that work is done. A key that failed
 waits longer each time; an event shortens the wait to EVENT_WAIT_S, because it may have removed the cause. Jobs that a
-user changed go first. The number of the others in work is limited: the API server then answers the requests for the
+user changed go first. The number of other jobs in work is limited. The API server then answers the requests for the
 user's change in a tenth of the time that it takes under 32 requests at once. A single loop takes the keys, because each
 key would wake all workers that wait for the queue.
 """
@@ -30,15 +30,15 @@ K = TypeVar("K", bound=Hashable)
 BACKOFF = Backoff(0.5, 60.0)
 EVENT_WAIT_S = 5.0
 RESYNC_S = 600.0
-"""Interval between reconciles of an idle job."""
+"""Maximum interval between reconciles of an idle job."""
 MIN_INTERVAL_S = 0.05
 """Minimum interval between two reconciles of a job, whatever it requests."""
 FOLLOWING = 8
-"""Places for keys that are taken in order of time, or a quarter of all places if that is more. Keys that go first have
-places of their own, so users' changes alone do not hold up anything."""
+"""Number of places for keys that are taken in order of time, or a quarter of all places if that is more. Keys that go
+first have separate places, so users' changes alone hold up nothing."""
 NEVER = float("inf")
 Reconcile = Callable[[JobKey], Awaitable[float | None]]
-"""Returns the seconds until the next reconcile; None: at the resync; NEVER: the job is gone."""
+"""Returns the seconds until the next reconcile. None means at the resync; NEVER means that the job is gone."""
 
 
 class WorkQueue(Generic[K]):
@@ -104,7 +104,7 @@ class WorkQueue(Generic[K]):
 
     @property
     def _full(self) -> bool:
-        """True if all places for keys that are taken in order of time are in use."""
+        """Returns True if all places for keys that are taken in order of time are in use."""
         return self._following >= self._most_following
 
     def backlog(self, now: float) -> int:
@@ -127,8 +127,8 @@ class WorkQueue(Generic[K]):
         self._release(key, now, requeue_after_s)
 
     def failed(self, key: K, now: float, at_least_s: float = 0.0) -> float:
-        """Records that the work failed. Returns the seconds until the retry: they grow with each failure and are at
-        least `at_least_s`, which the server named."""
+        """Records that the work failed. Returns the seconds until the retry, which grow with each failure. They are at
+        least `at_least_s`, which the server requested."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
         wait = max(at_least_s, BACKOFF.wait_s(count) * self._jitter.uniform(0.75, 1.25))
         self._not_before[key] = now + max(at_least_s, min(wait, EVENT_WAIT_S))
@@ -154,7 +154,7 @@ class WorkQueue(Generic[K]):
 
 
 class Workers:
-    """Reconciles the queued jobs, some at a time. Watches call `add`; `run` runs until it is cancelled."""
+    """Reconciles the queued jobs, several at a time. Watches call `add`; `run` runs until it is cancelled."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class Workers:
                 else:
                     self._metrics.queue_latency.observe(self._queue.latency_s)
                     group.create_task(self._work(key))
-                    await asyncio.sleep(0)  # reconciles that never wait would give no other task a turn
+                    await asyncio.sleep(0)  # reconciles that never wait would starve all other tasks
 
     async def _work(self, key: JobKey) -> None:
         with about_job(*key), self._metrics.reconcile_duration.time():

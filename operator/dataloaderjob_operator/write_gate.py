@@ -1,4 +1,4 @@
-"""Holds back an operator's writes while it does not know whether another one works."""
+"""Holds back an operator's writes while it does not know whether another operator is active."""
 
 from __future__ import annotations
 

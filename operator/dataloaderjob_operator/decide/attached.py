@@ -1,8 +1,8 @@
-"""Attached pods: other controllers create them, and their label makes them trainers of a job. Pure.
+"""Attached pods, which other controllers create. Their label makes them trainers of a job. Pure.
 
-The operator neither creates, restarts nor deletes such pods. It reports them, and feeders exist only while there are
-some, or have been recently. A pod that starts, whose own containers fail, or whose node is lost, is its controller's
-business and does not degrade the job; a sidecar that fails does.
+The operator neither creates, restarts nor deletes such pods. It reports them. Feeders exist only while pods are
+attached, or have been recently. A pod does not degrade the job while it starts, if its own containers fail, or if its
+node is lost, because its controller is responsible. A sidecar that fails does degrade the job.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def idles_at(observed: Observed, now: datetime) -> datetime | None:
 
 
 def is_idle(observed: Observed, now: datetime) -> bool:
-    """Checks whether the job needs no feeders, because no pod has been attached for long enough."""
+    """Returns True if the job needs no feeders, because no pod has been attached for long enough."""
     at = idles_at(observed, now)
     return at is not None and at <= now
 
@@ -86,7 +86,7 @@ def listening(observed: Observed) -> int:
 
 
 def with_attached(health: Health, observed: Observed, now: datetime) -> Health:
-    """Returns the health of a job whose trainers are the attached pods."""
+    """Returns `health` with the attached pods as the job's trainers."""
     event_trouble = health.roles[Role.TRAINER].event_trouble
     return replace(
         health, sidecars=sidecars(observed, event_trouble, now), trainer_pods=trainers(observed, event_trouble),
@@ -95,7 +95,8 @@ def with_attached(health: Health, observed: Observed, now: datetime) -> Health:
 
 
 def sidecars(observed: Observed, event_trouble: Trouble | None, now: datetime) -> ConditionState:
-    """Checks whether the sidecar of every attached pod listens and has reached the supervisor."""
+    """Returns the state of the sidecars. It holds if every attached pod's sidecar listens and has reached the
+    supervisor."""
     mine = pods(observed)
     if not mine:
         return ConditionState(True, NO_PODS, "no pod is attached")
@@ -113,8 +114,8 @@ def sidecars(observed: Observed, event_trouble: Trouble | None, now: datetime) -
 
 
 def trainers(observed: Observed, event_trouble: Trouble | None) -> ConditionState:
-    """Checks whether the containers of every attached pod are running. If they are not, the fix is up to the
-    pod's owner."""
+    """Returns the state of the trainers. It holds if the containers of every attached pod run. If not, the pod's owner
+    has to act."""
     mine = pods(observed)
     if not mine:
         return ConditionState(True, NO_PODS, "no pod is attached")
@@ -132,12 +133,13 @@ def running(observed: Observed) -> int:
 
 
 def sidecar_trouble(pod: Pod) -> Trouble | None:
-    """Returns the trouble of an attached pod's sidecar, or the lack of one; None if nothing is wrong with it."""
+    """Returns the trouble of an attached pod's sidecar, or of its lack of one; None if nothing is wrong."""
     return _lack(pod) or trouble_of(_with_containers(pod, sidecar=True))
 
 
 def _lack(pod: Pod) -> Trouble | None:
-    """Returns the trouble of a pod without a sidecar, or with one that cannot work; None if it has a working one."""
+    """Returns the trouble of a pod without a sidecar, or with one that cannot work; None if it has a sidecar that
+    can."""
     containers = (pod.get("spec") or {}).get("initContainers") or ()
     mine = [c for c in containers if c.get("name") == SIDECAR]
     name, label = str(pod["metadata"]["name"]), names.LABEL_INJECT
@@ -210,7 +212,7 @@ def _own_trouble(pod: Pod) -> Trouble | None:
 
 
 def _with_containers(pod: Pod, *, sidecar: bool) -> Pod:
-    """Returns the pod with only the status of its sidecar, or only those of its other containers."""
+    """Returns the pod with only its sidecar's status, or only its other containers' statuses."""
     status = pod.get("status") or {}
     init = [c for c in status.get("initContainerStatuses") or () if (c.get("name") == SIDECAR) is sidecar]
     if not sidecar:
@@ -223,7 +225,7 @@ def _over(pod: Pod) -> bool:
 
 
 def _gated(pod: Pod) -> bool:
-    """Checks whether a queue such as Kueue holds the pod back. It holds no GPU, so feeders need not wait for it."""
+    """Returns True if a queue such as Kueue holds the pod back. It holds no GPU, so feeders need not wait for it."""
     conditions: Iterable[Mapping[str, str]] = (pod.get("status") or {}).get("conditions") or ()
     return any(
         (c.get("type"), c.get("status"), c.get("reason")) == ("PodScheduled", "False", "SchedulingGated")

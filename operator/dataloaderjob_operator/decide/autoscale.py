@@ -1,4 +1,5 @@
-"""The autoscaling of one job: from its spec and state to the policy's input, and from the answer to a condition. Pure.
+"""The autoscaling of one job: from its spec and state to the policy's input, and from the policy's answer to a
+condition. Pure.
 
 The policy is `dataloaderjob.core.autoscaling`; `autoscaler` runs it.
 """
@@ -61,14 +62,14 @@ def target_of(observed: Observed, result: StageResult) -> ScalingTarget | None:
 
 
 def _rolls_out(observed: Observed) -> bool:
-    """Checks whether pods of an earlier template still exist."""
+    """Returns True if pods of an earlier template still exist."""
     deployment = observed.children.get(("Deployment", names.feeders(observed.job.name)), {})
     status = deployment.get("status") or {}
     return int(status.get("updatedReplicas") or 0) < int(status.get("replicas") or 0)
 
 
 def report_of(before: ScalingReport | None, target: ScalingTarget, proposal: Proposal) -> ScalingReport:
-    """Returns the report of an answer of the policy. Without a change, the last one stays."""
+    """Returns the report of the policy's answer. It repeats the last change if there is no new one."""
     reason = proposal.reason.value if proposal.reason in LASTING else "Scaling"
     replicas = proposal.feeders // target.per_pod
     if replicas != target.replicas:
@@ -78,7 +79,7 @@ def report_of(before: ScalingReport | None, target: ScalingTarget, proposal: Pro
 
 
 def blocked_by(name: str) -> ScalingReport:
-    """Returns the report that another autoscaler scales the job."""
+    """Returns the report for a job that another autoscaler scales."""
     text = f"HorizontalPodAutoscaler {name} scales this job: delete it, or use autoscaling.mode Recommend"
     return ScalingReport(False, "HorizontalPodAutoscaler", text)
 

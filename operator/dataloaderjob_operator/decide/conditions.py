@@ -1,4 +1,4 @@
-"""The conditions of a job, which follow from its stage and from the states of its parts. Pure: callers pass the time. A
+"""The conditions of a job, derived from its stage and from the states of its parts. Pure: callers pass the time. A
 condition keeps its transition time while its status stays the same.
 """
 
@@ -39,7 +39,7 @@ _TELLING = (
     (ConditionType.READY, "False"),
     (ConditionType.PROGRESSING, "True"),
 )
-"""Conditions, and for each the status with which it explains why a job is not as wanted; the first one counts."""
+"""Conditions, each with the status with which it explains why a job is not as wanted. The first one counts."""
 _SAID = frozenset(stage.value for stage in Stage)
 """Reasons that only repeat the phase."""
 
@@ -47,7 +47,7 @@ _SAID = frozenset(stage.value for stage in Stage)
 def conditions(
     observed: Observed, result: StageResult, found: Parts, short: ConditionState | None, now: datetime
 ) -> tuple[Condition, ...]:
-    """Makes all conditions in the order of `ConditionType`."""
+    """Returns all conditions, in the order of `ConditionType`."""
     return tuple(
         made_condition(
             observed.status, kind, state, observed.generation, now, refused_texts=observed.refused_texts
@@ -109,7 +109,7 @@ def made_condition(
     before: DataLoaderJobStatus, kind: ConditionType, state: ConditionState, generation: int, now: datetime, *,
     refused_texts: frozenset[str],
 ) -> Condition:  # fmt: skip
-    """Makes one condition. Its text is safe for the API server and for a terminal, whatever its source."""
+    """Returns one condition. Its text is safe for the API server and for a terminal, whatever its source."""
     old, message = before.condition(kind), clean(state.message, MAX_MESSAGE)
     return Condition(
         type=kind, status=state.status, reason=reason_word(state.reason),
@@ -119,7 +119,7 @@ def made_condition(
 
 
 def _left_behind(observed: Observed, now: datetime) -> ConditionState | None:
-    """Returns the state for stuck pods, which the operator no longer waits for; None if there are none."""
+    """Returns the state that reports stuck pods, for which the operator no longer waits; None if there are none."""
     gone = restarts.stuck(observed, now)
     return ConditionState(False, "PodsStuck", restarts.describe_stuck(gone)) if gone else None
 
@@ -160,7 +160,8 @@ def _all(
 
 
 def _stalled(result: StageResult, ready: ConditionState) -> ConditionState:
-    """Returns the state of Stalled, for tools that wait for the job: it failed, or needs a change of its spec."""
+    """Returns the state of Stalled, for tools that wait for the job. It holds if the job failed or its spec must
+    change."""
     if result.stage is Stage.FAILED:
         return ConditionState(True, result.reason, result.message)
     if ready.reason in FAULTS:
@@ -187,7 +188,7 @@ def _ready(result: StageResult, found: Parts, *, attaches: bool) -> ConditionSta
 def _moves(
     result: StageResult, found: Parts, short: ConditionState | None, *, attaches: bool
 ) -> ConditionState:
-    """Returns the state of Progressing: the job is queued, a part recovers, or wanted feeders are missing or being
+    """Returns the state of Progressing. It holds if the job is queued, a part recovers, or feeders are missing or being
     replaced."""
     running = result.stage in AT_WORK
     if running and result.queue is not None:

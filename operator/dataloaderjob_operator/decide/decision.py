@@ -59,10 +59,11 @@ from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects import OperatorConfig, certificates, settings
 
 COUNTS_EVERY_S = 3.0
-"""Minimum interval between two writes that change only counts and messages: pods become ready one by one, and a write
+"""Minimum interval between two writes that change only counts and messages. Pods become ready one by one, and a write
 costs the API server 17 ms of CPU."""
 CONNECT_AGAIN_S = 10.0
-"""Interval between decisions while sidecars do not reach the supervisor: their Secret may have to be created again."""
+"""Interval between decisions while sidecars do not reach the supervisor, because their Secret may have to be
+recreated."""
 NOT_UNDERSTOOD = (
     "the operator cannot process this job; check its templates for a field that is null or has the wrong type"
 )
@@ -84,35 +85,35 @@ class Decision:
     status: DataLoaderJobStatus
     apply: tuple[Manifest, ...] = ()
     later: tuple[Manifest, ...] = ()
-    """Children that wait until others serve; they are tried together with the first children."""
+    """Children that wait until others serve. They are tried in a dry run together with the first children."""
     delete: tuple[Key, ...] = ()
     delete_job: bool = False
     """True if the job itself is to be deleted because its `ttlSecondsAfterFinished` has passed."""
     follow: FollowSpec | None = None
-    """The object whose end the job awaits; None: there is none."""
+    """The object whose end the job awaits; None if there is none."""
     ray_cluster: str | None = None
-    """The RayCluster whose address the job needs; None: it needs none, or has it."""
+    """The RayCluster whose address the job still needs; None if it needs none."""
     feeders: int | None = None
-    """Number of feeder processes that the supervisor should keep; None: there is no supervisor."""
+    """Number of feeder processes that the supervisor should keep; None if there is no supervisor."""
     ends_feeders: bool = False
     """True if the supervisor must end all feeders before its pod is deleted."""
     certificates: Schedule | None = None
     """The generations of the job's certificates; None if it does not use TLS."""
     scaling: autoscale.ScalingTarget | None = None
-    """The job as its autoscaler sees it; None: it is not to be scaled."""
+    """The job as its autoscaler sees it; None if it must not be scaled."""
     requeue_after_s: float | None = None
-    """Seconds until the next deadline, which no watch reports; None: there is none."""
+    """Seconds until the next deadline, which no watch reports; None if there is none."""
     only_counts: bool = False
-    """True if the status changes only in counts, messages or metrics, which have no further effect."""
+    """True if the new status differs only in counts, messages or metrics, which have no further effect."""
     event_queries: tuple[EventQuery, ...] = ()
-    """Objects whose events are to be listed, because a part of the job does not serve and no status contains the
+    """Objects whose events must be listed, because a part of the job does not serve and no status contains the
     cause."""
     bug: Exception | None = None
-    """The error that prevented a child from being built; the status contains it too."""
+    """The error that prevented a child from being built. The status contains it, too."""
 
 
 def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
-    """Decides what to do about a job; None: another controller manages it."""
+    """Decides what to do about a job. Returns None if another controller manages it."""
     if not setup.manages(observed.job.spec.managed_by):
         return None
     written = observed.job
@@ -202,13 +203,13 @@ def _counted(
 
 
 def _wait_s(every_s: float, last: datetime, now: datetime) -> float:
-    """Returns the seconds until an interval since the last write has passed; 0 if the clock was set back since."""
+    """Returns the seconds until the interval since the last write has passed; 0 if the clock has been set back."""
     passed_s = (now - last).total_seconds()
     return 0.0 if passed_s < 0.0 else every_s - passed_s
 
 
 def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
-    """Drops the fields that change with each pod that starts or ends."""
+    """Returns the status without the fields that change with each pod that starts or ends."""
     feeders = FeedersStatus(desired=status.feeders.desired)
     counts = {"desired": 0, "active": 0, "succeeded": 0, "ranks": 0, "summary": ""}
     trainers = status.trainers.model_copy(update=counts)
@@ -219,11 +220,9 @@ def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
 def _loader(
     observed: Observed, result: StageResult, found: Parts, now: datetime, *, changes: bool
 ) -> tuple[LoaderStatus, float | None]:
-    """Returns the metrics to write, and the seconds until newer ones may be written. `changes`: the status is written
-    anyway.
-
-    A job that has ended keeps the metrics of its last seconds of work. A suspended job has no metrics. Neither has a
-    job whose head does not answer, because nobody can measure them.
+    """Returns the metrics to write, and the seconds until newer ones may be written. `changes`: True if the status is
+    written anyway. A job that has ended keeps the metrics of its last seconds of work. A suspended job has no metrics.
+    Neither has a job whose head does not answer, because nothing can measure them.
     """
     written, rates = observed.status.loader, observed.supervisor.rates if observed.supervisor else None
     if result.stage in HELD:
@@ -246,7 +245,7 @@ def _loader(
 
 
 def _about_input(observed: Observed, loader: LoaderStatus, now: datetime) -> Iterator[Condition]:
-    """Makes the conditions that follow from these metrics, and from the autoscaler's report."""
+    """Yields the conditions derived from these metrics and from the autoscaler's report."""
     for kind, state in (
         (ConditionType.INPUT_BOUND, input_verdict.input_bound(loader)),
         (ConditionType.AUTOSCALING_ACTIVE, autoscale.scaling(observed.job.spec.feeders, observed.scaling)),

@@ -1,7 +1,7 @@
 """Kubernetes events of a job, as `kubectl describe` shows them, derived from a status and its replacement. Pure.
 
 Events are sent after the status is written. If the operator dies in between, the event is lost. No event is created
-twice, because the name of an event follows from its content.
+twice, because an event's name is derived from its content.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Reason(StrEnum):
     FAILED = "Failed"
     """The job ended in any other way."""
     FEEDERS_MISSING = "FeedersMissing"
-    """Fewer feeders serve than the spec asks for; a running job continues with them."""
+    """Fewer feeders serve than the spec requests. A running job continues with them."""
     OUT_OF_MEMORY = "OutOfMemory"
-    """Feeders are killed because they run out of memory; a running job continues at their pace."""
+    """Feeders are killed because they run out of memory. A running job continues at their pace."""
     ROLLOUT_STUCK = "RolloutStuck"
-    """New feeders do not start; a running job continues with the old ones."""
+    """New feeders do not start. A running job continues with the old ones."""
     IDLE = "Idle"
     """No pod has been attached for long, so the operator stops the feeders."""
     ATTACHED = "Attached"
@@ -70,7 +70,7 @@ class Reason(StrEnum):
     """Pods have the label, and the job that it names does not exist or has trainers of its own. This event is about the
     pods' controller, or about a pod without one."""
     POD_REFUSED = "PodRefused"
-    """A pod with the job's label was refused as its controller created it."""
+    """A pod with the job's label was refused when its controller created it."""
     DETACHED = "Detached"
     """An attached pod has ended or is being deleted."""
     NOT_FOLLOWED = "FollowedNotRead"
@@ -118,7 +118,7 @@ REPEATED = frozenset(
 )
 """Reasons that may repeat while parts of a job fail and recover, and pods come and go."""
 MAX_NAME = 230
-"""Characters of an object's name in the name of an event, which may have 253."""
+"""Maximum number of characters of an object's name in an event's name, which may have 253."""
 HELD = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 Status = DataLoaderJobStatus
 
@@ -142,7 +142,7 @@ class JobEvent:
     once: str
     """Events with the same reason and the same value here are the same event."""
     about: Controller | None = None
-    """The object that the event is about; None: the job."""
+    """The object that the event is about; None for the job."""
 
     @property
     def type(self) -> str:
@@ -174,18 +174,18 @@ def cut(text: str, nbytes: int) -> str:
 
 
 def unknown_fields(doubts: Sequence[str], generation: int) -> JobEvent:
-    """Makes the event about unknown fields that resemble known ones, once for each spec."""
+    """Returns the event about unknown fields that resemble known ones. There is one for each spec."""
     return JobEvent(Reason.UNKNOWN_FIELD, cut("; ".join(doubts), MAX_MESSAGE_NBYTES), str(generation))
 
 
 def managed_elsewhere(manager: str) -> JobEvent:
-    """Makes the event about a job that the operator leaves alone."""
+    """Returns the event about a job that the operator leaves alone."""
     text = f"spec.managedBy is {manager}: this operator, {MANAGED_BY}, leaves the job to that controller"
     return JobEvent(Reason.MANAGED_ELSEWHERE, text, manager)
 
 
 def manifest(event: JobEvent, about: Metadata, now: datetime, host: str) -> Manifest:
-    """Makes the object for the API server. The same event always has the same name."""
+    """Returns the event as an object for the API server. The same event always has the same name."""
     identity = f"{about.uid}/{event.reason.value}/{event.once}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     found = event.about or Controller(
@@ -215,12 +215,12 @@ def manifest(event: JobEvent, about: Metadata, now: datetime, host: str) -> Mani
 
 @dataclass(slots=True)
 class Budget:
-    """Limits each job's events with reasons in REPEATED. Callers pass the time, in seconds of any clock."""
+    """The limit on each job's events with reasons in REPEATED. Callers pass the time, in seconds of any clock."""
 
     _left: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def take(self, uid: str, reason: Reason, now: float) -> bool:
-        """Checks whether this event may be sent, and counts it."""
+        """Returns True if this event may be sent, and counts it."""
         if reason not in REPEATED:
             return True
         left, since = self._left.get(uid, (float(BURST), now))
@@ -302,7 +302,7 @@ def _serves(before: Status, after: Status) -> bool:
 
 
 def _new_cause(before: Status, after: Status) -> bool:
-    """Checks whether a cause is new: its reason differs from the previous one, and no `Degraded` or `Restarted` event
+    """Returns True if a cause is new: its reason differs from the previous one, and no `Degraded` or `Restarted` event
     reports it."""
     old, new = before.condition(ConditionType.READY), after.condition(ConditionType.READY)
     if new is None or new.status == "True" or new.reason in STARTS:
@@ -324,7 +324,7 @@ def _cause(status: Status) -> str:
 
 
 def _scaled(before: Status, after: Status) -> bool:
-    """Checks whether AutoscalingActive reports a new change of the number of feeders."""
+    """Returns True if AutoscalingActive reports a new change of the number of feeders."""
     old, new = (status.condition(ConditionType.AUTOSCALING_ACTIVE) for status in (before, after))
     return new is not None and new.message.startswith(SCALED) and (old is None or old.message != new.message)
 

@@ -1,5 +1,5 @@
-"""Jobs whose feeders run on an existing Ray cluster: the cluster's address, the wait for it, and a cluster with other
-versions, which the job cannot use. Pure.
+"""Jobs whose feeders run on an existing Ray cluster: finding the cluster's address, waiting for it, and refusing a
+cluster with other versions. Pure.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LOOKS = "LooksForRayCluster"
 DIFFERS = "RayVersionMismatch"
 """The reason if the cluster has another version of Ray, or another minor version of Python."""
 ENDS_S = 15.0
-"""Longest time for which the supervisor's pod is kept after the job's end. It answers within 5 s, and Ray needs a few
-more."""
+"""Maximum time for which the supervisor's pod is kept after the job's end. The supervisor answers within 5 s, and Ray
+needs a few more."""
 HEAD_FIELD, OWN_FIELD = "spec.ray.managed.head.resources", "spec.ray.external.resources"
 
 
@@ -40,7 +40,7 @@ def resolved(observed: Observed) -> Observed:
 
 
 def _address(observed: Observed, cluster: str) -> str:
-    """Returns the RayCluster's address, which a job keeps: a RayCluster that is deleted does not end the job's pods."""
+    """Returns the RayCluster's address. A job keeps it, so that its pods do not end when the RayCluster is deleted."""
     known, found = observed.status.ray, observed.ray_cluster
     if known.address and known.ray_cluster == cluster:
         return known.address
@@ -62,7 +62,7 @@ def to_look_up(observed: Observed) -> str | None:
 
 
 def waits(observed: Observed) -> ConditionState | None:
-    """Returns the state of a job that waits for its RayCluster; None if it does not."""
+    """Returns the state of a job that waits for its RayCluster; None if it does not wait."""
     name = to_look_up(observed)
     if name is None:
         return None
@@ -73,7 +73,8 @@ def waits(observed: Observed) -> ConditionState | None:
 
 
 def refusal(observed: Observed) -> str:
-    """Returns the message of a supervisor's pod that cannot use the cluster because of its versions; else empty."""
+    """Returns the message of a supervisor's pod that cannot use the cluster because of its versions; empty if it
+    can."""
     if observed.job.spec.ray.external is None:
         return ""
     return next(_refusals(observed), "")
@@ -103,8 +104,9 @@ def with_actors(observed: Observed, health: Health) -> Health:
 
 
 def ends_s(observed: Observed, now: datetime) -> float | None:
-    """Returns the seconds for which the supervisor's pod is kept after the job's end, so that it ends the actors;
-    None if it has ended them, or cannot. Then their lease ends them, as it does if the job itself is deleted."""
+    """Returns the seconds for which the supervisor's pod is still kept after the job's end, so that it ends the actors.
+    Returns None if it has ended them, or cannot. In the second case, and if the job itself is deleted, their lease ends
+    them."""
     live = observed.children.get(("Deployment", names.head(observed.job.name)))
     supervisor = observed.supervisor
     if observed.job.spec.ray.external is None or live is None or leaving(live):
@@ -125,8 +127,8 @@ def ray_status(observed: Observed) -> RayStatus:
 
 
 def with_own_fields(job: DataLoaderJob, made: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Returns conditions whose messages name the fields of this job: the supervisor's pod on an existing cluster has
-    its own."""
+    """Returns the conditions with messages that name this job's fields. On an existing cluster, the fields of the
+    supervisor's pod have other names."""
     if job.spec.ray.external is None:
         return tuple(made)
     return tuple(c.model_copy(update={"message": c.message.replace(HEAD_FIELD, OWN_FIELD)}) for c in made)

@@ -35,14 +35,15 @@ class FollowedState(Enum):
     COMPLETE = auto()
     FAILED = auto()
     MISSING = auto()
-    """It does not exist, and perhaps never did."""
+    """The object does not exist, and perhaps never did."""
     UNREADABLE = auto()
-    """Its kind is unknown, or the operator may not read it."""
+    """The object's kind is unknown, or the operator may not read the object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """The last read of a followed object. Two reads are equal if they have the same effect on the job."""
+    """The result of the last read of a followed object. Two results are equal if they have the same effect on the
+    job."""
 
     state: FollowedState
     text: str = ""
@@ -60,12 +61,12 @@ def read(thing: Mapping[str, Any], follow: FollowSpec) -> Followed:
 
 
 def missing(follow: FollowSpec) -> Followed:
-    """Makes the result for an object that does not exist."""
+    """Returns the result for an object that does not exist."""
     return Followed(FollowedState.MISSING, f"{follow} does not exist in the job's namespace: create it there")
 
 
 def unknown_kind(follow: FollowSpec) -> Followed:
-    """Makes the result for a kind that the API server does not have."""
+    """Returns the result for a kind that the API server does not have."""
     return Followed(
         FollowedState.UNREADABLE,
         f"the API server does not know kind {follow.kind} in {follow.api_version}: install its "
@@ -74,7 +75,7 @@ def unknown_kind(follow: FollowSpec) -> Followed:
 
 
 def forbidden(follow: FollowSpec, plural: str) -> Followed:
-    """Makes the result for an object that the operator may not read."""
+    """Returns the result for an object that the operator may not read."""
     resource = f"{plural}.{follow.group}" if follow.group else plural
     return Followed(
         FollowedState.UNREADABLE,

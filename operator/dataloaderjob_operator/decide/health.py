@@ -42,7 +42,7 @@ SETTLE_S = 5.0
 AGAIN_S = 10.0
 """Interval between two lists of the same job's events."""
 PODS = 2
-"""Number of pods of a role whose events are listed at a time; the same cause holds up the others."""
+"""Number of pods of a role whose events are listed at a time. The same cause holds up the others."""
 REASONS = {
     "FailedMount": "VolumeNotMounted",
     "FailedMapVolume": "VolumeNotMounted",
@@ -62,7 +62,8 @@ _NOISE = (
     (re.compile(r"\b[0-9a-f]{32,}\b"), "…"),
     (re.compile(r'^Error creating: pods "[^"]*" is '), "a pod is "),
 )
-"""Ids that differ between attempts, and their replacements: the text of a condition must not change with them."""
+"""Patterns of IDs that differ between attempts, and their replacements. A condition's text must not change with
+them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class ConditionState:
     """A condition without its times."""
 
     holds: bool | None
-    """None: unknown."""
+    """True if the condition holds; None if unknown."""
     reason: str
     message: str = ""
 
@@ -96,7 +97,7 @@ class Queries:
 
     queries: tuple[EventQuery, ...] = ()
     again_s: float | None = None
-    """Seconds until the next decision; None: nothing is held up."""
+    """Seconds until the next decision; None if nothing is held up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +110,14 @@ class RoleHealth:
     trouble: Trouble | None
     """The first trouble in the status of one of `pods`."""
     replaced: Trouble | None
-    """The first trouble of pods that their Deployment has replaced. Such pods remain, as evicted pods do."""
+    """The first trouble of pods that their Deployment has replaced. Such pods remain, for example after an eviction."""
     culprit: Trouble | None
-    """The first trouble of any pod of the attempt, including pods being deleted: an evicted trainer is being deleted,
-    and it has brought down the others."""
+    """The first trouble of any pod of the attempt, including pods being deleted. An evicted trainer, for example, is
+    being deleted and has brought down the others."""
     leaving: tuple[Manifest, ...]
     """Pods that are being deleted."""
     held_up: tuple[tuple[EventQuery, datetime], ...]
-    """Objects that wait for something that their status does not name, each with the start of its wait."""
+    """Objects that wait for something that their status does not name, each with the time at which the wait began."""
     event_trouble: Trouble | None
     """The trouble that events reported about the first object of `held_up` that has one."""
 
@@ -142,7 +143,7 @@ class Health:
     trainer_pods: ConditionState
     """True if all trainer pods are running."""
     trainers_running: int
-    """Trainer pods that run or have succeeded."""
+    """Number of trainer pods that run or have succeeded."""
 
     @property
     def event_trouble(self) -> Trouble | None:
@@ -232,13 +233,13 @@ def _health(observed: Observed, role: Role, every: _Diagnosed) -> RoleHealth:
 
 
 def _replaced(pod: Manifest) -> bool:
-    """Checks whether a pod has ended and its Deployment has replaced it."""
+    """Returns True if a pod has ended and its Deployment has replaced it."""
     ended = pod.get("status", {}).get("phase") in {"Failed", "Succeeded"}
     return ended and role_of(pod) != Role.TRAINER
 
 
 def _of_attempt(pod: Manifest, attempt: int) -> bool:
-    """Checks whether a pod belongs to this attempt; pods of head and feeders belong to all attempts."""
+    """Returns True if a pod belongs to this attempt; pods of head and feeders belong to all attempts."""
     return str(pod["metadata"].get("labels", {}).get(names.LABEL_ATTEMPT, attempt)) == str(attempt)
 
 
@@ -263,7 +264,7 @@ def _deployment(observed: Observed, name: str, health: RoleHealth, needed: int) 
 def _trainer_pods(
     observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, Any]], bool], what: str
 ) -> ConditionState:
-    """Checks whether all `replicas` trainer pods satisfy `does`."""
+    """Returns the state of the trainer pods. It holds if all `replicas` of them satisfy `does`."""
     job = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)))
     if job is not None and suspended(job):
         name = job["metadata"]["name"]
@@ -291,7 +292,7 @@ def _waiting(observed: Observed) -> str:
 
 
 def _starts(health: RoleHealth, count: str) -> ConditionState:
-    """Returns the state of pods that start without a known trouble; they may wait for pods that are being deleted."""
+    """Returns the state of pods that start without a known trouble. They may wait for pods that are being deleted."""
     if not health.leaving:
         return ConditionState(False, "PodsStart", count)
     first = min(health.leaving, key=lambda pod: str(pod["metadata"]["deletionTimestamp"]))["metadata"]
@@ -305,7 +306,7 @@ def _doing(observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, 
 
 
 def _succeeded_and_gone(observed: Observed, health: RoleHealth) -> int:
-    """Counts trainers that succeeded and whose pods somebody has since removed."""
+    """Returns the number of trainers that succeeded and whose pods somebody has since removed."""
     live = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)), {})
     ended = int(live.get("status", {}).get("succeeded") or 0)
     there: int = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in health.pods)
@@ -313,7 +314,7 @@ def _succeeded_and_gone(observed: Observed, health: RoleHealth) -> int:
 
 
 def sidecar_listens(status: Mapping[str, Any]) -> bool:
-    """Checks whether a sidecar's container has started. The sidecar of a pod that succeeded counts as listening."""
+    """Returns True if a sidecar's container has started. The sidecar of a pod that succeeded counts as listening."""
     containers = status.get("initContainerStatuses") or ()
     return _ended_well(status) or any(
         container.get("name") == SIDECAR and container.get("started") for container in containers
@@ -321,7 +322,7 @@ def sidecar_listens(status: Mapping[str, Any]) -> bool:
 
 
 def _ended_well(status: Mapping[str, Any]) -> bool:
-    """Checks whether a pod succeeded, by the exit codes of its containers, which are known a little before its
+    """Returns True if a pod succeeded, according to its containers' exit codes, which are known a little before its
     phase."""
     codes = [
         c.get("state", {}).get("terminated", {}).get("exitCode")
@@ -338,8 +339,8 @@ def trains(status: Mapping[str, Any]) -> bool:
 
 
 def _held_up(observed: Observed, role: Role, found: _Diagnosed) -> Iterator[tuple[EventQuery, datetime]]:
-    """Yields objects that wait for something that their status does not name, each with the start of its wait, in order
-    of name."""
+    """Yields objects that wait for something that their status does not name, in order of name, each with the time at
+    which the wait began."""
     for pod, trouble in sorted(found, key=lambda each: str(each[0]["metadata"]["name"])):
         if trouble is None and (since := _waits_on_node(pod)) is not None:
             yield EventQuery("Pod", pod["metadata"]["name"], pod["metadata"].get("uid", "")), since
@@ -364,13 +365,13 @@ def _waits_on_node(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def suspended(job: Mapping[str, Any]) -> bool:
-    """Checks whether an Indexed Job is suspended, which the operator itself never does."""
+    """Returns True if an Indexed Job is suspended, which the operator itself never does."""
     held = job.get("spec", {}).get("suspend") or has_condition(job, "Suspended")
     return bool(held) and not leaving(job)
 
 
 def _short_of_pods(job: Mapping[str, Any]) -> bool:
-    """Checks whether an Indexed Job that should run has fewer pods than completions."""
+    """Returns True if an Indexed Job that should run has fewer pods than completions."""
     if (
         leaving(job)
         or suspended(job)

@@ -1,6 +1,7 @@
-"""The verdict on a job's input, for its status: the loader's fields, the column of `kubectl get`, the condition. Pure.
+"""The verdict on a job's input, for its status: the loader's fields, the column of `kubectl get`, and the condition.
+Pure.
 
-Feeders are counted in pods here, as in the spec and by `kubectl scale`. The condition follows from the status's own
+This module counts feeders in pods, as the spec and `kubectl scale` do. The condition is derived from the status's own
 fields, so it changes only if these are written.
 """
 
@@ -25,7 +26,7 @@ REASONS = {
 }
 """Reasons of the condition, by limit."""
 STEADY = 0.1
-"""Change of the recommended number that is worth a write, as a share of it."""
+"""Minimum change of the recommended number that is worth a write, as a share of it."""
 
 
 def pods_of(feeders: int, spec: FeedersSpec) -> int:
@@ -58,7 +59,7 @@ def _pods(verdict: InputVerdict, spec: FeedersSpec) -> tuple[int, int]:
 
 
 def differs(written: LoaderStatus, fresh: LoaderStatus) -> bool:
-    """Checks whether a verdict differs from the written one by more than noise."""
+    """Returns True if a verdict differs from the written one by more than noise."""
     if written.limit != fresh.limit:
         return True
     before, after = written.recommended_replicas, fresh.recommended_replicas

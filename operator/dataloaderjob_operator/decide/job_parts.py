@@ -1,4 +1,5 @@
-"""The parts of a job: head, feeders, sidecars, trainers. Each one's state names the failing pod and the cause. Pure."""
+"""The parts of a job: head, feeders, sidecars and trainers. A part's state names the failing pod and the cause.
+Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ STARTS = frozenset(
         WAITS,
     }
 )
-"""Reasons of parts that are still starting, which are no cause for concern."""
+"""Reasons of parts that are merely starting, which are no cause for concern."""
 Parts = Mapping[ConditionType, ConditionState]
 """HeadReady, FeedersReady, SidecarsReady and TrainersReady."""
 
@@ -39,13 +40,13 @@ def parts(observed: Observed, health: Health) -> Parts:
 
 
 def serves(found: Parts, *, attaches: bool = False) -> bool:
-    """Checks whether all parts serve. `attaches`: other controllers create the trainers' pods."""
+    """Returns True if all parts serve. `attaches`: other controllers create the trainers' pods."""
     return not lacking_parts(found, attaches=attaches)
 
 
 def lacking_parts(found: Parts, *, attaches: bool) -> list[ConditionState]:
-    """Returns the parts that do not serve. Attached pods that are starting are not lacking. Their own containers and
-    lost nodes are the concern of their controllers."""
+    """Returns the parts that do not serve. Attached pods that are starting do not count. Their own containers and lost
+    nodes are their controllers' concern."""
 
     def excused(kind: ConditionType, state: ConditionState) -> bool:
         lacks = kind is ConditionType.SIDECARS_READY and state.reason in STARTS | {NODE_UNREACHABLE}
@@ -55,8 +56,8 @@ def lacking_parts(found: Parts, *, attaches: bool) -> list[ConditionState]:
 
 
 def _head(observed: Observed, pods: ConditionState) -> ConditionState:
-    """Checks whether the head serves: its pod is ready, and the supervisor in the pod answers and is connected to
-    Ray."""
+    """Returns the state of the head. It serves if its pod is ready, and the supervisor in the pod answers and is
+    connected to Ray."""
     supervisor = observed.supervisor
     if not pods.holds:
         return pods
@@ -80,8 +81,8 @@ def _head(observed: Observed, pods: ConditionState) -> ConditionState:
 
 
 def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
-    """Checks whether feeders serve: the supervisor reports enough of them for `minAvailable` pods, and no trainer is
-    stuck on an error from a feeder."""
+    """Returns the state of the feeders. They serve if the supervisor reports enough of them for `minAvailable` pods,
+    and no trainer is stuck on an error from a feeder."""
     supervisor, serving = observed.supervisor, observed.serving()
     needed = observed.job.spec.feeders.min_available
     if pods.holds is None:

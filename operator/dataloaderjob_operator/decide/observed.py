@@ -95,9 +95,9 @@ class SupervisorStatus:
     ray: RayStatus = field(default_factory=RayStatus)
     """The version is missing while Ray has not answered the supervisor."""
     sidecars: int = 0
-    """Sidecars that are connected to the supervisor."""
+    """Number of sidecars that are connected to the supervisor."""
     ranks: int = 0
-    """Trainer processes that these sidecars serve."""
+    """Number of trainer processes that these sidecars serve."""
     rates: Rates | None = field(default=None, compare=False)
     measures: Measures | None = field(default=None, compare=False)
     """The measures of the last minute; None while there are too few batches."""
@@ -127,11 +127,12 @@ class Observed:
     """Pods of other controllers with the label `names.LABEL_INJECT`, including those that have ended; empty unless the
     job attaches trainers."""
     followed: Followed | None = None
-    """The last read of the object that the job follows; None: it follows none, or has not read it yet."""
+    """The last read of the object that the job follows; None if the job follows none, or the object has not been read
+    yet."""
     ray_cluster: RayCluster | None = None
-    """The last lookup of the RayCluster that the job needs; None: it needs none, or none has been made."""
+    """The last lookup of the RayCluster that the job needs; None if it needs none, or there has been no lookup."""
     doubts: tuple[str, ...] = ()
-    """Fields of the templates that seem to be misspelt."""
+    """Fields of the templates that seem to be misspelled."""
     refused: str = ""
     """The API server's message when it last refused a child; empty if it accepted all of them."""
     not_understood: str = ""
@@ -139,9 +140,9 @@ class Observed:
     refused_texts: frozenset[str] = frozenset()
     """Messages that made the API server refuse a status."""
     supervisor: SupervisorStatus | None = None
-    """The supervisor's last report, which may be of its silence; None while it has not been polled."""
+    """The supervisor's last report, or the report of its silence; None while it has not been polled."""
     scaling: ScalingReport | None = None
-    """The autoscaler's last report; None while it has not looked at the job."""
+    """The autoscaler's last report; None while it has not evaluated the job."""
     written_at: datetime | None = None
     """The time at which this operator last wrote the status."""
     metrics_at: datetime | None = None
@@ -162,7 +163,7 @@ class Observed:
         return [pod for pod in self.pods if role_of(pod) == role]
 
     def serving(self) -> int:
-        """Returns the number of pods whose feeders serve, by the supervisor's report. While the supervisor is silent,
+        """Returns the number of pods whose feeders serve, according to the supervisor. While the supervisor is silent,
         the number cannot rise."""
         if self.supervisor is not None and not self.supervisor.silent:
             return self.supervisor.ready // self.job.spec.feeders.processes_per_pod
@@ -172,8 +173,8 @@ class Observed:
         return min(self.status.feeders.ready, int(feeders.get("status", {}).get("readyReplicas") or 0))
 
     def waits_for_feeders(self, attempt: int) -> bool:
-        """Checks whether the trainers of this attempt are held back because too few feeders serve, so that no GPU waits
-        for feeders. Existing trainers are kept, whatever happens to feeders."""
+        """Returns True if the trainers of this attempt are held back because too few feeders serve, so that no GPU
+        waits for feeders. Existing trainers are kept, whatever happens to feeders."""
         there = ("Job", names.trainers(self.job.name, attempt)) in self.children
         return not there and self.serving() < self.job.spec.feeders.min_available
 

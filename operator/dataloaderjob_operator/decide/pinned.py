@@ -1,5 +1,6 @@
-"""Pods keep what they were started with, whatever happens to the spec or the operator: their settings, a template made
-by another version of the operator, the sidecar image of a job's trainers, and the image of a serving head. Pure.
+"""The parts of a job that pods keep from their start, whatever happens to the spec or the operator. These are their
+settings, a template made by another version of the operator, the sidecar image of a job's trainers, and the image of a
+serving head. Pure.
 
 Settings are in ConfigMaps that never change (`objects.settings`). A ConfigMap is created when a workload needs it, and
 deleted when no workload does.
@@ -23,9 +24,9 @@ MAP = "ConfigMap"
 
 
 def first_setup(observed: Observed, setup: OperatorConfig) -> OperatorConfig:
-    """Returns the operator's settings with the sidecar image of the trainers' first attempt. That image fits the
-    library in the trainers' own image, so it is kept until the trainers' image changes. Live pods keep their root
-    key, too."""
+    """Returns the operator's settings with the sidecar image of the trainers' first attempt. That image matches the
+    library in the trainers' own image, so it is kept until the trainers' image changes. Live pods also keep their root
+    key."""
     job = observed.job
     live = with_keys(job.name, lambda key: observed.children.get(key))
     setup = with_root_of(setup, job.name, job.metadata.uid or "", live)
@@ -43,12 +44,13 @@ def with_keys(job: str, child: Callable[[Key], Manifest | None]) -> str | None:
 
 
 def trainer_image(job: DataLoaderJob) -> str:
-    """Returns the image that the sidecar's image fits: the trainers' own, or the feeders' if trainers are attached."""
+    """Returns the image that the sidecar's image must match: the trainers' own, or the feeders' if trainers are
+    attached."""
     return image(job) if job.spec.trainers.attached else job.spec.trainers.own.container.image or ""
 
 
 def settled(observed: Observed, built: Iterable[Manifest]) -> list[Manifest]:
-    """Adjusts built children: pods that stay keep their templates, and settings that no pod reads are left out."""
+    """Adjusts built children: pods that stay keep their templates, and settings that no pod reads are omitted."""
     kept = [_kept(observed, child) for child in built]
     read = {_map_name(observed.children.get(key, child)) if key[0] == "Job" else _map_name(child)
             for child in kept if (key := key_of(child))[0] in ("Deployment", "Job")}  # fmt: skip
@@ -73,8 +75,8 @@ def in_use(observed: Observed) -> set[Key]:
 
 
 def _kept(observed: Observed, child: Manifest) -> Manifest:
-    """Returns a workload with its live template if its pods stay. If somebody deleted the settings of that template,
-    the template is replaced: the settings cannot be recreated, and further pods would wait for them."""
+    """Returns a workload with its live template if its pods stay. If somebody deleted that template's settings, the
+    template is replaced, because the settings cannot be recreated and further pods would wait for them."""
     live = observed.children.get(key_of(child))
     if live is None or child["kind"] != "Deployment":
         return child
@@ -124,7 +126,7 @@ def _recounted(observed: Observed, made: Iterable[Manifest]) -> list[Manifest]:
 
 
 def _rolls(deployment: Manifest) -> bool:
-    """Checks whether a Deployment may still have pods of an earlier template."""
+    """Returns True if a Deployment may still have pods of an earlier template."""
     status = deployment.get("status", {})
     seen = int(status.get("observedGeneration") or 0) >= int(deployment["metadata"].get("generation") or 0)
     return not seen or int(status.get("updatedReplicas") or 0) < int(status.get("replicas") or 0)

@@ -1,8 +1,8 @@
 """Events about attached pods and their controllers. Pure.
 
 Pods with the label attach to the job that it names. Admission refuses most pods whose job does not exist, or creates
-its own trainers. Some exist nevertheless: those that were injected from a file, those that are older than the guard,
-and those whose job was deleted. Their controllers then get an event.
+its own trainers. Some exist nevertheless: they were injected from a file, are older than the guard, or have outlived
+their job. Their controllers then get an event.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class AttachedPod:
 
     name: str
     controller: Controller | None = None
-    """None: nobody creates the pod again."""
+    """The pod's controller; None if nothing recreates the pod."""
 
 
 def attached_pod(pod: Mapping[str, Any]) -> AttachedPod:
-    """Reads the name and the controller of a pod."""
+    """Returns the name and the controller of a pod."""
     metadata = pod["metadata"]
     owners = metadata.get("ownerReferences") or ()
     by: Mapping[str, Any] = next((owner for owner in owners if owner.get("controller")), {})
@@ -40,8 +40,8 @@ def attached_pod(pod: Mapping[str, Any]) -> AttachedPod:
 def of_pods(
     job: str, before: Mapping[str, AttachedPod], after: Mapping[str, AttachedPod]
 ) -> tuple[JobEvent, ...]:
-    """Makes the events about pods that attached or left, and about the controllers whose first pods attached. Both maps
-    have the attached pods by uid."""
+    """Returns the events about pods that attached or left, and about the controllers whose first pods attached. Both
+    maps contain the attached pods by uid."""
     came = (
         (Reason.ATTACHED, after[uid], "has the sidecar and receives batches", uid)
         for uid in after
@@ -59,7 +59,7 @@ def of_pods(
 
 
 def of_missing_job(namespace: str, job: str, pods: Iterable[Mapping[str, Any]]) -> tuple[JobEvent, ...]:
-    """Makes the events about pods whose label names a job that does not exist, one for each controller."""
+    """Returns the events about pods whose label names a job that does not exist, one for each controller."""
     text = (
         f"the label {LABEL_INJECT} names {KIND} {namespace}/{job}, which does not exist, so no feeder makes batches for"
         " these pods: create it, or remove the label"
@@ -68,7 +68,7 @@ def of_missing_job(namespace: str, job: str, pods: Iterable[Mapping[str, Any]]) 
 
 
 def of_own_trainers(job: str, pods: Iterable[Mapping[str, Any]]) -> tuple[JobEvent, ...]:
-    """Makes the events about pods whose label names a job with trainers of its own, one for each controller."""
+    """Returns the events about pods whose label names a job that creates its own trainers, one for each controller."""
     text = (
         f"the label {LABEL_INJECT} names {KIND} {job}, which creates its own trainers (spec.trainers.job), so its"
         " feeders make no batches for these pods: name a job with spec.trainers.attach, or remove the label"

@@ -1,5 +1,5 @@
-"""The trouble of one pod, found in its status: it has no node, the cluster ended it, or a container waits or failed.
-Pure.
+"""The trouble of one pod, found in its status: the pod has no node, the cluster ended it, or a container waits or
+failed. Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BY_WAITING = {
     "StartError": "ContainerNotStarted",
     "CrashLoopBackOff": CRASHES,
 }
-"""Reasons of waiting containers that count as troubles, and their names in a condition."""
+"""Reasons of waiting containers that count as troubles, and the condition's reason for each."""
 DISRUPTIONS = frozenset(
     {
         "Evicted", "Preempting", "Preempted", "NodeShutdown", "Shutdown", "Terminated", "NodeLost",
@@ -38,13 +38,14 @@ DISRUPTIONS = frozenset(
 )  # fmt: skip
 """Reasons of pods that their node ended or did not admit, in addition to those that begin with OutOf, like OutOfcpu."""
 _OWN_LIMIT = re.compile(r"\bexceed(s|ed) (the|its)\b.*\b(limit|local ephemeral storage)")
-"""The kubelet's message for an eviction that is the pod's own fault: a volume or its disk exceeds its limit."""
+"""The kubelet's message for an eviction that is the pod's own fault, because it exceeds a limit of its volumes or its
+disk."""
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 KILLED_S = 60.0
 """Seconds for which an out-of-memory kill of a container is reported."""
 CAUSED_S = 60.0
-"""Seconds within which a container fails if the end of another container has brought it down."""
+"""Maximum seconds after a container's end within which the failure of another one counts as its consequence."""
 
 
 def first_exit_codes(pods: Iterable[Pod]) -> frozenset[int]:
@@ -229,11 +230,12 @@ def _tries_again(pod: Pod) -> Iterator[Trouble]:
 _CHECKS: tuple[Callable[[Pod], Iterator[Trouble]], ...] = (
     _unscheduled, _evicted, _disrupted, _on_lost_node, _waiting, _ended, _tries_again,
 )  # fmt: skip
-"""Checks in order: the first that applies is the cause; later ones are its consequences."""
+"""Checks in order. The first one that applies finds the cause; later ones would find its consequences."""
 
 
 def _starts_again(pod: Pod, status: Mapping[str, Any]) -> bool:
-    """Checks whether the node restarts an ended container; it restarts a native sidecar even if the pod has `Never`."""
+    """Returns True if the node restarts an ended container. It restarts a native sidecar even if the pod has
+    `Never`."""
     spec = pod.get("spec", {})
     own = (c.get("restartPolicy") for c in spec.get("initContainers") or () if c["name"] == status["name"])
     return bool((next(own, None) or spec.get("restartPolicy")) != "Never")
@@ -250,7 +252,7 @@ def _oom(ended: Mapping[str, Any] | None) -> bool:
 
 
 def _crash(pod: Pod, status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
-    """Describes a crash in text that stays the same from the container's end until the container is ready again."""
+    """Describes a crash in text that stays the same from the container's end until it is ready again."""
     count = int(status.get("restartCount") or 0)
     return _exit(pod, status, ended) + (f", {count} restart{'' if count == 1 else 's'}" if count else "")
 

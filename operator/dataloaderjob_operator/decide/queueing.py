@@ -1,5 +1,5 @@
-"""Finds out if a job is queued: its pods wait for a node, for admission by a queue such as Kueue, or for a RayCluster.
-Pure.
+"""The queueing of jobs. A queued job's pods wait for a node, for admission by a queue such as Kueue, or for a
+RayCluster. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The address of a RayCluster, from the objects that KubeRay makes. Pure.
 
 KubeRay reports the Service of the cluster's head in the RayCluster's status. If the operator cannot read RayClusters,
-KubeRay's rule for names applies. KubeRay itself has not been tested here, only its names, labels and fields.
+KubeRay's rule for names applies. Tests cover KubeRay's names, labels and fields, but not KubeRay itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RayCluster:
 
     name: str
     address: str = ""
-    """host:port of its GCS; empty while it is not known."""
+    """host:port of the cluster's GCS; empty while unknown."""
     missing: str = ""
     """The missing object and the remedy; empty once the address is known."""
 
@@ -43,7 +43,7 @@ def reported_service(cluster: Mapping[str, Any]) -> str:
 
 
 def address(service: Mapping[str, Any], namespace: str, domain: str) -> str:
-    """Returns the GCS's address from the head's Service. `domain`: the cluster's DNS domain; empty: pods add it."""
+    """Returns the GCS's address from the head's Service. `domain`: the cluster's DNS domain; if empty, pods add it."""
     ports = _mapping(service.get("spec")).get("ports")
     by_name = {str(port.get("name")): port.get("port") for port in ports or () if isinstance(port, Mapping)}
     port = next((by_name[name] for name in PORT_NAMES if type(by_name.get(name)) is int), GCS_PORT)

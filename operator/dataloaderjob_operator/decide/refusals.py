@@ -1,7 +1,7 @@
 """Translates the API server's message about a refused child to the job's own fields. Pure.
 
-A path in the child is followed in the user's template at the same time. Entries of a list are matched by the field that
-identifies them, because the operator puts its own entries before the user's.
+A path in the child is followed in the user's template at the same time. List entries are matched by their identifying
+field, because the operator puts its own entries before the user's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataloaderjob_operator.objects.pods import INHERITED, TMP
 from dataloaderjob_operator.objects.supervisor import TMP as SUPERVISOR_TMP
 
 NO_DRY_RUN = "does not support dry run"
-"""The API server's message if an admission webhook has side effects and so supports no dry run."""
+"""The API server's message if an admission webhook has side effects, and so does not support dry runs."""
 _SAYS_NOTHING = (
     NO_DRY_RUN,
     'cannot create resource "pods"',  # a chart of an earlier release does not grant this right
@@ -34,7 +34,7 @@ _SAYS_NOTHING = (
     "failed calling webhook",
     "ValidatingAdmissionPolicy",
 )
-"""Messages (1.34) with which a tried pod is refused although the job's own pods may be accepted."""
+"""Messages (1.34) that refuse a pod in a dry run although the job's own pods may be accepted."""
 _NAMED_BY_PODS = {"no PriorityClass": "priorityClassName", "RuntimeClass": "runtimeClassName"}
 """Messages that refuse a pod because of an object that it names (1.34), and the field that names it."""
 TRAINERS, FEEDERS, HEAD = (
@@ -46,7 +46,7 @@ _PATH = re.compile(r"\.?\bspec\.template((?:\.[A-Za-z][\w-]*|\[[^\]]*\])+)")
 _METADATA = re.compile(r"(?<![\w.\]])\.?metadata(?=\.(?:labels|annotations)\b)")
 _TOKEN = re.compile(r"\.([A-Za-z][\w-]*)|\[(?:([A-Za-z]\w*)=(?:\"([^\"]*)\"|([^\",\]]*))|(\d+))[^\]]*\]")
 _NOT_CONVERTED = "unable to convert"
-"""The API server's message for a value of the wrong type; it does not name the field."""
+"""The API server's message for a value of the wrong type. It does not name the field."""
 _AMOUNTS = ("requests", "limits", "sizeLimit")
 """Fields that contain quantities."""
 _KEYS = ("name", "mountPath", "key", "containerPort", "ip")
@@ -73,7 +73,7 @@ _Token = str | int | tuple[str, str]
 
 
 def is_of_the_trial(message: str) -> bool:
-    """Checks whether a tried pod is refused for a reason that may not apply to the job's own pods."""
+    """Returns True if a pod is refused in a dry run for a reason that may not apply to the job's own pods."""
     return any(words in message for words in _SAYS_NOTHING)
 
 
@@ -88,7 +88,7 @@ def of_a_pod(message: str, workload: Manifest) -> str:
 
 
 def explain(message: str, child: Manifest, job: DataLoaderJob) -> str:
-    """Replaces fields of the child in a message by the job's fields, if the user set them."""
+    """Returns a message in which the job's fields replace the child's, if the user set them."""
     role = child["metadata"].get("labels", {}).get(names.LABEL_ROLE)
     template = child.get("spec", {}).get("template")
     if role is None or template is None:
@@ -113,7 +113,7 @@ def _tokens(path: str) -> list[_Token]:
 
 
 def _odd_values(value: Any, path: tuple[_Token, ...]) -> Iterator[tuple[tuple[_Token, ...], Any, str]]:
-    """Yields values that should be quantities but are not, and fractions elsewhere, each with what to use instead."""
+    """Yields values that should be quantities but are not, and fractions elsewhere, each with a replacement."""
     entries: Iterable[tuple[_Token, Any]] = value.items() if isinstance(value, Mapping) else ()
     for key, inner in enumerate(value) if isinstance(value, list) else entries:
         here = (*path, key)
@@ -152,7 +152,7 @@ class _Template:
             for root in reversed(following)
             if name in sources[root].get("spec", {})
         }
-        """Root of the template that each field of `INHERITED` comes from."""
+        """Root of the template from which each field of `INHERITED` comes."""
 
     def path(self, tokens: list[_Token]) -> str | None:
         """Returns the job's field for a path in the template; None if the user set no part of it."""
@@ -197,7 +197,7 @@ class _Template:
         return f"{root}.size" if spec.scratch.volume is None else f"{root}.volume{_spelt(below)}"
 
     def _data_field(self, tokens: list[_Token]) -> str | None:
-        """Returns the field of spec.data that an entry of a list comes from."""
+        """Returns the field of spec.data from which an entry of a list comes."""
         if self._role is names.Role.HEAD or tokens[0] != "spec":
             return None
         place = 1 if tokens[1:2] == ["volumes"] else 3

@@ -1,8 +1,8 @@
 """Labelled pods that were refused at creation, read from the events of their controllers. Pure.
 
-With an admission policy, and with injected files, no process of ours sees such a pod. But the controller that wanted to
-create it reports the refusal in an event of its own. So the operator reads the warnings in the namespaces of jobs with
-attached trainers, and reports the refusals among them on the jobs.
+With an admission policy, and with injected files, neither the operator nor the injector sees such a pod. But the
+controller that tried to create it reports the refusal in an event. So the operator reads the warnings in the namespaces
+of jobs with attached trainers, and reports the refusals among them on the jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataloaderjob_operator.names import MANAGER
 from dataloaderjob_operator.objects import OperatorConfig
 
 AGAIN_S = 600.0
-"""Seconds after which the same refusal may be reported again. A refusal that is older is not reported at all."""
+"""Seconds after which the same refusal may be reported again. Older refusals are not reported at all."""
 GUARDED = "sidecars: see that the job exists"
 """Part of the guard's sentence about a pod that was not injected. The guard does not know the reason."""
 WEBHOOK = "inject.dataloading.dev"
@@ -59,11 +59,12 @@ class RefusedPod:
     at: datetime
     """Time of the last attempt."""
     is_general: bool = False
-    """True if pods without the label may be refused with the same words, so that only the template tells."""
+    """True if pods without the label may be refused with the same words, so that only the pod template shows whether
+    the job is concerned."""
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Refusals with the same identity are one refusal, repeated."""
+        """The refusal's identity, which is the same when it is repeated."""
         return self.uid, self.cause
 
     @property
@@ -89,14 +90,14 @@ def refused_pods(events: Iterable[Mapping[str, Any]]) -> tuple[RefusedPod, ...]:
 
 
 def is_due(refusal: RefusedPod, reported: RefusedPod | None, now: datetime) -> bool:
-    """Checks whether a refusal is to be reported now. `reported`: the same one as it was last reported."""
+    """Returns True if a refusal should be reported now. `reported`: the same one as it was last reported."""
     if (now - refusal.at).total_seconds() > AGAIN_S:
         return False
     return reported is None or (refusal.at - reported.at).total_seconds() >= AGAIN_S
 
 
 def concerns(refusal: RefusedPod, owner: Manifest | None, job: str) -> bool:
-    """Checks whether a refusal is to be reported on this job. `owner`: the object with the pod template; None if the
+    """Returns True if a refusal should be reported on this job. `owner`: the object with the pod template; None if the
     operator cannot read it."""
     label = "" if owner is None else label_of(owner)
     if not refusal.is_general:
@@ -126,7 +127,7 @@ def explained(refusal: RefusedPod, owner: Manifest | None, job: DataLoaderJob, s
 
 
 def event_of(refusal: RefusedPod, cause: str) -> JobEvent:
-    """Makes the event about a refusal. Its identity changes every AGAIN_S, also for an operator that starts again."""
+    """Returns the event about a refusal. Its identity changes every AGAIN_S, even if the operator restarts."""
     text = f"{refusal.kind} {refusal.name} cannot create its pods: {cause}"
     period = int(refusal.at.timestamp() // AGAIN_S)
     once = f"{refusal.uid}/{refusal.cause}/{period}"

@@ -31,19 +31,19 @@ from dataloaderjob_operator.decide.pod_troubles import (
 )
 
 LONGEST_PAUSE_S = 300.0
-"""Longest pause before a restart, the same as the kubelet's for containers."""
+"""Maximum pause before a restart, the same as the kubelet's for containers."""
 MAX_DISRUPTIONS = 50
-"""Number of consecutive disruptions without progress after which a job fails: four hours of them, including pauses."""
+"""Number of consecutive disruptions without progress after which a job fails. With pauses, they take four hours."""
 FORGETS_AFTER_S = 600.0
 """Seconds for which trainers must run and take batches before earlier restarts are forgotten."""
 AGAIN_S = 30.0
 """Interval between checks of trainers that have run for FORGETS_AFTER_S but take no batches."""
 SETTLE_S = 5.0
-"""Maximum lag of the pods' statuses behind their Job's, in seconds: each kind has its own watch."""
+"""Maximum lag of the pods' statuses behind their Job's, in seconds, because each kind has its own watch."""
 STUCK_S = 60.0
 """Seconds after the end of its grace period from which a pod is stuck."""
 SILENT_GRACE_S = 30.0
-"""Longest grace period of a pod whose node does not answer: nobody can ask it to end, however long the wait."""
+"""Maximum grace period that counts for a pod whose node does not answer, because nothing can ask it to end."""
 
 
 class FailureKind(Enum):
@@ -105,7 +105,7 @@ def tally_of(observed: Observed) -> Tally:
 
 
 def counted(observed: Observed, kind: FailureKind, now: datetime) -> Tally:
-    """Returns the counts with this failure, and the time of the next attempt; a first disruption causes no wait."""
+    """Returns the counts with this failure, and the time of the next attempt. A first disruption causes no wait."""
     before, first_s = tally_of(observed), observed.job.spec.trainers.own.failure_policy.backoff_seconds
     is_disruption = kind is FailureKind.IGNORED
     failures, disruptions = before.failures + (not is_disruption), before.disruptions + is_disruption
@@ -129,7 +129,7 @@ def waits_until(observed: Observed, now: datetime) -> datetime | None:
 
 
 def forgets_at(observed: Observed) -> datetime | None:
-    """Returns the time from which progress makes the operator forget earlier restarts; None: nothing to forget."""
+    """Returns the time from which progress makes the operator forget earlier restarts; None if there are none."""
     found, runs = observed.status.trainers, observed.status.condition(ConditionType.TRAINERS_READY)
     if not (found.failures or found.disruptions) or runs is None or runs.status != "True":
         return None
@@ -137,7 +137,7 @@ def forgets_at(observed: Observed) -> datetime | None:
 
 
 def makes_progress(observed: Observed) -> bool:
-    """Checks whether trainers take batches, by the supervisor's report."""
+    """Returns True if trainers take batches, according to the supervisor."""
     supervisor = observed.supervisor
     rates = None if supervisor is None or supervisor.silent else supervisor.rates
     return rates is not None and rates.batches_per_s > 0.0
@@ -147,7 +147,7 @@ def makes_progress(observed: Observed) -> bool:
 
 
 def stuck_at(pod: Pod) -> datetime | None:
-    """Returns the time from which the operator no longer waits for a pod being deleted; None: it is not being
+    """Returns the time from which the operator no longer waits for a pod being deleted; None if it is not being
     deleted."""
     metadata = pod["metadata"]
     if not leaving(pod):
@@ -189,7 +189,7 @@ def describe_stuck(pods: Sequence[Pod]) -> str:
 
 
 def holds_up(observed: Observed, attempt: int, now: datetime) -> bool:
-    """Checks whether trainers of another attempt still hold resources that the trainers of this attempt need. A Job
+    """Returns True if trainers of another attempt still hold resources that the trainers of this attempt need. A Job
     deleted in the foreground exists as long as its pods do."""
     wanted = ("Job", names.trainers(observed.job.name, attempt))
     others = [child for key, child in observed.children.items() if key[0] == "Job" and key != wanted]
@@ -197,8 +197,8 @@ def holds_up(observed: Observed, attempt: int, now: datetime) -> bool:
 
 
 def own_name_is_held(observed: Observed, now: datetime) -> bool:
-    """Checks whether the current attempt's Job is not deleted because its pods are stuck. The next attempt's Job has
-    another name."""
+    """Returns True if the current attempt's Job cannot be deleted because its pods are stuck. The next attempt's Job
+    has another name."""
     live = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)))
     return live is not None and leaving(live) and _given_up(observed, live, now)
 
@@ -250,7 +250,7 @@ def _cause(observed: Observed, trouble: Trouble | None) -> str:
 
 
 def _deleted(observed: Observed, pods: Sequence[Pod]) -> bool:
-    """Checks whether somebody deleted a pod: a pod that fails on its own remains and shows its failure."""
+    """Returns True if somebody deleted a pod: a pod that fails on its own remains and shows its failure."""
     live = observed.children[("Job", names.trainers(observed.job.name, observed.attempt))]
     missing = observed.job.spec.trainers.replicas - len(pods)
     gone = missing > 0 and int(live.get("status", {}).get("failed") or 0) > 0

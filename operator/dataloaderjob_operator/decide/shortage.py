@@ -1,4 +1,4 @@
-"""The feeders that a serving job lacks: missing ones, and new ones that fail to replace old ones in a rolling update.
+"""The feeders that a serving job lacks: missing feeders, and new ones that do not replace old ones in a rolling update.
 Pure.
 """
 
@@ -20,8 +20,8 @@ LATE = "ProgressDeadlineExceeded"
 
 
 def shortage(observed: Observed, health: Health, now: datetime) -> ConditionState | None:
-    """Returns the cause if fewer feeders serve than wanted or feeders run out of memory, else the state of an update;
-    None if nothing is lacking."""
+    """Returns the cause if fewer feeders serve than wanted, or if feeders run out of memory. Otherwise returns the
+    state of a rolling update; None if there is none."""
     feeders = health.roles[Role.FEEDER]
     wanted, serving = observed.job.spec.feeders.replicas, observed.serving()
     live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {"metadata": {}})
@@ -30,7 +30,7 @@ def shortage(observed: Observed, health: Health, now: datetime) -> ConditionStat
     told = None if observed.supervisor is None else observed.supervisor.cause
     killed = told is not None and told.reason == Cause.OUT_OF_MEMORY
     if serving >= wanted:
-        # Feeders that serve again will be killed again: nothing else shows why the job is slow.
+        # Feeders that serve again will be killed again, and nothing else shows why the job is slow.
         text = observed.describe(told) if told and killed else str(killed_pod or "")
         short = ConditionState(True, Cause.OUT_OF_MEMORY, text) if text else None
         return short or _rollout(live, feeders, wanted, cause)
@@ -50,7 +50,7 @@ def told_until(health: Health, now: datetime) -> datetime | None:
 
 
 def _rollout(live: Manifest, feeders: RoleHealth, wanted: int, cause: str) -> ConditionState | None:
-    """Returns the state of a rolling update of feeder pods, and the obstacle if it is stuck: no old pod is deleted
+    """Returns the state of a rolling update of feeder pods, with the obstacle if it is stuck. No old pod is deleted
     before a new one is ready."""
     status = live.get("status", {})
     made, there = (int(status.get(name) or 0) for name in ("updatedReplicas", "replicas"))

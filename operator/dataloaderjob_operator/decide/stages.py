@@ -1,5 +1,5 @@
-"""The stage of a job's life, found by the first rule that applies, and the children wanted in it. Pure: callers pass
-the time.
+"""The stage of a job's life, determined by the first rule that applies, and the children wanted in it. Pure: callers
+pass the time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Stage(StrEnum):
     STARTING = "Starting"
     """The children are being created; head, sidecars and feeders do not serve yet."""
     RUNNING = "Running"
-    """Head, sidecars and feeders have served; the trainers train."""
+    """Head, sidecars and feeders have served, and the trainers train."""
     RESTARTING = "Restarting"
     """A trainer failed; all trainers are being recreated in a new attempt."""
     WAITING = "Waiting"
@@ -74,11 +74,11 @@ class StageResult:
     """CamelCase, for the condition."""
     message: str = ""
     attempt: int = 0
-    """The attempt that the wanted trainers belong to."""
+    """The attempt to which the wanted trainers belong."""
     tally: Tally | None = None
-    """The new restart counts; None: unchanged."""
+    """The new restart counts; None if unchanged."""
     queue: ConditionState | None = None
-    """The reason why the job is queued; None: it is not queued."""
+    """The reason why the job is queued; None if it is not queued."""
 
 
 def find_stage(
@@ -143,7 +143,7 @@ def _attached_stage(
 
 
 def _followed_end(observed: Observed) -> StageResult | None:
-    """Returns the end of the job because of the object that it follows; None if that has not ended."""
+    """Returns the job's end if the object that it follows has ended; None otherwise."""
     spec, found = observed.job.spec.trainers.attach, observed.followed
     if spec is None or spec.follow is None or found is None:
         return None
@@ -180,8 +180,8 @@ def _restarting(observed: Observed, attempt: int, now: datetime) -> StageResult 
 
 
 def _late(observed: Observed, health: Health, queue: QueuedRole | None, now: datetime) -> StageResult | None:
-    """Checks the deadlines; returns None if none has passed. The startup deadline counts from the time at which all
-    needed pods had a node."""
+    """Returns the result of a deadline that has passed; None if none has. The startup deadline counts from the time at
+    which all needed pods had a node."""
     if observed.status.start_time is None:
         return None
     elapsed = now - parse_time(observed.status.start_time)
@@ -208,13 +208,14 @@ def _late(observed: Observed, health: Health, queue: QueuedRole | None, now: dat
 
 
 def _rejected(observed: Observed) -> StageResult | None:
-    """Fails a job that has not served yet and whose existing Ray cluster has other versions; None otherwise."""
+    """Returns the failure of a job that has not served yet and whose existing Ray cluster has other versions; None
+    otherwise."""
     text = "" if _served(observed) else external.refusal(observed)
     return StageResult(Stage.FAILED, external.DIFFERS, text, observed.attempt) if text else None
 
 
 def _failed(observed: Observed, health: Health, now: datetime) -> StageResult:
-    """Restarts all trainers after one has failed, or fails the job, as the failure policy requires."""
+    """Returns a restart of all trainers after one has failed, or the job's failure, as the failure policy requires."""
     failure, attempt = restarts.judge(observed, health, now), observed.attempt
     if failure.kind is FailureKind.UNKNOWN:
         return StageResult(Stage.RESTARTING, "TrainerFailed", failure.cause, attempt)
@@ -248,7 +249,7 @@ def _ordinal(number: int) -> str:
 
 
 def _served(observed: Observed) -> bool:
-    """Checks whether the startup deadline has been met since the job started or was resumed: all parts have served, or
+    """Returns True if the startup deadline has been met since the job started or was resumed: all parts have served, or
     the trainers were restarted."""
     # Statuses of earlier operators have no such time.
     return observed.status.serving_time is not None or observed.status.phase in {
@@ -258,8 +259,8 @@ def _served(observed: Observed) -> bool:
 
 
 def _up(observed: Observed, health: Health) -> bool:
-    """Checks whether the job has started up. If the supervisor does not answer, the pods alone decide: an operator that
-    reaches no supervisor must not end a job that may be training."""
+    """Returns True if the job has started up. If the supervisor does not answer, the pods alone decide: an operator
+    that reaches no supervisor must not end a job that may be training."""
     answered = observed.supervisor is not None and not observed.supervisor.silent
     own = () if observed.job.spec.trainers.attached else (health.sidecars, health.trainer_pods)
     return all(pods.holds for pods in (health.head_pods, health.feeder_pods, *own)) and (

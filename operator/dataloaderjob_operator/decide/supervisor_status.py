@@ -24,7 +24,7 @@ MAX_SIDECARS = 1024
 MAX_RANKS = 1_000_000
 MAX_NAME = 253
 MAX_CONTAINERS = 16_384
-"""A brief status of 1,024 sidecars has 2,100 objects."""
+"""Maximum number of objects and lists in a status. A brief status of 1,024 sidecars has 2,100."""
 MAX_VALUES = 65_536
 _NAME_NBYTES = 8
 _COUNTERS = struct.Struct(f"<{len(READ)}Q")
@@ -72,7 +72,7 @@ def readings(message: Mapping[str, Any]) -> Readings:
 
 
 def pack(found: Readings) -> bytes:
-    """Packs the counters of sidecars. A thousand sidecars take 110 KB, and twenty times as much as objects."""
+    """Packs the counters of sidecars. A thousand sidecars take 110 KB packed, and twenty times as much as objects."""
     return b"".join(
         hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=_NAME_NBYTES).digest()
         + _COUNTERS.pack(*(counters[counter] for counter in READ))
@@ -112,13 +112,13 @@ def loader_status(rates: Rates) -> LoaderStatus:
 
 
 def digits(value: float) -> str:
-    """Formats a number with three significant digits and no exponent; less than a millionth is 0."""
+    """Formats a number with three significant digits and no exponent. Less than a millionth becomes 0."""
     plain = f"{float(f'{value:.3g}'):.6f}"
     return plain.rstrip("0").rstrip(".")
 
 
 def notable(written: LoaderStatus, fresh: LoaderStatus) -> bool:
-    """Checks whether fresh metrics differ from the written ones by more than noise."""
+    """Returns True if fresh metrics differ from the written ones by more than noise."""
     return not any(getattr(written, name) for name in _NOTABLE) or any(
         _differs(_metric(getattr(written, name)), _metric(getattr(fresh, name)), floor)
         for name, floor in _NOTABLE.items()

@@ -24,7 +24,7 @@ log = logging.getLogger("dataloaderjob_operator.injector")
 PORT = 9443
 METRICS_PORT = 9440
 LEAVE_S = 5.0
-"""Time after SIGTERM for which the injector still answers: Services learn a moment later that a pod ends."""
+"""Time after SIGTERM for which the injector still answers. Services learn only a moment later that a pod ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class InjectorOptions:
     setup: Setup
     namespace: str
     secret: str | None
-    """Name of the Secret with certificates that the injector makes; None: another party keeps them in `folder`."""
+    """Name of the Secret with certificates that the injector makes; None if another party keeps them in `folder`."""
     configuration: str
     names: tuple[str, ...]
     folder: Path | None

@@ -1,4 +1,4 @@
-"""The answers to admission reviews: a pod, the job that its label names, and the patch or the refusal. Pure."""
+"""The answers to admission reviews: from a pod and the job that its label names to a patch or a refusal. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReviewResult(StrEnum):
 
     INJECTED = "injected"
     UNCHANGED = "unchanged"
-    """The pod has no label, is current, or belongs to another operator's job."""
+    """The pod does not have the label, is current, or belongs to another operator's job."""
     REFUSED = "refused"
     """The pod or its job has to change."""
     FAILED = "failed"
@@ -47,13 +47,13 @@ class Review:
 
     @property
     def job(self) -> str | None:
-        """The name of the job; None if the pod has no label."""
+        """The name of the job; None if the pod does not have the label."""
         labels = (self.pod.get("metadata") or {}).get("labels") or {}
         return None if LABEL not in labels else str(labels[LABEL])
 
     @property
     def name(self) -> str:
-        """The pod's name; if it has none yet, the beginning of its name."""
+        """The pod's name, or the beginning of it if the pod has no full name yet."""
         metadata = self.pod.get("metadata") or {}
         return str(metadata.get("name") or metadata.get("generateName") or "")
 
@@ -91,7 +91,8 @@ def read_review(body: Any) -> Review:
 
 
 def answer(review: Review, job: Object | None, setup: Setup) -> ReviewAnswer:
-    """Decides about a labelled pod. `job`: the DataLoaderJob as the API server has it; None if there is none."""
+    """Returns the answer for a labelled pod. `job`: the DataLoaderJob as the API server has it; None if there is
+    none."""
     where = f"{KIND} {review.namespace}/{review.job}"
     if job is None:
         return ReviewAnswer(
@@ -124,7 +125,7 @@ def injection_of(job: Object, setup: Setup) -> Injection:
 
 
 def _over(job: Object) -> str:
-    """Returns the reason why a job takes no more pods; empty if it does."""
+    """Returns the reason why a job accepts no more pods; empty if it accepts them."""
     if (job.get("metadata") or {}).get("deletionTimestamp"):
         return "is being deleted"
     for condition in (job.get("status") or {}).get("conditions") or ():
@@ -151,7 +152,7 @@ def response(review: Review, found: ReviewAnswer) -> dict[str, Any]:
 
 
 def patch(before: Object, after: Object) -> JobPatch:
-    """Returns the JSON patch from one pod to the other. It sets each field of metadata and spec that differs."""
+    """Returns the JSON patch from `before` to `after`. It sets each field of metadata and spec that differs."""
     return [
         {"op": "add", "path": f"/{part}/{field}", "value": value}
         for part in ("metadata", "spec")

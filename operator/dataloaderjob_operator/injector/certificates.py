@@ -1,5 +1,5 @@
-"""The injector's certificates: an authority of its own and the certificate that it serves. Pure, except for the
-randomness of keys.
+"""The injector's certificates: its own authority, and the certificate that it serves. Pure, except for the randomness
+of keys.
 
 A new authority is put into the API server's bundle next to the previous one before its certificate is served. So the
 API server trusts the certificate of every replica at any time.
@@ -21,10 +21,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 AUTHORITY_DAYS = 730
 CERTIFICATE_DAYS = 90
 RENEW_DAYS = 30
-"""Days before its end at which a certificate is renewed. The authority is renewed while its certificates can still have
-their full time."""
+"""Days before its end at which a certificate is renewed. The authority is renewed early enough for its certificates to
+have their full validity."""
 SKEW = timedelta(hours=1)
-"""Time for which a certificate is valid before it was made, for clocks that are late."""
+"""A certificate is valid from this long before it was made, for clocks that are slow."""
 FIELDS = ("ca.crt", "ca.key", "tls.crt", "tls.key")
 PREVIOUS = "previous.crt"
 COMMON_NAME = "dataloaderjob injector"
@@ -36,7 +36,7 @@ class Renewal(Enum):
     NONE = auto()
     CERTIFICATE = auto()
     AUTHORITY = auto()
-    """Both, the certificate with a new authority."""
+    """Both: a new authority, and a certificate from it."""
 
 
 class BadCertificates(Exception):
@@ -84,7 +84,7 @@ def from_stored(data: Mapping[str, bytes]) -> Certificates:
 
 
 def renewal(found: Certificates | None, names: Sequence[str], now: datetime) -> Renewal:
-    """Decides about a renewal. `names`: those under which the injector is reached."""
+    """Returns the parts to renew now. `names`: the names under which the injector is reached."""
     if found is None:
         return Renewal.AUTHORITY
     if end(found.authority) - now < timedelta(days=CERTIFICATE_DAYS + RENEW_DAYS):

@@ -1,5 +1,5 @@
-"""Keeps the injector's certificates: in a Secret that all replicas share, in the API server's bundle, and in the TLS
-context of this replica, in that order.
+"""Keeps the injector's certificates current: first in a Secret that all replicas share, then in the API server's
+bundle, and then in this replica's TLS context.
 
 A replica that finds another authority in the Secret puts it into the bundle, and serves its certificate only after the
 API server has had time to read the bundle. Until then all replicas serve certificates that the bundle already had.
@@ -37,7 +37,7 @@ CHECK_S = 60.0
 ROLLING_S = 2.0
 """Interval between checks while a new certificate waits to be served."""
 SETTLE_S = 10.0
-"""Time that API servers get to read a new bundle; their watches deliver it within a second."""
+"""Time that API servers get to read a new bundle. Their watches deliver it within a second."""
 RETRY_S = 5.0
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 MERGE_PATCH = "application/json-patch+json"
@@ -94,7 +94,7 @@ class CertificateKeeper:
     served: Certificates | None = None
     """The certificates in the TLS context; None before the first ones."""
     _bundled_at: datetime | None = None
-    """Time since which the bundle has had the newest authority at each check."""
+    """Time since which each check has found the newest authority in the bundle."""
 
     @property
     def ends(self) -> datetime | None:
@@ -192,7 +192,7 @@ def _certificates(secret: dict[str, Any] | None) -> Certificates | None:
 
 
 async def keep(keeper: CertificateKeeper | Files, ready: Callable[[], None]) -> None:
-    """Keeps the certificates until it is cancelled. Calls `ready` once the first certificate is served."""
+    """Keeps the certificates current until it is cancelled. Calls `ready` once the first certificate is served."""
     while True:
         try:
             wait_s = await keeper.step()

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 PREFIX = "dataloaderjob_injector"
 MAX_NBYTES = 8 * 1024**2
-"""Maximum size of a review: the API server accepts requests of 3 MiB, and a review may have two objects."""
+"""Maximum size of a review. The API server accepts requests of 3 MiB, and a review may have two objects."""
 DEADLINE_S = 4.0
 """Seconds for reading the job. The API server waits 5 s, and would then report only that it has waited."""
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -75,7 +75,7 @@ class InjectorMetrics:
 
 @dataclass(slots=True)
 class Injector:
-    """Answers reviews."""
+    """The handler of admission reviews."""
 
     api: ApiClient
     setup: Setup

@@ -33,7 +33,7 @@ def base(job: DataLoaderJob, setup: OperatorConfig, ended: str = "") -> Sequence
 
 @cached_by_job
 def feeding(job: DataLoaderJob, setup: OperatorConfig) -> Sequence[Manifest]:
-    """Builds head and feeders with their settings; they exist from the job's start until the trainers end. On an
+    """Builds head and feeders with their settings. They exist from the job's start until the trainers end. On an
     existing Ray cluster, the job has only the supervisor's pod, once the cluster's address is known."""
     ray = job.spec.ray.external
     if ray is not None:

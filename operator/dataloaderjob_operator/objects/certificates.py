@@ -1,8 +1,8 @@
 """The Secrets with a job's certificates, if its spec has `loader.tls`. Pure.
 
-The operator creates a Secret for each generation when it begins, and changes none: it has no right to. So pods name the
-Secrets of all generations when they start. The certificates follow from the root key and the job. The keys of the
-authorities are in no Secret.
+The operator creates a generation's Secret when the generation begins. It changes no Secret, because it has no right to.
+So pods name the Secrets of all generations when they are created. The certificates are derived from the root key and
+the job. The keys of the authorities are in no Secret.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def secrets(
         values = _values(seed, PARTS_OF_PODS, number, schedule)
         name = secret_names(job, setup)[number]
         made.append({**settings.secret_of_values(job, name, values), "immutable": True})
-        if job.spec.trainers.attached:  # not immutable, as their key
+        if job.spec.trainers.attached:  # not immutable, like the Secret with their key
             values = _values(seed, (Part.SIDECAR,), number, schedule)
             made.append(settings.secret_of_values(job, attached_certificates(job)[number], values))
     return tuple(made)

@@ -1,5 +1,5 @@
 """The supervisor's pod of a job on an existing Ray cluster: a container that joins the cluster, and the supervisor's.
-Such a job has no Ray head and no feeder pods of its own: feeders are actors in the cluster's pods. Pure.
+Such a job has neither a Ray head nor feeder pods. Its feeders are actors in the cluster's pods. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Services for discovery between the pods of a job, and NetworkPolicies, one for each role. Pure.
 
-A policy admits only the connections that the role's data path needs, and no other job or pod of the namespace. The
-rules for both ends of a connection follow from one table, `WAYS`.
+A policy admits only the connections that the role needs, and no other job or pod of the namespace. The rules for both
+ends of a connection are derived from one table, `WAYS`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataloaderjob_operator.objects.pods import AMBIENT
 
 
 def head_service(job: DataLoaderJob) -> Manifest:
-    """Builds the Service that gives the head its name, even before the head is ready: otherwise DNS answers late on a
-    fresh cluster."""
+    """Builds the Service that gives the head its name. The name resolves even before the head is ready, because DNS
+    otherwise answers late on a fresh cluster."""
     gcs = {"gcs": settings.GCS_PORT} if job.spec.ray.external is None else {}
     return _headless(
         job,
@@ -66,7 +66,7 @@ class Way:
     sources: tuple[Role, ...]
     to: Role
     ports: tuple[Manifest, ...]
-    """Ports as in a NetworkPolicy; empty: any port of any protocol."""
+    """Ports as in a NetworkPolicy; if empty, any port of any protocol."""
 
 
 def _port(number: int, protocol: str = "TCP") -> Manifest:
@@ -86,7 +86,7 @@ WAYS = (
     Way((Role.TRAINER,), Role.TRAINER, ()),
 )
 DNS = {
-    # Link-local, for nodes that answer themselves (NodeLocal DNSCache, clouds).
+    # Link-local, for nodes that answer DNS queries themselves (NodeLocal DNSCache, clouds).
     "to": [
         {"namespaceSelector": {"matchLabels": {NAMESPACE_NAME: "kube-system"}}},
         {"ipBlock": {"cidr": "169.254.0.0/16"}},
@@ -96,18 +96,18 @@ DNS = {
 
 
 HBONE = 15008
-"""Port of an ambient mesh's tunnels: connections within the mesh arrive there."""
+"""Port of an ambient mesh's tunnels, at which connections within the mesh arrive."""
 AMBIENT_PROBES = [
     {"ipBlock": {"cidr": "169.254.7.127/32"}},
     {"ipBlock": {"cidr": "fd16:9254:7127:1337:ffff:ffff:ffff:ffff/128"}},
 ]
-"""Sources of probes to pods in an ambient mesh: Istio rewrites them to these addresses."""
+"""Sources of probes to pods in an ambient mesh, after Istio has rewritten them."""
 
 
 def policies(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest]:
     """Builds the policies of all roles. `None` mode has no policies, and only `Strict` mode has egress rules. Attached
-    pods get none: a policy that selects a pod also shuts out the peers that its owner expects. Nor do the pods of
-    an existing Ray cluster, which are not the job's."""
+    pods get no policy, because a policy that selects a pod also shuts out the peers that its owner expects. Neither do
+    the pods of an existing Ray cluster, which are not the job's."""
     mode = job.spec.network_policy.mode
     without = {Role.TRAINER} if job.spec.trainers.attached else set()
     without |= set() if job.spec.ray.external is None else {Role.FEEDER}
@@ -163,7 +163,7 @@ def _from_outside(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig
 
 
 def _in_ambient(job: DataLoaderJob, role: Role) -> bool:
-    """Checks whether the user put pods of this role into an ambient mesh."""
+    """Returns True if the user put pods of this role into an ambient mesh."""
     template = {
         Role.HEAD: job.spec.ray.head.template, Role.FEEDER: job.spec.feeders.template,
         Role.TRAINER: job.spec.trainers.template,
@@ -179,8 +179,8 @@ def _ports(job: DataLoaderJob, to: Role, ports: Iterable[Manifest]) -> list[Mani
 
 
 def _peers(job: DataLoaderJob, roles: Iterable[Role]) -> list[Manifest]:
-    """Returns the peers in these roles. Feeders on an existing Ray cluster are the RayCluster's pods. The pods at an
-    address are unknown: a policy of the user's own admits them."""
+    """Returns the peers in these roles. Feeders on an existing Ray cluster are the RayCluster's pods. The operator does
+    not know the pods at a plain address, so a policy of the user must admit them."""
     ray = job.spec.ray.external
     if ray is None:
         return [_pods(job, roles)]
@@ -192,7 +192,8 @@ def _peers(job: DataLoaderJob, roles: Iterable[Role]) -> list[Manifest]:
 
 
 def _pods(job: DataLoaderJob, roles: Iterable[Role]) -> Manifest:
-    """Selects pods of the job in its own namespace: a peer without a namespaceSelector is in the policy's namespace."""
+    """Selects the job's pods. They are in the job's namespace, because a peer without a namespaceSelector is in the
+    policy's namespace."""
     if job.spec.trainers.attached and set(roles) == {Role.TRAINER}:
         return {"podSelector": {"matchLabels": {names.LABEL_INJECT: job.name}}}
     in_roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [role.value for role in roles]}

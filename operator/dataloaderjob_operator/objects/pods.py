@@ -30,8 +30,8 @@ INHERITED = ("imagePullSecrets", "securityContext")
 FROM_TEMPLATES = ("labels", "annotations", "finalizers")
 """Metadata that controllers copy from a template."""
 LOST_NODE_S = 30
-"""Seconds after which a pod is removed from a lost node; Kubernetes' default is 300. The trainers on all
-other nodes are blocked until then. The node has then been silent for 40 s or more."""
+"""Seconds after which a pod is removed from a lost node; Kubernetes' default is 300. Until then, the trainers on all
+other nodes are blocked. The time begins when the node has been silent for 40 s or more."""
 LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Taints of lost nodes."""
 ISTIO = "sidecar.istio.io/inject"
@@ -44,7 +44,7 @@ _PARTS = {
 _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
 TMP: Manifest = {"name": "dataloaderjob-tmp", "mountPath": "/tmp"}  # noqa: S108  a volume of the pod's own
 SHM: Manifest = {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"}  # noqa: S108
-"""A mount that is dropped if the user mounts something at the same path, like TMP."""
+"""A mount that, like TMP, is dropped if the user mounts something at the same path."""
 
 
 def image(job: DataLoaderJob) -> str:
@@ -56,7 +56,7 @@ def image(job: DataLoaderJob) -> str:
 def template(
     job: DataLoaderJob, role: names.Role, user: PodTemplate, spec: Manifest, *, asked: Any, version: str
 ) -> Manifest:
-    """Builds a pod template. `asked`: the user's part of the template; any change to that part replaces the pods."""
+    """Builds a pod template. `asked`: the user's part of the template. Any change to it replaces the pods."""
     mesh = outside_mesh(user.metadata)
     annotations = {
         **mesh["annotations"],
@@ -70,8 +70,8 @@ def template(
 
 
 def outside_mesh(user: PodMetadata) -> dict[str, dict[str, str]]:
-    """Returns labels and annotations that exclude a pod from service meshes: its connections are authenticated with
-    the job's key, on ports that no proxy knows. If the user wants Istio's sidecar, the annotations make the job's
+    """Returns labels and annotations that exclude a pod from service meshes, because its connections are authenticated
+    with the job's key, on ports that no proxy knows. If the user wants Istio's sidecar, the annotations make the job's
     connections bypass it."""
     labels, annotations = user.labels, user.annotations
     found = {"labels": {AMBIENT: "none"}, "annotations": {"linkerd.io/inject": "disabled"}}
@@ -90,8 +90,8 @@ def outside_mesh(user: PodMetadata) -> dict[str, dict[str, str]]:
 def shared_fields(
     setup: settings.OperatorConfig, user: PodTemplate, taken: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Builds the pod's own fields from the user's, those taken from other templates, and the operator's defaults: no
-    token for the API server."""
+    """Builds the pod's fields from the user's, those taken from other templates, and the operator's defaults. The pod
+    gets no token for the API server by default."""
     found = {name: value for name, value in plain(user).get("spec", {}).items() if name not in _OWNED}
     found = {**taken, **found}
     group = {} if setup.fs_group is None else {"fsGroup": setup.fs_group}
@@ -105,8 +105,8 @@ def shared_fields(
 
 
 def _tolerations(theirs: Any) -> Any:
-    """Puts the tolerations for lost nodes before the user's, unless the user has some for the same taint: the first
-    toleration that matches a taint counts."""
+    """Puts the tolerations for lost nodes before the user's, because the first toleration that matches a taint counts.
+    Omits those for a taint that the user tolerates."""
     if not isinstance(theirs, list) or not all(isinstance(toleration, Mapping) for toleration in theirs):
         return theirs  # the API server reports the error
     own = [toleration.get("key") for toleration in theirs]
@@ -123,8 +123,8 @@ def ray_pod(
     taken: Mapping[str, Any], data: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:  # fmt: skip
     """Builds the pod of a Ray node: the operator's container, extended by the user's container of the same name, and
-    the user's other containers. `data`: spec.data, if user code runs in the pod. The head's pod has the supervisor's
-    container, too."""
+    the user's other containers. `data`: spec.data, if user code runs in the pod. The head's pod also gets the
+    supervisor's container."""
     spec = plain(user).get("spec", {})
     theirs = {found["name"]: found for found in spec.get("containers", [])}
     ours = add(container, with_data(theirs.pop(container["name"], {}), data))
@@ -158,8 +158,8 @@ def ray_pod(
 
 
 def non_root(pod: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the securityContext of a container that may not run as root, unless the user allows it: by runAsNonRoot,
-    or by runAsUser 0, of the pod or the container."""
+    """Returns the securityContext of a container that may not run as root, unless the user allows it by runAsNonRoot or
+    runAsUser 0 of the pod or the container."""
     both = {**pod, **container}
     if "runAsNonRoot" in both or both.get("runAsUser") == 0:
         return dict(container)
@@ -218,7 +218,7 @@ def shm_size(job: DataLoaderJob, container: str) -> str:
 
 def mounts(ours: Iterable[Manifest], theirs: Iterable[Mapping[str, Any]]) -> list[Manifest]:
     """Joins the mounts of a container. The operator's /tmp and /dev/shm give way to the user's mounts at the same path.
-    Other mounts of the operator do not: the API server refuses two mounts at one path."""
+    Other mounts of the operator do not. The API server then refuses two mounts at one path."""
     taken = {str(mount.get("mountPath")).rstrip("/") for mount in theirs}
     kept = [mount for mount in ours if mount not in (TMP, SHM) or mount["mountPath"] not in taken]
     return [*kept, *map(dict, theirs)]
@@ -227,7 +227,7 @@ def mounts(ours: Iterable[Manifest], theirs: Iterable[Mapping[str, Any]]) -> lis
 def ray_container(
     job: DataLoaderJob, role: names.Role, module: str, file: str, amounts: Mapping[str, Any]
 ) -> Manifest:
-    """Builds the container of a Ray node, head or feeder. The head's does not get the job's key."""
+    """Builds the container of a Ray node, head or feeder. The head's container does not get the job's key."""
     is_divided = role is names.Role.HEAD
     return {
         "name": role.value,
@@ -245,8 +245,8 @@ def ray_container(
 
 
 def add(container: Manifest, theirs: Mapping[str, Any]) -> Manifest:
-    """Merges the user's container of the same name into one of the operator's. The user's fields win; the manifest's
-    rules refuse those that must not change."""
+    """Merges the user's container into the operator's container of the same name. The user's fields win. The manifest's
+    rules refuse fields that must not change."""
     made = {**container, **theirs}
     for field in ("env", "ports"):
         if field in container:
@@ -257,7 +257,7 @@ def add(container: Manifest, theirs: Mapping[str, Any]) -> Manifest:
 
 
 def with_data(theirs: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds spec.data to the user's container; the container's own variables may refer to those of spec.data."""
+    """Adds spec.data to the user's container. The container's own variables may refer to those of spec.data."""
     made = dict(theirs)
     if "env" in data:
         made["env"] = joined(data["env"], theirs.get("env", []))

@@ -3,8 +3,8 @@ sidecars read when they start. Pure.
 
 Each role's file is in a ConfigMap whose name contains the file's digest and whose content never changes. So pods read
 the same settings throughout their lives, whatever happens to the spec or the operator. Attached pods are the exception:
-their Secret and their ConfigMap are named after the job alone. The reader of a file may be
-older than this operator, so keys are only added; `tests/contract/test_skew.py` lists the keys of each release.
+their Secret and their ConfigMap are named after the job alone. The reader of a file may be older than this operator, so
+keys are only added. `tests/contract/test_skew.py` lists the keys of each release.
 """
 
 from __future__ import annotations
@@ -73,29 +73,29 @@ class OperatorConfig:
     version: str
     """The operator's version."""
     sidecar_image: str
-    """Image for manifests that name none."""
+    """Image for manifests that do not name one."""
     root_key: bytes
     """Key from which jobs' keys are derived."""
     previous_root: bytes | None = None
-    """The root key before that one: jobs whose pods have keys of it keep them."""
+    """The root key before the current one. Jobs whose pods have keys derived from it keep them."""
     operator: OwnPod | None = None
-    """None: the operator runs in no pod of the cluster, and no policy admits it."""
+    """The operator's own pod. None if it does not run in a pod of the cluster; then no policy admits it."""
     sidecar_pull_secrets: tuple[str, ...] = ()
     """Pull secrets for `sidecar_image` in the jobs' namespaces."""
     metrics_from: tuple[Manifest, ...] = ()
     """Peers of a NetworkPolicy that may collect the sidecars' metrics; if empty, none may."""
     fs_group: int | None = USER
-    """Group for templates that set none. It makes the key and the token readable and lets trainer and sidecar share the
-    socket, whatever their users are. None: namespaces set a group, as on OpenShift."""
+    """Group for templates that do not set one. It makes the key and the token readable, and lets trainer and sidecar
+    share the socket, whatever their users are. None if namespaces set a group, as on OpenShift."""
     cluster_domain: str = ""
-    """DNS domain of the cluster, such as cluster.local; empty: pods add it themselves."""
+    """DNS domain of the cluster, such as cluster.local; if empty, pods add it themselves."""
     tls_period: timedelta = PERIOD
     """Time after which a job's certificates are replaced."""
     managed_by: str = ""
     """The operator manages only jobs with this `spec.managedBy`; if empty, jobs without one or with MANAGED_BY."""
 
     def manages(self, named: str | None) -> bool:
-        """Checks whether this operator manages a job with this `spec.managedBy`."""
+        """Returns True if this operator manages a job with this `spec.managedBy`."""
         return named == self.managed_by if self.managed_by else named in (None, MANAGED_BY)
 
 
@@ -110,8 +110,9 @@ class Ports:
 
 
 def ports(job: DataLoaderJob) -> Ports:
-    """Returns the manifest's ports, else the defaults; on the host network, a pair derived from the job's uid.
-    This lets trainers of several jobs share a node. The scheduler does not place two pods of one job on the same node.
+    """Returns the manifest's ports, else the defaults. On the host network, the default is a pair derived from the
+    job's uid, so that trainers of several jobs can share a node. The scheduler does not place two pods of one job on
+    the same node.
     """
     first, second = METRICS_PORT, MASTER_PORT
     if job.spec.trainers.template.spec.host_network:
@@ -154,8 +155,8 @@ def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
 
 
 def attach_secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
-    """Builds the Secret for sidecars in attached pods. It has only their own key, and it is not immutable: the kubelet
-    would not update the mount if the Secret of an earlier job of the same name is replaced."""
+    """Builds the Secret for sidecars in attached pods. It has only their own key. It is not immutable, because the
+    kubelet would then not update the mount when the Secret of an earlier job of the same name is replaced."""
     key = names.job_key(setup.root_key, job.metadata.uid or "")
     return secret_of_values(job, names.attachment(job.name), {JOB_KEY: keys.derive(key, Holder.SIDECAR)})
 
@@ -172,8 +173,8 @@ def secret_of_values(job: DataLoaderJob, name: str, values: Mapping[str, bytes])
 
 
 def attach_map(job: DataLoaderJob, setup: OperatorConfig, ended: str) -> Manifest:
-    """Builds the ConfigMap with the settings of sidecars in attached pods. A new pod, or a sidecar that starts again,
-    reads the settings of that time. `ended`: the reason why the job has ended; empty while it lives."""
+    """Builds the ConfigMap with the settings of sidecars in attached pods. A new pod, or a sidecar that restarts, reads
+    the settings as they are then. `ended`: the reason why the job has ended; empty while it lives."""
     made = {**sidecar(job, setup), **({"ended": ended} if ended else {})}
     return {
         "apiVersion": "v1",
@@ -184,8 +185,8 @@ def attach_map(job: DataLoaderJob, setup: OperatorConfig, ended: str) -> Manifes
 
 
 def with_root_of(setup: OperatorConfig, job: str, uid: str, secret: str | None) -> OperatorConfig:
-    """Returns the operator's settings with the root key of the Secret with this name. A name of neither root key, as
-    of an earlier release, changes nothing."""
+    """Returns the operator's settings with the root key of the Secret with this name. Returns them unchanged if the
+    name belongs to neither root key, for example because it is from an earlier release."""
     previous = setup.previous_root
     if previous is None or secret is None or secret != names.key_secret(job, uid, previous):
         return setup
@@ -203,8 +204,8 @@ def key_items(role: names.Role) -> list[Manifest]:
 
 
 def ray_items(job: DataLoaderJob) -> list[Manifest]:
-    """Selects the only part of the Secret that Ray's container in the head's pod gets: the token of the job's own Ray,
-    or on an existing cluster the feeders' key, which actors get as an argument."""
+    """Selects the only part of the Secret that Ray's container in the head's pod gets. That is the token of the job's
+    own Ray or, on an existing cluster, the feeders' key, which actors get as an argument."""
     name = RAY_TOKEN if job.spec.ray.external is None else Holder.FEEDER.value
     return [{"key": name, "path": name}]
 
@@ -223,7 +224,7 @@ def config_map(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> M
 
 
 def map_name(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> str:
-    """Returns the name of the ConfigMap with the settings that new pods of a role start with."""
+    """Returns the name of the ConfigMap with the settings with which a role's new pods start."""
     return names.settings_map(job.name, digest(_files(job, setup, role)))
 
 
@@ -270,7 +271,7 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
         "host": service_host(job, names.head_service(job.name), setup),
         "gcs_port": GCS_PORT,
         "supervisor_port": SUPERVISOR_PORT,
-        "num_feeders": 1,  # used if COUNT_FILE cannot be read; the operator soon sends the number
+        "num_feeders": 1,  # a required field; the pod reads COUNT_FILE instead
         "count_path": f"{SETTINGS_FOLDER}/{COUNT_FILE}",
         "ray_version": job.spec.ray.own.version,
         "tuning": tuning(job),
@@ -280,7 +281,8 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
 
 
 def tls(job: DataLoaderJob) -> dict[str, Any]:
-    """Returns the folder with a pod's certificates; empty if there are none, as in releases without TLS."""
+    """Returns the setting for the folder with a pod's certificates; empty if there are none, as in releases without
+    TLS."""
     return {"tls_folder": TLS_FOLDER} if job.spec.loader.tls else {}
 
 
@@ -321,14 +323,15 @@ def feeder(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
 
 
 def tasks(job: DataLoaderJob) -> dict[str, Any]:
-    """Returns the room for Ray tasks of user code; empty if there is none, as in releases without it."""
+    """Returns the settings for Ray tasks of user code; empty if there is no room for any, as in releases without
+    tasks."""
     found = job.spec.ray.own.room()
     return {"tasks": dataclasses.asdict(found)} if found.cpus else {}
 
 
 def scratch(job: DataLoaderJob) -> dict[str, int]:
-    """Returns the bytes available for user code and data in the pods of trainers, and of feeders and head, by the field
-    that sets them."""
+    """Returns the number of bytes available for user code and data in the pods of trainers, feeders and head, by the
+    field that sets it."""
     found = {}
     parts = {"sidecar": job.spec.sidecar.scratch, "feeders": job.spec.feeders.scratch}
     for part, spec in parts.items():

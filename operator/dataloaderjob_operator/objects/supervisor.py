@@ -1,8 +1,9 @@
 """The supervisor's container in the head's pod, and the volumes that keep the job's key from Ray's container. Pure.
 
-Whoever holds Ray's token can run code in Ray's container. Of the two, only the supervisor's container has the job's
-key, and only Ray's has Ray's token, for the job's own Ray cluster and for an existing one. They share the pod's network
-and one folder, with the socket at which the supervisor reaches Ray. The supervisor cannot write to this folder.
+Anyone who holds Ray's token can run code in Ray's container. So only the supervisor's container has the job's key, and
+only Ray's container has Ray's token. This applies to the job's own Ray cluster and to an existing one. The two
+containers share the pod's network and one folder, with the socket at which the supervisor reaches Ray. The supervisor
+cannot write to this folder.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ MODULE = "dataloaderjob.pod.supervisor"
 CPU_SHARE, MEMORY_SHARE = 5, 8
 """The supervisor gets a fifth of the head's CPUs, and an eighth of its memory."""
 LEAST_NBYTES = 128 * 1024**2
-"""Memory that the supervisor gets in any case. Its two processes begin with 23 MB each."""
+"""Minimum memory of the supervisor. Its two processes start with 23 MB each."""
 RAY_VOLUME = f"{RESERVED_PREFIX}token"
 """Volume with the part of the Secret that Ray's container gets."""
 TMP: Manifest = {"name": f"{RESERVED_PREFIX}supervisor", "mountPath": "/tmp"}  # noqa: S108  a volume of the container's own
-"""The supervisor's own /tmp: Python loads packages from a home folder, so Ray's container must not write there."""
+"""The supervisor's own /tmp. Python loads packages from a home folder, so Ray's container must not write there."""
 LINK: Manifest = {"name": f"{RESERVED_PREFIX}link", "mountPath": LINK_FOLDER}
 COPIED = ("imagePullPolicy", "securityContext", "env")
-"""Fields of Ray's container that the supervisor's has, too."""
+"""Fields of Ray's container that the supervisor's container has, too."""
 OWN_PROCESSES: Manifest = {"hostPID": False, "shareProcessNamespace": False}
 """Fields of the pod without which each container could read the other's files and memory in /proc."""
 Amounts = Mapping[str, Mapping[str, Any]]
 
 
 def container(ray: Manifest, asked: Amounts) -> Manifest:
-    """Builds the container. `ray`: the finished container of Ray; `asked`: the resources of the whole head."""
+    """Builds the supervisor's container. `ray`: Ray's finished container. `asked`: the resources of the whole head."""
     own = {"name": "PYTHONNOUSERSITE", "value": "1"}
     env = [v for v in ray["env"] if not str(v["name"]).startswith("RAY_") and v["name"] != own["name"]]
     probe = ray["startupProbe"] | {"tcpSocket": {"port": "supervisor"}}
@@ -80,7 +81,7 @@ def volumes(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest
 
 
 def ray_scratch(name: str) -> Manifest:
-    """Builds the scratch volume of Ray's container, which has Ray's files alone."""
+    """Builds the scratch volume of Ray's container, which contains only Ray's files."""
     return scratch_volume(name, ScratchSpec())
 
 

@@ -43,7 +43,7 @@ READINESS: Manifest = {
     "failureThreshold": 1,
 }
 PROGRESS_S = 900
-"""Seconds after which a new feeder pod that is not ready is reported: images may be large, and the head may be late."""
+"""Seconds after which a new feeder pod that is not ready is reported. Images may be large, and the head may be late."""
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
 BY_INDEX = ("PET_NODE_RANK", "RANK")
 

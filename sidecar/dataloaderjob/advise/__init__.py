@@ -1,1 +1,1 @@
-"""`dataloaderjob advise`: watches the loaders of an unchanged script, and works out whether feeders would help."""
+"""`dataloaderjob advise`: watches the loaders of an unchanged script, and determines whether feeders would help."""

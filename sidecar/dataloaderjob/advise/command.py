@@ -16,7 +16,7 @@ from dataloaderjob.core.errors import InputError, ServiceError
 def advise(
     command: Sequence[str], *, steps: int, timeout_s: float, link_gbit: float | None, as_json: bool
 ) -> str:
-    """Returns the advice as text. Raises InputError if the script gave nothing to judge, and says what to do."""
+    """Returns the advice as text. Raises InputError, with a remedy, if the script yields nothing to judge."""
     if not command:
         raise InputError(
             "advise requires the command that starts your script: dataloaderjob advise -- python train.py"
@@ -57,12 +57,12 @@ def _check(found: Watched, command: Sequence[str], timeout_s: float) -> None:
 
 
 def cpus_here(root: Path = Path("/")) -> int:
-    """Returns the number of CPUs that this process may use: its affinity, or the quota of its cgroup if less."""
+    """Returns the number of CPUs that this process may use: its affinity, or its cgroup's quota if that is less."""
     count = len(os.sched_getaffinity(0))
     try:
         quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
         return min(count, max(1, round(int(quota) / int(period))))
-    except (OSError, ValueError):  # no quota, or version 1
+    except (OSError, ValueError):  # no quota, or cgroup version 1
         return count
 
 

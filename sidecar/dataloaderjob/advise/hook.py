@@ -1,9 +1,8 @@
-"""Watches the loaders of the process that it is installed in. `site/sitecustomize.py` imports it once torch's
-loader is imported.
+"""The hook that watches the loaders of a process. `site/sitecustomize.py` installs it once torch's loader is imported.
 
-It times calls of next(), hands out the last batches again to find the time of a step without input, makes a few batches
-itself, writes what it found, and then keeps the loop waiting: the command ends the script. It draws no random number
-before that, so the batches are those of the script alone.
+The hook times calls of next(). Then it replays the last batches to measure a step without input, makes a few batches
+itself, and writes the results. After that it keeps the loop waiting until the command ends the script. It draws no
+random numbers before it makes batches, so the batches before that are those of the script alone.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE
 
 FINISH, STEPS = "finish", "steps"
-"""Files in the folder: time is up; steps to observe."""
+"""Files in the folder. The first one exists once the time is up; the second contains the number of steps to observe."""
 KEPT = 4
-"""Batches that the replay hands out in turn."""
+"""Number of batches that the replay repeats in turn."""
 REPORT_S = 0.5
 
 
 class _Loader:
-    """One loader of this process, known by its dataset."""
+    """One loader of this process, identified by its dataset and batch size."""
 
     def __init__(self, source: Source, steps: int, now: float) -> None:
         self.source, self.observation = source, Observation(steps, now)
         self.kept: deque[Any] = deque(maxlen=KEPT)
         self.cpu_s = self.wall_s = 0.0
-        """Clocks of this process when the replay began; 0 before."""
+        """This process's clocks at the start of the replay; 0 before it."""
         self.step = -1
-        """The replayed step of another loader in which this one was last asked."""
+        """The replayed step of another loader during which this one last returned a batch again."""
 
 
 def _again(loader: _Loader) -> Any:
@@ -53,7 +52,7 @@ def _again(loader: _Loader) -> Any:
 
 
 class Watcher:
-    """All loaders of this process. The first one that has had enough steps is replayed and judged."""
+    """All loaders of this process. The first one with enough steps is replayed and judged."""
 
     def __init__(self, folder: Path, steps: int) -> None:
         self._folder, self._steps = folder, steps
@@ -68,7 +67,7 @@ class Watcher:
         self.is_over = False
 
     def next(self, iterator: Any, original: Any) -> Any:
-        """Stands in for next() of an iterator while its script is watched."""
+        """Replaces an iterator's next() while its script is watched."""
         if os.getpid() != self._pid:
             if sys.modules["torch"].utils.data.get_worker_info() is not None:
                 return original(iterator)  # a loader within a dataset, in a worker
@@ -115,9 +114,10 @@ class Watcher:
 
     @staticmethod
     def _beside(step: int, loader: _Loader, iterator: Any, original: Any) -> Any:
-        """Returns a batch of a loader that is iterated next to the replayed one: one for each of its steps is replayed.
+        """Returns a batch of a loader that is iterated alongside the replayed one. In each replayed step, the first
+        batch is replayed.
 
-        An evaluation, which takes many, continues with its own batches, so that it ends.
+        An evaluation takes many batches in a step. It continues with its own batches, so that it ends.
         """
         if loader.step == step or not loader.kept:
             return original(iterator)
@@ -127,7 +127,7 @@ class Watcher:
     def _loader(self, iterator: Any) -> _Loader:
         key = id(iterator._dataset), getattr(iterator._index_sampler, "batch_size", None)  # noqa: SLF001
         if key not in self._loaders:
-            # The source keeps its dataset, so that no other one gets the same id.
+            # The source keeps the dataset alive, so no other one gets the same id.
             self._loaders[key] = _Loader(Source.of(iterator), self._steps, time.perf_counter())
         return self._loaders[key]
 
@@ -145,7 +145,7 @@ class Watcher:
         return max(self._loaders.values(), key=lambda one: one.observation.observed.count)
 
     def at_end(self) -> None:
-        """Uses the steps observed so far, because the script is ending on its own."""
+        """Judges the steps observed so far, because the script is ending on its own."""
         if self.is_over or os.getpid() != self._pid or not self._loaders:
             return
         if self._most().observation.observed.count >= LEAST:
@@ -158,7 +158,7 @@ class Watcher:
         made.rename(path)
 
     def _judge(self, loader: _Loader) -> None:
-        """Writes the times of the steps, then the cost of a batch."""
+        """Writes the times of the steps, then also the cost of a batch."""
         self.is_over = True
         found = self._found(loader)
         self.write("result", found)
@@ -192,8 +192,8 @@ class Watcher:
 
 
 def _step_s(observed: Steps, replayed: Steps, wall_s: float) -> float:
-    """Returns the seconds of a step without input. On a GPU, a step continues after its loop has called next(), so the
-    whole replay is timed."""
+    """Returns the seconds of a step without input. On a GPU, a step's work continues after the loop has called next(),
+    so the whole replay is timed."""
     if replayed.count < LEAST:
         return observed.step_s()
     return wall_s / replayed.count if _has_device() else replayed.step_s()
@@ -221,15 +221,15 @@ def _wait_for_device() -> None:
 
 
 def _quietly(function: Any) -> None:
-    """Calls a function of the script's if it exists. The script is about to be ended, so an error does not matter."""
+    """Calls one of the script's functions if it exists. The script is about to end, so an error does not matter."""
     with contextlib.suppress(Exception):
         if function is not None:
             function()
 
 
 def install(module: Any, folder: str) -> None:
-    """Watches all loaders of this process, which must not be a feeder. module: torch.utils.data.dataloader,
-    just imported."""
+    """Watches all loaders of this process, unless it is a feeder. `module`: torch.utils.data.dataloader, just
+    imported."""
     if os.environ.get(IN_FEEDER_VARIABLE):
         return
     watcher = Watcher(Path(folder), int((Path(folder) / STEPS).read_text()))

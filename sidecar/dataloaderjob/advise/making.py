@@ -1,4 +1,4 @@
-"""The cost of a batch, measured by making a few in the watched process, and a dry run of shipping."""
+"""The cost of a batch, measured by making a few batches in the watched process, and a dry run of shipping."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from dataloaderjob.core.sizing import spread
 from dataloaderjob.shipping.bundles import make_bundle
 
 BATCHES, BUDGET_S = 16, 10.0
-"""Maximum number of batches to make, and maximum time for them in seconds; the first two are made regardless
-of the time."""
+"""Maximum number of batches that count, and maximum time for them in seconds. At least three are made, whatever the
+time."""
 OUTLIER_OF = 8
-"""Minimum number of batches for dropping the one that waited longest, because a busy machine may have delayed
+"""Minimum number of batches from which the one that waited longest is dropped, because a busy machine may have delayed
 it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """The cost of a batch: means, in seconds."""
+    """The mean cost of a batch, in seconds."""
 
     fetch_cpu_s: float
     collate_cpu_s: float
     encode_cpu_s: float
     idle_s: float
-    """Wall time without CPU: the batch waited for storage."""
+    """Wall time without CPU time, in which the batch waited for storage."""
     nbytes: int
     spread: float
     """Coefficient of variation of a batch's wall time."""
@@ -47,8 +47,8 @@ class Made:
 
 @dataclass(slots=True)
 class _Clock:
-    """CPU of the process, its threads included, and wall time, since the last lap. Wall time is without the time that
-    the thread waited for a CPU, which others of this machine had."""
+    """The process's CPU time, including its threads, and the wall time since the last lap. Wall time excludes the time
+    that this thread waited for a CPU."""
 
     cpu: float = 0.0
     wall: float = 0.0
@@ -61,7 +61,7 @@ class _Clock:
 
 
 def _queued_s() -> float:
-    """Seconds that this thread was ready to run and waited for a CPU (proc(5), schedstat)."""
+    """Returns the seconds that this thread was ready to run and waited for a CPU (proc(5), schedstat)."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):
@@ -69,9 +69,8 @@ def _queued_s() -> float:
 
 
 def make(source: Source) -> Made:
-    """Makes batches in this thread, as a worker would: with one thread of torch.
-
-    Raises what the user's code raises.
+    """Makes batches in this thread and returns their cost. As in a worker, torch has one thread. Raises whatever user
+    code raises.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -82,7 +81,8 @@ def make(source: Source) -> Made:
 
 
 def _samples(source: Source) -> Iterator[Callable[[], Any]]:
-    """Functions that fetch the samples of one batch each. Map-style: of another epoch of the sampler."""
+    """Yields functions. Each one fetches the samples of one batch. For a map-style dataset, the batches are those of
+    another epoch of the sampler."""
     dataset, is_batched = source.dataset, source.is_batched
     if isinstance(dataset, IterableDataset):
         stream, size = iter(dataset), source.batch_size or 1
@@ -120,7 +120,7 @@ def _measured(samples: Iterator[Callable[[], Any]], source: Source) -> Made:
 
 
 def _costs(rows: Sequence[tuple[float, ...]], nbytes: int, refused: str) -> Made:
-    """rows: CPU and wall time of fetch, collate and encode, by batch."""
+    """Returns the mean cost. `rows`: for each batch, the CPU and wall times of fetch, collate and encode."""
     cpu_s, idle_s = ([sum(row[part::2]) for row in rows] for part in (0, 1))
     idle_s = sorted(max(0.0, wall - cpu) for wall, cpu in zip(idle_s, cpu_s, strict=True))
     if len(idle_s) >= OUTLIER_OF:
@@ -134,7 +134,7 @@ def _costs(rows: Sequence[tuple[float, ...]], nbytes: int, refused: str) -> Made
 
 
 def _encode(batch: Any) -> tuple[int, str]:
-    """Encodes a batch as a feeder does. Returns its bytes, and the reason if it cannot be sent unchanged."""
+    """Encodes a batch as a feeder does. Returns its size in bytes, and the reason if it cannot be sent unchanged."""
     refused = ""
     try:
         encoded = encode(batch, allow_pickle=False)
@@ -153,7 +153,8 @@ def _encode(batch: Any) -> tuple[int, str]:
 
 
 def shipping(source: Source) -> tuple[str, int]:
-    """Packs dataset and code as for feeders, into a folder that is deleted: (the reason if that fails, bytes)."""
+    """Packs the dataset and code as for feeders, into a folder that is then deleted. Returns (the reason if that fails,
+    bytes)."""
     with tempfile.TemporaryDirectory(prefix="dataloaderjob-") as folder:
         roots = source.dataset, source.collate_fn, source.worker_init_fn
         try:

@@ -1,4 +1,5 @@
-"""The steps of one loader: phases, times of next() calls, and the means of both. Pure; clocks are arguments."""
+"""The steps of one loader: its phases, the times of its next() calls, and their averages. Pure; clocks are
+arguments."""
 
 from __future__ import annotations
 
@@ -7,32 +8,32 @@ from enum import Enum, auto
 from statistics import median
 
 SKIPPED = 3
-"""First steps of a loader that do not count: compilation, allocators, workers that start."""
+"""Number of first steps of a loader that do not count, because code is compiled, allocators grow and workers start."""
 LEAST = 5
-"""Number of steps that suffice if the time is up."""
+"""Minimum number of steps in a phase; it suffices if the time is up."""
 OBSERVE_S, REPLAY_S = 30.0, 15.0
-"""Most seconds for each phase, once it has LEAST steps."""
+"""Maximum seconds for each phase, once it has LEAST steps."""
 REPLAYED = 20
-"""Steps of the replay."""
+"""Number of steps in the replay."""
 PAUSE = 5.0
 """A step of more than this many medians is a pause, such as a checkpoint or an evaluation, and does not count."""
 
 
 class WatchPhase(Enum):
     OBSERVING = auto()
-    """The script has its own batches."""
+    """The script gets its own batches."""
     REPLAYING = auto()
-    """It gets the last ones again, at once: the time of a step without input."""
+    """The script gets its last batches again, immediately. This measures a step without input."""
     DONE = auto()
 
 
 @dataclass(slots=True)
 class Steps:
-    """Times of the steps of one phase, in seconds."""
+    """Times of one phase's steps, in seconds."""
 
     waits: list[float] = field(default_factory=list)
     thinks: list[float] = field(default_factory=list)
-    """Times from the return of a next() to the following call."""
+    """Times from the return of a next() to the next call."""
 
     @property
     def count(self) -> int:
@@ -43,9 +44,10 @@ class Steps:
         return median(self.thinks)
 
     def period_s(self, *, is_queued: bool = False) -> float:
-        """Returns the time from one batch to the next, pauses left out. Waits come in bursts, so their mean counts.
+        """Returns the time from one batch to the next, without pauses. Waits come in bursts, so their mean is used.
 
-        is_queued: the loop queues its work on a device and pays for it now and then, so the mean of all counts.
+        `is_queued`: the loop queues its work on a device and waits for it only in some steps, so the mean of all steps
+        is used.
         """
         longest = PAUSE * median(self.thinks)
         kept = [
@@ -56,7 +58,7 @@ class Steps:
 
 
 class Observation:
-    """Phases of one loader. The caller reports each call and each return of next()."""
+    """The observation of one loader. The caller reports each call and each return of next()."""
 
     def __init__(self, steps: int, now: float) -> None:
         self.phase = WatchPhase.OBSERVING
@@ -64,7 +66,7 @@ class Observation:
         self._wanted, self._began, self._skipped = steps, now, 0
         self._called = self._returned = 0.0
         self._is_open = False
-        """A next() has returned whose step has not ended."""
+        """True if a next() has returned and its step has not ended."""
         self._wait = self._elsewhere = 0.0
 
     def called(self, now: float, *, is_first: bool) -> None:
@@ -81,11 +83,11 @@ class Observation:
         self._elsewhere = 0.0
 
     def waited_elsewhere(self, seconds: float) -> None:
-        """Records that the step waited for a batch of another loader, as a loop over zip(one, another) does."""
+        """Records that the step waited for another loader's batch, as a loop over zip(one, another) does."""
         self._elsewhere += seconds
 
     def finish(self) -> None:
-        """Ends the observation early. The steps observed so far must suffice."""
+        """Ends the observation early, with the steps observed so far."""
         self.phase = WatchPhase.DONE
 
     def _count(self, wait_s: float, think_s: float) -> None:

@@ -19,11 +19,11 @@ class Source:
     is_batched: bool
     workers: int
     has_feeders: bool
-    """The loader is this package's: its workers are feeders already."""
+    """True if the loader is this package's, so its workers already are feeders."""
 
     @staticmethod
     def of(iterator: Any) -> Source:
-        """Reads the attributes of torch's iterators, which have these names in all releases since torch 1.2."""
+        """Reads the attributes of an iterator of torch's, which have had these names since torch 1.2."""
         parts = vars(iterator)
         return Source(
             dataset=iterator._dataset,  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""The advice, derived from the ranks' results, as text, as JSON and as a manifest. Pure."""
+"""The advice, derived from the ranks' results, as text, JSON and a manifest. Pure."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Verdict:
     batch_size: int | None
     workers: int
     has_feeders: bool
-    """The script uses this package's loader already."""
+    """True if the script already uses this package's loader."""
     pipeline: Pipeline
     advice: Advice
     fetch_cpu_s: float
     collate_cpu_s: float
     encode_cpu_s: float
     free_cpus: float | None
-    """CPUs of this machine that training leaves free; None: unknown."""
+    """Number of this machine's CPUs that training leaves free; None if unknown."""
     cpus: int
     cannot_ship: str
     refused: str
@@ -52,8 +52,8 @@ class Verdict:
 def verdict(
     command: Sequence[str], results: Sequence[dict[str, Any]], *, cpus: int, link: float | None = None
 ) -> Verdict:
-    """results: those of all ranks on this node, one of them with the cost of a batch. Ranks on other nodes
-    are assumed to be equal."""
+    """Returns the advice. `results`: those of all ranks on this node, one of them with the cost of a batch. Ranks on
+    other nodes are assumed to be equal."""
     (costs,) = [one for one in results if "made" in one][:1]
     made, ranks = costs["made"], max(one["world"] for one in results)
     slowest = max(results, key=lambda one: one["period_s"])
@@ -111,7 +111,8 @@ def as_json(found: Verdict) -> dict[str, Any]:
 
 
 def workers_that_suffice(found: Verdict) -> int | None:
-    """Workers of torch's loader on this machine, for each rank, that would do without feeders; None if none would."""
+    """Returns the number of torch's workers for each rank on this machine that would make feeders unnecessary; None if
+    there is none."""
     advice = found.advice
     if not advice.feeders or found.free_cpus is None or found.local_ranks != found.world:
         return None

@@ -1,4 +1,5 @@
-"""Runs a script with the hook in it until its ranks have their results, and ends it with all that it started."""
+"""Runs a script with the hook until its ranks have written their results, then ends it and all processes that it
+started."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from dataloaderjob.core.processes import adopt_orphans
 
 POLL_S = 0.1
 GRACE_S, SHIPPING_S = 15.0, 30.0
-"""Time for a step to end after time is up, and for the samples and the dry run that one rank makes."""
+"""Time for a step to end once the time is up, and time for one rank to make batches and do the dry run."""
 SITE = Path(__file__).with_name("site") / "sitecustomize.py"
 
 
@@ -32,15 +33,15 @@ class Watched:
 
     results: tuple[dict[str, Any], ...]
     returncode: int | None
-    """None: the script was ended."""
+    """The script's exit code; None if this process ended it."""
     trouble: str
-    """Why processes of it were not watched; empty if all were."""
+    """The reason why some of the script's processes were not watched; empty if all were."""
     has_loader: bool
-    """True if a process of it imported torch's loader."""
+    """True if one of the script's processes imported torch's loader."""
 
 
 def watch(command: Sequence[str], *, steps: int, timeout_s: float, say: Callable[[str], None]) -> Watched:
-    """Raises InputError for a command that cannot be started."""
+    """Runs the command and returns its ranks' results. Raises InputError if it cannot be started."""
     with tempfile.TemporaryDirectory(prefix="dataloaderjob-advise-") as name:
         folder = Path(name)
         scratch, site = folder / "tmp", folder / "site"
@@ -52,7 +53,7 @@ def watch(command: Sequence[str], *, steps: int, timeout_s: float, say: Callable
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(scratch)}
         adopt_orphans()
         try:
-            # Its output goes beside ours, so that standard output has the advice alone.
+            # Its output goes to standard error, so that standard output contains the advice alone.
             script = subprocess.Popen(
                 list(command), env=environment, stdout=sys.stderr, start_new_session=True
             )
@@ -116,7 +117,7 @@ def _texts(folder: Path, kind: str) -> Iterator[str]:
 
 
 def _end_all(script: subprocess.Popen[bytes]) -> None:
-    """Kills the script and everything below this process that it started; its result is known or lost."""
+    """Kills all descendants of this process, that is, the script and everything that it started."""
     for _ in range(20):
         found = _descendants(os.getpid())
         for pid in found:

@@ -1,8 +1,8 @@
-"""The certificates of a job with `spec.loader.tls: true` (`core.tls`), in generations that follow from a seed and the
-job's start. Pure: the same seed gives the same bytes, so nothing needs to be kept, and a lost file is made again.
+"""The certificates of a job with `spec.loader.tls: true` (`core.tls`), in generations derived from a seed and the job's
+start. Pure: the same seed gives the same bytes, so nothing needs to be stored, and a lost file can be rebuilt.
 
-Each generation has an authority of its own. A process trusts the authorities of the generation before its own and of
-the one after, too: while new files reach the pods one after another, each trusts all others.
+Each generation has its own authority. A process also trusts the authorities of the previous and the next generation. So
+all pods trust each other while new files reach them one after another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataloaderjob.core.generations import Schedule
 from dataloaderjob.core.keys import Part
 
 SKEW = timedelta(hours=1)
-"""Time for which a certificate is valid before its generation begins, for clocks that are late."""
+"""A certificate is valid this long before its generation begins, for clocks that are slow."""
 _SERIAL_NBYTES = 19
 
 
@@ -35,7 +35,7 @@ class Files:
 
 
 def files(seed: bytes, part: Part, generation: int, schedule: Schedule) -> Files:
-    """Makes the files of a part. `seed`: a secret of the job."""
+    """Returns the files of a part of the job in a generation. `seed` is a secret of the job."""
     key = _key(seed, part.value, generation)
     authority = _key(seed, "authority", generation)
     made = (
@@ -56,7 +56,8 @@ def files(seed: bytes, part: Part, generation: int, schedule: Schedule) -> Files
 
 
 def authorities(seed: bytes, generation: int, schedule: Schedule) -> bytes:
-    """Returns the authorities that a process of a generation trusts: its own, the one before, and the one after."""
+    """Returns the authorities that a process of `generation` trusts: those of this, the previous and the next
+    generation."""
     numbers = (n for n in (generation, generation - 1, generation + 1) if n >= 0)
     return b"".join(_pem(_authority(seed, number, schedule)) for number in numbers)
 

@@ -1,9 +1,10 @@
 """The certificates of a process, for TLS (`core.tls`).
 
-Each process has a folder with generations of certificates, `0`, `1`, ...; a process uses the newest for its next
-connections. A generation has three files: `tls.crt` and `tls.key` of this process, and `ca.crt` with the authorities
-that a peer's certificate may be from, those of the generations before and after included. Whoever made the files, an
-operator (`dataloaderjob_operator.objects`) or a run (`local.certificates`), adds a generation before the last one ends.
+Each process has a folder with a subfolder for each generation of certificates: `0`, `1`, and so on. It uses the newest
+generation for new connections. A generation has three files: `tls.crt` and `tls.key` of this process, and `ca.crt` with
+the authorities that it trusts, including those of the previous and next generations. The operator
+(`dataloaderjob_operator.objects`) or the run (`local.certificates`) that made the files adds a generation before the
+last one ends.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from dataloaderjob.core.keys import Part
 from dataloaderjob.core.tls import FIELD, PREAMBLE, TlsConnection, new_context
 
 LOOK_EVERY_S = 1.0
-"""Minimum interval between two looks at the folder."""
+"""Minimum interval between two checks of the folder."""
 
 
 def newest(names: Iterable[str]) -> int | None:
-    """Returns the newest of the generations with these names of folders; None if there is none."""
+    """Returns the newest generation among these folder names; None if there is none."""
     return max((int(name) for name in names if name.isascii() and name.isdecimal()), default=None)
 
 
 class Credentials:
-    """The certificates of this process. Called from many threads."""
+    """The certificates of this process. Many threads use them."""
 
     preamble = PREAMBLE
 
@@ -50,17 +51,17 @@ class Credentials:
         return self._loaded[0]
 
     def accepted(self, sock: socket.socket) -> TlsConnection:
-        """Takes over a socket that was accepted."""
+        """Takes over an accepted socket."""
         self._refresh()
         return TlsConnection.over(sock, self._server, None)
 
     def connected(self, sock: socket.socket, to: Part) -> TlsConnection:
-        """Takes over a socket that was connected to this part of the job."""
+        """Takes over a socket that is connected to part `to` of the job."""
         self._refresh()
         return TlsConnection.over(sock, self._client, to.host)
 
     def _refresh(self) -> None:
-        """Loads a generation that has been added. One that cannot be loaded changes nothing."""
+        """Loads a generation that was added or changed. Keeps the current one if that fails."""
         with self._lock:
             if (now := time.monotonic()) < self._look_at:
                 return

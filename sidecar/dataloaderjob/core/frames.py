@@ -28,12 +28,12 @@ it unread. A feeder decodes it, and so does the sender of a message about a late
 `bare` is the form in which torch's fetcher sees the keys: 0 a batch (list), 1 one bare key (`batch_size=None`).
 `key_form`: INTS is `count` int64, a list. PICKLED is one pickle of the batch sampler's output: a list of any other kind
 of key, a tuple, an array (pickle is allowed in the direction from trainer to feeder). ITEMS is one pickle of an array,
-whose items are the keys in the list.
+whose items, as a list, are the keys.
 
 A batch of an IterableDataset has no keys. Its ticket (key form SLOT) names the slot, which is torch's worker, and has
 the batch's number in that slot in place of the first position; `count` is the number of samples in a batch. Then follow
 
-    u32 slot, u8 (1: drop_last, 2: asks), u64 needed: the first batch of the slot that may still be asked for again
+    u32 slot, u8 (1: drop_last, 2: asks), u64 needed: the first batch of the slot that may still be requested again
     u64 known, u64 digest: of the batch before `known`, if it was received and must be rebuilt the same; else 0
 
 and, unless the slot begins at its start, u64 made and the slot's snapshot after `made` batches, which is opaque to all
@@ -75,7 +75,7 @@ _READ = struct.Struct("<I")
 _SNAPSHOT = struct.Struct("<IQ")
 _SHARED = struct.Struct("<QQ")
 MAX_SNAPSHOT_NBYTES = 1 << 20
-"""Maximum size of a slot's snapshot that is kept: a state contains one snapshot for each slot."""
+"""Maximum size of a slot's snapshot. A loader's state contains one snapshot for each slot."""
 _SLOT_END = TICKET_HEAD_NBYTES + _SLOT.size
 _NEEDED_AT, _NEEDED = TICKET_HEAD_NBYTES + 5, struct.Struct("<Q")
 TICKET_DEPTH = 2
@@ -93,7 +93,7 @@ class FrameKind(IntEnum):
     TICKET = 1
     """R: make this batch. Payload: `pack_ticket`."""
     GRANT = 2
-    """R: the extent for the announced body exists; send it."""
+    """R: the extent for the announced body exists; send the body."""
     CANCEL = 3
     """R: forget this ticket, built or not."""
     ANNOUNCE = 4
@@ -126,7 +126,7 @@ class FrameKind(IntEnum):
     """F: the batch lies in the feeder's shared memory, on the receiver's machine: a BODY without the bytes.
     Payload: `pack_shared`. A buffer's descriptor is sent along the first time."""
     TAKEN = 17
-    """R: the earliest SHARED batch that was not taken yet has been copied, or is not wanted."""
+    """R: the earliest outstanding SHARED batch has been copied, or is not wanted."""
     UNMAP = 18
     """F: buffer `room` is no longer in use."""
 
@@ -135,14 +135,15 @@ class Flag(IntEnum):
     """Bits of a header's `flags`. Not an IntFlag, whose `&` takes 2 µs, and more with cold caches."""
 
     CHECKSUM = 1
-    """Makes the receiver compare this BODY with its digest (`core.digests`); a TICKET asks for such a body."""
+    """Makes the receiver compare this BODY with its digest (`core.digests`). A TICKET with this flag requests such a
+    BODY."""
     PROBE = 2
     """Requests PROGRESS before each sample of a TICKET, because the ticket was out when a feeder died or hung."""
     ELSEWHERE = 4
     """Marks a FAILED whose bundle could not be loaded here; other feeders may be able to load it."""
     ENDED = 8
     """Marks a FAILED in which nothing failed: the ticket's slot has no such batch (payload `pack_end`), or it has one,
-    and the ticket asked for no more (`pack_there`)."""
+    and the ticket only asked whether it exists (`pack_there`)."""
     RESTORABLE = 16
     """Marks a slot's TICKET that has a snapshot, or a received batch's digest. They are not sent to a builder that has
     begun. A builder that has not begun exits, and the ticket is sent again with them."""
@@ -151,7 +152,7 @@ class Flag(IntEnum):
 
 
 SINCE = ", since "
-"""Precedes the time in a NOTE about unfinished work of a feeder."""
+"""Precedes the time in a NOTE about a feeder's unfinished work."""
 FROM_RECEIVER = frozenset(
     {
         FrameKind.TICKET,
@@ -197,8 +198,8 @@ def pack_header(
 def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[FrameKind]) -> Header:
     """Checks and decodes the first 64 bytes of `data`.
 
-    Raises RemoteProtocolError before anything is allocated if magic, version, checksum, kind
-    or length is not what a peer of this role may send.
+    Raises RemoteProtocolError, before anything is allocated, if the magic number, version, checksum, kind or length is
+    not one that a peer of this role may send.
     """
     magic, version, kind, flags, load, stream, ticket, bundle, nbytes, room, check = HEADER.unpack_from(data)
     if magic != MAGIC or zlib.crc32(memoryview(data)[: _HEAD.size]) != check:
@@ -232,16 +233,15 @@ class Ticket(NamedTuple):
 
 
 class ReadSamples(NamedTuple):
-    """A batch's samples as its slot has read them, which a ticket carries in place of keys.
-
-    The batch's place in its slot is `Ticket.first_position`.
+    """The samples of a batch as its slot has read them. A ticket carries them in place of keys. The batch's place in
+    its slot is `Ticket.first_position`.
     """
 
     slot: int
     size: int
-    """Samples that the loader asks for in a batch."""
+    """Number of samples that the loader requests for a batch."""
     body: bytes | memoryview
-    """The samples, by `batches.encoding`."""
+    """The samples, encoded by `batches.encoding`."""
 
 
 class SlotTicket(NamedTuple):
@@ -249,16 +249,16 @@ class SlotTicket(NamedTuple):
 
     base_seed: int
     number: int
-    """Place of the batch in its slot, from 0."""
+    """The batch's place in its slot, from 0."""
     slot: int
     size: int
-    """Samples in a batch; 1 if samples are bare."""
+    """Number of samples in a batch; 1 if samples are bare."""
     bare: bool = False
     drop_last: bool = False
     needed: int = 0
-    """Earlier batches of the slot will not be requested again."""
+    """The slot's batches before this one will not be requested again."""
     known: tuple[int, int] | None = None
-    """(number, digest) of a received batch, which must come out the same if it is rebuilt."""
+    """(number, digest) of a received batch. If the batch is rebuilt, its digest must be the same."""
     snapshot: tuple[int, bytes] | None = None
     """(batches made, state) from which the slot may begin."""
     asks: bool = False
@@ -271,8 +271,8 @@ def _ticket_struct(count: int) -> struct.Struct:
 
 
 def all_ints(keys: Sequence[Any]) -> bool:
-    """Returns True if these keys can travel as integers. Only `int` itself can: torch's workers see the type of a numpy
-    integer."""
+    """Returns True if these keys can travel as integers. Only `int` itself can, because torch's workers see the type of
+    a numpy integer."""
     n = len(keys)
     return type(keys[0]) is int if n == 1 else list(map(type, keys)).count(int) == n
 
@@ -297,7 +297,7 @@ def pack_ticket_of_items(base_seed: int, first_position: int, keys: Any) -> byte
 
 
 def pack_ticket_of_ints(base_seed: int, first_position: int, keys: Sequence[int], bare: bool) -> bytes:
-    """Does the same as `pack_ticket` for keys known to be ints. Pickles them if one exceeds 64 bits."""
+    """Packs keys known to be ints, as `pack_ticket` does. Pickles them if one exceeds 64 bits."""
     n = len(keys)
     try:
         return _ticket_struct(n).pack(base_seed, first_position, bare, KeyForm.INTS, 0, n, *keys)
@@ -338,8 +338,8 @@ def unpack_ticket(data: bytes | memoryview) -> Ticket:
 
 
 def has_pickled_keys(data: bytes | memoryview) -> bool:
-    """Returns True if unpacking a ticket loads a pickle, which is code. Raises RemoteProtocolError if it is not a
-    ticket."""
+    """Returns True if unpacking the ticket loads a pickle, which may run code. Raises RemoteProtocolError if `data` is
+    not a ticket."""
     return _ticket_head(data)[3] in (KeyForm.PICKLED, KeyForm.ITEMS)
 
 
@@ -430,12 +430,12 @@ def pack_end(batches: int) -> bytes:
 
 
 def says_end(payload: bytes) -> bool:
-    """Returns True if such a payload is from `pack_end`."""
+    """Returns True if the payload of a FAILED frame with Flag.ENDED is from `pack_end`."""
     return payload.startswith(b'{"ended"')
 
 
 def says_there(payload: bytes) -> bool:
-    """Returns True if such a payload is from `pack_there`."""
+    """Returns True if the payload of a FAILED frame with Flag.ENDED is from `pack_there`."""
     return payload.startswith(b'{"there"')
 
 
@@ -445,13 +445,13 @@ def pack_there(number: int) -> bytes:
 
 
 def positions_of(data: bytes | memoryview) -> tuple[int, int]:
-    """Returns (position of the first sample, samples) of a packed ticket."""
+    """Returns (position of the first sample, number of samples) of a packed ticket."""
     _, first, _, _, _, n = _ticket_head(data)
     return first, n
 
 
 def ints_of(data: bytes | memoryview) -> list[int] | None:
-    """Returns the keys of a packed ticket if they are ints; None if not, because only user processes unpickle keys.
+    """Returns the keys of a packed ticket if they are ints, else None, because only user processes unpickle keys.
     Raises RemoteProtocolError if the ticket has fewer bytes than its keys."""
     key_form = _ticket_head(data)[3]
     return list(unpack_ticket(data).keys) if key_form == KeyForm.INTS else None
@@ -485,9 +485,8 @@ def _tickets_struct(tickets: int, count: int) -> struct.Struct:
 
 
 def join_tickets_of_ints(numbers: Sequence[int], entries: Sequence[TicketOfInts | bytes]) -> bytes | None:
-    """Does `pack_ticket_of_ints` for each entry and `join_tickets`, in one go.
-
-    Returns None unless all have the same number of keys, all ints.
+    """Packs the entries as `pack_ticket_of_ints` does and joins them as `join_tickets` does, in one step. Returns None
+    unless all entries have the same number of keys, all ints.
     """
     fields: list[int] = []
     count = -1

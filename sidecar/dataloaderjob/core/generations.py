@@ -1,7 +1,7 @@
 """The generations of a job's certificates: when each begins and ends. Pure.
 
-A certificate is used for one period and is valid for two, so the maker of the next one may be away for a whole period.
-A pod names all generations when it starts, so their number is fixed.
+A certificate is used for one period and is valid for two, so the issuer of the next one may be down for a whole period.
+A pod lists all generations from its start, so their number is fixed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ class Schedule:
         return self.start(generation + 2)
 
     def current(self, now: datetime) -> int:
-        """Returns the generation to use now: the first one if the clock was set back, the last one after its end."""
+        """Returns the generation to use now: the first one if the clock is before its start, the last one after its
+        end."""
         return min(max((now - self.began) // self.period, 0), GENERATIONS - 1)
 
     def needed(self, now: datetime) -> tuple[int, ...]:
-        """Returns the generations that must be there now: pods that start need the first one, and all use the current
+        """Returns the generations that must exist now: starting pods need the first one, and all pods use the current
         one."""
         return tuple(sorted({0, self.current(now)}))
 

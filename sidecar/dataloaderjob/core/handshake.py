@@ -7,13 +7,14 @@ Each side proves to the other that it holds the key of the role (c = the side th
                                              the newest version that both speak, used from then on
     s -> c   {"mac": ..., "facts": {...}}       or  {"error": "..."} and the end
 
-Each mac is HMAC-SHA256 over a label for its direction and all that both sides have stated, so neither side can be
-replayed or reflected, and nobody on the path can change a version, a role or a name. The same statements give the keys
-of the seals (`core.seals`), which protect all later messages of a TCP connection. Nothing is encrypted.
-`ClientHandshake` and `ServerHandshake` take bytes and return bytes: the owner of a socket, of any kind, moves them.
+Each mac is HMAC-SHA256 over a label for its direction and everything that both sides have stated. So no message can be
+replayed or reflected, and nobody on the path can change a version, a role or a name. The keys of the seals
+(`core.seals`) are derived from the same statements. Seals protect all later messages of a TCP connection. Nothing is
+encrypted. `ClientHandshake` and `ServerHandshake` take and return bytes; the socket's owner moves them.
 
-Before version SEALED of the control protocol, connections had no seals, and the macs did not cover versions. The nonce
-s, which they cover, ends with the newest version of s. So nobody on the path can make two later peers speak that one.
+Before version SEALED of the control protocol, connections had no seals, and the macs did not cover versions. They did
+cover the nonce s, which now ends with the newest version of s. So nobody on the path can downgrade two newer peers to
+such a version.
 
 The key depends on the role (`core.keys`).
 """
@@ -46,13 +47,13 @@ if TYPE_CHECKING:
     from dataloaderjob.core.credentials import Credentials
 
 MAX_HELLO_NBYTES = 4096
-"""Maximum number of bytes that an unauthenticated peer can make us hold."""
+"""Maximum size of a handshake message, which limits what an unauthenticated peer can make this process hold."""
 HANDSHAKE_TIMEOUT_S = 5.0
 KEY_NBYTES = 32
 Key = bytes | KeyOf
-"""A key, or the keys of several roles."""
+"""A key, or a function that returns the key of a role."""
 TLS_RECORD = b"\x16\x03"
-"""The first bytes of a peer under TLS."""
+"""The first bytes that a peer under TLS sends."""
 UNDER_TLS = (
     "the peer uses TLS, but this process does not: all of a job's pods must run a release that knows spec.loader.tls; "
     "update this pod's image, or start the job with spec.loader.tls: false"
@@ -69,13 +70,13 @@ class Versions:
     oldest: int
     newest: int
     remedy: str
-    """The remedy if a peer speaks none of them."""
+    """The advice to the user if a peer speaks none of them."""
     sealed: int = SEALED
     """The version from which connections have seals."""
 
     def common(self, challenge: dict[str, Any]) -> int:
-        """Returns the newest version that both sides speak. Raises AuthError if there is none, or if the versions are
-        not those that the peer has stated."""
+        """Returns the newest version that both sides speak. Raises AuthError if there is none, or if the versions were
+        altered on the way."""
         newest = challenge.get("protocol")
         oldest = challenge.get("oldest", newest)
         stated = str(challenge.get("nonce")).partition("-")[2]
@@ -90,7 +91,7 @@ class Versions:
         return min(newest, self.newest)
 
     def check(self, reply: dict[str, Any]) -> None:
-        """Raises AuthError unless the version that the peer chose is spoken here."""
+        """Raises AuthError unless this process speaks the version that the peer chose."""
         chosen = reply.get("protocol")
         if type(chosen) is not int or not self.oldest <= chosen <= self.newest:
             raise self._refusal(chosen)
@@ -110,13 +111,13 @@ CONTROL = Versions(
     5,
     "a job's images must be of the operator's release or the one before it: use such images, or a matching operator",
 )
-"""Versions of the messages with the supervisor (`core.supervision`), which an operator of another release polls.
+"""Versions of the messages with the supervisor (`core.supervision`), which an operator of another release may poll.
 
 A message or meaning that a peer of `newest` does not know requires a bump of `newest`. `oldest` follows, so that each
 release speaks with the previous one. A key added to a message requires neither: peers ignore unknown keys.
 """
 BY_ROLE = Versions(SINCE, CONTROL.newest, CONTROL.remedy)
-"""The same, for processes without the job's key, which earlier versions need (`core.keys`)."""
+"""The versions for processes without the job's key, which versions before SINCE need (`core.keys`)."""
 
 
 def new_key() -> bytes:
@@ -124,7 +125,7 @@ def new_key() -> bytes:
 
 
 def new_challenge(versions: Versions = CONTROL) -> dict[str, Any]:
-    """Returns the first message, from the side that accepted."""
+    """Returns the first message, which the side that accepted sends."""
     nonce = f"{os.urandom(16).hex()}-{versions.newest}"
     return {"nonce": nonce, "protocol": versions.newest, "oldest": versions.oldest}
 
@@ -133,7 +134,7 @@ def answer_challenge(
     key: Key, challenge: dict[str, Any], *, role: str, name: str, job: str, facts: dict[str, Any],
     versions: Versions = CONTROL,
 ) -> dict[str, Any]:  # fmt: skip
-    """Returns the second message, from the side that connected. Raises AuthError if the sides have no common
+    """Returns the second message, which the side that connected sends. Raises AuthError if the sides have no common
     version."""
     chosen = versions.common(challenge)
     reply = {
@@ -147,7 +148,8 @@ def accept_answer(
     key: Key, challenge: dict[str, Any], reply: dict[str, Any], *, job: str, facts: dict[str, Any],
     versions: Versions = CONTROL,
 ) -> dict[str, Any]:  # fmt: skip
-    """Checks the answer and returns the third message, which vouches for us. Raises AuthError with the reason."""
+    """Checks the answer and returns the third message, which authenticates the acceptor. Raises AuthError with the
+    reason."""
     versions.check(reply)
     key = _key_of(key, str(reply.get("role")), reply["protocol"])
     if not _same(_mac(key, "connector", *_stated(challenge, reply, versions)), reply.get("mac")):
@@ -181,8 +183,8 @@ def confirm_acceptance(
 def seals_after(
     key: Key, challenge: dict[str, Any], reply: dict[str, Any], versions: Versions = CONTROL, *, accepted: bool
 ) -> Seals | None:  # fmt: skip
-    """Returns the seals of a connection after these messages; None for a version without. `accepted`: for the side that
-    accepted."""
+    """Returns the seals of a connection after these messages; None if the version has none. `accepted`: True on the
+    side that accepted."""
     if reply["protocol"] < versions.sealed:
         return None
     key, stated = _key_of(key, reply["role"], reply["protocol"]), _stated(challenge, reply, versions)
@@ -194,7 +196,7 @@ def seals_after(
 
 
 def _stated(challenge: dict[str, Any], reply: dict[str, Any], versions: Versions) -> tuple[object, ...]:
-    """Returns the statements of both sides in the first two messages, as far as their version vouches for them."""
+    """Returns the fields of the first two messages that their version's macs cover."""
     stated = (challenge.get("nonce"), *(reply.get(k) for k in ("nonce", "role", "name", "job", "facts")))
     if reply["protocol"] < versions.sealed:
         return stated
@@ -204,7 +206,7 @@ def _stated(challenge: dict[str, Any], reply: dict[str, Any], versions: Versions
 def _vouched(
     challenge: dict[str, Any], reply: dict[str, Any], facts: object, versions: Versions
 ) -> tuple[object, ...]:  # fmt: skip
-    """Returns the fields for which the acceptor vouches."""
+    """Returns the fields that the acceptor's mac covers."""
     if reply["protocol"] < versions.sealed:
         return challenge.get("nonce"), reply["nonce"], facts
     return *_stated(challenge, reply, versions), facts
@@ -220,25 +222,25 @@ def _mac(key: bytes, label: str, *fields: object) -> bytes:
 
 
 def _same(expected: bytes, found: object) -> bool:
-    """Compares in constant time; a peer may send anything, including non-ASCII text."""
+    """Compares in constant time. A peer may send anything, including non-ASCII text."""
     return hmac.compare_digest(expected.hex().encode(), str(found).encode("utf-8", "replace"))
 
 
 class Handshake:
-    """Either side of the handshake: send what `receive` returns, until `done`."""
+    """One side of the handshake. Until `done`, its owner sends the bytes that `receive` returns."""
 
     def __init__(self) -> None:
         self._data = bytearray()
         self.done = False
         self.seals: Seals | None = None
-        """The seals of what follows the handshake, once it is done; None for a version without."""
+        """The seals of later messages, once the handshake is done; None if the version has none."""
 
     def _on(self, message: dict[str, Any]) -> bytes:
         raise NotImplementedError
 
     @property
     def wanted(self) -> int:
-        """Bytes that the incoming message still lacks, for callers that must not read more."""
+        """Number of bytes that the incoming message still lacks, for callers that must not read more."""
         have = len(self._data)
         if have < LENGTH.size:
             return LENGTH.size - have
@@ -255,7 +257,7 @@ class Handshake:
                 answer += self._on(message)
             except (
                 RecursionError
-            ) as exc:  # JSON that is read, but is too deep to be written again for its MAC
+            ) as exc:  # JSON that can be parsed, but is too deep to be encoded again for its MAC
                 raise RemoteProtocolError("a message of the handshake is nested too deeply") from exc
         return answer
 
@@ -287,7 +289,7 @@ class ClientHandshake(Handshake):
             self.done, self.facts = True, confirm_acceptance(*about, message, self._versions)
             self.seals = seals_after(*about, self._versions, accepted=False)
             return b""
-        if "error" in message:  # of a port that does not even greet, as one under TLS
+        if "error" in message:  # from a port that sends no greeting, such as one under TLS
             raise AuthError(f"the peer refused: {clean(message['error'], MAX_ERROR)}")
         self._challenge, self._reply = (
             message,
@@ -322,8 +324,8 @@ def connect(
     address: tuple[str, int], key: Key, *, role: str, name: str, job: str, versions: Versions = CONTROL,
     timeout_s: float = HANDSHAKE_TIMEOUT_S, tls: Credentials | None = None, to: Part = Part.SUPERVISOR,
 ) -> Connection:  # fmt: skip
-    """Connects and completes the handshake; the socket has no timeout. `tls`: the certificates of this process, if the
-    job uses TLS; `to`: the part of the job that listens there. Raises OSError, ProtocolError."""
+    """Connects and completes the handshake. Returns a socket without a timeout. `tls`: the certificates of this
+    process, if the job uses TLS. `to`: the part of the job that listens there. Raises OSError, ProtocolError."""
     sock = dial(address, timeout_s)
     try:
         if tls is not None:
@@ -347,8 +349,8 @@ def greet(
     versions: Versions = CONTROL,
     timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> dict[str, Any]:
-    """Runs the connecting side of the handshake. Returns the peer's facts; leaves no timeout on the socket, and its
-    messages with seals."""
+    """Runs the connecting side of the handshake. Returns the peer's facts. Afterwards the socket has no timeout, and
+    its messages carry seals."""
     sock.settimeout(timeout_s)
     handshake = ClientHandshake(key, role=role, name=name, job=job, facts=facts, versions=versions)
     while handshake.facts is None:

@@ -1,5 +1,5 @@
 """Addresses, stream sockets, and the JSON messages of connections outside the data path. `core.handshake` begins every
-connection, and `core.acceptor` has the listening sockets."""
+connection, and `core.acceptor` owns the listening sockets."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ LENGTH = struct.Struct("<I")
 DO_NOT_WAIT, CLOSE_ON_EXEC, TRUNCATED = map(
     int, (socket.MSG_DONTWAIT, socket.MSG_CMSG_CLOEXEC, socket.MSG_CTRUNC)
 )
-"""Message flags as plain ints, which combine in no time; those of `socket` take 2 µs."""
+"""Message flags as plain ints. Combining the flags of `socket` takes 2 µs."""
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
 EVERYWHERE = "::"
-"""All addresses of a machine, IPv6 and IPv4."""
+"""The wildcard address: all of a machine's addresses, IPv6 and IPv4."""
 
 
 def on_machine(instance: str) -> str:
-    """Returns the address of a feeder for receivers in its network namespace: an abstract name, which is not a file and
-    disappears with the process."""
+    """Returns the address at which receivers in the same network namespace reach a feeder: an abstract name, which is
+    not a file and disappears with the process."""
     return f"\0dataloaderjob-feeder-{instance}"
 
 
 def listen(host: str, port: int, *, backlog: int = 128) -> socket.socket:
-    """Listens at a host name or number, or at an `on_machine` address; EVERYWHERE means IPv4 alone if there is no IPv6.
-    Raises OSError."""
+    """Listens at a host name, an IP address or an `on_machine` address. EVERYWHERE means IPv4 alone if the machine has
+    no IPv6. Raises OSError."""
     if host.startswith("\0"):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -55,7 +55,7 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def address_text(host: str, port: int) -> str:
-    """Returns host:port, with an IPv6 number in brackets."""
+    """Returns host:port, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -69,8 +69,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class Connection(socket.socket):
-    """A stream socket, whose messages carry seals after the handshake if it is one over TCP. `core.tls` has the class
-    of those under TLS."""
+    """A stream socket. Over TCP, its messages carry seals after the handshake. `core.tls` has the subclass for TLS."""
 
     seals: Seals | None = None
 
@@ -80,32 +79,32 @@ class Connection(socket.socket):
         return False
 
     def establish(self) -> None:
-        """Does what must precede the handshake, such as setting up TLS. Raises BlockingIOError if that takes longer and
-        the socket does not block; AuthError, OSError."""
+        """Prepares the connection for the handshake, for example by setting up TLS. Raises BlockingIOError if a
+        non-blocking socket has to wait; AuthError, OSError."""
 
     @classmethod
     def of(cls, sock: socket.socket) -> Connection:
-        """Takes over a socket, which is blocking afterwards."""
+        """Takes over a socket and makes it blocking."""
         sock.settimeout(None)
         if isinstance(sock, Connection):
             return sock
         return cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
 
     def end_handshake(self, seals: Seals | None) -> None:
-        """Gives all later messages the seals of a handshake, if this is a connection over TCP."""
+        """Applies the handshake's seals to all later messages if the connection is over TCP."""
         if self.family != socket.AF_UNIX:
             self.seals = seals
 
 
 def pack_message(message: dict[str, Any], seals: Seals | None = None) -> bytes:
-    """Encodes a message: u32 length, then JSON; sealed, if it belongs to a connection with seals."""
+    """Encodes a message: u32 length, then JSON. Seals it if `seals` is given."""
     data = json.dumps(message, separators=(",", ":")).encode()
     head = LENGTH.pack(len(data))
     return head + data if seals is None else seals.out.seal(head, data)
 
 
 def parse_message(data: bytes | bytearray | memoryview, what: str = "a message") -> dict[str, Any]:
-    """Parses a JSON object. Raises RemoteProtocolError, which calls the data `what`, if it is anything else."""
+    """Parses a JSON object. Raises RemoteProtocolError for anything else, and calls it `what` in the error."""
     try:
         message = json.loads(bytes(data))
     except (ValueError, RecursionError) as exc:
@@ -116,7 +115,8 @@ def parse_message(data: bytes | bytearray | memoryview, what: str = "a message")
 
 
 def take_message(data: bytearray, limit: int) -> dict[str, Any] | None:
-    """Takes the first message off the received data; None until it is complete. Raises RemoteProtocolError."""
+    """Removes the first message from the received data and returns it; None until it is complete. Raises
+    RemoteProtocolError."""
     if len(data) < LENGTH.size:
         return None
     end = LENGTH.size + length_of(data, limit)
@@ -128,13 +128,13 @@ def take_message(data: bytearray, limit: int) -> dict[str, Any] | None:
 
 
 class Inbox:
-    """Takes messages off the bytes of a connection in the order of their arrival."""
+    """A connection's received bytes, split into messages in order of arrival."""
 
     def __init__(self, seals: Seals | None = None) -> None:
         self._data = bytearray()
         self._seals = seals
         self._nbytes: int | None = None
-        """Bytes that belong to the message whose head has arrived."""
+        """Size of the rest of the message whose head has arrived; None before that."""
 
     def feed(self, data: bytes) -> None:
         self._data += data
@@ -159,12 +159,12 @@ class Inbox:
 
 
 def head_nbytes(seals: Seals | None) -> int:
-    """Returns size in bytes of what precedes a message's JSON."""
+    """Returns the size of a message's head, which precedes its JSON."""
     return sealed_nbytes(LENGTH.size, seals)
 
 
 def open_head(head: bytes, limit: int, seals: Seals | None) -> int:
-    """Returns the number of bytes that belong to a message and follow its head. Raises RemoteProtocolError."""
+    """Checks a message's head. Returns the number of bytes that follow it. Raises RemoteProtocolError."""
     if seals is None:
         return length_of(head, limit)
     seals.into.open_head(head)
@@ -172,7 +172,8 @@ def open_head(head: bytes, limit: int, seals: Seals | None) -> int:
 
 
 def open_rest(rest: bytes, seals: Seals | None) -> bytes:
-    """Returns the JSON of a message, whose MAC may follow. Raises RemoteProtocolError."""
+    """Checks and removes the MAC behind a message's JSON, if there are seals. Returns the JSON. Raises
+    RemoteProtocolError."""
     if seals is None:
         return rest
     seals.into.open_payload(rest[:-MAC_NBYTES], rest[-MAC_NBYTES:])
@@ -180,7 +181,7 @@ def open_rest(rest: bytes, seals: Seals | None) -> bytes:
 
 
 def length_of(data: bytes | bytearray, limit: int) -> int:
-    """Returns size in bytes of the message whose length is at the start of `data`."""
+    """Returns the length with which `data` begins. Raises RemoteProtocolError if it exceeds `limit`."""
     (n,) = LENGTH.unpack_from(data)
     if n > limit:
         raise RemoteProtocolError(f"a message of {n} bytes exceeds {limit}")
@@ -221,10 +222,11 @@ def dial(address: tuple[str, int], timeout_s: float) -> Connection:
 
 
 def tune(sock: socket.socket) -> None:
-    """Sets options for a bulk link over TCP: no delay, dead peers found in 15 s. Links within a machine need none.
+    """Sets the options of a bulk link over TCP: no delay, and dead peers are found within 15 s. Unix sockets need none.
 
     The host chooses the congestion control, because its cost depends on the host's networks. Over loopback on a host
-    with BBR, the receiver takes 0.24 CPU-s/GB and 70 batches of 38.5 MB a second; with cubic, 0.20 and 95.
+    with BBR, the receiver needs 0.24 CPU-s/GB and takes 70 batches of 38.5 MB a second. With cubic, it needs 0.20
+    CPU-s/GB and takes 95.
     """
     if sock.family == socket.AF_UNIX:
         return
@@ -241,13 +243,13 @@ def tune(sock: socket.socket) -> None:
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """Returns the user of the process at the other end of a connected Unix socket, as the kernel reports it."""
+    """Returns the user ID of the process at the other end of a connected Unix socket, as the kernel reports it."""
     _, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
 
 
 def descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
-    """Returns the descriptors that arrived with a message, from the ancillary data of `recvmsg`."""
+    """Returns the file descriptors in the ancillary data of `recvmsg`."""
     received = array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -1,17 +1,16 @@
 """TLS 1.3 below the handshake, on all TCP connections of a job with `spec.loader.tls: true`.
 
-`core.credentials` has the certificates of a process. Both sides verify each other. The name in a certificate is the
-part that its holder has in the job, because the addresses of pods change. Roles and keys remain the handshake's
-business (`core.handshake`).
+`core.credentials` loads a process's certificates. Both sides verify each other. A certificate names its holder's part
+in the job, because the addresses of pods change. The handshake (`core.handshake`) still checks roles and keys.
 
-The side that accepted first sends PREAMBLE, which is not encrypted and says nothing about the job. So a peer without
-TLS learns at once what to change. The side that connected does not wait for it, and ends a connection that begins
-otherwise.
+The side that accepted first sends PREAMBLE, which is not encrypted and reveals nothing about the job. So a peer without
+TLS learns at once what to change. The side that connected does not wait for PREAMBLE, and closes a connection that
+begins with anything else.
 
-A `TlsConnection` keeps the library away from the socket: it encrypts and decrypts memory. A thread may therefore send
-while another one waits for bytes, which the library does not allow on its own sockets. It also reads the socket in
-large pieces, which the library does not do: over loopback, a receiver takes 0.7 to 0.9 CPU-s/GB so, and 0.84 to 0.93
-with the library's own sockets. The library decrypts one record of 16 KB per call.
+A `TlsConnection` reads and writes the socket itself, and the library only encrypts and decrypts memory. A thread may
+therefore send while another one waits for bytes, which the library does not allow on its own sockets. Unlike the
+library, a `TlsConnection` reads the socket in large pieces. Over loopback, a receiver then needs 0.7 to 0.9 CPU-s/GB,
+and 0.84 to 0.93 with the library's own sockets. The library decrypts one record of 16 KB per call.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from dataloaderjob.core.sockets import LENGTH, Connection, length_of, pack_messa
 from dataloaderjob.core.texts import clean
 
 RECORD_NBYTES = 16 * 1024
-"""Size of the largest record."""
+"""Maximum size of a record."""
 STAGING_NBYTES = 128 * 1024
-"""Encrypted bytes that are read from a socket, or written to it, at a time."""
+"""Maximum number of bytes that are read from a socket, or encrypted for it, at a time."""
 MAX_OPENING_NBYTES = 16 * 1024
 """Encrypted bytes that a peer may send before its certificate is verified; an honest one sends 2 KB."""
 FIELD = "spec.loader.tls"
@@ -58,13 +57,14 @@ def new_context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.verify_mode = ssl.CERT_REQUIRED
     if protocol == ssl.PROTOCOL_TLS_SERVER:
-        made.num_tickets = 0  # a connection lasts; nobody resumes one
+        made.num_tickets = 0  # connections are long-lived, and nobody resumes one
     return made
 
 
 def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Has new connections use a certificate. The library reads files only; they exist for a moment, for this process.
-    Raises ssl.SSLError if the two do not fit, and leaves the context as it is then."""
+    """Makes new connections of `context` use a certificate. The library reads only files, so the two are passed in
+    memory files that exist for this call. If they do not match, raises ssl.SSLError and leaves the context
+    unchanged."""
     with contextlib.ExitStack() as stack:
         paths = []
         for content in (certificate, key):
@@ -79,14 +79,14 @@ def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 class TlsConnection(Connection):
     """A connection over TCP, under TLS. One thread receives, and any thread sends.
 
-    Calls behave as a socket's. A `send` that raises BlockingIOError has kept the bytes: repeat it with the same bytes,
-    which more may follow.
+    Methods behave like a socket's. A `send` that raises BlockingIOError has kept the bytes: repeat it with the same
+    bytes, to which more may be appended.
     """
 
     @classmethod
     def over(cls, sock: socket.socket, context: ssl.SSLContext, server: str | None) -> TlsConnection:
-        """Takes over a connected socket. `server`: the name that the peer's certificate must have; None: the peer has
-        connected, and needs any certificate of this job."""
+        """Takes over a connected socket. `server`: the name that the peer's certificate must have; None if the peer has
+        connected, and may have any certificate of this job."""
         timeout = sock.gettimeout()
         made = cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
         made.settimeout(timeout)
@@ -110,20 +110,20 @@ class TlsConnection(Connection):
     _unsent = memoryview(b"")
     """Encrypted bytes that the socket has not taken yet."""
     _taken = 0
-    """Bytes of the caller that `_unsent` ends with."""
+    """Number of the caller's bytes that `_unsent` contains in encrypted form."""
     _starved = False
-    """True if the bytes that have been read are at most a part of a record."""
+    """True if the bytes that have been read contain no whole record."""
     _received = 0
     """Encrypted bytes received before the peer was verified."""
     patience_s = float("inf")
-    """Time for which a call with MSG_WAITALL goes on while bytes arrive. Between two arrivals, the socket's own timeout
-    counts."""
+    """Maximum total time that a call with MSG_WAITALL waits while bytes arrive. Between two arrivals, the socket's own
+    timeout applies."""
     established = False
     """True once the peer is verified. On the side that connected, the peer may still refuse this side's certificate."""
 
     @property
     def buffered(self) -> bool:
-        """True if bytes have been read from the socket that no call has returned yet. No poll reports them."""
+        """True if this process holds bytes that no call has returned yet, and that no poll reports."""
         return (
             self.established
             and not self._starved
@@ -133,8 +133,8 @@ class TlsConnection(Connection):
     # Opening
 
     def establish(self) -> None:
-        """Verifies the peer. Raises BlockingIOError until that is done, if the socket does not block; AuthError with
-        the reason if it cannot be; OSError."""
+        """Completes TLS's handshake, which verifies the peer. Raises BlockingIOError while a non-blocking socket has to
+        wait; AuthError with the reason if the peer is refused; OSError."""
         while not self.established:
             try:
                 with self._state:
@@ -202,7 +202,7 @@ class TlsConnection(Connection):
         return filled
 
     def _decrypt(self, target: memoryview) -> int:
-        """Decrypts what has been read, as far as it fits. Returns the number of bytes."""
+        """Decrypts received bytes until `target` is full. Returns the number of bytes."""
         read, filled, end = self._object.read, 0, len(target)
         try:
             with self._state:
@@ -239,7 +239,7 @@ class TlsConnection(Connection):
         return nbytes
 
     def _opening(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Checks the first bytes of the peer. Returns those that are under TLS. Raises ConnectionError, AuthError."""
+        """Checks the peer's first bytes. Returns those that belong to TLS. Raises ConnectionError, AuthError."""
         if not data:
             raise ConnectionError("the peer closed the connection while TLS was being set up")
         if not self._received and self._preamble is None and data[0] != _HANDSHAKE:
@@ -291,7 +291,7 @@ class TlsConnection(Connection):
             return sent
 
     def _encrypt(self, buffers: Iterable[bytes | bytearray | memoryview]) -> int:
-        """Encrypts the first bytes. Returns their number."""
+        """Encrypts the first bytes of `buffers`, at most STAGING_NBYTES, into `_unsent`. Returns their number."""
         taken = 0
         with self._state:
             for buffer in buffers:
@@ -305,7 +305,7 @@ class TlsConnection(Connection):
         return taken
 
     def _push(self) -> None:
-        """Sends what the library itself wants to send."""
+        """Sends the library's own bytes, such as its handshake and alerts."""
         with self._sending:
             if not self._unsent:
                 with self._state:
@@ -318,19 +318,19 @@ class TlsConnection(Connection):
 
 
 def check_preamble(data: bytes | bytearray) -> None:
-    """Raises AuthError unless the first message of a port announces TLS."""
+    """Raises AuthError unless a port's first message announces TLS."""
     message = parse_message(data)
     if message.get("tls") != 1:
         raise AuthError(NOT_TLS if "nonce" in message else f"the peer refused: {clean(message.get('error'))}")
 
 
 def _is_end(exc: ssl.SSLError) -> bool:
-    """Returns True if the peer has closed the connection. Frames have lengths, so an early end is noticed there."""
+    """Returns True if the peer has closed the connection. Frames have lengths, so readers notice an early end."""
     return isinstance(exc, ssl.SSLZeroReturnError | ssl.SSLEOFError) or "EOF" in str(exc.reason)
 
 
 def refusal(exc: ssl.SSLError) -> AuthError:
-    """Returns the error for a connection that TLS refuses, with the remedy."""
+    """Returns the error for a failure of TLS, with the remedy."""
     if isinstance(exc, ssl.SSLCertVerificationError):
         return AuthError(f"the peer's certificate is refused: {_remedy(exc.verify_message)}")
     reason = str(exc.reason or exc).replace("_", " ").lower()

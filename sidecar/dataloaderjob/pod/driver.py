@@ -1,12 +1,13 @@
-"""Ray's container in the head's pod of a job on an existing Ray cluster: a raylet that joins the cluster without room
-for feeders, because a Ray driver needs one on its machine, and an agent of the supervisor, which is the driver.
+"""Ray's container in the head's pod of a job on an existing Ray cluster. It runs the supervisor's agent, which is the
+Ray driver, and a raylet, because a driver needs one on its machine. The raylet joins the cluster without room for
+feeders.
 
     python -m dataloaderjob.pod.driver --settings FILE.json
 
-Users of the cluster can run code here, so this container has no key but the feeders', which actors get as an argument.
-The supervisor is in the other container (`pod.supervisor`). Before it joins, this process checks the cluster's versions
-and the token. It exits with EXIT_RAY_REFUSED if a version differs. It restarts the agent. Without its raylet it ends,
-and the kubelet starts a fresh container. Children share this process's output.
+Users of the cluster can run code here, so this container has only the feeders' key, which actors get as an argument.
+The supervisor is in the other container (`pod.supervisor`). Before this process joins, it checks the cluster's versions
+and the token. It exits with EXIT_RAY_REFUSED if a version differs. It restarts the agent whenever that ends. If the
+raylet ends, this process ends too, and the kubelet starts a fresh container. Children share this process's output.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ CHECK = "dataloaderjob.providers.ray.external"
 CHECK_S = 60.0
 """Deadline of the check, which imports Ray, possibly from a cold disk."""
 NO_ROOM = ("--num-gpus=0", "--memory=1")
-"""Options for a node on which no feeder fits, whatever resources it asks for. It has no CPUs either."""
+"""Options for a node on which no feeder fits, whatever resources the feeder requests. The node has no CPUs either."""
 ANY_PATCH = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
-"""Ray's own default demands the same patch version of Python."""
+"""Ray's default requires the same patch version of Python."""
 CONNECT_TIMEOUT_S = 2.0
 RETRY_S = 0.5
 
@@ -73,8 +74,9 @@ class Driver:
         self._ray.serve(address, vital, self._environment())
 
     def _await_cluster(self) -> str:
-        """Waits until the GCS accepts connections. Returns its address, with a numeric host: a new head is another
-        cluster under the same name, and a raylet that followed the name would ask that one for what it does not know.
+        """Waits until the GCS accepts connections. Returns the GCS's address, with a numeric host. A new head is
+        another cluster under the same name. A raylet that followed the name would ask the new cluster about objects of
+        the old one.
         """
         external, began = self._external, time.monotonic()
         host, port = split_address(external.address)
@@ -92,8 +94,8 @@ class Driver:
             self._watch.wait(RETRY_S)
 
     def _check(self, address: str) -> None:
-        """Asks the cluster for its versions, in a process of its own, which imports Ray. Raises Refused if they differ,
-        and ServiceError if the cluster does not answer or needs another token."""
+        """Asks the cluster for its versions, in a separate process that imports Ray. Raises Refused if they differ, and
+        ServiceError if the cluster does not answer or needs another token."""
         with subprocess.Popen(
             [sys.executable, "-P", "-m", CHECK, address, "--join"], stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, env=self._environment(), start_new_session=True,

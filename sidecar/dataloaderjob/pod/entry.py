@@ -1,10 +1,10 @@
-"""The common part of both main processes: settings, signals, exit code, and the end of everything they started.
+"""The common part of the pods' main processes: settings, signals, exit codes, and ending everything that they started.
 
-A main process waits for signals, the ends of processes, and time. `Restarts` decides when to start a process again, and
-when that is useless (pure). `Kept` is such a process.
+A main process waits for signals, for processes to end, and for time to pass. `Restarts` decides when to restart a
+process, and when that would be useless (pure). `Kept` is a process that is restarted.
 
-The operator writes the settings into the job's ConfigMap. The fields without defaults are those of the operator's
-`objects/settings.py`. Each process reads its file once, with `core.settings.load`.
+The operator writes the settings into the job's ConfigMap. Its `objects/settings.py` sets at least the fields without
+defaults. Each process reads its file once, with `core.settings.load`.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ S = TypeVar("S")
 _RAYS = ("session_*", "ray_current_cluster")
 POLL_S = 0.05
 MAX_RAY_EXITS = 3
-"""Consecutive exits with a Ray that seems to live, after which the pod gives up."""
+"""Number of consecutive exits because of Ray, while Ray seems to be alive, after which the pod gives up."""
 TERMINATION_LOG = Path("/dev/termination-log")
-"""File whose text the kubelet reports as a container's last message. Without it the kubelet takes the last lines of the
-output, to which Ray's processes write as they end."""
+"""File whose text the kubelet reports as a container's last message. If it is empty, the kubelet takes the last lines
+of the output, to which Ray's processes write as they end."""
 EXIT_FAILED = 1
 KEPT_GRACE_S = 2.0
 ADDRESS_VARIABLE = "POD_IP"
-"""The address of the pod. Without it, everything is on one machine."""
+"""Variable with the pod's address. If it is not set, everything runs on one machine."""
 PLAIN = "--log-color=false"
 ANY_PORTS = ("--min-worker-port=0", "--max-worker-port=0")
-"""Workers listen on any free port. Ray's own range, 10002 to 19999, may contain the head's port, and raylets that share
-an address would collide in it."""
+"""Options that make workers listen on any free port. Ray's default range, 10002 to 19999, may contain the head's port,
+and raylets that share an address would collide in it."""
 
 
 class Stopped(Exception):
-    """SIGTERM or SIGINT arrived: the process unwinds and ends."""
+    """SIGTERM or SIGINT arrived, so the process unwinds and ends."""
 
 
 class Refused(ServiceError):
-    """An existing Ray cluster has other versions: a fresh container would find the same."""
+    """An existing Ray cluster has other versions. A fresh container would not help."""
 
 
 class Watch:
-    """Turns signals into events of the main thread's waits. One per process."""
+    """The main thread's waits, which signals interrupt. A process has one."""
 
     def __init__(self) -> None:
         self._reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -73,7 +73,7 @@ class Watch:
             signal.signal(number, lambda *_: None)
 
     def wait(self, timeout_s: float | None, fds: Iterable[int] = ()) -> set[int]:
-        """Returns the `fds` that are readable, as a pidfd is once its process has ended.
+        """Returns the `fds` that are readable. A pidfd is readable once its process has ended.
 
         Raises Stopped as soon as a signal has arrived, and on every call after that.
         """
@@ -89,7 +89,7 @@ def ray_node(
     resources: Mapping[str, float] | None = None,
     tasks: RayTasks = NO_TASKS,
 ) -> RayNode:
-    """Returns this pod's part of the job's Ray, to be launched. Raises InputError for settings that cannot work."""
+    """Returns this pod's part of the job's Ray, not launched yet. Raises InputError for settings that cannot work."""
     token = None
     if settings.token_path is not None:
         read_token(settings.token_path)
@@ -112,8 +112,8 @@ def check_ray(wanted: str | None) -> None:
 
 
 def node_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns a container's environment for Ray's processes. Of Ray's variables, only flags of its configuration are
-    passed on, such as RAY_memory_usage_threshold: this package sets the others."""
+    """Returns a container's environment for Ray's processes. Of Ray's variables, it contains only configuration flags,
+    such as RAY_memory_usage_threshold. This package sets the others."""
     flags = {name for name in environment if name.startswith("RAY_") and name[4:5].islower()}
     if others := sorted({name for name in environment if name.startswith("RAY_")} - flags):
         log.warning("not passed on to Ray, because dataloaderjob sets it up: %s", ", ".join(others))
@@ -121,7 +121,8 @@ def node_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def fresh_folder(temp_dir: Path) -> Path:
-    """Makes our own, empty folder below `temp_dir`. Removes leftovers of an earlier container from the volume."""
+    """Makes this package's own, empty folder below `temp_dir`. Removes an earlier container's leftovers from the
+    volume."""
     for path in (*(p for pattern in _RAYS for p in temp_dir.glob(pattern)), temp_dir / NODE_FOLDER):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -138,8 +139,8 @@ def await_started(
 ) -> dict[str, int]:
     """Waits until `ray start` has succeeded. Returns the pidfds of the node's vital processes.
 
-    Raises ServiceError if it failed or is late, Stopped, and whatever `check` raises meanwhile. Ray's lines are above
-    in this process's output.
+    Raises ServiceError if it failed or is late, Stopped, and whatever `check` raises meanwhile. Ray's own messages
+    precede the error in this process's output.
     """
     deadline = time.monotonic() + timeout_s
     while (code := node.start_code()) is None:
@@ -160,13 +161,13 @@ class Restarts:
     """Decides when to restart a process of this pod."""
 
     def __init__(self, what: str, *, max_ray_exits: int | None = MAX_RAY_EXITS) -> None:
-        """`max_ray_exits`: None if Ray is in another container, which starts again by itself."""
+        """`max_ray_exits`: None if Ray is in another container, which the kubelet restarts."""
         self.what, self._crashes, self._max_ray_exits = what, Crashes(), max_ray_exits
         self._ray_exits = 0
 
     def ended(self, code: int, now: float) -> float:
-        """The process ended. Returns the seconds until it is started again: none the first time, whatever the code,
-        because nobody else starts it. Raises ServiceError if another start would be useless."""
+        """Records that the process ended. Returns the seconds to wait before restarting it, which are 0 the first time,
+        whatever the code. Raises ServiceError if another start would be useless."""
         crashes = self._crashes.add(now)
         self._ray_exits = self._ray_exits + 1 if code in EXITS_RAY else 0
         if self._max_ray_exits is not None and self._ray_exits >= self._max_ray_exits:
@@ -179,7 +180,7 @@ class Restarts:
 
 
 class Kept:
-    """A process of this package that is started again whenever it ends. It shares this process's output."""
+    """A process of this package that is restarted whenever it ends. It shares this process's output."""
 
     def __init__(self, module: str, settings: Path, env: Mapping[str, str], restarts: Restarts) -> None:
         """`settings`: the file that it reads."""
@@ -188,8 +189,8 @@ class Kept:
         self._restarts = restarts
 
     def run(self, wait: Callable[[float | None, Sequence[int]], object]) -> NoReturn:
-        """Keeps the process. `wait` waits for a time, or until one of these descriptors is readable. Raises whatever
-        `wait` raises, and ServiceError if another start would be useless."""
+        """Keeps the process running. `wait` waits for a time, or until one of the given descriptors is readable. Raises
+        whatever `wait` raises, and ServiceError if another start would be useless."""
         while True:
             code = self._run_once(wait)
             delay_s = self._restarts.ended(code, time.monotonic())
@@ -220,18 +221,18 @@ class Kept:
 
 
 class PodPart(Protocol):
-    """A pod's work, in the main thread: `run`, then `close`."""
+    """A pod's work. The main thread calls `run`, then `close`."""
 
     def run(self) -> None:
         """Serves as long as it can. Raises ServiceError if it cannot continue, OSError, Stopped."""
 
     def close(self) -> None:
-        """Ends everything that was started here."""
+        """Ends everything that this part started."""
 
 
 def serve(kind: type[S], make: Callable[[S, Watch], PodPart], *, name: str) -> int:
-    """Runs a pod's main process. Returns 0 after SIGTERM, else EXIT_FAILED or EXIT_RAY_REFUSED: the kubelet then
-    restarts the container."""
+    """Runs a pod's main process. Returns 0 after SIGTERM or SIGINT, else EXIT_FAILED or EXIT_RAY_REFUSED. The kubelet
+    then restarts the container."""
     parser = argparse.ArgumentParser(description=f"the main process of a pod: {name}")
     parser.add_argument("--settings", type=Path, required=True, help=f"JSON file of {kind.__name__}")
     path = parser.parse_args().settings
@@ -263,39 +264,41 @@ def _serve(kind: type[S], make: Callable[[S, Watch], PodPart], path: Path) -> in
 def wait_beside(
     node: RayNode, watch: Watch, vital: Mapping[str, int], timeout_s: float | None, others: Sequence[int] = ()
 ) -> None:
-    """Waits for `others`, or `timeout_s`, while a node's vital processes run. Raises ServiceError if one of these
-    ended, Stopped."""
+    """Waits until one of `others` is readable, or for `timeout_s`, while a node's vital processes run. Raises
+    ServiceError if a vital process ended, Stopped."""
     ready = watch.wait(timeout_s, [*vital.values(), *others])
     if gone := [name for name, pidfd in vital.items() if pidfd in ready]:
         raise ended(node, gone)
 
 
 def ended(node: RayNode, names: Iterable[str]) -> ServiceError:
-    """Returns the error for a node whose vital processes `names` have ended; it describes each end."""
+    """Returns the error for a node whose vital processes `names` have ended. It describes how each one ended."""
     told = " and ".join(f"{name} {reaping.how_ended(node.pid_of(name))}" for name in names)
     return ServiceError(f"{told}: this container cannot continue, but a fresh one can")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalRay:
-    """The existing Ray cluster of a job; by default, there is none, and the head's pod starts a cluster itself."""
+    """The existing Ray cluster of a job. By default, there is none, and the head's pod starts a cluster itself."""
 
     address: str = ""
-    """host:port of the cluster's GCS; empty: there is no such cluster."""
+    """host:port of the cluster's GCS; empty if there is no such cluster."""
     feeder_resources: Mapping[str, float] = field(default_factory=dict)
-    """Resources of one feeder, by Ray's names."""
+    """Resources of one feeder, under Ray's names."""
     feeder_env: Mapping[str, str] = field(default_factory=dict)
     """The manifest's variables for user code."""
     raylet_port: int = 0
     """Port that the pod's raylet opens, for probes; 0: any."""
     wait_timeout_s: float = 60.0
-    """Longest wait for a GCS that accepts connections. Then the container's last message names the address."""
+    """Maximum wait until the GCS accepts connections. After it, the container ends with a message that names the
+    address."""
     join_timeout_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSettings:
-    """The head's pod: a container with a Ray node without feeders, and one with the supervisor. Both read it."""
+    """The settings of the head's pod. Both of its containers read them: one with a Ray node without feeders, and one
+    with the supervisor."""
 
     job: str
     """Unique name of the job (namespace/name/uid)."""
@@ -311,9 +314,9 @@ class HeadSettings:
     gcs_port: int
     supervisor_port: int
     num_feeders: int
-    """The initial number, if there is no `count_path`."""
+    """The number of feeders if there is no `count_path`."""
     count_path: str | None = None
-    """File with the current number of feeders. The other settings stay as they were when the pod was made."""
+    """File with the current number of feeders. The other settings stay as they were when the pod was created."""
     tuning: RayTuning = field(default_factory=RayTuning)
     ray_version: str | None = None
     """The version of Ray that the image must have; None: any."""
@@ -322,11 +325,11 @@ class HeadSettings:
     as an argument there."""
     external: ExternalRay = field(default_factory=ExternalRay)
     temp_dir: str = TEMP_DIR
-    """Folder of Ray's state and ours; at most 40 bytes, because of Unix sockets. Leftovers of an earlier container are
-    removed."""
+    """Folder of Ray's and this package's state. Its path has at most 40 bytes, because of Unix sockets. An earlier
+    container's leftovers in it are removed."""
     up_timeout_s: float = 120.0
     grace_s: float = 2.0
-    """Time for Ray's processes to end: the raylet deregisters; no other has anything to save."""
+    """Time for Ray's processes to end. The raylet deregisters; the others have nothing to save."""
     tls_folder: str = ""
     """Folder with the certificates of the supervisor, in its container, and of feeders, in their pods (`core.tls`);
     empty: connections are not under TLS."""
@@ -334,7 +337,7 @@ class HeadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederPodSettings:
-    """A pod of feeders: a raylet with room for `processes` feeders."""
+    """The settings of a pod of feeders: a raylet with room for `processes` feeders."""
 
     job: str
     token_path: str
@@ -350,13 +353,13 @@ class FeederPodSettings:
     progress_every_s: float = 10.0
     join_timeout_s: float = 120.0
     patience_s: float = 10.0
-    """Time without a feeder after which the pod tries whether it could feed, and is ready if so."""
+    """Time without a feeder after which the pod starts a trial feeder. If that serves, the pod is ready."""
     trial_timeout_s: float = 300.0
     grace_s: float = 2.0
 
 
 def read_count(count_path: str | None, otherwise: int) -> int:
-    """Returns the number of feeders that the operator wants now; `otherwise` without a file. Raises InputError."""
+    """Returns the number of feeders that the operator wants now; `otherwise` if there is no file. Raises InputError."""
     if count_path is None:
         return otherwise
     try:
@@ -374,7 +377,8 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def read_token(path: str) -> str:
-    """Returns the token of the job's Ray. Raises InputError if it is missing: Ray's own error would be vaguer."""
+    """Returns the token of the job's Ray. Raises InputError if it is missing, because Ray's own error would be
+    vaguer."""
     try:
         token = Path(path).read_text().strip()
     except (OSError, ValueError) as exc:

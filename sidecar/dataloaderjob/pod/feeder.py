@@ -2,13 +2,13 @@
 
     python -m dataloaderjob.pod.feeder --settings FILE.json
 
-The supervisor, in the head's pod, places the feeders. Without its raylet this process ends, and the kubelet starts a
-fresh container. A file reports whether the pod is ready (`pod.readiness`).
+The supervisor, in the head's pod, places the feeders. If the raylet ends, this process ends too, and the kubelet starts
+a fresh container. A file reports whether the pod is ready (`pod.readiness`).
 
-This process shows feeders' output as lines `[feeder-3] ...`. Feeders hand over the read ends of their output pipes, and
-of a pipe that gets a byte once the feeder serves and closes when it ends (`providers.ray.actor`). One thread always
-reads them, another writes. If nobody reads this process's output, the newest lines are left out and counted, and user
-code does not wait.
+This process shows feeders' output as lines `[feeder-3] ...`. Each feeder hands over the read ends of three pipes
+(`providers.ray.actor`). Two carry its output. The third gets a byte once the feeder serves, and closes when the feeder
+ends. One thread always reads them, and another writes the lines. If nobody reads this process's output, it drops and
+counts the newest lines, so user code does not wait.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ PIPES = 3
 CLOSE_TIMEOUT_S = 1.0
 EXIT_BROKEN = 71
 _RAYS = (":actor_name:", ":job_id:", ":task_name:")
-"""Beginnings of lines that Ray adds to workers' output for its own reader of their files."""
+"""Prefixes of lines that Ray adds to workers' output for its own log reader."""
 
 
 class FeederPod:
@@ -101,11 +101,10 @@ class FeederPod:
         raise entry.ended(self._node, VITAL)
 
     def _await_head(self) -> str:
-        """Waits until the head's GCS accepts connections. Returns its address, with a numeric host.
+        """Waits until the head's GCS accepts connections. Returns the GCS's address, with a numeric host.
 
-        A number is used because a new head's pod is another cluster under the same name: a raylet that
-        followed the name would connect to a cluster that does not know it. With the number, it loses its GCS
-        and exits.
+        A number is used because a new head's pod is another cluster under the same name. A raylet that followed the
+        name would connect to a cluster that does not know it. With the number, the raylet loses its GCS and exits.
         """
         settings, (host, port) = self._settings, self._head
         began = time.monotonic()
@@ -127,21 +126,21 @@ class FeederPod:
             self._watch.wait(RETRY_S)
 
     def close(self) -> None:
-        """Ends what was started here, and shows the last lines."""
+        """Ends everything that this pod started, and shows the last lines."""
         self._readiness.close()
         self._node.stop(self._settings.grace_s)
         self._output.close()
 
 
 class StillThere:
-    """Checks that the GCS that is being joined still accepts. Ray itself would ask a dead one for minutes, although
-    another head may already run under the name."""
+    """A check that the GCS that is being joined still accepts connections. Ray itself would ask a dead GCS for minutes,
+    although another head may already run under its name."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address, self._due, self._misses = address, 0.0, 0
 
     def __call__(self) -> None:
-        """Checks now and then. Raises ServiceError after several consecutive refusals."""
+        """Checks the GCS every LOOK_S. Raises ServiceError after GONE_AFTER consecutive refusals."""
         if time.monotonic() < self._due:
             return
         try:
@@ -159,7 +158,7 @@ class StillThere:
 
 
 class Output:
-    """Takes over output from feeders until `close`."""
+    """The output of the pod's feeders, shown from their handover until `close`."""
 
     def __init__(self, path: Path, feeders: Feeders) -> None:
         """Binds the socket `path`. Reports each feeder to `feeders`. Raises OSError."""
@@ -181,8 +180,7 @@ class Output:
             thread.start()
 
     def close(self) -> None:
-        """Shows the remaining output, once the feeders have ended. Output that nobody reads is dropped after
-        a second."""
+        """Shows the remaining output, once the feeders have ended. Waits at most CLOSE_TIMEOUT_S for each thread."""
         self._closing = True
         os.write(self._wake_w, b"\0")
         for thread in self._threads:
@@ -204,7 +202,7 @@ class Output:
         self._backlog.end()
 
     def _welcome(self) -> bool:
-        """Takes one feeder's name and pipes. Returns False if there was none."""
+        """Takes over one feeder's name and pipes. Returns False if no feeder waits."""
         try:
             name, fds, _, _ = socket.recv_fds(self._door, MAX_NAME_NBYTES, PIPES)
         except BlockingIOError:
@@ -251,7 +249,7 @@ class Backlog:
         self._changed = threading.Condition()
 
     def put(self, fd: int, line: bytes) -> None:
-        """Queues a line to be written to `fd`. If the queue is full, drops and counts it."""
+        """Queues a line to be written to `fd`. If the queue is full, drops and counts the line."""
         with self._changed:
             if self._nbytes + len(line) > self._max_nbytes:
                 self._lost += 1
@@ -262,7 +260,7 @@ class Backlog:
             self._changed.notify()
 
     def end(self) -> None:
-        """Declares that no more lines come."""
+        """Declares that no more lines will come."""
         with self._changed:
             self._own_up()
             self._ended = True
@@ -288,8 +286,8 @@ class Backlog:
 
 
 class _Pipe:
-    """One of a feeder's three pipes, read until its end. It is called when it is readable, and returns True if there
-    was something to read."""
+    """One of a feeder's three pipes, read until its end. The poll's loop calls it when it is readable. It returns True
+    if there was something to read."""
 
     def __init__(
         self, fd: int, poll: selectors.BaseSelector, takes: Callable[[bytes], None], ends: Callable[[], None]
@@ -317,7 +315,7 @@ class _Pipe:
 
 
 def _write(fd: int, line: bytes) -> None:
-    """Writes a line. A line whose reader is gone is dropped."""
+    """Writes a line, or drops it if its reader is gone."""
     view = memoryview(line)
     try:
         while view:
@@ -327,7 +325,7 @@ def _write(fd: int, line: bytes) -> None:
 
 
 def _guarded(body: Callable[[], None]) -> None:
-    """Ends the process if `body` fails: pipes that nobody reads any more would block user code."""
+    """Runs `body`, and ends the process if it fails, because pipes that nobody reads would block user code."""
     try:
         body()
     except BaseException:

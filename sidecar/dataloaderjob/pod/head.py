@@ -3,9 +3,9 @@
     python -m dataloaderjob.pod.head --settings FILE.json
 
 The agent (`providers.ray.agent`) is the job's Ray driver, and serves the supervisor in the other container
-(`pod.supervisor`). Whoever holds Ray's token can run code here, so this container has no key of the job's. This process
-restarts the agent. Without GCS or raylet it ends, and the kubelet starts a fresh container: feeders' pods find the new
-GCS under the same name. Children share this process's output.
+(`pod.supervisor`). Anyone who holds Ray's token can run code here, so this container has none of the job's keys. This
+process restarts the agent whenever that ends. If the GCS or the raylet ends, this process ends too, and the kubelet
+starts a fresh container. Feeders' pods find the new GCS under the same name. Children share this process's output.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ AGENT = "dataloaderjob.providers.ray.agent"
 
 
 class AgentNode:
-    """A Ray node in the head's pod, with the supervisor's agent beside it. Both kinds of Ray containers have one."""
+    """A Ray node in the head's pod, and the supervisor's agent beside it. `pod.head` and `pod.driver` use it."""
 
     def __init__(self, settings: HeadSettings, watch: Watch, vital: Sequence[str]) -> None:
         """Clears the folder. Raises InputError for settings that cannot work."""
@@ -54,8 +54,9 @@ class AgentNode:
         self._agent: Kept | None = None
 
     def serve(self, address: str, vital: Mapping[str, int], env: Mapping[str, str]) -> NoReturn:
-        """Keeps the agent while the node's vital processes run. `address`: the GCS's; `env`: the agent's environment.
-        Raises ServiceError if one of them ended, or if another start of the agent would be useless; Stopped."""
+        """Keeps the agent running while the node's vital processes run. `address`: the GCS's address; `env`: the
+        agent's environment. Raises ServiceError if a vital process ended, or if another start of the agent would be
+        useless; Stopped."""
         path = self._folder / "agent.json"
         dump(agent_settings(self._settings, address), path)
         self._agent = Kept(AGENT, path, env, Restarts("the agent"))
@@ -72,7 +73,7 @@ class AgentNode:
 
 
 class Head:
-    """The work of the container with a Ray of the job's own: a `PodPart`."""
+    """The work of the container with the job's own Ray: a `PodPart`."""
 
     def __init__(self, settings: HeadSettings, watch: Watch) -> None:
         """Clears the folder. Raises InputError for settings that cannot work."""

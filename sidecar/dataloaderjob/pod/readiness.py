@@ -1,7 +1,8 @@
-"""Readiness of a pod of feeders: a file reports it to the kubelet, and rolling updates depend on it.
+"""Readiness of a pod of feeders. A file reports it to the kubelet, and rolling updates depend on it.
 
-Ready means that the feeders on this pod serve. During an update they are still on other pods, and none is placed here.
-Then a separate feeder, which serves nobody, shows that this image can feed. `next_step` decides (pure).
+A pod is ready if the feeders on it serve. During an update, the feeders are still on other pods, and none is placed on
+the new one. A separate feeder, which serves nobody, then shows that the image can run feeders. `next_step` decides
+(pure).
 """
 
 from __future__ import annotations
@@ -36,15 +37,16 @@ class Step(Enum):
     WAIT = auto()
     """The pod is not ready; feeders may still come."""
     TRY = auto()
-    """The pod is not ready, and a trial has to show whether it could be."""
+    """The pod is not ready, and a trial must show whether it can run feeders."""
     READY = auto()
 
 
 def next_step(
     *, placed: int, serving: int, empty_since: float, shown: bool, patience_s: float, now: float
 ) -> Step:
-    """Decides for a pod that has joined Ray. `placed`: feeders that have begun here. `serving`: those that serve.
-    `empty_since`: time since when there is none. `shown`: a feeder, or a trial, has served here."""
+    """Returns the next step of a pod that has joined Ray. `placed`: number of feeders that have begun here. `serving`:
+    number of feeders that serve. `empty_since`: time since which no feeder has been here. `shown`: True if a feeder, or
+    a trial, has served here."""
     if placed:
         return Step.READY if serving == placed else Step.WAIT
     if now - empty_since < patience_s:
@@ -53,7 +55,8 @@ def next_step(
 
 
 class Feeders:
-    """The feeders on this pod, by their own reports. The thread that reads their pipes writes, another one reads."""
+    """The feeders on this pod, according to their own reports. The thread that reads their pipes updates it, and
+    another one reads it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +66,7 @@ class Feeders:
         self._empty_since = time.monotonic()
 
     def begins(self) -> int:
-        """A feeder has begun. Returns its number here."""
+        """Records that a feeder has begun. Returns its number on this pod."""
         with self._lock:
             self._numbers += 1
             self._serving[self._numbers] = False
@@ -74,25 +77,26 @@ class Feeders:
             self._serving[number] = True
 
     def ends(self, number: int) -> None:
-        """The feeder has ended, for any reason."""
+        """Records that a feeder has ended, for any reason."""
         with self._lock:
             self._failed |= not self._serving.pop(number)
             self._empty_since = time.monotonic()
 
     def counts(self) -> tuple[int, int, float]:
-        """Returns the number of feeders, the number that serve, and the time since when there is none, if so."""
+        """Returns the number of feeders, the number that serve, and the time since which there has been
+        no feeder, valid if there is none."""
         with self._lock:
             return len(self._serving), sum(self._serving.values()), self._empty_since
 
     def take_failed(self) -> bool:
-        """Returns True if a feeder has ended without having served since the last call."""
+        """Returns True if, since the last call, a feeder has ended without having served."""
         with self._lock:
             failed, self._failed = self._failed, False
             return failed
 
 
 class Readiness:
-    """Keeps the file up to date. One thread calls `look` now and then, and `close` at the end."""
+    """The file that reports readiness. One thread calls `look` at intervals, and `close` at the end."""
 
     def __init__(
         self,
@@ -110,12 +114,12 @@ class Readiness:
         self._path.unlink(missing_ok=True)
 
     def joined(self) -> None:
-        """Feeders may be placed here from now on."""
+        """Records that feeders may be placed here from now on."""
         self._joined_at = time.monotonic()
 
     def look(self) -> None:
-        """Updates the file. Raises ServiceError if the trial shows that this image cannot feed. The kubelet then tries
-        again in a fresh container, with growing pauses, and reports this one's last message."""
+        """Updates the file. Raises ServiceError if the trial shows that this image cannot run feeders. The kubelet then
+        retries in a fresh container, with growing pauses, and reports this container's last message."""
         placed, serving, empty_since = self._feeders.counts()
         failed = self._feeders.take_failed()
         self._shown = (self._shown and not failed) or serving > 0
@@ -151,7 +155,7 @@ class Readiness:
         log.info("this pod is ready" if ready else "this pod is no longer ready")
 
     def close(self) -> None:
-        """Removes the file and ends the trial: the pod is not ready any more."""
+        """Removes the file and ends the trial. The pod is no longer ready."""
         self._path.unlink(missing_ok=True)
         if self._trial is not None:
             self._trial.close()
@@ -159,8 +163,8 @@ class Readiness:
 
 
 class Trial:
-    """A separate feeder, started like the pod's own, that runs until it serves: torch and all that it needs is imported
-    then. It knows neither the supervisor nor the job's key, and listens on this machine only."""
+    """A separate feeder, started like the pod's own. Once it serves, torch and everything else that a feeder needs has
+    been imported. It knows neither the supervisor nor the job's key, and listens on this machine only."""
 
     def __init__(self, timeout_s: float) -> None:
         """Starts the feeder. Raises OSError."""
@@ -179,8 +183,8 @@ class Trial:
         os.set_blocking(self._ready, False)
 
     def passed(self) -> bool | None:
-        """Returns True once it serves, None while it still may. Raises ServiceError with its last line if it ended or
-        is late."""
+        """Returns True once the feeder serves, and None while it may still come to serve. Raises ServiceError with its
+        last line if it ended or is late."""
         with contextlib.suppress(BlockingIOError):
             if os.read(self._ready, 4096):
                 return True

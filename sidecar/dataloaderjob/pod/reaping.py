@@ -1,7 +1,7 @@
-"""PID 1 of a pod: it forwards signals and reaps orphans; the real main process is its child.
+"""PID 1 of a pod's container: it forwards signals and reaps orphans. The real main process is its child.
 
-Ray's processes lose their parents all the time. Reaping them in the main process would take away the exit codes of its
-own children. PID 1 therefore reaps them, and reports each end to the main process through a pipe.
+Ray's processes often lose their parents. If the main process reaped them, it would also take the exit codes of its own
+children. PID 1 therefore reaps them, and reports each end to the main process through a pipe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataloaderjob.core.processes import end_as, signal_name
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 TOLD_S = 1.0
-"""Longest wait for PID 1's report of an end, which comes within milliseconds if at all."""
+"""Maximum wait for PID 1's report that a process ended, which comes within milliseconds if at all."""
 _END = struct.Struct("<ii")
 """Pid and exit code, the latter in the form that `subprocess` uses."""
 
@@ -34,7 +34,7 @@ class Ends:
         self._reader = reader
 
     def code(self, pid: int) -> int | None:
-        """Returns the exit code of a process that has just ended; None if it is not reported."""
+        """Returns the exit code of a process that has just ended; None if PID 1 does not report it."""
         deadline = time.monotonic() + TOLD_S
         while pid not in self._codes and self._reader is not None:
             left_s = deadline - time.monotonic()
@@ -51,7 +51,7 @@ ENDS = Ends()
 
 
 def how_ended(pid: int | None) -> str:
-    """Describes the end of a process that this one did not start, if it is known."""
+    """Describes how a process ended that this one did not start, as far as that is known."""
     code = None if pid is None else ENDS.code(pid)
     if code is None:
         return "ended"
@@ -59,7 +59,7 @@ def how_ended(pid: int | None) -> str:
 
 
 def reap(main: Callable[[], int]) -> int:
-    """Runs `main` in a child and reaps everything that ends in the meantime. Returns the child's exit code. Call it
+    """Runs `main` in a child, and reaps every process that ends meanwhile. Returns the child's exit code. Call it
     before any thread is started."""
     awaited = {*SIGNALS, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
@@ -82,7 +82,8 @@ def reap(main: Callable[[], int]) -> int:
 
 
 def _reap_all(main: int, reader: int, writer: int) -> int | None:
-    """Reaps every zombie and reports it through the pipe. Returns the exit code of `main` if that is one of them."""
+    """Reaps every zombie, and reports all but `main` through the pipe. Returns the exit code of `main` if it is one of
+    them."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -95,7 +96,7 @@ def _reap_all(main: int, reader: int, writer: int) -> int | None:
 
 
 def _tell(reader: int, writer: int, end: bytes) -> None:
-    """Writes to the pipe. If it is full because nobody has read for long, the oldest ends are dropped."""
+    """Writes to the pipe. If the pipe is full because nobody has read it for long, drops the oldest reports."""
     with contextlib.suppress(OSError):
         try:
             os.write(writer, end)

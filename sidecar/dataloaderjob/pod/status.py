@@ -2,7 +2,8 @@
 
     python -m dataloaderjob.pod.status --settings FILE.json --looks N
 
-`dataloaderjob report` runs this in the head's pod, where the job's key is, with the settings of the pod's main process.
+`dataloaderjob report` runs this in the head's pod, which has the job's key, with the settings of the pod's main
+process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataloaderjob.core.settings import read_credentials, read_key
 EVERY_S = 1.0
 EXIT_SILENT = 1
 MISSES = 10
-"""Consecutive looks without an answer after which this gives up."""
+"""Number of consecutive requests without an answer after which this command gives up."""
 
 
 def main() -> int:

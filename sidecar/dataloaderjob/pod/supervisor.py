@@ -1,9 +1,9 @@
-"""The supervisor's container in the head's pod: the job's key, and neither Ray nor its token.
+"""The supervisor's container in the head's pod. It has the job's key, but neither Ray nor Ray's token.
 
     python -m dataloaderjob.pod.supervisor --settings FILE.json
 
 The supervisor reaches Ray through a socket that Ray's container serves (`pod.head` or `pod.driver`). This process
-restarts the supervisor, which ends whenever Ray's side does. Children share this process's output.
+restarts the supervisor, which ends whenever the agent in Ray's container does. Children share this process's output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REGISTER_MARGIN_S = 30.0
 LINK_NAME = "ray"
 RAY_INIT_S = 60.0
 AWAIT_RAY_S = 600.0
-"""Longest wait for Ray's container, which the kubelet may start again after growing pauses."""
+"""Maximum wait for Ray's container, which the kubelet may restart after growing pauses."""
 
 
 def feeders_wanted(settings: HeadSettings) -> int:
@@ -41,8 +41,8 @@ def supervisor_settings(
     ray_address: str = "",
     init_timeout_s: float = AWAIT_RAY_S,
 ) -> SupervisorSettings:
-    """Returns the supervisor's settings. Everything that the supervisor writes is lost with the container: the number
-    of feeders next to the settings is the operator's newest."""
+    """Returns the supervisor's settings. Everything that the supervisor writes is lost with the container, so
+    `num_feeders` must be the number that the operator wants now."""
     folder, external = Path(settings.temp_dir) / NODE_FOLDER, settings.external
     made = SupervisorSettings(
         job=settings.job,
@@ -76,14 +76,14 @@ def supervisor_settings(
 
 
 def agent_settings(settings: HeadSettings, address: str) -> SupervisorSettings:
-    """Returns the supervisor's settings as its agent needs them to place feeders. `address`: the GCS's."""
+    """Returns the supervisor's settings as its agent needs them to place feeders. `address`: the GCS's address."""
     return supervisor_settings(
         settings, provider=RAY, ray_address=address, num_feeders=0, init_timeout_s=RAY_INIT_S
     )
 
 
 def tag(job: str) -> str:
-    """Returns the job's name among all jobs of an existing Ray cluster. It is also a folder's name on each node."""
+    """Returns the job's unique name on an existing Ray cluster. It is also the name of a folder on each node."""
     return f"dataloaderjob-{job.replace('/', '-')}"
 
 

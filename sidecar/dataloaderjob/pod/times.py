@@ -1,4 +1,4 @@
-"""Prints the times of batches that a feeder pod's builders have made, as JSON, for `dataloaderjob report` on a cluster.
+"""Prints as JSON how long a feeder pod's builders took for batches, for `dataloaderjob report` on a cluster.
 
 python -m dataloaderjob.pod.times
 """

@@ -11,10 +11,10 @@
                              {"done": true}                                      to "place" and "kill"
                              {"error": text}                                     to any: a ServiceError
 
-A message is a u32 length and JSON. The supervisor holds the job's key, and the provider may be in the hands of whoever
-holds Ray's token. So nothing here is a pickle, a message has at most MAX_NBYTES, a long answer comes in parts whose
-number follows from the request, and each value is checked for its type and size before it is used. A provider that
-lies about feeders can keep a job from having any. It gets no further.
+A message is a u32 length and JSON. The supervisor holds the job's key, and anyone who holds Ray's token may control the
+provider. So no message is a pickle, and each has at most MAX_NBYTES. A long answer comes in parts, whose number is
+limited. The type and size of each value are checked before it is used. A provider that lies about feeders can
+keep a job from having any, but nothing more.
 """
 
 from __future__ import annotations
@@ -80,17 +80,17 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 def requested_index(request: Mapping[str, Any]) -> int:
-    """Returns the number of the feeder in a request. Raises RemoteProtocolError."""
+    """Returns the feeder's number in a request. Raises RemoteProtocolError."""
     return _whole(request.get("index"), "index", MAX_INDEX)
 
 
 def requested_feeders(request: Mapping[str, Any], field: str) -> int:
-    """Returns a number of feeders in a request. Raises RemoteProtocolError."""
+    """Returns a request's field that counts feeders. Raises RemoteProtocolError."""
     return _whole(request.get(field), field, MAX_INDEX)
 
 
 def requested_indices(request: Mapping[str, Any]) -> list[int]:
-    """Returns the feeders of a request for causes. Raises RemoteProtocolError."""
+    """Returns the numbers of the feeders that a "late" request asks about. Raises RemoteProtocolError."""
     return _indices(request.get("indices"), "indices")
 
 
@@ -155,7 +155,7 @@ def read_done(answer: Mapping[str, Any]) -> None:
 
 
 class LateReader:
-    """Collects the parts of an answer about these feeders."""
+    """The parts of an answer to "late", collected and checked."""
 
     def __init__(self, indices: Sequence[int]) -> None:
         self._awaited = set(indices)
@@ -184,7 +184,7 @@ class LateReader:
 
 
 class MemoryReader:
-    """Collects the parts of an answer about memory."""
+    """The parts of an answer to "memory", collected and checked."""
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}

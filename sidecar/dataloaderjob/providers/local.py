@@ -1,6 +1,6 @@
 """Feeders as plain processes on this machine: a client of the feeder host's socket (`feeder.host`).
 
-The host may end and come back at any time, without its feeders. The supervisor may do so, too, without harm to them.
+The host may end and return at any time, but without its feeders. The supervisor may do the same without harming them.
 Only the supervisor's main thread calls this module.
 """
 
@@ -26,7 +26,7 @@ FIRST_LOOK_S = 0.005
 LAST_LOOK_S = 0.1
 ANSWER_TIMEOUT_S = 30.0
 GONE_TIMEOUT_S = 5.0
-"""Longest wait when a feeder is killed or feeders are listed: a host that is gone took its feeders along."""
+"""Maximum wait when a feeder is killed or feeders are listed. A host that has ended took its feeders with it."""
 
 
 class LocalProvider:
@@ -70,7 +70,8 @@ class LocalProvider:
         return [_why(index, feeders.get(name_of(index))) for index in indices]
 
     def out_of_memory(self) -> Mapping[str, str]:
-        """Returns nothing: this provider kills no feeder for that, and `late` reports those that the kernel kills."""
+        """Returns an empty mapping. This provider kills no feeder for lack of memory, and `late` reports those that the
+        kernel kills."""
         return {}
 
     def _list(self) -> list[dict[str, Any]]:
@@ -78,7 +79,8 @@ class LocalProvider:
         return [feeder for feeder in feeders if isinstance(feeder, dict) and {"name", "code"} <= set(feeder)]
 
     def _ask(self, message: dict[str, Any], deadline: float | None = None) -> dict[str, Any]:
-        """Sends one request. Waits until `deadline` for a host that went away. Raises ServiceError."""
+        """Sends one request and returns the answer. Waits until `deadline` for a host that has ended to return. Raises
+        ServiceError."""
         if deadline is None:
             deadline = time.monotonic() + ANSWER_TIMEOUT_S
         look_s = FIRST_LOOK_S
@@ -113,7 +115,8 @@ class LocalProvider:
 
 
 def _dial(path: str) -> socket.socket:
-    """Connects. Raises OSError, and ProtocolError for another user's host, which would receive the job's key."""
+    """Connects to the host. Raises OSError, and ProtocolError if another user runs the host, because it would learn
+    where the job's key is."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.connect(path)

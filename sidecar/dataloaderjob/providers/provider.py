@@ -1,7 +1,5 @@
-"""The supervisor's interface to whatever starts feeders.
-
-A running feeder reports to the supervisor on its own. A provider does what no feeder can: start one, end one, and
-explain why one does not come up.
+"""The supervisor's interface to the component that starts feeders. A running feeder reports to the supervisor on its
+own. A provider does what no feeder can: it starts a feeder, ends it, and explains why it does not come up.
 """
 
 from __future__ import annotations
@@ -15,45 +13,45 @@ from dataloaderjob.core.supervision import Cause, name_of
 
 RAY, LOCAL, REMOTE = "ray", "local", "remote"
 NAMES = (RAY, LOCAL)
-"""Providers of one machine. The head's pod uses REMOTE."""
+"""Providers that a run on one machine can use. The head's pod uses REMOTE."""
 LEASE_S = 20.0
-"""Time for which feeders on a Ray cluster that outlives the job serve without a supervisor. A supervisor that is
-restarted at once takes 5 s to adopt them, and 15 s on a busy machine."""
+"""Time for which feeders serve without a supervisor on a Ray cluster that outlives the job. A supervisor that is
+restarted at once takes 5 s to adopt them, or 15 s on a busy machine."""
 
 
 class ProviderLost(DataLoaderJobError):
-    """This process can use its provider no longer. Another supervisor may, and adopts the feeders."""
+    """This process can no longer use its provider. The next supervisor may, and adopts the feeders."""
 
 
 class Why(NamedTuple):
     """The reason why one feeder is still awaited."""
 
     feeder: int
-    """Its number."""
+    """The feeder's number."""
     cause: Cause
     text: str
     dead: bool = False
-    """True if it will not come up unless it is placed again."""
+    """True if the feeder will not come up unless it is placed again."""
     host: str = ""
-    """Address of the node that is to run it; empty if that is not known."""
+    """Address of the node that is to run the feeder; empty if unknown."""
 
 
 class Provider(Protocol):
     """A way to run feeders. Only the supervisor's main thread calls it."""
 
     explain_after_s: float
-    """Time for which a feeder may be awaited before `late` is called for it."""
+    """Time after which `late` is called for a feeder that has not come up."""
 
     @property
     def session(self) -> str:
-        """Name of the session in which feeders run, once connected: a feeder of another session is a guest."""
+        """Name of the session in which feeders run, once connected. A feeder of another session is a guest."""
 
     @property
     def in_force(self) -> dict[str, Any]:
         """Version and settings of Ray, once connected; empty without Ray."""
 
     def connect(self) -> None:
-        """Connects to whatever starts feeders. Raises ServiceError if that fails."""
+        """Connects to the component that starts feeders. Raises ServiceError if that fails."""
 
     def found(self) -> list[int]:
         """Returns the numbers of the feeders that this or an earlier supervisor placed and that have not ended.
@@ -62,14 +60,14 @@ class Provider(Protocol):
         """
 
     def place(self, index: int, num_feeders: int) -> None:
-        """Asks for a feeder. Raises ServiceError if it is refused."""
+        """Requests a feeder. Raises ServiceError if the request is refused."""
 
     def kill(self, index: int) -> None:
-        """Asks for a feeder's end for good; `found` tells once it is effective. Does nothing if no such feeder
-        exists, or not yet."""
+        """Requests that a feeder ends for good. `found` omits it once it has ended. Does nothing if the feeder does not
+        exist, or not yet."""
 
     def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:
-        """Returns why these feeders, in order, have not come up. `taken`: number of places that all others take.
+        """Returns why these feeders have not come up. `taken`: number of places that all other feeders occupy.
 
         Raises ServiceError if this cannot currently be determined.
         """
@@ -82,7 +80,7 @@ class Provider(Protocol):
 def feeder_settings(
     settings: SupervisorSettings, index: int, num_feeders: int, session: str
 ) -> FeederSettings:
-    """Returns the settings of feeder `index`, except where it runs."""
+    """Returns the settings of feeder `index`, without those that depend on the node on which it runs."""
     return FeederSettings(
         job=settings.job, name=name_of(index), session=session, index=index, num_feeders=num_feeders,
         key_path=settings.feeder_key_path or settings.key_path, blob_folder=settings.feeder_blob_folder,

@@ -1,8 +1,8 @@
-"""Feeders through a provider in another process, which serves the messages of `providers.link` at a Unix socket.
+"""Feeders through a provider in another process, which answers the messages of `providers.link` at a Unix socket.
 
-In the head's pod, the supervisor and Ray are in two containers: code with Ray's token can run anything next to Ray,
-and must not find the job's key there. Only the supervisor's main thread calls this module. Neither Ray nor its token is
-needed here.
+In the head's pod, the supervisor and Ray are in two containers. Code with Ray's token can run anything next to Ray, and
+must not find the job's key there. This module needs neither Ray nor its token. Only the supervisor's main thread calls
+it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ T = TypeVar("T")
 LOOK_S = 0.2
 PROGRESS_S = 30.0
 ANSWER_S = 60.0
-"""Longest wait for an answer. The other process ends 5 s after Ray's GCS has disappeared."""
+"""Maximum wait for an answer. The other process ends 5 s after Ray's GCS has disappeared."""
 POLLRDHUP = 0x2000
-"""Linux's event for a peer that has closed its end; `select` has no name for it in Python 3.11."""
+"""Linux's poll event for a peer that has closed its end. `select` has no name for it in Python 3.11."""
 
 
 class RemoteProvider:
-    """Starts feeders through another process. If that process ends or breaks the protocol, this one ends, too: the next
-    supervisor adopts the feeders that are left."""
+    """Starts feeders through another process. If that process ends or breaks the protocol, this one ends, too. The next
+    supervisor adopts the remaining feeders."""
 
     explain_after_s = 5.0
 
@@ -46,8 +46,8 @@ class RemoteProvider:
         answer_s: float = ANSWER_S,
         gone: Callable[[int], object] = exit_now,
     ) -> None:
-        """`gone`: called by another thread with an exit code if the other process has ended. Raises InputError without
-        the socket's path."""
+        """`gone`: called by another thread, with an exit code, if the other process has ended. Raises InputError if the
+        socket's path is not set."""
         if settings.provider_socket is None:
             raise InputError("provider_socket is needed, the path of the provider's socket: found none")
         self._path, self._wait_s = settings.provider_socket, settings.init_timeout_s
@@ -57,8 +57,8 @@ class RemoteProvider:
         self.in_force: dict[str, Any] = {}
 
     def connect(self) -> None:
-        """Waits for the other process, which connects to Ray first. Raises ServiceError if it does not come up, and
-        ProviderLost."""
+        """Waits for the other process, which connects to Ray first. Raises ServiceError if that process does not come
+        up, and ProviderLost."""
         self._sock = self._dial()
         self.session, self.in_force = self._checked(lambda: link.read_hello(self._ask({"ask": "hello"})))
         threading.Thread(target=self._end_when_gone, args=(self._sock,), name="dlj-link", daemon=True).start()
@@ -111,7 +111,7 @@ class RemoteProvider:
             time.sleep(LOOK_S)
 
     def _checked(self, call: Callable[[], T]) -> T:
-        """Returns the result of an exchange. Raises ProviderLost if it fails half-way: the answers that follow would
+        """Returns the result of an exchange. Raises ProviderLost if it fails halfway, because the next answers would
         belong to other requests."""
         try:
             return call()
@@ -128,7 +128,7 @@ class RemoteProvider:
             more = add(self._exchange(None, deadline))
 
     def _exchange(self, request: Mapping[str, Any] | None, deadline: float) -> dict[str, Any]:
-        """Sends a request, if there is one, and returns the next answer. Raises ServiceError if that is an error,
+        """Sends a request, if there is one, and returns the next answer. Raises ServiceError if the answer is an error,
         OSError, ProtocolError."""
         if self._sock is None:
             raise ProviderLost("connect comes first")
@@ -142,7 +142,8 @@ class RemoteProvider:
         return answer
 
     def _end_when_gone(self, sock: socket.socket) -> None:
-        """Ends this process once the other one has closed the connection, even if nothing is asked for a long time."""
+        """Ends this process once the other one has closed the connection, even if no request is sent for a long
+        time."""
         poll = select.poll()
         poll.register(sock, POLLRDHUP)
         poll.poll()
@@ -151,7 +152,7 @@ class RemoteProvider:
 
 
 def _receive(sock: socket.socket, nbytes: int, deadline: float) -> bytes:
-    """Receives bytes until a deadline, however slowly they come. Raises OSError."""
+    """Receives `nbytes` bytes. The deadline holds however slowly they arrive. Raises OSError."""
     data = bytearray()
     while len(data) < nbytes:
         left_s = deadline - time.monotonic()

@@ -1,7 +1,8 @@
-"""Python imports a copy of this at its start, in the script that `dataloaderjob advise` runs and in its processes.
+"""Python imports a copy of this module at its start, in the script that `dataloaderjob advise` runs and in the script's
+processes.
 
-It installs the hook once torch's loader is imported, and runs the sitecustomize that it precedes. The copy's folder
-lies in the folder of results.
+The copy installs the hook once torch's loader is imported, and runs the sitecustomize module that it precedes. The
+copy's folder lies in the folder of results.
 """
 
 import importlib.machinery
@@ -13,7 +14,7 @@ _TARGET = "torch.utils.data.dataloader"
 
 
 class _Finder:
-    """Runs the hook after _TARGET is imported, whichever finder locates it."""
+    """A finder that installs the hook after _TARGET is imported, whichever finder locates _TARGET."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):  # type: ignore[no-untyped-def]  # noqa: ARG004

@@ -1,20 +1,20 @@
-"""The Ray actor of a feeder: it starts the feeder's host as a child, and ends with it. Run by Ray's workers.
+"""The Ray actor of a feeder, run by a Ray worker: it starts the feeder's host as a child, and ends with it.
 
 This process has neither user code nor torch, so Ray's threads and connections stay out of processes that fork. The
-child ends when its standard input closes, and thus with this process, however that ends. A feeder that Ray restarts by
-itself serves again without anybody calling it.
+child ends when its standard input closes, and thus with this process, however this process ends. A feeder that Ray
+restarts serves again without any call.
 
-In a pod, the feeder hands its output to the pod's main process. People read `kubectl logs` of the pod, while Ray
-keeps workers' output in files that only grow. The read ends of three pipes are sent to a datagram socket of the pod
-(`pod.feeder`). The write ends of two become file descriptors 1 and 2, so output of native code and of child processes
-arrives there, too. The write end of the third belongs to this process alone. It reports to the pod that the feeder
-serves and, by closing, that the feeder is gone. They are pipes, not sockets, because user code may open /dev/stdout.
-The pod's process always keeps reading, even if nobody reads what it prints, so user code does not wait.
+In a pod, the feeder hands its output to the pod's main process. People read `kubectl logs` of the pod, while Ray keeps
+workers' output in files that only grow. This process sends the read ends of three pipes to a datagram socket of the pod
+(`pod.feeder`). The write ends of two become file descriptors 1 and 2, so they also carry the output of native code and
+of child processes. The write end of the third belongs to this process alone. It reports to the pod that the feeder
+serves and, by closing, that the feeder has ended. Pipes are used instead of sockets because user code may open
+/dev/stdout. The pod's process always reads, even if nobody reads what it prints, so user code does not wait.
 
-On a Ray cluster that was not started for the job, the feeder gets the job's key and variables as arguments and keeps
-blobs in a folder of the node's Ray session. A shell that this process starts removes the folder once all feeders of the
-job on that node have ended, because Ray may kill this process at any time. If the feeder's lease is over, this process
-asks Ray not to start it again.
+On a Ray cluster that was not started for the job, the feeder gets the feeders' key and variables as arguments, and
+keeps blobs in a folder of the node's Ray session. Ray may kill this process at any time, so a shell that it starts
+removes the folder once all of the job's feeders on that node have ended. If the feeder's lease has expired, this
+process asks Ray not to restart it.
 
 On one machine, Ray brings workers' output to the driver that started them, which shows it as lines `[feeder-0] ...`.
 A supervisor that adopted its feeders is another driver. The filter by driver is therefore removed (Ray Serve does the
@@ -66,18 +66,19 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
 LAST_WORDS_S = 2.0
-"""Wait for the host's last output: a process of user code may hold the pipe open after the host's end."""
+"""Maximum wait for the host's last output. A process of user code may hold the pipe open after the host has ended."""
 EXIT_BROKEN = 70
 LAST_KILL_S = 10.0
-"""Time for Ray to kill an actor that has asked for its own end."""
+"""Time for Ray to kill an actor that has requested its own end."""
 FOREIGN_FOLDER = "dataloaderjob"
-"""Folder in a Ray session's folder for the blobs of jobs whose Ray it is not."""
+"""Folder in a Ray session's folder for the blobs of jobs that did not start this Ray."""
 _JANITOR = (
     'exec 3<&0; (trap "" HUP INT TERM; read -r _ <&3; sleep 1; rm -f "$1/users/$2"; '
     'rmdir "$1/users" 2>/dev/null && rm -rf "$1") </dev/null &'
 )
-"""Waits for the end of the process that holds its input's other end. Then it removes that process's mark in the folder
-`$1` and, with the last mark, the folder. It is a grandchild: Ray kills the children of an actor that it kills."""
+"""A shell script that waits until the process at the other end of its input has ended. Then it removes that process's
+mark in the folder `$1` and, with the last mark, the folder. It runs as a grandchild, because Ray kills an actor
+together with its children."""
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound
 _HANDLER = "dataloaderjob"
 
@@ -88,8 +89,9 @@ def at_home(settings: FeederSettings, folder: Path) -> FeederSettings:
 
 
 def abroad(settings: FeederSettings, foreign: ForeignNode, address: str, session: Path) -> FeederSettings:
-    """Returns the settings on a node that was not started for the job: an address that other nodes reach, and a folder
-    for blobs that is removed with the job's last feeder there. `session`: folder of the node's Ray session."""
+    """Returns the settings on a node that was not started for the job. They have an address that other nodes can reach,
+    and a folder for blobs that is removed with the job's last feeder there. `session`: folder of the node's Ray
+    session."""
     jobs = session / FOREIGN_FOLDER
     jobs.mkdir(mode=0o700, exist_ok=True)
     folder = jobs / foreign.tag
@@ -121,7 +123,7 @@ def _start_janitor(folder: Path, mark: str) -> None:
 
 
 def end_for_good(name: str, tag: str) -> NoReturn:
-    """Ends this actor's process and has Ray not start it again, which Ray does not do for a process that just exits."""
+    """Ends this actor's process, and makes Ray not restart it. Ray restarts a process that merely exits."""
     try:
         ray.kill(ray.get_actor(name, namespace=tag), no_restart=True)
         time.sleep(LAST_KILL_S)
@@ -146,8 +148,8 @@ def tell_ended(settings: FeederSettings, why: str) -> None:
 
 
 def hand_over(name: str, folder: Path) -> int | None:
-    """Lets the pod show what this process prints from now on. Returns the descriptor to write to once the feeder
-    serves; None if nobody takes the output, which then stays as it was."""
+    """Hands everything that this process prints from now on to the pod. Returns the descriptor to write to once the
+    feeder serves. Returns None, and leaves the output as it was, if the pod does not take it."""
     ends = [os.pipe() for _ in range(3)]
     life = None
     try:
@@ -176,7 +178,8 @@ class Feeder:
     def __init__(self, settings: FeederSettings, foreign: ForeignNode | None = None) -> None:
         """`foreign`: given on a node that was not started for the job.
 
-        Raises ServiceError with the host's last line if it does not serve; Ray reports that to the supervisor.
+        Raises ServiceError with the host's last line if the host does not serve. Ray's record of the actor keeps that
+        text.
         """
         # First: Ray asks for the name even if the rest of this fails.
         self._name = settings.name if foreign is None else shown_name(settings.name, foreign.tag)
@@ -184,7 +187,7 @@ class Feeder:
         if folder := os.environ.get(NODE_FOLDER_VARIABLE):
             settings = at_home(settings, Path(folder))
             life = hand_over(settings.name, Path(folder))
-        # Ray has the kernel kill its workers first: a feeder's host would then die before the process that grows.
+        # Ray makes the kernel kill its workers first. A feeder's host would then die before the process that grows.
         die_as(os.getppid())
         self._settings = settings
         log_lines("%(levelname)s %(message)s")
@@ -209,7 +212,7 @@ class Feeder:
         return self._name
 
     def _end_with_host(self) -> None:
-        """Ends this process with its host: without one it is useless, and Ray starts another."""
+        """Ends this process once its host has ended, because it is useless without one. Ray then restarts the actor."""
         try:
             code = self._host.wait()
             if code == EXIT_LEASE_OVER and self._foreign is not None:
@@ -225,14 +228,13 @@ class Host:
     """A host that serves one feeder, as a child of this process."""
 
     def __init__(self, settings: FeederSettings, env: Mapping[str, str], key: bytes | None = None) -> None:
-        """Returns once the feeder serves. `key`: the job's, if no file here contains it.
+        """Returns once the feeder serves. `key`: the feeders' key, if no file here contains it.
 
-        Raises ServiceError with its last line if it ends first, OSError.
-
-        There is no deadline here: the supervisor has one, and kills the actor.
+        Raises ServiceError with the host's last line if the host ends first, OSError. Has no deadline: the supervisor
+        has one, and kills the actor.
         """
         self._words = ""
-        """The last line on its standard error."""
+        """The last line on the host's standard error."""
         self.memory = ""
         """The amount of memory and a remedy, if the host was killed for lack of it; else empty."""
         self._field, self._watch = settings.memory_field, MemoryWatch()
@@ -246,7 +248,7 @@ class Host:
             self._copier = threading.Thread(target=self._copy_errors, name="dlj-stderr", daemon=True)
             self._copier.start()
             with open(reader, "rb") as ready:
-                line = ready.readline()  # empty when the child ends: nobody else holds the pipe
+                line = ready.readline()  # empty if the child ends, because nobody else holds the pipe
         self._watch.look()
         try:
             self.about: dict[str, Any] = json.loads(line)
@@ -255,7 +257,7 @@ class Host:
             raise ServiceError(f"{settings.name}: {ended_text(code, self._words, self.memory)}") from exc
 
     def wait(self) -> int:
-        """Returns the exit code once the host has ended and its last output is shown."""
+        """Waits until the host has ended and its last output is shown. Returns the exit code."""
         while (code := self._process.poll()) is None:
             self._watch.look()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -291,7 +293,7 @@ def shown_name(name: str, tag: str) -> str:
 
 
 def show(tag: str = "") -> None:
-    """Shows feeders' output from now on: of the job with this tag, or of all. Call once, after ray.init with
+    """Shows feeders' output from now on, for the job with this tag or for all jobs. Call it once, after ray.init with
     log_to_driver."""
     ray_worker.global_worker._filter_logs_by_job = False  # noqa: SLF001
     dispatcher = ray_logging.global_worker_stdstream_dispatcher
@@ -302,7 +304,8 @@ def show(tag: str = "") -> None:
 
 
 def _print(data: dict[str, Any], tag: str, driver: str) -> None:
-    """`driver`: Ray's name for this driver; a feeder is called Feeder until it is constructed."""
+    """Prints lines that Ray brings from feeders. `driver`: Ray's name for this driver. Ray calls a feeder Feeder until
+    it is constructed."""
     name = str(data.get("actor_name") or "")
     if tag and name != "Feeder":
         of, _, name = name.rpartition("/")

@@ -3,9 +3,9 @@
     python -m dataloaderjob.providers.ray.agent --settings FILE.json
 
 This process is the job's Ray driver. It has Ray's token and, on an existing Ray cluster, the feeders' key. It does not
-have the job's key, because code with the token can take it over: Ray's client loads pickles that others have written.
-It answers the messages of `providers.link`, for one supervisor at a time. It ends with EXIT_RAY_LATE or EXIT_RAY_LOST
-if Ray does, and its parent then starts it again.
+have the job's key, because code with the token can take the process over: Ray's client loads pickles that others have
+written. It answers the messages of `providers.link`, for one supervisor at a time. If Ray does not come up or ends,
+this process exits with EXIT_RAY_LATE or EXIT_RAY_LOST, and its parent restarts it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ log = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
 REST_S = 10.0
-"""Longest wait for the rest of a request, and for a supervisor that does not take an answer."""
+"""Maximum wait for the rest of a request, and for a supervisor that does not read an answer."""
 
 
 def listen(path: Path) -> socket.socket:
-    """Listens at a path, in the place of an earlier process. The folder's group may connect. Raises OSError."""
+    """Listens at a path, and removes an earlier process's socket there. The folder's group may connect. Raises
+    OSError."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -53,7 +54,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def serve(provider: Provider, listener: socket.socket) -> None:
-    """Serves one supervisor after another, for ever."""
+    """Serves one supervisor after another, forever."""
     while True:
         sock, _ = listener.accept()
         with sock:
@@ -80,7 +81,7 @@ def serve_one(provider: Provider, sock: socket.socket) -> None:
 
 
 def answers(provider: Provider, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the parts of the answer to a request. Raises RemoteProtocolError for a request that is none."""
+    """Yields the parts of the answer to a request. Raises RemoteProtocolError if the request is invalid."""
     try:
         yield from _answers(provider, request)
     except ServiceError as exc:

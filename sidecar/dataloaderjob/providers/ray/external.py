@@ -1,11 +1,11 @@
-"""The conditions that a Ray cluster must meet before a job that did not start it may place feeders there.
+"""The conditions that an existing Ray cluster must meet before a job may place feeders on it.
 
     python -m dataloaderjob.providers.ray.external HOST:PORT [--join]
 
 prints {"host": address of this machine's node}, or {"error": text}. With --join, for a pod that is about to become a
-node, it prints {"host": ""} or {"error": text, "versions": true if the versions are the error}. Callers run this in a
-process of its own, because Ray's client waits for 40 s for a GCS that does not answer. The job's supervisor asks again
-when it connects, because the cluster may have been replaced since.
+node, it prints {"host": ""} or {"error": text, "versions": true if the versions are the error}. Callers run it in a
+separate process, because Ray's client waits 40 s for a GCS that does not answer. The job's Ray driver checks again when
+it connects, because the cluster may have been replaced since.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Node(NamedTuple):
 
     host: str
     raylet: str
-    """Path of its raylet's socket."""
+    """Path of the socket of the node's raylet."""
     alive: bool
 
 
@@ -62,7 +62,7 @@ def look(address: str) -> str:
 
 
 def described(address: str, *, remedy: str = HERE) -> list[Any]:
-    """Returns the GCS's records of the cluster's nodes. `remedy`: for a token that the cluster refuses.
+    """Returns the GCS's records of the cluster's nodes. `remedy`: the advice if the cluster refuses the token.
 
     Raises VersionsDiffer, ServiceError if the cluster does not answer or needs another token.
     """
@@ -87,8 +87,8 @@ def described(address: str, *, remedy: str = HERE) -> list[Any]:
 
 
 def compare_versions(cluster: Mapping[str, Any], *, ray: str, python: str) -> None:
-    """Raises VersionsDiffer unless the cluster has this version of Ray and this minor version of Python. `cluster`: its
-    own description, which names both."""
+    """Raises VersionsDiffer unless the cluster has version `ray` of Ray and the minor version of `python`. `cluster`:
+    its own metadata, which contains both."""
     theirs = str(cluster.get("ray_version", "unknown")), str(cluster.get("python_version", "unknown"))
     if theirs[0] == ray and minor(theirs[1]) == minor(python):
         return
@@ -101,7 +101,7 @@ def compare_versions(cluster: Mapping[str, Any], *, ray: str, python: str) -> No
 
 
 def minor(version: str) -> str:
-    """Returns the major and minor version."""
+    """Returns the major and minor parts of a version."""
     return ".".join(version.split(".")[:2])
 
 
@@ -119,7 +119,7 @@ def here(address: str, nodes: Iterable[Node]) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Returns True if this machine has the address."""
+    """Returns True if this machine has the address `host`."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
             sock.bind((host, 0))

@@ -1,10 +1,10 @@
-"""Ray's processes on one node: started, watched and ended as a unit. Shared by `local` and `pod`.
+"""Ray's processes on one node: started, watched and ended as a unit. `local` and `pod` use it.
 
-`ray start` runs in a session of its own, with no dashboard or client server, a small object store and token
+`ray start` runs in a separate session, without a dashboard or client server, and with a small object store and token
 authentication. It gets no CPUs unless user code may start tasks: feeders are placed by a resource named "feeder", and
 Ray starts no workers ahead of need. It runs without `--block`, which would kill the raylet, and with it all feeders, as
-soon as the GCS dies. Ray's processes outlive a SIGTERM, so every process of the session is recorded by a pidfd, which
-is used to kill those left after the grace period. Ray itself is not imported.
+soon as the GCS dies. Ray's processes outlive a SIGTERM. So every process of the session is recorded by a pidfd, which
+serves to kill those that are left after the grace period. This module does not import Ray.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from dataloaderjob.core.processes import alive
 from dataloaderjob.core.settings import FeederSettings, RayTasks, RayTuning, dump
 
 MAX_FOLDER_NBYTES = 40
-"""Ray adds up to 64 bytes to it for the paths of Unix sockets, which hold 107."""
+"""Maximum size of the folder's path. Ray adds up to 64 bytes for Unix sockets, whose paths have at most 107."""
 NO_TASKS = RayTasks()
 NOTHING: Mapping[str, str] = MappingProxyType({})
 HOST_MODULE = "dataloaderjob.feeder.host"
-"""The module that a node runs for a feeder: this package may not import it."""
+"""The module that a node runs for a feeder. This package may not import it."""
 _START = (
     "import ray.scripts.scripts as scripts; "
     "from ray._private.node import Node; "
@@ -40,8 +40,8 @@ _START = (
     "Node.start_api_server = lambda *args, **options: None; "
     "scripts.main()"
 )
-"""`ray start` has no option to leave out Ray's client server (60 MB, a fixed port) and the dashboard's
-process, which without a dashboard only counts usage (120 MB): a second of start each on two cores."""
+"""`ray start` has no option to omit Ray's client server (60 MB, a fixed port) and the dashboard's process (120 MB),
+which only counts usage if there is no dashboard. On two cores, each delays the start by a second."""
 
 
 @dataclass(slots=True)
@@ -70,8 +70,8 @@ class RayNode:
         host: str = "127.0.0.1",
         remedy: str = "set TMPDIR to a shorter path",
     ) -> None:
-        """`folder` holds all state. `token_path`: None for a cluster without a token. `vital`: names of the processes
-        without which the node is dead.
+        """`folder`: the folder for all state. `token_path`: None for a cluster without a token. `vital`: names of the
+        processes without which the node counts as dead.
 
         Raises InputError, with `remedy`, if the folder's path is too long for Ray's Unix sockets.
         """
@@ -95,20 +95,20 @@ class RayNode:
         return self.folder / "ray_current_cluster"
 
     def env(self) -> dict[str, str]:
-        """Returns the environment for every process that talks to this Ray: authentication, tuning."""
+        """Returns the environment for every process that uses this Ray: authentication and tuning."""
         auth = {"RAY_AUTH_MODE": "disabled"}
         if self.token_path is not None:
             auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_path)}
         return {**self.tuning.env(), **auth, "RAY_USAGE_STATS_ENABLED": "0"}
 
     def defaults(self) -> dict[str, str]:
-        """Returns variables that the environment may override. If Ray has no tasks, it leaves lack of memory to the
-        kernel: Ray's monitor would end a feeder, with all that runs there, before the kernel ended the one process of
-        user code that grows, whose end the feeder can report."""
+        """Returns variables that the environment may override. Unless user code may start tasks, they disable Ray's
+        memory monitor. It would end a whole feeder before the kernel killed the one process that grows, which the
+        feeder can report."""
         return {} if self._tasks.cpus else {"RAY_memory_monitor_refresh_ms": "0"}
 
     def marks(self) -> dict[str, str]:
-        """Returns variables about the node for its processes, and thus for feeders' actors."""
+        """Returns variables that describe the node to its processes, and thus to feeders' actors."""
         return {RAY_TASKS_VARIABLE: "1"} if self._tasks.cpus else {}
 
     def launch(
@@ -116,12 +116,12 @@ class RayNode:
     ) -> None:
         """Starts the processes; returns before they are up. Raises OSError.
 
-        `env` is the environment of user code in feeders, to which Ray's own variables are added; `cwd` is where it
-        runs. The output of `ray start` goes to `log_path`; None: to this process's own output.
+        `env`: the environment of user code in feeders, to which Ray's own variables are added. `cwd`: its working
+        directory. `log_path`: the file for the output of `ray start`; None for this process's own output.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.address_path.unlink(missing_ok=True)
-        # The config of the head's GCS is in force on all nodes, and the GCS can be asked for it.
+        # The config of the head's GCS applies to all nodes, and the GCS can be asked for it.
         config = [f"--system-config={json.dumps(self.tuning.config())}"] if "--head" in options else []
         command = [
             sys.executable, "-P", "-c", _START, "start", *options, *config,
@@ -149,7 +149,7 @@ class RayNode:
         return {p.pid: p.name for p in self._processes.values() if alive(p.pidfd)}
 
     def pid_of(self, name: str) -> int | None:
-        """Returns the pid of the process of this name, whether or not it lives; None if there was none."""
+        """Returns the pid of the process of this name, even if it has ended; None if there was none."""
         return next((p.pid for p in self._processes.values() if p.name == name), None)
 
     def alive(self) -> bool:
@@ -157,19 +157,20 @@ class RayNode:
         return self._vital <= set(self.pids().values())
 
     def vital_pidfds(self) -> dict[str, int]:
-        """Returns the pidfds of the vital processes, once they run; valid until `stop`."""
+        """Returns the pidfds of the vital processes that have been seen running. They are valid until `stop`."""
         self._record()
         return {p.name: p.pidfd for p in self._processes.values() if p.name in self._vital}
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Ends every process: SIGTERM, and SIGKILL to those that live after `grace_s`. Safe to call twice."""
+        """Ends every process: sends SIGTERM, then SIGKILL to those that still live after `grace_s`. Safe to call
+        twice."""
         if self._starter is None:
             return
         self._record()
         for process in self._processes.values():
             process.signal(signal.SIGTERM)
         self._wait_ended(grace_s)
-        for _ in range(20):  # a process that starts others while it is being ended
+        for _ in range(20):  # for processes that start others while they are being ended
             self._record()
             left = [p for p in self._processes.values() if alive(p.pidfd)]
             if not left:
@@ -212,13 +213,13 @@ class RayNode:
 
 
 def without_ray(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment without Ray's variables: this package sets those."""
+    """Returns an environment without Ray's variables, which this package sets."""
     return {name: value for name, value in env.items() if not name.startswith("RAY_")}
 
 
 def ray_of_tasks(env: Mapping[str, str], address: str) -> dict[str, str]:
-    """Returns the variables that user code needs to be a driver of the Ray at `address`, from a node's environment;
-    none if it may not be one."""
+    """Returns the variables that user code needs to be a driver of the Ray at `address`, from a node's environment.
+    Returns none if user code may not start tasks."""
     if RAY_TASKS_VARIABLE not in env:
         return {}
     own = {name: env[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH") if name in env}
@@ -234,8 +235,9 @@ def start_host(
     own_session: bool = False,
     env: Mapping[str, str] = NOTHING,
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts the host of one feeder, with its settings in `folder`. Returns it, and a descriptor that yields a line
-    once it serves. Its user code is not Ray's, and does not see Ray's token unless `env` has it. Raises OSError."""
+    """Starts the host of one feeder, with its settings in `folder`. Returns the host's process, and a descriptor that
+    yields a line once the feeder serves. User code does not see Ray's token unless `env` contains it. Raises
+    OSError."""
     path = folder / "settings.json"
     dump(settings, path)
     reader, writer = os.pipe2(os.O_CLOEXEC)

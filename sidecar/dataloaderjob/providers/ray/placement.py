@@ -1,4 +1,5 @@
-"""All of the supervisor's calls to Ray: connect, place, kill, find feeders. Only its main thread calls this module.
+"""All calls to Ray on the supervisor's behalf: connect, place, kill and find feeders. Only the main thread calls this
+module.
 
 The module also explains why a feeder is late, from the record of its actor in Ray's GCS (pure). Ray kills and restarts
 a worker process that has not registered with its raylet in time, six times; then the actor is dead (Ray 2.60). An actor
@@ -43,15 +44,15 @@ from dataloaderjob.providers.ray.actor import Feeder
 log = logging.getLogger(__name__)
 
 GCS_GONE_S = 5.0
-"""Calls to Ray hang when its GCS is gone. After this long without it, this process ends."""
+"""Time without Ray's GCS after which this process ends, because calls to Ray hang then."""
 REGISTER_MARGIN_S = 1.0
-"""The raylet uses its own clock, and starts the process a moment after it has received the actor."""
+"""Margin for the raylet, which uses its own clock, and starts the process a moment after it has received the actor."""
 JOIN_S = 10.0
 """Time that a node may take to join Ray. Lack of room is reported as the cause only after that."""
 MEMORY_KILL_S = 30.0
-"""Time for which a kill by Ray's memory monitor is taken as the cause of a feeder's loss."""
+"""Time for which a kill by Ray's memory monitor counts as the cause of a feeder's loss."""
 MODULE_MISSING_S = 30.0
-"""Time for which a worker's failed import is taken as the cause of a restart. Ray does not name the worker's job."""
+"""Time for which a worker's failed import counts as the cause of a restart. Ray does not name the worker's job."""
 DEAD = "DEAD"
 _OUT_OF_MEMORY = common_pb2.WorkerExitType.Value("NODE_OUT_OF_MEMORY")  # type: ignore[attr-defined]
 _MODULE_MISSING = "No module named 'dataloaderjob"
@@ -67,23 +68,23 @@ class Life(NamedTuple):
     """The GCS's record of an actor."""
 
     state: str
-    """Ray's own name for its state, such as PENDING_CREATION."""
+    """Ray's name for the actor's state, such as PENDING_CREATION."""
     registered: bool
-    """True if a worker process has registered for it."""
+    """True if a worker process has registered for the actor."""
     restarts: int = 0
     death: str = ""
-    """The last line of the reason why it is dead, or why its last process ended if that is known; else empty."""
+    """The last line of the reason why the actor is dead, or, if known, why its last process ended; else empty."""
     host: str = ""
-    """Address of the node that Ray has chosen for it; empty before."""
+    """Address of the node that Ray has chosen for the actor; empty before that."""
 
 
 class Room(NamedTuple):
-    """The room that the nodes have."""
+    """The room for feeders on the nodes."""
 
     places: int
-    """Number of feeders for which there is room, including those placed already."""
+    """Number of feeders for which the nodes have room, including those already placed."""
     lacking: str
-    """Resources that are missing for one more; empty if nothing is lacking now."""
+    """Resources that are missing for one more feeder; empty if none is missing now."""
 
 
 class Explainer:
@@ -98,7 +99,8 @@ class Explainer:
     def explain(
         self, late: Iterable[int], lives: Mapping[int, Life], room: Room, *, taken: int, now: float
     ) -> Iterator[Why]:
-        """Yields why feeders are late. `late`: those without a report, in order. `taken`: places of all others."""
+        """Yields why feeders are late. `late`: the feeders without a report. `taken`: number of places that all other
+        feeders occupy."""
         for why in self._explain(sorted(late), lives, room, taken=taken, now=now):
             life = lives.get(why.feeder)
             yield why if life is None else why._replace(host=life.host)
@@ -165,7 +167,7 @@ class Explainer:
 
 
 class RayProvider:
-    """Feeders as Ray sees them: detached named actors of one namespace."""
+    """Starts feeders as detached named actors of one Ray namespace."""
 
     explain_after_s = 5.0
 
@@ -183,12 +185,11 @@ class RayProvider:
         """Ray's version and config, according to its GCS, once connected."""
         self._explainer = Explainer(settings.worker_register_timeout_s)
         self._actors: dict[int, str] = {}
-        """feeder -> hexadecimal id of its actor, for feeders that were placed or looked up."""
+        """feeder -> hexadecimal ID of its actor, for feeders that were placed or looked up."""
 
     def connect(self) -> None:
-        """Calls ray.init, which has no deadline of its own, under a watchdog that ends this process.
-
-        Raises ServiceError if Ray refuses.
+        """Connects to Ray. A watchdog ends this process if ray.init, which has no deadline, takes too long. Raises
+        ServiceError if Ray refuses.
         """
         settings = self._settings
         with _deadline(settings.init_timeout_s, self._late_text()):
@@ -260,7 +261,7 @@ class RayProvider:
         )
 
     def out_of_memory(self) -> Mapping[str, str]:
-        """Reads from the GCS which workers Ray's memory monitor killed; the GCS does not record that for actors."""
+        """Reads from the GCS which workers Ray's memory monitor killed. The GCS does not record that for actors."""
         return {
             str(worker.worker_address.ip_address): monitor_text(
                 str(worker.exit_detail), self._settings.memory_field
@@ -280,7 +281,7 @@ class RayProvider:
         return [worker for worker in workers if not worker.is_alive and worker.end_time_ms > since_ms]
 
     def _room(self) -> Room:
-        """Asks Ray how many feeders it has room for, and what it lacks for one more. Raises ServiceError."""
+        """Asks Ray how many feeders it has room for, and which resources it lacks for one more. Raises ServiceError."""
         needed = self._settings.feeder_resources
         try:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -320,7 +321,7 @@ class RayProvider:
 
 
 def resource_options(needed: Mapping[str, float]) -> dict[str, Any]:
-    """Returns an actor's options that ask for these resources."""
+    """Returns the actor options that request these resources."""
     names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
     custom = {name: amount for name, amount in needed.items() if name not in names}
     return {
@@ -333,8 +334,8 @@ def resource_options(needed: Mapping[str, float]) -> dict[str, Any]:
 def room(
     needed: Mapping[str, float], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]
 ) -> Room:
-    """Returns the room for feeders that need these resources. `nodes`: all resources of each node; `free`: the free
-    resources of all nodes together."""
+    """Returns the room for feeders. Each feeder needs the resources `needed`. `nodes`: the total resources of each
+    node. `free`: the free resources of all nodes together."""
     needed = {name: amount for name, amount in needed.items() if amount}
     if not needed:
         return Room(MAX_FEEDERS, "")
@@ -360,7 +361,7 @@ def _shown(name: str, amount: float) -> str:
 
 
 def monitor_text(detail: str, field: str) -> str:
-    """Returns a message about a worker that Ray's memory monitor killed, made from Ray's own (2.60)."""
+    """Returns a message about a worker that Ray's memory monitor killed, derived from Ray's own (2.60)."""
     found = re.search(r"was ([\d.]+ ?[KMGT]?B) used / ([\d.]+ ?[KMGT]?B) limit", detail)
     used = f", with {found[1]} of {found[2]} in use" if found else ""
     return (
@@ -380,9 +381,10 @@ def _last_line(cause: Any) -> str:
 
 
 def _end_when_gone(address: str, raylet: int | None) -> None:
-    """Ends this process with EXIT_RAY_LOST once its raylet has ended, or nothing listens for the GCS any more.
+    """Ends this process with EXIT_RAY_LOST once its raylet has ended, or nothing has listened at the GCS's address for
+    GCS_GONE_S. `raylet` is the raylet's pidfd.
 
-    `raylet` is the raylet's pidfd. Ray itself leaves a driver that has lost them in calls that do not return.
+    Calls of a driver to Ray hang once the driver has lost either of them.
     """
     gcs = parse_address(address)
     seen = time.monotonic()
@@ -396,7 +398,8 @@ def _end_when_gone(address: str, raylet: int | None) -> None:
 
 
 def _raylet_pidfd() -> int | None:
-    """Returns a pidfd of the raylet that this driver is connected to; None if it is in another pid namespace."""
+    """Returns a pidfd of the raylet to which this driver is connected; None if the raylet is in another PID
+    namespace."""
     node: Any = ray_worker._global_node  # noqa: SLF001  no public way to one's own raylet
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(node.raylet_socket_name)
@@ -405,7 +408,7 @@ def _raylet_pidfd() -> int | None:
 
 
 def _end(code: int, text: str) -> NoReturn:
-    """Ends the process from any thread, whatever the main thread is stuck in."""
+    """Ends the process from any thread, even if the main thread hangs."""
     log.error("%s", text)
     logging.shutdown()
     os._exit(code)
