@@ -40,6 +40,26 @@ def test_handshake_completes_for_any_split_of_the_bytes(cuts, behind):
     assert (client.rest, server.rest) == (behind, b"")
 
 
+def test_messages_of_any_size_are_not_taken_for_tls():
+    """A message of 790 bytes begins with the first two bytes of a TLS record."""
+    sizes = set()
+    for nbytes in range(700):
+        server = handshake.ServerHandshake(KEY, job="j")
+        client = handshake.ClientHandshake(KEY, role="receiver", name="r", job="j", facts={"x": "a" * nbytes})
+        hello = client.receive(server.greeting)
+        sizes.add(len(hello) - sockets.LENGTH.size)
+        client.receive(server.receive(hello))
+        assert client.done
+    assert 790 in sizes
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_peer_under_tls_is_told_apart_by_its_first_bytes(version: int):
+    for side in sides():
+        with pytest.raises(AuthError, match="the peer uses TLS, but this process does not"):
+            side.receive(bytes([0x16, 3, version, 0]))
+
+
 def test_reading_only_the_wanted_bytes_leaves_none_over():
     client, server = sides()
     incoming = {client: server.greeting, server: b""}

@@ -52,8 +52,8 @@ HANDSHAKE_TIMEOUT_S = 5.0
 KEY_NBYTES = 32
 Key = bytes | KeyOf
 """A key, or a function that returns the key of a role."""
-TLS_RECORD = b"\x16\x03"
-"""The first bytes that a peer under TLS sends."""
+TLS_RECORDS = (b"\x16\x03\x01", b"\x16\x03\x03")
+"""The first bytes that a peer under TLS sends. The third byte of our own messages is 0, because they are shorter."""
 UNDER_TLS = (
     "the peer uses TLS, but this process does not: all of a job's pods must run a release that knows spec.loader.tls; "
     "update this pod's image, or start the job with spec.loader.tls: false"
@@ -249,7 +249,7 @@ class Handshake:
     def receive(self, data: bytes | bytearray | memoryview) -> bytes:
         """Returns the bytes to send. Raises AuthError, RemoteProtocolError."""
         self._data += data
-        if self._data[:2] == TLS_RECORD:  # no length of ours
+        if self._data.startswith(TLS_RECORDS):
             raise AuthError(UNDER_TLS)
         answer = b""
         while not self.done and (message := take_message(self._data, MAX_HELLO_NBYTES)) is not None:
