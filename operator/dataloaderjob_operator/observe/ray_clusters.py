@@ -1,5 +1,5 @@
-"""Looks up the RayClusters that jobs name, until their addresses are known. No kind is watched: KubeRay may be missing,
-and a job needs the address once."""
+"""Looks up the RayClusters that jobs name, until their addresses are known. It does not watch them: KubeRay may
+be missing, and a job needs the address once."""
 
 from __future__ import annotations
 

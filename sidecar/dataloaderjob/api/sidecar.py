@@ -52,7 +52,7 @@ AUTHORITIES = "ca.crt"
 
 
 def certificate_fields(part: Part) -> tuple[str, str]:
-    """Names the fields with a part's certificate and its key."""
+    """Returns the names of the fields that hold a part's certificate and key."""
     return f"{part.value}.crt", f"{part.value}.key"
 
 

@@ -110,7 +110,7 @@ class Heads:
         lost: Callable[[int, str, bool], None],
     ) -> None:
         """`home`: our folder, with a subfolder for each head. `lost`: called when a head cannot be used, with its
-        number, the reason, and whether its feeders live."""
+        number, the reason, and whether its feeders are alive."""
         self._home, self._loop = home, loop
         self._env, self._cwd, self._tuning, self._tasks = env, cwd, tuning, tasks
         self._serves, self._lost = serves, lost

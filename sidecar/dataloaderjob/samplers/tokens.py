@@ -131,7 +131,7 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
             yield [waiting[self.rank]]
 
     def _chunk_of(self, place: OrderPlace) -> tuple[int, int]:
-        """Returns the first batch and the number of the last known chunk that does not begin after a place."""
+        """Returns the first batch and the number of the last known chunk that begins at or before a place."""
         epoch, starts = self._starts
         if epoch != place.epoch or starts[0][0] > place.position:
             return 0, 0

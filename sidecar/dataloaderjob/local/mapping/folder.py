@@ -89,7 +89,7 @@ class Folder:
             raise InputError(f"{self._path / RECORD} cannot be read: choose another folder") from None
         if different := differences(self.work, found):
             raise InputError(
-                f"{self._path} has results of different work: {'; '.join(different)}. Use the arguments "
+                f"{self._path} contains results of different work: {'; '.join(different)}. Use the arguments "
                 "and the dataset of the first run, or choose another folder"
             )
         self.begun_with = str(found.get("script_sha256", ""))

@@ -16,9 +16,10 @@ WATCH_S = 60
 
 
 def report(which: str | None, output: Path, *, namespace: str | None = None, seconds: int = WATCH_S) -> str:
-    """Writes the file and returns a line about it. `namespace`: `which` is a job on a cluster, to watch for `seconds`.
+    """Writes the file and returns a line about it. `namespace`: if given, `which` is a job on a
+    cluster, which is watched for `seconds`.
 
-    Raises InputError if there is nothing to show, or no room.
+    Raises InputError if there is nothing to show, or not enough disk space.
     """
     page = _page()
     if namespace is not None and which is None:

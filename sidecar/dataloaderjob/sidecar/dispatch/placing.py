@@ -222,7 +222,7 @@ class Placer:
         """Bytes that the trainer may hold: the rest must have room for two of the largest batches.
 
         If the memory has room for three, the trainer may still hold two, because a loop keeps one batch while it takes
-        the next. The batch on its way then gets a memfd of its own.
+        the next. The batch in transit then gets a memfd of its own.
         """
         pool, one = self.space.pool_nbytes, round_up(self.largest)
         return max(pool - 2 * one, pool // 2, min(2 * one, self.space.limit_nbytes - one))
