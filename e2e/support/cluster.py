@@ -43,8 +43,6 @@ NEEDED = {
 }
 Manifest = dict[str, Any]
 T = TypeVar("T")
-
-
 NOTHING_TO_READ = ("is waiting to start", "is not available", "NotFound")
 """Errors of `kubectl logs` (1.34) about a pod none of whose containers has an output: new, between two containers, or
 gone."""

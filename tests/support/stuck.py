@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 DUMPS = signal.SIGRTMAX
-"""The signal on which a process writes its stacks. A forked process inherits that, and one of another program would
-end."""
+"""The signal on which a process writes its stacks. Forked processes inherit the handler. Processes of other programs
+would be ended by the signal, so `forked` leaves them out."""
 WRITTEN_S = 1.0
 _stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the process
 faulthandler.register(DUMPS, file=_stacks)
