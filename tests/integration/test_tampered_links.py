@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from supervisor_alone import SupervisorAlone
 from tamperer import Change, Deed, TamperedRig, Tamperer, altered, dropped, repeated, spliced, swapped
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core import handshake, keys, supervision
+from dataloaderjob.core import handshake, keys, sockets, supervision
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.frames import PROTOCOL
@@ -227,6 +228,35 @@ def test_tampered_report_of_a_feeder_ends_its_connection_and_is_repeated(
     until(told, what=text)
     assert "closed the connection of feeder-7" in caplog.text
     until(lambda: caplog.text.count("feeder-7 (i7) has reported") > 1, what="another report")
+
+
+def test_feeder_that_reconnected_is_not_lost_with_its_old_connection(supervisor: SupervisorAlone) -> None:
+    """The supervisor notices the end of the old connection last, as after a cable was pulled."""
+    ready = {
+        "type": "ready",
+        "host": "127.0.0.1",
+        "port": 7,
+        "instance": "i7",
+        "pid": 7,
+        "node": "",
+        "session": "",
+    }
+
+    def reports() -> sockets.Connection:
+        sock = sockets.dial(supervisor.address, 10)
+        own = keys.derive(KEY, Holder.FEEDER)
+        handshake.greet(sock, own, role="feeder", name="feeder-7", job=JOB, versions=handshake.BY_ROLE)
+        sockets.send_message(sock, ready)
+        until(lambda: "i7" in supervisor.serving(), what="the feeder's report")
+        return sock
+
+    old, new = reports(), reports()
+    sockets.send_message(new, {"type": "costs", "costs": {}})
+    old.shutdown(socket.SHUT_WR)
+    assert old.recv(1) == b"", "the supervisor has ended the old connection"
+    assert "i7" in supervisor.serving()
+    new.shutdown(socket.SHUT_WR)
+    until(lambda: "i7" not in supervisor.serving(), what="the feeder's loss")
 
 
 @pytest.mark.parametrize(

@@ -305,6 +305,17 @@ REFUSED_BY_RULES = [
         "2; use minAvailable or more, and numbers whose product with processesPerPod",
         id="autoscaling-most",
     ),
+    pytest.param(
+        {
+            "spec.feeders": {
+                "replicas": 1,
+                "processesPerPod": 64,
+                "autoscaling": {"mode": "Auto", "maxReplicas": 1024},
+            }
+        },
+        "1024; use minAvailable or more, and numbers whose product with processesPerPod",
+        id="autoscaling-processes",
+    ),
     pytest.param({"metadata.name": "a" * 45}, "(45 characters); use at most 44 characters", id="long-name"),
     pytest.param(
         {"metadata.name": "Mnist_1"}, '"Mnist_1"; use lower-case letters, digits and', id="bad-name"

@@ -43,6 +43,10 @@ class SupervisorAlone:
     def desired(self) -> int:
         return self._supervisor._feeders.desired
 
+    def serving(self) -> set[str]:
+        """Instances of the feeders that sidecars are told of."""
+        return {str(feeder["instance"]) for feeder in self._supervisor.listing()["feeders"]}
+
     def ends_feeders(self) -> None:
         """All feeders have ended, as was asked for."""
         self._supervisor._ended = True

@@ -300,6 +300,16 @@ def test_batch_that_hangs_everywhere_fails_at_the_deadline():
     assert not world.replaced, "feeders end the process that hangs, and go on"
 
 
+def test_deadline_does_not_run_while_the_trainer_computes():
+    """It waits for the first batch, computes for 200 s, and then waits for a batch that hangs."""
+    world = World(14, deadline_s=60.0)
+    world.add_feeder().hung.add(1)
+    trainer = world.open(1, 3, step_s=200.0)
+    world.run(lambda: bool(world.failed) or trainer.done)
+    assert list(world.failed) == [(1, 1)]
+    assert 255.0 < world.now < 270.0
+
+
 def test_batch_that_kills_three_builders_fails_and_loses_no_feeder():
     world = World(18)
     for _ in range(3):

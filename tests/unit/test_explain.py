@@ -55,6 +55,16 @@ def test_feeder_that_holds_the_last_place_does_not_lack_room():
     assert why.text == f"no node has room ({FULL}): add nodes or lower the number of feeders"
 
 
+def test_time_without_room_does_not_count_as_time_to_register():
+    """Others take its room after a second, for longer than registering may take."""
+    explainer, free = Explainer(30), Room(1, FULL)
+    assert causes(explainer, {0: PENDING}, free, now=0) == [Cause.STARTS]
+    assert causes(explainer, {0: PENDING}, free, now=1, taken=1) == [Cause.STARTS]
+    assert causes(explainer, {0: PENDING}, free, now=100, taken=1) == [Cause.NO_ROOM]
+    assert causes(explainer, {0: PENDING}, free, now=101) == [Cause.STARTS]
+    assert causes(explainer, {0: PENDING}, free, now=200) == [Cause.REGISTER_TIMEOUT]
+
+
 def test_feeder_with_a_process_holds_its_place_before_it_reports():
     lives, explainer = {0: Life("PENDING_CREATION", registered=True), 1: PENDING}, Explainer(30)
     causes(explainer, lives, Room(1, FULL))

@@ -301,6 +301,7 @@ def test_followed_object_that_is_deleted_fails_the_job() -> None:
     assert (found.phase, found.reason) == (Phase.FAILED, "FollowedDeleted")
     unread = decided(replace(gone, followed=None), 1).status
     assert unread.phase is Phase.SERVING, "a new operator has not read it yet"
+    assert decided(replace(gone, status=unread), 2).status.reason == "FollowedDeleted", "it knows of it still"
 
 
 def test_ended_attached_job_keeps_its_counts_and_goes_by_its_ttl() -> None:

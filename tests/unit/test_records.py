@@ -54,6 +54,17 @@ def test_row_round_trips_with_its_ticket(tmp_path: Path) -> None:
     assert found[0].piece.bundle(found[0].row) is None
 
 
+def test_row_of_a_batch_made_in_the_trainer_has_its_draw_number(tmp_path: Path) -> None:
+    recorder, consumption = Recorder(tmp_path, "0"), Consumption()
+    consumption.begin()
+    made = Recording(recorder, consumption, NO_BUNDLE)
+    made.ask_here(0, frames.Ticket(7, 0, False, [5], draws=3))
+    made.give(0, 1, fold(consumption.rolling, 1))
+    recorder.flush()
+    (found,) = Record.open(tmp_path).batches("0")[0]
+    assert frames.unpack_ticket(found.piece.ticket(found.row)).draws == 3
+
+
 @given(stopped=st.integers(1, len(WHOLE)), back=st.integers(0, 5))
 def test_run_resumed_before_its_end_reads_as_one(
     tmp_path_factory: pytest.TempPathFactory, stopped: int, back: int

@@ -17,6 +17,7 @@ from torch.utils.data import ConcatDataset, TensorDataset
 
 from dataloaderjob import ElasticMixtureSampler, ElasticWeightedSampler, InputError
 from dataloaderjob.samplers.alias import AliasTable
+from dataloaderjob.samplers.elastic import Tail
 from dataloaderjob.samplers.shares import Shares
 
 weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e3)), min_size=1, max_size=12).filter(any)
@@ -152,6 +153,16 @@ def test_continuous_mixture_finishes_a_dataset_before_repeating_it() -> None:
     first = of(list(anew), lengths)[1]
     anew.set_epoch(1)
     assert set(first) & set(of(list(anew), lengths)[1]), "each epoch has a selection of its own"
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+def test_continuous_order_does_not_depend_on_the_number_of_ranks(tail: Tail) -> None:
+    made = {"num_samples": 401, "continuous": True, "tail": tail}
+    orders = [
+        mixtures([100, 1000], [9, 1], world, **made)[0].order(3)(np.arange(400)).tolist()
+        for world in (1, 2, 7)
+    ]
+    assert orders[1:] == orders[:1] * 2
 
 
 @pytest.mark.parametrize("continuous", [False, True], ids=["anew", "continuous"])

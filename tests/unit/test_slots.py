@@ -95,6 +95,17 @@ def test_slot_ticket_round_trips(ticket):
     assert frames.describe_keys(packed, 2) == f"sample 2 of batch {ticket.number} of slot {ticket.slot}"
 
 
+@given(
+    start=st.none() | st.tuples(st.integers(0, 9), st.binary(max_size=9)),
+    later=st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=50)),
+    known=st.none() | st.tuples(st.integers(0, 2**64 - 2), st.integers(0, 2**64 - 1)),
+)
+def test_later_beginning_replaces_that_of_a_slot_ticket(start, later, known):
+    ticket = SlotTicket(1, 2, 3, 4, snapshot=start)
+    packed = frames.with_beginning(frames.pack_slot_ticket(ticket), later, known)
+    assert packed == frames.pack_slot_ticket(ticket._replace(snapshot=later, known=known))
+
+
 def test_ticket_with_keys_belongs_to_no_slot():
     packed = frames.pack_ticket(1, 0, [1, 2])
     assert frames.slot_of(packed) is None

@@ -96,6 +96,22 @@ def test_an_extent_is_freed_once():
         space.free(extent)
 
 
+def test_memfd_of_one_batch_does_not_count_as_pool():
+    """A batch of a hundred pages comes, and then all batches have four."""
+    grown = []
+    for has_single in (False, True):
+        placer = Placer(1000 * PAGE, None, [])
+        stream = Stream(1, b"bundle", b"", {}, 16, 0)
+        stream.saw_size(PAGE)
+        placer.fit([stream], PAGE)
+        if has_single:
+            placer.room_for_awaited(100 * PAGE, [stream], list, lambda _: None)
+        stream.saw_size(4 * PAGE)
+        placer.fit([stream], 4 * PAGE)
+        grown.append(placer.space.pool_nbytes)
+    assert grown[0] == grown[1] > 16 * 4 * PAGE
+
+
 def test_ready_batch_farthest_from_its_turn_makes_room_first():
     out = []
     placer = Placer(4 * PAGE, 3 * PAGE, out)
