@@ -117,14 +117,15 @@ comparison belongs to the first row that fits. If none fits, it gets a row of it
 
 HEAD = """# Benchmarks
 
-How many times better the winner is, and for which workloads. All figures come from one machine with two cores and no
-GPU, where feeders compete with the trainer for the same cores. The case that feeders are made for, CPUs elsewhere, is
-not measured. [All results](benchmark-results.md) has every figure, interval and target;
-[How they measure](../bench/README.md) has the method.
+This page shows, for each workload, which side is better, and how many times. All figures come from one machine with
+two cores and no GPU, where feeders compete with the trainer for the same cores. The main use of feeders, on CPUs of
+other machines, is not measured. [All results](benchmark-results.md) has every figure, interval and target.
+[How they measure](../bench/README.md) describes the method.
 
 ![How many times better than torch's DataLoader, on two cores](benchmarks.svg)
 
-Green bars: we win. Red bars: torch's DataLoader wins. Grey bars, and *undecided* below: the 95 % interval contains 1.
+Green bars mark comparisons that we win, and red bars those that torch's DataLoader wins. For gray bars, and in the
+column *undecided* below, the 95 % interval contains 1.
 """
 READING = """# Benchmark results
 

@@ -47,4 +47,4 @@ def test_missed_targets_are_stated():
         }
     ]
     assert "the target is missed" in page.page({"real": rows})
-    assert "the target is kept" in page.page({"real": [{**rows[0], "error": 0.02}]})
+    assert "the target is met" in page.page({"real": [{**rows[0], "error": 0.02}]})
