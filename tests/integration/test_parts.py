@@ -221,7 +221,7 @@ def test_loaders_that_cannot_use_parts_are_refused():
     with pytest.raises(InputError, match="omit either collate_fn"):
         DataLoader(Numbers(3), collate_fn=list, parts=2)
     for wrong in (0, 2.0, True, 10**6):
-        with pytest.raises(ValueError, match="parts is a number from 1"):
+        with pytest.raises(ValueError, match="parts must be a number from 1"):
             DataLoader(Numbers(3), parts=wrong)
 
 

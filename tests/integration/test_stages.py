@@ -184,7 +184,7 @@ class TestWithTwoFeeders:
             except InputError as exc:
                 found.append(str(exc).partition(":")[0])
         refused = (
-            "batch 1 of slot 0 has 50.3 MB before its stage, but only 50 can be handed to another feeder"
+            "batch 1 of slot 0 has 50.3 MB before its stage, but only 50 can be passed to another feeder"
         )
         assert found == [[[1000, 0]], refused, [[30 << 20, 2]], [[5, 3]]]
 

@@ -1,5 +1,5 @@
-"""Merges batches that `default_collate` made from parts of the samples into the batch it would have made from all of
-them. Pure."""
+"""Merging of batches that `default_collate` made from parts of the samples. The result is the batch that it would have
+made from all of them. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class NotMergedError(Exception):
-    """Internal: it is undefined how to merge these samples into one batch."""
+    """Internal: there is no defined way to merge these parts into one batch."""
 
     def __init__(self, why: str, *, is_final: bool = False) -> None:
         super().__init__(why)

@@ -42,7 +42,7 @@ def next_number(dataset: Any) -> int:
 
 
 def go_on(dataset: Any, first: int) -> None:
-    """Notes that a loader, or an iterator, uses the numbers from `first` on, as recorded in a loaded state."""
+    """Records that a loader or an iterator uses the numbers from `first` on, as a loaded state specifies."""
     is_single = first >= OF_ITERATORS
     given = first - OF_ITERATORS if is_single else first // EPOCHS
     root = root_of(dataset)
