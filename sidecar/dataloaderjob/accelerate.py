@@ -150,7 +150,7 @@ class _Adopted(DataLoader[Any]):
 
     prepared: weakref.ref[Any] | None = None
     _begun_before = 0
-    """Iterations of the batch sampler when a state was loaded."""
+    """Number of iterations of the batch sampler when a state was loaded."""
     _left: Resume | None = None
     """State of an epoch that a batch-skipping loader resumes, or had resumed when the state was saved."""
 
@@ -223,7 +223,7 @@ class _Adopted(DataLoader[Any]):
         return getattr(self.batch_sampler, "begun", 0)
 
     def _leave_to_another(self) -> None:
-        """Drops the loaded state if a loader that skips batches has resumed that epoch since."""
+        """Drops the loaded state if a loader that skips batches has resumed that epoch in the meantime."""
         if self._resume is not None and self._begun() != self._begun_before:
             self._left, self._resume = self._resume, None
             service.say_once(
@@ -235,7 +235,7 @@ class _Adopted(DataLoader[Any]):
 
 
 def adopt(prepared: _Prepared, *, allow_pickle: bool = False, dataset_id: str | None = None) -> _Prepared:
-    """Installs our loader in one that `accelerator.prepare()` returned, and returns the prepared loader.
+    """Installs our loader in the prepared loader that `accelerator.prepare()` returned, and returns the latter.
 
     `prepared` is a map-style loader, regardless of its class before `prepare()`. `allow_pickle` and `dataset_id` mean
     the same as in `dataloaderjob.DataLoader`. Raises InputError if `prepared` is anything else.

@@ -43,7 +43,7 @@ class _Loader:
         self.cpu_s = self.wall_s = 0.0
         """This process's clocks at the start of the replay; 0 before it."""
         self.step = -1
-        """The replayed step of another loader during which this one last returned a batch again."""
+        """The step of another loader's replay during which this loader last returned a batch again."""
 
 
 def _again(loader: _Loader) -> Any:

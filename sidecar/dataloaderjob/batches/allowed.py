@@ -4,9 +4,9 @@ The trainer does not trust feeders. Some classes act on content by themselves, s
 code in the trainer. Only these classes are allowed:
 
 - classes of the user's own modules, if each base is the user's own, named below, or abstract without content;
-- classes of libraries that are named below;
-- dataclasses and named tuples of libraries, if they consist of fields only;
-- classes of libraries that consent with `__dataloaderjob_data__ = True` in their body.
+- library classes that are named below;
+- dataclasses and named tuples of libraries, if they consist only of fields;
+- library classes that consent with `__dataloaderjob_data__ = True` in their body.
 
 A class is looked up without running any code, by its own name in a module that is already imported. A name can
 therefore neither import a module nor call a module's `__getattr__`, a metaclass or a descriptor.
@@ -168,8 +168,8 @@ def mro(cls: type) -> tuple[type, ...]:
 
 
 def static(cls: type, name: str) -> Any:
-    """Returns the raw attribute of this name from a class or the first of its bases that has one. Returns None if none
-    has it."""
+    """Returns the raw attribute of this name from a class or the first of its bases that has one, or None if no class
+    has one."""
     for base in mro(cls):
         own = _CLASS_DICT.__get__(base)
         if name in own:
@@ -203,7 +203,8 @@ def is_allowed(cls: type, foundation: type = object) -> bool:
 
 
 def why_not(cls: type, foundation: type = object) -> str:
-    """Returns the reason why `cls` is not allowed, for a message that names it; empty if it is."""
+    """Returns the reason why `cls` is not allowed, for a message that names the class. Returns an empty string if it is
+    allowed."""
     if is_allowed(cls, foundation):
         return ""
     if not (_is_ordinary(cls) and _is_trusted(cls)):

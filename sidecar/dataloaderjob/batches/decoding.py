@@ -101,7 +101,7 @@ class Decoder:
         """Digest of the last body that was passed to `plan`."""
 
     def decode(self, base: Body) -> Any:
-        """Returns the batch of the body that `base` covers exactly; every tensor and array is a view of it.
+        """Returns the batch of the body that `base` covers exactly. Every tensor and array is a view of the body.
 
         Each tensor has its own storage, of exactly its bytes, and keeps `base` alive. Raises RemoteProtocolError if the
         body is invalid, and UnsupportedBatch if this process lacks a class that the batch needs.
@@ -300,8 +300,8 @@ class _Builders:
 
 
 def _may_have_attributes(node: Node) -> bool:
-    """Returns True if attributes may be set on the object made from the node. For an object with its own state, they
-    would act as code."""
+    """Returns True if attributes may be set on the object made from the node. On an object with its own state,
+    attributes would act as code."""
     if node.kind is NodeKind.MAPPING or (node.kind is NodeKind.MADE and node.way == "mapping"):
         return node.cls is not None and objects.takes_attributes(allowed.find(*node.cls))
     if node.kind is NodeKind.MADE:
@@ -310,7 +310,8 @@ def _may_have_attributes(node: Node) -> bool:
 
 
 def _class(node: Node, is_one: Callable[[Any], object], what: str) -> Any:
-    """Returns the class of a node. Raises RemoteProtocolError unless a batch may carry its objects as `what`."""
+    """Returns the class of a node. Raises RemoteProtocolError if `is_one` rejects the class; `what` describes it in the
+    error."""
     if node.cls is None:
         raise RemoteProtocolError(f"a {node.kind.name} without a class")
     cls = allowed.find(*node.cls)

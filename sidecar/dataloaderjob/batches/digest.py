@@ -28,7 +28,8 @@ def batch_digest(batch: Any, identity: int, *, allow_pickle: bool) -> int:
 
 
 def batch_digests(batch: Any, identity: int, *, allow_pickle: bool) -> tuple[int, int]:
-    """Returns the same digest, and another that distinguishes the batch even if no feeder could send it."""
+    """Returns the result of `batch_digest`, and a digest that distinguishes the batch even if no feeder could send
+    it."""
     try:
         encoded = encode(batch, allow_pickle=allow_pickle)
     except Exception as exc:  # user code is asked for the state of its objects

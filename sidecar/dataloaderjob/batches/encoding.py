@@ -2,7 +2,7 @@
 
 `core.layout` defines the format, `decoding` is the inverse, and `objects` decomposes objects.
 
-A tensor, array or object that occurs twice in a batch is a single one on arrival, as with torch. Two views of one
+A tensor, array or object that occurs twice in a batch is a single object on arrival, as with torch. Two views of one
 storage become two tensors with separate storages.
 """
 

@@ -291,7 +291,7 @@ _MAX_FLAG_BITS = 64
 def _take_enum(member: Enum) -> Any:
     if not isinstance(member, Flag):
         return member.name, None
-    # A flag of several bits has no name, or a name that belongs to no member.
+    # A flag with several bits has no name, or a name that belongs to no member.
     if type(member.value) is not int or not _is_plain_flag(type(member)):
         raise StaysError(", a flag with a _missing_ of its own")
     return None, member.value
@@ -302,7 +302,7 @@ def _is_plain_flag(cls: Any) -> bool:
 
 
 def _make_enum(cls: Any, content: Any) -> Any:
-    """Returns an existing member, or the flag of several bits, without running code of the class."""
+    """Returns an existing member, or a flag with several bits, without running code of the class."""
     name, bits = content
     if name is not None:
         return allowed.static(cls, "_member_map_")[is_one(name, str)]
@@ -337,7 +337,7 @@ def _subclass_of(base: Any) -> Carrier:
 
 @allowed.remembered
 def _is_plain_class(cls: type) -> bool:
-    """Returns True if its objects consist only of their `__dict__`."""
+    """Returns True if objects of the class consist only of their `__dict__`."""
     return (
         allowed.is_allowed(cls)
         and is_rebuilt_from(cls, object)
@@ -390,7 +390,7 @@ CARRIERS: dict[str, Carrier] = {
         take=no_content, make=lambda cls, c: object.__new__(cls), fits=_is_plain_class,  # noqa: ARG005
         attributes=True, shared=True,
     ),
-    # Dicts with keys other than plain values; the encoder takes these apart itself.
+    # Dicts with keys other than plain values; the encoder decomposes these itself.
     "pairs": value(no_content, _make_pairs),
     "mapping": Carrier(
         take=no_content, make=_make_mapping, fits=lambda cls: mapping_maker(cls) is not None, attributes=True

@@ -1,4 +1,4 @@
-"""Tensors and arrays other than a plain block of memory: subclasses, sparse, nested, quantized, masked, of objects.
+"""Tensors and arrays that are not plain blocks of memory: subclasses, sparse, nested, quantized, masked, of objects.
 
 They are sent as the plain tensors and arrays that they consist of, and dtypes as plain values of a schema.
 
@@ -78,7 +78,7 @@ class Carrier:
 
 
 def no_content(item: object) -> None:
-    """Takes no content: for objects that consist only of their attributes."""
+    """Takes no content, for objects that consist only of their attributes."""
 
 
 def exactly(content: Any, *kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
@@ -108,7 +108,7 @@ def is_rebuilt_from(cls: type, base: type) -> bool:
 def attributes_beside(item: Any, made: Any = None) -> dict[str, Any]:
     """Returns the attributes of `item` that `made` lacks. `made` was made from the item's content only.
 
-    Raises StaysError for attributes that cannot be set again, so that nothing is lost silently.
+    Raises StaysError for attributes that cannot be restored, so that nothing is lost silently.
     """
     own = getattr(item, "__dict__", None)
     slots = () if made is None else _slots(type(item))
@@ -150,7 +150,7 @@ def _same(a: Any, b: Any, depth: int = 0) -> bool:
 
 
 def way_of_tensor(t: torch.Tensor) -> str:
-    """Returns the way of a tensor other than a block of memory of a known dtype. Raises StaysError."""
+    """Returns the way for a tensor that is not a block of memory with a known dtype. Raises StaysError."""
     if is_tensor_subclass(type(t)):
         return "tensor"
     if type(t) is not torch.Tensor and t.layout is not torch.jagged:
@@ -170,7 +170,7 @@ def way_of_tensor(t: torch.Tensor) -> str:
 
 
 def way_of_array(a: np.ndarray[Any, Any]) -> str:
-    """Returns the way of an array other than a block of memory of a known dtype. Raises StaysError."""
+    """Returns the way for an array that is not a block of memory with a known dtype. Raises StaysError."""
     if type(a) is np.ma.MaskedArray:
         return "masked"
     if type(a) is not np.ndarray and is_array_subclass(type(a)):

@@ -3,8 +3,8 @@
 The format is JSON. The exception's arguments and attributes are sent only as plain values, never pickled.
 
 The trainer does not trust feeders. The class of an exception is therefore looked up only in imported modules, without
-running any code. The exception is created by the built-in class that its class extends, so neither its class's own
-constructor nor a property runs. Its own `__str__` runs, as it does in any traceback.
+running any code. The built-in class that it extends creates the exception, so neither the class's own constructor nor
+its properties run. The class's own `__str__` runs, as it does in any traceback.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def _may_be_set(name: object) -> bool:
 
 
 def _set(exc: Exception, base: type, name: str, value: Any) -> None:
-    """Sets an attribute as the built-in class does: neither a property nor a __setattr__ of the user's runs."""
+    """Sets an attribute as the built-in class does: no property or __setattr__ of the user's class runs."""
     slot: Any = next((vars(one)[name] for one in base.__mro__ if name in vars(one)), None)
     if hasattr(slot, "__set__"):
         slot.__set__(exc, value)

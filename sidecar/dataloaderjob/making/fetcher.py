@@ -258,7 +258,7 @@ def seed_generators(seed: int) -> None:
 
 
 def seed_worker(seed: int, number: int) -> None:
-    """Seeds the process as torch seeds worker `number` for worker_init_fn: with `seed + number`, its
+    """Seeds the process as torch seeds worker `number` for worker_init_fn: with `seed + number`, which is that worker's
     `get_worker_info().seed`."""
     _seed_random(seed + number)
     _seed_torch((seed + number) & _INT64)
@@ -278,9 +278,10 @@ def seed_batch(base_seed: int, ticket_no: int) -> None:
 
 @contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Restores the caller's three generators at the end. In between, torch runs with one thread.
+    """Restores the caller's three generators at the end. In between, torch runs with one thread, because sums depend on
+    the number of threads.
 
-    One thread is used because sums depend on the number of threads. The context manager takes about 100 µs.
+    Entering and leaving the context take about 100 µs together.
     """
     threads = torch.get_num_threads()
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()

@@ -30,7 +30,8 @@ from dataloaderjob.shipping import modules, user_code
 from dataloaderjob.shipping.reducers import OF_PROCESS
 
 Held: TypeAlias = np.random.RandomState | np.random.BitGenerator | random.Random | torch.Generator
-"""Types of generators that are found. A BitGenerator, which two may share, represents a `np.random.Generator`."""
+"""Types of generators that are found. A `np.random.Generator` is represented by its BitGenerator, which may be
+shared."""
 MOST_OBJECTS = 100_000
 """Maximum number of objects that are searched. Transforms are close to the dataset, and are found first."""
 MOST_ITEMS = 1_000
@@ -38,7 +39,7 @@ MOST_ITEMS = 1_000
 _MASK, _INT64 = (1 << 64) - 1, (1 << 63) - 1
 _MIX = 0x9E3779B97F4A7C15
 _BLOCK = 624
-"""Numbers that a Mersenne Twister generates at a time."""
+"""Number of values that a Mersenne Twister generates at a time."""
 _MARK = 1 << 41
 _FLAT: Any = (
     str, bytes, bytearray, int, float, complex, bool, type(None), type(Ellipsis), range, slice, torch.Tensor,

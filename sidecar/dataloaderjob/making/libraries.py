@@ -26,7 +26,7 @@ def leave_out_identities() -> None:
     """Prevents MONAI's transforms from recording `id(self)` in their results (MONAI 1.6).
 
     The id differs in each process and each run, and `inverse` compares it with the id of the trainer's transform. With
-    TraceKeys.NONE instead, MONAI relies on the order of the transforms only.
+    TraceKeys.NONE instead, MONAI relies only on the order of the transforms.
     """
     inverse = sys.modules.get("monai.transforms.inverse")
     traceable: Any = getattr(inverse, "TraceableTransform", None)

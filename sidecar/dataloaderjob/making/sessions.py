@@ -1,4 +1,4 @@
-"""Sessions: to user code, a process looks like the torch worker of one loader. See also `fetcher`.
+"""Sessions, in which a process looks to user code like a torch worker of one loader. See also `fetcher`.
 
 Builders use this module in a feeder, and `remaking` uses it later to rebuild batches.
 """

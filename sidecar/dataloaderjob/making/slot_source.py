@@ -1,4 +1,4 @@
-"""One slot of an IterableDataset, with the batches of the torch worker of the same number. See also `fetcher`.
+"""One slot of an IterableDataset. It makes the batches of the torch worker with the same number. See also `fetcher`.
 
 Seeds are torch's: `begin_session` sets them once, and user code draws from there on. A batch depends only on the
 batches before it in its slot, so a slot that starts again on another feeder makes the same batches.

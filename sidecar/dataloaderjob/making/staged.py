@@ -39,6 +39,6 @@ class Staged:
 
 
 def unchanged(samples: Any) -> Any:
-    """Returns the samples unchanged: the collate_fn of slots whose samples have a stage, and of samples that are
-    inspected."""
+    """Returns the samples unchanged. This is the collate_fn for slots whose samples have a stage, and for samples that
+    are inspected."""
     return samples

@@ -15,7 +15,7 @@ from dataloaderjob.samplers.permutation import I64, Permutation
 
 WEIGHED = 32
 """Number of rows of a global batch that are dealt by sums, at 7 µs each. The remaining rows are dealt in alternating
-directions. For 8,192 samples with the lengths of texts, the heaviest of 64 ranks is 0.02 % above the mean. It would be
+directions. For 8,192 samples with typical text lengths, the heaviest of 64 ranks is 0.02 % above the mean. It would be
 0.01 % above with all rows weighed, and 0.27 % above with none."""
 
 

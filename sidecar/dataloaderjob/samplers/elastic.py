@@ -105,7 +105,7 @@ class ElasticSampler(DistributedSampler[_T_co]):
     """
 
     stride: int
-    """Positions that all ranks together advance while each returns one item."""
+    """Number of positions that all ranks together advance while each returns one item."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Weights = Sequence[float] | Mapping[int, Sequence[float]] | Callable[[int], Sequence[float]]
 _permutation = functools.lru_cache(maxsize=64)(Permutation)
-"""Permutations, kept from block to block, because making their keys again would take a tenth of the time."""
+"""A cache of permutations. Making their keys again for each block would take a tenth of the time."""
 _OF_TURNS = 2
 """Identifies a stream of keys that is separate from the one for permutations."""
 

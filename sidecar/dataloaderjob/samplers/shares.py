@@ -1,8 +1,9 @@
 """The assignment of positions to parts, in which each part has its share of every prefix.
 
-With two parts, a position belongs to the left part if the left part's count, position times share, rounded, increases
-there. This count is also the position's number within the part. More than two parts are split recursively by a Huffman
-tree. Its paths are short enough that no part is ever more than two positions from its share, for any number of parts.
+With two parts, the left part's count is position times share, rounded. A position belongs to the left part if this
+count increases there, and the count is also the position's number within the part. More than two parts are split
+recursively by a Huffman tree. Its paths are short enough that no part is ever more than two positions from its share,
+for any number of parts.
 """
 
 from __future__ import annotations

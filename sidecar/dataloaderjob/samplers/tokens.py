@@ -20,9 +20,9 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
     """A `batch_sampler` that makes batches of variable size with at most `max_tokens` tokens.
 
     The order of an epoch is cut into chunks of `look_ahead` samples. A chunk is sorted by length and packed into
-    batches, longest first, and the batches are shuffled. This sequence of batches does not depend on the ranks. Each
-    rank of W takes every W-th batch, so a step has W batches with about the same number of tokens, and all ranks have
-    the same number of steps. A different world size resumes after the consumed batches. Its steps have the same batches
+    batches, longest first, and the batches are shuffled. This sequence of batches does not depend on the ranks. Each of
+    W ranks takes every W-th batch, so a step has W batches with about the same number of tokens, and all ranks have the
+    same number of steps. A different world size resumes after the consumed batches. Its steps have the same batches
     if W times the number of batches of a rank in a step is the same.
 
     The number of batches in an epoch depends on the order. `len()` packs the whole current epoch, once, which takes

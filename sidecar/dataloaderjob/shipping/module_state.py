@@ -96,7 +96,7 @@ class ModuleState:
         self._references = references
 
     def dumps(self, reached: Reached, patches: list[Any]) -> Iterator[Dump]:
-        """Yields the parts that have to be pickled before the dataset."""
+        """Yields the parts that must be pickled before the dataset."""
         modules = sorted(name for name in reached.modules if name in self.known.split)
         main = self._main(reached)
         code = [(name, self.code(name)) for name in modules]
@@ -178,7 +178,7 @@ def parts(module: str, state: ModuleState) -> Iterator[tuple[str, Any, Any]]:
 
 
 def apply_code(loaded: Any, skip: Collection[str]) -> list[str]:
-    """Restores code and patches. Returns the modules whose data follows, in this order."""
+    """Restores code and patches. Returns the modules whose data follows, in the same order."""
     modules, code, main, patches = loaded
     for module, references, by_value in code:
         if module not in skip:
@@ -233,7 +233,7 @@ def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
     """Returns (library's module, name, the user's function) for functions of libraries that the script replaced with
     its own function or with a `functools.partial` of the original.
 
-    Examines every global of every loaded module, which takes 10 to 30 ms, so callers call it only once.
+    Examines every global of every loaded module, which takes 10 to 30 ms, so it should be called only once.
     """
     users = {id(vars(module)) for module in user_modules.find().values()}
     main = sys.modules["__main__"]

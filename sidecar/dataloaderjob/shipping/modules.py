@@ -175,9 +175,9 @@ def is_mock(part: Any) -> bool:
 
 
 def is_defined_at(function: Any, module: str, path: str) -> bool:
-    """Returns True if a fresh import of `module` makes this very function at `path`, judging by its code. Returns True
-    for everything except user functions: a library's wrapper is made by the library, or by the import of the wrapped
-    function."""
+    """Returns True if a fresh import of `module` creates this very function at `path`, judging by its code. Also
+    returns True for everything except user functions: a library's wrapper is created by the library, or by the import
+    of the wrapped function."""
     if type(function) is not types.FunctionType:
         return True
     if is_mock(function):
@@ -210,7 +210,7 @@ class _Look(NamedTuple):
 
 
 def modules_with_effects(main: Mapping[str, Any], sources: Sequence[Source]) -> set[str]:
-    """Returns the names of those user modules with these sources that the script imports for a side effect."""
+    """Returns the names of the user modules, among those in `sources`, that the script imports for a side effect."""
     shipped = {source.name: source for source in sources}
     package = main["package"] or ""
     pending = [*_look(main["text"], package).imported, package]

@@ -65,7 +65,7 @@ KEPT = Kept.KEPT
 
 
 def _globals_of(module: ModuleType) -> Iterator[Item]:
-    """Yields the globals of a user module, except its dunders and its submodules."""
+    """Yields the globals of a user module, except dunder names and submodules."""
     for name, value in list(vars(module).items()):
         is_submodule = isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{name}"
         if not is_submodule and not (name.startswith("__") and name.endswith("__")):
@@ -134,7 +134,7 @@ def _is_own_method(function: Any, module: str, path: str) -> bool:
 
 
 def _kept_by(path: str, function: Any) -> Iterator[Item]:
-    """Yields (path, object) of the objects that `function`, one of the module's own, keeps."""
+    """Yields (path, object) for each object that `function` keeps. The function is one of the module's own."""
     if type(function) is LRU:
         yield from _cached(path, function)
         return
@@ -224,8 +224,8 @@ def _reduces(cls: Any) -> bool:
 
 
 def content(value: Any) -> tuple[Any, ...]:
-    """Returns the content that `update` needs to make a fresh object equal to this one. Raises the errors of a
-    __getstate__."""
+    """Returns the content that `update` needs to make a fresh object equal to this one. Raises the errors of its
+    `__getstate__`."""
     if kind(value) == "exact":
         if isinstance(value, dict):
             factory = value.default_factory if isinstance(value, defaultdict) else None

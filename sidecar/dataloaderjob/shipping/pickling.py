@@ -25,7 +25,7 @@ from dataloaderjob.shipping.modules import MAINS, is_defined_at, is_mock
 MIN_BUFFER_NBYTES = 64 * 1024
 """Smaller buffers stay within the pickle."""
 SHALLOW = 64
-"""Number of members from which a container is searched for needed code only in its first member."""
+"""Minimum number of members for which only a container's first member is searched for code that it needs."""
 TRIES = 20
 """Number of attempts to pickle a container to which other threads add members."""
 _cloudpickle: Any = cloudpickle.cloudpickle

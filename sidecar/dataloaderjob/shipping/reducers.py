@@ -33,7 +33,7 @@ from dataloaderjob.shipping.names import LRU, look_up
 
 _C_DATA: Any = ctypes.c_int.__mro__[-2]
 MAX_OWNER_NBYTES = 1024 * 1024
-"""Size up to which an array is sent together with a view of it. Twice the view's size applies instead if larger."""
+"""Maximum size of an array that is sent together with a view of it, or twice the view's size if that is larger."""
 SHARED_MEMORY = (
     "memory and locks of multiprocessing are shared with forked processes only, and feeders are not forked: set a "
     "value that changes between epochs as a plain attribute of the dataset before iter(), keep counters in the "

@@ -44,7 +44,7 @@ _REMEMBERED = 8
 _CHUNK_NBYTES = 1 << 20
 """A chunk fits into the second-level cache, because each word is read twice."""
 _LARGE = 4096
-"""Number of members from which a container is marshalled instead of pickled."""
+"""Minimum number of members for which a container is marshalled instead of pickled."""
 _THREADS = min(4, os.cpu_count() or 1)
 Blobs = tuple[tuple[str, int], ...]
 Fingerprint = tuple[bytes, int]
@@ -104,7 +104,7 @@ class SnapshotMaker:
         """Fingerprint for the snapshot that is being made."""
         self._warned = False
         self._warned_of: set[str] = set()
-        """Names of objects in modules, if the omission of these objects was reported."""
+        """Names of the module objects whose omission was reported."""
 
     def take(self, roots: Roots) -> CodeSnapshot:
         """Takes a snapshot. Raises InputError, which names the part of `roots` that cannot be pickled."""
@@ -159,7 +159,7 @@ class SnapshotMaker:
         return True
 
     def _fingerprint(self, roots: Roots) -> Fingerprint | None:
-        """Returns (fingerprint, number of arrays); None for unpicklable roots, which `take` then reports."""
+        """Returns (fingerprint, number of arrays), or None for unpicklable roots, which `take` then reports."""
         out, buffers, digest = io.BytesIO(), list[memoryview](), _Digest()
         try:
             writer = self._writer(roots)
@@ -241,7 +241,7 @@ def _weights() -> np.ndarray[Any, np.dtype[np.uint64]]:
 
 
 def checksum(buffer: Any) -> bytes:
-    """Returns a checksum of the buffer. It has 16 bytes."""
+    """Returns a 16-byte checksum of the buffer."""
     data = np.frombuffer(buffer, np.uint8)
     words = data[: data.nbytes // 8 * 8].view(np.uint64)
     weights = _weights()

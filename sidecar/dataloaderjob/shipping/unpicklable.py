@@ -223,7 +223,7 @@ def find_storage(
 
 
 def _is_users(part: Any, user_modules: Collection[str]) -> bool:
-    """Returns True if the object has to be searched; False for a library's modules and functions."""
+    """Returns True if the object must be searched, or False for a library's modules and functions."""
     if isinstance(part, types.ModuleType):
         name: Any = part.__name__
     elif isinstance(part, types.FunctionType):

@@ -319,7 +319,7 @@ def globals_used(code: types.CodeType) -> tuple[str, ...]:
 
 
 def names_in_annotations(cls: type) -> dict[str, None]:
-    """Returns the names in annotations of a class, if these are text, as with `from __future__ import annotations`."""
+    """Returns the names in a class's string annotations, as created by `from __future__ import annotations`."""
     texts = [text for text in vars(cls).get("__annotations__", {}).values() if type(text) is str]
     return dict.fromkeys(name for text in texts for name in _IDENTIFIER.findall(text))
 

@@ -51,7 +51,7 @@ _made = itertools.count()
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """torch's DataLoader, with batches made by feeders instead of worker processes.
 
-    It accepts all arguments of `torch.utils.data.DataLoader`. Listed here are those that differ or are new.
+    It accepts all arguments of `torch.utils.data.DataLoader`. Only those that differ or are new are listed here.
 
     Args:
         num_workers: None (default): feeders make the batches, or this process if the dataset cannot be sent to them.
@@ -86,7 +86,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     Raises:
         ValueError, TypeError: invalid arguments, as in torch.
-        InputError: at `iter()`, if something cannot be sent to feeders although `num_workers` asks for them.
+        InputError: at `iter()`, if `num_workers` requests feeders, but something cannot be sent to them.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Digest of everything taken so far, updated by the iterators."""
         self._client: Client | None = None
         self._number: int | None = None
-        """This loader's number among the loaders that the process has iterated."""
+        """This loader's number among the loaders that the process has iterated over."""
         self._epochs = 0
         self.dataset_id, self.tail, self.parts = dataset_id, tail, parts
         self.device, self.device_stage, self.prefetch_device = device, device_stage, prefetch_device
@@ -153,7 +153,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """The loaded state, until the next `iter()`."""
         self._probes: list[str | None] | None = None
         self._devices: Devices | None = None
-        """The process id, the lock held while `device_stage` runs, and the devices that batches were sent to."""
+        """The process id, the lock held while `device_stage` runs, and the devices to which batches were sent."""
         self._stays_here = False
         if multiprocessing_context is not None and not self._is_stream:
             service.say_once("multiprocessing_context is ignored: feeders are processes of the service")
@@ -180,7 +180,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def digest(self) -> str:
-        """Digest of all batches returned so far, in all epochs: their keys, order and bytes; 16 hex digits."""
+        """Digest of the keys, order and bytes of all batches returned so far, in all epochs, as 16 hex digits."""
         return f"{self.consumption.total:016x}"
 
     @property
@@ -337,7 +337,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )  # fmt: skip
 
     def begin_session(self) -> tuple[int, int]:
-        """Returns the numbers of this loader and of its next iterator, which are equal in all ranks that run the same
+        """Returns the numbers of this loader and of its next iterator. They are equal on all ranks that run the same
         script."""
         self._epochs += 1
         return self._number_of_this(), self._epochs - 1

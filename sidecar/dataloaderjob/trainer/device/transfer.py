@@ -59,8 +59,8 @@ class Transfer(Protocol):
         """Returns the batch at its destination."""
 
     def let_go(self) -> float | None:
-        """Releases the sources of copies that have completed. Returns the seconds until the next call is due; None if
-        nothing is held."""
+        """Releases the sources of copies that have completed. Returns the seconds until the next call is due, or None
+        if nothing is held."""
 
     def end(self) -> None:
         """Waits until all copies are complete, and releases everything."""
@@ -295,8 +295,8 @@ class Way:
     """The loader's lock, held while its stage runs."""
 
     def transfer(self, seed: int, claim: Claim = list, took: Took = ignore) -> Transfer | None:
-        """Returns a new transfer for the batches of one stream; None if the batches stay where they are. `seed` is the
-        epoch's seed."""
+        """Returns a new transfer for the batches of one stream, or None if the batches stay where they are. `seed` is
+        the epoch's seed."""
         stage = None if self.stage is None else StageRunner(self.stage, seed, took, self.turn)
         if self.device is not None:
             return ToDevice(self.device, stage, claim)

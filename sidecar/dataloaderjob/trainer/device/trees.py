@@ -60,7 +60,7 @@ def with_tensors(item: Any, of_tensor: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def without_class(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor without its class, if that does not affect computations on it."""
+    """Returns the tensor without its subclass, if that does not affect computations on it."""
     if type(tensor) in _PLAIN or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return tensor
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  its documented name

@@ -1,5 +1,5 @@
-"""Merging of batches that `default_collate` made from parts of the samples. The result is the batch that it would have
-made from all of them. Pure."""
+"""Merging of batches that `default_collate` made from parts of the samples. The result is the batch that
+`default_collate` would have made from all samples. Pure."""
 
 from __future__ import annotations
 

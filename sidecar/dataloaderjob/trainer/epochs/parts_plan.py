@@ -98,7 +98,8 @@ class PartsPlan:
         self._asked.append(batch)
 
     def judge(self, answers: Sequence[Any]) -> PartsVerdict:
-        """Decides about the next batch. `answers` holds the batches made of its parts, or errors in their place."""
+        """Returns the decision about the next batch. `answers` holds the batches made from its parts, or errors in
+        their place."""
         error = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if error is not None:
             # A request for the whole batch would terminate another process, or take as long.

@@ -34,7 +34,7 @@ class PlanKind:
     """The settings of a loader's plans."""
 
     tail: str | None = None
-    """None: all batches of the slots are this rank's own."""
+    """None if all batches of the slots are this rank's own."""
     ranks: int = 1
     """Number of ranks that share the batches."""
     rank: int = 0
@@ -62,7 +62,7 @@ class PlanKind:
         }
 
     def plan(self, slots: int, first: int, saved: Saved) -> Plan[Any]:
-        """Returns the plan of an epoch whose first `first` batches were returned before. Raises InputError."""
+        """Returns the plan of an epoch whose first `first` batches were already returned. Raises InputError."""
         if self.tail is None:
             return Places(slots, first, saved.snapshots, saved.ends, saved.digests)
         if first and not saved.taken:

@@ -54,7 +54,7 @@ class Relay:
 
     @property
     def has_lost(self) -> bool:
-        """True if a batch was taken that is still in line."""
+        """True if a batch that is still in line was taken."""
         return self.taker.taken != self._handled
 
     @property

@@ -332,7 +332,7 @@ class ContextSession:
         taker = self._taker
         if taker is None:
             raise StreamLeftError
-        # By identity: a loader's own timeout may have the same length.
+        # Compared by identity, because a loader's own timeout may have the same length.
         taker.set_timeout(timeout if timeout and timeout is not MP_STATUS_CHECK_INTERVAL else 0.0)
         ticket = taker.taken
         try:

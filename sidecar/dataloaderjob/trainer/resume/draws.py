@@ -47,8 +47,8 @@ class Twister(NamedTuple):
 
 
 def drawn_between(before: Twister, after: Twister, limit: int = LIMIT) -> int | None:
-    """Returns the number of 32-bit draws between `before` and `after`; None if it exceeds `limit`, or if draws do not
-    lead to `after`."""
+    """Returns the number of 32-bit draws between `before` and `after`. Returns None if it exceeds `limit`, or if draws
+    do not lead to `after`."""
     if np.array_equal(before.words, after.words):
         count = after.position - before.position
         return count if 0 <= count <= limit else None
@@ -66,7 +66,7 @@ def drawn_between(before: Twister, after: Twister, limit: int = LIMIT) -> int | 
 
 
 def stepped_back(before: Twister, after: Twister, count: int) -> Twister | None:
-    """Returns the state `count` draws before `after`; None if it does not lie between `before` and `after`."""
+    """Returns the state `count` draws before `after`, or None if it is not between `before` and `after`."""
     drawn = drawn_between(before, after)
     if drawn is None or drawn < count:
         return None

@@ -1,6 +1,6 @@
 """One epoch of a loader, as its state describes it. The description outlives the epoch's iterator.
 
-An iterator that resumes from a state draws as the first one drew. Generators get the states that they had when the
+An iterator that resumes from a state draws as the original one did. Generators get the states that they had when the
 epoch began, the sampler is iterated again, and batches that were already returned are skipped by their keys alone.
 Afterwards, if only one rank trains, the process's generators get the states that they had when the loader's state was
 made. Generators that were set after the state was loaded are left alone; mere draws do not count. With several ranks,

@@ -65,7 +65,7 @@ def set_epoch(sampler: Any, epoch: int) -> None:
 
 
 def mark_unset(sampler: Any) -> None:
-    """Marks the epoch, which keeps its value, so that `is_unset` can detect whether it is set from now on."""
+    """Marks the epoch without changing its value, so that `is_unset` can detect whether it is set later."""
     for one in _with_epoch(sampler):
         if type(getattr(one, "__dict__", {}).get("epoch")) is int:
             one.epoch = Unset(one.epoch)

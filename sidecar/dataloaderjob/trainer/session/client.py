@@ -89,7 +89,7 @@ class Client:
         """Reattaches after the sidecar died: hands the pools over to the new sidecar, and again requests the batches
         that were not taken.
 
-        If an exception, such as KeyboardInterrupt, interrupts it, it can be called again.
+        Can be called again if an exception, such as KeyboardInterrupt, has interrupted it.
         """
         with self.lock:
             self._opened.disconnect()
@@ -107,8 +107,7 @@ class Client:
                         raise
 
     def _check_progress(self) -> None:
-        """Raises ServiceUnavailable if the receiver exits repeatedly. It does so if this client's own messages crash
-        it."""
+        """Raises ServiceUnavailable if the receiver exits repeatedly, as when this client's own messages crash it."""
         try:
             self._ends.add(self.control.words[ctl.W_NEXT_CALLS])
         except ServiceUnavailable as exc:
@@ -331,7 +330,7 @@ class Client:
                     control.awake()
 
     def _new_poll(self) -> select.epoll:
-        """Returns a poll of the eventfd and the socket for the calling thread. Each thread has its own.
+        """Returns an epoll object for the eventfd and the socket. Each thread has its own.
 
         The eventfd is edge-triggered: no thread has to read it, and a wake-up wakes every sleeping thread.
         """

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from dataloaderjob.trainer.session.pool import LeaseTail, PoolPlace
 
 COPY_TIMEOUT_S = 10.0
-"""Maximum number of seconds to wait for the child's copy. A stopped child makes none."""
+"""Maximum number of seconds to wait until the child has copied. A stopped child never does."""
 _FIXED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 _libc = ctypes.CDLL(None, use_errno=True)

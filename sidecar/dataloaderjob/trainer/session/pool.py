@@ -27,7 +27,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Lease(weakref.ref[Bytes]):
-    """A lease that ends with the bytes it refers to."""
+    """A lease that ends when the bytes that it refers to are garbage-collected."""
 
     __slots__ = ("is_out", "number", "tail")
 
@@ -159,7 +159,7 @@ class Pool:
         """Leases that are not known to have ended. `_end` removes entries, in any thread."""
         self.lease_limit = 0
         self.surely = 0
-        """Number of leases that are within the limit, whatever their sizes."""
+        """Number of leases that are within the limit, regardless of their sizes."""
         self._widest = 0
         self.copies = 0
         self.tail = LeaseTail(control, wake_receiver, self.leases)

@@ -40,7 +40,7 @@ class SlotPlace(NamedTuple):
     """The batch's place in its slot."""
     is_probe: bool = False
     """True if the batch was consumed before the epoch was resumed. It is requested again to find out whether the slot
-    is that long."""
+    is long enough."""
 
 
 def shorter(slot: int, batches: int) -> ServiceError:
@@ -162,7 +162,7 @@ def _refuse_pickles(snapshots: Mapping[int, tuple[int, bytes]], allow_pickle: bo
 
 
 def world() -> int:
-    """Returns the number of ranks into which the data is sharded."""
+    """Returns the number of ranks across which the data is sharded."""
     found = shares().get("WORLD_SIZE", "1")
     return int(found) if found.isdecimal() else 1
 

@@ -66,7 +66,7 @@ class Timed:
         """The digest of the batch that was taken last."""
 
     def take(self) -> Any:
-        """Waits for the next batch, and counts it as taken. Raises its error, which counts as taking it."""
+        """Waits for the next batch, and counts it as taken. Raises the batch's error, which counts as taking it."""
         words = self._words
         began = now_ns()
         if self._returned_ns:
@@ -117,7 +117,7 @@ class Unopened:
 
 
 class Taker(Timed):
-    """Takes the batches of one stream, for one thread at a time."""
+    """A taker of one stream's batches, for one thread at a time."""
 
     __slots__ = (
         "_control", "_decoder", "_failure", "_hands_out", "_keeps", "_pool", "_timeout_s", "_wake_after", "_window",
@@ -198,7 +198,8 @@ class Taker(Timed):
             self._wake_after = max(1, min(WAKE_AFTER, self._window // 3, WAKE_WITHIN_NS * count // elapsed))
 
     def take_ready(self) -> Any:
-        """Returns the next batch, counted as taken, or `NOTHING`. Raises its error, which counts as taking it."""
+        """Returns the next batch, counted as taken, or `NOTHING`. Raises the batch's error, which counts as taking
+        it."""
         client, stream, number = self.client, self.stream, self.taken
         with client.lock:  # another thread may report to a new sidecar what is taken
             if client.dead is not None:
@@ -213,7 +214,7 @@ class Taker(Timed):
             elif entry is not None and entry[2] not in self._pool.regions:
                 return NOTHING
             words, pool = self._words, self._pool
-            # From here on it counts as taken, whatever happens: its place is given back.
+            # From here on, the batch counts as taken in any case: its place is given back.
             self.taken = stream.awaited = number + 1
             try:
                 stream.recent[number % len(stream.recent)] = stream.pending.pop(number, None)
