@@ -198,7 +198,7 @@ def test_batches_that_cannot_be_merged_are_reported_and_made_whole(
         made.append(len((tmp_path / f"{parts}").read_text()))
     assert len(digests) == 1
     assert made[0] < made[1] + 200, "only what was ahead by then is made a second time"
-    said = "batches cannot be put together from parts (there is a batch of type OrderedDict)"
+    said = "batches cannot be put together from parts (they contain a value of type OrderedDict)"
     assert said in capsys.readouterr().err
 
 

@@ -375,8 +375,8 @@ def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:
         return InputError(
             f"the dataset cannot be loaded in a feeder: {exc}. One of its methods, such as __hash__, __eq__ or "
             "__setstate__, is called during unpickling, before the object's attributes are set. Objects that refer to "
-            "themselves through keys of a dictionary or members of a set cannot be copied: use a list there, or ids "
-            "for keys, or make them in worker_init_fn"
+            "themselves through keys of a dictionary or members of a set cannot be copied: use a list there, use ids "
+            "as keys, or create the objects in worker_init_fn"
         )
     if isinstance(exc, FileNotFoundError):
         return InputError(

@@ -39,8 +39,8 @@ Devices: TypeAlias = "tuple[int, threading.Lock, dict[torch.device, Device]]"
 _HERE = "num_workers was omitted, so batches are made in this process"
 _TORCHS = "torch's worker processes make the batches"
 _NO_STATE = (
-    "an IterableDataset cannot be resumed unless feeders make it (num_workers=0, or it cannot be sent to them): "
-    "the next epoch begins at its first sample"
+    "an IterableDataset cannot be resumed unless feeders read it (they do not with num_workers=0, or if it cannot be "
+    "sent to them): the next epoch begins at its first sample"
 )
 _TORCHS_CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
 _T_co = TypeVar("_T_co", covariant=True)

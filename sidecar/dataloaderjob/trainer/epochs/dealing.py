@@ -204,7 +204,7 @@ class Deal(Plan[Mark]):
         """Pads the incomplete last step, if `tail` requires it. Returns False if no step is left. Raises InputError if
         batches are left and `tail` is "error"."""
         if self.is_padded or not self.is_over:
-            raise ServiceError("no batch of the step is left to ask for: please report this")
+            raise ServiceError("no batch of the step is left to request: please report this")
         here = len(self.in_step)
         if here and self._tail == ERROR:
             raise InputError(

@@ -33,7 +33,7 @@ def merged(parts: Sequence[Any], counts: Sequence[int]) -> Any:
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return kind(*(merged(items, counts) for items in zip(*parts, strict=True)))
     if kind not in (list, tuple):
-        raise NotMergedError(f"there is a batch of type {kind.__name__}", is_final=True)
+        raise NotMergedError(f"they contain a value of type {kind.__name__}", is_final=True)
     items = list(chain.from_iterable(parts))
     if any(isinstance(item, str | bytes) for item in items):  # default_collate leaves them as they are
         are_samples = all(isinstance(item, str | bytes) for item in items)

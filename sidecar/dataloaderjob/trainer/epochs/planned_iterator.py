@@ -325,8 +325,8 @@ class PlannedIterator(ServiceIterator):
         """Warns once that a stream yields more than its `len()`."""
         self._most = None
         warnings.warn(
-            f"the dataset's len() is {self._IterableDataset_len_called}, and it gives more: each of its {self._slots} "
-            "slots gives all that __iter__ yields there. If every sample comes several times, let __iter__ yield a "
-            "share by torch.utils.data.get_worker_info()",
+            f"the dataset's len() is {self._IterableDataset_len_called}, but it yields more: each of its {self._slots} "
+            "slots returns all that __iter__ yields there. If every sample is repeated, make __iter__ yield only its "
+            "worker's shard, using torch.utils.data.get_worker_info()",
             stacklevel=5,
         )

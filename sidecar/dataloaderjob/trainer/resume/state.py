@@ -134,7 +134,7 @@ def compare(saved: LoaderState, own: LoaderState, *, is_new_epoch: bool) -> list
     ]
     (a, ranks_a), (b, ranks_b) = ((s.get("batch_size"), s.get("ranks") or 1) for s in (saved, own))
     if a is not None and b is not None and a * ranks_a != b * ranks_b:
-        differ.append(f"batch_size was {a} in each of {ranks_a} ranks, but is {b} in each of {ranks_b} now")
+        differ.append(f"batch_size was {a} on each of {ranks_a} ranks, but is {b} on each of {ranks_b} now")
     if differ:
         raise InputError(
             f"the state belongs to a different loader: {'; '.join(differ)}. Load it into the loader that "

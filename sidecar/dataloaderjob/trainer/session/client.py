@@ -71,7 +71,7 @@ class Client:
         self._opened.fds = fds
         self._connected(sock)
         if len(fds) != 3:
-            raise ServiceUnavailable(f"the sidecar at {path} sent {len(fds)} descriptors instead of 3")
+            raise ServiceUnavailable(f"the sidecar at {path} sent {len(fds)} file descriptors instead of 3")
         control_fd, self.wake_trainer, self.wake_receiver = fds
         self.control = Control(control_fd)
         if not self.control.valid:
