@@ -131,7 +131,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             persistent_workers=persistent_workers, pin_memory_device=pin_memory_device, in_order=in_order,
         )  # fmt: skip
         if isinstance(workers, LeftOut) or stage is not None:
-            self.prefetch_factor = prefetch_factor  # torch replaces None by 2
+            self.prefetch_factor = prefetch_factor  # torch replaces None with 2
         self.allow_pickle = allow_pickle
         self.consumption = Consumption(next(_made))
         """Digest of everything taken so far, updated by the iterators."""

@@ -152,7 +152,7 @@ def _unregister(
     is_at_exit: Callable[[], bool] = sys.is_finalizing,
     getpid: Callable[[], int] = os.getpid,
 ) -> None:
-    if not is_at_exit() and getpid() == pid:  # a forked child has no CUDA; at exit the driver does it
+    if not is_at_exit() and getpid() == pid:  # a forked child has no CUDA; at exit, the driver does it
         _cuda().cudaHostUnregister(address)
 
 

@@ -71,7 +71,7 @@ class AheadTaker(Timed):
                 del _live[thread]
             raise
         finally:
-            torch.set_num_threads(threads)  # else the thread's number would apply to all later threads
+            torch.set_num_threads(threads)  # else this thread's count would apply to all later threads
 
     def order(self, drawn: int) -> None:
         """Makes the thread take the batches that are due among the `drawn` batches requested so far."""

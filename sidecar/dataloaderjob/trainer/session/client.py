@@ -193,7 +193,7 @@ class Client:
                 self._guarded(self._send, stream.messages(range(sent, asked), waiting=waiting))
                 stream.sent = asked
             except BaseException:
-                self._opened.disconnect()  # even after an interrupt it must be clear what was sent
+                self._opened.disconnect()  # even after an interrupt, it must be clear what was sent
                 raise
             if stream.feeders != words[ctl.W_FEEDERS]:
                 stream.regroup(words[ctl.W_FEEDERS])
@@ -341,7 +341,7 @@ class Client:
             try:
                 poll.register(sock, select.EPOLLIN)
             except (OSError, ValueError):
-                return poll  # another thread has closed it just now
+                return poll  # another thread has closed it in the meantime
         for gone in set(self._polls).difference(t.ident for t in threading.enumerate()):
             self._polls.pop(gone, None)
         self._polls[thread] = sock, poll

@@ -94,7 +94,7 @@ def home(base: Path, launch: str, script: str) -> Path:
     prefix = f"{_PREFIX}{environment_key(os.environ)}-"
     with _locked(base):
         found = [path for path in sorted(base.glob(f"{_PREFIX}*-*")) if folders.is_own(path)]
-        for path in found:  # a launch keeps its service whatever has changed in its environment since
+        for path in found:  # a launch keeps its service, even if its environment has changed since
             if _launch_of(path) == launch and _is_joined(path, claim):
                 return path
         for path in found:

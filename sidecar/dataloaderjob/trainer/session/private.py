@@ -264,7 +264,9 @@ def _environment() -> dict[str, str]:
         environment, path = keeping.shared(environment), keeping.import_path()
     environment[PATH_VARIABLE] = os.pathsep.join(p for p in path if p)
     environment[RUN_VARIABLE] = secrets.token_hex(8)
-    environment["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED") or "0"  # all feeders order sets alike
+    environment["PYTHONHASHSEED"] = (
+        os.environ.get("PYTHONHASHSEED") or "0"
+    )  # makes all feeders order sets in the same way
     return environment
 
 

@@ -324,7 +324,7 @@ def warn_once(pool: Pool) -> None:
 def _users_level() -> int:
     """Returns the stack level of the user's line that called next(), as `warnings` counts it from our caller."""
     level = 0
-    above: types.FrameType | None = sys._getframe(1)  # noqa: SLF001  warnings knows no other way before 3.12
+    above: types.FrameType | None = sys._getframe(1)  # noqa: SLF001  warnings has no other way before 3.12
     while above is not None and str(above.f_globals.get("__name__")).partition(".")[0] == _US:
         level, above = level + 1, above.f_back
     return level + 1
