@@ -3,8 +3,8 @@
 The format is JSON. The exception's arguments and attributes are sent only as plain values, never pickled.
 
 The trainer does not trust feeders. The class of an exception is therefore looked up only in imported modules, without
-running any code. The built-in class that it extends creates the exception, so neither the class's own constructor nor
-its properties run. The class's own `__str__` runs, as it does in any traceback.
+running any code. The built-in class that this class extends creates the exception, so neither the class's own
+constructor nor its properties run. The class's own `__str__` runs, as it does in any traceback.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ _OF_A_LAUNCHER = re.compile(
     r"(?!\w*(?:RANK|PROCID|LOCALID|NODEID|GTIDS|TASK_PID|VPID|CPU_BIND\w*|_STEP\w*|_URI\w*|_PORT|_FD)$)"
     rf"(?:{LAUNCHERS})_\w+"
 )
-"""Environment variables that a launcher sets to the same value for all ranks of a node. A kept service, which another
-launch may have started, does not have them."""
+"""Environment variables that a launcher sets to the same value for all ranks of a node. A kept service starts without
+them."""
 _RANK_ARGUMENT = re.compile(r"--local[-_]rank=\d+")
 
 

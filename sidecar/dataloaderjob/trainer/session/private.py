@@ -266,7 +266,7 @@ def _environment() -> dict[str, str]:
     environment[RUN_VARIABLE] = secrets.token_hex(8)
     environment["PYTHONHASHSEED"] = (
         os.environ.get("PYTHONHASHSEED") or "0"
-    )  # makes all feeders order sets in the same way
+    )  # all feeders order sets the same way
     return environment
 
 
