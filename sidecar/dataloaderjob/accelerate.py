@@ -1,8 +1,8 @@
 """Our own iterator and its state, inside a loader that Accelerate has prepared.
 
-`accelerator.prepare()` rebuilds a loader as torch's own. A former `dataloaderjob.DataLoader` keeps its feeders through
-its `multiprocessing_context`. `adopt` restores the iterator that costs less per batch, and the state with which
-`accelerator.save_state()` and `load_state()` resume the loader at the exact batch.
+`accelerator.prepare()` rebuilds a loader as a plain torch loader. A former `dataloaderjob.DataLoader` keeps its feeders
+through its `multiprocessing_context`. `adopt` restores our iterator, which costs less per batch, and the state with
+which `accelerator.save_state()` and `load_state()` resume the loader at the exact batch.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _KEPT = (
     "pin_memory_device", "in_order",
 )  # fmt: skip
 _SKIPPED_INTO = "skipped_into"
-"""Marks the state of an epoch that one of Accelerate's loaders resumed: it does not show how far that epoch got."""
+"""Marks the state of an epoch that one of Accelerate's loaders resumed. It does not show how far the epoch got."""
 _Prepared = TypeVar("_Prepared")
 
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """The beginning of an epoch whose state was loaded, for the loader of Accelerate that resumes the epoch."""
+    """The beginning of an epoch whose state was loaded, for the Accelerate loader that resumes the epoch."""
 
     resume: Resume
     own: dict[str, generators.Own]
@@ -83,8 +83,8 @@ class Placing(BatchSampler):
     """A batch sampler whose batches carry their place in the epoch.
 
     Accelerate and Hugging Face's Trainer resume with `skip_first_batches`. It makes a torch loader that knows neither
-    the number of batches it skips nor the seed that the epoch began with. So the seed depends only on the epoch and on
-    the seed of the process.
+    the number of batches that it skips nor the seed with which the epoch began. The seed therefore depends only on the
+    epoch and on the seed of the process.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -150,9 +150,9 @@ class _Adopted(DataLoader[Any]):
 
     prepared: weakref.ref[Any] | None = None
     _begun_before = 0
-    """Iterations of the batch sampler when a state was loaded."""
+    """Number of iterations of the batch sampler when a state was loaded."""
     _left: Resume | None = None
-    """State of an epoch that a loader which skips batches resumes, or had resumed when the state was saved."""
+    """State of an epoch that a batch-skipping loader resumes, or had resumed when the state was saved."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -192,7 +192,7 @@ class _Adopted(DataLoader[Any]):
         if self._resume is not None:
             service.say_once(
                 "the checkpoint was saved in an epoch that skip_first_batches had resumed, so the loader "
-                "begins with the next epoch: call skip_first_batches to resume that one"
+                "begins with the next epoch: call skip_first_batches to resume the saved one"
             )
         self._resume, self._left = None, None
         epoch, prepared = left.state.get("epoch"), self._holder
@@ -223,7 +223,7 @@ class _Adopted(DataLoader[Any]):
         return getattr(self.batch_sampler, "begun", 0)
 
     def _leave_to_another(self) -> None:
-        """Drops the loaded state if a loader that skips batches has resumed that epoch since."""
+        """Drops the loaded state if a loader that skips batches has resumed that epoch in the meantime."""
         if self._resume is not None and self._begun() != self._begun_before:
             self._left, self._resume = self._resume, None
             service.say_once(
@@ -235,10 +235,10 @@ class _Adopted(DataLoader[Any]):
 
 
 def adopt(prepared: _Prepared, *, allow_pickle: bool = False, dataset_id: str | None = None) -> _Prepared:
-    """Installs our loader in one that `accelerator.prepare()` returned, and returns the prepared loader.
+    """Installs our loader in the prepared loader that `accelerator.prepare()` returned, and returns the latter.
 
-    prepared: a map-style loader, whatever its class was before. allow_pickle, dataset_id: as for
-    `dataloaderjob.DataLoader`. Raises InputError if `prepared` is anything else.
+    `prepared` is a map-style loader, regardless of its class before `prepare()`. `allow_pickle` and `dataset_id` mean
+    the same as in `dataloaderjob.DataLoader`. Raises InputError if `prepared` is anything else.
     """
     base = getattr(prepared, "base_dataloader", None)
     if base is None or not hasattr(prepared, "use_stateful_dataloader"):

@@ -26,8 +26,8 @@ class RaggedBytes(NamedTuple):
 
 def keep_bytes(samples: Sequence[Any]) -> Any:
     """Does the same as torch's `default_collate`, except that bytes in samples, such as JPEG files, become one
-    `RaggedBytes` instead of a list. Nothing is padded, and the bytes travel and are copied in one piece. They are
-    decoded later, for example in `DataLoader(..., device_stage=)`."""
+    `RaggedBytes` instead of a list. Nothing is padded, and the bytes are sent and copied in one piece. They are decoded
+    later, for example in `DataLoader(..., device_stage=)`."""
     return collate(list(samples), collate_fn_map=_MAP)
 
 

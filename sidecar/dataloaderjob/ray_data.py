@@ -1,7 +1,7 @@
-"""Ray Data as a source: a `ray.data.Dataset` of the job's own Ray, read in a feeder's slot.
+"""Ray Data as a source: a `ray.data.Dataset` of the job's own Ray cluster, read in a feeder's slot.
 
-Ray's tasks read and transform in the feeders' pods. The slot that iterates is a driver of that Ray. The trainer runs
-none of this.
+Ray's tasks read and transform data in the feeders' pods. The slot that iterates over the dataset is a driver of that
+Ray cluster. The trainer runs none of this.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dataloaderjob.core.errors import InputError
 _READ_ONLY = "The given NumPy array is not writable"
 EXIT_NO_RAY = 70
 _ROWS = 256
-"""Rows fetched at a time if the dataset yields them one by one."""
+"""Number of rows fetched at a time if the dataset yields them one by one."""
 _TASKS_PER_ACTOR = 4
-"""Tasks submitted ahead for each actor unless the user sets another number. Ray waits up to 0.1 s for all tasks before
-it submits new ones. With Ray's own default of 2, an actor often has nothing to do in the meantime."""
+"""Number of tasks submitted ahead for each actor, unless the user sets a different number. Ray waits up to 0.1 s for
+all tasks before it submits new ones. With Ray's own default of 2, an actor is often idle in the meantime."""
 
 
 class RayData(IterableDataset[Any]):
@@ -43,10 +43,10 @@ class RayData(IterableDataset[Any]):
         shuffle_buffer_size: int | None = None,
         prefetch_batches: int = 2,
     ) -> None:
-        """`batch_size`: rows in a batch that Ray assembles, a dict of arrays, for a loader whose own `batch_size` is
-        None. Left out: rows arrive one by one, as dicts. `drop_last`: drop a last batch with fewer rows.
-        `shuffle_buffer_size`: rows shuffled at a time, with a seed of the epoch. `prefetch_batches`: batches that Ray
-        keeps ready in the slot.
+        """`batch_size` is the number of rows in a batch that Ray assembles, as a dict of arrays, for a loader whose own
+        `batch_size` is None. If it is omitted, rows arrive one by one, as dicts. With `drop_last`, a last batch with
+        fewer rows is dropped. `shuffle_buffer_size` is the number of rows shuffled at a time, with the epoch's seed.
+        `prefetch_batches` is the number of batches that Ray keeps ready in the slot.
 
         Raises InputError if `make` is not a function.
         """

@@ -12,8 +12,8 @@ class FeedersMixin:
     """`class MyTrainer(FeedersMixin, Trainer)`: feeders make the batches of training, evaluation and prediction.
 
     `dataloader_num_workers` in the arguments is the number of feeders if the service is private to the process. It must
-    be at least 1: 0 keeps the work in the process. With workers, `resume_from_checkpoint` resumes with the same
-    batches, including their augmentation, as an uninterrupted run.
+    be at least 1, because 0 keeps the work in the process. With workers, `resume_from_checkpoint` resumes with the same
+    batches as an uninterrupted run, including their augmentation.
     """
 
     def get_train_dataloader(self) -> Any:

@@ -97,7 +97,7 @@ def test_stream_longer_than_its_len_warns_once(rig: Rig, workers: int) -> None:
     told = [
         str(one.message)
         for one in caught
-        if "the dataset's len() is 8, and it gives more" in str(one.message)
+        if "the dataset's len() is 8, but it yields more" in str(one.message)
     ]
     assert len(told) == (workers > 1)
     assert all("get_worker_info()" in text for text in told)

@@ -255,7 +255,7 @@ def test_batch_count_is_refused_as_the_state_of_a_dealt_epoch(rig: Rig):
     ("arguments", "said"),
     [
         ({"num_workers": 2, "tail": "wrap"}, "'drop', 'pad' or 'error'"),
-        ({"num_workers": 0, "tail": "drop"}, "give num_workers"),
+        ({"num_workers": 0, "tail": "drop"}, "set num_workers"),
         ({"dataset": [1, 2], "num_workers": 2, "tail": "drop"}, "DistributedSampler"),
     ],
 )

@@ -521,7 +521,7 @@ def test_stage_without_a_device_or_a_callable_is_refused() -> None:
         DataLoader(Numbers(4), device_stage=noisy)
     with pytest.raises(TypeError, match="found str"):
         DataLoader(Numbers(4), device="cpu", device_stage="noisy")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="prefetch_device is a number from 1"):
+    with pytest.raises(ValueError, match="prefetch_device must be a number from 1"):
         DataLoader(Numbers(4), device="cpu", prefetch_device=0)
 
 

@@ -198,7 +198,7 @@ def test_batches_that_cannot_be_merged_are_reported_and_made_whole(
         made.append(len((tmp_path / f"{parts}").read_text()))
     assert len(digests) == 1
     assert made[0] < made[1] + 200, "only what was ahead by then is made a second time"
-    said = "batches cannot be put together from parts (there is a batch of type OrderedDict)"
+    said = "batches cannot be put together from parts (they contain a value of type OrderedDict)"
     assert said in capsys.readouterr().err
 
 
@@ -221,7 +221,7 @@ def test_loaders_that_cannot_use_parts_are_refused():
     with pytest.raises(InputError, match="omit either collate_fn"):
         DataLoader(Numbers(3), collate_fn=list, parts=2)
     for wrong in (0, 2.0, True, 10**6):
-        with pytest.raises(ValueError, match="parts is a number from 1"):
+        with pytest.raises(ValueError, match="parts must be a number from 1"):
             DataLoader(Numbers(3), parts=wrong)
 
 

@@ -498,6 +498,6 @@ def test_stream_made_by_torch_has_no_position(
     first.load_state_dict({"batches": 5})
     iterator = iter(first)
     assert next(iterator)["id"][0] == 0
-    assert "an IterableDataset cannot be resumed unless feeders make it" in capsys.readouterr().err
+    assert "an IterableDataset cannot be resumed unless feeders read it" in capsys.readouterr().err
     assert first.state_dict() == {"version": 1, "iterable": True, "batches": 0}
     assert sum(1 for _ in iterator) == 7

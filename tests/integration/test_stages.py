@@ -184,7 +184,7 @@ class TestWithTwoFeeders:
             except InputError as exc:
                 found.append(str(exc).partition(":")[0])
         refused = (
-            "batch 1 of slot 0 has 50.3 MB before its stage, but only 50 can be handed to another feeder"
+            "batch 1 of slot 0 has 50.3 MB before its stage, but only 50 can be passed to another feeder"
         )
         assert found == [[[1000, 0]], refused, [[30 << 20, 2]], [[5, 3]]]
 
@@ -321,7 +321,7 @@ def test_rebuilt_loader_applies_the_stage_once():
 
 
 def test_stage_on_a_map_dataset_or_without_a_callable_is_refused():
-    with pytest.raises(InputError, match="do it in __getitem__"):
+    with pytest.raises(InputError, match="do the same work in __getitem__"):
         DataLoader([1, 2], stage=bright)
     with pytest.raises(TypeError, match="a function of one sample, found str"):
         DataLoader(Shards(), stage="decode")

@@ -524,7 +524,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
     ),
     "batch size": (
         lambda: DataLoader(Augmented(N), 5, **HERE),
-        "batch_size was 3 in each of 1 ranks, but is 5",
+        "batch_size was 3 on each of 1 ranks, but is 5",
     ),
     "samples": (lambda: DataLoader(Augmented(N, width=8), BATCH, **HERE), "sample 0 differs"),
     "order": (

@@ -35,7 +35,9 @@ def advice(*results: dict[str, Any], cpus: int = 2) -> verdict.Verdict:
 def test_the_first_lines_are_the_verdict_and_the_possible_gain() -> None:
     lines = verdict.lines(advice())
     assert lines[0] == "train.py waits for input for 75% of each step."
-    assert lines[1] == "At most 4 times faster is possible: a step takes 400 ms, and 100 ms without waiting."
+    assert (
+        lines[1] == "At most a 4-fold speedup is possible: a step takes 400 ms, and 100 ms without waiting."
+    )
     assert len(lines) <= 20
 
 

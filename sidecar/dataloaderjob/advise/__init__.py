@@ -1,1 +1,1 @@
-"""`dataloaderjob advise`: watches the loaders of an unchanged script, and determines whether feeders would help."""
+"""`dataloaderjob advise`: it watches the loaders of an unchanged script, and determines whether feeders would help."""

@@ -1,4 +1,5 @@
-"""`dataloaderjob advise -- python train.py`: runs the script, watches its loaders, prints the advice, and ends it."""
+"""`dataloaderjob advise -- python train.py`: runs and watches the script, prints the advice, and terminates the
+script."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The hook that watches the loaders of a process. `site/sitecustomize.py` installs it once torch's loader is imported.
 
 The hook times calls of next(). Then it replays the last batches to measure a step without input, makes a few batches
-itself, and writes the results. After that it keeps the loop waiting until the command ends the script. It draws no
-random numbers before it makes batches, so the batches before that are those of the script alone.
+itself, and writes the results. After that, it keeps the loop waiting until the command terminates the script. It draws
+no random numbers before it makes batches, so earlier batches are the same as without the hook.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE
 
 FINISH, STEPS = "finish", "steps"
-"""Files in the folder. The first one exists once the time is up; the second contains the number of steps to observe."""
+"""Files in the results folder. The first exists once the time is up; the second contains the number of steps to
+observe."""
 KEPT = 4
 """Number of batches that the replay repeats in turn."""
 REPORT_S = 0.5
@@ -42,7 +43,7 @@ class _Loader:
         self.cpu_s = self.wall_s = 0.0
         """This process's clocks at the start of the replay; 0 before it."""
         self.step = -1
-        """The replayed step of another loader during which this one last returned a batch again."""
+        """The step of another loader's replay during which this loader last returned a batch again."""
 
 
 def _again(loader: _Loader) -> Any:
@@ -67,12 +68,12 @@ class Watcher:
         self.is_over = False
 
     def next(self, iterator: Any, original: Any) -> Any:
-        """Replaces an iterator's next() while its script is watched."""
+        """Runs in place of an iterator's next() while its script is watched."""
         if os.getpid() != self._pid:
             if sys.modules["torch"].utils.data.get_worker_info() is not None:
                 return original(iterator)  # a loader within a dataset, in a worker
             self._reset()
-        # A subclass may call its base, and a dataset may have a loader of its own.
+        # A subclass may call its base class, and a dataset may have a loader of its own.
         if getattr(self._threads, "is_inside", False) or self.is_over:
             return original(iterator)
         self._threads.is_inside = True
@@ -97,7 +98,7 @@ class Watcher:
         if observation.phase is WatchPhase.DONE:
             _quietly(getattr(iterator, "_shutdown_workers", None))
             self._judge(loader)
-            while True:  # the command ends the script
+            while True:  # the command terminates the script
                 time.sleep(60)
         if observation.phase is WatchPhase.REPLAYING:
             if self._replaying is None:
@@ -228,7 +229,7 @@ def _quietly(function: Any) -> None:
 
 
 def install(module: Any, folder: str) -> None:
-    """Watches all loaders of this process, unless it is a feeder. `module`: torch.utils.data.dataloader, just
+    """Watches all loaders of this process, unless it is a feeder. `module` is torch.utils.data.dataloader, newly
     imported."""
     if os.environ.get(IN_FEEDER_VARIABLE):
         return

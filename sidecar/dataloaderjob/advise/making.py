@@ -22,8 +22,8 @@ from dataloaderjob.core.sizing import spread
 from dataloaderjob.shipping.bundles import make_bundle
 
 BATCHES, BUDGET_S = 16, 10.0
-"""Maximum number of batches that count, and maximum time for them in seconds. At least three are made, whatever the
-time."""
+"""Maximum number of batches that count, and maximum time for them in seconds. At least three are made, regardless of
+the time."""
 OUTLIER_OF = 8
 """Minimum number of batches from which the one that waited longest is dropped, because a busy machine may have delayed
 it."""
@@ -48,7 +48,7 @@ class Made:
 @dataclass(slots=True)
 class _Clock:
     """The process's CPU time, including its threads, and the wall time since the last lap. Wall time excludes the time
-    that this thread waited for a CPU."""
+    during which this thread waited for a CPU."""
 
     cpu: float = 0.0
     wall: float = 0.0
@@ -120,7 +120,7 @@ def _measured(samples: Iterator[Callable[[], Any]], source: Source) -> Made:
 
 
 def _costs(rows: Sequence[tuple[float, ...]], nbytes: int, refused: str) -> Made:
-    """Returns the mean cost. `rows`: for each batch, the CPU and wall times of fetch, collate and encode."""
+    """Returns the mean cost. `rows` has, for each batch, the CPU and wall times of fetch, collate and encode."""
     cpu_s, idle_s = ([sum(row[part::2]) for row in rows] for part in (0, 1))
     idle_s = sorted(max(0.0, wall - cpu) for wall, cpu in zip(idle_s, cpu_s, strict=True))
     if len(idle_s) >= OUTLIER_OF:
@@ -153,8 +153,8 @@ def _encode(batch: Any) -> tuple[int, str]:
 
 
 def shipping(source: Source) -> tuple[str, int]:
-    """Packs the dataset and code as for feeders, into a folder that is then deleted. Returns (the reason if that fails,
-    bytes)."""
+    """Packs the dataset and code as for feeders, into a folder that is then deleted. Returns (the reason if packing
+    fails, number of bytes)."""
     with tempfile.TemporaryDirectory(prefix="dataloaderjob-") as folder:
         roots = source.dataset, source.collate_fn, source.worker_init_fn
         try:

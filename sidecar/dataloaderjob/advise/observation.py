@@ -8,9 +8,9 @@ from enum import Enum, auto
 from statistics import median
 
 SKIPPED = 3
-"""Number of first steps of a loader that do not count, because code is compiled, allocators grow and workers start."""
+"""Number of a loader's first steps, which do not count, because code is compiled, allocators grow and workers start."""
 LEAST = 5
-"""Minimum number of steps in a phase; it suffices if the time is up."""
+"""Minimum number of steps in a phase. It suffices once the time is up."""
 OBSERVE_S, REPLAY_S = 30.0, 15.0
 """Maximum seconds for each phase, once it has LEAST steps."""
 REPLAYED = 20
@@ -33,7 +33,7 @@ class Steps:
 
     waits: list[float] = field(default_factory=list)
     thinks: list[float] = field(default_factory=list)
-    """Times from the return of a next() to the next call."""
+    """Times from the return of next() to its next call."""
 
     @property
     def count(self) -> int:
@@ -46,8 +46,8 @@ class Steps:
     def period_s(self, *, is_queued: bool = False) -> float:
         """Returns the time from one batch to the next, without pauses. Waits come in bursts, so their mean is used.
 
-        `is_queued`: the loop queues its work on a device and waits for it only in some steps, so the mean of all steps
-        is used.
+        With `is_queued`, the loop queues its work on a device and waits for the device only in some steps, so the mean
+        of all steps is used.
         """
         longest = PAUSE * median(self.thinks)
         kept = [
@@ -70,7 +70,7 @@ class Observation:
         self._wait = self._elsewhere = 0.0
 
     def called(self, now: float, *, is_first: bool) -> None:
-        """Records that the owner of an iterator calls next(). `is_first`: no step ends with this call."""
+        """Records that the owner of an iterator calls next(). With `is_first`, no step ends with this call."""
         self._called = now
         if self._is_open and not is_first:
             self._count(self._wait + self._elsewhere, now - self._returned - self._elsewhere)

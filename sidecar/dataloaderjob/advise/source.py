@@ -23,7 +23,7 @@ class Source:
 
     @staticmethod
     def of(iterator: Any) -> Source:
-        """Reads the attributes of an iterator of torch's, which have had these names since torch 1.2."""
+        """Reads the attributes of one of torch's iterators. They have had these names since torch 1.2."""
         parts = vars(iterator)
         return Source(
             dataset=iterator._dataset,  # noqa: SLF001

@@ -24,7 +24,7 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The advice for one script, with the results that it is based on."""
+    """The advice for one script, with the results on which it is based."""
 
     script: str
     world: int
@@ -52,8 +52,8 @@ class Verdict:
 def verdict(
     command: Sequence[str], results: Sequence[dict[str, Any]], *, cpus: int, link: float | None = None
 ) -> Verdict:
-    """Returns the advice. `results`: those of all ranks on this node, one of them with the cost of a batch. Ranks on
-    other nodes are assumed to be equal."""
+    """Returns the advice. `results` are the results of all ranks on this node. One of them has the cost of a batch.
+    Ranks on other nodes are assumed to be equal."""
     (costs,) = [one for one in results if "made" in one][:1]
     made, ranks = costs["made"], max(one["world"] for one in results)
     slowest = max(results, key=lambda one: one["period_s"])
@@ -111,8 +111,8 @@ def as_json(found: Verdict) -> dict[str, Any]:
 
 
 def workers_that_suffice(found: Verdict) -> int | None:
-    """Returns the number of torch's workers for each rank on this machine that would make feeders unnecessary; None if
-    there is none."""
+    """Returns the number of torch workers for each rank on this machine that would make feeders unnecessary, or None if
+    no number would."""
     advice = found.advice
     if not advice.feeders or found.free_cpus is None or found.local_ranks != found.world:
         return None
@@ -120,7 +120,7 @@ def workers_that_suffice(found: Verdict) -> int | None:
 
 
 def lines(found: Verdict) -> list[str]:
-    """Returns about twenty lines for people, the verdict first."""
+    """Returns about twenty lines of text, starting with the verdict."""
     return [*_head(found), "", *_measured(found), *(_remedy(found) if found.advice.feeders else [])]
 
 
@@ -129,7 +129,7 @@ def _head(found: Verdict) -> list[str]:
     waits = f"{found.script} waits for input for {advice.waiting:.0%} of each step"
     if advice.feeders:
         times = f"{_time(pipeline.period_s)}, and {_time(pipeline.step_s)} without waiting"
-        return [f"{waits}.", f"At most {advice.gain:.2g} times faster is possible: a step takes {times}."]
+        return [f"{waits}.", f"At most a {advice.gain:.2g}-fold speedup is possible: a step takes {times}."]
     if advice.waiting < WORTH:
         return [f"Nothing to gain: {waits}."]
     return [f"Feeders cannot help: {waits}, and the limit is {LIMITS[advice.limit]}."]

@@ -1,5 +1,5 @@
-"""Runs a script with the hook until its ranks have written their results, then ends it and all processes that it
-started."""
+"""Running a script with the hook until its ranks have written their results, then killing the script and all processes
+that it started."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dataloaderjob.core.processes import adopt_orphans
 
 POLL_S = 0.1
 GRACE_S, SHIPPING_S = 15.0, 30.0
-"""Time for a step to end once the time is up, and time for one rank to make batches and do the dry run."""
+"""Seconds for a step to end once the time is up, and seconds for one rank to make batches and do the dry run."""
 SITE = Path(__file__).with_name("site") / "sitecustomize.py"
 
 
@@ -33,7 +33,7 @@ class Watched:
 
     results: tuple[dict[str, Any], ...]
     returncode: int | None
-    """The script's exit code; None if this process ended it."""
+    """The script's exit code; None if this process killed it."""
     trouble: str
     """The reason why some of the script's processes were not watched; empty if all were."""
     has_loader: bool
@@ -53,7 +53,7 @@ def watch(command: Sequence[str], *, steps: int, timeout_s: float, say: Callable
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(scratch)}
         adopt_orphans()
         try:
-            # Its output goes to standard error, so that standard output contains the advice alone.
+            # The script's output goes to standard error, so that standard output contains only the advice.
             script = subprocess.Popen(
                 list(command), env=environment, stdout=sys.stderr, start_new_session=True
             )

@@ -1,1 +1,1 @@
-"""Converts batches to bytes and back: layout, leaves, objects taken apart, digests."""
+"""Conversion of batches to bytes and back: layout, leaves, decomposed objects, digests."""

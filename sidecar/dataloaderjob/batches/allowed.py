@@ -1,15 +1,15 @@
 """The classes whose objects a batch may carry without a pickle. Feeder and trainer apply the same rules.
 
-A feeder is not trusted with the trainer, so an object of a class that acts by itself, made with content of a feeder's
-choice, could run code there. Therefore a list decides:
+The trainer does not trust feeders. Some classes act on content by themselves, so content that a feeder chose could run
+code in the trainer. Only these classes are allowed:
 
 - classes of the user's own modules, if each base is the user's own, named below, or abstract without content;
-- classes of libraries that are named below;
-- dataclasses and named tuples of libraries, if they are fields and nothing else;
-- classes of libraries that consent with `__dataloaderjob_data__ = True` in their body.
+- library classes that are named below;
+- dataclasses and named tuples of libraries, if they consist only of fields;
+- library classes that consent with `__dataloaderjob_data__ = True` in their body.
 
-A class is looked up without running any code: in modules that are imported, by their own names. So a name can neither
-import a module nor call a module's `__getattr__`, a metaclass or a descriptor.
+A class is looked up without running any code, by its own name in a module that is already imported. A name can
+therefore neither import a module nor call a module's `__getattr__`, a metaclass or a descriptor.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ _GENERATED = frozenset(
 )  # fmt: skip
 """Names that `@dataclass`, `namedtuple`, `copyreg` and the interpreter put into a class."""
 _allowed: dict[int, tuple[weakref.ref[type], set[int]]] = {}
-"""Classes that were allowed before, each with the foundations for which it was allowed; all by id."""
+"""Classes that were allowed before, each with the foundations for which it was allowed. All are identified by id."""
 
 
 def remembered(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -162,14 +162,14 @@ def find(module: str, qualname: str) -> type:
 
 
 def mro(cls: type) -> tuple[type, ...]:
-    """Returns the class and its bases, whatever its metaclass says."""
+    """Returns the class and its bases, regardless of its metaclass."""
     found: tuple[type, ...] = _CLASS_MRO.__get__(cls)
     return found
 
 
 def static(cls: type, name: str) -> Any:
-    """Returns the raw attribute of this name from a class or the first of its bases that has one; None if
-    there is none."""
+    """Returns the raw attribute of this name from a class or the first of its bases that has one, or None if no class
+    has one."""
     for base in mro(cls):
         own = _CLASS_DICT.__get__(base)
         if name in own:
@@ -178,7 +178,7 @@ def static(cls: type, name: str) -> Any:
 
 
 def own_names(cls: type) -> Mapping[str, Any]:
-    """Returns the names in a class's body, whatever its metaclass says."""
+    """Returns the names in a class's body, regardless of its metaclass."""
     found: Mapping[str, Any] = _CLASS_DICT.__get__(cls)
     return found
 
@@ -203,7 +203,8 @@ def is_allowed(cls: type, foundation: type = object) -> bool:
 
 
 def why_not(cls: type, foundation: type = object) -> str:
-    """Returns the reason why `cls` is not allowed, for a message that names it; empty if it is."""
+    """Returns the reason why `cls` is not allowed, for a message that names the class. Returns an empty string if it is
+    allowed."""
     if is_allowed(cls, foundation):
         return ""
     if not (_is_ordinary(cls) and _is_trusted(cls)):
@@ -233,7 +234,7 @@ def is_record(cls: type) -> bool:
 
 
 def is_factory(cls: type) -> bool:
-    """Returns True if a defaultdict of a batch may call this class to make missing values."""
+    """Returns True if a defaultdict in a batch may call this class to make missing values."""
     return _is_ordinary(cls) and (cls in _PLAIN_FACTORIES or is_users(cls))
 
 
@@ -258,8 +259,8 @@ def full_name(cls: type) -> str:
 
 
 def is_users(cls: type) -> bool:
-    """Returns True if a class belongs to a user module, not to an installed one; found without loading a lazy
-    module."""
+    """Returns True if a class belongs to a user's module rather than an installed one. Loads no lazy module to find
+    out."""
     name = _CLASS_MODULE.__get__(cls)
     if name in MAINS or (_is_ordinary(cls) and user_code.is_by_value(cls)):
         return True

@@ -1,7 +1,7 @@
-"""Decodes bytes to a batch tree, without a copy: tensors and arrays are views of the body.
+"""Decoding of bytes to a batch tree, without a copy: tensors and arrays are views of the body.
 
-A schema is analysed once and cached under the header, which contains its digest. A batch of a known schema costs one
-numpy view and one torch view per leaf. Neighbours: `core.layout`, `encoding`.
+A schema is analyzed once and cached under the header, which contains its digest. A batch with a known schema costs one
+numpy view and one torch view per leaf. See also `core.layout` and `encoding`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Maker = Callable[[Body], Any]
 Builder = Callable[[list[Any]], Any]
 
 _MAX_SCHEMAS = 256
-"""Maximum number of schemas in the cache of one decoder. Each ragged batch adds one, which takes some KB once
-analysed."""
+"""Maximum number of schemas in the cache of one decoder. Each ragged batch adds one, which takes a few KB once
+analyzed."""
 _MAX_KEY_NBYTES = 1 << 20
 
 _HEAD_AT = layout.SEAL.size
@@ -45,7 +45,7 @@ _from_numpy = torch.from_numpy
 
 
 class BodyPlan:
-    """Turns bodies of one schema into batches."""
+    """A plan that turns bodies of one schema into batches."""
 
     __slots__ = (
         "_build", "_made", "_num_values", "_values_offset", "first_word", "head", "leaves", "nbytes", "second_word",
@@ -63,7 +63,7 @@ class BodyPlan:
         self._made: list[Any] = [None] * parsed.num_made
         self._values_offset = parsed.values_offset
         self.nbytes = -1 if self._num_values else self._values_offset
-        """Bytes of each body; -1: values of variable length follow."""
+        """Number of bytes of each body, or -1 if values of variable length follow."""
 
     def check(self, nbytes: int) -> None:
         """Raises RemoteProtocolError if a body of `nbytes` bytes cannot have this schema."""
@@ -89,7 +89,7 @@ class BodyPlan:
 
 
 class Decoder:
-    """Decodes bodies. Each thread needs its own."""
+    """A decoder of bodies. Each thread needs its own."""
 
     __slots__ = ("_allow_pickle", "_last", "_plans", "digest")
 
@@ -101,10 +101,10 @@ class Decoder:
         """Digest of the last body that was passed to `plan`."""
 
     def decode(self, base: Body) -> Any:
-        """Returns the batch of the body that `base` covers exactly; every tensor and array is a view of it.
+        """Returns the batch of the body that `base` covers exactly. Every tensor and array is a view of the body.
 
-        Each tensor has its own storage, of exactly its bytes, and keeps `base` alive. Raises RemoteProtocolError if
-        the body is invalid, UnsupportedBatch if this process lacks a class of the batch.
+        Each tensor has its own storage, of exactly its bytes, and keeps `base` alive. Raises RemoteProtocolError if the
+        body is invalid, and UnsupportedBatch if this process lacks a class that the batch needs.
         """
         plan = self.plan(base.data, 0, len(base))
         return plan.batch(base)
@@ -130,7 +130,7 @@ class Decoder:
         return plan
 
     def _prepare(self, start: bytes, memory: Memory, at: int, nbytes: int) -> BodyPlan:
-        """Analyses a schema and tries its buffers once, so that later only the body's length has to be checked."""
+        """Analyzes a schema and tries its buffers once, so that later only the body's length has to be checked."""
         key = bytes(memory[at : at + min(layout.key_nbytes(start), nbytes)])
         plan = BodyPlan(start[_HEAD_AT:], layout.parse(key), self._allow_pickle)
         plan.check(nbytes)
@@ -154,7 +154,7 @@ def _any_maker(buffers: Sequence[Buffer]) -> Maker:
 
 
 def _plain_maker(buffers: Sequence[Buffer]) -> Maker:
-    """Returns a maker that calls no Python code for single leaves."""
+    """Returns a maker that runs no Python code for individual leaves."""
     shapes = [b.shape for b in buffers]
     types = [_known(b).numpy for b in buffers]
     offsets = [b.offset for b in buffers]
@@ -212,10 +212,10 @@ def _array_maker(buffer: Buffer) -> Maker:
 
 
 class _Builders:
-    """Makes a function for each node that builds its part of the tree.
+    """A factory of functions, one for each node, that build the node's part of the tree.
 
-    The function takes the list of all leaves: first the leaves with buffers, then the values, then the objects made so
-    far, so that later nodes can refer to them.
+    Each function takes the list of all leaves: first the leaves with buffers, then the values, then the objects made so
+    far. Later nodes can refer to these objects.
     """
 
     def __init__(self, parsed: layout.Layout, *, allow_pickle: bool) -> None:
@@ -240,7 +240,8 @@ class _Builders:
         return self.num_buffers + node.index if node.kind is NodeKind.VALUE else None
 
     def _items(self, children: tuple[Node, ...]) -> Builder:
-        """Returns a builder of the list of children. Adjacent leaves, the usual case, are one slice."""
+        """Returns a builder of the list of children. If the children are adjacent leaves, as is usual, it takes one
+        slice."""
         places = [self._leaf(child) for child in children]
         first = places[0] if places else 0
         if first is not None and places == list(range(first, first + len(places))):
@@ -299,8 +300,8 @@ class _Builders:
 
 
 def _may_have_attributes(node: Node) -> bool:
-    """Returns True if attributes may be set on the object made from the node. For an object with its own state, they
-    would act as code."""
+    """Returns True if attributes may be set on the object made from the node. On an object with its own state,
+    attributes would act as code."""
     if node.kind is NodeKind.MAPPING or (node.kind is NodeKind.MADE and node.way == "mapping"):
         return node.cls is not None and objects.takes_attributes(allowed.find(*node.cls))
     if node.kind is NodeKind.MADE:
@@ -309,7 +310,8 @@ def _may_have_attributes(node: Node) -> bool:
 
 
 def _class(node: Node, is_one: Callable[[Any], object], what: str) -> Any:
-    """Returns the class of a node. Raises RemoteProtocolError unless a batch may carry its objects as `what`."""
+    """Returns the class of a node. Raises RemoteProtocolError if `is_one` rejects the class; `what` describes it in the
+    error."""
     if node.cls is None:
         raise RemoteProtocolError(f"a {node.kind.name} without a class")
     cls = allowed.find(*node.cls)

@@ -1,6 +1,7 @@
-"""Finds the first difference between two batches, as a path to a leaf and an element of it: `[0]['image'][3, 1]`.
+"""The first difference between two batches, as a path to a leaf and an element of it: `[0]['image'][3, 1]`.
 
-It compares bodies, the bytes that digests cover. It needs none of the user's classes and runs none of the user's code.
+The comparison is between bodies, whose bytes the digests cover. It needs none of the user's classes and runs none of
+the user's code.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def describe(body: bytes) -> Iterator[str]:
 
 
 def first_difference(a: bytes, b: bytes) -> str | None:
-    """Describes the first difference between two bodies; None if there is none. Raises RemoteProtocolError."""
+    """Returns a description of the first difference between two bodies, or None if they are equal. Raises
+    RemoteProtocolError."""
     one, other = Parsed.of(a), Parsed.of(b)
     return _compare(one, one.layout.root, other, other.layout.root, "")
 

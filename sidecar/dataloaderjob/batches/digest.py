@@ -1,7 +1,8 @@
-"""Digests of a batch tree: the one that it would have when sent to a trainer, and one to compare different loaders.
+"""Digests of a batch tree: the one that it would have when sent to a trainer, and one for comparing different loaders.
 
-The second is canonical. It covers structure, classes, keys, attributes, dtypes, shapes and bytes of every leaf, so that
-equal NaNs count as equal, but 0.0 and -0.0 differ. It does not cover strides, requires_grad of tensors and identity.
+The second is canonical. It covers the structure, classes, keys and attributes, and the dtype, shape and bytes of every
+leaf. NaNs with equal bytes are therefore equal, but 0.0 and -0.0 differ. It does not cover strides, tensors'
+requires_grad or the identity of objects.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def batch_digest(batch: Any, identity: int, *, allow_pickle: bool) -> int:
 
 
 def batch_digests(batch: Any, identity: int, *, allow_pickle: bool) -> tuple[int, int]:
-    """Returns the same digest, and another that distinguishes the batch even if no feeder could send it."""
+    """Returns the result of `batch_digest`, and a digest that distinguishes the batch even if no feeder could send
+    it."""
     try:
         encoded = encode(batch, allow_pickle=allow_pickle)
     except Exception as exc:  # user code is asked for the state of its objects
@@ -119,7 +121,7 @@ def _is_named_tuple(item: Any) -> bool:
 def _beside(item: Any, made: Any = None) -> dict[str, Any]:
     try:
         return attributes_beside(item, made)
-    except StaysError:  # then it travels pickled
+    except StaysError:  # then it is sent pickled
         return {"": pickle.dumps(item, protocol=5)}
 
 

@@ -1,8 +1,8 @@
-"""Encodes a batch tree to bytes: walks the tree once, writes the schema, collects views of the leaves.
+"""Encoding of a batch tree to bytes: one walk of the tree writes the schema and collects views of the leaves.
 
-Neighbours: `core.layout` has the format, `decoding` is the inverse, `objects` takes objects apart.
+`core.layout` defines the format, `decoding` is the inverse, and `objects` decomposes objects.
 
-A tensor, array or object that occurs twice in a batch is a single one on arrival, as with torch. Two views of one
+A tensor, array or object that occurs twice in a batch is a single object on arrival, as with torch. Two views of one
 storage become two tensors with separate storages.
 """
 
@@ -55,8 +55,8 @@ class EncodedBatch:
 def encode(batch: Any, *, allow_pickle: bool) -> EncodedBatch:
     """Encodes a batch tree without copying its tensors and arrays.
 
-    Until the buffers are sent, a change of the tensors changes the data that is sent.
-    Raises UnsupportedBatch naming the leaf that cannot travel and the option that allows it.
+    Until the buffers are sent, changes to the tensors also change the data that is sent. Raises UnsupportedBatch, which
+    names the leaf that cannot be sent and the option that allows it.
     """
     encoder = _Encoder(allow_pickle)
     try:
@@ -101,7 +101,7 @@ def _join_small(parts: Iterable[BufferPart]) -> list[BufferPart]:
 
 
 class _RefusedError(Exception):
-    """A leaf cannot travel. The path to it is assembled while the walk unwinds."""
+    """The error for a leaf that cannot be sent. The path to the leaf is assembled while the walk unwinds."""
 
     def __init__(self, leaf: object, why: str) -> None:
         super().__init__(why)
@@ -164,7 +164,8 @@ class _Encoder:
     def children(
         self, items: Iterable[Any], depth: int, label: Callable[[int], str], *, plain: bool = False
     ) -> tuple[Schema, ...] | None:
-        """Returns schemas of the children; None if all are plain values and `plain` allows the parent to be one."""
+        """Returns the schemas of the children. Returns None if all children are plain values and `plain` allows the
+        parent to be a plain value, too."""
         items = list(items)
         found: list[Schema | None] = []
         try:
@@ -338,7 +339,7 @@ class _Encoder:
             NodeKind.DATACLASS, cls, tuple(names), self.children(own, depth, lambda i: f".{names[i]}")
         )
 
-    # Objects taken apart
+    # Decomposed objects
 
     def _object(self, item: Any, depth: int, why: str = "") -> Schema:
         again = self.seen.get(id(item))
@@ -396,8 +397,8 @@ class _Encoder:
 
 
 def is_class_of_items(cls: type) -> bool:
-    """Returns True for torch.Size, and for tuple classes made in C such as torch.return_types.max, which take one
-    iterable."""
+    """Returns True for torch.Size, and for tuple classes implemented in C, such as torch.return_types.max, which take
+    one iterable."""
     own = allowed.own_names(cls)
     return cls is torch.Size or (
         allowed.mro(cls) == (cls, tuple, object)
@@ -407,7 +408,7 @@ def is_class_of_items(cls: type) -> bool:
 
 
 class _LeafPickler(pickle.Pickler):
-    """Pickles one leaf in a feeder. Classes are pickled by name even if the feeder received them by value only."""
+    """A pickler of one leaf in a feeder. It pickles classes by name even if the feeder received them only by value."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and obj.__module__ != "builtins" and "<locals>" not in obj.__qualname__:

@@ -1,8 +1,8 @@
 """Graphs of PyTorch Geometric: `Data`, `HeteroData`, their batches, and subclasses without their own `__init__`.
 
-A graph travels as the mappings of its stores, which hold tensors and plain values (PyG 2.8). It is filled without
+A graph is sent as the mappings of its stores, which hold tensors and plain values (PyG 2.8). It is filled without
 calling setters, so no code chosen by a feeder runs in the trainer. PyG creates the class of a batch at run time, so the
-class of its graphs is named instead. PyG itself is looked up, never imported.
+class of the batch's graphs is named instead. PyG itself is looked up, never imported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _DEFINED = (
 
 
 def is_graph(cls: type) -> bool:
-    """Returns True if objects of this class travel as graphs. False if PyG is not imported: then no graph can exist."""
+    """Returns True if objects of this class are sent as graphs. Returns False if PyG is not imported, because no graph
+    can exist then."""
     return _base(cls) is not None
 
 
@@ -102,7 +103,8 @@ def _make(cls: Any, content: Any) -> Any:
 
 
 def _is_name(name: Any) -> bool:
-    """Returns True unless numpy would take the attribute for a description of memory, such as `__array_interface__`."""
+    """Returns True unless numpy would interpret the attribute as a description of memory, such as
+    `__array_interface__`."""
     return type(name) is str and not (name.startswith("__") and name.endswith("__"))
 
 

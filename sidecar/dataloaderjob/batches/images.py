@@ -1,4 +1,4 @@
-"""Images of PIL, whose state is their pixels. PIL itself is looked up, never imported."""
+"""PIL images, whose state is their pixels. PIL itself is looked up, never imported."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataloaderjob.batches.special import Carrier, StaysError, exactly
 from dataloaderjob.core import values
 
 _BITS = {"1": 1, "I;16": 16, "I;16L": 16, "I;16B": 16, "I;16N": 16, "I": 32, "F": 32}
-"""Bits of a pixel in modes that do not have a byte for each band."""
+"""Bits per pixel in modes that do not have one byte per band."""
 
 
 def is_image(cls: type) -> bool:
-    """Returns True for PIL's images. False if PIL is not imported: then no image can exist. Stubs, which load another
-    image with a program, are not among them."""
+    """Returns True for PIL's images, except stubs, which load another image with a program. Returns False if PIL is not
+    imported, because no image can exist then."""
     module, files = sys.modules.get("PIL.Image"), sys.modules.get("PIL.ImageFile")
     if module is None or not allowed.full_name(cls).startswith("PIL."):
         return False

@@ -1,8 +1,8 @@
-"""Values of the standard library, torch and numpy that travel as plain content. The way alone determines the class.
+"""Values of the standard library, torch and numpy that are sent as plain content. The way alone determines the class.
 
-Content comes from a feeder, so each is checked to have exactly the types that `take` returns before it is passed on:
-other objects could bring code in `__index__`, `__iter__` or `__fspath__`, and text in place of a number could take
-hours. To add a value, add an entry to `VALUES`.
+Content comes from a feeder. Before it is passed on, it is checked to have exactly the types that `take` returns. Other
+objects could run code in `__index__`, `__iter__` or `__fspath__`, and text in place of a number could take hours to
+process. To add a value, add an entry to `VALUES`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataloaderjob.batches.special import Carrier, StaysError, exactly, no_conte
 from dataloaderjob.core import values
 
 _MAX_BITS = 1 << 20
-"""Maximum number of bits of a fraction's numbers, which are reduced in quadratic time."""
+"""Maximum number of bits of a fraction's numerator and denominator. Reducing a fraction takes quadratic time."""
 _ZONE = re.compile(r"[A-Za-z][\w+-]*(?:/[A-Za-z][\w+-]*){0,2}", re.ASCII)
 _Kinds = tuple[type, ...]
 
@@ -44,14 +44,14 @@ def value(
     attributes: bool = False,
     shared: bool = False,
 ) -> Carrier:
-    """Makes a carrier whose way determines the class."""
+    """Returns a carrier whose way determines the class."""
     return Carrier(
         take=take, make=lambda cls, content: make(content), attributes=attributes, shared=shared  # noqa: ARG005
     )  # fmt: skip
 
 
 def _of(take: Callable[[Any], Any], make: Callable[..., Any], *kinds: type | _Kinds) -> Carrier:
-    """Makes a carrier of values that `make` builds from parts of exactly these types."""
+    """Returns a carrier of values that `make` builds from parts of exactly these types."""
     return value(take, lambda content: make(*exactly(content, *kinds)))
 
 
@@ -71,7 +71,8 @@ _TZ = (NoneType, dt.timezone, zoneinfo.ZoneInfo)
 
 
 def _tzinfo(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the parts of a time, whose zone may be an object of the user's own."""
+    """Returns the parts of a time. Raises StaysError if its zone is an object of some other class, such as the
+    user's."""
     zone = parts[-2]
     if zone is not None and type(zone) not in _TZ:
         raise StaysError(f" in a zone of type {type(zone).__name__}")
@@ -85,7 +86,7 @@ def _take_zone(zone: zoneinfo.ZoneInfo) -> str:
 
 
 def _make_zone(key: str) -> zoneinfo.ZoneInfo:
-    """Makes a zone from this machine's own database. Other names could select a file, or a module, to be opened."""
+    """Returns a zone from this machine's own database. Other names could cause a file or a module to be opened."""
     if not _ZONE.fullmatch(key):
         raise ValueError(f"there is no time zone named {key!r}")
     return zoneinfo.ZoneInfo(key)
@@ -122,7 +123,7 @@ def _make_dtype(descr: Any) -> np.dtype[Any]:
 
 
 def _named_in_torch(kind: type) -> Carrier:
-    """Makes a carrier of torch.float32 and the like, whose `str` is their path."""
+    """Returns a carrier of objects such as torch.float32, whose `str` is their path."""
 
     def make(name: str) -> Any:
         found = vars(torch).get(name.removeprefix("torch."))  # getattr might import

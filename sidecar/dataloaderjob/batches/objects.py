@@ -1,8 +1,8 @@
-"""Objects that travel taken apart: enums, subclasses of built-in types, mappings, images, graphs, instances.
+"""Objects that are decomposed to be sent: enums, subclasses of built-in types, mappings, images, graphs, instances.
 
-`take_apart` finds the way for an object; `CARRIERS` has all ways, under their names in schemas. To add a way, add an
-entry to `library_values.VALUES` for one exact type, or to `CARRIERS` with a case in `_way`. `allowed` decides which
-classes a way may make.
+`take_apart` finds the way for an object. `CARRIERS` contains all ways, under their names in schemas. To add a way, add
+an entry to `library_values.VALUES` for one exact type, or add an entry to `CARRIERS` and a case to `_way`. `allowed`
+decides which classes a way may make.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dataloaderjob.core.layout import ClassName
 from dataloaderjob.shipping import user_code
 
 BASES = (str, bytes, bytearray, int, float, complex, list, tuple, set, frozenset, dict)
-"""Built-in types whose subclasses travel as their content and `__dict__`."""
+"""Built-in types whose subclasses are sent as their content and `__dict__`."""
 LOCAL = ", a class defined inside a function: define it at the top level of a module"
 _CHANGES: dict[Any, Callable[[Any, Any], None]] = {
     list: list.extend, set: set.update, dict: dict.update, bytearray: bytearray.extend,
@@ -53,11 +53,11 @@ _CONTENTS: dict[Any, Callable[[Any], Any]] = {
     frozenset: lambda item: frozenset(frozenset.__iter__(item)),
     dict: lambda item: dict(dict.items(item)),
 }
-"""Functions that return the content of a subclass's object as exactly the built-in type, despite any overrides."""
+"""Functions that return the content of a subclass's object as exactly the built-in type, regardless of overrides."""
 
 
 class Apart(NamedTuple):
-    """An object taken apart."""
+    """A decomposed object."""
 
     way: str
     cls: ClassName | None
@@ -66,7 +66,7 @@ class Apart(NamedTuple):
 
 
 def take_apart(item: Any) -> Apart:
-    """Takes `item` apart. Raises StaysError."""
+    """Decomposes `item`. Raises StaysError."""
     way = _way(item)
     carrier, cls = CARRIERS[way], None
     if carrier.fits is not None:
@@ -78,7 +78,8 @@ def take_apart(item: Any) -> Apart:
 
 
 def is_dataclass(item: object) -> bool:
-    """Returns True if `item` consists only of its fields; a dataclass that is also a list has further content."""
+    """Returns True if `item` is a dataclass that consists only of its fields. A dataclass that is also a list, for
+    example, has further content."""
     return (
         dataclasses.is_dataclass(item)
         and not isinstance(item, (type, Enum, torch.Tensor, np.ndarray))
@@ -112,7 +113,7 @@ def is_dataclass_of_batches(cls: type) -> bool:
 
 
 def not_fields(cls: type, names: Iterable[str]) -> list[str]:
-    """Returns the names that are not fields of a library's dataclass, so that its objects cannot take them."""
+    """Returns the names that are not fields of a library's dataclass. Its objects cannot store them."""
     if allowed.is_allowed(cls):
         return []
     fields = allowed.static(cls, "__dataclass_fields__")
@@ -154,7 +155,7 @@ def fields_putter(cls: type, names: tuple[str, ...]) -> Callable[[Any, list[Any]
 
 _STANDARD_MAPPINGS = (dict, OrderedDict, Counter, UserDict, ChainMap, MappingProxyType)
 _MADE_EMPTY = frozenset({"addict.addict.Dict", "mmengine.config.config.ConfigDict"})
-"""Mappings of libraries that have attributes from the start, and are created empty before they get their content."""
+"""Libraries' mappings that have attributes from the start. They are created empty before they get their content."""
 
 
 def mapping_maker(cls: Any) -> Callable[[dict[Any, Any]], Any] | None:
@@ -177,8 +178,8 @@ def mapping_maker(cls: Any) -> Callable[[dict[Any, Any]], Any] | None:
 
 
 def takes_attributes(cls: type) -> bool:
-    """Returns True if a mapping of this class may get attributes. Those of the standard library hold their content
-    there."""
+    """Returns True if a mapping of this class may get attributes. The standard library's mappings may not, because they
+    keep their content in attributes."""
     return not any(cls is one for one in _STANDARD_MAPPINGS)
 
 
@@ -196,15 +197,15 @@ def _with_data(made: Any, items: Mapping[Any, Any]) -> Any:
 
 
 def check_names(names: Iterable[Any]) -> None:
-    """Raises TypeError for a key such as `__array_interface__`, because a mapping may show its keys as attributes, and
-    numpy would read memory at an address given there."""
+    """Raises TypeError for a key such as `__array_interface__`, because a mapping may expose its keys as attributes.
+    numpy would then read memory at the address given there."""
     for name in names:
         if type(name) is str and name.startswith("__") and name.endswith("__"):
             raise TypeError(f"a key {name!r}")
 
 
 def made_from_dict(cls: Any, items: dict[Any, Any]) -> Any:
-    """Makes a mapping from a dict; returns None if that is not possible."""
+    """Returns a mapping made from a dict, or None if that is not possible."""
     make = mapping_maker(cls)
     if make is None:
         return None
@@ -290,7 +291,7 @@ _MAX_FLAG_BITS = 64
 def _take_enum(member: Enum) -> Any:
     if not isinstance(member, Flag):
         return member.name, None
-    # A flag of several bits has no name, or a name that belongs to no member.
+    # A flag with several bits has no name, or a name that belongs to no member.
     if type(member.value) is not int or not _is_plain_flag(type(member)):
         raise StaysError(", a flag with a _missing_ of its own")
     return None, member.value
@@ -301,7 +302,7 @@ def _is_plain_flag(cls: Any) -> bool:
 
 
 def _make_enum(cls: Any, content: Any) -> Any:
-    """Returns an existing member, or the flag of several bits, without running code of the class."""
+    """Returns an existing member, or a flag with several bits, without running code of the class."""
     name, bits = content
     if name is not None:
         return allowed.static(cls, "_member_map_")[is_one(name, str)]
@@ -312,7 +313,7 @@ def _make_enum(cls: Any, content: Any) -> Any:
 
 
 def _subclass_of(base: Any) -> Carrier:
-    """Makes a carrier that creates objects as pickle does, by the built-in type's methods, without the user's
+    """Returns a carrier that creates objects as pickle does, with the built-in type's methods and without the user's
     `__init__` or `__new__`."""
     change = _CHANGES.get(base)
     new: Any = base.__new__
@@ -336,7 +337,7 @@ def _subclass_of(base: Any) -> Carrier:
 
 @allowed.remembered
 def _is_plain_class(cls: type) -> bool:
-    """Returns True if its objects consist only of their `__dict__`."""
+    """Returns True if objects of the class consist only of their `__dict__`."""
     return (
         allowed.is_allowed(cls)
         and is_rebuilt_from(cls, object)
@@ -346,7 +347,8 @@ def _is_plain_class(cls: type) -> bool:
 
 
 def _is_encoding(cls: type) -> bool:
-    """Returns True for encodings that a fast tokenizer of Hugging Face puts in a BatchEncoding; their state is JSON."""
+    """Returns True for the encodings that Hugging Face's fast tokenizers put into a BatchEncoding. Their state is
+    JSON."""
     return cls is getattr(sys.modules.get("tokenizers"), "Encoding", None)
 
 
@@ -388,7 +390,7 @@ CARRIERS: dict[str, Carrier] = {
         take=no_content, make=lambda cls, c: object.__new__(cls), fits=_is_plain_class,  # noqa: ARG005
         attributes=True, shared=True,
     ),
-    # Dicts with keys other than plain values; the encoder takes these apart itself.
+    # Dicts with keys other than plain values; the encoder decomposes these itself.
     "pairs": value(no_content, _make_pairs),
     "mapping": Carrier(
         take=no_content, make=_make_mapping, fits=lambda cls: mapping_maker(cls) is not None, attributes=True

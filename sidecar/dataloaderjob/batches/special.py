@@ -1,10 +1,10 @@
-"""Tensors and arrays other than a plain block of memory: subclasses, sparse, nested, quantised, masked, of objects.
+"""Tensors and arrays that are not plain blocks of memory: subclasses, sparse, nested, quantized, masked, of objects.
 
-They travel as the plain tensors and arrays that they consist of, and dtypes as plain values of a schema.
+They are sent as the plain tensors and arrays that they consist of, and dtypes as plain values of a schema.
 
-A `Carrier` defines how to take the content of a kind of object and how to make the object again; carriers of other
-objects are in `objects`. A class is sent by name, and refused unless it is of the kind that its carrier makes. A feeder
-is not trusted with code, so no pickle is loaded, and the user's `__init__` and `__setstate__` do not run.
+A `Carrier` defines how to take the content of one kind of object, and how to rebuild the object. Carriers of other
+objects are in `objects`. A class is sent by name, and is refused unless it is of the kind that its carrier makes.
+Feeders are not trusted with code, so no pickle is loaded, and the user's `__init__` and `__setstate__` do not run.
 """
 
 from __future__ import annotations
@@ -50,39 +50,40 @@ _CARRIED = {
     "float8_e8m0fnu": torch.uint8,
     "float4_e2m1fn_x2": torch.uint8,
 }
-"""dtypes that numpy lacks, and a dtype of the same size that carries their bytes."""
+"""dtypes that numpy lacks, each with a dtype of the same size that carries its bytes."""
 BYTE = np.dtype(np.uint8)
 
 
 class StaysError(Exception):
-    """An object cannot travel taken apart. The text follows the name of its class: " of mode X"."""
+    """The error for an object that cannot be decomposed. Its text follows the name of the class: " of mode X"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carrier:
-    """A way for one kind of object to travel."""
+    """A way to send one kind of object."""
 
     take: Callable[[Any], Any]
     """Returns the content of an object: a batch tree, which may contain tensors. Raises StaysError."""
     make: Callable[[Any, Any], Any]
-    """Makes the object from its class (None if the way determines it) and its content. Raises on other content."""
+    """Makes the object from its class (None if the way determines the class) and its content. Raises an exception for
+    other content."""
     fits: Callable[[type], bool] | None = None
-    """Returns True if objects of a class may be made in this way. None: no class is named."""
+    """Returns True if objects of a class may be made in this way. None if no class is named."""
     named: Callable[[type], type] | None = None
     """Returns the class that is named instead of the object's own."""
     attributes: bool = False
-    """True if the content of `__dict__` travels, too."""
+    """True if the content of `__dict__` is sent, too."""
     shared: bool = False
     """True if an object that occurs twice in a batch is a single object on arrival, too."""
 
 
 def no_content(item: object) -> None:
-    """Takes no content: for objects that consist only of their attributes."""
+    """Takes no content, for objects that consist only of their attributes."""
 
 
 def exactly(content: Any, *kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
-    """Returns `content` if it is a tuple of parts of exactly these types. Raises TypeError: other objects, which a
-    feeder may send in their place, could bring code in `__index__`, `__iter__` or `__fspath__`."""
+    """Returns `content` if it is a tuple of parts of exactly these types. Raises TypeError otherwise, because other
+    objects, which a feeder may send in their place, could run code in `__index__`, `__iter__` or `__fspath__`."""
     if type(content) is not tuple or len(content) != len(kinds):
         raise TypeError(f"expected {len(kinds)} parts, got a {type(content).__name__}")
     for part, kind in zip(content, kinds, strict=True):
@@ -92,7 +93,7 @@ def exactly(content: Any, *kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
 
 
 def is_rebuilt_from(cls: type, base: type) -> bool:
-    """Returns True if objects of `cls` consist only of `base`'s content and `__dict__`; pickle takes no more,
+    """Returns True if objects of `cls` consist only of `base`'s content and `__dict__`. Pickle would store no more
     either."""
     return (
         cls is not base
@@ -105,9 +106,9 @@ def is_rebuilt_from(cls: type, base: type) -> bool:
 
 
 def attributes_beside(item: Any, made: Any = None) -> dict[str, Any]:
-    """Returns the attributes of `item` that `made`, which was made from its content only, lacks.
+    """Returns the attributes of `item` that `made` lacks. `made` was made from the item's content only.
 
-    Raises StaysError for attributes that cannot be set again, so that nothing is lost silently.
+    Raises StaysError for attributes that cannot be restored, so that nothing is lost silently.
     """
     own = getattr(item, "__dict__", None)
     slots = () if made is None else _slots(type(item))
@@ -135,7 +136,7 @@ def _slots(cls: type) -> list[str]:
 
 
 def _same(a: Any, b: Any, depth: int = 0) -> bool:
-    """Returns True if two attributes are certainly equal. If in doubt, False: then the attribute travels, or is
+    """Returns True if two attributes are certainly equal. If in doubt, returns False, so that the attribute is sent or
     refused."""
     if a is b:
         return True
@@ -149,7 +150,7 @@ def _same(a: Any, b: Any, depth: int = 0) -> bool:
 
 
 def way_of_tensor(t: torch.Tensor) -> str:
-    """Returns the way of a tensor other than a block of memory of a known dtype. Raises StaysError."""
+    """Returns the way for a tensor that is not a block of memory with a known dtype. Raises StaysError."""
     if is_tensor_subclass(type(t)):
         return "tensor"
     if type(t) is not torch.Tensor and t.layout is not torch.jagged:
@@ -169,7 +170,7 @@ def way_of_tensor(t: torch.Tensor) -> str:
 
 
 def way_of_array(a: np.ndarray[Any, Any]) -> str:
-    """Returns the way of an array other than a block of memory of a known dtype. Raises StaysError."""
+    """Returns the way for an array that is not a block of memory with a known dtype. Raises StaysError."""
     if type(a) is np.ma.MaskedArray:
         return "masked"
     if type(a) is not np.ndarray and is_array_subclass(type(a)):
@@ -348,7 +349,7 @@ class TensorType:
     dtype: torch.dtype
     numpy: np.dtype[Any]
     carrier: torch.dtype | None
-    """dtype to view as, if numpy lacks this one."""
+    """The dtype that tensors are viewed as, if numpy lacks their own."""
 
 
 def _tensor_types() -> dict[torch.dtype, TensorType]:
@@ -379,7 +380,7 @@ def tensor_type(name: Any, itemsize: int) -> TensorType:
 
 @lru_cache(maxsize=256)
 def describe(dtype: np.dtype[Any]) -> Any:
-    """Returns a plain value from which `array_type` makes `dtype`, or None if there is none.
+    """Returns a plain value from which `array_type` makes `dtype`, or None if no such value exists.
 
     Returns None for objects, variable-width strings and dtypes of other packages: their bytes have no meaning in
     another process.
@@ -396,7 +397,7 @@ def describe(dtype: np.dtype[Any]) -> Any:
 
 
 def array_type(descr: Any, itemsize: int) -> np.dtype[Any]:
-    """Returns the dtype that a schema describes. Raises RemoteProtocolError, also for dtypes that hold references."""
+    """Returns the dtype that a schema describes. Raises RemoteProtocolError if it is unknown or holds references."""
     try:
         dtype = np.lib.format.descr_to_dtype(descr)
     except (TypeError, ValueError, IndexError, KeyError, SyntaxError) as exc:

@@ -1,1 +1,1 @@
-"""Makes samples and batches from a ticket: seeds, generators, slots, stages, failures."""
+"""Making samples and batches from a ticket: seeds, generators, slots, stages, failures."""

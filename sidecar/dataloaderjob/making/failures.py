@@ -1,10 +1,10 @@
 """Failures of user code as bytes, sent from the feeder to the trainer, which raises them again.
 
-The format is JSON. The exception's arguments and attributes travel only as plain values, never pickled.
+The format is JSON. The exception's arguments and attributes are sent only as plain values, never pickled.
 
-A feeder is not trusted with the trainer. So the class of an exception is looked up among imported modules only, without
-running any code. The exception is made by the builtin class that it extends: neither the class's own constructor runs,
-nor a property of it. Its own `__str__` runs, as it does in any traceback.
+The trainer does not trust feeders. The class of an exception is therefore looked up only in imported modules, without
+running any code. The built-in class that this class extends creates the exception, so neither the class's own
+constructor nor its properties run. The class's own `__str__` runs, as it does in any traceback.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HINT = (
 
 
 def pack_failure(exc: BaseException, *, phase: str = "", feeder: str = "") -> bytes:
-    """Describes an exception for another process; a SampleError by its cause and, if known, the sample.
+    """Describes an exception for another process. A SampleError is described by its cause and, if known, the sample.
 
     `phase` names the user's function that ran, unless a SampleError names it.
     """
@@ -63,11 +63,11 @@ def pack_failure(exc: BaseException, *, phase: str = "", feeder: str = "") -> by
 
 
 def unpack_failure(data: bytes | memoryview) -> BaseException:
-    """Rebuilds the exception, to be raised.
+    """Returns the rebuilt exception, to be raised.
 
     If this process finds the type and can build it, the result is the original exception, with a note about its origin
-    and the feeder's traceback. Otherwise it is a UserCodeError with all of that in its text. Raises RemoteProtocolError
-    if `data` is not a failure.
+    and the feeder's traceback. Otherwise, it is a UserCodeError whose text contains all of this. Raises
+    RemoteProtocolError if `data` is not a failure.
     """
     record = _parse(data)
     cls = _exception_class(*record.name)
@@ -83,8 +83,8 @@ def unpack_failure(data: bytes | memoryview) -> BaseException:
 
 
 def _args_and_attributes(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the parts that pickle would use of the builtin class, because an OSError's file name is neither in args
-    nor in __dict__."""
+    """Returns the arguments and attributes that pickle would use for the built-in class, because an OSError's file name
+    is neither in args nor in __dict__."""
     args, own = exc.args, exc.__dict__
     with contextlib.suppress(Exception):
         reduced: Any = _builtin_base(type(exc)).__reduce__(exc)
@@ -129,7 +129,8 @@ def _plain(value: Any) -> str | None:
 
 
 def _traceback(exc: BaseException) -> str:
-    """Formats the traceback without our own frames before the user's; empty for this package's own errors."""
+    """Formats the traceback without our own frames before the user's. Returns an empty string for this package's own
+    errors."""
     if isinstance(exc, DataLoaderJobError):
         return ""
     try:
@@ -140,8 +141,8 @@ def _traceback(exc: BaseException) -> str:
 
 
 def _may_lack_set_up(exc: BaseException) -> bool:
-    """Returns True if the error may be due to a library that only the script has set up: `np.float`, a truncated
-    image."""
+    """Returns True if the error may be due to a library that only the script has set up. Examples are `np.float` and a
+    truncated image."""
     if isinstance(exc, DataLoaderJobError):
         return False
     if isinstance(exc, AttributeError):
@@ -150,7 +151,7 @@ def _may_lack_set_up(exc: BaseException) -> bool:
     if isinstance(exc, OSError):
         return exc.errno is None  # raised by a library such as PIL or h5py, not by the system
     if isinstance(exc, LookupError):
-        return not isinstance(exc, KeyError | IndexError)  # a codec, or a handler of its errors
+        return not isinstance(exc, KeyError | IndexError)  # a codec, or a codec's error handler
     if isinstance(exc, NameError):
         return not isinstance(exc, UnboundLocalError)
     return isinstance(exc, pickle.UnpicklingError)
@@ -178,7 +179,7 @@ class _Record:
     details: str
     """Origin of the exception, and the traceback."""
     args: tuple[Any, ...] | None
-    """None: not all arguments are plain values."""
+    """None if not all arguments are plain values."""
     attributes: dict[str, Any]
     """Attributes that are plain values."""
 
@@ -217,7 +218,7 @@ def _unplain(data: str | None) -> Any:
 
 _TYPE_BASE: Any = vars(type)["__base__"]
 _EXCEPTION_DICT: Any = vars(BaseException)["__dict__"]
-"""Read attributes of classes, modules and exceptions without running code of their own."""
+"""Descriptors that read attributes of classes and exceptions without running their own code."""
 
 
 def _exception_class(module: str, qualname: str) -> type[Exception] | None:
@@ -226,7 +227,7 @@ def _exception_class(module: str, qualname: str) -> type[Exception] | None:
         cls = allowed.find(module, qualname)
     except InputError:
         return None
-    # Not BaseException: a SystemExit or KeyboardInterrupt in a feeder must not end this process.
+    # Not BaseException: a SystemExit or KeyboardInterrupt in a feeder must not terminate this process.
     bases = allowed.mro(cls)
     if Exception not in bases or allowed.static(cls, "__del__") is not None:
         return None
@@ -235,7 +236,7 @@ def _exception_class(module: str, qualname: str) -> type[Exception] | None:
 
 
 def _builtin_base(cls: type[BaseException]) -> Any:
-    """Returns the builtin class of exceptions whose memory `cls` extends."""
+    """Returns the built-in class of exceptions whose memory layout `cls` extends."""
     base: Any = cls
     while vars(builtins).get(base.__name__) is not base:
         base = _TYPE_BASE.__get__(base)
@@ -247,7 +248,7 @@ def _may_be_set(name: object) -> bool:
 
 
 def _set(exc: Exception, base: type, name: str, value: Any) -> None:
-    """Sets an attribute as the builtin class does: neither a property nor a __setattr__ of the user's runs."""
+    """Sets an attribute as the built-in class does: no property or __setattr__ of the user's class runs."""
     slot: Any = next((vars(one)[name] for one in base.__mro__ if name in vars(one)), None)
     if hasattr(slot, "__set__"):
         slot.__set__(exc, value)

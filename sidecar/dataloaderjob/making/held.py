@@ -1,12 +1,13 @@
-"""Random number generators that a dataset and its collate_fn hold: in an attribute, a closure, a global.
+"""Random number generators that a dataset and its collate_fn hold in an attribute, a closure or a global.
 
-A transform with `np.random.RandomState(0)` would draw from a copy in each process that makes samples. Here such a
+A transform with `np.random.RandomState(0)` would draw from a copy in each process that makes samples. Here, such a
 generator is seeded for each sample, like the process's three generators (`fetcher`). The seed depends on the state of
 the trainer's generator at iter(), on the number of earlier iterators (`Ticket.draws`), and on the sample's position and
-key. It does not depend on the epoch's base seed, so a generator that the user has seeded draws the same in each run. It
-is the same in every process that makes the sample.
+key. The seed does not depend on the epoch's base seed, so a generator that the user has seeded draws the same numbers
+in each run. The seed is the same in every process that makes the sample.
 
-Generators that `worker_init_fn` has seeded or replaced depend on the epoch's base seed, which it seeds them from.
+The seeds of generators that `worker_init_fn` has seeded or replaced depend on the epoch's base seed, from which
+`worker_init_fn` seeds them.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from dataloaderjob.shipping import modules, user_code
 from dataloaderjob.shipping.reducers import OF_PROCESS
 
 Held: TypeAlias = np.random.RandomState | np.random.BitGenerator | random.Random | torch.Generator
-"""Types of generators that are found. Its BitGenerator, which two may share, represents a `np.random.Generator`."""
+"""Types of generators that are found. A `np.random.Generator` is represented by its BitGenerator, which may be
+shared."""
 MOST_OBJECTS = 100_000
 """Maximum number of objects that are searched. Transforms are close to the dataset, and are found first."""
 MOST_ITEMS = 1_000
-"""Maximum number of items that are searched in a container: longer containers are data."""
+"""Maximum number of items that are searched in a container. Longer containers are data."""
 _MASK, _INT64 = (1 << 64) - 1, (1 << 63) - 1
 _MIX = 0x9E3779B97F4A7C15
 _BLOCK = 624
-"""Numbers that a Mersenne Twister generates at a time."""
+"""Number of values that a Mersenne Twister generates at a time."""
 _MARK = 1 << 41
 _FLAT: Any = (
     str, bytes, bytearray, int, float, complex, bool, type(None), type(Ellipsis), range, slice, torch.Tensor,
@@ -47,10 +49,10 @@ _ITEMS: tuple[Any, ...] = (dict, list, tuple, set, frozenset, deque)
 
 
 def find(*roots: Any) -> list[tuple[Held, str]]:
-    """Returns the generators reachable from these, each once, in an order that depends on the objects only.
+    """Returns the generators reachable from `roots`, each once, in an order that depends only on the objects.
 
-    The text is empty except for a generator of a library's class, which does not travel with its objects: then it is
-    the generator's path.
+    Each has a text, which is usually empty. For a generator of a library's class, which is not sent with the class's
+    objects, the text is the generator's path.
     """
     pending: deque[Any] = deque(roots)
     seen: dict[int, Any] = {}
@@ -80,7 +82,7 @@ def find(*roots: Any) -> list[tuple[Held, str]]:
 
 
 def _of_class(cls: type) -> list[tuple[str, Held]]:
-    """Returns the paths and the generators of a library's class, each generator once."""
+    """Returns the paths and the generators of a library's class. Each generator is listed once."""
     found: dict[int, tuple[str, Held]] = {}
     for name, value in sorted(vars(cls).items()):
         one = value.bit_generator if issubclass(type(value), np.random.Generator) else value
@@ -114,7 +116,7 @@ def _parts(item: Any, kind: type) -> Iterable[Any]:
 
 
 def _items(item: Any, kind: type) -> list[Any]:
-    """Returns the first items of a container, by the methods of its built-in type."""
+    """Returns the first items of a container, using the methods of its built-in type."""
     if kind is types.MappingProxyType:
         return [part for pair in islice(item.items(), MOST_ITEMS) for part in pair]
     for base in _ITEMS:
@@ -161,7 +163,7 @@ def _of_modules(code: types.CodeType, reached: Iterable[Any]) -> list[Any]:
 
 
 def state_of(one: Held) -> int:
-    """Returns a number below 2**64 for a generator's state, the same in every process."""
+    """Returns a number below 2**64 for a generator's state. The number is the same in every process."""
     if isinstance(one, torch.Generator):
         data = one.get_state().numpy().tobytes()
     elif isinstance(one, random.Random):
@@ -214,12 +216,13 @@ class HeldGenerators:
     __slots__ = ("_known", "_roots", "_seeds")
 
     def __init__(self, *roots: Any, of_classes: Mapping[str, int] | None = None) -> None:
-        """Assumes that their states equal the trainer's. of_classes: the trainer's states for classes of libraries."""
+        """Assumes that the generators' states equal the trainer's. `of_classes` has the trainer's states for generators
+        of libraries' classes."""
         self._roots = roots
         self._known: dict[int, tuple[Held, int]] = {}
-        """Each generator and its last known state, by its id."""
+        """Each generator and its last known state, by the generator's id."""
         self._seeds: list[tuple[Callable[[int], Any], int | None, int]] = []
-        """Seeding function, origin and number of each; without an origin if worker_init_fn has seeded it."""
+        """Seeding function, origin and number of each generator. The origin is None if worker_init_fn has seeded it."""
         told = of_classes or {}
         for number, one, where, state in self._readable():
             self._known[id(one)] = one, state
@@ -244,7 +247,8 @@ class HeldGenerators:
             self._known[id(one)] = one, state_of(one)
 
     def look_again(self) -> None:
-        """Makes generators that worker_init_fn seeded or created depend on the epoch's base seed. Called after it."""
+        """Makes generators that worker_init_fn seeded or created depend on the epoch's base seed. Called after
+        worker_init_fn."""
         origins = {key: origin for key, (_, origin, _) in zip(self._known, self._seeds, strict=True)}
         known, self._known, self._seeds = self._known, {}, []
         for number, one, _, state in self._readable():
@@ -256,7 +260,8 @@ class HeldGenerators:
             self._seeds.append((_seeding(one), origins[id(one)] if untouched else None, number))
 
     def seed(self, seed: int, base_seed: int) -> None:
-        """Seeds the generators for a call of user code with the seed `seed`, in an epoch with that base seed."""
+        """Seeds the generators for a call of user code with the seed `seed`, in an epoch with the base seed
+        `base_seed`."""
         for put, origin, number in self._seeds:
             put(_mixed(seed, _mixed(base_seed, number) if origin is None else origin))
 
@@ -275,13 +280,13 @@ NOTHING_HELD = HeldGenerators()
 
 
 def states_of_classes(*roots: Any) -> dict[str, int]:
-    """Returns the states of generators that do not travel with these objects, for `HeldGenerators` in another
+    """Returns the states of generators that are not sent with these objects, for `HeldGenerators` in another
     process."""
     return {where: state_of(one) for one, where in find(*roots) if where}
 
 
 def _mixed(seed: int, origin: int) -> int:
-    """Mixes the two numbers into a seed, by the finalizer of SplitMix64."""
+    """Mixes the two numbers into a seed, using the finalizer of SplitMix64."""
     x = (seed ^ origin * _MIX) & _MASK
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
@@ -289,8 +294,9 @@ def _mixed(seed: int, origin: int) -> int:
 
 
 def _mark(one: Held) -> None:
-    """Rewrites the state of a freshly seeded Mersenne Twister in another form that yields the same numbers: its next
-    block has been generated, and none of it consumed. For torch's, flips a bit of the stored initial seed."""
+    """Rewrites the state of a freshly seeded Mersenne Twister in a different form that yields the same numbers: its
+    next block has been generated, but none of it consumed. For torch's generator, flips a bit of the stored initial
+    seed."""
     if isinstance(one, random.Random):
         version, words, gauss = random.Random.getstate(one)
         if words[-1] == _BLOCK:

@@ -1,4 +1,4 @@
-"""Adjusts two libraries so that samples are the same in every process. Neither library is imported here."""
+"""Adjustments to two libraries that make samples the same in every process. Neither library is imported here."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def seed_opencv(cv2: Any, number: int) -> None:
 
 
 def leave_out_identities() -> None:
-    """Keeps MONAI's transforms from recording `id(self)` in their results (MONAI 1.6).
+    """Prevents MONAI's transforms from recording `id(self)` in their results (MONAI 1.6).
 
     The id differs in each process and each run, and `inverse` compares it with the id of the trainer's transform. With
-    TraceKeys.NONE instead, MONAI relies on the order of the transforms only.
+    TraceKeys.NONE instead, MONAI relies only on the order of the transforms.
     """
     inverse = sys.modules.get("monai.transforms.inverse")
     traceable: Any = getattr(inverse, "TraceableTransform", None)

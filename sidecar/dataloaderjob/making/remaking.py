@@ -1,4 +1,4 @@
-"""Makes recorded batches again, in this process, from the bundle that made them, as a feeder or the trainer did.
+"""Rebuilding recorded batches in this process, from the bundle that made them, as a feeder or the trainer did.
 
 A process loads one bundle (`load_bundle`), and takes on the state of that bundle's trainer.
 """
@@ -36,8 +36,8 @@ class Remaker:
     """The user's code and data of one bundle, loaded into this process."""
 
     def __init__(self, bundle: Bundle, store: BlobStore, *, in_process: bool) -> None:
-        """`in_process`: the trainer's own process made the batches, not a feeder. Raises the errors of
-        `load_bundle`."""
+        """Raises the errors of `load_bundle`. With `in_process`, the trainer's own process made the batches, not a
+        feeder."""
         os.environ[IN_FEEDER_VARIABLE] = "1"  # a loader within the dataset must not act as a trainer's
         torch.set_num_threads(1)
         self.code: UserCode = load_bundle(bundle, store)
@@ -49,7 +49,7 @@ class Remaker:
         self._begun = False
 
     def make(self, number: int, payload: bytes, dataset: Any = None) -> Remade:
-        """Makes batch `number` of its epoch again. `dataset`: a substitute for the bundle's dataset."""
+        """Rebuilds batch `number` of its epoch. `dataset` is a substitute for the bundle's dataset."""
         ticket = unpack_ticket(payload)
         if not self._in_process:
             self._as_worker(ticket.base_seed)

@@ -1,6 +1,6 @@
-"""Makes a process look like torch's worker of one loader to user code. Neighbour: `fetcher`.
+"""Sessions, in which a process looks to user code like a torch worker of one loader. See also `fetcher`.
 
-Builders use it in a feeder, and `remaking` uses it later to make batches again.
+Builders use this module in a feeder, and `remaking` uses it later to rebuild batches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def begin_session(
     """Begins a session as torch's worker does: seeds the process, then calls worker_init_fn. Raises the errors of
     worker_init_fn.
 
-    held: the result of `held_by`, called before anything was drawn.
+    `held` is the result of `held_by`, which must be called before anything is drawn.
     """
     introduce(code.dataset, index=index, num_workers=num_workers, base_seed=base_seed)
     seed_worker(base_seed & _MASK63, index)
@@ -34,12 +34,12 @@ def begin_session(
 
 
 def held_by(code: UserCode, of_classes: Mapping[str, int]) -> HeldGenerators:
-    """Returns the generators in code that was just loaded. of_classes: see `HeldGenerators`."""
+    """Returns the generators in code that was just loaded. For `of_classes`, see `HeldGenerators`."""
     return HeldGenerators(code.dataset, code.collate_fn, of_classes=of_classes)
 
 
 def introduce(dataset: Any, *, index: int, num_workers: int, base_seed: int) -> None:
-    """Makes torch's get_worker_info() answer, with the seed of the iterator being served."""
+    """Makes torch's get_worker_info() describe a worker, with the seed of the iterator being served."""
     worker = _utils.worker
     seed = (base_seed & _MASK63) + index
     info = worker._worker_info  # noqa: SLF001  torch offers no other way to be a worker

@@ -1,4 +1,4 @@
-"""One slot of an IterableDataset: makes the batches of torch's worker with the same number. Neighbour: `fetcher`.
+"""One slot of an IterableDataset. It makes the batches of the torch worker with the same number. See also `fetcher`.
 
 Seeds are torch's: `begin_session` sets them once, and user code draws from there on. A batch depends only on the
 batches before it in its slot, so a slot that starts again on another feeder makes the same batches.
@@ -26,7 +26,7 @@ from dataloaderjob.making.fetcher import SampleError, is_of_user, stack_in_priva
 from dataloaderjob.making.staged import COLLATE
 
 ITER, NEXT = "__iter__", "__next__"
-"""Phases of a slot, named by the user's function that runs."""
+"""Phases of a slot, named after the user's function that runs."""
 OnSample = Callable[[int], None]
 
 
@@ -40,15 +40,15 @@ class SlotSource:
     def __init__(
         self, dataset: Any, collate_fn: Callable[[Any], Any] | None, *, allow_pickle: bool = False
     ) -> None:
-        """`allow_pickle`: snapshots may be pickles, which run code when they are loaded."""
+        """If `allow_pickle` is true, snapshots may be pickles, which run code when they are loaded."""
         self._dataset, self._collate_fn = dataset, collate_fn
         self.allow_pickle = allow_pickle
         self.on_collate: Callable[[], None] | None = None
-        """Called when the samples of a batch are read, before collate_fn."""
+        """Called when the samples of a batch have been read, before collate_fn."""
         self._iterator: Iterator[Any] | None = None
         self._has_ended = False
         self.made = 0
-        """Batches made so far, including failed ones."""
+        """Number of batches made so far, including failed ones."""
         self.swallowed: BaseException | None = None
         """The last error of a rebuilt batch."""
 
@@ -58,7 +58,7 @@ class SlotSource:
         """Returns the slot's state for `restore`: the state of the iterator or the dataset, and of the generators.
 
         Returns None if neither has `state_dict` and `load_state_dict`, or once the slot has ended. Raises errors of
-        user code and of pickle, and UnsupportedBatch for a state that only pickle can carry.
+        user code and of pickle, and UnsupportedBatch for a state that only a pickle can contain.
         """
         holder: Any = self._iterator if _has_state(self._iterator) else self._dataset
         if self._has_ended or self._iterator is None or not _has_state(holder):
@@ -101,12 +101,12 @@ class SlotSource:
         on_sample: OnSample | None = None,
         on_replay: Callable[[int, Any], None] | None = None,
     ) -> Any:
-        """Returns the batch of a ticket. Batches before it that were not made yet are made first, because it depends
-        on them.
+        """Returns the batch of a ticket. Earlier batches that have not been made yet are made first, because the batch
+        depends on them.
 
-        `on_sample` is called with the number of each sample in its batch before it is made. `on_replay` is called with
-        the number of each batch that was made first, and the batch. Raises SlotEnded, and SampleError from the
-        exception if user code raises one; `made` counts such a batch.
+        `on_sample` is called with the number of each sample in its batch before the sample is made. `on_replay` is
+        called with the number of each batch that was made first, and with that batch. Raises SlotEnded. Raises
+        SampleError from an exception of user code; `made` counts such a batch.
         """
         stack_in_private_memory()
         if on_sample is not None:
@@ -188,10 +188,10 @@ def _has_state(holder: Any) -> bool:
 
 
 def be_of_rank(env: Mapping[str, str]) -> None:
-    """Makes the process report its trainer's rank to a dataset that computes its share of the data.
+    """Makes the process report its trainer's rank to a dataset that is sharded by rank.
 
-    A worker that torch forks has its trainer's process group, whose rank and size it can read. Here a substitute group
-    has both and nothing else: operations that communicate with other ranks raise.
+    A worker that torch forks has its trainer's process group, whose rank and size it can read. Here, a substitute group
+    has only these two: operations that communicate with other ranks raise an exception.
     """
     for name in SHARES:
         os.environ.pop(name, None)

@@ -11,16 +11,16 @@ STAGE, COLLATE = "stage", "collate_fn"
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The collate_fn of a loader with a stage: runs the stage for each sample, then the user's own collate_fn.
+    """The collate_fn of a loader with a stage. It runs the stage for each sample, then the user's own collate_fn.
 
-    Torch calls it if no feeder makes the batches, and so does a framework that rebuilds the loader.
-    A StopIteration of the user's code becomes a RuntimeError, as in a generator, so that it cannot end a slot.
+    torch calls it if no feeder makes the batches, and so does a framework that rebuilds the loader. A StopIteration in
+    the user's code becomes a RuntimeError, as in a generator, so that it cannot end a slot.
     """
 
     stage: Callable[[Any], Any]
     collate_fn: Callable[[Any], Any]
     is_bare: bool = False
-    """True without batches: samples arrive one by one."""
+    """True if samples are not batched, and arrive one by one."""
 
     def __call__(self, read: Any, before: Callable[[int], None] | None = None) -> Any:
         """Calls `before` with each sample's position before its stage, and with -1 before collate_fn."""
@@ -39,6 +39,6 @@ class Staged:
 
 
 def unchanged(samples: Any) -> Any:
-    """Returns the samples unchanged: the collate_fn of slots whose samples have a stage, and of samples that are
-    inspected."""
+    """Returns the samples unchanged. This is the collate_fn for slots whose samples have a stage, and for samples that
+    are inspected."""
     return samples

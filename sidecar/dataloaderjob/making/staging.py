@@ -1,7 +1,7 @@
-"""The part of an IterableDataset's work that any feeder can do once a slot has read the samples. Neighbour: `fetcher`.
+"""The part of an IterableDataset's work that any feeder can do once a slot has read the samples. See also `fetcher`.
 
-A slot can only be read in order, by one feeder. Work on single samples, such as decoding, has no such limit: with
-`stage=` the slot delivers its samples as they were read, and any free feeder makes the batch from them.
+A slot can only be read in order, by one feeder. Work on single samples, such as decoding, has no such limit. With
+`stage=`, the slot delivers its samples as they were read, and any free feeder makes the batch from them.
 
 The seeds of a stage depend on the batch's position in its slot and on the sample's position in its batch.
 """
@@ -30,7 +30,7 @@ _OF_STAGE = 3
 
 
 class StageFetcher:
-    """Makes batches from samples that a slot has read."""
+    """A maker of batches from samples that a slot has read."""
 
     def __init__(self, staged: Staged, held: HeldGenerators = NOTHING_HELD) -> None:
         self._staged = staged

@@ -1,9 +1,9 @@
-"""Draws by weights in constant time: Walker's alias method, with a table that is made without a loop.
+"""Weighted draws in constant time: Walker's alias method, with a table that is made without a loop.
 
-Each of n columns holds 1/n of the probability. It is filled by its own sample and, if that has less than 1/n, by one
-sample with more than 1/n, its alias. Samples with more fill up samples with less one after another, in order. If the
-last of these takes too much from the sample that fills it, the next sample with more fills up the latter. The
-assignment follows from two running sums, one of the deficits and one of the excesses.
+Each of n columns holds 1/n of the probability. A column is filled by its own sample. If that sample has less than 1/n,
+the rest is filled by an alias, a sample with more than 1/n. Rich samples, with more than 1/n, fill up poor ones in
+order, one after another. If the last poor sample takes too much from the rich one that fills it, the next rich sample
+fills up the latter. The assignment follows from two running sums, one of the deficits and one of the excesses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class AliasTable:
     __slots__ = ("aliases", "own")
 
     def __init__(self, weights: F64) -> None:
-        """Weights are finite, 0 or more, and not all 0."""
+        """Requires weights that are finite, at least 0, and not all 0."""
         # The last running sum, not sum(), which adds in an order that depends on the processor.
         share = weights / np.cumsum(weights)[-1] * weights.size
         self.own = np.minimum(share, 1.0)

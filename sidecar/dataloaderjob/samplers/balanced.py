@@ -14,22 +14,22 @@ from dataloaderjob.samplers.elastic import ElasticSampler, OrderPlace, Tail, fit
 from dataloaderjob.samplers.permutation import I64, Permutation
 
 WEIGHED = 32
-"""Rows of a global batch that are dealt by sums, 7 µs each. The remaining rows are dealt in alternating directions. For
-8,192 samples with the lengths of texts, the heaviest of 64 ranks is 0.02 % above the mean; it would be 0.01 % with all
-rows weighed, and 0.27 % with none."""
+"""Number of rows of a global batch that are dealt by sums, at 7 µs each. The remaining rows are dealt in alternating
+directions. For 8,192 samples with typical text lengths, the heaviest of 64 ranks is 0.02 % above the mean. It would be
+0.01 % above with all rows weighed, and 0.27 % above with none."""
 
 
 class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
-    """A `batch_sampler` that deals each global batch to the ranks so that their sums of lengths are close.
+    """A `batch_sampler` that deals each global batch to the ranks so that the ranks' sums of lengths are close.
 
     The global batches are the same for every world size that divides their size; only the assignment to ranks differs.
-    Without `look_ahead` they are the batches of a plain shuffle, so balancing costs no randomness.
+    Without `look_ahead`, they are the batches of a plain shuffle, so balancing costs no randomness.
 
     Args:
         lengths: the length of each sample, or its cost if that is not proportional to the length.
-        global_batch_size: samples of a step on all ranks together; each rank gets an equal share.
+        global_batch_size: number of samples in a step, on all ranks together; each rank gets an equal number.
         look_ahead: number of global batches whose samples are sorted by length together, so that the samples of a
-            batch are similar and need little padding. The order of these batches is shuffled again.
+            batch have similar lengths and need little padding. The order of these batches is then shuffled again.
         num_replicas, rank, shuffle, seed, drop_last, tail: as for `ElasticDistributedSampler`; `tail` applies to the
             last global batch.
 
@@ -105,8 +105,8 @@ class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
         return list(batches)
 
     def _part(self, batch: I64) -> list[int]:
-        """Returns this rank's samples: one of each W samples in falling order of length. For the longest, the rank's
-        sum so far decides."""
+        """Returns this rank's samples: one of each W samples in descending order of length. For the longest samples,
+        the ranks' sums so far decide."""
         ranks, rank = self.num_replicas, self.rank
         rows = of.longest_first(batch, self._lengths).reshape(-1, ranks)
         sums = np.zeros(ranks, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Samplers of single samples: each rank takes every W-th position of the global order, which can be any function."""
+"""Samplers of single samples: each rank takes every W-th position of a global order, which any function can define."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataloaderjob.samplers.elastic import ElasticSampler, OrderPlace, Tail, fit
 from dataloaderjob.samplers.permutation import I64, Permutation
 
 BLOCK = 4096
-"""Number of indices made together: 40 ns each, including 18 ns for calls of numpy. With 1024, each takes 98 ns; with
-16,384, each takes 50 ns, because the arrays do not fit the cache."""
+"""Number of indices made together. Each takes 40 ns, including 18 ns for numpy calls. With 1,024 indices, each takes
+98 ns. With 16,384, each takes 50 ns, because the arrays do not fit into the cache."""
 Order = Callable[[I64], I64]
 """A function from positions, each below the number of samples, to the dataset's indices."""
 
@@ -22,17 +22,18 @@ class ElasticDistributedSampler(ElasticSampler[int]):
     """`DistributedSampler` without a list of indices, and with a state from which any number of ranks can resume.
 
     The order of an epoch is one permutation, identified by (seed, epoch, number of samples). Rank r of W takes
-    positions r, r + W, r + 2W and so on, as torch's sampler does. Batches of B samples on W ranks together are then the
-    next W * B positions. Every world size with the same product W * B, or W * B * k for k batches in a step, has the
-    same global batches. After a checkpoint, another world size resumes where all ranks had stopped. No sample is lost
-    or repeated.
+    positions r, r + W, r + 2W and so on, as torch's sampler does. The batches of B samples on all W ranks together are
+    then the next W * B positions. Every world size with the same product W * B, or W * B * k for k batches in a step,
+    has the same global batches. After a checkpoint, a different world size resumes where all ranks had stopped. No
+    sample is lost or repeated.
 
     Args:
         dataset, num_replicas, rank, shuffle, seed, drop_last: as for `DistributedSampler`.
-        tail: "drop", "pad" or "error" for samples at the end that do not fill all ranks; None: set by `drop_last`. All
-            ranks have the same number of samples with each of these, even after a checkpoint of another world size.
-        global_batch_size: if given, the tail fills global batches of this size instead of ranks, so that the last one
-            is the same for every world size that divides it.
+        tail: "drop", "pad" or "error" for samples at the end that do not fill all ranks; None: set by `drop_last`. With
+            each of these, all ranks have the same number of samples, even after a checkpoint from a different world
+            size.
+        global_batch_size: if given, the tail fills global batches of this size instead of ranks. The last global batch
+            is then the same for every world size that divides this size.
 
     Raises:
         ValueError: `rank` is invalid, as in torch, or `num_replicas` or `rank` is missing without a process group.

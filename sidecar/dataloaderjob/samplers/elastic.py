@@ -1,12 +1,12 @@
-"""Base of all samplers here: one global order for an epoch, a part of it for each rank, a state without a rank.
+"""Base class of all samplers here: one global order for an epoch, a part of it for each rank, a state without a rank.
 
-All ranks together consume an epoch from its beginning: after k items on each of W ranks they are at position
-k * `stride`. A state holds the epoch and that position, so the state of any rank is valid for all, and for another
+All ranks together consume an epoch from its beginning: after k items on each of W ranks, they are at position
+k * `stride`. A state holds the epoch and that position, so any rank's state is valid for all ranks, and for a different
 number of ranks.
 
-A sampler runs ahead of the training, and loaders request two iterators and use one. For this reason an iterator starts
-with its first item, not before: only then does it take the current epoch and the loaded position. It has its own state,
-which torch's StatefulDataLoader keeps with each batch.
+A sampler runs ahead of the training, and loaders request two iterators and use one. An iterator therefore starts with
+its first item, not before: only then does it take the current epoch and the loaded position. Each iterator has its own
+state, which torch's StatefulDataLoader keeps with each batch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Cursor(Generic[_T]):
             pass
 
     def blocks(self) -> Iterator[Iterator[_T]]:
-        """Yields blocks of items; runs for the first item, and whenever a block is exhausted."""
+        """Yields blocks of items. Runs for the first item, and whenever a block is exhausted."""
         while True:
             begun = self._loaded or self._sampler.beginning()
             self._begun, self._loaded, self._given = begun, None, 0
@@ -81,7 +81,8 @@ class Cursor(Generic[_T]):
 
 
 class Items(itertools.chain[_T]):
-    """The iterator of a sampler: yields a block's items in C, 20 ns each; a `__next__` in Python would take 100 ns."""
+    """The iterator of a sampler. It yields a block's items in C, at 20 ns each; `__next__` in Python would take
+    100 ns."""
 
     sampler: ElasticSampler[_T]
     cursor: Cursor[_T]
@@ -91,20 +92,20 @@ class Items(itertools.chain[_T]):
         return self.sampler.state_at(self.cursor.place())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from the state with the next item. Raises InputError for a state of another order."""
+        """Continues from the state with the next item. Raises InputError for a state of a different order."""
         if state:
             self.cursor.load(self.sampler.accept_state(state))
             self.sampler.begin(self.cursor)
 
 
 class ElasticSampler(DistributedSampler[_T_co]):
-    """Base of the samplers: positions, tails and state. A subclass defines the items in `blocks`.
+    """Base class of the samplers: positions, tails and state. A subclass defines the items in `blocks`.
 
     It is a `DistributedSampler`, so frameworks that look for one leave it in place.
     """
 
     stride: int
-    """Positions that all ranks together advance while each returns one item."""
+    """Number of positions that all ranks together advance while each returns one item."""
 
     def __init__(
         self,
@@ -155,7 +156,7 @@ class ElasticSampler(DistributedSampler[_T_co]):
         return items
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next iteration. A position in another epoch is dropped."""
+        """Sets the epoch of the next iteration. A position in a different epoch is dropped."""
         if self.place().epoch != epoch:
             self.restart()
         self.epoch = epoch
@@ -175,7 +176,7 @@ class ElasticSampler(DistributedSampler[_T_co]):
         self._loaded = self._current = None
 
     def begin(self, cursor: Cursor[Any]) -> None:
-        """Notes that an iteration starts: it uses up the loaded position, and its state becomes the sampler's."""
+        """Records that an iteration starts: it uses up the loaded position, and its state becomes the sampler's."""
         self._loaded, self._current = None, cursor
 
     def state_dict(self) -> dict[str, Any]:
@@ -185,7 +186,7 @@ class ElasticSampler(DistributedSampler[_T_co]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration resume from `state`; later ones are whole epochs. An empty dict loads nothing.
 
-        Raises InputError for a state of another order.
+        Raises InputError for a state of a different order.
         """
         if state:
             self._loaded, self._current = self.accept_state(state), None

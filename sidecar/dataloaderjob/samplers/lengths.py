@@ -15,11 +15,11 @@ from dataloaderjob.samplers.permutation import I64, Permutation
 
 Lengths = Sequence[int] | npt.NDArray[Any] | torch.Tensor
 OF_BATCHES = 3
-"""A stream of keys apart from the one for the permutation of samples."""
+"""Identifies a stream of keys that is separate from the one for the permutation of samples."""
 
 
 def check_lengths(lengths: Lengths) -> I64:
-    """Returns lengths as an array. Raises InputError unless they are a row of counts."""
+    """Returns lengths as an array. Raises InputError unless they are one-dimensional whole numbers of at least 0."""
     values = np.asarray(lengths)
     whole = values.size == 0 or np.issubdtype(values.dtype, np.integer)
     if values.ndim != 1 or not whole or (values < 0).any():
@@ -31,7 +31,7 @@ def check_lengths(lengths: Lengths) -> I64:
 
 
 def digest(lengths: I64) -> str:
-    """Returns a digest of all lengths, to detect a state that belongs to other data."""
+    """Returns a digest of all lengths, to detect a state that belongs to different data."""
     return hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Mixes several datasets by weights, each in its own order. The sample at a position depends on the position only."""
+"""A weighted mixture of datasets, each in its own order. The sample at a position depends only on the position."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ if TYPE_CHECKING:
 
 Weights = Sequence[float] | Mapping[int, Sequence[float]] | Callable[[int], Sequence[float]]
 _permutation = functools.lru_cache(maxsize=64)(Permutation)
-"""Kept from block to block, because making their keys again would take a tenth of the time."""
+"""A cache of permutations. Making their keys again for each block would take a tenth of the time."""
 _OF_TURNS = 2
-"""A stream of keys apart from the one for permutations."""
+"""Identifies a stream of keys that is separate from the one for permutations."""
 
 
 class ElasticMixtureSampler(ElasticDistributedSampler):
     """Samples of several datasets in proportion to weights, for a loader over their `ConcatDataset`.
 
     Every prefix of an epoch has each dataset's share of samples to within two samples (half a sample for two
-    datasets). A dataset that is exhausted starts another pass, in another order. Ranks take turns at random, so no
+    datasets). A dataset that is exhausted starts another pass, in a different order. Ranks take turns at random, so no
     rank gets more of a dataset than others.
 
     Args:
         datasets: a `ConcatDataset`, or its parts in their order.
         weights: one for each dataset. For a curriculum: {epoch: weights from that epoch on}, or a function of the
             epoch, which is called once for each epoch. A state holds the weights of its epoch, and a function is not
-            called again for it.
+            called again for that epoch.
         num_samples: number of samples in an epoch, on all ranks together; None: the length of all datasets.
-        continuous: if true, each dataset resumes in an epoch after the last sample of the previous one, so that none of
-            its samples is seen less often than others; if false, each epoch starts all datasets from the beginning.
+        continuous: if true, each dataset continues after the last sample that the previous epoch took from it, so that
+            none of its samples is seen less often than others. If false, each epoch starts all datasets from the
+            beginning.
         num_replicas, rank, shuffle, seed, drop_last, tail, global_batch_size: as for `ElasticDistributedSampler`.
 
     Raises:

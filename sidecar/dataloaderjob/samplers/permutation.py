@@ -1,13 +1,13 @@
-"""Pseudorandom permutations of range(n) that need no list, and the hash that the samplers draw with.
+"""Pseudorandom permutations of range(n) that need no list, and the hash with which the samplers draw.
 
-`Permutation` is a Feistel network over a grid of rows times columns that has n cells or slightly more. Half a round
+`Permutation` is a Feistel network over a grid of rows and columns that has n cells or slightly more. Half a round
 shifts the row by a hash of the column, modulo the number of rows; the other half shifts the column by a hash of the
-row. Each half can be inverted for any hash, so the whole is a bijection on the grid. A result beyond n is passed
+row. Each half can be inverted for any hash, so the whole is a bijection on the grid. A result of n or more is passed
 through the network again until it is below n. Only 64-bit integers are used, so an order is the same on every platform.
 
-With eight half rounds, a chi-square test of pairs of positions over 40,000 keys finds no bias from n = 16 on; with six,
-it finds some up to 30. For few indices a grid prefers some orders, with any number of rounds. Up to `SMALL` indices are
-sorted by a hash instead, which takes no longer than the calls of numpy for one block of the network.
+With eight half rounds, a chi-square test of pairs of positions over 40,000 keys finds no bias from n = 16 on. With six,
+it finds some bias up to n = 30. For few indices, a grid prefers some orders, regardless of the number of rounds. Up to
+`SMALL` indices are therefore sorted by a hash, which takes no longer than the numpy calls for one block of the network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SMALL = 1024
 _MASK = (1 << 64) - 1
 _KEYS_PER_HASH = 8
 _32 = np.uint64(32)
-# Odd numbers with evenly spread bits, as multiplicative hashing needs: the golden ratio's, and a similar one.
+# Odd numbers with evenly spread bits, as multiplicative hashing needs: one from the golden ratio, and a similar one.
 _FIRST = np.uint64(0x9E3779B97F4A7C15)
 _SECOND = np.uint64(0xD6E8FEB86659FD93)
 
@@ -92,7 +92,7 @@ def make_keys(count: int, *parts: int) -> U64:
 
 
 def hash_words(words: U64, key: np.uint64) -> U64:
-    """Returns a hash of each word, by two multiplications; use the upper half of its bits."""
+    """Returns a hash of each word, from two multiplications. Callers use the upper half of its bits."""
     made = words ^ key
     made *= _FIRST
     made ^= made >> _32

@@ -1,8 +1,9 @@
-"""Assigns positions to parts so that each part has its share of every prefix.
+"""The assignment of positions to parts, in which each part has its share of every prefix.
 
-With two parts, a position belongs to the left part if the rounded count, position times share, increases there; that
-count is also its number within the part. More than two parts are split recursively by a Huffman tree. Its paths are
-short enough that no part is ever more than two positions from its share, for any number of parts.
+With two parts, the left part's count is position times share, rounded. A position belongs to the left part if this
+count increases there, and the count is also the position's number within the part. More than two parts are split
+recursively by a Huffman tree. Its paths are short enough that no part is ever more than two positions from its share,
+for any number of parts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from dataloaderjob.samplers.permutation import I64
 
 _BITS = 31
-"""Bits of a share: its product with half of a position, up to 32 bits, fits 63 bits."""
+"""Number of bits of a share. Its product with half of a position, up to 32 bits, fits into 63 bits."""
 _ONE = 1 << _BITS
 _HALF = _ONE >> 1
 
@@ -32,10 +33,10 @@ class _Split:
 
 
 class Shares:
-    """A schedule of parts by their weights; parts of weight 0 have no position."""
+    """A schedule of parts by their weights. Parts of weight 0 get no positions."""
 
     def __init__(self, weights: Sequence[float]) -> None:
-        """Weights are finite, 0 or more, and not all 0."""
+        """Requires weights that are finite, at least 0, and not all 0."""
         self._parts = len(weights)
         order = itertools.count()  # ties are broken by age, so that the tree is the same in every process
         heap: list[tuple[float, int, _Split | int]] = [
@@ -49,7 +50,8 @@ class Shares:
         self._root = heap[0][2]
 
     def split(self, positions: I64) -> Iterator[tuple[int, I64, I64]]:
-        """Yields each part that has some of the positions, with their indices and their numbers within the part."""
+        """Yields each part that has any of the positions, with the indices of its positions and their numbers within
+        the part."""
         return _walk(self._root, np.arange(positions.size), positions)
 
     def counts(self, stop: int) -> list[int]:
@@ -83,7 +85,7 @@ def _portion(count: int, share: int) -> int:
 
 
 def _portions(counts: I64, share: int) -> I64:
-    """Does the same as `_portion` for an array, in halves, because no integer of numpy holds a product of 63 and 31
+    """Does the same as `_portion` for an array, in halves, because no numpy integer can hold a product of 63 and 31
     bits."""
     upper, lower = counts >> _BITS, counts & (_ONE - 1)
     return upper * share + ((lower * share + _HALF) >> _BITS)

@@ -1,4 +1,4 @@
-"""Batches of a token budget: each has samples of similar length, and all ranks have the same number of batches."""
+"""Batches with a token budget: each has samples of similar length, and all ranks have the same number of batches."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
     """A `batch_sampler` that makes batches of variable size with at most `max_tokens` tokens.
 
     The order of an epoch is cut into chunks of `look_ahead` samples. A chunk is sorted by length and packed into
-    batches, longest first, and the batches are shuffled. This sequence of batches does not depend on the ranks. Each
-    rank of W takes every W-th batch, so a step has W batches with about the same number of tokens, and all ranks have
-    the same number of steps. Another world size resumes after the consumed batches. Its steps have the same batches if
-    W times the batches of a rank in a step is the same.
+    batches, longest first, and the batches are shuffled. This sequence of batches does not depend on the ranks. Each of
+    W ranks takes every W-th batch, so a step has W batches with about the same number of tokens, and all ranks have the
+    same number of steps. A different world size resumes after the consumed batches. Its steps have the same batches
+    if W times the number of batches of a rank in a step is the same.
 
     The number of batches in an epoch depends on the order. `len()` packs the whole current epoch, once, which takes
     0.15 s for a million samples. The `position` of a state counts batches.
@@ -34,7 +34,8 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         padded: if true, a batch costs its longest sample times its number of samples; if false, for samples packed
             without padding, the sum of its lengths.
         max_batch_size: maximum number of samples in a batch; None: limited by `max_tokens` only.
-        look_ahead: number of samples sorted together. More save padding, fewer are closer to a plain shuffle.
+        look_ahead: number of samples sorted together. A larger number saves padding; a smaller one is closer to a
+            plain shuffle.
         num_replicas, rank, shuffle, seed, drop_last, tail: as for `ElasticDistributedSampler`; `tail` applies to the
             last batches of the epoch.
 
@@ -77,8 +78,8 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         self._chunks = -(-self._lengths.size // look_ahead)
         self._digest = of.digest(self._lengths)
         self._starts: tuple[int, list[tuple[int, int]]] = 0, [(0, 0)]
-        """An epoch, and the first batch and the number of each of its known chunks, so that a state can be resumed
-        without packing all chunks before it."""
+        """An epoch, with the first batch and the number of each of its known chunks. A state can thus be resumed
+        without packing all earlier chunks."""
         self._counted: tuple[int, int] | None = None
         """An epoch and its number of batches."""
 
@@ -165,7 +166,7 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         return made
 
     def _cuts(self, indices: I64) -> list[int]:
-        """Returns the starts of batches among samples of falling length, and the end of the last batch."""
+        """Returns the starts of batches among samples of descending length, and the end of the last batch."""
         lengths = self._lengths[indices]
         sums = np.cumsum(lengths)
         cuts = [0]

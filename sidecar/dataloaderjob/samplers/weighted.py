@@ -1,4 +1,4 @@
-"""Independent draws with replacement by weights, so that each rank makes its own draws and no list is kept."""
+"""Independent weighted draws with replacement. Each rank makes its own draws, and no list is kept."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     import torch
 
 _OF_DRAWS = 1
-"""A stream of keys apart from the one for permutations."""
+"""Identifies a stream of keys that is separate from the one for permutations."""
 
 
 class ElasticWeightedSampler(ElasticDistributedSampler):
     """`WeightedRandomSampler` for ranks, with replacement. Any number of ranks can resume from its state.
 
-    The draw at a position depends on (seed, epoch, position) only. A table of 16 bytes for each weight is kept.
+    The draw at a position depends only on (seed, epoch, position). A table of 16 bytes for each weight is kept.
 
     Args:
         weights: a number of 0 or more for each sample; the sum need not be 1.

@@ -1,1 +1,1 @@
-"""Ships user code and its state as blobs: objects, their names, and objects that cannot travel."""
+"""Shipping of user code and its state as blobs: objects, their names, and objects that cannot be sent."""

@@ -1,9 +1,9 @@
-"""Ships user code and data to feeders: dataset, collate_fn and worker_init_fn as a bundle of blobs.
+"""Shipping of user code and data to feeders: dataset, collate_fn and worker_init_fn as a bundle of blobs.
 
-`blobs[0]` is u64 length, a table, then the pickle (for its parts see `module_state`); `blobs[1]` is the source of
-the user's modules. The other blobs are the pickle's buffers; small buffers share a blob. A feeder maps these blobs
-privately: a node holds them once in memory, and each feeder may write to its own view of them. It imports
-the user's modules under their own names from the shipped source, then gives them their state.
+`blobs[0]` consists of a u64 length, a table, and the pickle, whose parts `module_state` describes. `blobs[1]` is the
+source of the user's modules. The other blobs are the pickle's buffers; small buffers share a blob. A feeder maps these
+blobs privately: a node holds them once in memory, and each feeder may write to its own view of them. The feeder imports
+the user's modules under their own names from the shipped source, then restores their state.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ BufferPlace = tuple[int, int, int]
 """(blob, offset, bytes) of a buffer."""
 _snapshots = SnapshotMaker()
 _one_at_a_time = threading.RLock()
-"""Protects the knowledge of earlier snapshots, which threads that make iterators at the same time share."""
+"""Protects what is known about earlier snapshots, because several threads may make iterators at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +79,8 @@ def make_bundle(
 ) -> Bundle:
     """Pickles the current state of the dataset and its functions into `store`; the bundle's id depends on the content.
 
-    `slow` is called with the duration in seconds if that exceeds SLOW_S and the next call will be as slow.
-    Raises InputError naming the attribute that cannot be pickled.
+    `slow` is called with the duration in seconds if that exceeds SLOW_S and the next call will be as slow. Raises
+    InputError, which names the attribute that cannot be pickled.
     """
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
     with _one_at_a_time:
@@ -150,11 +150,11 @@ def _joined(group: list[memoryview]) -> bytes | memoryview:
 
 
 def load_bundle(bundle: Bundle, store: BlobStore) -> UserCode:
-    """Loads a bundle of `make_bundle` into this process, which takes on the trainer's state. Every blob has to be in
-    `store`. Call once, in a process that has not loaded any user code.
+    """Loads a bundle made by `make_bundle` into this process, which takes on the trainer's state. Every blob must be in
+    `store`. Must be called only once, in a process that has not loaded any user code.
 
-    Arrays and tensors of 64 KiB and more are views of the blobs: writable, and private once written to.
-    Raises InputError naming the module if a module of the user's code is missing here.
+    Arrays and tensors of 64 KiB and more are views of the blobs: writable, and private once written to. Raises
+    InputError, which names the module, if a module that the user's code needs is missing here.
     """
     if len(bundle.blobs) < FIRST_BUFFER:
         raise RemoteProtocolError(
@@ -207,7 +207,7 @@ def _parse_sources(data: bytes) -> tuple[Mapping[str, Any], dict[str, Source]]:
 
 
 def _map(path: Path, nbytes: int) -> memoryview:
-    """Maps the file privately. Unlike mmap's, torch's mapping keeps no descriptor open."""
+    """Maps the file privately. Unlike mmap's, torch's mapping keeps no file descriptor open."""
     storage: Any = torch.UntypedStorage.from_file(str(path), False, nbytes)
     return bytes_of(storage).data
 
@@ -219,10 +219,10 @@ def _part(mapped: memoryview, offset: int, nbytes: int) -> memoryview:
 
 
 class ModuleLoader(importlib.abc.MetaPathFinder):
-    """Finds the shipped modules before those of this machine, and gives each its state."""
+    """A finder of the shipped modules, which take precedence over this machine's. It gives each module its state."""
 
     def __init__(self, sources: Mapping[str, Source], others: Mapping[str, bytes]) -> None:
-        """`others`: state of modules that receive it when they are imported."""
+        """`others` has the state of modules that receive it only when they are imported."""
         self.failed: dict[str, InputError] = {}
         """Errors of failed imports by module, raised if the module is needed."""
         self._sources = sources
@@ -250,11 +250,11 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
         return spec
 
     def load(self, stream: IO[bytes], buffers: Iterable[Any], imports: Iterable[tuple[str, bool]]) -> Any:
-        """Imports the modules, gives them their state, and returns the roots. `imports`: (name, True if the dataset
-        needs it).
+        """Imports the modules, gives them their state, and returns the roots. `imports` has (name, True if the dataset
+        needs it) for each module.
 
-        All modules are imported before any gets its state, because that state already includes entries that an import
-        adds to another module's tables.
+        All modules are imported before any gets its state, because the state already includes entries that one module's
+        import adds to another module's tables.
         """
         found = Found(self._others.pop("__main__", b""), self._fresh)
         for name, needed in imports:
@@ -317,7 +317,7 @@ def _import_for_effect(name: str) -> None:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Loads the module's own source from the bundle, and other files of a package from disk."""
+    """A loader that takes the module's own source from the bundle, and other files of a package from disk."""
 
     def __init__(self, source: Source, on_import: Callable[[str], None]) -> None:
         super().__init__(source.name, source.file or "")
@@ -375,8 +375,8 @@ def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:
         return InputError(
             f"the dataset cannot be loaded in a feeder: {exc}. One of its methods, such as __hash__, __eq__ or "
             "__setstate__, is called during unpickling, before the object's attributes are set. Objects that refer to "
-            "themselves through keys of a dictionary or members of a set cannot be copied: use a list there, or ids "
-            "for keys, or make them in worker_init_fn"
+            "themselves through keys of a dictionary or members of a set cannot be copied: use a list there, use ids "
+            "as keys, or create the objects in worker_init_fn"
         )
     if isinstance(exc, FileNotFoundError):
         return InputError(
@@ -387,8 +387,8 @@ def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:
 
 
 def _lacks_in_module(exc: Exception) -> bool:
-    """Returns True if an attribute of a module or of a class is missing, also if pickle or a module's __getattr__
-    raised it."""
+    """Returns True if an attribute of a module or of a class is missing, even if pickle or a module's __getattr__
+    raised the error."""
     return isinstance(exc, AttributeError) and (
         isinstance(exc.obj, types.ModuleType | type)
         or str(exc).startswith(("Can't get attribute", "module '"))

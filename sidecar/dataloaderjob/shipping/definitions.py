@@ -1,10 +1,10 @@
 """Definitions of a script that its dataset does not refer to. Feeders load them when code looks them up in `__main__`.
 
-`pickle.load` of a class of the script, `globals()[name]`, `typing.get_type_hints` and a module's `__main__.OPT` use
-names that no analysis of the dataset's code finds. Each definition travels in a separate pickle, which refers to the
-others by name, and is loaded on demand. Objects that do not pickle, or are large, are left out. Data is included only
-if it is a constant of the source or if modules look it up in `__main__`. Most globals of a script change from epoch to
-epoch and from rank to rank, and each change would make another bundle.
+`pickle.load` of one of the script's classes, `globals()[name]`, `typing.get_type_hints` and a module's `__main__.OPT`
+use names that no analysis of the dataset's code finds. Each definition is sent in a separate pickle, which refers to
+the others by name, and is loaded on demand. Objects that cannot be pickled, or are large, are left out. Data is
+included only if it is a constant of the source or if modules look it up in `__main__`. Most globals of a script change
+from epoch to epoch and from rank to rank, and each change would make another bundle.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Pickler(UserCodePickler):
 
 
 class Definitions:
-    """Pickles definitions, and reuses pickles of those that cannot have changed."""
+    """A pickler of definitions that reuses the pickles of those that cannot have changed."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[tuple[Any, ...], Entry | None]] = {}
@@ -68,7 +68,7 @@ class Definitions:
         sources: Iterable[Source],
         text: bytes | None,
     ) -> bytes:
-        """Returns definitions packed for `Found`; `reached` already travels with the dataset."""
+        """Returns definitions packed for `Found`, except those in `reached`, which are sent with the dataset."""
         own = vars(sys.modules["__main__"])
         asked = {
             name for source in sources for name in _attributes_of_main(source.text)
@@ -127,7 +127,8 @@ def _is_constant(name: str, value: Any, constants: Mapping[str, Any]) -> bool:
 
 
 def _key(value: Any, modules: Collection[str]) -> tuple[Any, ...]:
-    """Returns objects whose identities determine the pickle of `value`; empty if there are no such objects."""
+    """Returns the objects whose identities determine the pickle of `value`, or an empty tuple if there are no such
+    objects."""
     module = getattr(value, "__module__", None)
     if isinstance(value, types.ModuleType):
         return (value,)
@@ -223,7 +224,7 @@ class _Unpickler(UserCodeUnpickler):
 
 
 class Found:
-    """Loads a definition when it is looked up in `__main__`."""
+    """Definitions that are loaded when they are looked up in `__main__`."""
 
     def __init__(self, packed: bytes, fresh: names.Fresh) -> None:
         eager, entries = values.unpack(packed) if packed else ([], [])

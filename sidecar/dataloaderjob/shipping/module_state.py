@@ -1,9 +1,9 @@
 """State of user modules: the parts that are pickled with the dataset, their order, and how they are restored.
 
-One pickle has these parts, in separate dumps that share one memo, so that objects shared by two parts stay shared:
-code of the modules that the dataset reaches (functions and classes put into them), the data of each, code and data of
-`__main__`, then the dataset with its functions. A module that the dataset does not reach has its own pickle, which is
-applied if user code imports the module after all.
+One pickle has these parts: the code of `__main__` and of the modules that the dataset reaches (functions and classes
+put into them), the data of each module, the data of `__main__`, then the dataset with its functions. The parts are
+separate dumps that share one memo, so objects shared by two parts stay shared. A module that the dataset does not reach
+has its own pickle, which is applied if user code imports the module after all.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ Dump = tuple[str, Any]
 
 
 class Code(NamedTuple):
-    """Functions, classes and modules that a module holds and does not define."""
+    """Functions, classes and modules that a module holds but does not define."""
 
     references: bytes
     """Packed (path, module, path in that module)."""
     by_value: list[Item]
     modules: tuple[str, ...]
-    """Modules that are referred to."""
+    """Modules that the references name."""
 
 
 CODE, MAIN, ROOTS = "<code>", "__main__", "<roots>"
 
 
 class References:
-    """Code that modules import from other modules, by name; looked up again if a module's code has changed."""
+    """Code that modules import from other modules, by name. It is looked up again if a module's code has changed."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[list[Item], Code]] = {}
@@ -74,7 +74,8 @@ def _referred(items: list[Item]) -> Code:
 
 
 def _place(value: Any) -> tuple[str, str] | None:
-    """Returns (module, path in it) of an object that an import finds; None otherwise, and for `__main__`."""
+    """Returns (module, path in it) of an object that an import finds. Returns None for other objects, and for those of
+    `__main__`."""
     if isinstance(value, types.ModuleType):
         name = value.__name__
         return (name, "") if sys.modules.get(name) is value and name not in MAINS else None
@@ -87,7 +88,7 @@ def _place(value: Any) -> tuple[str, str] | None:
 
 
 class ModuleState:
-    """Current content of modules, as far as it has to travel."""
+    """Current content of modules, as far as it must be sent."""
 
     def __init__(self, known: Names, excluded: Excluded, references: References) -> None:
         self.known = known
@@ -95,7 +96,7 @@ class ModuleState:
         self._references = references
 
     def dumps(self, reached: Reached, patches: list[Any]) -> Iterator[Dump]:
-        """Yields the parts that have to be pickled before the dataset."""
+        """Yields the parts that must be pickled before the dataset."""
         modules = sorted(name for name in reached.modules if name in self.known.split)
         main = self._main(reached)
         code = [(name, self.code(name)) for name in modules]
@@ -164,7 +165,7 @@ class ModuleState:
 
 
 def parts(module: str, state: ModuleState) -> Iterator[tuple[str, Any, Any]]:
-    """Yields (path, object, the form of it that is pickled) for each part of a module's state."""
+    """Yields (path, object, the object's pickled form) for each part of a module's state."""
     for path, value in state.code(module).by_value:
         yield path, value, value
     contents, items = state.data(module)
@@ -177,7 +178,7 @@ def parts(module: str, state: ModuleState) -> Iterator[tuple[str, Any, Any]]:
 
 
 def apply_code(loaded: Any, skip: Collection[str]) -> list[str]:
-    """Restores code and patches. Returns the modules whose data follows, in this order."""
+    """Restores code and patches. Returns the modules whose data follows, in the same order."""
     modules, code, main, patches = loaded
     for module, references, by_value in code:
         if module not in skip:
@@ -229,10 +230,10 @@ def assign_all(module: str, items: list[Item]) -> None:
 
 
 def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
-    """Returns (library's module, name, the user's function) for functions of libraries that the script replaced, by its
-    own function or by a `functools.partial` of the original.
+    """Returns (library's module, name, the user's function) for functions of libraries that the script replaced with
+    its own function or with a `functools.partial` of the original.
 
-    Examines every global of every loaded module, which takes 10 to 30 ms, so callers do it once.
+    Examines every global of every loaded module, which takes 10 to 30 ms, so it should be called only once.
     """
     users = {id(vars(module)) for module in user_modules.find().values()}
     main = sys.modules["__main__"]
@@ -253,7 +254,7 @@ def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
 
 
 def _is_replaced(own: dict[str, Any], name: str, value: functools.partial[Any]) -> bool:
-    """Returns True if a script, not the library itself, replaced a function by this partial of it."""
+    """Returns True if a script, not the library itself, replaced a function with this partial of it."""
     if getattr(value.func, "__name__", None) != name:
         return False
     lines = linecache.getlines(own["__file__"])
@@ -262,7 +263,7 @@ def _is_replaced(own: dict[str, Any], name: str, value: functools.partial[Any]) 
 
 def _patchable(name: str, own: dict[str, Any]) -> bool:
     top = name.partition(".")[0]
-    # Not the standard library: feeders use it, too, and the script's own json.loads would break them. Scripts also
+    # Not the standard library: feeders use it, too, and the script's own json.loads would break them. Some scripts
     # silence print() on all ranks except the first, which would make different bundles on different ranks.
     return (
         top not in sys.stdlib_module_names
@@ -272,8 +273,8 @@ def _patchable(name: str, own: dict[str, Any]) -> bool:
 
 
 def entries(modules: Mapping[str, types.ModuleType]) -> list[tuple[str, Any, Any]]:
-    """Returns entries that others added to torch's default_collate_fn_map and to PIL's formats, names added to numpy or
-    collections for old code (`np.float = float`), and second names of modules for old pickles."""
+    """Returns entries that other code added to torch's default_collate_fn_map and to PIL's formats, names added to
+    numpy or collections for old code (`np.float = float`), and module aliases for old pickles."""
     from torch.utils.data._utils import collate
 
     found: list[tuple[str, Any, Any]] = [

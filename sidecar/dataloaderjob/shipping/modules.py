@@ -1,21 +1,21 @@
-"""Finds the user modules in the trainer, their source, and the modules that functions belong to.
+"""User modules in the trainer, their source, and the modules that functions belong to.
 
 A user module has Python source, or is a namespace package, and lies outside the standard library, installed
-distributions and this package. An editable install counts as the user's.
-functools.wraps gives a wrapper the name of the wrapped function, so a function's code shows its origin.
+distributions and this package. An editable install counts as a user module. functools.wraps gives a wrapper the name of
+the wrapped function, so a function's origin is determined from its code.
 
-A script imports some modules for the effect of their import, which registers a codec or patches a library. Nothing in
-the dataset refers to such a module, so no pickle refers to it, and yet samples rely on it. A feeder imports a module
-under two conditions. First, the script would import it again in a worker of the start method "spawn": at its top level,
-outside `if __name__ == "__main__":`, directly or through other user modules. Second, the module's top level does more
-than define names: it calls a function, changes an imported object, or uses a decorator that registers something.
-A model's file, which only defines classes and imports large libraries, is not imported.
+A script imports some modules for a side effect of the import, such as registering a codec or patching a library.
+Nothing in the dataset refers to such a module, so no pickle refers to it, but samples rely on it. A feeder imports a
+module under two conditions. First, the script would import it again in a worker with the start method "spawn": at its
+top level, outside `if __name__ == "__main__":`, directly or through other user modules. Second, the module's top level
+does more than define names: it calls a function, changes an imported object, or uses a decorator that registers
+something. A model's file, which only defines classes and imports large libraries, is not imported.
 
-Left out are modules whose import has not finished in the trainer, because one of them may be iterating the loader. Also
-left out are modules that delete files or start programs, tracked runs or process groups, or import such a module.
-Output, warnings, logging and changes of sys do not count as effects: they travel separately, or feeders do not need
-them. An import that fails in a feeder is reported and ignored: code that needs the module later imports it again, and
-gets the error.
+A module whose import has not finished in the trainer is left out, because it may be iterating the loader. Modules that
+delete files, or that start programs, tracked runs or process groups, are left out, and so are modules that import them.
+Output, warnings, logging and changes to sys do not count as side effects: they are sent separately, or feeders do not
+need them. An import that fails in a feeder is reported and ignored. Code that needs the module later imports it again,
+and gets the error.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class UserModules:
         self._loaded: list[str] = []
         self._found: dict[str, ModuleType] = {}
         self._sources: dict[str, tuple[Any, Source | None]] = {}
-        """Source by module's name, with its spec. Read once, because the file may be edited meanwhile."""
+        """Each module's spec and source, by name. A source is read once, because the file may be edited later."""
 
     def find(self) -> dict[str, ModuleType]:
         """Returns the user modules by name, in the order of their first import."""
@@ -175,9 +175,9 @@ def is_mock(part: Any) -> bool:
 
 
 def is_defined_at(function: Any, module: str, path: str) -> bool:
-    """Returns True if a fresh import of `module` makes this very function at `path`, judged by its code. Everything
-    except user functions counts as True: a library's wrapper is made by the library, or by the import of the wrapped
-    function."""
+    """Returns True if a fresh import of `module` creates this very function at `path`, judging by its code. Also
+    returns True for everything except user functions: a library's wrapper is created by the library, or by the import
+    of the wrapped function."""
     if type(function) is not types.FunctionType:
         return True
     if is_mock(function):
@@ -201,7 +201,7 @@ def is_users(own: dict[str, Any]) -> bool:
 
 
 class _Look(NamedTuple):
-    """Effects of a module's top level."""
+    """The side effects of a module's top level."""
 
     has_effect: bool
     is_once: bool
@@ -210,7 +210,7 @@ class _Look(NamedTuple):
 
 
 def modules_with_effects(main: Mapping[str, Any], sources: Sequence[Source]) -> set[str]:
-    """Returns the names of the user modules of this process, with these sources, that are imported for an effect."""
+    """Returns the names of the user modules, among those in `sources`, that the script imports for a side effect."""
     shipped = {source.name: source for source in sources}
     package = main["package"] or ""
     pending = [*_look(main["text"], package).imported, package]
@@ -223,7 +223,7 @@ def modules_with_effects(main: Mapping[str, Any], sources: Sequence[Source]) -> 
 
 
 def _all_looks(names: Sequence[str], shipped: Mapping[str, Source]) -> dict[str, _Look]:
-    """Analyses modules and everything that they import."""
+    """Analyzes modules and everything that they import."""
     pending, found = list(names), dict[str, _Look]()
     while pending:
         name = pending.pop()

@@ -1,8 +1,8 @@
 """Objects of user modules by name, and their content.
 
-A global of a module, or an attribute of its class, is referred to by that name, so that a feeder updates the
-very object that its own import of the module made. A module's own functions keep default arguments, attributes, and
-the one object in the cache of a settings function.
+A module's global, or an attribute of one of its classes, is referred to by its name, so that a feeder updates the very
+object that its own import of the module made. A module's own functions keep their default arguments, their attributes,
+and the single object in the cache of a settings function.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _DICTS = (dict, OrderedDict, defaultdict)
 _EXACT = frozenset({dict, list, set, OrderedDict, defaultdict, deque, bytearray})
 _MAX_NESTING = 4
 _CACHED = "<cached>"
-"""Stands for the only result of a function without arguments under functools.lru_cache."""
+"""Placeholder for the only result of a function without arguments that functools.lru_cache decorates."""
 _REGISTRY = "<registry>"
-"""Stands for the functions registered with a function under functools.singledispatch."""
+"""Placeholder for the functions registered with a function that functools.singledispatch decorates."""
 _DEFAULTS = "__defaults__"
 
 
 class Kept(enum.Enum):
-    """Stands for an object that stays as the import made it."""
+    """Placeholder for an object that stays as the import made it."""
 
     KEPT = "kept"
 
@@ -65,7 +65,7 @@ KEPT = Kept.KEPT
 
 
 def _globals_of(module: ModuleType) -> Iterator[Item]:
-    """Yields the globals of a user module, except its dunders and its submodules."""
+    """Yields the globals of a user module, except dunder names and submodules."""
     for name, value in list(vars(module).items()):
         is_submodule = isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{name}"
         if not is_submodule and not (name.startswith("__") and name.endswith("__")):
@@ -134,7 +134,7 @@ def _is_own_method(function: Any, module: str, path: str) -> bool:
 
 
 def _kept_by(path: str, function: Any) -> Iterator[Item]:
-    """Yields (path, object) of the objects that `function`, one of the module's own, keeps."""
+    """Yields (path, object) for each object that `function` keeps. The function is one of the module's own."""
     if type(function) is LRU:
         yield from _cached(path, function)
         return
@@ -168,7 +168,7 @@ def _has_kept(values: tuple[Any, ...]) -> bool:
 
 
 def _travels(value: Any) -> bool:
-    """Returns True if a default argument travels. A library's object does not: it may be a sentinel, compared by
+    """Returns True if a default argument is sent. A library's object is not: it may be a sentinel that is compared by
     identity."""
     return _is_plain(value) or is_users(getattr(sys.modules.get(type(value).__module__), "__dict__", {}))
 
@@ -190,8 +190,8 @@ def _takes_nothing(code: types.CodeType) -> bool:
 
 
 def kind(value: Any) -> str:
-    """Returns the way to update an object in place: "exact" (built-in containers) or "instance"; "value" if there is
-    none, and "opaque" if only an attempt to pickle the object shows whether it can travel."""
+    """Returns the way to update an object in place: "exact" (built-in containers) or "instance". Returns "value" if
+    there is none, and "opaque" if only an attempt to pickle the object shows whether it can be sent."""
     cls = type(value)
     if cls in _EXACT:
         return "exact"
@@ -207,8 +207,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def delegates(cls: Any) -> bool:
-    """Returns True if objects of a class delegate missing attributes to another object. Unpickling one looks up
-    __setstate__ before the other object exists, and such a `__getattr__` then recurses without end."""
+    """Returns True if objects of a class delegate missing attributes to another object. Unpickling such an object looks
+    up `__setstate__` before the other object exists, and `__getattr__` then recurses without end."""
     is_own = isinstance(getattr(cls, "__getattr__", None), types.FunctionType)
     return is_own and not hasattr(cls, "__setstate__") and not _reduces(cls)
 
@@ -224,8 +224,8 @@ def _reduces(cls: Any) -> bool:
 
 
 def content(value: Any) -> tuple[Any, ...]:
-    """Returns the content that `update` needs to make a fresh object equal to this one. Raises the errors of a
-    __getstate__."""
+    """Returns the content that `update` needs to make a fresh object equal to this one. Raises the errors of its
+    `__getstate__`."""
     if kind(value) == "exact":
         if isinstance(value, dict):
             factory = value.default_factory if isinstance(value, defaultdict) else None
@@ -275,7 +275,7 @@ def _refill_dict(fresh: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
     base: Any = OrderedDict if isinstance(fresh, OrderedDict) else dict
     pairs = list(_filled(pairs, dict(base.items(fresh))))
     base.clear(fresh)
-    # dict's own: configuration classes refuse new keys, or changes once they are frozen.
+    # dict's own method: configuration classes refuse new keys, or changes once they are frozen.
     for key, value in pairs:
         base.__setitem__(fresh, key, value)
 
@@ -315,7 +315,7 @@ class Names:
         """id -> (the object, kept alive; its name)."""
         self.split: dict[str, tuple[list[Item], list[Item]]] = {}
         self.wrappers: dict[int, tuple[Any, bool]] = {}
-        """id -> (wrapper that has another function's name, True if it can travel by value)."""
+        """id -> (wrapper that has another function's name, True if it can be sent by value)."""
         for module_name, module in modules.items():
             self.split[module_name] = _split(module)
             for path, value in self.split[module_name][1]:
@@ -339,7 +339,7 @@ class Fresh:
         self._claimed: dict[int, Any] = {}
 
     def find(self, module: str, path: str, type_name: str, cls: Any) -> Any:
-        """Returns the object of this name, or a new one if the import made none of this type."""
+        """Returns the object with this name, or a new one if the import made none of this type."""
         if (module, path) not in self._found:
             self._found[module, path] = self._claim(module, path, type_name, cls)
         return self._found[module, path]
@@ -369,7 +369,7 @@ def _type_name(cls: type) -> str:
 
 
 def look_up(module: str, path: str) -> Any:
-    """Returns the object of this name, None if there is none."""
+    """Returns the object with this name, or None if it does not exist."""
     found: Any = sys.modules.get(module)
     for part in path.split("."):
         found = getattr(found, part, None)
@@ -410,7 +410,7 @@ def _given(result: Any = None) -> Any:
 
 
 def _prime(cached: Any, result: Any) -> None:
-    """Puts `result` into an lru_cache by a call of its function, because there is no other way."""
+    """Puts `result` into an lru_cache by calling its function, because there is no other way."""
     function = getattr(cached, "__wrapped__", None)
     if type(cached) is not LRU or type(function) is not types.FunctionType or function.__closure__:
         return

@@ -1,5 +1,5 @@
-"""Pickles the user's code and data for feeders: `__main__` by value, other modules' code by reference,
-objects of user modules by their names, arrays out of band. The same script gives the same bytes in every process.
+"""Pickling of the user's code and data for feeders: `__main__` by value, other modules' code by reference, objects of
+user modules by name, arrays out of band. The same script gives the same bytes in every process.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dataloaderjob.shipping.modules import MAINS, is_defined_at, is_mock
 MIN_BUFFER_NBYTES = 64 * 1024
 """Smaller buffers stay within the pickle."""
 SHALLOW = 64
-"""Number of members from which only the first member of a container is searched for needed code."""
+"""Minimum number of members for which only a container's first member is searched for code that it needs."""
 TRIES = 20
-"""Attempts at a container that other threads add to."""
+"""Number of attempts to pickle a container to which other threads add members."""
 _cloudpickle: Any = cloudpickle.cloudpickle
 _PLAIN_TYPES = {type(None), type(Ellipsis), type(NotImplemented), *_cloudpickle._BUILTIN_TYPE_NAMES}  # noqa: SLF001
 _SETS = frozenset({set, frozenset})
@@ -47,7 +47,7 @@ class Reached:
     main: dict[str, None] = field(default_factory=dict)
     """Globals of `__main__`."""
     hints: dict[str, None] = field(default_factory=dict)
-    """Globals of `__main__` that may be looked up by name; DYNAMIC for any."""
+    """Globals of `__main__` that may be looked up by name. DYNAMIC stands for any global."""
 
     def within(self, other: Reached) -> bool:
         return (
@@ -77,8 +77,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         shallow: bool = False,
         wrappers: dict[int, tuple[Any, bool]] | None = None,
     ) -> None:
-        """`digest`: replaces containers of plain values by its result; such a pickle cannot be loaded.
-        Without `take_buffer` all buffers stay within the pickle."""
+        """If `digest` is given, its results replace containers of plain values, and the pickle cannot be loaded.
+        Without `take_buffer`, all buffers stay within the pickle."""
 
         def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
             if take_buffer is None:
@@ -121,7 +121,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
     # Objects by name, and sets
 
     def _persistent_id_function(self) -> Callable[[Any], Any]:
-        # Called for every object, integers too: it costs 0.6 s for 1e6 dicts, so nothing is looked up twice.
+        # Called for every object, including integers: it costs 0.6 s for 1e6 dicts, so nothing is looked up twice.
         table = {} if self._known is None else self._known.table
         special = self._special
 
@@ -179,7 +179,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
 
     def close(self) -> None:
         """Breaks the reference cycle that would keep pickled objects in memory until the next garbage collection."""
-        # Not clear_memo: a collection while it frees objects, in this or another thread, follows pointers to them.
+        # Not clear_memo: a garbage collection while it frees objects, in any thread, would follow pointers to them.
         self.persistent_id = lambda obj: None  # noqa: ARG005
         self._ids.clear()
 
@@ -221,7 +221,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
                 "the calls that a mock has recorded cannot be copied"
             )  # they recurse when they are loaded
         if names.delegates(cls):
-            # Its own reduced form, with a function that gives it its state.
+            # The object's own reduced form, with a function that restores the state.
             return *(*obj.__reduce_ex__(4), None, None, None)[:5], names.set_state
         if cls is not names.LRU and cls not in reducers.KINDS_OF_PROCESS:
             self._ordinary.add(cls)
@@ -253,7 +253,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         return importlib.import_module, (name,)
 
     def _by_reference(self, obj: Any) -> bool:
-        """Returns True if an import finds the object; notes the modules and globals that it needs."""
+        """Returns True if an import finds the object. Records the modules and globals that the object needs."""
         module, path = getattr(obj, "__module__", None), obj.__qualname__
         if module is None:
             module = _cloudpickle._whichmodule(obj, path)  # noqa: SLF001
@@ -270,8 +270,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         return is_defined_at(obj, module, path) or not self._travels(obj)
 
     def _travels(self, wrapper: types.FunctionType) -> bool:
-        """Returns True if a function that has another function's name can travel by value. A wrapper around a lock
-        cannot, and stays as the import makes it, if the import made it."""
+        """Returns True if a function that has another function's name can be sent by value. A wrapper around a lock
+        cannot. If the import made such a wrapper, the wrapper stays as it is."""
         if wrapper.__globals__ is self._main:
             return True
         if id(wrapper) not in self._wrappers:
@@ -333,7 +333,7 @@ class Nowhere(io.RawIOBase):
 
 
 class TooLargeError(Exception):
-    """A pickle is too large to be sent without being requested."""
+    """The error for a pickle that is too large to be sent without being requested."""
 
 
 class Bounded(io.BytesIO):
@@ -374,10 +374,10 @@ def why_not(
 
 
 def _without_frames(exc: BaseException) -> BaseException:
-    """Returns the exception, without tracebacks of its own and of the exceptions that led to it.
+    """Returns the exception, after removing its traceback and those of the exceptions that led to it.
 
-    A caller that keeps the exception in a variable would be among its frames. That reference cycle would keep all
-    callers alive, for example a loader's iterator.
+    The traceback would contain the frame of any caller that keeps the exception in a variable. This reference cycle
+    would keep all callers alive, for example a loader's iterator.
     """
     one: BaseException | None = exc
     while one is not None and one.__traceback__ is not None:
@@ -392,7 +392,7 @@ def changed_meanwhile(exc: BaseException) -> bool:
 
 
 def picklable(obj: Any, known: names.Names | None, user_modules: Collection[str]) -> bool:
-    """Returns True if `obj` pickles by itself."""
+    """Returns True if `obj` can be pickled by itself."""
     for _ in range(TRIES):
         exc = why_not(obj, known, user_modules, alone=True)
         if exc is None or not changed_meanwhile(exc):
@@ -401,7 +401,8 @@ def picklable(obj: Any, known: names.Names | None, user_modules: Collection[str]
 
 
 def with_main(obj: Any, reached: Reached, *, with_names: bool = False) -> Iterator[Any]:
-    """Yields `obj`, then each global of `__main__` that pickling them has reached so far; or (name, global)."""
+    """Yields `obj`, then each global of `__main__` that pickling has reached so far. With `with_names`, yields (name,
+    global) in place of a global."""
     yield obj
     main, done = vars(sys.modules["__main__"]), set[str]()
     while new := [name for name in reached.main if name not in done]:
@@ -419,7 +420,7 @@ def rest_of(unpickler: Any) -> Iterator[Any]:
 
 
 class UserCodeUnpickler(pickle.Unpickler):
-    """Loads what UserCodePickler wrote, dump by dump."""
+    """An unpickler of UserCodePickler's output, dump by dump."""
 
     def __init__(self, file: IO[bytes], buffers: Any, fresh: names.Fresh) -> None:
         super().__init__(file, buffers=buffers)

@@ -1,8 +1,8 @@
 """Process state that user code depends on, apart from modules: working directory, environment, library settings.
 
 It is taken in the trainer, and applied in a feeder before any user code is loaded. Scripts configure libraries at their
-top, and no object of the dataset holds these settings. A setting of a library that may not be loaded travels only if it
-differs from the library's default, because a feeder would have to import the library to set it.
+top level, and no object of the dataset holds these settings. A setting of a library that a feeder may not have loaded
+is sent only if it differs from the default, because the feeder would have to import the library to set it.
 """
 
 from __future__ import annotations
@@ -44,16 +44,18 @@ _NEVER = re.compile(
     r"(?:HIP|ROCR|ZE)_\w+|PYTHON\w+|\w+_SERVICE_(?:HOST|PORT)\w*|\w+_PORT_\d+_\w+|\w+_PORT|"
     r"HOSTNAME|POD_\w+|_|PWD|OLDPWD|SHLVL|PYTEST_CURRENT_TEST|INVOCATION_ID|JOURNAL_STREAM"
 )
-"""Variables of a rank or of a single process. They never travel, because all ranks must have the same bundle."""
+"""Environment variables of a rank or of a single process. They are not sent, because all ranks must have the same
+bundle. `_OF_A_LAUNCHER` has the exceptions for a kept service."""
 _OWN = re.compile(
     r"HOME|USER|LOGNAME|SHELL|TERM\w*|TMPDIR|XDG_\w+|SSH_\w+|DISPLAY|COLUMNS|LINES|LS_COLORS|\w+_NUM_THREADS|COVERAGE_\w+"
 )
-"""Variables for which a feeder keeps its own value, unless the script changed them."""
+"""Environment variables for which a feeder keeps its own value, unless the script changed them."""
 _OF_A_LAUNCHER = re.compile(
     r"(?!\w*(?:RANK|PROCID|LOCALID|NODEID|GTIDS|TASK_PID|VPID|CPU_BIND\w*|_STEP\w*|_URI\w*|_PORT|_FD)$)"
     rf"(?:{LAUNCHERS})_\w+"
 )
-"""Variables that a launcher sets alike for all ranks of a node. A kept service does not have them from its start."""
+"""Environment variables that a launcher sets to the same value for all ranks of a node. A kept service starts without
+them."""
 _RANK_ARGUMENT = re.compile(r"--local[-_]rank=\d+")
 
 
@@ -98,7 +100,8 @@ def _unverified() -> bool:
 
 
 def _mime_types() -> dict[str, str]:
-    """Returns all types, because the table mixes them with those of the machine; none if the table was never used."""
+    """Returns all types, because the table mixes the script's types with the machine's. Returns none if the table was
+    never used."""
     return dict(sorted(mimetypes.types_map.items())) if mimetypes.inited else {}
 
 
@@ -175,14 +178,14 @@ def _variables_at_start() -> dict[str, str]:
 
 
 class ProcessState:
-    """Takes the state of this process; packs it again only if it has changed."""
+    """The state of this process, which is packed again only if it has changed."""
 
     def __init__(self) -> None:
         self._at_start = _variables_at_start()
         self._last: tuple[Any, bytes] | None = None
         self._variables: tuple[Any, dict[str, str]] | None = None
         self._seen = {name for name in self._at_start if not _NEVER.fullmatch(name)}
-        """Variables that a feeder may have received from this process."""
+        """Environment variables that a feeder may have received from this process."""
 
     def packed(self) -> bytes:
         state = self._take()
@@ -217,7 +220,7 @@ class ProcessState:
         return self._variables[1]
 
     def _chosen(self) -> dict[str, str]:
-        # Feeders that outlive their script have the variables of another script; feeders of a job or a run do not.
+        # Feeders that outlive their script have another script's variables; feeders of a job or a run do not.
         kept = not os.environ.get(SOCKET_VARIABLE) and keep_seconds() > 0
 
         def travels(name: str, value: str) -> bool:
@@ -232,7 +235,7 @@ class ProcessState:
 
 
 def _umask() -> int | None:
-    """Reads the umask without changing it, which other threads would notice."""
+    """Reads the umask without changing it, because other threads would notice a change."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:
             return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), None)
@@ -241,7 +244,7 @@ def _umask() -> int | None:
 
 
 def _zone() -> tuple[Any, ...]:
-    """Returns the effective time zone: `time.tzset` may or may not have been called since TZ was set."""
+    """Returns the effective time zone, because `time.tzset` may not have been called since TZ was set."""
     return time.tzname, time.timezone, time.altzone
 
 
@@ -255,7 +258,7 @@ def _cwd() -> str | None:
 def _logging() -> dict[str, Any]:
     root = logging.getLogger()
     stream = [h for h in root.handlers if type(h) is logging.StreamHandler]
-    # A formatter of a user's class is left out; only the format of a standard formatter travels.
+    # A formatter of a user's class is left out; only the format of a standard formatter is sent.
     form: Any = stream[0].formatter if stream else None
     levels = {
         name: logger.level
@@ -272,7 +275,8 @@ def _logging() -> dict[str, Any]:
 
 
 def _filters() -> list[tuple[Any, ...]]:
-    """Returns filters for the built-in categories; a library adds filters for its own when it is imported."""
+    """Returns filters for the built-in categories. A library adds filters for its own categories when it is
+    imported."""
     found: list[tuple[Any, ...]] = []
     entries: list[Any] = list(warnings.filters)
     for action, message, category, module, line in entries:
@@ -306,7 +310,7 @@ def _torch() -> dict[str, Any]:
 
 
 def apply(packed: bytes) -> None:
-    """Makes this process like the trainer, except for a folder or a locale that this machine lacks."""
+    """Applies the trainer's state to this process, except for a folder or a locale that this machine lacks."""
     state = pickle.loads(packed)  # noqa: S301  authenticated
     if state["cwd"] is not None and os.path.isdir(state["cwd"]):
         os.chdir(state["cwd"])
@@ -329,7 +333,7 @@ def apply(packed: bytes) -> None:
 
 
 def _allow_files(wanted: int) -> None:
-    """Raises this process's limit of open files to the trainer's, as far as permitted."""
+    """Raises this process's file descriptor limit to the trainer's, as far as permitted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     endless = resource.RLIM_INFINITY
     wanted = wanted if hard == endless else hard if wanted == endless else min(wanted, hard)
@@ -350,7 +354,7 @@ def _apply_environ(theirs: dict[str, str], removed: list[str]) -> None:
 
 
 def _merged(theirs: list[str], ours: list[str]) -> list[str]:
-    """Returns the trainer's entries that exist here, in its order, then the other entries of this machine."""
+    """Returns the trainer's entries that exist here, in the trainer's order, then the other entries of this machine."""
     found = [path for path in theirs if not path or os.path.exists(path)]
     return found + [path for path in ours if path not in found]
 

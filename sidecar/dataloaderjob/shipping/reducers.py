@@ -1,6 +1,6 @@
-"""Reduces single objects that neither pickle nor cloudpickle handles, or that they handle incorrectly.
+"""Reduced forms of objects that neither pickle nor cloudpickle handles, or that they handle incorrectly.
 
-The kernel reports the memory that this process shares with others, or has changed (proc(5)).
+The kernel reports which memory this process shares with others, and which it has changed (proc(5)).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dataloaderjob.shipping.names import LRU, look_up
 
 _C_DATA: Any = ctypes.c_int.__mro__[-2]
 MAX_OWNER_NBYTES = 1024 * 1024
-"""A view brings along its owner up to this size, or up to twice the view's size."""
+"""Maximum size of an array that is sent together with a view of it, or twice the view's size if that is larger."""
 SHARED_MEMORY = (
     "memory and locks of multiprocessing are shared with forked processes only, and feeders are not forked: set a "
     "value that changes between epochs as a plain attribute of the dataset before iter(), keep counters in the "
@@ -52,7 +52,7 @@ _PROCESSES: dict[str, Any] = {
     "torch": torch.default_generator,
 }  # fmt: skip
 OF_PROCESS = {id(one): name for name, one in _PROCESSES.items()}
-"""The generators of the process, by id: a copy would not be seeded."""
+"""The process's generators, by id. They are sent by name, because a copy would not be seeded."""
 KINDS_OF_PROCESS = frozenset(map(type, _PROCESSES.values()))
 
 
@@ -61,7 +61,7 @@ def _of_process(name: str) -> Any:
 
 
 def reduce_special(obj: Any) -> tuple[Any, ...] | str | None:
-    """Returns the reduced form of an object that needs a special one; None for all others."""
+    """Returns the reduced form of an object that needs a special one, or None for all others."""
     cls = type(obj)
     if id(obj) in OF_PROCESS:
         return _of_process, (OF_PROCESS[id(obj)],)
@@ -91,7 +91,7 @@ _TYPE_PARTS: dict[Any, tuple[str, ...]] = {
     typing.ParamSpec: ("__name__",),
     typing.TypeVarTuple: ("__name__",),
 }
-"""Attributes that each type is made from; the bound of a ParamSpec has no meaning yet."""
+"""Attributes from which each type is made. The bound of a ParamSpec has no meaning yet."""
 
 
 def _make_type(cls: Any, args: tuple[Any, ...], module: str) -> Any:
@@ -119,7 +119,7 @@ def is_single_dispatch(function: types.FunctionType) -> bool:
 
 
 def reduce_single_dispatch(function: Any) -> tuple[Any, ...]:
-    """Reduces `functools.singledispatch`, whose closure holds weak references, which do not pickle."""
+    """Reduces `functools.singledispatch`, whose closure holds weak references, which cannot be pickled."""
     others = [(cls, made) for cls, made in function.registry.items() if cls is not object]
     return _single_dispatch, (function.registry[object], others, function.__name__, function.__qualname__)
 
@@ -168,7 +168,7 @@ def is_shared_memory(obj: Any) -> bool:
 
 
 class SharedStorage:
-    """Stands for one storage, for any number of wrappers."""
+    """The representative of one storage, for any number of wrappers."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.storage = storage
@@ -183,7 +183,7 @@ def reduce_storage(storage: torch.UntypedStorage) -> tuple[Any, ...]:
 
 
 def bytes_of(storage: torch.UntypedStorage) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Returns a view of a storage that keeps it alive, of shape (bytes of the storage,)."""
+    """Returns a view of a storage, of shape (bytes of the storage,). The view keeps the storage alive."""
     view: np.ndarray[Any, np.dtype[np.uint8]] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     return view
 
@@ -215,14 +215,14 @@ def reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...] | None:
         return None
     stat = os.stat(name)
     mode = "c" if array.mode == "c" else "r+" if array.flags.writeable else "r"
-    # With size and modification time, a changed file gives another pickle, and therefore another bundle.
+    # With size and modification time, a changed file gives a different pickle, and therefore a different bundle.
     changed = (stat.st_size, stat.st_mtime_ns)
     return _memmap, (str(name), array.dtype, mode, start + into, array.shape, changed)
 
 
 def reduce_view(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | None:
-    """Reduces a view together with the array that owns its memory, unless that is much larger, so that writes to one
-    are visible in the other."""
+    """Reduces a view together with the array that owns its memory, so that writes to one are visible in the other.
+    Returns None if the owner is much larger or cannot be sent with the view."""
     owner = array.base
     if (
         type(owner) is not np.ndarray
@@ -253,7 +253,7 @@ def _memmap(
 
 
 def reduce_array(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | None:
-    """Reduces an array of a subclass with attributes, which numpy's own reduced form omits; None for others."""
+    """Reduces an array of a subclass with attributes, which numpy's own reduced form omits. Returns None for others."""
     cls: Any = type(array)
     own = getattr(array, "__dict__", None)
     if not own or any(getattr(cls, name) is not getattr(np.ndarray, name) for name in _REDUCING):
@@ -276,7 +276,8 @@ def _set_array(array: Any, given: tuple[Any, dict[str, Any]]) -> None:
 
 
 class SharedAddresses:
-    """Addresses that forked processes share: of multiprocessing, of `mmap.mmap(-1, ...)`. Read once, in about 1 ms."""
+    """Addresses that forked processes share, in memory of multiprocessing or `mmap.mmap(-1, ...)`. They are read once,
+    in about 1 ms."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -293,7 +294,7 @@ class SharedAddresses:
 
 
 def _is_memory(name: str) -> bool:
-    """Returns True unless it is a file, which feeders map by its name, or one of our batches."""
+    """Returns True unless the mapping is a file, which feeders map by its name, or contains our batches."""
     return (name.startswith(_SHARED_NAMES) or "/pymp-" in name) and not name.startswith(_OURS)
 
 
@@ -314,7 +315,8 @@ _SORTABLE = frozenset({str, bytes, int, float, bool})
 
 
 def ordered(members: set[Any] | frozenset[Any]) -> list[Any] | None:
-    """Returns the members in an order that is the same in every process; None if only their hashes define an order."""
+    """Returns the members in an order that is the same in every process, or None if only their hashes define an
+    order."""
     types_of = set(map(type, members))
     if len(types_of) == 1 and types_of <= _SORTABLE:
         return sorted(members)
@@ -343,7 +345,8 @@ def _order(member: Any) -> tuple[str, str] | None:
 
 
 def reduce_text_file(file: io.TextIOWrapper) -> Any:
-    """Reduces standard output and error, and refuses other files: cloudpickle's copy, a StringIO, has other offsets."""
+    """Reduces standard output and error. Raises TypeError for other files, because cloudpickle's copy, a StringIO, has
+    different offsets."""
     for name in ("stdout", "stderr"):
         if file is getattr(sys, name):
             return getattr, (sys, name)
@@ -357,7 +360,7 @@ _FILENAME = 10
 def reduce_code(code: types.CodeType) -> Any:
     """Reduces code as cloudpickle does, but with the file's name, for tracebacks, debuggers and `inspect.getsource`.
 
-    Since 3.1.3, cloudpickle replaces the name by `<dynamic-code>`.
+    Since 3.1.3, cloudpickle replaces the name with `<dynamic-code>`.
     """
     made, args = cloudpickle.cloudpickle._code_reduce(code)  # noqa: SLF001
     return made, (*args[:_FILENAME], code.co_filename, *args[_FILENAME + 1 :])

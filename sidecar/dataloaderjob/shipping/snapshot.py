@@ -1,6 +1,6 @@
 """The trainer's side of a bundle: the user's code and data and the state of its modules, pickled together.
 
-Fingerprints detect changes of large data several times faster than a pickle. They are only compared within one process,
+Fingerprints detect changes to large data several times faster than a pickle. They are only compared within one process,
 so they need not withstand an adversary. Buffers are summed with random odd weights for each 64-bit word, modulo 2**64.
 A change of one word always alters the sum; a change of several words leaves it unchanged with a probability of about
 2**-64.
@@ -42,9 +42,9 @@ SLOW_S = 0.2
 """Pickling time from which data is checked for changes before it is pickled again."""
 _REMEMBERED = 8
 _CHUNK_NBYTES = 1 << 20
-"""Fits the second-level cache, because each word is read twice."""
+"""A chunk fits into the second-level cache, because each word is read twice."""
 _LARGE = 4096
-"""Number of members from which a container is marshalled instead of pickled."""
+"""Minimum number of members for which a container is marshalled instead of pickled."""
 _THREADS = min(4, os.cpu_count() or 1)
 Blobs = tuple[tuple[str, int], ...]
 Fingerprint = tuple[bytes, int]
@@ -68,10 +68,11 @@ class CodeSnapshot:
 
 @dataclass(slots=True)
 class _Kind:
-    """Knowledge about datasets of one kind."""
+    """Information about datasets of one kind."""
 
     reached: OrderedDict[int, Reached] = field(default_factory=OrderedDict)
-    """Modules and globals that the pickle reached last time, by the dataset's id: a guess, because ids are reused."""
+    """Modules and globals that the pickle reached last time, by the dataset's id. It is a guess, because ids are
+    reused."""
     slow: bool = False
 
     def note(self, dataset: Any, modules: dict[str, None], reached: Reached) -> None:
@@ -82,7 +83,7 @@ class _Kind:
 
 
 class SnapshotMaker:
-    """Takes snapshots of this process, and detects parts that have not changed since the last."""
+    """A maker of snapshots of this process, which detects parts that have not changed since the last one."""
 
     def __init__(self) -> None:
         self._modules = UserModules()
@@ -91,22 +92,22 @@ class SnapshotMaker:
         self._references = module_state.References()
         self._definitions = Definitions()
         self._alone: dict[str, tuple[Any, bytes]] = {}
-        """State of modules that the dataset did not reach, with a key for the content that it was made from."""
+        """State of modules that the dataset did not reach, with a key for the content from which it was made."""
         self._kinds: WeakKeyDictionary[type, dict[Any, _Kind]] = WeakKeyDictionary()
         """Kinds by the dataset's type, then by the names of all roots' types."""
         self._patches: list[Any] | None = None
         self._sources: tuple[Any, bytes] | None = None
         self._effects: tuple[bytes, set[str]] | None = None
-        """Modules that the script imports for the effect of their import, with the sources that they were found in."""
+        """Modules that the script imports for a side effect, with the sources in which they were found."""
         self._fingerprints: OrderedDict[Any, Blobs] = OrderedDict()
         self._current: Fingerprint | None = None
         """Fingerprint for the snapshot that is being made."""
         self._warned = False
         self._warned_of: set[str] = set()
-        """Names of modules' objects whose omission was reported."""
+        """Names of the module objects whose omission was reported."""
 
     def take(self, roots: Roots) -> CodeSnapshot:
-        """Takes a snapshot. Raises InputError naming the part of `roots` that cannot be pickled."""
+        """Takes a snapshot. Raises InputError, which names the part of `roots` that cannot be pickled."""
         writer = self._writer(roots)
         out, buffers = io.BytesIO(), list[memoryview]()
         pickler = writer.write(out, buffers, roots)
@@ -128,8 +129,8 @@ class SnapshotMaker:
         return snapshot
 
     def unchanged(self, roots: Roots, store: BlobStore) -> Blobs | None:
-        """Returns the blobs in `store` of an earlier snapshot that equals the current state; None if there is none,
-        or if a new snapshot is made just as quickly."""
+        """Returns the blobs in `store` of an earlier snapshot that equals the current state. Returns None if there is
+        none, or if a new snapshot takes no longer than the comparison."""
         self._current = None  # it may belong to other roots that were found unchanged
         if not self._kind(roots).slow:
             return None
@@ -143,7 +144,7 @@ class SnapshotMaker:
         return blobs
 
     def remember(self, roots: Roots, snapshot: CodeSnapshot, blobs: Blobs, elapsed_s: float) -> bool:
-        """Keeps a fingerprint if pickling and hashing took long. Returns True if it has kept one."""
+        """Keeps a fingerprint if pickling and hashing took long. Returns True if it kept one."""
         fingerprint, self._current = self._current, None
         if elapsed_s < SLOW_S:
             return False
@@ -158,7 +159,7 @@ class SnapshotMaker:
         return True
 
     def _fingerprint(self, roots: Roots) -> Fingerprint | None:
-        """Returns (fingerprint, number of arrays); None for unpicklable roots, which `take` then reports."""
+        """Returns (fingerprint, number of arrays), or None for unpicklable roots, which `take` then reports."""
         out, buffers, digest = io.BytesIO(), list[memoryview](), _Digest()
         try:
             writer = self._writer(roots)
@@ -240,7 +241,7 @@ def _weights() -> np.ndarray[Any, np.dtype[np.uint64]]:
 
 
 def checksum(buffer: Any) -> bytes:
-    """Returns a checksum of the buffer, of 16 bytes."""
+    """Returns a 16-byte checksum of the buffer."""
     data = np.frombuffer(buffer, np.uint8)
     words = data[: data.nbytes // 8 * 8].view(np.uint64)
     weights = _weights()
@@ -272,18 +273,18 @@ def _as_bytes(buffer: memoryview) -> memoryview:
 
 
 class _Digest:
-    """Replaces large lists, dicts, tuples and sets of plain values in a fingerprint.
+    """The replacement of large lists, dicts, tuples and sets of plain values in a fingerprint.
 
-    marshal writes any buffer as bytes, so it does not distinguish arrays with the same bytes: a caller that compares
-    fingerprints has to make sure that these containers have no arrays.
+    marshal writes any buffer as bytes, so it does not distinguish arrays with the same bytes. A caller that compares
+    fingerprints must ensure that these containers have no arrays.
     """
 
     def __init__(self) -> None:
         self.failed = False
-        """True if a container had something else, so that there is no fingerprint."""
+        """True if a container had anything else. In that case, there is no fingerprint."""
 
     def __call__(self, container: Any) -> bytes | None:
-        """Returns the checksum of a container; None for a small one, which is pickled."""
+        """Returns the checksum of a container, or None for a small one, which is pickled."""
         if len(container) < _LARGE:
             return None
         try:

@@ -1,4 +1,4 @@
-"""Finds the user's objects that cannot be pickled, to name them in a message or leave them out of a module's state.
+"""The search for user objects that cannot be pickled, to name them in a message or omit them from a module's state.
 
 As little as possible is left out. Objects that are left out stay as the import makes them.
 """
@@ -33,20 +33,20 @@ _MAX_PATH = 240
 _OWN = frozenset({"__dict__", "__weakref__", "__builtins__"})
 """Attributes of a class or a module that refer back to it, or that no pickle contains."""
 ENTRY = "[]"
-"""Suffix of the path of an entry that is left out of an object which otherwise travels."""
+"""Suffix of the path of an entry that is left out of an object, although the rest of the object is sent."""
 Excluded = set[tuple[str, str, int]]
-"""(module, path, id) of objects that do not pickle."""
+"""(module, path, id) of objects that cannot be pickled."""
 _MOST = 64
-"""Limit of entries that are left out singly; an object with more of them is left out as a whole."""
+"""Maximum number of entries that are left out individually. An object with more of them is left out as a whole."""
 _MADE_ANEW = frozenset({
     "_asyncio", "_contextvars", "_queue", "_thread", "_weakref", "asyncio", "concurrent", "contextvars", "logging",
     "queue", "threading", "weakref",
 })  # fmt: skip
-"""Packages whose objects no one expects in another process, so that they are left out without a warning."""
+"""Packages whose objects no one expects in another process. They are left out without a warning."""
 
 
 def describe(roots: Mapping[str, Any], known: Names | None = None, user_modules: Collection[str] = ()) -> str:
-    """Returns `path: type (why). Remedy` for the innermost object that does not pickle, as in
+    """Returns `path: type (why). Remedy` for the innermost object that cannot be pickled, as in
     `dataset.lock: _thread.lock (TypeError: cannot pickle '_thread.lock' object). Make it in worker_init_fn ...`."""
     search = _Search(functools.partial(why_not, known=known, user_modules=user_modules))
     # Access to attributes may trigger deprecation warnings of libraries, which a script may have turned into errors.
@@ -65,7 +65,7 @@ _Failing = tuple[str, Any, BaseException]
 
 
 class _Search:
-    """Searches for the object that does not pickle, and the reason, for at most _SEARCH_S."""
+    """A search for the object that cannot be pickled, and for the reason. It takes at most _SEARCH_S."""
 
     def __init__(self, why: Callable[[Any], BaseException | None]) -> None:
         self._why = why
@@ -73,8 +73,8 @@ class _Search:
         self._seen: set[int] = set()
 
     def innermost(self, parts: Iterable[NamedPart], depth: int = 0) -> _Failing | None:
-        """Returns the innermost object of the first part that fails. Functions and classes also fail for objects that
-        others refer to, so the first one with a reason within itself is preferred."""
+        """Returns the innermost object of the first part that fails. Functions and classes also fail because of objects
+        that others refer to, so the first part that itself contains the reason is preferred."""
         vague = None
         for found in self._failing(parts):
             path, part, _ = found
@@ -102,7 +102,7 @@ _STAYS = "with num_workers=0, this process makes the batches"
 
 
 def _is_test_case(part: Any) -> bool:
-    """Returns True for a TestCase, which holds a whole run of tests."""
+    """Returns True for a TestCase, which holds the state of an entire test run."""
     unittest = sys.modules.get("unittest")
     return unittest is not None and isinstance(part, unittest.TestCase)
 
@@ -223,7 +223,7 @@ def find_storage(
 
 
 def _is_users(part: Any, user_modules: Collection[str]) -> bool:
-    """Returns True if the object has to be searched; False for a library's modules and functions."""
+    """Returns True if the object must be searched, or False for a library's modules and functions."""
     if isinstance(part, types.ModuleType):
         name: Any = part.__name__
     elif isinstance(part, types.FunctionType):
@@ -239,7 +239,8 @@ def _is_users(part: Any, user_modules: Collection[str]) -> bool:
 def failing_parts(
     path: str, value: Any, pickled: Any, can_copy: Callable[[Any], bool]
 ) -> list[tuple[str, Any]]:
-    """Returns (path, object) of everything that does not pickle in a part of a module's state: entries, or the part."""
+    """Returns (path, object) of everything that cannot be pickled in a part of a module's state: entries, or the whole
+    part."""
     if can_copy(pickled):
         return []
     if pickled is value:
@@ -283,7 +284,7 @@ def _failing(entries: list[Any], can_copy: Callable[[Any], bool]) -> list[Any]:
 
 
 def without(content: tuple[Any, ...], is_out: Callable[[Any], bool]) -> tuple[Any, ...]:
-    """Returns the content with KEPT in place of entries that are left out. Raises TypeError for content of another
+    """Returns the content with KEPT in place of entries that are left out. Raises TypeError for content of an unknown
     form."""
 
     def kept(value: Any) -> Any:
@@ -311,7 +312,7 @@ def without(content: tuple[Any, ...], is_out: Callable[[Any], bool]) -> tuple[An
 
 
 def warn(module: str, path: str, value: Any, warned: set[str]) -> None:
-    """Warns once for each name that feeders do not have the trainer's object."""
+    """Warns, once for each name, that feeders do not have the trainer's object."""
     name = f"{module}.{path.removesuffix(ENTRY)}"
     if name in warned or type(value).__module__.partition(".")[0] in _MADE_ANEW:
         return

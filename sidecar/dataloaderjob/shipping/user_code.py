@@ -1,13 +1,13 @@
 """Classes and functions of user code: looked up by name, or sent by value.
 
-A feeder may have the user's classes by value (cloudpickle), under the module names that they have in the
-trainer. The trainer searches the modules that it has loaded, including `__main__`, then the classes that it sent by
-value. A feeder cannot make it import a package, only a module of a package that is already imported.
+A feeder may have the user's classes by value (cloudpickle), under the module names that they have in the trainer. The
+trainer searches the modules that it has loaded, including `__main__`, then the classes that it sent by value. A feeder
+cannot make the trainer import a package, only a module of a package that the trainer has already imported.
 
-Classes and functions of the script, and those made within functions, travel by value. Such a class is created empty and
-then gets its attributes, which may refer to it. Creating it runs no user code: the effects of a metaclass and of
-`__init_subclass__` in the trainer are in the state that travels. Run again, they would find a `__main__` without its
-globals, and register each class a second time.
+Classes and functions of the script, and those made within functions, are sent by value. Such a class is created empty
+and then gets its attributes, which may refer to it. Creating it runs no user code: the effects of a metaclass and of
+`__init_subclass__` in the trainer are part of the state that is sent. If they ran again, they would find a `__main__`
+without its globals, and would register each class a second time.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _cloudpickle: Any = cloudpickle.cloudpickle
 _ELSEWHERE: dict[type, ClassName] = {types.MappingProxyType: ("types", "MappingProxyType")}
 """Classes that are not found under their own names, with the names to use."""
 _sent: WeakValueDictionary[ClassName, type] = WeakValueDictionary()
-"""Named tuples sent to feeders by value; one made in a function or a class is named as if it were a module's."""
+"""Named tuples sent to feeders by value. One made in a function or a class is named as if its module defined it."""
 _ambiguous: set[ClassName] = set()
-"""Names of several named tuples with different fields."""
+"""Names that several named tuples with different fields share."""
 _BY_METACLASS = ("__prepare__", "__new__", "__init__", "__setattr__")
 _made: WeakSet[type] = WeakSet()
 """The classes of this process that arrived by value."""
@@ -45,7 +45,7 @@ _ENUM_OWN = frozenset({
 })  # fmt: skip
 """Attributes that the creation of an enum sets."""
 _MEMBER_OWN = frozenset({"_value_", "_name_", "_sort_order_", "_inverted_", "__objclass__"})
-"""The same for a member; `_inverted_` is set on first use."""
+"""Attributes that the creation of an enum's member sets; `_inverted_` is set on first use."""
 _DATA: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
@@ -64,11 +64,11 @@ _codes: dict[int, tuple[types.CodeType, tuple[str, ...]]] = {}
 
 
 _IS_MADE_AT_RUN_TIME = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: types without it are part of the interpreter, or of a library in C."""
+"""Py_TPFLAGS_HEAPTYPE: types without it are part of the interpreter, or of a library written in C."""
 
 
 def note_sent(cls: Any) -> None:
-    """Notes a class that feeders receive by value."""
+    """Records a class that feeders receive by value."""
     if not hasattr(cls, "_fields"):
         return
     name = cls.__module__, cls.__qualname__
@@ -92,7 +92,7 @@ def full_name(cls: type) -> str:
 
 
 def find_class(module: str, qualname: str) -> type:
-    """Finds a class. Raises UnsupportedBatch with advice on how to make it findable."""
+    """Returns the class of this name. Raises UnsupportedBatch, with advice on how to make the class findable."""
     try:
         found: Any = _found(module, qualname)
     except (ImportError, AttributeError, ValueError) as exc:
@@ -123,7 +123,7 @@ def _found(module: str, qualname: str) -> Any:
 
 
 def sent_class(name: ClassName) -> type | None:
-    """Returns the named tuple of this name that feeders received by value; None if there is none, or several."""
+    """Returns the named tuple of this name that feeders received by value, or None if there is none or several."""
     return None if name in _ambiguous else _sent.get(name)
 
 
@@ -134,10 +134,10 @@ def is_by_value(cls: type) -> bool:
 
 def other_name(cls: type) -> tuple[str, str] | None:
     """Returns the actual module and name of a class that claims a name in the standard library. For example, the type
-    of a lock claims to be `_thread.lock` and is `_thread.LockType`. The type of a dict's keys is only in
+    of a lock claims to be `_thread.lock`, but is `_thread.LockType`. The type of a dict's keys is only in
     `_collections_abc`. Types of extension modules made with PyO3 claim to be in `builtins`.
 
-    Raises PicklingError for a type of the interpreter that is in no module, because it cannot be made again.
+    Raises PicklingError for a type of the interpreter that is in no module, because it cannot be recreated.
     """
     if cls.__module__.partition(".")[0] not in sys.stdlib_module_names:
         return None
@@ -158,7 +158,7 @@ def _is_extension(module: Any) -> bool:
 
 
 def attribute(module: str, name: str) -> Any:
-    """Unpickles the class that `other_name` named."""
+    """Returns the class that `other_name` named. Called when the class is unpickled."""
     return getattr(importlib.import_module(module), name)
 
 
@@ -186,7 +186,8 @@ def reduce_class(cls: Any) -> tuple[Any, ...]:
 
 
 def _data(member: Any) -> Any:
-    """Returns the data of a member's data type, as in `class Letter(str, Enum)`; it may differ from the value."""
+    """Returns the data of a member's data type, as in `class Letter(str, Enum)`. It may differ from the member's
+    value."""
     take = _DATA.get(type(member)._member_type_)
     return None if take is None else take(member)
 
@@ -269,7 +270,8 @@ def _note(cls: type) -> type:
 
 @contextlib.contextmanager
 def _quiet(metaclasses: Iterable[type], bases: Iterable[type]) -> Iterator[None]:
-    """Removes the hooks of user classes temporarily. Hooks of libraries run, because no state has their effects."""
+    """Removes the hooks of user classes temporarily. Hooks of libraries run, because no state contains their
+    effects."""
     hooks = [(cls, name) for cls in _with_bases(metaclasses) for name in _BY_METACLASS]
     hooks += [(cls, "__init_subclass__") for cls in _with_bases(bases)]
     taken = [(cls, name, vars(cls)[name]) for cls, name in hooks if name in vars(cls)]
@@ -298,7 +300,7 @@ def is_users(cls: type) -> bool:
 
 
 class Globals:
-    """Stands for the globals of a module, which functions sent by value share with it."""
+    """Placeholder for the globals of a module, which functions sent by value share with the module."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -317,7 +319,7 @@ def globals_used(code: types.CodeType) -> tuple[str, ...]:
 
 
 def names_in_annotations(cls: type) -> dict[str, None]:
-    """Returns the names in a class's annotations that are text, as with `from __future__ import annotations`."""
+    """Returns the names in a class's string annotations, as created by `from __future__ import annotations`."""
     texts = [text for text in vars(cls).get("__annotations__", {}).values() if type(text) is str]
     return dict.fromkeys(name for text in texts for name in _IDENTIFIER.findall(text))
 
@@ -339,7 +341,7 @@ def _submodules(function: types.FunctionType, own: Mapping[str, Any]) -> list[st
 
 
 def function_state(function: types.FunctionType, own: Mapping[str, Any]) -> tuple[Any, ...]:
-    # New strings, because equal names may be interned or not, and would then be pickled differently in two processes.
+    # New strings: equal names may or may not be interned, and would then be pickled differently in two processes.
     state = {name: value for name in _FUNCTION_STATE if (value := getattr(function, name))}
     extra = {"".join(name): value for name, value in vars(function).items()}
     return state, extra, function.__closure__, _submodules(function, own)

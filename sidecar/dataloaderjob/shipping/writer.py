@@ -1,4 +1,4 @@
-"""Writes one pickle of the user's code and data, and finds the objects that cannot travel."""
+"""Writing one pickle of the user's code and data, and finding the objects that cannot be sent."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from dataloaderjob.shipping.pickling import (
 from dataloaderjob.shipping.unpicklable import ENTRY, Excluded
 
 MAX_OTHER_NBYTES = 16 * 1024 * 1024
-"""Limit for the state of a module that the dataset does not reach; a larger state is left out, with a warning."""
+"""Limit for the state of a module that the dataset does not reach. A larger state is left out, with a warning."""
 Roots = Mapping[str, Any]
 
 
 class _Same:
-    """Equal to another only if both hold the same object."""
+    """A wrapper that equals another one only if both hold the same object."""
 
     __slots__ = ("held",)
     __hash__ = None  # type: ignore[assignment]
@@ -47,7 +47,7 @@ class _Same:
 
 
 class Writer:
-    """Writes one pickle of the roots and of the state that they need."""
+    """A writer of one pickle of the roots and of the state that they need."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Writer:
         self._warned_of = warned
 
     def forget_mended(self) -> None:
-        """Forgets the objects that did not pickle the last time, so that they are checked again."""
+        """Forgets the objects that could not be pickled last time, so that they are checked again."""
         before = list(self._excluded)
         self._excluded.clear()
         self._excluded.update(entry for entry in before if entry[0] == MAIN)
@@ -88,8 +88,8 @@ class Writer:
         roots: Roots,
         digest: Callable[[Any], bytes | None] | None = None,
     ) -> UserCodePickler:
-        """Writes until the pickle contains everything that it refers to. The reached modules are estimated beforehand
-        from the code, because state has to precede the objects that use it."""
+        """Writes the pickle again until it contains everything that it refers to. The reached modules are estimated
+        beforehand from the code, because state must precede the objects that use it."""
         if not self._discovered:
             self._discover(roots)
         while True:
@@ -125,7 +125,7 @@ class Writer:
         return UserCodePickler(out, take_buffer, known=self.known, user_modules=self.modules, **options)
 
     def _dump(self, pickler: UserCodePickler, roots: Roots) -> bool:
-        """Dumps everything. Returns False if that failed; objects that did not pickle are left out the next time."""
+        """Dumps everything. Returns False if that failed; objects that cannot be pickled are left out next time."""
         where = ROOTS
         try:
             for module, part in self._state.dumps(self.reached, self.patches):
@@ -145,14 +145,14 @@ class Writer:
             ) from exc
         return True
 
-    # Objects that do not pickle
+    # Objects that cannot be pickled
 
     def _can_copy(self, part: Any) -> bool:
         return picklable(part, self.known, self.modules)
 
     def _exclude(self, where: str, roots: Roots) -> bool:
-        """Leaves out the parts of a module's state that do not pickle; in feeders they stay as the import makes them.
-        Returns False if nothing was left out."""
+        """Leaves out the parts of a module's state that cannot be pickled. In feeders, they stay as the import makes
+        them. Returns False if nothing was left out."""
         before = len(self._excluded), len(self.patches)
         if where == CODE:
             self.patches = [patch for patch in self.patches if self._can_copy(patch)]
@@ -174,7 +174,8 @@ class Writer:
                 unpicklable.warn(module, where, part, self._warned_of)
 
     def _exclude_main(self, roots: Roots) -> None:
-        """Leaves out globals of the script that only a module's state refers to; those of the dataset must pickle."""
+        """Leaves out globals of the script that only a module's state refers to. The dataset's globals must be
+        picklable."""
         if why_not(tuple(roots.values()), self.known, self.modules) is not None:
             return
         own = vars(sys.modules[MAIN])
@@ -199,8 +200,8 @@ class Writer:
         return known[1]
 
     def _key_alone(self, module: str) -> Any:
-        """Returns a key that equals an earlier one only if the module's content is the same; None if that is unknown.
-        A plain pickle takes a fifth of the time of ours."""
+        """Returns a key that equals an earlier one only if the module's content is the same, or None if no such key can
+        be made. A plain pickle takes a fifth of the time that ours takes."""
         code, data = self.known.split[module]
         try:
             packed = pickle.dumps([value for _, value in data], protocol=5)

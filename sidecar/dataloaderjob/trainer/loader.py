@@ -39,8 +39,8 @@ Devices: TypeAlias = "tuple[int, threading.Lock, dict[torch.device, Device]]"
 _HERE = "num_workers was omitted, so batches are made in this process"
 _TORCHS = "torch's worker processes make the batches"
 _NO_STATE = (
-    "an IterableDataset cannot be resumed unless feeders make it (num_workers=0, or it cannot be sent to them): "
-    "the next epoch begins at its first sample"
+    "an IterableDataset cannot be resumed unless feeders read it (they do not with num_workers=0, or if it cannot be "
+    "sent to them): the next epoch begins at its first sample"
 )
 _TORCHS_CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
 _T_co = TypeVar("_T_co", covariant=True)
@@ -51,41 +51,42 @@ _made = itertools.count()
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """torch's DataLoader, with batches made by feeders instead of worker processes.
 
-    It accepts all arguments of `torch.utils.data.DataLoader`. Listed here are those that differ or are new.
+    It accepts all arguments of `torch.utils.data.DataLoader`. Only those that differ or are new are listed here.
 
     Args:
         num_workers: None (default): feeders make the batches, or this process if the dataset cannot be sent to them.
             n > 0: feeders make the batches; a service that is private to this machine has at least n of them.
-            0: this process makes the batches. An IterableDataset yields what n workers of torch would yield (one
-            worker for None), whatever the number of feeders.
-        prefetch_factor: number of batches ahead for each of `num_workers`. None: 2 if `num_workers` is given, else
-            the job's prefetch, else 2 for each feeder of the job and at least 16.
-        allow_pickle: allows leaves of a batch that are neither tensors, arrays nor plain values to travel pickled
-            from feeders to this process. Off by default, because a pickle can run a feeder's code here.
+            0: this process makes the batches. An IterableDataset yields what n torch workers would yield (one worker
+            for None), regardless of the number of feeders.
+        prefetch_factor: number of batches to prefetch for each of `num_workers`. None: 2 if `num_workers` is given,
+            else the job's prefetch setting, else 2 for each feeder of the job, but at least 16 batches in all.
+        allow_pickle: allows feeders to send pickles to this process, for leaves of a batch that are neither tensors,
+            arrays nor plain values. Off by default, because a pickle can run a feeder's code here.
         multiprocessing_context: validated, but ignored if feeders make the batches.
         in_order: accepted; batches are always in order.
         dataset_id: name of the dataset in `state_dict()`. Without it, a state identifies the dataset by its type, its
-            length and three samples, which are made for that purpose.
-        tail: deals the batches of an IterableDataset to the ranks in turn, in the order of a single process, so that
-            all ranks get the same number. The dataset must be the same in all ranks. The value matters if fewer
-            batches than ranks are left at the end: "drop" leaves them out, "pad" returns some of them twice, and
-            "error" raises InputError.
+            length and three samples, which are made for this purpose.
+        tail: deals the batches of an IterableDataset to the ranks in turn, in the order in which a single process
+            would return them. All ranks then get the same number. The dataset must be the same on all ranks. The
+            value matters if fewer batches than ranks are left at the end: "drop" leaves them out, "pad" repeats some
+            of them, and "error" raises InputError.
         stage: function applied to each sample of an IterableDataset before `collate_fn`, such as a decoder. The
             dataset is still read in its slots, but any feeder may apply the stage to what a slot has read.
-        parts: number of parts into which each batch is split. Several feeders make them, and this process merges
-            them. For batches that take one feeder too long; needs a map-style dataset, and torch's `collate_fn`.
+        parts: number of parts into which each batch is split. Several feeders make the parts, and this process merges
+            them. Useful if one feeder takes too long for a batch. Requires a map-style dataset and torch's default
+            `collate_fn`.
         device: device on which the tensors of a batch arrive, such as "cuda". The loader copies them there ahead of
-            the trainer, on a stream of its own. "cpu": they are not copied, and only `device_stage` runs. Arrays stay
+            the trainer, on its own stream. With "cpu", nothing is copied, and only `device_stage` runs. Arrays stay
             on the host. Tested with a simulated device only, not on a GPU.
         device_stage: function applied to each batch in this process, on that stream: fn(batch, generator) returns
             the batch. The generator is on the device, and its seed depends on the epoch and the batch.
-        prefetch_device: number of batches that are on the device, or on their way, before the trainer asks for them.
-            Has no effect without `device`.
-        snapshot_every_n_steps: accepted for compatibility with torchdata; each state is exact.
+        prefetch_device: number of batches that are on the device, or on their way to it, before the trainer asks for
+            them. Has no effect without `device`.
+        snapshot_every_n_steps: accepted for compatibility with torchdata; every state is exact.
 
     Raises:
         ValueError, TypeError: invalid arguments, as in torch.
-        InputError: at `iter()`, if something cannot be sent to feeders although `num_workers` asks for them.
+        InputError: at `iter()`, if `num_workers` requests feeders, but something cannot be sent to them.
     """
 
     def __init__(
@@ -130,18 +131,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             persistent_workers=persistent_workers, pin_memory_device=pin_memory_device, in_order=in_order,
         )  # fmt: skip
         if isinstance(workers, LeftOut) or stage is not None:
-            self.prefetch_factor = prefetch_factor  # torch replaces None by 2
+            self.prefetch_factor = prefetch_factor  # torch replaces None with 2
         self.allow_pickle = allow_pickle
         self.consumption = Consumption(next(_made))
         """Digest of everything taken so far, updated by the iterators."""
         self._client: Client | None = None
         self._number: int | None = None
-        """This loader's number among the loaders that the process has iterated."""
+        """This loader's number among the loaders that the process has iterated over."""
         self._epochs = 0
         self.dataset_id, self.tail, self.parts = dataset_id, tail, parts
         self.device, self.device_stage, self.prefetch_device = device, device_stage, prefetch_device
         self._sent_to = device, device_stage, prefetch_device
-        """The same values, in case a user's subclass has attributes with those names."""
+        """The same values, kept separately because a user's subclass may have attributes with those names."""
         arguments.check(self.epoch_spec(), device, device_stage, prefetch_device)
         if stage is not None:
             self.collate_fn = Staged(stage, self.collate_fn, is_bare=batch_size is None)
@@ -152,7 +153,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """The loaded state, until the next `iter()`."""
         self._probes: list[str | None] | None = None
         self._devices: Devices | None = None
-        """The process id, the lock held while `device_stage` runs, and the devices that batches were sent to."""
+        """The process id, the lock held while `device_stage` runs, and the devices to which batches were sent."""
         self._stays_here = False
         if multiprocessing_context is not None and not self._is_stream:
             service.say_once("multiprocessing_context is ignored: feeders are processes of the service")
@@ -161,10 +162,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def multiprocessing_context(self) -> contexts.BaseContext | None:
-        """Context that keeps feeders in use if a library rebuilds this loader as torch's own. It is the user's context
-        if this process makes the batches or if the dataset is an IterableDataset."""
+        """Context that keeps feeders in use if a library rebuilds this loader as a plain torch DataLoader. If this
+        process makes the batches, or if the dataset is an IterableDataset, it is the user's own context."""
         if self.num_workers > 0 and not self._is_stream:
-            known = self.__dict__  # torch's constructor asks before they are set
+            known = self.__dict__  # torch's constructor reads this property before they are set
             return FeedersContext.of_loader(known.get("allow_pickle", False), known.get("_sent_to"))
         return cast("contexts.BaseContext | None", _TORCHS_CONTEXT.fget(self))
 
@@ -179,17 +180,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def digest(self) -> str:
-        """Digest of all batches returned so far, in all epochs: their keys, order and bytes; 16 hex digits."""
+        """Digest of the keys, order and bytes of all batches returned so far, in all epochs, as 16 hex digits."""
         return f"{self.consumption.total:016x}"
 
     @property
     def _feeders(self) -> int:
-        """Number of feeders that the loader wants. Any number of them can run a stage."""
+        """Number of feeders that the loader wants. A stage can run on any number of feeders."""
         workers = int(self.num_workers)
         return max(workers, self.parts or 0, service.default_feeders() if self.stage is not None else 0)
 
     def _window(self) -> int:
-        """Returns the number of index lists that the sampler is ahead. It depends only on the arguments and the job."""
+        """Returns how many index lists ahead the sampler runs. The number depends only on the arguments and the job."""
         return window_of(self.prefetch_factor, self._feeders)
 
     def way(self, *, pins: bool, pin_device: str | None) -> Way:
@@ -306,7 +307,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _give_up_epoch(
         self, epoch: Epoch, source: torch.Generator, drawn_from: torch.Tensor
     ) -> _BaseDataLoaderIter:
-        """Falls back to torch's iterator over the stream. The generator is restored, and no state is available."""
+        """Falls back to torch's iterator over the stream. Restores the generator. The epoch then has no state."""
         if epoch.first_batches:
             service.say_once(_NO_STATE)
         source.set_state(drawn_from)
@@ -326,7 +327,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return InThisProcess(here) if here.num_workers == 0 else ByWorkers(here)
 
     def epoch_spec(self) -> EpochSpec:
-        """Returns the arguments as they are now. A user may assign some of them between epochs."""
+        """Returns the current arguments. A user may reassign some of them between epochs."""
         return EpochSpec(
             dataset=self.dataset, batch_size=self.batch_size, sampler=self.sampler, batch_sampler=self.batch_sampler,
             index_sampler=self._index_sampler, drop_last=self.drop_last, num_workers=self.num_workers,
@@ -336,7 +337,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )  # fmt: skip
 
     def begin_session(self) -> tuple[int, int]:
-        """Returns the numbers of this loader and of its next iterator, which are equal in all ranks that run the same
+        """Returns the numbers of this loader and of its next iterator. They are equal on all ranks that run the same
         script."""
         self._epochs += 1
         return self._number_of_this(), self._epochs - 1
@@ -443,7 +444,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._probes
 
     def _check_resume(self) -> None:
-        """Compares samples with those in a loaded state. Raises InputError."""
+        """Compares samples with those in a loaded state. Raises InputError if they differ."""
         if self._resume is not None:
             from dataloaderjob.trainer.resume import probing
 

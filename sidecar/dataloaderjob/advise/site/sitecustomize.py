@@ -1,8 +1,8 @@
-"""Python imports a copy of this module at its start, in the script that `dataloaderjob advise` runs and in the script's
-processes.
+"""A sitecustomize module. Python imports a copy of it at startup, in the script that `dataloaderjob advise` runs and in
+the script's processes.
 
 The copy installs the hook once torch's loader is imported, and runs the sitecustomize module that it precedes. The
-copy's folder lies in the folder of results.
+copy's folder is in the results folder.
 """
 
 import importlib.machinery

@@ -56,15 +56,15 @@ class Device(Protocol):
         """Makes the trainer's stream wait for the event."""
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Keeps the tensor's memory from being reused before the trainer's stream is done with it."""
+        """Prevents the tensor's memory from being reused before the trainer's stream is done with it."""
 
     def generator(self, seed: int) -> torch.Generator:
         """Returns a new generator on the device."""
 
 
 class Accelerator:
-    """Uses torch's interface for accelerators of any kind. Memory is registered only with CUDA's driver. Other
-    accelerators copy through torch's pinned memory."""
+    """A device behind torch's interface for accelerators of any kind. Memory is registered only with CUDA's driver.
+    Other accelerators copy through torch's pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -86,8 +86,8 @@ class Accelerator:
         _clear_error(self._device)
         service.say_once(
             f"the driver cannot register the pool's memory (cudaHostRegister: error {error}), so batches "
-            "are copied through torch's pinned memory; raise the limit of locked memory (ulimit -l), if "
-            "there is one"
+            "are copied through torch's pinned memory; raise the locked-memory limit (ulimit -l), if there "
+            "is one"
         )
         return False
 
@@ -152,7 +152,7 @@ def _unregister(
     is_at_exit: Callable[[], bool] = sys.is_finalizing,
     getpid: Callable[[], int] = os.getpid,
 ) -> None:
-    if not is_at_exit() and getpid() == pid:  # a forked child has no CUDA; at exit the driver does it
+    if not is_at_exit() and getpid() == pid:  # a forked child has no CUDA; at exit, the driver does it
         _cuda().cudaHostUnregister(address)
 
 
@@ -161,7 +161,7 @@ def _cuda() -> Any:
 
 
 def device_of(named: Any, known: dict[torch.device, Device]) -> Device | None:
-    """Returns the device of a loader's `device=`; None for "cpu". Raises InputError if it does not exist.
+    """Returns the device of a loader's `device=`, or None for "cpu". Raises InputError if the device does not exist.
 
     `known` holds the loader's devices; a new device is added to it. A separate stream for each epoch would need
     separate memory for each epoch: torch reuses free memory only within the same stream.

@@ -1,8 +1,8 @@
-"""Sends batches from the pool to where the trainer wants them.
+"""The transfer of batches from the pool to their destination.
 
 A thread sends, and the trainer accepts. The source of a copy is held until the copy's event has completed: a device
-reads memory long after the call that asked for the copy, and the pool reuses a place for another batch as soon as
-nobody holds it.
+reads memory long after the call that requested the copy, and the pool reuses a batch's place as soon as nothing holds
+it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from dataloaderjob.trainer.device.trees import mapped, with_class_of, with_tenso
 from dataloaderjob.trainer.session.pool import Bytes, Region
 
 AHEAD = 2
-"""Number of batches that were sent, or are being sent, before the trainer asks for them."""
+"""Number of batches that are sent, or are being sent, before the trainer asks for them."""
 LOOK_S = 0.002
-"""Interval between checks of copies under way while no batch is requested."""
+"""Interval between checks of unfinished copies while no batch is requested."""
 DeviceStage = Callable[[Any, torch.Generator], Any]
-"""The user's function of (batch, generator), which returns the batch, in the trainer's process."""
+"""The user's function of (batch, generator). It runs in the trainer's process, and returns the batch."""
 Claim = Callable[[], list[Region]]
-"""Returns the regions that a device may read directly, each once."""
+"""A function that returns the regions that a device may read directly. It returns each region once."""
 Which = Callable[[], str]
-"""Describes a batch, such as "batch 3, indices [6, 7]"."""
+"""A function that describes a batch, such as "batch 3, indices [6, 7]"."""
 Took = Callable[[int], None]
-"""Receives a duration, in nanoseconds."""
+"""A function that receives a duration, in nanoseconds."""
 
 
 def ignore(_: int) -> None:
@@ -42,8 +42,8 @@ def ignore(_: int) -> None:
 
 
 class Transfer(Protocol):
-    """Sends batches to their destination. One thread calls `begin`, `send`, `let_go` and `end`; the trainer's thread
-    calls `accept` and `follow`."""
+    """A transfer of batches to their destination. One thread calls `begin`, `send`, `let_go` and `end`; the trainer's
+    thread calls `accept` and `follow`."""
 
     def begin(self) -> None:
         """Prepares the thread."""
@@ -59,11 +59,11 @@ class Transfer(Protocol):
         """Returns the batch at its destination."""
 
     def let_go(self) -> float | None:
-        """Releases the sources of copies that have completed. Returns the seconds until the next call is due; None if
-        nothing is held."""
+        """Releases the sources of copies that have completed. Returns the seconds until the next call is due, or None
+        if nothing is held."""
 
     def end(self) -> None:
-        """Waits until nothing is still under way, and releases everything."""
+        """Waits until all copies are complete, and releases everything."""
 
 
 class _AtOnce:
@@ -86,7 +86,7 @@ class _AtOnce:
 
 
 class Pinning(_AtOnce):
-    """Copies batches into memory that a device can read directly, for `pin_memory=True`."""
+    """The transfer for `pin_memory=True`: batches are copied into memory that a device can read directly."""
 
     def __init__(self, device: str | None) -> None:
         self._device, self._index = device, torch.accelerator.current_device_index()
@@ -141,7 +141,7 @@ class StageRunner:
 
 
 class OnHost(_AtOnce):
-    """Runs a stage for `device="cpu"`; its batches may then be pinned."""
+    """The transfer for `device="cpu"`: it runs a stage, and may pin the stage's batches."""
 
     def __init__(self, stage: StageRunner, pinning: Pinning | None) -> None:
         self._stage, self._pinning = stage, pinning
@@ -157,7 +157,7 @@ class OnHost(_AtOnce):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch whose copies were started, with their event."""
+    """A batch whose copies have been started, and the event that completes with them."""
 
     batch: Any
     tensors: list[torch.Tensor]
@@ -192,10 +192,11 @@ class _Copies:
 
 
 class ToDevice:
-    """Runs the user's stage on a stream of its own, then copies its result to the device on that stream (`device=`)."""
+    """The transfer for `device=`: it runs the user's stage on its own stream, and copies the result to the device on
+    that stream."""
 
     def __init__(self, device: Device, stage: StageRunner | None, claim: Claim = list) -> None:
-        """Must be called in the trainer's thread: all work queued on its stream is done first."""
+        """Must be called in the trainer's thread, because all work queued on the trainer's stream is done first."""
         self._device, self._stage, self._claim = device, stage, claim
         self._is_registering = True
         self._held: deque[tuple[Any, Any]] = deque()
@@ -210,7 +211,7 @@ class ToDevice:
 
     def send(self, batch: Any, digest: int, which: Which, lent: Bytes | None = None) -> Sent:
         """Raises the stage's errors, and the device's errors with a note. The sources of copies are held in addition to
-        the batch: a stage may have put other objects into the batch."""
+        the batch, because a stage may return tensors that are not part of the batch."""
         self.let_go()
         device, copies = self._device, _Copies(self._device)
         with device.stream(), torch.no_grad():
@@ -268,7 +269,7 @@ def _noted(which: Which) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Runs torch with one thread: sums depend on the number of threads, and so would batches."""
+    """Runs torch with one thread, because sums, and therefore batches, would depend on the number of threads."""
     threads = torch.get_num_threads()
     if threads == 1:  # setting it would affect all later threads
         yield
@@ -294,8 +295,8 @@ class Way:
     """The loader's lock, held while its stage runs."""
 
     def transfer(self, seed: int, claim: Claim = list, took: Took = ignore) -> Transfer | None:
-        """Returns a new transfer for the batches of one stream; None if the batches stay where they are. `seed` is the
-        epoch's seed."""
+        """Returns a new transfer for the batches of one stream, or None if the batches stay where they are. `seed` is
+        the epoch's seed."""
         stage = None if self.stage is None else StageRunner(self.stage, seed, took, self.turn)
         if self.device is not None:
             return ToDevice(self.device, stage, claim)

@@ -1,5 +1,4 @@
-"""Replaces the leaves of a batch in any containers. The containers are those that torch's `pin_memory` enters, and
-dataclasses."""
+"""Replacement of a batch's leaves, in all containers that torch's `pin_memory` enters, and in dataclasses."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ def with_tensors(item: Any, of_tensor: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def without_class(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor without its class, if that does not affect computations on it."""
+    """Returns the tensor without its subclass, if that does not affect computations on it."""
     if type(tensor) in _PLAIN or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return tensor
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  its documented name
@@ -73,7 +72,7 @@ def with_class_of(
 ) -> torch.Tensor:
     """Returns `made` with the tensor's class and attributes, which some classes keep in a copy to a device and others
     do not. `made` is a new tensor, made from `without_class(tensor)`. Host tensors in attributes stay on the host, but
-    not in the pool. `of_tensor` is applied to tensors on a device."""
+    are copied out of the pool. `of_tensor` is applied to tensors that are on a device."""
     # A view made without gradients could not be changed by tensors with gradients.
     with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():  # noqa: SLF001  its documented name
         found = made.as_subclass(type(tensor))
@@ -89,8 +88,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _with_attributes(made: Any, of_leaf: Callable[[Any], Any], known: Sequence[str] = ()) -> Any:
-    """Replaces the attributes of a copied container or tensor, except `known`, if they are, or contain, arrays or
-    tensors. Others stay as they are, and host tensors that no device takes stay on the host. Returns `made`."""
+    """Replaces the attributes of a copied container or tensor that are, or contain, arrays or tensors. Leaves `known`
+    and all other attributes unchanged. Host tensors that no device accepts stay on the host. Returns `made`."""
     own = getattr(made, "__dict__", {})
     found = {name: _data(value, of_leaf) for name, value in own.items() if name not in known}
     own.update({name: new for name, new in found.items() if new is not own[name]})
@@ -106,7 +105,7 @@ def _data(value: Any, of_leaf: Callable[[Any], Any]) -> Any:
         return mapped(value, of_leaf)
     try:
         return of_leaf(value) if _holds_data(value) else value
-    except (TypeError, RecursionError):  # it cannot be copied, so it did not travel, and is not in the pool
+    except (TypeError, RecursionError):  # it cannot be copied, so it was not sent, and is not in the pool
         return value
 
 
@@ -137,8 +136,8 @@ _ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes, bytearray, 
 
 
 def _parts(item: Any) -> list[Any]:
-    """Returns the contents of an object: its attributes, and its items if it is one of Python's own containers. Other
-    containers consist of these."""
+    """Returns the contents of an object: its attributes and, if it is a built-in container, its items. Other containers
+    are built from these."""
     own = getattr(item, "__dict__", None)
     parts = list(own.values()) if type(own) is dict else []
     for kind in type(item).__mro__:
@@ -160,7 +159,7 @@ def _in_slot(slot: MemberDescriptorType, item: Any) -> Any:
 
 
 class _Copying(TorchFunctionMode):
-    """Uses a function to make the deep copies of tensors."""
+    """A torch mode in which a function makes the deep copies of tensors."""
 
     def __init__(self, of_tensor: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ from dataloaderjob.trainer.session.stream import RECENT, StreamLeftError
 from dataloaderjob.trainer.session.taking import NOTHING, Taker, Timed
 
 LAST_S = 30.0
-"""Seconds for threads to end when the process exits. One may be in a call of the user's device_stage."""
+"""Seconds that threads have to finish when the process exits. A thread may be inside the user's device_stage."""
 
 _live: dict[threading.Thread, tuple[Taker, queue.SimpleQueue[bool]]] = {}
 """Running threads and the takers that they use, including threads whose iterator is gone."""
@@ -56,7 +56,7 @@ class AheadTaker(Timed):
         self.leave = partial(_leave, taker, self._orders)
         """Makes the thread end soon, together with the stream. Safe in a finalizer."""
         threads, is_single = torch.get_num_threads(), threading.Event()
-        # It must not refer to this object, or the iterator would never be collected.
+        # The thread must not refer to this object, or the iterator would never be garbage-collected.
         thread = threading.Thread(
             target=_send_all, name="dlj-ahead", daemon=True,
             args=(taker, transfer, self._orders, self._results, self._arrivals, is_single.set),
@@ -71,7 +71,7 @@ class AheadTaker(Timed):
                 del _live[thread]
             raise
         finally:
-            torch.set_num_threads(threads)  # else the thread's number would apply to all later threads
+            torch.set_num_threads(threads)  # else this thread's count would apply to all later threads
 
     def order(self, drawn: int) -> None:
         """Makes the thread take the batches that are due among the `drawn` batches requested so far."""
@@ -120,7 +120,7 @@ def _send_all(
     taker: Taker, transfer: Transfer, orders: queue.SimpleQueue[bool], results: deque[Result],
     arrivals: queue.SimpleQueue[bool], is_single: Callable[[], None],
 ) -> None:  # fmt: skip
-    torch.get_num_threads()  # a thread's first query sets its number to the common one
+    torch.get_num_threads()  # a thread's first query sets its thread count to the process's
     torch.set_num_threads(1)
     is_single()
     is_set_up, which = False, partial(_which, taker)
@@ -174,7 +174,7 @@ def _which(taker: Taker) -> str:
 
 
 def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:
-    """Waits for the next order. In the meantime, releases sent batches as soon as they have arrived."""
+    """Waits for the next order. In the meantime, releases each sent batch as soon as it has arrived."""
     with contextlib.suppress(Exception):  # the device is lost: `send` raises it again
         while (look_again_s := transfer.let_go()) is not None:
             with contextlib.suppress(queue.Empty):
@@ -184,11 +184,12 @@ def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:
 
 @atexit.register
 def _end_all() -> None:
-    """Ends the threads. A daemon thread that runs torch's code while the interpreter ends may abort the process."""
+    """Ends the threads. A daemon thread that runs torch's code while the interpreter shuts down may abort the
+    process."""
     live = dict(_live)
     for taker, orders in live.values():
         with contextlib.suppress(Exception):
-            taker.client.dead = taker.client.dead or "this process ends"  # no longer wait for a sidecar
+            taker.client.dead = taker.client.dead or "this process is exiting"  # no longer wait for a sidecar
             _leave(taker, orders)
     deadline = time.monotonic() + LAST_S
     for thread in live:

@@ -1,4 +1,4 @@
-"""Checks the arguments of DataLoader that torch does not have. Raises the same errors as torch, or InputError."""
+"""Checks of the DataLoader arguments that torch does not have. They raise the same errors as torch, or InputError."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TAILS = ("drop", "pad", "error")
 
 
 def steps(batches: int, tail: str) -> int:
-    """Returns the number of batches of each rank, if `batches` are dealt to all ranks."""
+    """Returns the number of batches that each rank gets if `batches` are dealt to all ranks."""
     from dataloaderjob.trainer.session import slot_places  # not during the service's own start
 
     return batches // slot_places.world() if tail == "drop" else -(-batches // slot_places.world())
@@ -34,43 +34,43 @@ def check(spec: EpochSpec, device: Any, device_stage: Any, prefetch_device: Any)
 
 def _check_tail(spec: EpochSpec, is_stream: bool) -> None:
     if spec.tail not in TAILS:
-        raise ValueError(f"tail is 'drop', 'pad' or 'error', found {spec.tail!r}")
+        raise ValueError(f"tail must be 'drop', 'pad' or 'error', found {spec.tail!r}")
     if not is_stream:
         raise InputError(
-            "tail= is for an IterableDataset; the samples of others are dealt to ranks by a sampler: "
+            "tail= is for an IterableDataset; a sampler deals the samples of other datasets to ranks: use "
             "DistributedSampler, and its drop_last"
         )
     if spec.num_workers == 0:
         raise InputError(
-            "tail= deals out what feeders make: give num_workers, the number of workers that read the dataset for "
-            "all ranks together, found 0"
+            "tail= deals the batches that feeders make: set num_workers to the number of workers that read the dataset "
+            "for all ranks together, found 0"
         )
 
 
 def _check_stage(spec: EpochSpec, is_stream: bool) -> None:
     if not callable(spec.stage):
-        raise TypeError(f"stage is a function of one sample, found {type(spec.stage).__name__}")
+        raise TypeError(f"stage must be a function of one sample, found {type(spec.stage).__name__}")
     if not is_stream:
         raise InputError(
-            "stage= is for an IterableDataset, whose slots read in order; any feeder makes any batch of others: do it "
-            "in __getitem__"
+            "stage= is for an IterableDataset, whose slots read in order; any feeder can make any batch of other "
+            "datasets: do the same work in __getitem__"
         )
 
 
 def _check_device(device: Any, stage: Any, ahead: Any) -> None:
     if stage is not None and not callable(stage):
         raise TypeError(
-            f"device_stage is a function of a batch and a generator, found {type(stage).__name__}"
+            f"device_stage must be a function of a batch and a generator, found {type(stage).__name__}"
         )
     if type(ahead) is not int or not 1 <= ahead <= MOST_AHEAD:
-        raise ValueError(f"prefetch_device is a number from 1 to {MOST_AHEAD}, found {ahead!r}")
+        raise ValueError(f"prefetch_device must be a number from 1 to {MOST_AHEAD}, found {ahead!r}")
     if stage is not None and device is None:
-        raise InputError("device_stage= needs device=: where its batches are to be, such as 'cuda', or 'cpu'")
+        raise InputError("device_stage= needs device=, the device of its batches, such as 'cuda' or 'cpu'")
 
 
 def _check_parts(spec: EpochSpec, is_stream: bool) -> None:
     if type(spec.parts) is not int or not 1 <= spec.parts <= MOST_AHEAD:
-        raise ValueError(f"parts is a number from 1 to {MOST_AHEAD}, found {spec.parts!r}")
+        raise ValueError(f"parts must be a number from 1 to {MOST_AHEAD}, found {spec.parts!r}")
     if is_stream or spec.batch_sampler is None or getattr(spec.dataset, "__getitems__", None):
         raise InputError(
             "parts= requires a map-style dataset, whose samples are made one by one. It does not support an "

@@ -1,13 +1,13 @@
-"""Deals the batches of all slots to ranks in turn, so that all ranks take the same number of steps. Pure.
+"""Dealing the batches of all slots to ranks in turn, so that all ranks take the same number of steps. Pure.
 
 Batches are numbered q = 0, 1, 2, ... in the order in which torch's loader with one worker for each slot would return
 them in one process. Rank r of W gets the batches with q mod W = r, and step t is batches tW to tW + W - 1. The slot and
-place of batch q depend on where the slots before it ended. So each rank asks about all batches in order: it requests
+place of batch q depend on where earlier slots ended. Each rank therefore asks about all batches in order: it requests
 its own batches, and checks whether those of other ranks exist. It returns its batch of a step once it knows that all
 batches of the step exist.
 
-Slots are assumed to continue until their end is known. Once a slot has ended, later batches belong to other ranks than
-planned. Answers to tickets asked for before that only show what exists; those batches are asked for again in the new
+A slot is assumed to continue until its end is known. Once a slot has ended, later batches belong to ranks other than
+planned. Answers to earlier tickets then only show which batches exist. Those batches are requested again in the new
 order.
 """
 
@@ -44,7 +44,7 @@ class Mark(NamedTuple):
 
 
 class Deal(Plan[Mark]):
-    """The share of one rank in an epoch."""
+    """One rank's share of an epoch."""
 
     keeps_pace = True
 
@@ -60,26 +60,26 @@ class Deal(Plan[Mark]):
         snapshots: Mapping[int, tuple[int, bytes]] | None = None,
         ends: Mapping[int, int] | None = None,
     ) -> None:
-        """`first` holds the number of batches of each slot that were dealt before, in whole steps. `given` holds the
+        """`first` holds the number of each slot's batches that were dealt earlier, in whole steps. `given` holds the
         number and digest of the last batch returned from each slot. `snapshots` holds points at which slots may begin,
         and `ends` holds the known lengths of slots."""
         super().__init__(slots, snapshots)
         self.ranks, self._rank, self._tail = ranks, rank, tail
         self._first = list(first) or [0] * slots
         self.taken = self._first[:]
-        """Batches of each slot in the steps before this one."""
+        """Number of each slot's batches in the steps before this one."""
         self.ends = dict(ends or {})
         self._there = self.taken[:]
         """Least number of batches that each slot is known to have."""
         self._resolved = self.taken[:]
-        """Batches of each slot that are known to come next in the order."""
+        """Number of each slot's batches whose place in the order is known."""
         self.in_step: list[SlotPlace] = []
         """Batches of this step that are known to exist, in order."""
         self.is_padded = False
         """True if the last step is incomplete, and some of its batches are returned twice."""
         self._plan: deque[Turn] = deque()
         self._stale = 0
-        """Number of tickets on their way that were sent before an end was known."""
+        """Number of unanswered tickets that were requested before a slot's end was known."""
         self._next = self.taken[:]
         self._ahead = 0
         """Number of batches planned, counted from the first batch of this step."""
@@ -89,7 +89,7 @@ class Deal(Plan[Mark]):
         """Slots from which batches were requested."""
         self._given = [(given or {}).get(slot) for slot in range(slots)]
         self._position = Mark(self.taken[:], self._given[:])
-        """Position for states. It lags behind if steps are handed on before their batches are returned."""
+        """Position for states. It lags behind if steps are passed on before their batches are returned."""
 
     # Asking
 
@@ -204,12 +204,12 @@ class Deal(Plan[Mark]):
         """Pads the incomplete last step, if `tail` requires it. Returns False if no step is left. Raises InputError if
         batches are left and `tail` is "error"."""
         if self.is_padded or not self.is_over:
-            raise ServiceError("no batch of the step is left to ask for: please report this")
+            raise ServiceError("no batch of the step is left to request: please report this")
         here = len(self.in_step)
         if here and self._tail == ERROR:
             raise InputError(
                 f"{here} batches are left for {self.ranks} ranks at the end of the epoch: tail='drop' leaves them "
-                "out, tail='pad' gives some of them twice"
+                "out, tail='pad' returns some of them twice"
             )
         self.is_padded = bool(here) and self._tail != DROP
         if self.is_padded and self._rank >= here:

@@ -1,4 +1,4 @@
-"""The iterator of a DataLoader whose batches are made in this process. It draws on demand, as torch's does."""
+"""The iterator of a DataLoader whose batches are made in this process. It draws keys on demand, as torch's does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _U64 = (1 << 64) - 1
 
 
 class InProcessIterator(SeededIterator):
-    """The iterator for `num_workers=0`: the reference that every other mode must equal."""
+    """The iterator for `num_workers=0`: the reference that every other mode must match."""
 
     __slots__ = ("_fetcher", "_keys_of_last", "_pickle_allowed", "_recording", "_transfer")
 

@@ -1,4 +1,4 @@
-"""Chooses the iterator for a loader whose batches feeders make. Rarer iterators are imported when they are needed."""
+"""The choice of an iterator for a loader whose batches feeders make. Rarely used iterators are imported on demand."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Merges batches that `default_collate` made from parts of the samples into the batch it would have made from all of
-them. Pure."""
+"""Merging of batches that `default_collate` made from parts of the samples. The result is the batch that
+`default_collate` would have made from all samples. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class NotMergedError(Exception):
-    """Internal: it is undefined how to merge these samples into one batch."""
+    """Internal: there is no defined way to merge these parts into one batch."""
 
     def __init__(self, why: str, *, is_final: bool = False) -> None:
         super().__init__(why)
@@ -33,7 +33,7 @@ def merged(parts: Sequence[Any], counts: Sequence[int]) -> Any:
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return kind(*(merged(items, counts) for items in zip(*parts, strict=True)))
     if kind not in (list, tuple):
-        raise NotMergedError(f"there is a batch of type {kind.__name__}", is_final=True)
+        raise NotMergedError(f"they contain a value of type {kind.__name__}", is_final=True)
     items = list(chain.from_iterable(parts))
     if any(isinstance(item, str | bytes) for item in items):  # default_collate leaves them as they are
         are_samples = all(isinstance(item, str | bytes) for item in items)

@@ -1,6 +1,6 @@
 """The iterator for `parts=`: several feeders make parts of each batch, and this process merges them.
 
-A part is a ticket like any other. `parts_plan` decides how batches are split, and what replaces the answers.
+Each part has a ticket of its own. `parts_plan` decides how batches are split, and what replaces the answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataloaderjob.trainer.session.tickets import described, submit
 
 
 class PartsIterator(SampledIterator):
-    """Batches that several feeders make, a part each."""
+    """Batches that several feeders build together: each part of a batch may be made by a different feeder."""
 
     __slots__ = ("_hand", "_lent", "_plan", "_transfer")
 
@@ -46,7 +46,7 @@ class PartsIterator(SampledIterator):
         self._transfer = self._new_transfer()
         self._plan, self._hand = PartsPlan(self._plan.most), []
         self._lent: Bytes | None = None
-        """Place of the next batch, if it consists of one part."""
+        """The next batch as bytes of the pool, if it consists of one part."""
         return taker.stream
 
     def _ask_for(self, stream: Stream, keys: Any) -> None:

@@ -1,4 +1,4 @@
-"""Decides how batches are split into parts, and what replaces the answers to them (`parts=`). Pure.
+"""Decisions for `parts=`: how batches are split into parts, and what replaces the answers to the parts. Pure.
 
 A part contains some of a batch's keys at their place in the epoch, so its samples have the same seeds as in the whole
 batch. If user code fails in a part, or parts cannot be merged, one feeder is asked for the whole batch. Its answer,
@@ -57,7 +57,7 @@ class PartsVerdict(NamedTuple):
     batch: Any = None
     error: Exception | None = None
     note: str = ""
-    """Message for the user, because batches are no longer split."""
+    """Message that informs the user that batches are no longer split."""
 
 
 class PartsPlan:
@@ -74,7 +74,7 @@ class PartsPlan:
         """Number of tickets used by the batches returned so far; -1 while a batch is about to be returned."""
 
     def window(self, batches: int) -> int:
-        """Returns the number of batches that may be outstanding, `batches` if their parts fit a stream."""
+        """Returns the number of batches that may be outstanding: `batches`, if all their parts fit into a stream."""
         return max(1, min(batches, MOST_AHEAD // self.most))
 
     @property
@@ -83,8 +83,8 @@ class PartsPlan:
         return self._asked[0] if self._asked else None
 
     def split(self, keys: Any, position: int) -> PartedBatch:
-        """Splits a batch into parts whose sizes differ by one sample at most. `keys` may be the sampler's own object,
-        which the sampler fills again."""
+        """Splits a batch into parts whose sizes differ by at most one sample. `keys` may be the sampler's own object,
+        which the sampler may refill."""
         samples = len(keys)
         parts = max(1, min(self.most, samples))
         keys = keys.clone() if isinstance(keys, torch.Tensor) else copy.copy(keys)
@@ -94,14 +94,15 @@ class PartsPlan:
         return PartedBatch(keys, position, tuple(end - begin for begin, end in ends))
 
     def asks(self, batch: PartedBatch) -> None:
-        """Notes that all parts of the batch were requested."""
+        """Records that all parts of the batch were requested."""
         self._asked.append(batch)
 
     def judge(self, answers: Sequence[Any]) -> PartsVerdict:
-        """Decides about the next batch. `answers` holds the batches made of its parts, or errors in their place."""
+        """Returns the decision about the next batch. `answers` holds the batches made from its parts, or errors in
+        their place."""
         error = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if error is not None:
-            # The whole batch would end another process, or take just as long.
+            # A request for the whole batch would terminate another process, or take as long.
             is_final = len(answers) == 1 or isinstance(error, DataLoaderJobError)
             return (
                 PartsVerdict(VerdictKind.RAISE, error=error) if is_final else PartsVerdict(VerdictKind.REMAKE)
@@ -114,9 +115,7 @@ class PartsPlan:
             if not exc.is_final:
                 return PartsVerdict(VerdictKind.REMAKE)
             self.most = 1
-            note = (
-                f"batches cannot be put together from parts ({exc}): one feeder makes each, as without parts="
-            )
+            note = f"batches cannot be put together from parts ({exc}): one feeder makes each batch, as without parts="
             return PartsVerdict(VerdictKind.REMAKE, note=note)
 
     def passes(self) -> None:

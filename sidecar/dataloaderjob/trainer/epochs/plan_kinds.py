@@ -1,4 +1,4 @@
-"""Decides who gets the batches of slots: this rank alone, or all ranks in turn (`tail=`, see `dealing`)."""
+"""The recipients of slots' batches: this rank alone, or all ranks in turn (`tail=`, see `dealing`)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _of_loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def _number_of(loader: EpochSource) -> int:
-    """Returns this loader's number among the process's loaders that deal batches. Other loaders need not be the same in
-    all ranks."""
+    """Returns this loader's number among the process's loaders that deal batches. Other loaders may differ from rank to
+    rank, and are not counted."""
     if loader not in _of_loaders:
         _of_loaders[loader] = next(_numbers)
     return _of_loaders[loader]
@@ -34,7 +34,7 @@ class PlanKind:
     """The settings of a loader's plans."""
 
     tail: str | None = None
-    """None: all batches of the slots are this rank's own."""
+    """None if all batches of the slots are this rank's own."""
     ranks: int = 1
     """Number of ranks that share the batches."""
     rank: int = 0
@@ -62,13 +62,13 @@ class PlanKind:
         }
 
     def plan(self, slots: int, first: int, saved: Saved) -> Plan[Any]:
-        """Returns the plan of an epoch whose first `first` batches were returned before. Raises InputError."""
+        """Returns the plan of an epoch whose first `first` batches were already returned. Raises InputError."""
         if self.tail is None:
             return Places(slots, first, saved.snapshots, saved.ends, saved.digests)
         if first and not saved.taken:
             raise InputError(
-                "with tail= an epoch resumes only from what state_dict() returned; a bare number of batches does "
-                "not say how many of them are of each slot"
+                "with tail=, an epoch resumes only from a state that state_dict() returned; a bare number of batches "
+                "does not show how many of them belong to each slot"
             )
         given = {place.slot: (place.number, digest) for place, digest in saved.digests.items()}
         return Deal(
@@ -77,7 +77,7 @@ class PlanKind:
         )  # fmt: skip
 
     def stage_rank(self) -> int:
-        """Returns the rank whose random numbers a stage draws. A dealt batch is the same for any rank, as in one
+        """Returns the rank whose random numbers a stage draws. A dealt batch is the same on every rank, as in a single
         process."""
         rank = slot_places.shares().get("RANK", "0") if self.tail is None else "0"
         return int(rank) if rank.isdecimal() else 0

@@ -69,7 +69,7 @@ class PlannedIterator(ServiceIterator):
         told = self._client.settings
         if not told.get(SLOTS):
             raise InputError(
-                "the sidecar is of a release that does not serve IterableDatasets: use the image of this release "
+                "the sidecar's release does not serve IterableDatasets: use the image of this release "
                 "(spec.sidecar.image, or the operator's), or num_workers=0"
             )
         self._slots = slots_of(spec)
@@ -83,21 +83,20 @@ class PlannedIterator(ServiceIterator):
         self._kept = NO_BUNDLE  # a batch of a slot cannot be remade on its own
 
     def _held_by_classes(self) -> dict[str, int]:
-        """Returns nothing: a slot draws random numbers as torch's worker does, and ranks that share slots have equal
-        bundles."""
+        """Returns an empty dict: a slot draws random numbers as torch's worker does, and ranks that share slots have
+        equal bundles."""
         return {}
 
     def _init_fn(self, spec: EpochSpec) -> Any:
-        """Returns worker_init_fn. For an IterDataPipe it also sets each slot's shard filter, as torch's workers do for
-        themselves. The pipe's seeds are in the pipe, where torch's iterator has put them."""
+        """Returns worker_init_fn. For an IterDataPipe, it also sets each slot's sharding filter, as each of torch's
+        workers does. The pipe already contains its seeds, which torch's iterator has set."""
         own = super()._init_fn(spec)
         if not isinstance(spec.dataset, IterDataPipe):
             return own
         return functools.partial(_sharding_worker_init_fn, own, self._world_size, self._rank)
 
     def _tickets_ahead(self) -> int:
-        """Returns the number of tickets that the sending thread may be ahead. All tickets of a relay belong to this
-        rank."""
+        """Returns how many tickets ahead the sending thread may run. All tickets of a relay belong to this rank."""
         return super()._tickets_ahead() * (1 if self._with_stage else self._kind.ranks)
 
     # Beginning and ending
@@ -197,7 +196,7 @@ class PlannedIterator(ServiceIterator):
         reading.ask(most)
 
     def _read_on(self, *, waits: bool) -> bool:
-        """Takes one step towards this rank's next batch. Returns False if no answer has arrived."""
+        """Takes one step toward this rank's next batch. Returns False if no answer has arrived."""
         reading, relay = self._reading, self._relay
         if reading.taker.taken >= reading.asked:
             self._draw()  # first: batches known to exist may complete the step
@@ -326,8 +325,8 @@ class PlannedIterator(ServiceIterator):
         """Warns once that a stream yields more than its `len()`."""
         self._most = None
         warnings.warn(
-            f"the dataset's len() is {self._IterableDataset_len_called}, and it gives more: each of its {self._slots} "
-            "slots gives all that __iter__ yields there. If every sample comes several times, let __iter__ yield a "
-            "share by torch.utils.data.get_worker_info()",
+            f"the dataset's len() is {self._IterableDataset_len_called}, but it yields more: each of its {self._slots} "
+            "slots returns all that __iter__ yields there. If every sample is repeated, make __iter__ yield only its "
+            "worker's shard, using torch.utils.data.get_worker_info()",
             stacklevel=5,
         )

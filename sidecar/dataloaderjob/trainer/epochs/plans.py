@@ -1,7 +1,7 @@
-"""Decides which batch of an IterableDataset comes next, from which slot, and which of them a state counts. Pure.
+"""The order of an IterableDataset's batches: which slot makes the next batch, and which batches a state counts. Pure.
 
-Torch's order is one batch of each slot in turn, without slots that have ended. It depends on the lengths of the slots
-alone, whenever their ends become known.
+In torch's order, each slot returns one batch in turn, and slots that have ended are skipped. The order depends on the
+lengths of the slots alone, regardless of when their ends become known.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Plan(Beginnings, Generic[_Mark]):
         raise NotImplementedError
 
     def needed(self, slot: int) -> int:
-        """Returns the first batch of a slot that may still be requested, also in an epoch that resumes from a state."""
+        """Returns the first batch of a slot that may still be requested, even by an epoch that resumes from a state."""
         raise NotImplementedError
 
     def begins(self, slot: int) -> bool:
@@ -57,12 +57,13 @@ class Plan(Beginnings, Generic[_Mark]):
     # Answers
 
     def there(self, place: SlotPlace, digest: int | None = None) -> bool:
-        """Notes that the batch exists, and has arrived if it was wanted; `digest` is None for an error in its place.
+        """Records that the batch exists, and has arrived if it was wanted; `digest` is None for an error in its place.
         Returns True if it is this rank's batch and is wanted now."""
         raise NotImplementedError
 
     def ended(self, place: SlotPlace, batches: int) -> None:
-        """Notes that this batch does not exist: its slot has `batches` batches. Raises ServiceError if it had more."""
+        """Records that this batch does not exist: its slot has only `batches` batches. Raises ServiceError if the slot
+        had more before."""
         raise NotImplementedError
 
     def is_lost(self, place: SlotPlace, error: Exception) -> bool:
@@ -70,7 +71,7 @@ class Plan(Beginnings, Generic[_Mark]):
         raise NotImplementedError
 
     def differs(self, place: SlotPlace, digest: int) -> bool:  # noqa: ARG002  plans without digests of earlier batches
-        """Returns True if a batch that was returned before the epoch was resumed now has another digest."""
+        """Returns True if a batch that was returned before the epoch was resumed now has a different digest."""
         return False
 
     # Giving
@@ -91,7 +92,7 @@ class Plan(Beginnings, Generic[_Mark]):
         return False
 
     def took(self, place: SlotPlace, digest: int | None) -> _Mark:
-        """Notes that this rank's batch or, without a digest, its error is returned next. Returns the position after
+        """Records that this rank's batch or, without a digest, its error is returned next. Returns the position after
         it."""
         raise NotImplementedError
 
@@ -122,7 +123,7 @@ def counts_before(batches: int, slots: int, ends: Mapping[int, int]) -> list[int
 
 
 class Places(Plan[tuple[SlotPlace, int | None]]):
-    """The batches of one epoch, in order, after those that were consumed before."""
+    """The batches of one epoch, in order, without those that were consumed earlier."""
 
     def __init__(
         self,
@@ -132,9 +133,9 @@ class Places(Plan[tuple[SlotPlace, int | None]]):
         ends: Mapping[int, int] | None = None,
         expected: Mapping[SlotPlace, int] | None = None,
     ) -> None:
-        """`first` is the number of batches consumed before. The last of them in each slot is requested again: if the
-        slot is shorter, other slots had more of them. `snapshots` holds points at which slots may begin, `ends` the
-        known lengths of slots, and `expected` the digests of batches consumed before."""
+        """`first` is the number of batches consumed earlier. The last of them in each slot is requested again: if the
+        slot turns out to be shorter, more of them came from other slots. `snapshots` holds points at which slots may
+        begin, `ends` the known lengths of slots, and `expected` the digests of batches consumed earlier."""
         super().__init__(slots, snapshots)
         self._first = first
         self._expected = expected or {}

@@ -1,4 +1,4 @@
-"""Requests batches from slots in the order of a plan, and takes the answers up to this rank's next batch."""
+"""Reading from slots: requests for batches in the order of a plan, and answers up to this rank's next batch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SlotReading:
         *,
         is_ahead: bool,
     ) -> None:
-        """`is_ahead`: batches are handed on before next() wants them."""
+        """If `is_ahead` is true, batches are passed on before next() asks for them."""
         self._client, self.taker, self.plan, self._batches = client, taker, plan, batches
         self._is_ahead = is_ahead
         taker.stream.places = plan
@@ -69,7 +69,7 @@ class SlotReading:
         return self.next is not None and self.plan.is_due
 
     def ask(self, most: int) -> None:
-        """Requests those of the next `most` batches that were not requested before."""
+        """Requests those of the next `most` batches that have not been requested yet."""
         read, self.read = self.read, -1
         # An error from here on ends the iterator: it would miss batches that were counted but not requested.
         try:
@@ -88,7 +88,7 @@ class SlotReading:
         self.read = read
 
     def submit(self, place: SlotPlace, is_wanted: bool) -> None:
-        """Requests one batch or, unless it `is_wanted`, only asks if it exists."""
+        """Requests one batch. Unless it `is_wanted`, asks only whether it exists."""
         batches, plan, stream = self._batches, self.plan, self.taker.stream
         ticket = frames.SlotTicket(
             batches.seed, place.number, place.slot, batches.size, batches.bare, batches.drop_last,

@@ -1,9 +1,9 @@
-"""Hands samples that slots have read to any feeder, which makes a batch of them (`stage=`).
+"""The relay for `stage=`: it passes samples that slots have read to any feeder, which makes a batch of them.
 
-There are two streams. The reader's stream delivers the samples that the slots have read. Each of its batches is handed
-on unopened, as a ticket of the second stream, whose batches next() returns. So any feeder can replace a batch lost in
-the second stream, and each slot reads a batch only once. A state counts the batches that were returned; slots read
-ahead of it.
+There are two streams. The reader's stream delivers the samples that the slots have read. Each of its batches is passed
+on unopened, as a ticket of the second stream, whose batches next() returns. Any feeder can therefore replace a batch
+lost in the second stream, and each slot reads a batch only once. A state counts the batches that were returned, and
+slots read ahead of these.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dataloaderjob.trainer.session.slot_places import SlotPlace
 from dataloaderjob.trainer.session.taking import Taker
 
 MOST_READ_NBYTES = 48 << 20
-"""Maximum size of the samples of one batch: a ticket travels as a message of at most 64 MiB."""
+"""Maximum size of the samples of one batch, because a ticket is sent as a message of at most 64 MiB."""
 MOST_WAITING_NBYTES = 512 << 20
 """Maximum number of bytes that wait to be returned, in this process and in its sidecar, before reading pauses."""
 
 
 class Read(NamedTuple):
-    """A batch that a slot has read, as it waits to be returned."""
+    """A batch that a slot has read and that waits to be returned."""
 
     packed: bytes
     """The slot's ticket."""
@@ -54,7 +54,7 @@ class Relay:
 
     @property
     def has_lost(self) -> bool:
-        """True if a batch was taken that is still in line."""
+        """True if a batch that is still in line was taken."""
         return self.taker.taken != self._handled
 
     @property
@@ -82,14 +82,14 @@ class Relay:
 
     @staticmethod
     def _refusal(place: SlotPlace, nbytes: int) -> InputError | None:
-        """Returns an error if the samples of a batch are too large to be handed on."""
+        """Returns an error if the samples of a batch are too large to be passed on."""
         if nbytes <= MOST_READ_NBYTES:
             return None
         mb, most = nbytes / 1e6, MOST_READ_NBYTES / 1e6
         return InputError(
             f"batch {place.number} of slot {place.slot} has {mb:.1f} MB before its stage, but only {most:.0f} can "
-            "be handed to another feeder: make batch_size smaller, or have the dataset give less (encoded bytes, "
-            "names of files) and the stage do more"
+            "be passed to another feeder: reduce batch_size, or let the dataset return less (encoded bytes, file "
+            "names) and the stage do more"
         )
 
     def order(self) -> None:

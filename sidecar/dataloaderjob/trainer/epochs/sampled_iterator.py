@@ -26,7 +26,7 @@ _U64 = (1 << 64) - 1
 
 
 class SampledIterator(ServiceIterator):
-    """Requests a batch for each list of a sampler's keys, with one ticket each."""
+    """An iterator that requests a batch, with one ticket, for each list of a sampler's keys."""
 
     __slots__ = ("_exhausted", "_sampler_error")
 
@@ -38,8 +38,8 @@ class SampledIterator(ServiceIterator):
         self._kept = NO_BUNDLE if own is None else own.keep(self._bundle, store)
 
     def start(self, *, again: bool = False) -> None:
-        """Requests the first batches of an epoch. With `again`, they come from the sampler's second iter(), which
-        torch's loader calls once it has workers. A sampler may do its work there."""
+        """Requests the first batches of an epoch. With `again`, calls iter() on the sampler a second time, as torch's
+        loader does once it has workers. A sampler may do its work in that call."""
         stream = self._open(self._first)
         if again:
             self._sampler_iter = iter(self._index_sampler)
@@ -91,7 +91,7 @@ class SampledIterator(ServiceIterator):
             try:
                 keys = given if type(given) is list and not self._bare else as_keys(given, bare=self._bare)
                 self._ask_for(stream, keys)
-            except Exception as exc:  # invalid keys, or keys that cannot travel: the sampler's error, too
+            except Exception as exc:  # invalid keys, or keys that cannot be sent: the sampler's error, too
                 self._exhausted, self._sampler_error = True, exc
                 break
             self._drawn, self._position = self._drawn + 1, self._position + len(keys)

@@ -1,4 +1,5 @@
-"""The base of the iterators of an epoch: its seeds, its place in a state, the end of an iterator that lost a batch."""
+"""The base class of an epoch's iterators: the epoch's seeds, its place in a state, and the end of an iterator that lost
+a batch."""
 
 from __future__ import annotations
 
@@ -20,13 +21,14 @@ _is_profiling: Any = vars(torch.autograd)["_profiler_enabled"]
 
 
 class SeededIterator(_BaseDataLoaderIter):
-    """The base of all iterators: the seeds of an epoch, and torch's range in a profiler trace.
+    """Base class of all iterators: the seeds of an epoch, and torch's range in a profiler trace.
 
     Anything that is not an Exception, such as a KeyboardInterrupt, ends an iterator if it occurs within next(), because
     batches in transit may be lost. An Exception that occurs after a batch was taken, such as a signal handler's, also
     ends it. `progress` counts the batches that were returned.
 
-    Slots, here and below, make next() cheaper: beyond 30 attributes CPython looks each attribute up in a dict.
+    `__slots__`, here and in subclasses, makes next() cheaper: beyond 30 attributes, CPython looks up each attribute in
+    a dict.
     """
 
     __slots__ = (
@@ -73,7 +75,7 @@ class SeededIterator(_BaseDataLoaderIter):
         return batches, samples, self._over, first_keys(keys), sampler
 
     def refresh(self) -> None:
-        """Reads arrived messages that belong in a state."""
+        """Reads messages that have arrived and that belong in a state."""
 
     def _returned(self) -> tuple[int, int, Any]:
         """Returns the number of batches and of samples returned, and the keys of the last batch."""
@@ -86,7 +88,7 @@ class SeededIterator(_BaseDataLoaderIter):
     def __del__(self) -> None:
         epoch = getattr(self, "_epoch", None)
         if epoch is not None:
-            try:  # noqa: SIM105  the interpreter, at its end, may have cleared this module's names
+            try:  # noqa: SIM105  during shutdown, the interpreter may have cleared this module's globals
                 epoch.ended(self, self.progress())
             except Exception:  # noqa: S110  it may be only partly constructed
                 pass
@@ -116,7 +118,7 @@ class SeededIterator(_BaseDataLoaderIter):
         return False
 
     def _new_transfer(self) -> Transfer | None:
-        """Makes the transfer that sends the batches of one stream to their destination."""
+        """Returns a transfer that sends the batches of one stream to their destination."""
         return self._way.transfer(self._epoch_seed)
 
     def _leave(self) -> None:

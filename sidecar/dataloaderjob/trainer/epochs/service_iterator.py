@@ -32,7 +32,7 @@ _U64 = (1 << 64) - 1
 
 
 class ServiceIterator(SeededIterator):
-    """The base of iterators that take batches from the sidecar, in order, as views of the pool."""
+    """Base class of iterators that take batches from the sidecar, in order, as views of the pool."""
 
     __slots__ = (
         "_bundle", "_client", "_kept", "_pickle_allowed", "_recording", "_stream", "_taken", "_taker", "_window",
@@ -75,7 +75,8 @@ class ServiceIterator(SeededIterator):
         raise NotImplementedError
 
     def _packed(self, spec: EpochSpec) -> tuple[Bundle, BlobStore]:
-        """Returns the user's code and data, and the store that holds them. Raises InputError if they cannot travel."""
+        """Returns the user's code and data, and the store that holds them. Raises InputError if they cannot be sent to
+        feeders."""
         told = self._client.settings
         store = BlobStore(Path(str(told["blobs"])), told.get("scratch"))
         made = make_bundle(
@@ -90,7 +91,7 @@ class ServiceIterator(SeededIterator):
         return replace(made, held=self._held_by_classes(), facts=facts), store
 
     def _held_by_classes(self) -> dict[str, int]:
-        """Returns the states of generators that do not travel with the dataset."""
+        """Returns the states of generators that are not sent with the dataset."""
         return {where: state_of(one) for one, where in self._epoch.holds if where}
 
     def _init_fn(self, spec: EpochSpec) -> Callable[[int], Any] | None:
@@ -122,7 +123,7 @@ class ServiceIterator(SeededIterator):
         return Taker(self._client, manifest, window, decoder, timeout_s, first, sends=sends)
 
     def _tickets_ahead(self) -> int:
-        """Returns the number of tickets that the sending thread may be ahead."""
+        """Returns how many tickets ahead the sending thread may run."""
         return self._way.ahead
 
     def _new_transfer(self) -> Transfer | None:

@@ -13,7 +13,7 @@ class EpochSource(WaySource, Protocol):
     """Our DataLoader, which numbers its epochs and sessions."""
 
     def epoch_spec(self) -> EpochSpec:
-        """Returns the loader's arguments as they are now."""
+        """Returns the loader's current arguments."""
 
     def begin_epoch(self, *, again: bool = False) -> Epoch:
         """Returns the epoch of the next iterator or, with `again`, the next epoch of the same iterator."""

@@ -1,7 +1,7 @@
 """`dataloaderjob.context()`: a multiprocessing context for torch's own iterator, or another library's.
 
 An iterator asks the context for queues, an event and processes. It puts index lists into one kind of queue and gets
-batches from the other. Ours start no process: `trainer/interop/queues.py` sends the index lists to feeders.
+batches from the other. Our context starts no process: `trainer/interop/queues.py` sends the index lists to feeders.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ DEVICE_OPTIONS = ("device", "device_stage", "prefetch_device")
 class FeedersContext(contexts.ForkContext):
     """A multiprocessing context for `DataLoader(..., num_workers=n, multiprocessing_context=...)`.
 
-    Any loader of torch's kind that uses it gets its batches from feeders. The dataset must be map-style. The context
-    can be pickled, and a copy is equivalent.
+    Any torch-like loader that uses the context gets its batches from feeders. The dataset must be map-style. The
+    context can be pickled, and a copy is equivalent.
     """
 
     def __init__(self, *, allow_pickle: bool = False, of: Mapping[str, Any] = MappingProxyType({})) -> None:

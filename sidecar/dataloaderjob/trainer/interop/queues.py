@@ -1,9 +1,9 @@
-"""Queues and processes of `dataloaderjob.context()`. torch's iterator puts index lists in and gets batches from
+"""Queues and processes of `dataloaderjob.context()`. torch's iterator puts index lists in, and gets batches from
 feeders.
 
-torch makes one queue for results. For each worker it makes a queue for index lists, and a process that is given both
-queues. Here all workers of an iterator are one session: one bundle, one stream of tickets, whose batches come in order.
-Seeds follow the position of a sample in the epoch, as in our own iterator.
+torch makes one queue for results. For each worker, it makes a queue for index lists, and a process that gets both
+queues. Here, all workers of an iterator are one session, with one bundle and one stream of tickets. The batches arrive
+in order. A sample's seed depends on its position in the epoch, as in our own iterator.
 
 torchdata's iterator keeps the state that each worker reports, and passes it to a new worker. A session reports the
 progress of the epoch.
@@ -44,9 +44,9 @@ from dataloaderjob.trainer.session.taking import Taker
 from dataloaderjob.trainer.session.tickets import Placed, as_keys, submit
 
 NO_PID = 1 << 30
-"""The pid of worker 0. No process has it: torch watches the pids of its workers, and sees none of them end."""
+"""The PID of worker 0. No process has this PID: torch watches its workers' PIDs, and must see none of them exit."""
 AHEAD = 4
-"""Number of batches for each worker that fit the pool. torch's prefetch depth is not known here."""
+"""Number of batches in the window for each worker. torch's prefetch depth is not known here."""
 LEAST_AHEAD = 16
 _U64 = (1 << 64) - 1
 _sessions = itertools.count(1 << 29)
@@ -66,7 +66,7 @@ class Context(Protocol):
 
 
 class FailedBatch(ExceptionWrapper):
-    """A batch that failed, in the form that torch's iterator takes. It is raised with its own type."""
+    """A batch that failed, in the form that torch's iterator expects. Its error is raised with the error's own type."""
 
     def __init__(self, error: BaseException) -> None:
         self.error: BaseException | None = error.with_traceback(None)  # its frames hold the iterator
@@ -81,7 +81,7 @@ class FailedBatch(ExceptionWrapper):
 
 
 class Queue:
-    """A queue of either kind. Starting a worker determines its kind."""
+    """A queue for results or for index lists. Starting a worker determines which."""
 
     def __init__(self) -> None:
         self.session: ContextSession | None = None
@@ -96,7 +96,7 @@ class Queue:
                 self.session.order(self.worker, item)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ARG002
-        """Returns the next result. Raises queue.Empty if there was nothing to wait for, or ServiceError."""
+        """Returns the next result. Raises queue.Empty if there was nothing to wait for. Raises ServiceError."""
         if self.session is None:
             raise queue.Empty
         return self.session.result(timeout)
@@ -118,7 +118,7 @@ class Worker:
         self.pid: int | None = None
 
     def start(self) -> None:
-        """Joins the session, which the first worker makes. Raises ServiceError, or InputError if something cannot be
+        """Joins the session, which the first worker creates. Raises ServiceError, or InputError if something cannot be
         sent to feeders."""
         try:
             given = inspect.signature(self._target).bind(*self._args).arguments
@@ -144,7 +144,7 @@ class Worker:
         """Does nothing: there is nothing to wait for."""
 
     def terminate(self) -> None:
-        """Does nothing: there is nothing to end."""
+        """Does nothing: there is no process to terminate."""
 
     kill = close = terminate
 
@@ -211,7 +211,7 @@ class ContextSession:
         return first if holds else None
 
     def join(self, state: Any) -> None:
-        """Notes that a worker starts. `state` is the state that torchdata kept for it."""
+        """Records that a worker starts. `state` is the state that torchdata kept for the worker."""
         if self._states is not None:
             place = self._states.begin(state)
             if place is not None and place > self._place:
@@ -286,8 +286,9 @@ class ContextSession:
     def result(self, timeout: float | None) -> Any:
         """Waits for the next batch and returns (its number, batch), or returns the answer to another order.
 
-        `timeout` is the loader's. torch's own interval between checks of its workers counts as none. Raises
-        ServiceError after anything that is not an Exception, such as a KeyboardInterrupt: the batch may be lost.
+        `timeout` is the loader's. torch's own interval between checks of its workers counts as no timeout. After
+        anything that is not an Exception, such as a KeyboardInterrupt, later calls raise ServiceError, because the
+        batch may be lost.
         """
         if self._broken:
             raise ServiceError(self._broken)
@@ -331,7 +332,7 @@ class ContextSession:
         taker = self._taker
         if taker is None:
             raise StreamLeftError
-        # By identity: a loader's own timeout may have the same length.
+        # Compared by identity, because a loader's own timeout may have the same length.
         taker.set_timeout(timeout if timeout and timeout is not MP_STATUS_CHECK_INTERVAL else 0.0)
         ticket = taker.taken
         try:

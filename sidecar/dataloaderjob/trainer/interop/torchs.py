@@ -1,4 +1,4 @@
-"""torch's own iterators with `device=`, for an IterableDataset that no feeder makes."""
+"""torch's own iterators with `device=`, for an IterableDataset whose batches no feeder makes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _U64 = (1 << 64) - 1
 
 
 class _Sending:
-    """Sends each batch to the loader's device. The seed of the stage's generator comes from the epoch and the batch's
-    number."""
+    """A mixin that sends each batch to the loader's device. The seed of the stage's generator comes from the epoch and
+    the batch's number."""
 
     _is_made_here = False
     """True if batches may be made on the trainer's stream."""
@@ -23,7 +23,7 @@ class _Sending:
 
     def __init__(self, loader: WaySource) -> None:
         super().__init__(loader)  # type: ignore[call-arg]
-        # torch pins what workers, or the dataset, give. Only the output of a stage is left to pin.
+        # torch pins what its workers or the dataset return. Only the output of a stage is left to pin.
         pins = self._pin_memory and loader.has_device_stage
         self._way = loader.way(pins=pins, pin_device=self._pin_memory_device)
         self._epochs = 0
@@ -31,7 +31,7 @@ class _Sending:
 
     def _reset(self, loader: WaySource, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)  # type: ignore[misc]
-        if not first_iter:  # with persistent workers torch draws no seed
+        if not first_iter:  # with persistent workers, torch draws no seed
             self._epochs += 1
             self._begin()
 
@@ -51,10 +51,10 @@ class _Sending:
 
 
 class InThisProcess(_Sending, _SingleProcessDataLoaderIter):
-    """Makes the batches in this process, for `num_workers=0`."""
+    """The iterator for `num_workers=0`: this process makes the batches."""
 
     _is_made_here = True
 
 
 class ByWorkers(_Sending, _MultiProcessingDataLoaderIter):
-    """Has torch's worker processes make the batches."""
+    """The iterator for `num_workers` above 0: torch's worker processes make the batches."""

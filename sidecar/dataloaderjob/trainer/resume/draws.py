@@ -1,9 +1,9 @@
-"""Counts the numbers that were drawn from a Mersenne Twister between two of its states.
+"""The count of numbers that were drawn from a Mersenne Twister between two of its states.
 
-After a script has loaded a loader's state, it may draw from the process's generators, for example to make a model, or
-restore them from a checkpoint of its own. Both change the state of a generator, but only draws lead from the old state
-to the new one. torch, Python and numpy use the same generator, MT19937: 624 words that are replaced all at once, and a
-position in them.
+After a script has loaded a loader's state, it may draw from the process's generators, for example to initialize a
+model, or it may restore them from its own checkpoint. Both change a generator's state, but only draws lead from the old
+state to the new one. torch, Python and numpy use the same generator, MT19937: 624 words that are replaced all at once,
+and a position in them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 WORDS = 624
 LIMIT = 1 << 26
-"""Number of draws that are searched, in 0.3 s. A model of some 60 million parameters draws about this many."""
+"""Maximum number of draws that are searched, which takes 0.3 s. A model with some 60 million parameters draws about
+this many."""
 _BLOCKS = 1024
 _TORCHS = np.dtype(
     [("seed", "<u8"), ("left", "<i4"), ("seeded", "<i4"), ("next", "<u8"), ("words", "<u8", WORDS)]
@@ -46,14 +47,14 @@ class Twister(NamedTuple):
 
 
 def drawn_between(before: Twister, after: Twister, limit: int = LIMIT) -> int | None:
-    """Returns the number of 32-bit draws between `before` and `after`; None if it exceeds `limit`, or if draws do not
-    lead to `after`."""
+    """Returns the number of 32-bit draws between `before` and `after`. Returns None if it exceeds `limit`, or if draws
+    do not lead to `after`."""
     if np.array_equal(before.words, after.words):
         count = after.position - before.position
         return count if 0 <= count <= limit else None
     wanted = _outputs(after.words)
     generator = np.random.MT19937()
-    # Its stubs ask for one type of key; it accepts any array of integers.
+    # numpy's stubs require one type of key, but any array of integers is accepted.
     generator.state = {"bit_generator": "MT19937", "state": {"key": before.words, "pos": WORDS}}
     for first in range(0, limit // WORDS + 1, _BLOCKS):
         made = generator.random_raw(WORDS * _BLOCKS).reshape(_BLOCKS, WORDS)
@@ -65,7 +66,7 @@ def drawn_between(before: Twister, after: Twister, limit: int = LIMIT) -> int | 
 
 
 def stepped_back(before: Twister, after: Twister, count: int) -> Twister | None:
-    """Returns the state `count` draws before `after`; None if it does not lie between `before` and `after`."""
+    """Returns the state `count` draws before `after`, or None if it is not between `before` and `after`."""
     drawn = drawn_between(before, after)
     if drawn is None or drawn < count:
         return None
@@ -77,7 +78,7 @@ def stepped_back(before: Twister, after: Twister, count: int) -> Twister | None:
 
 
 def _outputs(words: Words) -> npt.NDArray[np.uint64]:
-    """Returns the numbers drawn from a block of words: the tempering of MT19937."""
+    """Returns the numbers that MT19937 draws from a block of words, by tempering them."""
     y = words.astype(np.uint64)
     y ^= y >> np.uint64(11)
     y ^= (y << np.uint64(7)) & np.uint64(0x9D2C5680)

@@ -1,6 +1,6 @@
 """States, as text, of the generators that a sampler may draw from: a loader's own, torch's, Python's and numpy's.
 
-A loader's own are its `generator`, and generators of torch, numpy or Python in attributes of its samplers.
+A loader's own generators are its `generator`, and torch, numpy or Python generators in attributes of its samplers.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _KNOWN = (
 _PYTHON = struct.Struct("<625I?d")
 _NUMPY = struct.Struct("<I?d")
 _last_default = b"", ""
-"""Last known state of torch's default generator, and its hex text. The text takes 5 µs, and the state changes only when
-something draws on the CPU."""
+"""Last known state of torch's default generator, and its hex text. Formatting the text takes 5 µs. The state changes
+only when something draws on the CPU."""
 _SEED_WORDS = 2
 """Number of 32-bit draws for an iterator's base seed."""
 _puts = 0
@@ -55,7 +55,7 @@ _PHILOX_WORDS = 4
 
 
 def generators_of(spec: EpochSpec) -> dict[str, Own]:
-    """Returns the loader's own generators by their paths, each once."""
+    """Returns the loader's own generators by path. Each is listed once."""
     found: dict[str, Own] = {}
     owners: list[tuple[str, Any]] = [("loader", spec)]
     for name in ("batch_sampler", "sampler"):
@@ -84,7 +84,7 @@ def all_now(own: Mapping[str, Own], *, shared: bool, others: bool) -> dict[str, 
 
 
 def now(*, others: bool) -> dict[str, str]:
-    """Returns the state of torch's default generator, 10 KB; with `others`, those of Python and numpy, too."""
+    """Returns the state of torch's default generator (10 KB) and, with `others`, those of Python and numpy."""
     global _last_default
     known, text = _last_default
     data = torch.default_generator.get_state().numpy().tobytes()
@@ -101,18 +101,20 @@ class Moment:
         self._text, self._puts = now(others=True), _puts
 
     def set_since(self, saved: Mapping[str, str]) -> frozenset[str]:
-        """Returns the names of the generators in `saved` that have been set since this moment. A draw from a generator
-        does not set it.
+        """Returns the names of the generators in `saved` that have been set since this moment. A mere draw does not
+        count.
 
-        `saved` has their states from an earlier run. A generator that was restored at about that point of the run is
-        ahead of it by at most the draws made since this moment.
+        `saved` contains the generators' states from an earlier run. A generator that was restored to about that point
+        of the run is ahead of its saved state by at most the draws made since this moment.
         """
         changed = {
             name: text
             for name, text in now(others=True).items()
             if name in saved and text != self._text.get(name)
         }
-        if self._puts != _puts:  # another loader's state: this loader draws after it, as in the run before
+        if (
+            self._puts != _puts
+        ):  # by another loader's state: this loader draws after it, as in the earlier run
             return frozenset(changed)
         return frozenset(
             name for name, text in changed.items() if not self._is_drawn(name, text, saved[name])
@@ -137,8 +139,8 @@ def before_a_seed(saved: str, found: str) -> str:
 
 
 def try_state(own: Mapping[str, Own], name: str, text: str) -> None:
-    """Raises an exception unless the generator of this name takes the state in `text`. Changes no generator: tries a
-    new one, or a copy."""
+    """Raises an exception unless the generator of this name accepts the state in `text`. Changes no generator in use:
+    sets the state of a new one or of a copy."""
     if name == DEFAULT:
         torch.Generator().set_state(_tensor(text))
     elif name == PYTHON:
@@ -182,7 +184,7 @@ def _of_numpy(text: str) -> tuple[str, np.ndarray[Any, Any], int, int, float]:
 
 
 def _check_position(position: Any, most: int) -> None:
-    """Raises ValueError: numpy would read beyond its words."""
+    """Raises ValueError for a position at which numpy would read beyond its words."""
     if type(position) is not int or not 0 <= position <= most:
         raise ValueError(f"expected a position from 0 to {most}, got {position!r}")
 

@@ -1,7 +1,7 @@
 """Draw numbers of generators that a dataset holds. They count iterators, so that the draws of two epochs differ.
 
 Each loader of a dataset has a range of numbers, so a loader that is rebuilt for each epoch gets new draws, too. The
-range is part of the loader's state. An iterator of another loader, over `dataloaderjob.context()`, has a single number.
+range is part of the loader's state. An iterator that uses `dataloaderjob.context()` has a single number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OF_ITERATORS = 32 * EPOCHS
 iterators."""
 _DEPTH = 20
 _counts: dict[tuple[int, bool], tuple[weakref.ref[Any], int]] = {}
-"""Number of loaders, and of single iterators, that each dataset has had, by its id."""
+"""Number of loaders, and of single iterators, that each dataset has had, by the dataset's id."""
 
 
 def root_of(dataset: Any) -> Any:
@@ -42,7 +42,7 @@ def next_number(dataset: Any) -> int:
 
 
 def go_on(dataset: Any, first: int) -> None:
-    """Notes that a loader, or an iterator, uses the numbers from `first` on, as recorded in a loaded state."""
+    """Records that a loader or an iterator uses the numbers from `first` on, as a loaded state specifies."""
     is_single = first >= OF_ITERATORS
     given = first - OF_ITERATORS if is_single else first // EPOCHS
     root = root_of(dataset)

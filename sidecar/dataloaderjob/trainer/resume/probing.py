@@ -22,7 +22,8 @@ terminated."""
 
 
 def digests(loader: torch.utils.data.DataLoader[Any], *, number: int, here: bool) -> list[str | None]:
-    """Returns the digests of a loader's probes. `number`: the loader's. `here`: this process makes the samples."""
+    """Returns the digests of a loader's probes. `number` is the loader's number. With `here`, this process makes the
+    samples."""
     keys = keys_of(length_of(loader.dataset))
     first, second = (_probe(_probing(loader, keys, number, here=here), len(keys)) for _ in range(2))
     return _steady(first, second)
@@ -34,7 +35,8 @@ def keys_of(length: int | None) -> list[int]:
 
 
 def _probe(samples: Iterable[Any], count: int) -> list[str | None]:
-    """Returns digests of the first `count` samples; None for one that cannot be made, hashed, or made in time."""
+    """Returns digests of the first `count` samples. The digest is None for a sample that cannot be made in time, or
+    cannot be hashed."""
     found: list[str | None] = [None] * count
     try:
         iterator = iter(samples)
@@ -51,14 +53,15 @@ def _probe(samples: Iterable[Any], count: int) -> list[str | None]:
 
 
 def _steady(first: Sequence[str | None], second: Sequence[str | None]) -> list[str | None]:
-    """Returns the digests that came twice. A sample that differs from itself proves nothing."""
+    """Returns the digests that were the same both times. A sample that differs from itself proves nothing."""
     return [a if a == b else None for a, b in zip(first, second, strict=True)]
 
 
 def compare(saved: Mapping[str, Any], probes: Callable[[], Sequence[str | None] | None]) -> None:
     """Compares samples with a state's. Raises InputError if any sample that both sides could make differs.
 
-    saved: the state's description of its loader. probes: returns this loader's digests, if it can make the samples.
+    `saved` is the state's description of its loader. `probes` returns this loader's digests, if it can make the
+    samples.
     """
     theirs = None if saved.get("dataset_id") else saved.get("probes")
     own = probes() if theirs else None
@@ -73,7 +76,7 @@ def compare(saved: Mapping[str, Any], probes: Callable[[], Sequence[str | None] 
 def _probing(
     loader: torch.utils.data.DataLoader[Any], keys: list[int], number: int, *, here: bool
 ) -> torch.utils.data.DataLoader[Any]:
-    """Returns a loader of the same samples, one at a time, made in the same place as this loader's batches."""
+    """Returns a loader that yields the samples one at a time, made in the same place as this loader's batches."""
     made = type(loader).__new__(type(loader))
     vars(made).update(vars(loader))
     vars(made).update(

@@ -1,12 +1,12 @@
-"""One epoch of a loader, as its state describes it. It outlives the epoch's iterator.
+"""One epoch of a loader, as its state describes it. The description outlives the epoch's iterator.
 
-An iterator that resumes from a state draws as the first one drew. Generators get the states that they had when the
-epoch began, the sampler is iterated again, and batches that were returned before are skipped by their keys alone.
-Afterwards, if one rank trains, the process's generators get the states that they had when the loader's state was made.
-Generators that were set after the state was loaded are left alone; mere draws do not count. With several ranks, all are
-left alone, because the state may be another rank's.
+An iterator that resumes from a state draws as the original one did. Generators get the states that they had when the
+epoch began, the sampler is iterated again, and batches that were already returned are skipped by their keys alone.
+Afterwards, if only one rank trains, the process's generators get the states that they had when the loader's state was
+made. Generators that were set after the state was loaded are left alone; mere draws do not count. With several ranks,
+all generators are left alone, because the state may be another rank's.
 
-Some frameworks count epochs from 0 after a restart, and set those on the sampler. The missing epochs are added.
+Some frameworks count epochs from 0 after a restart, and set these numbers on the sampler. The missing epochs are added.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from dataloaderjob.trainer.session.spec import EpochSpec
 Progress = tuple[int, int, bool, list[int] | None, Any]
 """Batches and samples returned, whether the epoch is over, first keys of the last batch, state of the sampler."""
 Probes = Callable[[], Callable[[], list[str | None] | None] | None]
-"""Returns the loader's `probes` method; None if the loader was collected."""
+"""A function that returns the loader's `probes` method, or None if the loader was garbage-collected."""
 _IN_ORDER = (SequentialSampler, BatchSampler)
-"""Samplers that give all ranks the same keys, whatever their generators are."""
+"""Samplers that give all ranks the same keys, regardless of their generators."""
 
 
 class Epoch:
@@ -85,8 +85,8 @@ class Epoch:
     ) -> None:
         """Sets the loader's generators and epoch from `resume`. Raises InputError for the state of another rank.
 
-        `previous` is the loader's last epoch; with `again` the same iterator had it. `facts` describes the loader in a
-        state. `probes` refers to the loader's method, but does not keep the loader alive.
+        `previous` is the loader's last epoch; with `again`, the same iterator made it. `facts` describes the loader in
+        a state. `probes` refers to the loader's method, but does not keep the loader alive.
         """
         sampler = spec.index_sampler
         self._facts, self._resume, self._sampler = facts, resume, sampler
@@ -159,10 +159,10 @@ class Epoch:
             self._consumption.restore(digest, goes_on=not resume.is_new_epoch)
 
     def _set_epoch(self, resume: Resume, *, is_first: bool) -> None:
-        """Sets the epoch of the state, or the next one; a framework may have set one that it counts from 0.
+        """Sets the state's epoch or the next one. A framework may already have set an epoch that it counts from 0.
 
-        `is_first` marks the loader's first iter(). An epoch beyond the state's was then set before the state was
-        loaded.
+        `is_first` marks the loader's first iter(). If the sampler's epoch is then beyond the state's, it was set before
+        the state was loaded.
         """
         epoch, sampler = resume.state.get("epoch"), self._sampler
         found = sampling.epoch_of(sampler)
@@ -213,7 +213,7 @@ class Epoch:
         return resume.samples * own // size if size and own else resume.samples
 
     def _digest(self) -> list[int] | None:
-        """Returns the rank and its rolling digest; None if Accelerate has all ranks write one file."""
+        """Returns the rank and its rolling digest, or None if Accelerate makes all ranks write one file."""
         if not self._single and hasattr(self._sampler, "epoch_seed"):
             return None
         return [self.rank, *self._consumption.state()]
@@ -239,13 +239,13 @@ class Epoch:
         return derive_seed(self.base_seed, self.resets) if self.resets else self.base_seed
 
     def place(self, iterator: Any, ahead: int, *, bare: bool) -> Any:
-        """Returns the sampler's iterator from the first batch on. `ahead` is the number of batches that it may be ahead
-        of those returned."""
+        """Returns the sampler's iterator from the first batch on. `ahead` is how many batches ahead of those returned
+        it may run."""
         resume, sampler = self._resume, self._sampler
         stateful, saved = sampling.with_state(sampler), None
         if resume is not None:
             if resume.resets:
-                # For a further epoch of one iterator torch iterates the sampler once, and draws no seed.
+                # For a further epoch of the same iterator, torch iterates the sampler once, and draws no seed.
                 self._put(resume)
                 iterator = iter(sampler)
             if drawn := resume.state.get("drawn"):
@@ -256,7 +256,7 @@ class Epoch:
             if saved is not None:
                 sampling.load_state(stateful, saved)
                 if resume.is_new_epoch and isinstance(stateful, ElasticSampler):
-                    stateful.restart()  # the epoch is over: another number of ranks may leave a remainder
+                    stateful.restart()  # the epoch is over: a different number of ranks may leave a remainder
                 iterator = iter(sampler)
             elif not resume.is_new_epoch:
                 samples = resume.forward(iterator, sampler, bare=bare)
@@ -269,8 +269,8 @@ class Epoch:
         return recorded
 
     def late(self) -> bool:
-        """Returns True if `set_epoch` was called since the sampler was iterated. Asked before the first batch is
-        returned."""
+        """Returns True if `set_epoch` was called since the sampler was iterated. Iterators check this before they
+        return their first batch."""
         epoch = sampling.epoch_of(self._sampler)
         if epoch == self._epoch_drawn:
             return False
@@ -288,12 +288,12 @@ class Epoch:
         generators.put_shared(kept)
 
     def waits(self) -> None:
-        """Notes that the sampler is first drawn from at next(), not at iter()."""
+        """Records that the first draw from the sampler happens in next(), not in iter()."""
         if self._resume is None or self._resume.is_new_epoch:
             self._undrawn = self._generators()
 
     def draws(self) -> None:
-        """Notes that the sampler is about to be drawn from for the first time."""
+        """Records that the first draw from the sampler is about to happen."""
         before, self._undrawn = self._undrawn, None
         if before is not None and (now := self._generators()) != before:
             self._drawn = [[name, text] for name, text in now.items()]
@@ -303,7 +303,7 @@ class Epoch:
         self._iterator = weakref.ref(iterator)
 
     def ended(self, iterator: Any, final: Progress) -> None:
-        """Keeps the last `progress()` of an iterator that was collected."""
+        """Keeps the last `progress()` of an iterator that was garbage-collected."""
         followed = None if self._iterator is None else self._iterator()
         if followed is None or followed is iterator:
             self._iterator, self._final = None, final
@@ -311,8 +311,8 @@ class Epoch:
     # State
 
     def state(self) -> LoaderState:
-        """Returns a new dict whose content is not changed later. The record, if there is one, has everything that it
-        counts."""
+        """Returns a new dict whose content does not change later. The record, if there is one, then contains every
+        batch that the dict counts."""
         recording.flush()
         iterator = None if self._iterator is None else self._iterator()
         if iterator is not None:
@@ -390,7 +390,8 @@ def fresh(spec: EpochSpec, facts: LoaderState) -> LoaderState:
 
 
 def _rank_alone(sampler: Any) -> int | None:
-    """Returns the rank, for a sampler that does not deal to ranks and whose order may be this rank's alone."""
+    """Returns the rank if the sampler, which does not deal to ranks, may have a different order on each rank. Returns
+    None otherwise."""
     same = all(type(one) in _IN_ORDER for _, one in sampling.chain(sampler))
     return None if same else sampling.rank_of(sampler)
 

@@ -1,10 +1,10 @@
-"""Records the batches that next() returned, if DATALOADERJOB_RECORD is set. `core.records` defines the format.
+"""The record of the batches that next() returned, if DATALOADERJOB_RECORD is set. `core.records` defines the format.
 
 Rows are written once FLUSH_ROWS of them wait, or with a row that arrives more than a second after the last write. They
-are also written at the end of an epoch and of the process, and when a loader's state is taken. The record of
-a killed process therefore lacks at most FLUSH_ROWS batches, and none that a checkpoint counts. The kernel holds rows
-that were written, so a machine that goes down may lose more. Tickets are written before their rows. If the folder
-cannot be written to, the record ends and the training continues.
+are also written at the end of an epoch, at exit, and when a loader's state is taken. The record of a killed process
+therefore lacks at most FLUSH_ROWS batches, and none that a checkpoint counts. The kernel buffers the rows that were
+written, so a machine that crashes may lose more. Tickets are written before their rows. If the folder cannot be written
+to, the record ends and the training continues.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Recorder:
     """This process's part of the record."""
 
     def __init__(self, folder: Path, rank: str) -> None:
-        """Raises OSError. Raises InputError for a folder in which other users' links lead elsewhere."""
+        """Creates the files of this process. Raises OSError. Raises InputError for a folder in which other users' links
+        lead elsewhere."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         top = folders.enter(folder, InputError)
@@ -64,7 +65,8 @@ class Recorder:
         self.ended = False
 
     def _made(self, name: str, top: int) -> Path:
-        """Makes a folder of the record. The path goes through a descriptor, so that no link can take its place."""
+        """Creates a folder of the record. Its path goes through a file descriptor, so that no link can take the
+        folder's place."""
         fd = folders.make_within(name, top, InputError)
         weakref.finalize(self, os.close, fd).atexit = False
         return Path(f"/proc/self/fd/{fd}")
@@ -145,7 +147,7 @@ class Recording:
         self._asked[number] = ticket
 
     def ask_here(self, number: int, ticket: frames.Ticket) -> None:
-        """Notes a ticket that is not sent anywhere. Its keys need not pickle."""
+        """Records a ticket that is not sent anywhere. Its keys need not be picklable."""
         try:
             packed = frames.pack_ticket(*ticket[:2], ticket.keys, bare=ticket.bare, pickle_keys=pickle_keys)
             packed = frames.with_draws(packed, ticket.draws)
@@ -185,8 +187,8 @@ def recorder(consumption: Consumption) -> Recorder | None:
 
 
 def record_here(spec: EpochSpec) -> Recording | None:
-    """Returns the record of an epoch whose batches this process makes, with the bundle of its code and data if that can
-    be kept."""
+    """Returns the record of an epoch whose batches this process makes. It includes the bundle of the code and data, if
+    the bundle can be stored."""
     consumption = spec.consumption
     own = recorder(consumption)
     if own is None:
@@ -208,13 +210,13 @@ def flush() -> None:
 
 
 def _rank() -> str:
-    """Returns this process's rank. A process without one counts as the only one."""
+    """Returns this process's rank. A process without a rank counts as rank 0."""
     found = next((os.environ[name] for name in RANK_VARIABLES if os.environ.get(name)), "0")
     return "".join(c if c.isalnum() else "_" for c in found)
 
 
 def _link(source: Path, target: Path) -> None:
-    """Links the blob, under a name that outlives the store's, or copies it if a link is impossible."""
+    """Hard-links the blob under a name that outlives the store's, or copies the blob if a link is impossible."""
     with contextlib.suppress(FileExistsError):
         try:
             os.link(source, target)
@@ -228,7 +230,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _forget() -> None:
-    """Drops the parent's part. A forked child has a part of its own, if it takes batches."""
+    """Drops the parent's part of the record. A forked child gets its own part if it takes batches."""
     global _recorder, _lock
     _recorder, _lock = None, threading.RLock()
 

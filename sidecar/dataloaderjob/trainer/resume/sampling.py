@@ -1,4 +1,4 @@
-"""Properties of samplers, torch's and others', that a loader's state needs: epoch, rank, their own state."""
+"""Properties of samplers, torch's and others, that a loader's state needs: epoch, rank, and the samplers' own state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def chain(sampler: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Unset(int):
-    """An epoch that was not set since a state was loaded. In states and copies it is a plain number."""
+    """An epoch that has not been set since a state was loaded. In states and copies, it is a plain number."""
 
     __slots__ = ()
 
@@ -52,8 +52,8 @@ def _with_epoch(sampler: Any) -> Iterator[Any]:
 
 
 def epoch_of(sampler: Any) -> int | None:
-    """Returns the epoch that `set_epoch` has set, or the one that counts if nobody sets one; None if no sampler has an
-    epoch."""
+    """Returns the epoch that `set_epoch` has set or, without such a call, the sampler's own. Returns None if no sampler
+    has an epoch."""
     return next((int(one.epoch) for one in _with_epoch(sampler)), None)
 
 
@@ -65,14 +65,14 @@ def set_epoch(sampler: Any, epoch: int) -> None:
 
 
 def mark_unset(sampler: Any) -> None:
-    """Marks the epoch, which keeps its value, so that `is_unset` can detect whether it is set from now on."""
+    """Marks the epoch without changing its value, so that `is_unset` can detect whether it is set later."""
     for one in _with_epoch(sampler):
         if type(getattr(one, "__dict__", {}).get("epoch")) is int:
             one.epoch = Unset(one.epoch)
 
 
 def is_unset(sampler: Any) -> bool:
-    """Returns True if nobody has set the epoch since `mark_unset`."""
+    """Returns True if the epoch has not been set since `mark_unset`."""
     return any(type(one.epoch) is Unset for one in _with_epoch(sampler))
 
 
@@ -89,13 +89,13 @@ def _place(sampler: Any) -> tuple[int, int] | None:
 
 
 def ranks_of(sampler: Any) -> int | None:
-    """Returns the number of ranks that a sampler deals to; None if it does not report one."""
+    """Returns the number of ranks to which a sampler deals, or None if the sampler does not report one."""
     place = _place(sampler)
     return None if place is None else place[1]
 
 
 def rank_of(sampler: Any) -> int:
-    """Returns the rank that a sampler deals to, else the process's rank; 0 if neither is known."""
+    """Returns the rank to which a sampler deals, or else the process's rank. Returns 0 if neither is known."""
     place = _place(sampler)
     if place is not None:
         return place[0]
@@ -124,7 +124,7 @@ def state_of(sampler: Any) -> Any:
 
 
 def load_state(sampler: Any, state: Any) -> None:
-    """Loads a sampler's own state. Raises InputError if the sampler does not take it."""
+    """Loads a sampler's own state. Raises InputError if the sampler does not accept it."""
     try:
         sampler.load_state_dict(state)
     except InputError:
@@ -147,13 +147,14 @@ def order_of(sampler: Any) -> str | None:
 
 
 class TrackedSampler:
-    """Iterates over the batches of a sampler with state. Notes the state after each batch, because the sampler is ahead
-    of next()."""
+    """An iterator over the batches of a sampler with state. It records the state after each batch, because the sampler
+    runs ahead of next()."""
 
     __slots__ = ("_drawn", "_first", "_iterator", "_kept", "_sampler", "_states")
 
     def __init__(self, sampler: Any, iterator: Iterator[Any], first: int, kept: int) -> None:
-        """`sampler` is the one with the state, `first` the number of the next batch, `kept` how far it may be ahead."""
+        """`sampler` is the one with the state, and `first` is the number of the next batch. `kept` is how many batches
+        ahead the sampler may run."""
         self._sampler, self._iterator, self._first, self._kept = sampler, iterator, first, kept + 2
         self._states: list[Any] = [state_of(sampler)]
         self._drawn: list[Any] = []

@@ -1,8 +1,8 @@
 """The schema of a loader's state: the fields that `state` lists, and the valid values of each. Pure.
 
-A state comes from a checkpoint that somebody else may have written, or damaged. So `validate` checks it as a whole when
-it is loaded, and the code that resumes from it can rely on its types and ranges. Fields that are unknown here are
-ignored: frameworks add some.
+A state comes from a checkpoint, which may be damaged or written by someone else. `validate` therefore checks the whole
+state when it is loaded, and the code that resumes from it can rely on its types and ranges. Unknown fields are ignored,
+because frameworks add some.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 from dataloaderjob.core.errors import InputError
 
 Check = Callable[[Any, str], None]
-"""Raises InputError, with the path of the field, unless a value is valid for the field."""
+"""A function that raises InputError, with the path of the field, unless a value is valid for the field."""
 _NATURAL = 1 << 53
-"""Limit of counts and epochs: JSON keeps whole numbers up to here."""
+"""Limit of counts and epochs. JSON preserves whole numbers up to this limit."""
 _WORD = 1 << 64
 _MAX_TEXT = 60
 CheckGenerator = Callable[[str, str], None]
-"""Raises an exception unless the generator of this name takes the state in the text."""
+"""A function that raises an exception unless the generator of this name accepts the state in the text."""
 
 
 def validate(state: Mapping[str, Any], *, takes: CheckGenerator, is_stream: bool) -> None:
     """Raises InputError, with the path of the first field that no loader of ours has written.
 
-    `takes` tries the state of one generator. `is_stream`: `sampler` has slots of an IterableDataset.
+    `takes` tries the state of one generator. With `is_stream`, the field `sampler` has the slots of an IterableDataset.
     """
     named = _named(takes)
     fields = {**_FIELDS, "generators": named, "now": _or_none(named), "drawn": _or_none(_pairs_of(takes))}
@@ -50,7 +50,7 @@ def _fields(known: Mapping[str, Check], required: set[str]) -> Check:
         if not isinstance(value, Mapping) or not all(type(name) is str for name in value):
             raise refuse(path, "a dict with names as keys", value)
         for name in sorted(required - value.keys()):
-            raise refuse(_within(path, name), "there", None)
+            raise refuse(_within(path, name), "present", None)
         for name, one in known.items():
             if name in value:
                 one(value[name], _within(path, name))
@@ -97,7 +97,7 @@ def _items(inner: Check) -> Check:
 
 
 def _parts(*inner: Check) -> Check:
-    """Checks a list of fixed length."""
+    """Returns the check of a list of fixed length."""
 
     def check(value: Any, path: str) -> None:
         if type(value) not in (list, tuple) or len(value) != len(inner):
@@ -109,7 +109,7 @@ def _parts(*inner: Check) -> Check:
 
 
 def _named(takes: CheckGenerator) -> Check:
-    """Checks the states of generators, by name."""
+    """Returns the check of generators' states, by name."""
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, Mapping):
@@ -122,7 +122,7 @@ def _named(takes: CheckGenerator) -> Check:
 
 
 def _pairs_of(takes: CheckGenerator) -> Check:
-    """Checks a list of [name, state] pairs."""
+    """Returns the check of a list of [name, state] pairs."""
 
     def check(value: Any, path: str) -> None:
         _items(_parts(_text, _text))(value, path)
@@ -136,7 +136,7 @@ def _of_generator(takes: CheckGenerator, name: str, value: Any, path: str) -> No
     _text(value, path)
     try:
         takes(name, value)
-    except Exception as exc:  # numpy, torch and Python raise many
+    except Exception as exc:  # numpy, torch and Python raise many types
         raise refuse(path, f"the state of a generator ({type(exc).__name__}: {exc})", value) from exc
 
 

@@ -1,27 +1,28 @@
-"""A loader's position as a dict: made at any time, loaded into another loader, exact to the batch.
+"""A loader's position as a dict. It can be made at any time and loaded into another loader, and is exact to the batch.
 
     version      1
     epoch        the sampler's, if it has one; null
     iterations   epochs begun by this loader and by those that it resumes
     batches      returned by next() in this epoch, by each rank
-    samples      in those batches, of one rank; the seeds of samples count by them
+    samples      in those batches, for one rank; the seeds of samples depend on their position in this count
     finished     the epoch is over, or none has begun: everything but the epoch describes the next one
     base_seed    torch's base seed of the epoch's iterator
     resets       epochs of a persistent iterator before this one
     draws        first draw number of generators that the dataset holds (`held_draws`)
     generators   {path: text} of generators when the epoch began; "default" is torch's
-    drawn        [[path, text]] of them at the first draw, if it came later and somebody drew in between; null
+    drawn        [[path, text]] of generators at the first draw, if it came later and other draws came before it; null
     now          {name: hex} of the process's generators when the state was made; null if several ranks train
-    sampler      state of a sampler that has one, as of the last batch returned; null. For an IterableDataset the rank,
+    sampler      state of a sampler that has one, as of the last batch returned; null. For an IterableDataset, the rank,
                  and for each of its slots [batches made, snapshot in base64], or null if it begins at its start
-    seen         first keys of that batch, which reveal a sampler in another order; null with several ranks
-    rank         the one of several ranks whose state this is, if the sampler does not deal to ranks; null
+    seen         first keys of that batch, which reveal a sampler with a different order; null with several ranks
+    rank         the rank to which this state belongs, if the sampler does not deal to several ranks; null
     digest       the rank, and the digest of everything that this rank was given (`core.consumption`); null
     loader       batch size, ranks, the sampler's class, seeds of samplers, what distinguishes one dataset from another,
-                 and the arguments that change what later batches are
+                 and the arguments that affect later batches
 
-Positions are global. If a sampler deals to ranks, and all have one torch seed, the states of all ranks are equal except
-for the digest, and any of them is right for all. No part of a state depends on the number of feeders.
+Positions are global. If a sampler deals to ranks, and all ranks have the same torch seed, the states of all ranks are
+equal except for the digest, and any of them is valid for all ranks. No part of a state depends on the number of
+feeders.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ LoaderState = dict[str, Any]
 
 
 def batch_size_of(spec: EpochSpec) -> int | None:
-    """Returns the samples in a batch of one rank; None if a batch sampler does not report them."""
+    """Returns the number of samples in one rank's batch, or None if a batch sampler does not report it."""
     size = spec.batch_size
     if size is None and spec.batch_sampler is not None:
         size = getattr(spec.batch_sampler, "batch_size", None)
@@ -88,8 +89,8 @@ def described(spec: EpochSpec, dataset_id: str | None) -> LoaderState:
 
 
 def slots_of(spec: EpochSpec) -> int:
-    """Returns the number of slots of an IterableDataset: torch's `num_workers`, or one if it was left out. A dataset
-    that takes no share of its data would give all of it in each slot."""
+    """Returns the number of slots of an IterableDataset: torch's `num_workers`, or one if that was omitted. A dataset
+    that is not sharded would return all of its data in each slot."""
     return 1 if isinstance(spec.num_workers, LeftOut) else int(spec.num_workers)
 
 
@@ -133,7 +134,7 @@ def compare(saved: LoaderState, own: LoaderState, *, is_new_epoch: bool) -> list
     ]
     (a, ranks_a), (b, ranks_b) = ((s.get("batch_size"), s.get("ranks") or 1) for s in (saved, own))
     if a is not None and b is not None and a * ranks_a != b * ranks_b:
-        differ.append(f"batch_size was {a} in each of {ranks_a} ranks, but is {b} in each of {ranks_b} now")
+        differ.append(f"batch_size was {a} on each of {ranks_a} ranks, but is {b} on each of {ranks_b} now")
     if differ:
         raise InputError(
             f"the state belongs to a different loader: {'; '.join(differ)}. Load it into the loader that "
@@ -211,7 +212,7 @@ class Resume:
         )  # fmt: skip
 
     def compare_with(self, own: LoaderState) -> list[str]:
-        """Raises InputError if the state belongs to another loader than the one that `own` describes. Returns notes on
+        """Raises InputError if the state belongs to a loader other than the one that `own` describes. Returns notes on
         other differences."""
         return compare(self.state.get("loader") or {}, own, is_new_epoch=self.is_new_epoch)
 
@@ -226,9 +227,9 @@ class Resume:
             )
 
     def forward(self, batches: Iterator[Any], sampler: Any, *, bare: bool) -> int:
-        """Skips the batches that were returned before, and returns the number of samples in them.
+        """Skips the batches that were already returned, and returns the number of samples in them.
 
-        Raises InputError if the sampler ends earlier or has another order.
+        Raises InputError if the sampler ends earlier or has a different order.
         """
         count, samples, last = skipped(batches, self.batches, bare=bare)
         if count < self.batches:

@@ -1,4 +1,4 @@
-"""Attaches a trainer process to its sidecar: dials the socket, exchanges hello and welcome, explains failures."""
+"""Attaching a trainer process to its sidecar: dialing the socket, exchanging hello and welcome, explaining failures."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from dataloaderjob.trainer.session.pool import Pool
 
 DIAL_TIMEOUT_S = 10.0
 BUSY_S = 10.0
-"""Seconds for which attaching is retried: a sidecar with too many connections closes the oldest."""
+"""Seconds for which attaching is retried, because a sidecar with too many connections closes the oldest."""
 BUSY_PAUSE_S = 0.05
 ABSENCE_DEADLINE_S = 120.0
 ABSENCE_NOTE_S = 5.0
 ABSENCE_PAUSE_S = 0.05
 MAX_ENDS = 10
 ENDS_WITHIN_S = 30.0
-"""MAX_ENDS ends of the sidecar within this time, without a batch in between, indicate a persistent defect."""
+"""MAX_ENDS exits of the sidecar within this time, without a batch in between, indicate a persistent defect."""
 Attachment = tuple[socket.socket, dict[str, Any], list[int]]
-"""The connection to a sidecar that has accepted this process, its settings, and descriptors of control memory and
-wake-ups."""
+"""The connection to a sidecar that has accepted this process, the sidecar's settings, and the file descriptors for
+control memory and wake-ups."""
 _BUSY = frozenset({errno.ECONNRESET, errno.EPIPE, errno.EAGAIN})
 _process = os.urandom(8).hex()
-"""Distinguishes this process from all others at the sidecar: containers of a pod may have equal pids."""
+"""Distinguishes this process from all others at the sidecar. In different containers of a pod, processes may have equal
+PIDs."""
 
 
 class _Closed(ConnectionResetError):
@@ -41,7 +42,7 @@ class _Closed(ConnectionResetError):
 
 @dataclass(slots=True, eq=False)
 class Opened:
-    """The resources to close when a client ends.
+    """The resources that are closed when a client ends.
 
     They are separate from the client, because its `__del__` could run in one thread while another thread gets the
     client from `process_clients`. An object without `__del__` loses its last reference before anything is closed.
@@ -57,7 +58,7 @@ class Opened:
             sock.close()
 
     def close(self) -> None:
-        """Closes all descriptors. Lent batches stay valid, and their leases end without notice to any process."""
+        """Closes all file descriptors. Lent batches stay valid. No process is notified when their leases end."""
         if (pool := self.pool) is not None:
             pool.tail.cut()
             for number in list(pool.regions):
@@ -69,7 +70,7 @@ class Opened:
 
 
 def attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) -> Attachment:
-    """Attaches to the sidecar at `path`. `adopt` and `fds` describe pools of an earlier sidecar that the new one takes
+    """Attaches to the sidecar at `path`. `adopt` and `fds` describe an earlier sidecar's pools, which the new one takes
     over.
 
     Raises ServiceUnavailable with the reason. Raises OSError or ProtocolError while no suitable sidecar answers.
@@ -112,16 +113,17 @@ def _attach(path: str, rank: str, adopt: dict[str, Any] | None, fds: list[int]) 
 
 
 class SidecarEnds:
-    """Counts the ends of the sidecar, or of its receiver. They recur if this process's own messages crash it."""
+    """A count of how often the sidecar or its receiver exited. Exits recur if this process's own messages crash it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._ends = deque[float](maxlen=MAX_ENDS)
-        """Times since the last batch was taken."""
+        """Times of the exits since the last batch was taken."""
         self._taken = 0
 
     def add(self, taken: int) -> None:
-        """Counts an end after `taken` batches. Raises ServiceUnavailable if too many ends had no batch in between."""
+        """Counts an exit after `taken` batches. Raises ServiceUnavailable after too many exits without a batch in
+        between."""
         now = time.monotonic()
         if taken != self._taken:
             self._taken = taken
@@ -146,7 +148,7 @@ class Absence:
         self._noted = False
 
     def wait(self, exc: Exception) -> None:
-        """Waits a moment. Raises ServiceUnavailable, with `exc` as its reason, once further waiting is useless."""
+        """Waits briefly. Raises ServiceUnavailable, with `exc` as the reason, once further waiting is useless."""
         waited = time.monotonic() - self._since
         if (why := failure(self._path)) is not None:
             raise ServiceUnavailable(f"the service at {self._path} failed: {why}") from exc
@@ -161,7 +163,7 @@ class Absence:
 
 
 def failure(path: str) -> str | None:
-    """Returns the message that a service of this machine wrote next to its socket when it gave up, or a note that its
+    """Returns the message that a service on this machine wrote next to its socket when it gave up, or a note that its
     folder is gone. Returns None otherwise."""
     try:
         return Path(path).with_name("failed").read_text().strip()
@@ -170,7 +172,7 @@ def failure(path: str) -> str | None:
 
 
 class _Lasting(socket.socket):
-    """A socket that its owner closes, or the kernel at the end of the process, so no ResourceWarning is due."""
+    """A socket without a ResourceWarning: its owner closes it, or the kernel does when the process exits."""
 
     def __del__(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The trainer's connection to its sidecar: it attaches, sends tickets, gets batches, and attaches again after a crash.
+"""The trainer's connection to its sidecar. It attaches, sends tickets, receives batches, and reattaches after a crash.
 
 A client has no thread: everything happens inside `iter()` and `next()`.
 """
@@ -49,10 +49,10 @@ class Client:
         self.path, self.rank = path, rank
         self.streams: dict[int, Stream] = {}
         self.closed_streams: list[tuple[int, int]] = []
-        """(stream, awaited) of iterators that were garbage-collected. Their finalizers append here."""
+        """(stream, awaited) for each iterator that was garbage-collected. The iterators' finalizers append here."""
         self.dead: str | None = None
         self.attachment = 0
-        """Number of sidecars, or receivers, that this client had before."""
+        """Number of earlier sidecars or receivers to which this client was attached."""
         self.lock = threading.RLock()
         """Guards the socket, the streams and the pool's bookkeeping; never held while waiting for a batch."""
         self._ends = SidecarEnds(path)
@@ -65,13 +65,13 @@ class Client:
         self._polls: dict[int, tuple[socket.socket | None, select.epoll]] = {}
         self._incoming = ipc.Assembler()
         self._opened = Opened()
-        # When the interpreter ends the kernel closes everything.
+        # When the process exits, the kernel closes everything.
         weakref.finalize(self, self._opened.close).atexit = False
         sock, self.settings, fds = attach(path, rank, None, [])
         self._opened.fds = fds
         self._connected(sock)
         if len(fds) != 3:
-            raise ServiceUnavailable(f"the sidecar at {path} sent {len(fds)} descriptors instead of 3")
+            raise ServiceUnavailable(f"the sidecar at {path} sent {len(fds)} file descriptors instead of 3")
         control_fd, self.wake_trainer, self.wake_receiver = fds
         self.control = Control(control_fd)
         if not self.control.valid:
@@ -86,10 +86,10 @@ class Client:
         self._opened.sock = sock
 
     def _reattach(self) -> None:
-        """Attaches again after the sidecar died: hands the pools over to the new sidecar, and again requests the
-        batches that were not taken.
+        """Reattaches after the sidecar died: hands the pools over to the new sidecar, and again requests the batches
+        that were not taken.
 
-        May be called again if an exception, such as KeyboardInterrupt, interrupted it.
+        Can be called again if an exception, such as KeyboardInterrupt, has interrupted it.
         """
         with self.lock:
             self._opened.disconnect()
@@ -107,8 +107,7 @@ class Client:
                         raise
 
     def _check_progress(self) -> None:
-        """Raises ServiceUnavailable if the receiver ends repeatedly, as it does if this client's own messages crash
-        it."""
+        """Raises ServiceUnavailable if the receiver exits repeatedly, as when this client's own messages crash it."""
         try:
             self._ends.add(self.control.words[ctl.W_NEXT_CALLS])
         except ServiceUnavailable as exc:
@@ -194,11 +193,11 @@ class Client:
                 self._guarded(self._send, stream.messages(range(sent, asked), waiting=waiting))
                 stream.sent = asked
             except BaseException:
-                self._opened.disconnect()  # even after an interrupt it must be clear what was sent
+                self._opened.disconnect()  # even after an interrupt, it must be clear what was sent
                 raise
             if stream.feeders != words[ctl.W_FEEDERS]:
                 stream.regroup(words[ctl.W_FEEDERS])
-            # A new receiver knows everything except the ticket that is waited for.
+            # A new receiver knows everything except which ticket the trainer waits for.
             stream.sent_waiting = stream.awaited if waiting and attachment == self.attachment else None
 
     def close_collected(self) -> None:
@@ -247,9 +246,9 @@ class Client:
     # Batches
 
     def wait(self, stream: Stream, number: int, control: Control, timeout_s: float) -> None:
-        """Sleeps until a ticket's batch is ready or has failed, and everything that it needs has arrived.
+        """Sleeps until a ticket's batch is ready or has failed, and until its region or its error has arrived.
 
-        Raises DeadlineExceeded, ServiceUnavailable, and StreamLeftError if another thread left the stream.
+        Raises DeadlineExceeded or ServiceUnavailable. Raises StreamLeftError if another thread left the stream.
         """
         started = time.monotonic()
         limit = timeout_s or float(self.settings["batch_deadline_s"]) + GRACE_S
@@ -272,7 +271,7 @@ class Client:
                 who = self._who_is_late(stream, number)
                 lasts = stream.places is not None or bool(self.settings.get("awaits_feeders"))
                 if who and not timeout_s and lasts:
-                    # A slot may be remade for this long, and feeders be absent; the receiver has a deadline, too.
+                    # Rebuilding a slot may take this long, and feeders may be absent. The receiver has a deadline, too.
                     started = time.monotonic()
                     continue
                 raise DeadlineExceeded(
@@ -282,7 +281,7 @@ class Client:
                 )
 
     def _who_is_late(self, stream: Stream, number: int) -> str:
-        """Asks the receiver which feeder is at which index of the ticket."""
+        """Asks the receiver which feeder works on the ticket, and at which index."""
         stream.late, until = "", time.monotonic() + ANSWER_S
         with contextlib.suppress(ConnectionError, DeadlineExceeded):
             with self.lock:
@@ -303,7 +302,7 @@ class Client:
         return lease if control.entry(lease)[2] in self.pool.regions else None
 
     def sleep(self, stream: Stream, number: int, control: Control, wait_ms: int, after: int = 1) -> bool:
-        """Sleeps until something happens, but at most `wait_ms`. Returns True if anything did.
+        """Sleeps until something happens, but for at most `wait_ms`. Returns True if anything did.
 
         `control` belongs to the calling thread. `after` is the number of batches that must arrive before the thread
         wakes.
@@ -331,9 +330,9 @@ class Client:
                     control.awake()
 
     def _new_poll(self) -> select.epoll:
-        """Returns a poll of the eventfd and the socket for the calling thread. Each thread has its own.
+        """Returns an epoll object for the eventfd and the socket. Each thread has its own.
 
-        The eventfd is edge-triggered: nobody has to read it, and a wake-up wakes every thread that sleeps.
+        The eventfd is edge-triggered: no thread has to read it, and a wake-up wakes every sleeping thread.
         """
         thread, sock = _thread(), self._opened.sock
         poll = select.epoll()
@@ -342,14 +341,14 @@ class Client:
             try:
                 poll.register(sock, select.EPOLLIN)
             except (OSError, ValueError):
-                return poll  # another thread has closed it just now
+                return poll  # another thread has closed it in the meantime
         for gone in set(self._polls).difference(t.ident for t in threading.enumerate()):
             self._polls.pop(gone, None)
         self._polls[thread] = sock, poll
         return poll
 
     def _drain(self) -> None:
-        """Reads what the sidecar sent, and attaches again if the sidecar is gone."""
+        """Reads what the sidecar sent, and reattaches if the sidecar is gone."""
         with self.lock:
             try:
                 while self._opened.sock is not None and self._receive(self._opened.sock):
@@ -357,9 +356,9 @@ class Client:
             except ConnectionError:
                 self._reattach()
             except BaseException:
-                self._opened.disconnect()  # a message may be lost; a new attachment brings it again
+                self._opened.disconnect()  # a message may be lost; reattaching recovers it
                 raise
-            if self._sleepers > 1:  # another thread may sleep for it
+            if self._sleepers > 1:  # another thread may be waiting for it
                 os.eventfd_write(self.wake_trainer, 1)
 
     def claim(self) -> list[Region]:
@@ -380,20 +379,21 @@ class Client:
             return  # nothing arrived, a signal handler calls, or another thread reads
         try:
             while self._opened.sock is not None and self._receive(self._opened.sock):
-                if self._sleepers:  # another thread may sleep for it
+                if self._sleepers:  # another thread may be waiting for it
                     os.eventfd_write(self.wake_trainer, 1)
             self._heard = told
         except ConnectionError:
             pass  # the next call raises it again
         except BaseException as exc:
-            self._opened.disconnect()  # a message may be lost; a new attachment brings it again
+            self._opened.disconnect()  # a message may be lost; reattaching recovers it
             if not isinstance(exc, Exception):
                 raise
         finally:
             self.lock.release()
 
     def _receive(self, sock: socket.socket) -> bool:
-        """Receives one packet; returns False if there is none. Raises ConnectionError at the end of the connection."""
+        """Receives one packet. Returns False if none has arrived. Raises ConnectionError if the sidecar closed the
+        connection."""
         self._receives = True
         try:
             data, fds = ipc.recv_with_fds(sock, DO_NOT_WAIT)
@@ -443,7 +443,8 @@ class Client:
         return None if self._opened.pool is None else self._opened.pool.tail
 
     def cut_off(self) -> None:
-        """Gives up this client in a forked child, because it belongs to the parent. Closes its descriptors here."""
+        """Disables this client in a forked child, because it belongs to the parent. Closes the child's copies of its
+        file descriptors."""
         self.lock, self._asleep = threading.RLock(), threading.RLock()  # another thread may have held them
         self.dead = "this iterator belongs to the parent process: call iter(loader) again in the forked child"
         self._opened.close()

@@ -1,5 +1,5 @@
-"""Writes the last line of a script that waited for input: the time, the cause and the remedy. Each process writes it
-once, at exit."""
+"""The last line of a script that waited for input, with the time, the cause and the remedy. Each process writes it at
+most once, at exit."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from dataloaderjob.trainer.session.client import Client
 
 NOTICEABLE_S = 5.0
 NOTICEABLE = 0.1
-"""Seconds of waiting, and share of the run, below which no line is written."""
+"""Seconds of waiting, and fraction of the run, below which no line is written."""
 UNEXPLAINED_S = 30.0
-"""Seconds of waiting that are reported without a verdict. The start alone may take some seconds."""
+"""Seconds of waiting that are reported even without a verdict. Startup alone may take several seconds."""
 _said_for: set[int] = set()
-"""Pids of the processes whose last line is prepared. A forked child has its own."""
+"""PIDs of the processes that are prepared to write the line. A forked child must prepare again."""
 
 
 def prepare(client: Client, path: str) -> None:
-    """Makes this process report at exit that training waited for input. `path`: the socket of the private service."""
+    """Makes this process report at exit that training waited for input. `path` is the private service's socket."""
     if os.getpid() in _said_for or os.environ.get("LOCAL_RANK", "0") != "0":
         return
     _said_for.add(os.getpid())
@@ -46,8 +46,8 @@ def _close(pid: int, found: weakref.ref[Client], verdict: Path) -> None:
 
 
 def _read(path: Path) -> tuple[str, int, int, int]:
-    """Returns the sentence, the recommended and the present number of feeders, and the number of CPUs needed; empty and
-    0 if they are unknown."""
+    """Returns the sentence, the recommended and the current number of feeders, and the number of CPUs needed. If they
+    are unknown, the sentence is empty and the numbers are 0."""
     try:
         found = json.loads(path.read_text())
         return str(found["sentence"]), int(found["feeders"]), int(found["now"]), int(found["cpus"])
@@ -56,7 +56,7 @@ def _read(path: Path) -> tuple[str, int, int, int]:
 
 
 def last_line(waited_s: float, worked_s: float, verdict: tuple[str, int, int, int], cpus: int) -> str:
-    """Returns the line; empty if training hardly waited."""
+    """Returns the line, or an empty string if training hardly waited."""
     spent_s = waited_s + worked_s
     sentence, feeders, now, needed = verdict
     if waited_s < (NOTICEABLE_S if sentence else UNEXPLAINED_S) or waited_s < NOTICEABLE * spent_s:

@@ -1,8 +1,9 @@
-"""Lets a process fork while it holds batches: the tensors of the child keep their content.
+"""Support for a process that forks while it holds batches: the child's tensors keep their content.
 
-Tensors of a batch are views of memory that the receiver fills again once the batch has been released. A forked child
-has its own views. Nobody waits until they are released, so the child would see another batch in them. Before the parent
-continues, the child gets private memory with the same bytes at the same addresses. The parent ends no lease until then.
+Tensors of a batch are views of memory that the receiver refills once the batch has been released. A forked child has
+its own views, but the receiver does not wait for their release. The child would therefore see another batch in them.
+Before the parent continues, the child gets private memory with the same bytes at the same addresses. The parent ends
+no lease until then.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from dataloaderjob.trainer.session.pool import LeaseTail, PoolPlace
 
 COPY_TIMEOUT_S = 10.0
-"""Seconds to wait for a child that does not copy, because it was ended or stopped."""
+"""Maximum number of seconds to wait until the child has copied. A stopped child never does."""
 _FIXED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -32,7 +33,7 @@ _libc.mmap.argtypes = [
 
 @dataclass(slots=True)
 class Fork:
-    """One fork under way in a thread of the parent."""
+    """One fork in progress in a thread of the parent."""
 
     tails: list[LeaseTail]
     places: list[PoolPlace]
@@ -41,7 +42,7 @@ class Fork:
 
 
 _forks: dict[int, Fork] = {}
-"""Forks under way, by the thread that forks."""
+"""Forks in progress, by the identifier of the thread that forks."""
 
 
 def before(tails: Iterable[LeaseTail]) -> None:
@@ -57,8 +58,8 @@ def before(tails: Iterable[LeaseTail]) -> None:
 
 
 def after_in_parent() -> None:
-    """Waits until the child has copied the batches. After a failed fork there is no child, and the pipe has no other
-    end."""
+    """Waits until the child has copied the batches. If the fork failed, no process has the pipe's other end, and the
+    wait ends at once."""
     fork = _forks.pop(threading.get_ident(), None)
     if fork is None:
         return
@@ -74,7 +75,7 @@ def after_in_parent() -> None:
 def after_in_child() -> None:
     """Replaces shared memory with private memory that has the same content."""
     fork = _forks.pop(threading.get_ident(), None)
-    # Forks of threads that this process does not have: their parents wait until these are closed.
+    # Other threads of the parent may be forking, too. They wait until all copies of their pipes' ends are closed.
     for other in _forks.values():
         os.close(other.read)
         os.close(other.write)

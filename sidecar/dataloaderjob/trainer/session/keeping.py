@@ -1,8 +1,8 @@
-"""A private service that outlives its script, to serve the next one, for DATALOADERJOB_KEEP seconds.
+"""A private service that outlives its script by DATALOADERJOB_KEEP seconds, to serve the next script.
 
-Only a script in the same environment takes it over, because feeders keep what they were started with: variables, import
-path, installed packages, limits. The name of the folder identifies the environment. One service serves one launch at a
-time, and only the service knows whether it is free (`core.claims`).
+Only a script in the same environment takes it over, because feeders keep what they were started with: environment
+variables, import path, installed packages and resource limits. The folder's name identifies the environment. One
+service serves one launch at a time, and only the service knows whether it is free (`core.claims`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 LOCK_S = 60.0
 LOOK_S = 0.005
 MAX_FREE = 2
-"""Number of free services of other environments that may stay while one more is started."""
+"""Maximum number of other free services that stay when a service is started."""
 LEFTOVER_S = 3600.0
 """Age at which a folder without a service is removed."""
 _OF_A_LAUNCH = re.compile(
@@ -55,8 +55,8 @@ _OF_A_LAUNCH = re.compile(
     r"VSCODE_\w+|GIT_ASKPASS|XDG_SESSION_\w+|XDG_VTNR|XDG_SEAT|DBUS_SESSION_BUS_ADDRESS|INVOCATION_ID|JOURNAL_STREAM|"
     r"JPY_\w+|PYTEST_CURRENT_TEST"
 )
-"""Variables of one launch or terminal. Feeders start without them. A script's own arrive with its code, except a
-launcher's."""
+"""Environment variables that belong to one launch or terminal. Feeders start without them. A script's own variables
+arrive with its code, except those of its launcher."""
 _LIMITS = sorted(
     {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
     - {resource.RLIMIT_NOFILE}
@@ -67,32 +67,34 @@ _PACKAGE = Path(folders.__file__).parents[1]
 
 
 def shared(variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables for feeders of a service that stays, and this package's own, which the service reads."""
+    """Returns the environment variables for the feeders of a service that stays, and this package's own, which the
+    service reads."""
     own = "DATALOADERJOB_"
     return {k: v for k, v in variables.items() if k.startswith(own) or not _OF_A_LAUNCH.fullmatch(k)}
 
 
 def import_path() -> list[str]:
-    """Returns the import path of feeders of a service that stays. The script's own folder travels with its code."""
+    """Returns the import path for the feeders of a service that stays. It omits the script's own folder, because the
+    script's modules are sent with its code."""
     main = getattr(sys.modules["__main__"], "__file__", None)
     own = {"", *([] if main is None else [os.path.dirname(os.path.abspath(main))])}
-    with contextlib.suppress(FileNotFoundError):  # somebody removed it
+    with contextlib.suppress(FileNotFoundError):  # the folder was removed
         own.add(os.getcwd())
     return [entry for entry in map(os.fspath, sys.path) if entry not in own]
 
 
 def home(base: Path, launch: str, script: str) -> Path:
-    """Returns the folder of this launch's service, which runs there or is to be started there.
+    """Returns the folder in which this launch's service runs or is to be started.
 
-    `launch` comes from `trainer.session.private.run_key`. A service that an earlier script of the same environment left
-    is taken over if it is free, and if the files that its feeders have imported are unchanged. Raises
-    ServiceUnavailable, InputError, OSError.
+    `launch` comes from `trainer.session.private.run_key`. A service that an earlier script left in the same environment
+    is taken over if it is free and if the files that its feeders imported are unchanged. Raises ServiceUnavailable,
+    InputError, OSError.
     """
     claim = Claim(run=launch, pid=os.getpid(), keep_s=keep_seconds(), script=script)
     prefix = f"{_PREFIX}{environment_key(os.environ)}-"
     with _locked(base):
         found = [path for path in sorted(base.glob(f"{_PREFIX}*-*")) if folders.is_own(path)]
-        for path in found:  # a launch keeps its service whatever has changed in its environment since
+        for path in found:  # a launch keeps its service, even if its environment has changed since
             if _launch_of(path) == launch and _is_joined(path, claim):
                 return path
         for path in found:
@@ -103,7 +105,7 @@ def home(base: Path, launch: str, script: str) -> Path:
             elif _ask(path, claim) == GRANTED:
                 (path / LAUNCH_NAME).write_text(launch)
                 until = f"they stay for {claim.keep_s:g} s after this one"
-                say(f"uses the feeders that an earlier script left; {until}")
+                say(f"using the feeders that an earlier script left; {until}")
                 return path
         _make_room(found, claim)
         path = base / f"{prefix}{secrets.token_hex(2)}"
@@ -114,9 +116,9 @@ def home(base: Path, launch: str, script: str) -> Path:
 
 
 def _is_joined(path: Path, claim: Claim) -> bool:
-    """Returns True if this is the service of the claim's launch, which already uses it or has yet to start it.
+    """Returns True if the service at `path` belongs to the claim's launch, which uses it or is about to start it.
 
-    A launch may have the name of one that ended. That launch's service is taken over like any other.
+    A launch may have the same name as one that has ended. The ended launch's service is taken over like any other.
     """
     answer = _ask(path, dataclasses.replace(claim, joins=True))
     if answer is not None:
@@ -127,7 +129,8 @@ def _is_joined(path: Path, claim: Claim) -> bool:
 
 
 def _make_room(others: Sequence[Path], claim: Claim) -> None:
-    """Ends free services beyond MAX_FREE, the least recently claimed first, and removes the folders of dead ones."""
+    """Ends free services beyond MAX_FREE, the least recently claimed first, and removes the folders of dead
+    services."""
     alive = [path for path in others if lives(path / PID_NAME)]
     if len(alive) > MAX_FREE:
         probe = dataclasses.replace(claim, joins=True)
@@ -140,7 +143,7 @@ def _make_room(others: Sequence[Path], claim: Claim) -> None:
 
 
 def environment_key(variables: Mapping[str, str]) -> str:
-    """Returns a name of ten characters for everything that affects how this process's feeders start."""
+    """Returns a ten-character name that identifies everything that affects how this process's feeders start."""
     path = import_path()
     parts = [
         sys.executable,
@@ -152,7 +155,7 @@ def environment_key(variables: Mapping[str, str]) -> str:
         os.getpriority(os.PRIO_PROCESS, 0),
         os.sched_getscheduler(0),
         [resource.getrlimit(number) for number in _LIMITS],
-        resource.getrlimit(resource.RLIMIT_NOFILE)[1],  # feeders raise the other one themselves
+        resource.getrlimit(resource.RLIMIT_NOFILE)[1],  # feeders raise the soft limit themselves
         (os.geteuid(), os.getegid(), sorted(os.getgroups())),
         [_link(f"/proc/self/ns/{name}") for name in _NAMESPACES],
         _text("/proc/self/cgroup"),
@@ -161,7 +164,8 @@ def environment_key(variables: Mapping[str, str]) -> str:
 
 
 def _of_packages(path: Sequence[str]) -> Iterator[str]:
-    """Yields the folders of packages and their .pth files. A .pth file may install a package in place, for example."""
+    """Yields the folders of installed packages, and their .pth files. For example, an editable install is a .pth
+    file."""
     for folder in path:
         if folder.endswith("-packages"):
             yield folder
@@ -169,15 +173,15 @@ def _of_packages(path: Sequence[str]) -> Iterator[str]:
 
 
 def _own_files() -> Iterator[str]:
-    """Yields the files and folders of this package, because its developers change them in place."""
+    """Yields the Python files of this package, because its developers edit them in place."""
     for folder, _, names in os.walk(_PACKAGE):
         if not folder.endswith("__pycache__"):
             yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))
 
 
 def _changed_at(path: str) -> int:
-    """Returns the time of the path's last change in nanoseconds; 0 if the path does not exist. A folder of packages
-    changes whenever a package is installed or removed."""
+    """Returns the time of the path's last modification in nanoseconds, or 0 if the path does not exist. A folder of
+    packages changes whenever a package is installed or removed."""
     try:
         return os.stat(path).st_mtime_ns
     except OSError:
@@ -199,12 +203,12 @@ def _text(path: str) -> str:
 
 
 def _launch_of(path: Path) -> str:
-    """Returns the launch that this folder's service was started for, or that took it over last."""
+    """Returns the launch that started this folder's service or, if others have taken it over, the last of them."""
     return _text(str(path / LAUNCH_NAME))
 
 
 def _ask(path: Path, claim: Claim) -> bytes | None:
-    """Returns the service's answer to a claim; None if the service of this folder does not listen, or does not answer
+    """Returns the service's answer to a claim, or None if the service in this folder does not listen or does not answer
     in time."""
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
@@ -228,8 +232,7 @@ def _ask(path: Path, claim: Claim) -> bytes | None:
 
 
 def _be_heard(sock: socket.socket, claim: Claim) -> None:
-    """Makes the service write to this process's standard error, unless that is closed or the service is about to
-    end."""
+    """Makes the service write to this process's standard error, unless that is closed or the service has exited."""
     with standard_error() as echo, contextlib.suppress(OSError):
         if echo is not None:
             socket.send_fds(sock, [echo_text(claim.run)], [echo])
@@ -237,7 +240,7 @@ def _be_heard(sock: socket.socket, claim: Claim) -> None:
 
 @contextlib.contextmanager
 def _locked(base: Path) -> Iterator[None]:
-    """Holds the lock for the choice of a service, so that all ranks of a launch choose the same one. Raises
+    """Holds the lock under which a service is chosen, so that all ranks of a launch choose the same one. Raises
     ServiceUnavailable."""
     path, deadline = base / _LOCK_NAME, time.monotonic() + LOCK_S
     if path.is_symlink():
@@ -252,11 +255,11 @@ def _locked(base: Path) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise ServiceUnavailable(
                         f"another script of yours has been choosing feeders for {LOCK_S:.0f} s, and holds "
-                        f"{base / _LOCK_NAME}: wait for it, or end it"
+                        f"{base / _LOCK_NAME}: wait for it, or terminate it"
                     ) from exc
                 time.sleep(LOOK_S)
         yield
     finally:
-        with contextlib.suppress(OSError):  # a child that was forked in between has the descriptor, too
+        with contextlib.suppress(OSError):  # a child forked in the meantime has the file descriptor, too
             fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)

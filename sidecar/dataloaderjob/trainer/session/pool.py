@@ -1,9 +1,8 @@
 """The trainer's side of the pool: mapped regions and leases.
 
-A batch is lent to the trainer as one numpy array of bytes, and every tensor of the batch is a view of it. A weak
-reference to the array, the `Lease`, notices when the last view is collected, wherever that happens, and stores one byte
-in shared memory. Any thread may do it, in any order, without a lock. There is no system call unless the receiver waits
-for room.
+A batch is lent to the trainer as one numpy array of bytes, and every tensor of the batch is a view of this array. A
+weak reference to the array, the `Lease`, stores one byte in shared memory when the last view is garbage-collected. This
+may happen in any thread, in any order, and needs no lock. It makes no system call unless the receiver waits for room.
 """
 
 from __future__ import annotations
@@ -28,34 +27,34 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Lease(weakref.ref[Bytes]):
-    """A lease that ends with the bytes it refers to."""
+    """A lease that ends when the bytes that it refers to are garbage-collected."""
 
     __slots__ = ("is_out", "number", "tail")
 
     is_out: bool
-    """True if the user holds the batch; False if only the thread that sends it on does."""
+    """True if the user holds the batch; False if only the thread that forwards it does."""
     number: int
     tail: LeaseTail
 
 
 class LeaseTail:
-    """State that the end of a lease changes. A fork cuts off the child's copy, so the child ends no lease of its
-    parent."""
+    """The state that changes when a lease ends. After a fork, the child's copy is cut off, so the child ends none of
+    its parent's leases."""
 
     __slots__ = ("_fd", "_holds", "ended", "leases", "waiting", "words")
 
     def __init__(self, control: Control, wake_receiver: int, leases: Leases) -> None:
-        """Owns the eventfd `wake_receiver`, which is open while a lease may still end."""
+        """Takes ownership of the eventfd `wake_receiver`, which stays open while a lease may still end."""
         self.ended: memoryview | None = control.ended
         self.words = control.words
         self.leases = leases
         self._fd = wake_receiver
         self._holds = 0
         self.waiting: list[Lease] | None = None
-        """Leases whose end waits for a fork; None while no fork is under way."""
+        """Leases whose end is postponed until a fork is complete; None while no fork is in progress."""
 
     def hold(self) -> None:
-        """Keeps leases from ending until `release`."""
+        """Prevents leases from ending until `release` is called."""
         self._holds += 1
         if self.waiting is None:
             self.waiting = []
@@ -71,7 +70,7 @@ class LeaseTail:
         os.eventfd_write(self._fd, 1)
 
     def cut(self) -> None:
-        """Keeps leases from ending from here on, except those that other threads are ending already."""
+        """Prevents leases from ending from now on, except those that other threads are already ending."""
         self.ended = None
         self.leases.clear()
 
@@ -91,7 +90,7 @@ Leases = dict[int, PoolPlace]
 
 
 def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere, want: int = W_WANT) -> None:
-    # A batch may live until the interpreter ends, when the module's names are gone: they are arguments here.
+    # A batch may live until the interpreter shuts down, when the module's globals are gone: they are arguments here.
     tail = lease.tail
     if (ended := tail.ended) is None:
         return
@@ -109,7 +108,7 @@ def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere, want: int = W
 
 
 class Mapping(mmap.mmap):
-    """A region's memory. It calls `before_unmap` before it is unmapped; a weak reference would notice only
+    """A region's memory. It calls `before_unmap` before it is unmapped; a weak reference would react only
     afterwards."""
 
     is_claimed = False
@@ -133,7 +132,7 @@ class Region:
     address: int
 
     def close(self, close: Callable[[int], None] = os.close) -> None:
-        """Closes the descriptor. The mapping ends with its last lease."""
+        """Closes the file descriptor. The mapping ends with its last lease."""
         close(self.fd)
 
 
@@ -160,7 +159,7 @@ class Pool:
         """Leases that are not known to have ended. `_end` removes entries, in any thread."""
         self.lease_limit = 0
         self.surely = 0
-        """Number of leases that are within the limit, whatever their sizes."""
+        """Number of leases that are within the limit, regardless of their sizes."""
         self._widest = 0
         self.copies = 0
         self.tail = LeaseTail(control, wake_receiver, self.leases)
@@ -171,8 +170,8 @@ class Pool:
 
     @property
     def over_limit(self) -> bool:
-        """True if the trainer holds more than its limit. It is False, and need not be asked, if `len(leases) <=
-        surely`."""
+        """True if the trainer holds more than its limit. If `len(leases) <= surely`, it is False and need not be
+        computed."""
         return self.leased_nbytes > self.lease_limit or len(self.leases) > MAX_LEASES
 
     def add(self, region: Region, lease_limit: int) -> None:
@@ -190,7 +189,7 @@ class Pool:
         self.surely = min(MAX_LEASES, self.lease_limit // size) if size else 0
 
     def lend(self, number: int, region: Region, entry: Entry, *, is_out: bool = True) -> Bytes:
-        """Lends the bytes of a ready batch to the user, or (not `is_out`) to the thread that sends them on. Raises
+        """Lends the bytes of a ready batch to the user or, if not `is_out`, to the thread that forwards them. Raises
         RemoteProtocolError if they do not lie within the region."""
         _, _, _, offset, nbytes = entry
         if offset + nbytes > region.nbytes:
@@ -233,7 +232,7 @@ class Pool:
             region.close()
 
     def adoption(self) -> tuple[dict[str, Any], list[int]]:
-        """Returns a description of the pool for a sidecar that adopts it, and the descriptors of its regions."""
+        """Returns a description of the pool for a sidecar that adopts it, and the file descriptors of its regions."""
         self._drop_empty_singles()
         regions = list(self.regions.values())
         adopt = {

@@ -1,7 +1,7 @@
 """The private service of this machine, for a trainer without an announced sidecar.
 
 One service, keyed by user and run, serves all local ranks of a launch. The first rank starts it, detached, so that it
-survives the death of any rank. The others attach. It ends after its last client, or stays for the next script
+survives the death of any rank. The others attach. The service exits after its last client, or stays for the next script
 (`keeping`). This module only starts the process, finds its socket, and asks it for more feeders.
 The process runs `dataloaderjob.local.service`.
 """
@@ -60,10 +60,10 @@ _asked = 0
 
 
 def run_key() -> str:
-    """Returns a name for the launch that this process belongs to, the same in all its local ranks.
+    """Returns a name for the launch to which this process belongs. The name is the same in all local ranks.
 
-    `multiprocessing` hands a random key down to its children. The names of other launches can be guessed, so the
-    folder's owner protects the service.
+    `multiprocessing` passes a random key on to its child processes. The names of other launches can be guessed, so the
+    service relies on the ownership of its folder for protection.
     """
     parts = [f"{name}={os.environ[name]}" for name in _RUN_VARIABLES if name in os.environ]
     if "MASTER_PORT" in os.environ:
@@ -76,7 +76,7 @@ def run_key() -> str:
 
 
 def folder() -> Path:
-    """Returns the folder for the socket and files of this run's service, and makes it if necessary.
+    """Returns the folder for the socket and files of this run's service, and creates it if necessary.
 
     Raises ServiceUnavailable unless the folder belongs to this user alone.
     """
@@ -104,10 +104,10 @@ def _default_base() -> Path:
 
 
 def start(feeders: int) -> None:
-    """Starts the service, or has the running one start more feeders. Returns at once.
+    """Starts the service, or makes the running one start more feeders. Returns at once.
 
-    The service gets the largest number of feeders that any rank has asked for. All ranks may call this at the same
-    time. Raises ServiceUnavailable, OSError.
+    The service gets the largest number of feeders that any rank has requested. All ranks may call this function at the
+    same time. Raises ServiceUnavailable, OSError.
     """
     global _asked
     home, most = folder(), max(feeders, _asked)
@@ -132,7 +132,7 @@ def ensure(feeders: int) -> None:
 
 
 def wait() -> str:
-    """Waits for the socket of this run's service, and returns its path. Restarts a service that has ended since.
+    """Waits for the socket of this run's service, and returns its path. Restarts a service that has exited.
 
     Raises ServiceUnavailable with the service's message.
     """
@@ -199,11 +199,11 @@ def _script() -> str:
         return f"python -m {str(spec.name).removesuffix('.__main__')}"
     if path is not None:
         return os.path.basename(str(path))
-    return "a notebook" if "ipykernel" in sys.modules else "an interactive Python"
+    return "a notebook" if "ipykernel" in sys.modules else "an interactive Python session"
 
 
 def _wanted(home: Path) -> int:
-    """Returns the largest number of feeders that any rank has asked for so far."""
+    """Returns the largest number of feeders that any rank has requested so far."""
     try:
         return int((home / FEEDERS_NAME).read_text())
     except (FileNotFoundError, ValueError):
@@ -211,7 +211,7 @@ def _wanted(home: Path) -> int:
 
 
 def _poke(home: Path) -> None:
-    """Makes the service read the number. A service that does not listen yet reads the number once it does."""
+    """Makes the service read the number of feeders. A service that does not listen yet reads it once it does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
@@ -219,11 +219,12 @@ def _poke(home: Path) -> None:
 
 
 _children: list[Any] = []
-"""Popen objects of services that this process started, kept because Python would otherwise warn, and reap at random."""
+"""Popen objects of services that this process started. Without them, Python would warn, and would reap the processes at
+arbitrary times."""
 
 
 class _Detached(subprocess.Popen[bytes]):
-    """A process that is meant to outlive this one: no ResourceWarning is due."""
+    """A process that is meant to outlive this one, and therefore causes no ResourceWarning."""
 
     def __del__(self, *_: object, **__: object) -> None: ...
 
@@ -248,7 +249,7 @@ def _locked(home: Path) -> Any:
 
 
 def _is(fd: int, path: Path) -> bool:
-    """Returns True if `path` still refers to that file. A service that ended may have removed it."""
+    """Returns True if `path` still refers to the file open as `fd`. A service that exited may have removed it."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
@@ -256,15 +257,16 @@ def _is(fd: int, path: Path) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """Returns the service's environment: the variables for user code in feeders, and the import path of this
-    process."""
+    """Returns the service's environment: the variables for user code in feeders, and this process's import path."""
     environment = dict(os.environ)
     path = sys.path
     if keep_seconds():
         environment, path = keeping.shared(environment), keeping.import_path()
     environment[PATH_VARIABLE] = os.pathsep.join(p for p in path if p)
     environment[RUN_VARIABLE] = secrets.token_hex(8)
-    environment["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED") or "0"  # all feeders order sets alike
+    environment["PYTHONHASHSEED"] = (
+        os.environ.get("PYTHONHASHSEED") or "0"
+    )  # all feeders order sets the same way
     return environment
 
 

@@ -1,4 +1,4 @@
-"""The clients of this process, one for each sidecar. A forked child gives up those of its parent."""
+"""This process's clients, one for each sidecar. A forked child drops its parent's clients."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _clients_lock = threading.Lock()
 
 
 def connect(path: str, rank: str, *, keep: bool = False) -> Client:
-    """Returns this process's client of the sidecar at `path`, one for all loaders. With `keep`, it stays until the
-    process ends."""
+    """Returns this process's client for the sidecar at `path`, which all loaders share. With `keep`, the client stays
+    until the process exits."""
     with _clients_lock:
         client = _clients.get(path)
         if client is None or client.dead is not None:

@@ -30,13 +30,13 @@ _most_workers = 0
 
 
 class LeftOut(int):
-    """The value of `num_workers` if the user gave none. It survives a rebuild of the loader."""
+    """The value of `num_workers` if the user omitted it. This type survives a rebuild of the loader."""
 
     __slots__ = ()
 
 
 def begin(workers: int) -> None:
-    """Starts the private service for a loader that is about to need it, unless there is another service."""
+    """Starts the private service for a loader that is about to need it, unless the job provides a service."""
     hold_standard_descriptors()
     if is_private():
         expect(workers)
@@ -44,7 +44,7 @@ def begin(workers: int) -> None:
 
 
 def connect(client: Client | None, workers: int) -> Client:
-    """Returns the client of this process's service. `client` is the one that the loader had. Raises
+    """Returns the client of this process's service. `client` is the loader's previous client, if any. Raises
     ServiceUnavailable."""
     hold_standard_descriptors()
     if os.environ.get(IN_FEEDER_VARIABLE):
@@ -63,7 +63,7 @@ def connect(client: Client | None, workers: int) -> Client:
 
 
 def _attach_announced(path: str) -> Client:
-    """Attaches to a sidecar that another party starts, and that may be restarting just now."""
+    """Attaches to a sidecar that this process did not start. The sidecar may be restarting."""
     from dataloaderjob.trainer.session import process_clients
     from dataloaderjob.trainer.session.attach import Absence
 
@@ -83,7 +83,7 @@ def _attach_announced(path: str) -> Client:
 
 
 def _attach_private() -> Client:
-    """Attaches to the private service. A service that ended after it was found is restarted."""
+    """Attaches to the private service. A service that exited after it was found is restarted."""
     for attempt in range(3):
         private.ensure(_most_workers)
         path = private.wait()
@@ -105,7 +105,7 @@ def _attach_private() -> Client:
 
 
 def expect(workers: int) -> None:
-    """Notes the number of feeders that a loader wants at its `iter()`. The private service has the largest of these
+    """Records the number of feeders that a loader wants at its `iter()`. The private service gets the largest of these
     numbers."""
     global _most_workers
     _most_workers = max(_most_workers, int(workers))
@@ -126,7 +126,7 @@ def is_pickle_allowed() -> bool:
 
 
 def _rank() -> str:
-    """Returns the name that this process claims at the sidecar: its rank in the job, else its own pid."""
+    """Returns the name under which this process attaches to the sidecar: its rank in the job, or else its own PID."""
     for name in RANK_VARIABLES:
         if os.environ.get(name):
             return os.environ[name]
@@ -151,7 +151,7 @@ def compare_with_feeders(window: int) -> None:
 
 
 def number(variable: str, default: int) -> int:
-    """Returns a whole number that the job put into the environment. Raises InputError."""
+    """Returns a whole number from an environment variable that the job sets. Raises InputError."""
     text = os.environ.get(variable)
     try:
         return int(text) if text else default

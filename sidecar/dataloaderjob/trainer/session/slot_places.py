@@ -1,7 +1,7 @@
 """The slots of an IterableDataset: where a lost slot may resume, a state's entry for slots, and this process's rank.
 Pure except for the environment.
 
-A slot has the batches that torch's worker of that number would make.
+A slot has the batches that the torch worker with the same number would make.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _SHORTER = (
     "not deterministic given its seeds, or its data has changed"
 )
 DEALT = -1
-"""Stands for the rank in a state with the slots of all ranks."""
+"""Placeholder for the rank in a state that contains the slots of all ranks."""
 _OWNER = uuid.uuid4().hex
-"""Identifies the process that has the slots. Another process, of the same script and rank or forked from this one, has
-its own."""
+"""Identifies the process that owns the slots. Any other process has its own slots, even if it has the same script and
+rank or was forked from this one."""
 
 
 class SlotPlace(NamedTuple):
@@ -39,12 +39,12 @@ class SlotPlace(NamedTuple):
     number: int
     """The batch's place in its slot."""
     is_probe: bool = False
-    """True if the batch was consumed before the epoch was resumed. It is requested to find out if the slot is that
-    long."""
+    """True if the batch was consumed before the epoch was resumed. It is requested again to find out whether the slot
+    is long enough."""
 
 
 def shorter(slot: int, batches: int) -> ServiceError:
-    """Makes the error for a slot that ended after `batches` batches but had more before."""
+    """Returns the error for a slot that ended after `batches` batches but had more before."""
     return ServiceError(_SHORTER.format(slot=slot, batches=batches))
 
 
@@ -78,12 +78,12 @@ class Beginnings:
         raise NotImplementedError
 
     def keep(self, slot: int, made: int, state: bytes) -> None:
-        """Keeps a snapshot from a feeder, unless its claim of `made` batches is impossible."""
+        """Keeps a snapshot from a feeder, unless the slot cannot have made `made` batches yet."""
         if slot < self._slots and self.is_asked(slot, made):
             self._snapshots[slot].add(made, state, self.passed(slot))
 
     def passed(self, slot: int) -> int:
-        """Returns the batch that a restarted slot need not begin before."""
+        """Returns the earliest batch at which a restarted slot may have to begin."""
         return self.taken[slot] - 1
 
 
@@ -116,8 +116,8 @@ class Saved:
 
     @staticmethod
     def of(state: Any, rank: int, *, slots: int | None = None, allow_pickle: bool = False) -> Saved:
-        """Reads a state's entry for a loader of `slots` slots. Raises InputError if `pack` did not make it, or if it
-        has pickles that are not allowed."""
+        """Reads a state's entry for a loader with `slots` slots. Raises InputError if `pack` did not make the entry, or
+        if it contains pickles that are not allowed."""
         if not isinstance(state, Mapping) or state.get("rank") not in (rank, DEALT):
             return Saved()
         try:
@@ -162,13 +162,13 @@ def _refuse_pickles(snapshots: Mapping[int, tuple[int, bytes]], allow_pickle: bo
 
 
 def world() -> int:
-    """Returns the number of ranks. Each has its share of the data."""
+    """Returns the number of ranks across which the data is sharded."""
     found = shares().get("WORLD_SIZE", "1")
     return int(found) if found.isdecimal() else 1
 
 
 def shares() -> dict[str, str]:
-    """Returns the variables in which a dataset finds its rank, as in a worker forked by torch."""
+    """Returns the environment variables in which a dataset finds its rank, as in a worker forked by torch."""
     found = {name: os.environ[name] for name in SHARES if os.environ.get(name)}
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
@@ -180,12 +180,12 @@ def shares() -> dict[str, str]:
 
 
 def facts(own: Mapping[str, Any], *, are_dealt: bool = False) -> dict[str, Any]:
-    """Returns a bundle's facts for slots. With `are_dealt` the slots are those of all ranks."""
+    """Returns a bundle's facts for slots. With `are_dealt`, the slots are those of all ranks."""
     return {**own, SLOTS: True, **({} if are_dealt else {"owner": f"{_OWNER}-{os.getpid()}"})}
 
 
 def rank() -> int:
-    """Returns this process's rank among `world()`. Raises InputError if it is unknown."""
+    """Returns this process's rank among the `world()` ranks. Raises InputError if the rank is unknown."""
     found = shares().get("RANK", "0" if world() == 1 else "")
     if not found.isdecimal() or int(found) >= world():
         raise InputError(

@@ -1,4 +1,4 @@
-"""The arguments of a loader at the beginning of an epoch. Iterators, states and records read nothing else of it."""
+"""The arguments of a loader at the beginning of an epoch. Iterators, states and records read nothing else from it."""
 
 from __future__ import annotations
 

@@ -9,14 +9,14 @@ from dataloaderjob.trainer.session.slot_places import Beginnings, SlotPlace
 
 MESSAGE_NBYTES = 4 << 20
 RECENT = 4
-"""Number of tickets kept after they were taken, in addition to those that a thread is ahead of next()."""
+"""Number of tickets kept after their batches were taken, in addition to those that a thread takes ahead of next()."""
 TOGETHER = 8
 """Maximum number of tickets in one message. The system call, which wakes the receiver, costs more than everything else
 in a `next()` whose batch is ready."""
 
 
 class StreamLeftError(Exception):
-    """Internal: no iterator wants the awaited batch any more."""
+    """Internal: no iterator needs the awaited batch any longer."""
 
 
 class SlotEndedError(Exception):
@@ -29,7 +29,7 @@ class SlotEndedError(Exception):
 
 
 class SlotGoesOnError(Exception):
-    """Internal: the batch exists, and the ticket asked for nothing else."""
+    """Internal: the batch exists, and the ticket asked only whether it does."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,14 +41,14 @@ class Stream:
     window: int
     awaited: int = 0
     pending: dict[int, frames.TicketOfInts | bytes] = field(default_factory=dict)
-    """Tickets not taken, sent or not. They are sent again when a sidecar dies. Tickets of ints are packed later,
-    several at a time, while that code is in the caches."""
+    """Tickets whose batches were not taken, including tickets that are yet to be sent. They are sent again if a sidecar
+    dies. Tickets of ints are packed later, several at a time, while the packing code is in the CPU's caches."""
     recent: list[frames.TicketOfInts | bytes | None] = field(default_factory=lambda: [None] * RECENT)
-    """The last tickets taken, each at its number modulo the length."""
+    """The tickets taken last. A ticket's index is its number modulo the list's length."""
     failures: dict[int, bytes] = field(default_factory=dict)
     asked: int = 0
     sent: int = 0
-    """Tickets from this number to below `asked` are held back."""
+    """Tickets from this number up to, but not including, `asked` are held back."""
     sent_waiting: int | None = None
     """The ticket that this process sleeps for, as last reported to the receiver."""
     feeders: int = 0
@@ -58,9 +58,9 @@ class Stream:
     late: str = ""
     """The receiver's report on a batch that did not arrive in time."""
     places: Beginnings | None = None
-    """The batches of an IterableDataset, with the snapshots of slots that have arrived."""
+    """The points at which an IterableDataset's slots may resume, with the snapshots received so far."""
     left: bool = False
-    """True if the stream's iterator is gone, while a thread may still wait for a batch."""
+    """True if the stream's iterator is gone. A thread may still be waiting for a batch."""
 
     def __post_init__(self) -> None:
         self.regroup(0)
@@ -72,7 +72,8 @@ class Stream:
         self.together = max(1, min(TOGETHER, spare))
 
     def begin_anew(self) -> None:
-        """Adds to each slot's first ticket the slot's beginning, which a replacement receiver does not know."""
+        """Adds the slot's beginning to the first ticket of each slot, because a replacement receiver does not know
+        it."""
         told: set[int] = set()
         for number in range(self.awaited, self.asked):
             packed = self.pending[number]

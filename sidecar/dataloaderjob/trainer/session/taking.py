@@ -1,6 +1,6 @@
-"""Takes the batches of one stream out of the pool, in order.
+"""Taking the batches of one stream out of the pool, in order.
 
-While leases exceed their limit, batches are copied; a warning is given once.
+While leases exceed their limit, batches are copied, and a warning is issued once.
 """
 
 from __future__ import annotations
@@ -48,12 +48,11 @@ PATIENCE_MS = 50
 MODERATION_MS = 2
 WAKE_AFTER = 8
 WAKE_WITHIN_NS = 1_000_000
-"""Nanoseconds within which up to WAKE_AFTER batches must be expected for a waiting trainer to wake once for all of
-them."""
+"""If several batches, up to WAKE_AFTER, are expected within this time, a waiting trainer wakes once for all of them."""
 
 
 class Timed:
-    """The base of takers. `take()` reports its times to the sidecar; subclasses define how the next batch arrives."""
+    """Base class of takers. `take()` reports its times to the sidecar; subclasses define how the next batch arrives."""
 
     __slots__ = ("_returned_ns", "_words", "digest", "taken")
     stream: Stream
@@ -67,7 +66,7 @@ class Timed:
         """The digest of the batch that was taken last."""
 
     def take(self) -> Any:
-        """Waits for the next batch, and counts it as taken. Raises its error, which counts as taking it."""
+        """Waits for the next batch, and counts it as taken. Raises the batch's error, which counts as taking it."""
         words = self._words
         began = now_ns()
         if self._returned_ns:
@@ -102,7 +101,7 @@ class Timed:
 
 
 class Unopened:
-    """Stands in for a decoder if bodies are handed on as they are."""
+    """A substitute for a decoder if bodies are passed on undecoded."""
 
     digest = 0
 
@@ -111,14 +110,14 @@ class Unopened:
         return self
 
     def batch(self, body: Body) -> Body:
-        """Returns the body. Its place in the pool is lent while anything refers to it."""
+        """Returns the body. Its place in the pool stays lent while anything refers to the body."""
         return body
 
     decode = batch
 
 
 class Taker(Timed):
-    """Takes the batches of one stream, for one thread at a time."""
+    """A taker of one stream's batches, for one thread at a time."""
 
     __slots__ = (
         "_control", "_decoder", "_failure", "_hands_out", "_keeps", "_pool", "_timeout_s", "_wake_after", "_window",
@@ -136,13 +135,13 @@ class Taker(Timed):
         *,
         sends: bool = False,
     ) -> None:
-        """`first` is the number of the first batch. `sends`: batches go to a device, so the user gets no view of
+        """`first` is the number of the first batch. With `sends`, batches go to a device, and the user gets no view of
         them."""
         super().__init__(client.control.words, first)
         is_opened = not isinstance(decoder, Unopened)
         self._hands_out, self._keeps = is_opened and not sends, is_opened and sends
         self.lent: Bytes | None = None
-        """Pool place of the batch that was taken last, to be held until a device has read it."""
+        """The batch that was taken last, as bytes of the pool. They must be held until a device has read them."""
         self.client = client
         self._control = client.control.twin()
         self._pool = client.pool
@@ -158,20 +157,20 @@ class Taker(Timed):
         self.stream = client.open(manifest, window, first)
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Sets the timeout; 0 stands for the job's deadline for a batch."""
+        """Sets the timeout. With 0, the job's deadline for a batch applies."""
         self._timeout_s = timeout_s
 
     def take_later(self) -> Any:
         """Sleeps until the next batch is ready.
 
-        If batches arrive every few 100 µs, the trainer wakes once for several, like a network card with interrupt
-        moderation. A wake-up costs more than taking a batch, and the second batch is taken from warm caches.
+        If batches arrive every few hundred µs, the trainer wakes once for several of them, like a network card with
+        interrupt moderation. A wake-up costs more than taking a batch, and further batches are taken with warm caches.
         """
         client, control, stream, number, after = self.client, self._control, self.stream, self.taken, 1
         began = now_ns()
         if self._wake_after > 1 and control.ready(stream.id, number + 1) is None:
             after = max(1, min(self._wake_after, stream.sent - number))
-        if self._words[W_WANT]:  # the pool is full: the receiver must know whose place comes first
+        if self._words[W_WANT]:  # the pool is full: the receiver must know which batch is waited for
             client.flush(stream, waiting=True)
         # Most batches arrive soon. Until then, held-back tickets are not sent, and the wait is not reported.
         woken = client.sleep(stream, number, control, PATIENCE_MS if after == 1 else MODERATION_MS, after)
@@ -199,7 +198,8 @@ class Taker(Timed):
             self._wake_after = max(1, min(WAKE_AFTER, self._window // 3, WAKE_WITHIN_NS * count // elapsed))
 
     def take_ready(self) -> Any:
-        """Returns the next batch, counted as taken, or `NOTHING`. Raises its error, which counts as taking it."""
+        """Returns the next batch, counted as taken, or `NOTHING`. Raises the batch's error, which counts as taking
+        it."""
         client, stream, number = self.client, self.stream, self.taken
         with client.lock:  # another thread may report to a new sidecar what is taken
             if client.dead is not None:
@@ -214,7 +214,7 @@ class Taker(Timed):
             elif entry is not None and entry[2] not in self._pool.regions:
                 return NOTHING
             words, pool = self._words, self._pool
-            # From here on it counts as taken, whatever happens: its place is given back.
+            # From here on, the batch counts as taken in any case: its place is given back.
             self.taken = stream.awaited = number + 1
             try:
                 stream.recent[number % len(stream.recent)] = stream.pending.pop(number, None)
@@ -253,8 +253,8 @@ class Taker(Timed):
     def take_into(self, hand: list[Any], count: int) -> None:
         """Appends the missing parts of a batch of `count` parts to `hand`; for a failed part, appends its error.
 
-        The parts count, and are timed, as one batch. If none was taken, raises the same errors as `take`. After any
-        other exception, such as a signal handler's, `taken` counts more parts than `hand` has.
+        The parts are counted and timed as one batch. Errors that are not those of a part are raised, as by `take`.
+        After any other exception, such as a signal handler's, `taken` may count more parts than `hand` has.
         """
         words, began, waited = self._words, now_ns(), False
         if self._returned_ns:
@@ -288,7 +288,7 @@ class Taker(Timed):
             self._words[W_NEXT_CALLS] += more
 
     def leave(self) -> None:
-        """Leaves the stream. The client's next call reports it to the receiver."""
+        """Leaves the stream. The client's next call reports this to the receiver."""
         self.client.closed_streams.append((self.stream.id, self.stream.awaited))
 
 
@@ -302,7 +302,7 @@ def _failed(payload: bytes) -> BaseException:
 
 
 def warn_once(pool: Pool) -> None:
-    """Warns how many bytes are held, at the user's line that took the batch."""
+    """Warns about the number of bytes held. The warning refers to the user's line that took the batch."""
     global _warned
     held = len(pool.leases)
     if _warned or (held > 1 and pool.leased_nbytes < held * MIN_NBYTES):
@@ -322,9 +322,9 @@ def warn_once(pool: Pool) -> None:
 
 
 def _users_level() -> int:
-    """Returns the stack level, as warnings counts it from our caller, of the user's line that called next()."""
+    """Returns the stack level of the user's line that called next(), as `warnings` counts it from our caller."""
     level = 0
-    above: types.FrameType | None = sys._getframe(1)  # noqa: SLF001  warnings knows no other way before 3.12
+    above: types.FrameType | None = sys._getframe(1)  # noqa: SLF001  warnings has no other way before 3.12
     while above is not None and str(above.f_globals.get("__name__")).partition(".")[0] == _US:
         level, above = level + 1, above.f_back
     return level + 1

@@ -1,4 +1,4 @@
-"""Makes a stream's tickets from a sampler's keys. Pure except for the pickling of the user's keys."""
+"""A stream's tickets, made from a sampler's keys. Pure except for the pickling of the user's keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = 8
 
 
 class Placed(list[Any]):
-    """Keys of one batch that carry their place in the epoch, even if something skipped earlier batches."""
+    """Keys of one batch, with their place in the epoch. The place is correct even if earlier batches were skipped."""
 
     __slots__ = ("number", "position", "seed")
 
@@ -29,9 +29,9 @@ class Placed(list[Any]):
 
 
 def as_keys(given: Any, *, bare: bool) -> Sequence[Any]:
-    """Returns the keys of one batch, as the object that torch hands to its fetcher.
+    """Returns the keys of one batch, as the object that torch passes to its fetcher.
 
-    Keys that can be iterated only once, or that another process would iterate in another order, become a list.
+    Keys that can be iterated only once, or that another process would iterate in a different order, become a list.
     """
     if bare:
         return [given]
@@ -54,16 +54,16 @@ def submit(
     batch: int | None = None,
     draws: int = 0,
 ) -> None:
-    """Adds a ticket for the next flush. `batch` is the number of the batch that the ticket is a part of; for `draws`
-    see `Ticket.draws`.
+    """Adds a ticket for the next flush. If the ticket is for a part of a batch, `batch` is the number of that batch.
+    For `draws`, see `Ticket.draws`.
 
-    Raises InputError for keys that do not pickle.
+    Raises InputError if the keys cannot be pickled.
     """
     if draws:
         packed = _pack(seed, position, number if batch is None else batch, keys, bare=bare)
         stream.pending[number] = frames.with_draws(packed, draws)
     elif type(keys) is list and frames.all_ints(keys):
-        # Packed with its neighbours; the list may be the sampler's own.
+        # Packed later, with its neighbors; the list may be the sampler's own.
         stream.pending[number] = seed, position, keys if bare else keys.copy(), bare
     else:
         stream.pending[number] = _pack(seed, position, number if batch is None else batch, keys, bare=bare)
@@ -84,7 +84,7 @@ def _pack(seed: int, position: int, number: int, keys: Sequence[Any], *, bare: b
 
 
 def described(number: int, keys: Sequence[Any]) -> str:
-    """Describes a batch in a message."""
+    """Describes a batch for a message."""
     shown = ", ".join(map(str, islice(keys, SHOWN)))
     more = f", ... {len(keys)} in all" if len(keys) > SHOWN else ""
     return f"batch {number}, indices [{shown}{more}]"

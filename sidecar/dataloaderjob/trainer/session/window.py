@@ -17,8 +17,8 @@ MAX_PREFETCH = MOST_AHEAD
 
 
 def window_of(factor: int | None, feeders: int) -> int:
-    """Returns the number of batches ahead for a `prefetch_factor` and the feeders that a loader wants. Raises
-    InputError."""
+    """Returns the number of batches that a loader requests ahead, given its `prefetch_factor` and the number of feeders
+    that it wants. Raises InputError."""
     if factor is not None:
         window = factor * feeders
         if factor == PER_WORKER:
