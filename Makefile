@@ -244,8 +244,9 @@ bench-petastorm: .venv-petastorm/.installed  ## an environment with Petastorm, f
 	.venv-petastorm/bin/pip install "$(TORCH)" 'numpy<2' 'setuptools<81'  # torch asks for a newer setuptools than Petastorm
 	@touch $@
 
-bench-operator: env apiserver $(call wanted,kube-controller-manager) $(call wanted,kwok)  ## benchmark of the operator with 1,000 jobs on kwok, under 15 minutes
+bench-operator: env apiserver $(call wanted,kube-controller-manager) $(call wanted,kwok)  ## benchmarks of the operator with 1,000 jobs on kwok, and of its injector: 20 minutes
 	PATH="$(PATH):$(abspath $(ENVTEST))" python -m bench.operator_scale
+	python -m bench.admission
 
 clean:  ## removes generated files, except .venv
 	rm -rf build dist .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache $(EXAMPLE)/out
