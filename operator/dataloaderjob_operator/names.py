@@ -58,7 +58,8 @@ def certificate_secret(job: str, uid: str, root: bytes, generation: int) -> str:
 
 
 def is_attached_secret(job: str, name: str) -> bool:
-    """Returns True if a job's Secret is one of sidecars in attached pods, which an earlier job may have had, too."""
+    """Returns True if a job's Secret is for sidecars in attached pods. An earlier job may have had a Secret of this
+    name."""
     return name == attachment(job) or name.startswith(f"{attachment(job)}-tls-")
 
 
@@ -88,7 +89,7 @@ def feeders(job: str) -> str:
 
 
 def trainers(job: str, attempt: int) -> str:
-    """Returns the name of the Indexed Job. The host name of its pods adds a hyphen and the replica's number."""
+    """Returns the name of the Indexed Job. The host names of its pods append a hyphen and the replica's number."""
     return f"{trainers_stem(job)}-{attempt}"
 
 
@@ -121,7 +122,8 @@ def selector(job: str, role: Role) -> str:
 def child_labels(
     job: DataLoaderJob, role: Role | None = None, theirs: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Returns all labels of a child or its pods: Kubernetes' recommended ones, the user's, and the selecting ones."""
+    """Returns all labels of a child or its pods: Kubernetes' recommended labels, the user's, and those used in
+    selectors."""
     return {
         "app.kubernetes.io/managed-by": MANAGER,
         "app.kubernetes.io/part-of": job.name,
@@ -133,8 +135,8 @@ def child_labels(
 def metadata(
     job: DataLoaderJob, name: str, role: Role | None = None, theirs: WorkloadMetadata | None = None
 ) -> dict[str, Any]:
-    """Makes the name, namespace, labels, annotations and owner of a child. Raises ValueError for a job that is not on a
-    cluster."""
+    """Builds the name, namespace, labels, annotations and owner of a child. Raises ValueError for a job that is not on
+    a cluster."""
     if not job.metadata.uid or not job.metadata.namespace:
         raise ValueError(f"job {job.name} has no uid or namespace, because it is not on a cluster")
     return {
@@ -152,7 +154,7 @@ def metadata(
 
 
 def job_key(root: bytes, uid: str) -> bytes:
-    """Derives the job's key of 32 bytes, from which the keys of sidecars, feeders and controllers are derived
+    """Derives the job's 32-byte key, from which the keys of sidecars, feeders and controllers are derived
     (`dataloaderjob.core.keys`). Raises ValueError if the root key is too short."""
     return _derive(root, "links", uid)
 
@@ -164,7 +166,7 @@ def certificate_seed(root: bytes, uid: str) -> bytes:
 
 
 def ray_token(root: bytes, uid: str) -> str:
-    """Derives the token of the job's Ray cluster, 64 hexadecimal digits. Raises ValueError if the root key is too
+    """Derives the token of the job's Ray cluster, as 64 hexadecimal digits. Raises ValueError if the root key is too
     short."""
     return _derive(root, "ray", uid).hex()
 

@@ -1,10 +1,10 @@
 """The health of a job's pods, diagnosed once for each decision: whether enough pods of each role serve and, if not,
 why. Pure.
 
-The cause is usually in the pods' own statuses (`trouble_of`). Some causes appear only in events: volumes that cannot be
-mounted, pods refused by a quota or a policy. The operator does not watch all events of a cluster. It lists the events
-of a few objects of the job (`queries`), only while the job does not serve and no status contains the cause. `meaning`
-reads the events.
+The cause is usually in the pods' own statuses (`trouble_of`). Some causes appear only in events, such as volumes that
+cannot be mounted and pods refused by a quota or a policy. The operator does not watch all events of a cluster. It lists
+the events of a few of the job's objects (`queries`), and only while the job does not serve and no status contains the
+cause. `meaning` interprets the events.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SETTLE_S = 5.0
 AGAIN_S = 10.0
 """Interval between two lists of the same job's events."""
 PODS = 2
-"""Number of pods of a role whose events are listed at a time. The same cause holds up the others."""
+"""Number of pods of a role whose events are listed at a time. The other pods are held up by the same cause."""
 REASONS = {
     "FailedMount": "VolumeNotMounted",
     "FailedMapVolume": "VolumeNotMounted",
@@ -112,14 +112,14 @@ class RoleHealth:
     replaced: Trouble | None
     """The first trouble of pods that their Deployment has replaced. Such pods remain, for example after an eviction."""
     culprit: Trouble | None
-    """The first trouble of any pod of the attempt, including pods being deleted. An evicted trainer, for example, is
-    being deleted and has brought down the others."""
+    """The first trouble of any pod of the attempt, including pods being deleted. For example, an evicted trainer that
+    has brought down the others is itself being deleted."""
     leaving: tuple[Manifest, ...]
     """Pods that are being deleted."""
     held_up: tuple[tuple[EventQuery, datetime], ...]
-    """Objects that wait for something that their status does not name, each with the time at which the wait began."""
+    """Objects that wait for something not named in their status, each with the time at which the wait began."""
     event_trouble: Trouble | None
-    """The trouble that events reported about the first object of `held_up` that has one."""
+    """The trouble of the first object of `held_up` about which events report one."""
 
     @property
     def cause(self) -> Trouble | None:
@@ -147,7 +147,7 @@ class Health:
 
     @property
     def event_trouble(self) -> Trouble | None:
-        """The trouble that events reported about the first role that has one."""
+        """The trouble of the first role about which events report one."""
         return next((role.event_trouble for role in self.roles.values() if role.event_trouble), None)
 
 
@@ -339,8 +339,8 @@ def trains(status: Mapping[str, Any]) -> bool:
 
 
 def _held_up(observed: Observed, role: Role, found: _Diagnosed) -> Iterator[tuple[EventQuery, datetime]]:
-    """Yields objects that wait for something that their status does not name, in order of name, each with the time at
-    which the wait began."""
+    """Yields objects that wait for something not named in their status, sorted by name, each with the time at which the
+    wait began."""
     for pod, trouble in sorted(found, key=lambda each: str(each[0]["metadata"]["name"])):
         if trouble is None and (since := _waits_on_node(pod)) is not None:
             yield EventQuery("Pod", pod["metadata"]["name"], pod["metadata"].get("uid", "")), since
@@ -351,7 +351,8 @@ def _held_up(observed: Observed, role: Role, found: _Diagnosed) -> Iterator[tupl
 
 
 def _waits_on_node(pod: Mapping[str, Any]) -> datetime | None:
-    """Returns the time since which a pod has had a node but no container; None if it has no node, or a container."""
+    """Returns the time since which a pod has had a node but no container; None if it has no node, or already has a
+    container."""
     status = pod.get("status", {})
     placed = next((c for c in status.get("conditions") or () if c["type"] == "PodScheduled"), None)
     if status.get("phase", "Pending") != "Pending" or placed is None or placed.get("status") != "True":
@@ -365,7 +366,7 @@ def _waits_on_node(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def suspended(job: Mapping[str, Any]) -> bool:
-    """Returns True if an Indexed Job is suspended, which the operator itself never does."""
+    """Returns True if an Indexed Job is suspended. The operator itself never suspends one."""
     held = job.get("spec", {}).get("suspend") or has_condition(job, "Suspended")
     return bool(held) and not leaving(job)
 

@@ -45,8 +45,8 @@ def serves(found: Parts, *, attaches: bool = False) -> bool:
 
 
 def lacking_parts(found: Parts, *, attaches: bool) -> list[ConditionState]:
-    """Returns the parts that do not serve. Attached pods that are starting do not count. Their own containers and lost
-    nodes are their controllers' concern."""
+    """Returns the parts that do not serve. Attached pods that are starting do not count. Neither do failures of their
+    own containers or nodes, because those concern the pods' controllers."""
 
     def excused(kind: ConditionType, state: ConditionState) -> bool:
         lacks = kind is ConditionType.SIDECARS_READY and state.reason in STARTS | {NODE_UNREACHABLE}

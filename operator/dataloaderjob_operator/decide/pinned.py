@@ -1,9 +1,9 @@
-"""The parts of a job that pods keep from their start, whatever happens to the spec or the operator. These are their
-settings, a template made by another version of the operator, the sidecar image of a job's trainers, and the image of a
-serving head. Pure.
+"""The parts of a job that pods keep from their start, even if the spec or the operator changes. These parts are the
+pods' settings, a template made by another version of the operator, the sidecar image of a job's trainers, and the image
+of a serving head. Pure.
 
-Settings are in ConfigMaps that never change (`objects.settings`). A ConfigMap is created when a workload needs it, and
-deleted when no workload does.
+Settings are stored in ConfigMaps that never change (`objects.settings`). A ConfigMap is created when a workload needs
+it, and deleted when no workload needs it any longer.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def first_setup(observed: Observed, setup: OperatorConfig) -> OperatorConfig:
 
 
 def with_keys(job: str, child: Callable[[Key], Manifest | None]) -> str | None:
-    """Returns the name of the Secret with the keys of a job's live pods; None if there are none. The head's Secret
-    counts, because the head accepts the others."""
+    """Returns the name of the Secret with the keys of a job's live pods; None if it has none. If the head exists, its
+    Secret counts, because the head accepts the other pods."""
     workload = child(("Deployment", names.head(job))) or child(("Deployment", names.feeders(job))) or {}
     return secret_of(workload.get("spec", {}).get("template") or {})
 
@@ -86,8 +86,8 @@ def _kept(observed: Observed, child: Manifest) -> Manifest:
 
 
 def _with_own_image(child: Manifest, live: Manifest) -> Manifest:
-    """Keeps the image of a serving head. No feeder survives its head, so only new feeders get a new image at first. Any
-    other change by the user replaces the head, with the new image."""
+    """Keeps the image of a serving head. Feeders do not survive their head, so at first, only new feeders get a new
+    image. Any other change by the user replaces the head, and the replacement gets the new image."""
     wanted, theirs = (thing.get("spec", {}).get("template") or {} for thing in (child, live))
     if role_of(child) != names.Role.HEAD or not live.get("status", {}).get("readyReplicas"):
         return child
