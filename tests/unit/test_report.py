@@ -126,7 +126,7 @@ def test_ids_of_a_page_are_distinct():
         (run(waited=0.6, times=times(6)), "A few slow batches hold up the rest: 6 of 100"),
         (run(waited=0.6, times=times(6)), "The same samples are slow each time: index 5 (2 times)."),
         (run(happened=[Event(3.0, "trainer-1", "failed", "ended with exit code 3")]), "The run failed: trainer-1"),
-        (run(is_live=True), "The run is still going on"),
+        (run(is_live=True), "The run is still in progress"),
         (run(times=Times()), "No feeder of this run measured any"),
         (RunData({"name": "x", "started": 1.0}, Series(), Times()), "No batch was taken yet"),
         (RunData({"name": "x", "started": 1.0}, Series([reading(9.0, 0, feeders=0)]), Times()), "No feeder has served"),

@@ -150,7 +150,7 @@ def test_the_page_has_the_slowest_samples_if_feeders_tell_them():
     statuses = [status(feeder(built=n), t_0=sidecar(n)) for n in range(20)]
     words = text_of(render(data(watched(*statuses), single)))
     assert "The slowest samples took sample batch at 4 s index 5 3 " in words
-    assert "those since the feeders' pods started" in words
+    assert "cover the time since the feeder pods started" in words
     assert "time of a batch in one feeder 400 ms" in words
 
 

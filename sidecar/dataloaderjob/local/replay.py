@@ -1,4 +1,4 @@
-"""`dataloaderjob replay`: makes one batch of a record again in this process, under a debugger if requested."""
+"""`dataloaderjob replay`: rebuilds one batch of a record in this process, under a debugger if requested."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Difference:
     place: tuple[int, int]
     """Epoch and batch."""
     one: Recorded | None
-    """None: the first run has no such batch."""
+    """None if the first run has no such batch."""
     other: Recorded | None
 
     @property
@@ -42,7 +42,7 @@ def compare(
 ) -> tuple[bool, list[str]]:
     """Returns True if two runs consumed the same batches, and lines for the user. Raises InputError.
 
-    Digests are compared first. Only a difference runs the code of the records, if their users are trusted.
+    Digests are compared first. The code of the records runs only if there is a difference and their owners are trusted.
     """
     a, b = Record.open(one), Record.open(other)
     if a.ranks.keys() != b.ranks.keys():
@@ -223,7 +223,7 @@ def check(
 
 
 def _by_bundle(batches: list[tuple[str, Recorded]]) -> list[list[tuple[str, Recorded]]]:
-    """Groups batches that one process can make, each group in the order of epochs and batches."""
+    """Groups batches that one process can make, and sorts each group by epoch and batch."""
     groups: dict[Any, list[tuple[str, Recorded]]] = {}
     for rank, batch in batches:
         found = batch.piece.bundle(batch.row)

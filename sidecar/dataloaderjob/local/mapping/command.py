@@ -40,7 +40,7 @@ class Arguments:
     batch_size: int
     rows_per_file: int
     feeders: int | None
-    """None: a loader's default number; 0: this process does the work."""
+    """Number of feeders; None for a loader's default number, 0 if this process does the work."""
 
 
 def run(arguments: Arguments) -> str:
@@ -169,13 +169,14 @@ def _without_our_words(text: str) -> str:
 
 
 class Progress:
-    """Prints a line on standard error every few seconds."""
+    """The progress, printed as a line on standard error every few seconds."""
 
     def __init__(self, *, total: int, before: int) -> None:
         """Counts rows; `before` is the number in files that existed already."""
         self._total, self._done = total, before
         self._first: tuple[int, float] | None = None
-        """Rows done when the first batch had arrived, and that time; the rate leaves the startup out."""
+        """The number of rows done when the first batch had arrived, and the time of that. The rate therefore excludes
+        the startup."""
         self._said_at = 0.0
 
     def add(self, rows: int) -> None:

@@ -1,4 +1,4 @@
-"""Loads the user's script, and finds the dataset and the functions in it.
+"""The user's script: its loading, and the lookup of the dataset and the functions in it.
 
 As in multiprocessing's spawned workers, the script becomes `__main__` under the name `__mp_main__`, so that code below
 `if __name__ == "__main__":` does not run.

@@ -53,15 +53,15 @@ CPU_OF_CLUSTER = (
     "training is not measured on a cluster."
 )
 WATCHED = "Feeders made {:,} batches during the watch."
-SINCE = "The chart, and the slowest batches below, are those since the feeders' pods started."
+SINCE = "The chart and the slowest batches below cover the time since the feeder pods started."
 UNKNOWN = "No feeder pod reported the times of single batches."
 MEANS = "Means over {}. Each resource bounds the rate, and the lowest bound is the limit."
-ALONE = "The figures of single ranks include the wait for the first batch."
+ALONE = "The figures of individual ranks include the wait for the first batch."
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A chart with what to see in it, and tables."""
+    """A chart, an explanation of what it shows, and tables."""
 
     title: str
     text: Sequence[str]
@@ -182,7 +182,7 @@ def _times(found: Analysis) -> Iterator[Section]:
 
 def _slowest(found: Analysis) -> Section:
     when = (
-        "Times are those of day" if found.data.is_watched else "Times are counted from the start of the run"
+        "Times are times of day" if found.data.is_watched else "Times are counted from the start of the run"
     )
     text = f"{when}. A sample that is slow each time is worth investigating."
     tables = [story.slow_batches(found), story.slow_samples(found)]

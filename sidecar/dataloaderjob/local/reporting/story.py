@@ -1,4 +1,4 @@
-"""The words of a report: the events, in sentences, and the tables beside the charts. Pure."""
+"""The text of a report: the events as sentences, and the tables beside the charts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataloaderjob.local.reporting.analysis import TAIL, Analysis, Incident
 from dataloaderjob.local.reporting.series import ENDED, FAILED, MEMORY, SERVICE, TROUBLE, Event
 
 OVERLOADED = 0.3
-"""Share of build time spent waiting for a CPU from which on the machine is too small."""
+"""Share of build time spent waiting for a CPU above which the machine counts as too small."""
 MOST_ROWS, MOST_STORY = 60, 12
 LIMITS = {
     Limit.CPU: "the CPU of the processes that make batches",
@@ -40,7 +40,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """The head of a report."""
+    """The top part of a report."""
 
     verdict: str
     is_bad: bool
@@ -79,7 +79,10 @@ def _reasons(found: Analysis) -> Iterator[str]:
     if advice is None or pipeline is None or waiting is None:
         return
     if waiting < WORTH:
-        yield "The feeders keep up. Watch the ready batches below: while they stay near their maximum, fewer may do."
+        yield (
+            "The feeders keep up. Watch the ready batches below: while they stay near their maximum, fewer "
+            "feeders may suffice."
+        )
         return
     if found.data.is_watched:
         yield from _reasons_on_cluster(found)
@@ -100,7 +103,7 @@ def _reasons(found: Analysis) -> Iterator[str]:
         more = f"{advice.gain:.2g} times faster"
         yield (
             f"The limit is {LIMITS[advice.limit]}. {_count(advice.feeders, 'feeder')} with one CPU each "
-            f"would suffice (this run had {found.feeders}), and make it up to {more}; then the limit is "
+            f"would suffice (this run had {found.feeders}), and would make it up to {more}; then the limit is "
             f"{LIMITS[advice.next_limit]}."
         )
     elif advice.feeders:
@@ -114,7 +117,7 @@ def _reasons(found: Analysis) -> Iterator[str]:
 
 
 def _reasons_on_cluster(found: Analysis) -> Iterator[str]:
-    """Yields the job's own verdict, which knows more than the sums of a watch."""
+    """Yields the job's own verdict, which is based on more than the sums of a watch."""
     if verdict := found.data.about.get("verdict"):
         yield f"The job's verdict on its last minute: {verdict}."
     if found.queued > OVERLOADED:
@@ -232,7 +235,7 @@ def _end(found: Analysis) -> Iterator[str]:
     elif found.data.is_watched:
         yield "The job was still running when the watch ended."
     elif found.data.is_live:
-        yield "The run is still going on; this page shows it so far."
+        yield "The run is still in progress; this page shows it so far."
 
 
 # Tables
@@ -289,7 +292,7 @@ def parts(found: Analysis) -> Table:
 
 
 def costs(found: Analysis) -> Table:
-    """Returns the mean cost of a batch, where only sums are known."""
+    """Returns the mean cost of a batch if only sums are known."""
     sums = found.times.sums
     count = max(1, sums.count)
     rows = [
