@@ -1,4 +1,4 @@
-"""A pod of feeders: one raylet that joins the job's Ray, with room for `processes` feeders.
+"""A pod of feeders: one raylet that joins the job's Ray cluster, with room for `processes` feeders.
 
     python -m dataloaderjob.pod.feeder --settings FILE.json
 
@@ -54,12 +54,12 @@ RETRY_S = 0.5
 LOOK_S = 2.0
 READY_EVERY_S = 0.5
 GONE_AFTER = 3
-"""Consecutive refusals after which a GCS counts as gone: a busy one may miss one connection."""
+"""Number of consecutive refusals after which a GCS counts as gone. A busy GCS may miss one connection."""
 MAX_NBYTES = 8 * 1024 * 1024
 READ_NBYTES = 1 << 16
 MAX_NAME_NBYTES = 64
 PIPES = 3
-"""Number of pipes that a feeder hands over: its output, its errors, its life."""
+"""Number of pipes that a feeder hands over: for its standard output, its standard error, and its lifetime."""
 CLOSE_TIMEOUT_S = 1.0
 EXIT_BROKEN = 71
 _RAYS = (":actor_name:", ":job_id:", ":task_name:")
@@ -133,8 +133,8 @@ class FeederPod:
 
 
 class StillThere:
-    """A check that the GCS that is being joined still accepts connections. Ray itself would ask a dead GCS for minutes,
-    although another head may already run under its name."""
+    """A check that the GCS that is being joined still accepts connections. Ray itself would keep asking a dead GCS for
+    minutes, although another head may already run under its name."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address, self._due, self._misses = address, 0.0, 0
@@ -202,7 +202,7 @@ class Output:
         self._backlog.end()
 
     def _welcome(self) -> bool:
-        """Takes over one feeder's name and pipes. Returns False if no feeder waits."""
+        """Accepts one feeder's name and pipes. Returns False if no feeder waits."""
         try:
             name, fds, _, _ = socket.recv_fds(self._door, MAX_NAME_NBYTES, PIPES)
         except BlockingIOError:
@@ -238,7 +238,7 @@ class Output:
 
 
 class Backlog:
-    """A queue of lines: `put` never waits; `take` is for one writer."""
+    """A queue of lines. `put` never waits, and `take` is for one writer."""
 
     def __init__(self, max_nbytes: int = MAX_NBYTES) -> None:
         self._max_nbytes = max_nbytes
@@ -268,7 +268,7 @@ class Backlog:
 
     def _own_up(self) -> None:
         if self._lost:
-            note = f"[pod] omitted {self._lost} lines, which came faster than this output is read\n"
+            note = f"[pod] omitted {self._lost} lines, which arrived faster than this output is read\n"
             self._lines.append((2, note.encode()))
             self._lost = 0
 
@@ -286,8 +286,8 @@ class Backlog:
 
 
 class _Pipe:
-    """One of a feeder's three pipes, read until its end. The poll's loop calls it when it is readable. It returns True
-    if there was something to read."""
+    """One of a feeder's three pipes, read until its end. The poll loop calls this object when the pipe is readable. The
+    call returns True if there was something to read."""
 
     def __init__(
         self, fd: int, poll: selectors.BaseSelector, takes: Callable[[bytes], None], ends: Callable[[], None]

@@ -34,8 +34,8 @@ POLLRDHUP = 0x2000
 
 
 class RemoteProvider:
-    """Starts feeders through another process. If that process ends or breaks the protocol, this one ends, too. The next
-    supervisor adopts the remaining feeders."""
+    """The provider that starts feeders through another process. If that process ends or breaks the protocol, this
+    process also ends. The next supervisor adopts the remaining feeders."""
 
     explain_after_s = 5.0
 
@@ -49,7 +49,7 @@ class RemoteProvider:
         """`gone`: called by another thread, with an exit code, if the other process has ended. Raises InputError if the
         socket's path is not set."""
         if settings.provider_socket is None:
-            raise InputError("provider_socket is needed, the path of the provider's socket: found none")
+            raise InputError("provider_socket, the path of the provider's socket, is required: found none")
         self._path, self._wait_s = settings.provider_socket, settings.init_timeout_s
         self._answer_s, self._gone = answer_s, gone
         self._sock: socket.socket | None = None
@@ -100,7 +100,7 @@ class RemoteProvider:
                 waited_s = time.monotonic() - began
                 if waited_s > self._wait_s:
                     raise ServiceError(
-                        f"Ray was needed behind the socket {self._path}, and did not come up within "
+                        f"Ray did not come up behind the socket {self._path} within "
                         f"{self._wait_s:.0f} s ({first_line(exc)}): see the log of Ray's container"
                     ) from exc
                 if waited_s > logged_s:
