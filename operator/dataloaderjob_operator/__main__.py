@@ -196,7 +196,7 @@ async def reconcile_all(
         "sweeps": watch.keep_sweeping(client, cache, work.add, options.namespaces, requests),
     }  # fmt: skip
     health.tasks += [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
-    await asyncio.sleep(0)  # kopf ignores tasks that run before it starts, and awaits others when it ends
+    await asyncio.sleep(0)  # kopf ignores tasks that run before it starts, and awaits the others when it ends
     try:
         await watching
     finally:

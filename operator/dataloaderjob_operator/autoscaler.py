@@ -1,4 +1,5 @@
-"""Scales the feeders of jobs with `autoscaling.mode: Auto`, through the scale subresource as `kubectl scale` does.
+"""The autoscaler for the feeders of jobs with `autoscaling.mode: Auto`. It uses the scale subresource, as `kubectl
+scale` does.
 
 The policy is pure (`dataloaderjob.core.autoscaling`). Its state lives in this process. After a restart of the operator,
 the policy starts over and removes no feeders for some minutes. This module does not scale a job that a

@@ -1,5 +1,5 @@
-"""The writer that creates, changes and deletes the children of jobs on the API server. It tries a child in a dry run
-before it uses server-side apply, and remembers a refusal until the API server accepts the child.
+"""The writer that creates, changes and deletes the children of jobs on the API server. It uses server-side apply, and
+remembers a refusal until the API server accepts the child.
 
 Before a job has any pods, the children built from the user's templates are tried in a dry run. Then a pod of each is
 tried as well, because LimitRanges and Pod Security check only pods. If one is refused, nothing is created, so no head
@@ -57,7 +57,7 @@ def _version(thing: Manifest) -> str:
 
 @dataclass(slots=True)
 class ChildWriter:
-    """Creates, changes and deletes children."""
+    """The writer, which creates, changes and deletes children."""
 
     api: ApiClient
     cache: Cache
@@ -133,7 +133,7 @@ class ChildWriter:
                 if refusals.NO_DRY_RUN in exc.message:
                     continue
                 if await self.api.read(key[0], key_of(manifest)) is not None:
-                    continue  # the apply finds out who owns it
+                    continue  # the apply will find out who owns it
                 self._note(key, job, manifest, exc)
                 first = first or exc
         if first is not None:
@@ -157,7 +157,7 @@ class ChildWriter:
         times = 1 if known is None else known.times + 1
         for_good = error.code in FOR_GOOD or error.reason == NOT_OURS
         for_good = for_good or any(words in error.message for words in NOT_TYPED)
-        if known is not None and known.reported and not for_good:  # it explains more than a temporary error
+        if known is not None and known.reported and not for_good:  # it says more than a temporary error
             known.times = times
             return
         text = refusals.explain(error.message, manifest, job)

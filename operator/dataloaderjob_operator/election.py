@@ -99,9 +99,10 @@ async def leading(
     lost: Callable[[], None] = lambda: os._exit(LOST),
 ) -> AsyncIterator[None]:
     """Waits for the Lease and renews it while the context lasts. Calls `leads` with True if this operator is known to
-    hold the Lease, else False. Calls `lost` when another operator holds the Lease. By default, the process exits
-    immediately, because any further write may conflict with the other operator's."""
-    logging.getLogger(LeaseLock.__module__).setLevel(logging.CRITICAL)  # a traceback for each lost race
+    hold the Lease, and with False otherwise. Calls `lost` when another operator holds the Lease. By default, the
+    process exits immediately, because any further write may conflict with the other operator's."""
+    # Otherwise the library logs a traceback for each lost race.
+    logging.getLogger(LeaseLock.__module__).setLevel(logging.CRITICAL)
     lock, timing = Lock(candidate.lease, candidate.namespace, candidate.identity, api), candidate.timing
     config = Config(lock, timing.lease_s, timing.renew_s, timing.retry_s, _nothing, _nothing)
     election = LeaderElection(config)

@@ -121,13 +121,14 @@ class SecretAttempt:
 
 @dataclass(slots=True)
 class JobSecrets:
-    """Creates each job's Secrets once, and again if one may have been deleted and a pod needs it."""
+    """The writer of jobs' Secrets. It creates each Secret once, and again if the Secret may have been deleted and a pod
+    needs it."""
 
     api: ApiClient
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
     attempts: dict[JobKey, dict[str, SecretAttempt]] = field(default_factory=dict)
-    """The last attempt for each job's Secrets, by name."""
+    """The last attempt to create each of a job's Secrets, by the Secret's name."""
 
     async def keep(self, key: JobKey, secret: Manifest, observed: Observed) -> bool:
         """Creates the Secret, unless it certainly exists or nothing needs it now. Returns True if it was created."""

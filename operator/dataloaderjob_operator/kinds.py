@@ -115,7 +115,7 @@ class ObjectKind:
         return self.group, self.version, self.plural
 
     def path(self, namespace: str | None) -> str:
-        """Returns the path of all objects in a namespace, or in all namespaces if it is None."""
+        """Returns the path of all objects in a namespace, or in all namespaces if `namespace` is None."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
         return (
             f"{root}/{self.plural}" if namespace is None else f"{root}/namespaces/{namespace}/{self.plural}"

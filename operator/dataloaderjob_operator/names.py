@@ -42,18 +42,19 @@ class Role(StrEnum):
 
 
 def unique(namespace: str, job: str, uid: str) -> str:
-    """Returns the job's name on its connections. No other job has it, not even an earlier one of the same name."""
+    """Returns the job's name on its connections. The name is unique, even if an earlier job had the same object
+    name."""
     return f"{namespace}/{job}/{uid}"
 
 
 def key_secret(job: str, uid: str, root: bytes) -> str:
-    """Names the Secret with the job's keys under this root key. No other job has it, not even an earlier one of the
-    same name."""
+    """Returns the name of the Secret with the job's keys under this root key. The Secret of an earlier job with the
+    same object name has a different name."""
     return f"{job}-keys-{uid[:8]}-{_derive(root, 'name', uid).hex()[:6]}"
 
 
 def certificate_secret(job: str, uid: str, root: bytes, generation: int) -> str:
-    """Names the Secret with a generation of the job's certificates under this root key."""
+    """Returns the name of the Secret with a generation of the job's certificates under this root key."""
     return f"{job}-tls-{uid[:8]}-{_derive(root, 'name', uid).hex()[:6]}-{generation}"
 
 
@@ -64,23 +65,23 @@ def is_attached_secret(job: str, name: str) -> bool:
 
 
 def settings_map(job: str, content: str) -> str:
-    """Names the ConfigMap with settings. `content`: the digest of the settings."""
+    """Returns the name of the ConfigMap with settings. `content`: the digest of the settings."""
     return f"{job}-settings-{content}"
 
 
 def head(job: str) -> str:
-    """Names the head's Deployment."""
+    """Returns the name of the head's Deployment."""
     return f"{job}-head"
 
 
 def head_service(job: str) -> str:
-    """Names the Service through which feeders and sidecars find the head."""
+    """Returns the name of the Service through which feeders and sidecars find the head."""
     return _service(job, "head")
 
 
 def _service(job: str, role: str) -> str:
-    """Names a Service. Service names begin with a letter (RFC 1035); other names may begin with a digit. If the job's
-    name does, the Service gets a name that no other job uses."""
+    """Returns the name of a Service. Service names begin with a letter (RFC 1035), while other names may begin with a
+    digit. If the job's name begins with a digit, the Service gets a name that no other job uses."""
     return f"{role[0]}-{job}-svc" if job[0].isdigit() else f"{job}-{role}"
 
 
@@ -99,12 +100,12 @@ def trainers_stem(job: str) -> str:
 
 
 def trainers_service(job: str) -> str:
-    """Names the headless Service through which trainer pods find each other."""
+    """Returns the name of the headless Service through which trainer pods find each other."""
     return _service(job, "trainers")
 
 
 def policy(job: str, role: Role) -> str:
-    """Names the NetworkPolicy of a role's pods."""
+    """Returns the name of the NetworkPolicy of a role's pods."""
     return f"{job}-{role.value}"
 
 

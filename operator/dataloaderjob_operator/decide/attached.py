@@ -64,7 +64,7 @@ def idles_at(observed: Observed, now: datetime) -> datetime | None:
 
 
 def is_idle(observed: Observed, now: datetime) -> bool:
-    """Returns True if the job needs no feeders, because no pod has been attached for long enough."""
+    """Returns True if the job needs no feeders, because it has been without attached pods for long enough."""
     at = idles_at(observed, now)
     return at is not None and at <= now
 
@@ -207,7 +207,7 @@ def _sidecar_since(pod: Pod) -> datetime | None:
 
 
 def _own_trouble(pod: Pod) -> Trouble | None:
-    """Returns the trouble of a pod, apart from its sidecar's."""
+    """Returns the trouble of a pod's containers other than the sidecar."""
     return trouble_of(_with_containers(pod, sidecar=False))
 
 

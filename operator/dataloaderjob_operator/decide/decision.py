@@ -98,7 +98,7 @@ class Decision:
     ends_feeders: bool = False
     """True if the supervisor must end all feeders before its pod is deleted."""
     certificates: Schedule | None = None
-    """The generations of the job's certificates; None if it does not use TLS."""
+    """The schedule of the job's certificates; None if the job does not use TLS."""
     scaling: autoscale.ScalingTarget | None = None
     """The job as its autoscaler sees it; None if it must not be scaled."""
     requeue_after_s: float | None = None
@@ -109,7 +109,7 @@ class Decision:
     """Objects whose events must be listed, because a part of the job does not serve and no status contains the
     cause."""
     bug: Exception | None = None
-    """The error that prevented a child from being built. The status contains it, too."""
+    """The error that prevented a child from being built. The status also contains it."""
 
 
 def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:

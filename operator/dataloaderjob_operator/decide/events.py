@@ -125,7 +125,7 @@ Status = DataLoaderJobStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controller:
-    """The controller of an attached pod, as the pod names it."""
+    """The controller of an attached pod, as named by the pod."""
 
     api_version: str
     kind: str

@@ -87,7 +87,7 @@ def _refusals(observed: Observed) -> Iterator[str]:
             ended: Mapping[str, Any] = next((s["terminated"] for s in states if "terminated" in s), {})
             is_refused = ended.get("exitCode") == EXIT_RAY_REFUSED and container["name"] == HEAD_CONTAINER
             if is_refused and not container.get("ready") and not leaving(pod):
-                default = "the Ray cluster has other versions of Ray or Python"
+                default = "the Ray cluster has different versions of Ray or Python"
                 yield " ".join(str(ended.get("message") or default).split())
 
 

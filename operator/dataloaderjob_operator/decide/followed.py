@@ -1,4 +1,4 @@
-"""The end of the object that an attached job follows, from the object's own status. Pure.
+"""The end of the object that an attached job follows, derived from the object's own status. Pure.
 
 Most controllers report an end as a condition, each with its own type. KubeRay and Volcano report it in fields of their
 own. The same rules apply to objects of unknown kinds.
@@ -66,7 +66,7 @@ def missing(follow: FollowSpec) -> Followed:
 
 
 def unknown_kind(follow: FollowSpec) -> Followed:
-    """Returns the result for a kind that the API server does not have."""
+    """Returns the result for a kind that the API server does not know."""
     return Followed(
         FollowedState.UNREADABLE,
         f"the API server does not know kind {follow.kind} in {follow.api_version}: install its "

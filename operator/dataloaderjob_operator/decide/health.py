@@ -135,13 +135,13 @@ class Health:
     trouble: Trouble | None
     """The first trouble in the status of a pod that was not replaced, including pods being deleted."""
     head_pods: ConditionState
-    """True if the head's pod is ready."""
+    """It holds if the head's pod is ready."""
     feeder_pods: ConditionState
-    """True if at least `minAvailable` feeder pods are ready."""
+    """It holds if at least `minAvailable` feeder pods are ready."""
     sidecars: ConditionState
-    """True if each trainer pod's sidecar listens."""
+    """It holds if each trainer pod's sidecar listens."""
     trainer_pods: ConditionState
-    """True if all trainer pods are running."""
+    """It holds if all trainer pods are running."""
     trainers_running: int
     """Number of trainer pods that run or have succeeded."""
 
@@ -152,7 +152,7 @@ class Health:
 
 
 def diagnose(observed: Observed) -> Health:
-    """Diagnoses all pods, reading the status of each once."""
+    """Diagnoses all pods, and reads the status of each only once."""
     found = [(pod, trouble_of(pod)) for pod in observed.pods]
     roles = {role: _role(observed, role, found) for role in Role}
     if observed.job.spec.trainers.attached:
@@ -239,7 +239,7 @@ def _replaced(pod: Manifest) -> bool:
 
 
 def _of_attempt(pod: Manifest, attempt: int) -> bool:
-    """Returns True if a pod belongs to this attempt; pods of head and feeders belong to all attempts."""
+    """Returns True if a pod belongs to this attempt. Pods of the head and the feeders belong to all attempts."""
     return str(pod["metadata"].get("labels", {}).get(names.LABEL_ATTEMPT, attempt)) == str(attempt)
 
 

@@ -40,7 +40,7 @@ def parts(observed: Observed, health: Health) -> Parts:
 
 
 def serves(found: Parts, *, attaches: bool = False) -> bool:
-    """Returns True if all parts serve. `attaches`: other controllers create the trainers' pods."""
+    """Returns True if all parts serve. `attaches`: True if other controllers create the trainers' pods."""
     return not lacking_parts(found, attaches=attaches)
 
 

@@ -70,7 +70,7 @@ class Cause:
     """CamelCase, for a condition."""
     text: str
     host: str = ""
-    """Address of the pod that the cause lies in; empty if it lies in no pod, or the pod is unknown."""
+    """Address of the pod with the cause; empty if no pod is the cause, or the pod is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class SupervisorStatus:
     ended: bool = False
     """True if all feeders have ended because the operator asked for it."""
     cause: Cause | None = None
-    """The worst cause of the first feeder that does not serve."""
+    """The cause of the feeder that `core.supervision.worst` chooses."""
     failure: Cause | None = None
     """The error that a trainer received instead of a batch, if no trainer has taken a batch since."""
     ray: RayStatus = field(default_factory=RayStatus)

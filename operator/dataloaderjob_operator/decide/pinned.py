@@ -54,7 +54,7 @@ def settled(observed: Observed, built: Iterable[Manifest]) -> list[Manifest]:
     kept = [_kept(observed, child) for child in built]
     read = {_map_name(observed.children.get(key, child)) if key[0] == "Job" else _map_name(child)
             for child in kept if (key := key_of(child))[0] in ("Deployment", "Job")}  # fmt: skip
-    read.add(names.attachment(observed.job.name))  # by pods of other controllers
+    read.add(names.attachment(observed.job.name))  # read by pods of other controllers
     made = [child for child in kept if child["kind"] != MAP or child["metadata"]["name"] in read]
     return [*made, *_recounted(observed, made)]
 

@@ -121,7 +121,7 @@ def _evicted(pod: Pod) -> Iterator[Trouble]:
 
 
 def _disrupted(pod: Pod) -> Iterator[Trouble]:
-    """Yields the disruption of a pod that Kubernetes ends, from the condition that it sets before the containers
+    """Yields the disruption of a pod that Kubernetes ends. Kubernetes sets a condition for it before the containers
     end."""
     condition = condition_of(pod, "DisruptionTarget") or {}
     if condition.get("status") == "True":
@@ -254,7 +254,7 @@ def _oom(ended: Mapping[str, Any] | None) -> bool:
 
 
 def _crash(pod: Pod, status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
-    """Describes a crash in text that stays the same from the container's end until it is ready again."""
+    """Describes a crash in text that stays the same from the container's end until the container is ready again."""
     count = int(status.get("restartCount") or 0)
     return _exit(pod, status, ended) + (f", {count} restart{'' if count == 1 else 's'}" if count else "")
 

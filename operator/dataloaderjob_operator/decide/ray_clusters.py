@@ -56,9 +56,7 @@ def no_service(cluster: str, service: str, *, readable: bool, exists: bool) -> s
     """Describes the object that the job waits for while the head's Service is missing. `readable`: the operator may
     read RayClusters; `exists`: the RayCluster exists."""
     if exists:
-        return (
-            f"RayCluster {cluster} exists, and its head's Service {service} does not yet: KubeRay creates it"
-        )
+        return f"RayCluster {cluster} exists, but its head's Service {service} does not yet: KubeRay will create it"
     text = f"neither RayCluster {cluster} nor its head's Service {service} exists in the job's namespace"
     if not readable:
         text = (

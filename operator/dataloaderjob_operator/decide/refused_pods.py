@@ -46,7 +46,7 @@ _UNSTABLE = re.compile(r"\b\d+\.\d+\.\d+\.\d+(?::\d+)?\b|\bpods? \"[^\"]*\"")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedPod:
-    """A refusal of pods of one controller."""
+    """A refusal of one controller's pods."""
 
     job: str
     """The job that the refusal names; empty if it names none, for instance because the webhook does not answer."""

@@ -21,8 +21,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 AUTHORITY_DAYS = 730
 CERTIFICATE_DAYS = 90
 RENEW_DAYS = 30
-"""Days before its expiry at which a certificate is renewed. The authority is renewed early enough for its certificates
-to have their full validity."""
+"""Days before expiry at which a certificate is renewed. The authority is renewed early enough for its certificates to
+have their full validity."""
 SKEW = timedelta(hours=1)
 """The validity of a certificate begins this long before its creation, to allow for slow clocks."""
 FIELDS = ("ca.crt", "ca.key", "tls.crt", "tls.key")

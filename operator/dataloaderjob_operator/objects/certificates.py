@@ -22,7 +22,7 @@ from dataloaderjob_operator.objects import settings
 
 
 def secret_names(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[str]:
-    """Names the Secrets of all generations, in order; none if the job does not use TLS."""
+    """Returns the names of the Secrets of all generations, in order; none if the job does not use TLS."""
     count = GENERATIONS if job.spec.loader.tls else 0
     uid = job.metadata.uid or ""
     return [names.certificate_secret(job.name, uid, setup.root_key, number) for number in range(count)]

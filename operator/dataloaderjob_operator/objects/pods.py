@@ -268,8 +268,8 @@ def with_data(theirs: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, A
 
 
 def joined(ours: Iterable[Manifest], theirs: Iterable[Manifest]) -> list[Manifest]:
-    """Joins named items, such as variables. The operator's come first, because the user's may refer to them. If both
-    have an item of the same name, the user's item replaces the operator's."""
+    """Joins named items, such as variables. The operator's items come first, because the user's items may refer to
+    them. If both have an item of the same name, the user's item replaces the operator's."""
     found = list(theirs)
     taken = [item.get("name") for item in found]
     return [*(item for item in ours if item["name"] not in taken), *found]

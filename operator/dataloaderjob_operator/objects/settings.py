@@ -93,7 +93,7 @@ class OperatorConfig:
     tls_period: timedelta = PERIOD
     """Time after which a job's certificates are replaced."""
     managed_by: str = ""
-    """The operator manages only jobs with this `spec.managedBy`; if empty, jobs without one or with MANAGED_BY."""
+    """The operator manages only jobs with this `spec.managedBy`; if empty, only jobs that set none, or MANAGED_BY."""
 
     def manages(self, named: str | None) -> bool:
         """Returns True if this operator manages a job with this `spec.managedBy`."""
@@ -125,7 +125,7 @@ def ports(job: DataLoaderJob) -> Ports:
 
 
 def service_host(job: DataLoaderJob, service: str, setup: OperatorConfig) -> str:
-    """Returns the full name of a Service, which resolves even in a pod without the cluster's search list."""
+    """Returns the full name of a Service, which resolves even in a pod without the cluster's DNS search list."""
     domain = f".{setup.cluster_domain}" if setup.cluster_domain else ""
     return f"{service}.{job.metadata.namespace}.svc{domain}"
 

@@ -32,7 +32,7 @@ from dataloaderjob_operator.objects.pods import (
 HEAD_MODULE = "dataloaderjob.pod.head"
 FEEDER_MODULE = "dataloaderjob.pod.feeder"
 STARTS = 60
-"""Number of probes of a starting head, five seconds apart, after which the head is restarted."""
+"""Number of failed probes of a starting head, five seconds apart, after which the head is restarted."""
 _NODE = f"{TEMP_DIR}/{NODE_FOLDER}"
 READINESS: Manifest = {
     # Earlier images do not create this file. As before, they are ready once they accept the feeders' output.

@@ -30,7 +30,8 @@ GONE = 410
 
 
 class AttachedPods:
-    """Attached pods by the job that their label names. `prime` lists them, `run` watches them until it is cancelled."""
+    """Attached pods by the job that their label names. `prime` lists them, and `run` watches them until it is
+    cancelled."""
 
     def __init__(
         self, api: ApiClient, changed: Callable[[JobKey], None], namespaces: Sequence[str] = ()

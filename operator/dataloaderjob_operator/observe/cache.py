@@ -124,7 +124,7 @@ class Cache:
         return False
 
     def _known(self, owner: JobKey, thing: Manifest) -> bool:
-        """Checks whether the cache has exactly this version."""
+        """Checks whether the cache has this exact version."""
         live, new = self._live(owner, thing), thing["metadata"]
         if live is None or new.get("resourceVersion") is None:
             return False
@@ -148,7 +148,7 @@ class Cache:
         return owner is not None and self._live(owner, thing) is not None
 
     def has(self, thing: Manifest) -> bool:
-        """Checks whether the cache has this very object, not another one of the same name."""
+        """Checks whether the cache has this exact object, not another one of the same name."""
         owner = owner_of(thing)
         live = None if owner is None else self._live(owner, thing)
         return live is not None and live["metadata"].get("uid") == thing["metadata"].get("uid")

@@ -82,7 +82,8 @@ class Requests:
         self._opened.pop(self._known(path) or "", None)
 
     def _known(self, path: str) -> str | None:
-        """Returns the listed path that a request is for, without a prefix of the server's URL; None for others."""
+        """Returns the listed path that a request is for, without any prefix from the server's URL; None for any other
+        request."""
         return next((ours for ours in self._kinds if path.endswith(ours)), None)
 
     def reported(self, kind: str, uid: str) -> None:

@@ -58,8 +58,8 @@ written less often than once a minute."""
 RATES_SPAN_S = 8.0
 """Minimum time span over which rates are computed. Over a shorter span, single batches would dominate."""
 MAX_STATUS_NBYTES = 1024 * 1024
-"""Maximum size of a status. A brief status of 1000 sidecars has 400 KB. Because a supervisor runs in the user's image,
-this limit bounds the operator's time and memory that it can use."""
+"""Maximum size of a status. A brief status of 1000 sidecars takes 400 KB. Because a supervisor runs in the user's
+image, this limit bounds how much of the operator's time and memory it can use."""
 MAX_ANSWER_NBYTES = 64 * 1024
 """Maximum size of the answer to a request that sets the number of feeders. The answer is one line."""
 LARGE_NBYTES = 64 * 1024
@@ -70,8 +70,8 @@ MAX_WHY = 1000
 HUNG_S = 180.0
 """Seconds of silence after which a supervisor that has answered before counts as hung, while its pod is ready."""
 MAX_SILENT = 0.1
-"""Maximum share of silent supervisors with which a silent one may count as hung; a single one may in any case. If more
-are silent, the likely cause is the operator's own connection."""
+"""Maximum share of all supervisors that may be silent if any of them is to count as hung. A single silent supervisor
+may always count as hung. If more are silent, the likely cause is the operator's own connection."""
 
 _jitter = random.Random()  # noqa: S311  spreads polls, no secret
 
