@@ -32,7 +32,7 @@ def causes(explainer: Explainer, lives: dict[int, Life], room: Room, now: float 
         ),
         pytest.param(
             Life("DEAD", registered=False, death=STARTUP), Cause.REGISTER_TIMEOUT,
-            "worker_register_timeout, 30 s; each one is ended and another started: raise "
+            "worker_register_timeout, 30 s; Ray ends each one and starts another: raise "
             "spec.ray.managed.tuning.workerRegisterTimeoutSeconds", True, id="never registers",
         ),
     ],

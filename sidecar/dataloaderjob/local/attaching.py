@@ -110,7 +110,7 @@ class Activity(Enum):
 
 class Change(Enum):
     EXPIRED = auto()
-    """No process has been attached for long enough."""
+    """There has been no attached process for long enough."""
     STOPPED = auto()
     """The supervisor keeps no feeder."""
     ATTACHED = auto()

@@ -398,7 +398,7 @@ class LocalCluster:
         self._do(self.policy.serves(ServicePart.SUPERVISOR))
         if self._starter is ServicePart.HOST and status.get(
             "ready"
-        ):  # it listens before it has imported torch, or has failed to
+        ):  # the host listens before it has imported torch, or failed to
             self._do(self.policy.serves(ServicePart.HOST))
         if self.policy.old and status.get("ready") == status.get("desired"):
             self._do(self.policy.settled())

@@ -122,7 +122,7 @@ def _put(stream: TextIO, text: str) -> None:
     try:
         try:
             stream.write(text)
-        except UnicodeEncodeError:  # a terminal or file of another encoding
+        except UnicodeEncodeError:  # a terminal or file with another encoding
             stream.write(text.encode(stream.encoding, "replace").decode(stream.encoding))
         stream.flush()
     except ValueError:  # the stream is closed
@@ -328,7 +328,7 @@ def summary(total: Mapping[str, int], seconds: float, restarts: int) -> str:
         f"stall {percent(rates.stall, 1)}{_stage(rates)}",
     ]  # fmt: skip
     for name, text in (
-        ("retries", "asked again"),
+        ("retries", "retried"),
         ("hedges", "hedged"),
         ("late_copies", "late copies"),
         ("failures", "failed"),

@@ -133,8 +133,8 @@ class _Work:
             self.notices.append(f"{where} is left unchanged: {hint}")
         elif thing.get("kind") != KIND and _has_containers(thing):
             self.notices.append(
-                f"{where} is left unchanged: the places of its pod templates are unknown. Add the label "
-                f"{LABEL} to its pods, which the cluster then injects"
+                f"{where} is left unchanged: it is unknown where its pod templates are. Add the label "
+                f"{LABEL} to its pods, so that the cluster injects them"
             )
 
     def _misplaced(self, data: Any, templates: Sequence[FoundTemplate], document: Document) -> None:

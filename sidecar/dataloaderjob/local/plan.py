@@ -7,7 +7,7 @@ SERVING    trainers come and go: others start them (spec.trainers.attach)
 FAILING    one trainer failed; the others have some time to end by themselves and report why
 ENDING     trainers were sent a signal to end
 KILLING    trainers were killed
-OVER       no trainer lives
+OVER       no trainer is alive
 """
 
 from __future__ import annotations
@@ -351,7 +351,7 @@ class Lifecycle:
         return state
 
     def halt(self, stop: Stop) -> RunState | None:
-        """Handles a signal, a deadline, or a broken service; a second one kills the trainers."""
+        """Handles a signal, a deadline, or a broken service. A second such event kills the trainers."""
         if self.stop is None and self.first_failure is None and self.state is not RunState.OVER:
             self.stop = stop
         return self.move(RunEvent.STOP)

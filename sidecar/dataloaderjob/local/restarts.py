@@ -1,8 +1,8 @@
 """Restart policy of the service's parts. Pure: no processes, no clock.
 
 The parts are the sidecar, the supervisor and the part that starts feeders: a Ray head, or the feeder host. The sidecar,
-the supervisor and the host are restarted independently: the supervisor waits for a host. A head without its GCS or
-raylet is replaced by a new one, and the supervisor is restarted against the new head. The old head is kept while its
+the supervisor and the host are restarted independently, because the supervisor waits for a host. A head without its GCS
+or raylet is replaced by a new one, and the supervisor is restarted against the new head. The old head is kept while its
 feeders are alive, until the feeders of the new head are registered. Some feeders thus serve at any time.
 
     ABSENT    not started, or waiting for a restart

@@ -44,7 +44,7 @@ iter()."""
 SHARED_NBYTES_PER_RANK = 2 * 1024**3
 LOOK_S = 0.5
 MAX_LOG_NBYTES = 16 * 1024 * 1024
-"""Limit of the log, because user code may print without limit."""
+"""Maximum size of the log, because user code may print without limit."""
 EXIT_FAILED = 1
 
 

@@ -127,7 +127,7 @@ def _other_keys(left: bytes, right: bytes) -> str:
     """Names the first key that differs; empty if all keys are equal, even if their pickles differ."""
     try:
         mine, theirs = (list(frames.unpack_ticket(payload).keys) for payload in (left, right))
-    except Exception:  # classes of the user's that this process does not have
+    except Exception:  # the user's classes may be missing in this process
         return "the keys differ"
     if len(mine) != len(theirs):
         return f"the keys differ: {len(mine)} in one and {len(theirs)} in the other"
@@ -241,8 +241,8 @@ def _by_bundle(batches: list[tuple[str, Recorded]]) -> list[list[tuple[str, Reco
 def _first_wrong(
     record: Record, batches: list[tuple[str, Recorded]], *, before: tuple[int, int] | None
 ) -> tuple[tuple[int, int], str] | None:
-    """Returns the place of the first batch that differs from the one consumed, and a message. `before`: only
-    batches before this place are made."""
+    """Returns the place of the first batch that differs from the one consumed, and a message. `before`: only batches
+    before this place are rebuilt."""
     wanted = [(rank, b) for rank, b in batches if before is None or b.row.place < before]
     if not wanted:
         return None

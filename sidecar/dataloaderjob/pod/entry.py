@@ -42,7 +42,7 @@ S = TypeVar("S")
 _RAYS = ("session_*", "ray_current_cluster")
 POLL_S = 0.05
 MAX_RAY_EXITS = 3
-"""Number of consecutive exits because of Ray, while Ray seems to be alive, after which the pod gives up."""
+"""Number of consecutive exits caused by Ray, while Ray seems to be alive, after which the pod gives up."""
 TERMINATION_LOG = Path("/dev/termination-log")
 """File whose text the kubelet reports as a container's last message. If it is empty, the kubelet takes the last lines
 of the output, to which Ray's processes write as they end."""
@@ -141,8 +141,8 @@ def await_started(
 ) -> dict[str, int]:
     """Waits until `ray start` has succeeded. Returns the pidfds of the node's vital processes.
 
-    Raises ServiceError if it failed or is late, Stopped, and whatever `check` raises meanwhile. Ray's own messages
-    precede the error in this process's output.
+    Raises ServiceError if `ray start` failed or is late. Also raises Stopped, and whatever `check` raises in the
+    meantime. Ray's own messages precede the error in this process's output.
     """
     deadline = time.monotonic() + timeout_s
     while (code := node.start_code()) is None:
@@ -226,7 +226,7 @@ class PodPart(Protocol):
     """A pod's work. The main thread calls `run`, then `close`."""
 
     def run(self) -> None:
-        """Serves as long as it can. Raises ServiceError if it cannot continue, OSError, Stopped."""
+        """Serves as long as it can. Raises OSError and Stopped. Raises ServiceError if it cannot continue."""
 
     def close(self) -> None:
         """Ends everything that this part started."""
@@ -266,8 +266,8 @@ def _serve(kind: type[S], make: Callable[[S, Watch], PodPart], path: Path) -> in
 def wait_beside(
     node: RayNode, watch: Watch, vital: Mapping[str, int], timeout_s: float | None, others: Sequence[int] = ()
 ) -> None:
-    """Waits until one of `others` is readable, or for `timeout_s`, while a node's vital processes run. Raises
-    ServiceError if a vital process ended, Stopped."""
+    """Waits until one of `others` is readable, or for `timeout_s`, while a node's vital processes run. Raises Stopped.
+    Raises ServiceError if a vital process ended."""
     ready = watch.wait(timeout_s, [*vital.values(), *others])
     if gone := [name for name, pidfd in vital.items() if pidfd in ready]:
         raise ended(node, gone)
@@ -384,7 +384,7 @@ def read_token(path: str) -> str:
     try:
         token = Path(path).read_text().strip()
     except (OSError, ValueError) as exc:
-        raise InputError(f"cannot read the token of the job's Ray from {path}: {exc}") from exc
+        raise InputError(f"cannot read the token of the job's Ray cluster from {path}: {exc}") from exc
     if not token:
-        raise InputError(f"the token of the job's Ray must be in {path}, but the file is empty")
+        raise InputError(f"the token of the job's Ray cluster must be in {path}, but the file is empty")
     return token

@@ -89,12 +89,10 @@ class FeederPod:
         address = self._await_head()
         env = {**node_environment(os.environ), NODE_FOLDER_VARIABLE: str(self._folder)}
         self._node.launch([f"--address={address}", *ANY_PORTS, PLAIN], env=env, cwd=Path.cwd())
-        what = (
-            f"this node of the Ray at {self._settings.head}, with the token of {self._settings.token_path},"
-        )
+        what = f"this node of the Ray cluster at {self._settings.head}, with the token of {self._settings.token_path},"
         there = StillThere(split_address(address))
         vital = await_started(self._node, self._watch, self._settings.join_timeout_s, what, check=there)
-        log.info("joined the Ray at %s with room for %d feeders", address, self._settings.processes)
+        log.info("joined the Ray cluster at %s with room for %d feeders", address, self._settings.processes)
         self._readiness.joined()
         while not self._watch.wait(READY_EVERY_S, vital.values()):
             self._readiness.look()
@@ -103,8 +101,8 @@ class FeederPod:
     def _await_head(self) -> str:
         """Waits until the head's GCS accepts connections. Returns the GCS's address, with a numeric host.
 
-        A number is used because a new head's pod is another cluster under the same name. A raylet that followed the
-        name would connect to a cluster that does not know it. With the number, the raylet loses its GCS and exits.
+        The host is numeric because a new head's pod is a different cluster under the same name. A raylet that followed
+        the name would connect to a cluster that does not know it. With the number, the raylet loses its GCS and exits.
         """
         settings, (host, port) = self._settings, self._head
         began = time.monotonic()

@@ -164,7 +164,7 @@ class Readiness:
 
 class Trial:
     """A separate feeder, started like the pod's own. Once it serves, torch and everything else that a feeder needs have
-    been imported. It knows neither the supervisor nor the job's key, and listens on this machine only."""
+    been imported. The feeder knows neither the supervisor nor the job's key, and listens only on this machine."""
 
     def __init__(self, timeout_s: float) -> None:
         """Starts the feeder. Raises OSError."""

@@ -130,7 +130,7 @@ def failure(answer: Mapping[str, Any]) -> str | None:
 
 
 def read_hello(answer: Mapping[str, Any]) -> Hello:
-    """Raises RemoteProtocolError."""
+    """Reads the answer to "hello". Raises RemoteProtocolError."""
     found = answer.get("in_force")
     if not isinstance(found, dict):
         raise _odd("in_force", "an object", found)
@@ -144,12 +144,12 @@ def read_hello(answer: Mapping[str, Any]) -> Hello:
 
 
 def read_found(answer: Mapping[str, Any]) -> list[int]:
-    """Raises RemoteProtocolError."""
+    """Returns the numbers of feeders in the answer to "found". Raises RemoteProtocolError."""
     return sorted(set(_indices(answer.get("found"), "found")))
 
 
 def read_done(answer: Mapping[str, Any]) -> None:
-    """Raises RemoteProtocolError."""
+    """Checks that a request was carried out. Raises RemoteProtocolError."""
     if answer.get("done") is not True:
         raise _odd("done", "true", answer.get("done"))
 

@@ -33,7 +33,7 @@ class Why(NamedTuple):
     dead: bool = False
     """True if the feeder will not come up unless it is placed again."""
     host: str = ""
-    """Address of the node that is to run the feeder; empty if unknown."""
+    """Address of the node that should run the feeder; empty if unknown."""
 
 
 class Provider(Protocol):

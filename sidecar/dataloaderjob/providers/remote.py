@@ -57,8 +57,8 @@ class RemoteProvider:
         self.in_force: dict[str, Any] = {}
 
     def connect(self) -> None:
-        """Waits for the other process, which connects to Ray first. Raises ServiceError if that process does not come
-        up, and ProviderLost."""
+        """Waits for the other process, which connects to Ray first. Raises ProviderLost. Raises ServiceError if that
+        process does not come up."""
         self._sock = self._dial()
         self.session, self.in_force = self._checked(lambda: link.read_hello(self._ask({"ask": "hello"})))
         threading.Thread(target=self._end_when_gone, args=(self._sock,), name="dlj-link", daemon=True).start()
@@ -128,8 +128,8 @@ class RemoteProvider:
             more = add(self._exchange(None, deadline))
 
     def _exchange(self, request: Mapping[str, Any] | None, deadline: float) -> dict[str, Any]:
-        """Sends a request, if there is one, and returns the next answer. Raises ServiceError if the answer is an error,
-        OSError, ProtocolError."""
+        """Sends a request, if there is one, and returns the next answer. Raises OSError and ProtocolError. Raises
+        ServiceError if the answer is an error."""
         if self._sock is None:
             raise ProviderLost("connect comes first")
         if request is not None:
@@ -157,7 +157,7 @@ def _receive(sock: socket.socket, nbytes: int, deadline: float) -> bytes:
     while len(data) < nbytes:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError("no whole answer in time")
+            raise TimeoutError("no complete answer in time")
         sock.settimeout(left_s)
         got = sock.recv(min(nbytes - len(data), 1 << 16))
         if not got:

@@ -1,8 +1,8 @@
 """The relay that moves blobs from a trainer's node to the feeders' nodes.
 
 A blob is requested from a sidecar only when a feeder lacks it. If the feeders and the trainer share a folder, no blob
-ever passes through here. A feeder that has a blob serves it to MAX_SERVED others at a time. 64 nodes have the blob
-after four such turns, while the head alone would send it 64 times. The relay decides which source each feeder gets the
+ever passes through here. A feeder that has a blob serves it to MAX_SERVED others at a time. After four such turns, 64
+nodes have the blob, while the head alone would send it 64 times. The relay decides which source each feeder gets the
 blob from. The server calls the relay in the threads of connections.
 """
 
@@ -32,7 +32,7 @@ MAX_FAILED = 2
 """Number of failed sources after which a feeder gets a blob from the head."""
 PLACE_WAIT_S = 10.0
 Want = Callable[[str], None]
-"""Sends {"type": "want"} to one sidecar. Raises OSError."""
+"""A function that sends {"type": "want"} to one sidecar. Raises OSError."""
 Address = tuple[str, int]
 HERE = None
 """Stands for this process among the sources of a blob."""
@@ -47,7 +47,7 @@ class _Upload:
 
     holder: int
     asked_at: float
-    """The time at which it was requested, or a part of it last arrived."""
+    """The time at which the blob was requested, or at which a part of it last arrived."""
     moved_at: float
     """The time at which a part of it last arrived, in this upload or an earlier one."""
 

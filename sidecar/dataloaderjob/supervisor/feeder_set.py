@@ -91,7 +91,7 @@ class Endpoint(NamedTuple):
     node: str = ""
     session: str = ""
     link: str = ""
-    """The key for connections to it, wrapped for sidecars (`core.keys`)."""
+    """The key for connections to the feeder, wrapped for sidecars (`core.keys`)."""
 
 
 class Trouble(NamedTuple):
@@ -244,7 +244,7 @@ class FeederSet:
         return True
 
     def leave(self, name: str, instance: str, now: float) -> None:
-        """Handles the end of the connection of this process."""
+        """Handles the end of this process's connection."""
         self._dismiss(instance)
         member = self._member(name, instance)
         if member is None:

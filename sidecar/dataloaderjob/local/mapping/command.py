@@ -46,7 +46,8 @@ class Arguments:
 def run(arguments: Arguments) -> str:
     """Runs the command. Returns a line that sums up the results.
 
-    Raises InputError if the arguments cannot work, UserCodeError for exceptions of the user's code, KeyboardInterrupt.
+    Raises InputError if the arguments cannot work. Raises UserCodeError for exceptions in the user's code. Raises
+    KeyboardInterrupt.
     """
     output = arguments.output.absolute()  # before the script, which may change the working directory
     _check_numbers(arguments)
@@ -175,8 +176,8 @@ class Progress:
         """Counts rows; `before` is the number in files that existed already."""
         self._total, self._done = total, before
         self._first: tuple[int, float] | None = None
-        """The number of rows done when the first batch had arrived, and the time of that. The rate therefore excludes
-        the startup."""
+        """The number of rows done when the first batch arrived, and the time of its arrival. The rate therefore
+        excludes the startup."""
         self._said_at = 0.0
 
     def add(self, rows: int) -> None:

@@ -49,7 +49,7 @@ class Inputs(Dataset[tuple[int, Any]]):
 
 
 class BatchedInputs(Inputs):
-    """The same for a dataset with `__getitems__`, which makes the samples of a batch together."""
+    """The same as `Inputs`, for a dataset with `__getitems__`, which makes the samples of a batch together."""
 
     def __getitems__(self, indices: list[int]) -> list[tuple[int, Any]]:
         seed_batch(_SEED, indices[0])

@@ -26,7 +26,7 @@ class Script:
     """A loaded script."""
 
     def __init__(self, path: Path) -> None:
-        """Raises InputError if the file does not exist, UserCodeError if the script raises an exception."""
+        """Raises InputError if the file does not exist. Raises UserCodeError if the script raises an exception."""
         if not path.is_file():
             raise InputError(f"there is no file {path}: name a Python script")
         self.name = path.name

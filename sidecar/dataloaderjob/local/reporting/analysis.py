@@ -31,7 +31,7 @@ class Span:
     waiting: Mapping[str, float]
     """Share of its time for which each rank waited; ranks that did nothing are omitted."""
     ready: Mapping[str, int]
-    """Ready batches of each rank at the end."""
+    """Number of ready batches of each rank at the end."""
     nbytes_per_s: float
     batches_per_s: float
     feeders: int
@@ -57,7 +57,8 @@ class Incident:
     back_s: float | None
     """Seconds until it served again; None if it did not."""
     before: float | None
-    """Share of the time for which ranks waited before the incident, and, in `after`, after it; None if unknown."""
+    """Share of the time for which ranks waited before the incident; None if unknown. `after` is their share after
+    it."""
     after: float | None
 
 

@@ -114,9 +114,7 @@ class Keeper:
         have ended."""
         total, cpu = Times(), dict(self._ended_cpu)
         for feeder, pid, path in timings.files(self._times_folder):
-            is_over = not Path(
-                f"/proc/{pid}"
-            ).exists()  # checked before the read, so nothing is added afterwards
+            is_over = not Path(f"/proc/{pid}").exists()  # before the read: nothing is added afterwards
             if (times := timings.read(path)) is None:
                 continue
             cpu[feeder] = cpu.get(feeder, 0) + times.sums.cpu_ns

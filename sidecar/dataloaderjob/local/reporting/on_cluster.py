@@ -53,7 +53,7 @@ def watch(namespace: str, job: str, seconds: int) -> RunData:
     except KeyboardInterrupt:
         _say("interrupted: the report covers the time until now")
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise InputError(f"the supervisor's answer in {pod} cannot be read: {exc!r}") from exc
+        raise InputError(f"cannot read the answer of the supervisor in {pod}: {exc!r}") from exc
     if not watched.series.readings:
         raise InputError(
             f"the supervisor in {pod} did not report anything: try again once the job is Running"

@@ -13,7 +13,7 @@ from dataloaderjob.core.timings import Times, unpacked
 from dataloaderjob.local.reporting.series import REPORT, SERIES_FILE, TIMES_FILE, Series, parse
 from dataloaderjob.local.status import LiveRun, find_run, live_runs
 
-ENDED = "A run that has ended can be reported if it was started with --record FOLDER: give that folder"
+ENDED = "A report on a run that has ended requires its --record FOLDER: pass that folder"
 
 
 @dataclass(frozen=True, slots=True)

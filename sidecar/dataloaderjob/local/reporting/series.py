@@ -131,7 +131,7 @@ def parse(lines: Iterable[str], where: str) -> tuple[dict[str, Any], Series]:
     series, broken = Series(), ""
     for number, line in enumerate(lines, 1):
         if broken:
-            raise InputError(f"{where} is not the series of a run: {broken}")
+            raise InputError(f"{where} does not contain the readings of a run: {broken}")
         try:
             row = json.loads(line)
             if about is None:
@@ -145,5 +145,5 @@ def parse(lines: Iterable[str], where: str) -> tuple[dict[str, Any], Series]:
         except (ValueError, TypeError, KeyError, AttributeError) as exc:
             broken = f"line {number} cannot be read ({exc})"
     if about is None:
-        raise InputError(f"{where} is not the series of a run: {broken or 'it is empty'}")
+        raise InputError(f"{where} does not contain the readings of a run: {broken or 'it is empty'}")
     return about, series

@@ -67,7 +67,7 @@ def _verdict(found: Analysis) -> tuple[str, bool, list[str]]:
     if found.waiting is None:
         few = "Too few batches were taken" if found.batches else "No batch was taken yet"
         return f"{few}, so there is nothing to judge.", True, []
-    waits = f"training waited for input {found.waiting:.0%} of its time"
+    waits = f"training waited for input for {found.waiting:.0%} of its time"
     if found.waiting < WORTH:
         return f"Not limited by input: {waits}.", False, list(_reasons(found))
     return f"Limited by input: {waits}.", True, list(_reasons(found))
@@ -146,7 +146,7 @@ def _figures(found: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _lines(found: Analysis) -> Iterator[str]:
-    """Yields what happened, in order."""
+    """Yields sentences about what happened, in order."""
     if not found.data.is_watched:
         yield from _start(found)
     for number, incident in enumerate(found.incidents[:MOST_STORY], 1):
@@ -169,7 +169,7 @@ def _start(found: Analysis) -> Iterator[str]:
             + (
                 f"{span(found.first_batch_at)}."
                 if found.first_batch_at is not None
-                else ("... it has not got one yet.")
+                else ("... (it has none yet).")
             )
         )
     elif found.readings:
@@ -188,7 +188,8 @@ def _incident(number: int, incident: Incident) -> str:
         text += f" Another process replaced it {span(incident.back_s)} later."
     if incident.before is not None and incident.after is not None:
         text += (
-            f" Training waited {incident.before:.0%} of its time before, and {incident.after:.0%} just after."
+            f" Training waited for {incident.before:.0%} of its time before, and for {incident.after:.0%} "
+            "just after."
         )
     return text
 
@@ -225,7 +226,7 @@ def _slow(found: Analysis) -> Iterator[str]:
     names = Counter(entry.text for entry in times.samples)
     again = [f"{text} ({n} times)" for text, n in names.most_common(3) if n > 1]
     if again and found.is_heavy_tailed:
-        yield f"The same samples are slow each time: {', '.join(again)}."
+        yield f"The same samples are slow every time: {', '.join(again)}."
 
 
 def _end(found: Analysis) -> Iterator[str]:
@@ -283,8 +284,8 @@ def parts(found: Analysis) -> Table:
     rows = [
         (name, duration(ns / 1e9 / count), f"{ns / max(1, sums.wall_ns):.0%}")
         for name, ns in (
-            ("samples (__getitem__)", sums.fetch_ns), ("collate_fn", sums.collate_ns), ("encoding it", sums.encode_ns),
-            ("all of it", sums.wall_ns), ("time on a CPU", sums.cpu_ns),
+            ("samples (__getitem__)", sums.fetch_ns), ("collate_fn", sums.collate_ns), ("encoding", sums.encode_ns),
+            ("total", sums.wall_ns), ("time on a CPU", sums.cpu_ns),
             ("time ready, but without a CPU", sums.queued_ns),
         )
     ]  # fmt: skip

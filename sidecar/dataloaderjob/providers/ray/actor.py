@@ -123,7 +123,7 @@ def _start_janitor(folder: Path, mark: str) -> None:
 
 
 def end_for_good(name: str, tag: str) -> NoReturn:
-    """Ends this actor's process, and makes Ray not restart it. Ray restarts a process that merely exits."""
+    """Ends this actor's process, and prevents Ray from restarting it. Ray restarts a process that merely exits."""
     try:
         ray.kill(ray.get_actor(name, namespace=tag), no_restart=True)
         time.sleep(LAST_KILL_S)
@@ -134,7 +134,7 @@ def end_for_good(name: str, tag: str) -> NoReturn:
 def tell_ended(settings: FeederSettings, why: str) -> None:
     """Reports to the supervisor that a feeder's process was killed for lack of memory.
 
-    Raises InputError if the key cannot be read, OSError and ProtocolError if the report fails.
+    Raises InputError if the key cannot be read. Raises OSError and ProtocolError if the report fails.
     """
     if settings.supervisor_host is None:
         return
@@ -231,8 +231,8 @@ class Host:
     def __init__(self, settings: FeederSettings, env: Mapping[str, str], key: bytes | None = None) -> None:
         """Returns once the feeder serves. `key`: the feeders' key, if no file here contains it.
 
-        Raises ServiceError with the host's last line if the host ends first, OSError. Has no deadline: the supervisor
-        has one, and kills the actor.
+        Raises OSError. Raises ServiceError with the host's last line if the host ends first. There is no deadline here:
+        the supervisor has one, and kills the actor.
         """
         self._words = ""
         """The last line on the host's standard error."""

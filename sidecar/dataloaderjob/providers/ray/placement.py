@@ -127,7 +127,7 @@ class Explainer:
                 yield Why(
                     index, Cause.FAILS,
                     "its process or its node ended before it reported, and Ray starts it again: the output of its "
-                    "pod, or of this run, says more",
+                    "pod, or of this run, may explain why",
                 )  # fmt: skip
             elif life.registered:
                 yield Why(index, Cause.STARTS, "its process is running, but has not reported yet")
@@ -160,10 +160,10 @@ class Explainer:
 
     def _never_registered(self) -> str:
         return (
-            f"no worker process of it registered with Ray within worker_register_timeout, "
-            f"{self._register_timeout_s:g} s; each one is ended and another started: raise "
+            f"none of its worker processes registered with Ray within worker_register_timeout, "
+            f"{self._register_timeout_s:g} s; Ray ends each one and starts another: raise "
             "spec.ray.managed.tuning.workerRegisterTimeoutSeconds. If they crash at their start instead, Ray's log on "
-            "their node, raylet.out, shows it"
+            "their node, raylet.out, shows the crash"
         )
 
 
@@ -378,7 +378,7 @@ def _last_line(cause: Any) -> str:
     lines = [line for line in str(text).splitlines() if line.strip()]
     if kind == "actor_unschedulable_context":
         return " ".join(lines)
-    return lines[-1].strip() if lines else "Ray says no more"
+    return lines[-1].strip() if lines else "Ray gives no reason"
 
 
 def _end_when_gone(address: str, raylet: int | None) -> None:
