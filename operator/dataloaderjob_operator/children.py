@@ -81,7 +81,7 @@ class ChildWriter:
         return next((refusal.text for refusal in found if refusal.reported), "")
 
     async def delete(self, what: Key, thing: Manifest | None) -> None:
-        """Deletes exactly this object, not a later one of the same name, and updates the cache at once."""
+        """Deletes exactly this object, not a later one of the same name, and updates the cache immediately."""
         if thing is None:
             return
         metadata = thing["metadata"]
@@ -194,7 +194,7 @@ class ChildWriter:
 
     async def _unobserved(self, namespace: str, child: Key, wanted: Manifest) -> Manifest | None:
         """Reads a child that no watch has reported, perhaps because it is new. Raises ApiError if the child belongs to
-        somebody else, because an apply would take it over."""
+        someone else, because applying it would take it over."""
         found = await self.api.read(namespace, child)
         if found is None:
             return None

@@ -17,7 +17,8 @@ TIMEOUT_S = 5.0
 """Seconds that a request and its response may take. By default, probes have a timeout of one second. Formatting the
 metrics takes 10 ms."""
 MAX_CONNECTIONS = 512
-"""Limit on open connections. Beyond it, the oldest connection from the address with the most connections is closed."""
+"""Maximum number of open connections. Beyond it, the oldest connection from the address with the most connections is
+closed."""
 BACKLOG = 1024
 SWEEP_S = 0.5
 ACCEPT_PAUSE_S = 0.1

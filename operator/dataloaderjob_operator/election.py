@@ -4,8 +4,8 @@ active.
 The client library implements the protocol: who holds the Lease, and for how long without a renewal. This module adds
 the rest. A request that hangs or fails counts as a failed attempt. An operator that exits releases the Lease, so that
 its successor need not wait. An operator that cannot renew the Lease in time writes nothing until it holds the Lease
-again, and resumes if no other operator held it in the meantime. An operator that finds another holder exits at once. A
-stalled control plane therefore does not end an operator that works alone.
+again, and resumes if no other operator held it in the meantime. An operator that finds another holder exits
+immediately. A stalled control plane therefore does not end an operator that works alone.
 """
 
 from __future__ import annotations

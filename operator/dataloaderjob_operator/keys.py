@@ -4,7 +4,7 @@ creates the Secrets of jobs, and never reads them.
 The name of a job's Secret contains the job's uid, so a conflict means that the job's own Secret exists. Pods need this
 Secret only when they start, and a deleted Secret is recreated before a starting pod can miss it.
 
-The Secret of attached pods, however, is named after the job alone. A conflict may then concern a Secret that somebody
+The Secret of attached pods, however, is named after the job alone. A conflict may then concern a Secret that someone
 else created, or the Secret of an earlier job, which the garbage collector is about to remove. The operator therefore
 retries while the job is new, and while sidecars run without reaching the supervisor.
 """

@@ -86,7 +86,7 @@ class Comparison(Enum):
     """The operator owns each field of the spec as a whole. An addition to a rule of a NetworkPolicy would admit peers
     that the operator excludes, and an empty selector means all peers while a missing one means none."""
     CREATED_ONLY = auto()
-    """The operator leaves a live object alone, whatever its content, because its spec cannot be changed."""
+    """The operator leaves a live object alone, regardless of its content, because its spec cannot be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ class Options:
     root_key_secret: tuple[str, str] = ("", "")
     """Namespace and name of the Secret with the root key."""
     candidate: election.Candidate | None = None
-    """The operator's candidacy for the Lease; None if it works without one."""
+    """The operator as a candidate for the Lease; None if it works without a Lease."""
     workers: int
     resync_s: float
     """Interval between reconciles of an idle job."""

@@ -209,7 +209,7 @@ class Reconciler:
             return AFTER_BUG_S
         self.bugs.pop(key, None)
         if observed.refused:
-            return 0.0  # reconcile again at once, so that the status drops the message
+            return 0.0  # reconcile again immediately, so that the status drops the message
         waits = AFTER_WRITE_S if wrote else None, decision.requeue_after_s
         return min((wait for wait in waits if wait is not None), default=None)
 

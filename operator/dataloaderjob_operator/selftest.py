@@ -43,8 +43,8 @@ def lines(job: Mapping[str, Any]) -> list[str]:
 
 
 async def test(client: ApiClient, job: Manifest, timeout_s: float) -> bool:
-    """Applies the job and waits for its end. Returns True if it completed. Raises ApiError, also if an earlier job of
-    that name is not deleted in time."""
+    """Applies the job and waits for its end. Returns True if it completed. Raises ApiError, including when an earlier
+    job of that name is not deleted in time."""
     namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
     await _delete(client, namespace, name)
     await client.apply(job)

@@ -1,12 +1,13 @@
 """A keyed queue of jobs that are due for a reconcile, and the loop that reconciles a few of them at a time. The queue
 is pure: callers pass the time.
 
-A key that is added twice is taken once. A key in work is taken again only after that work is done. A key whose work
-fails waits longer each time. An event shortens the wait to EVENT_WAIT_S, because the event may have removed the cause.
+A key that is added twice is taken once. A key that is being processed is taken again only after that. A key whose
+processing fails waits longer each time. An event shortens the wait to EVENT_WAIT_S, because the event may have removed
+the cause.
 
-Jobs that a user changed go first, and the number of other jobs in work is limited. The API server then answers the
-requests for the user's change in a tenth of the time that it takes under 32 concurrent requests. A single loop takes
-the keys. If workers took them, each key would wake all the workers that wait for the queue.
+Jobs that a user changed go first, and the number of other jobs being processed is limited. The API server then answers
+the requests for the user's change in a tenth of the time that it takes under 32 concurrent requests. A single loop
+takes the keys. If workers took them, each key would wake all the workers that wait for the queue.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ EVENT_WAIT_S = 5.0
 RESYNC_S = 600.0
 """Maximum interval between reconciles of an idle job."""
 MIN_INTERVAL_S = 0.05
-"""Minimum interval between two reconciles of a job, whatever it requests."""
+"""Minimum interval between two reconciles of a job, even if it requests a shorter one."""
 FOLLOWING = 8
 """Number of places for keys that are taken in order of time, or a quarter of all places if that is more. Keys that go
 first have separate places, so users' changes do not hold up other keys."""
@@ -49,18 +50,18 @@ class WorkQueue(Generic[K]):
     def __init__(
         self, jitter: random.Random | None = None, *, most_first: int = 24, most_following: int = FOLLOWING
     ) -> None:
-        """`most_first`, `most_following`: the maximum numbers of keys in work that went first, and of other keys in
-        work."""
+        """`most_first`, `most_following`: the maximum number of keys being processed that went first, and of other keys
+        being processed."""
         self._most_first, self._most_following = most_first, most_following
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._order = 0
         self._busy: dict[K, bool] = {}
-        """Keys in work; True if the key went first."""
+        """Keys being processed; True if the key went first."""
         self._following = 0
-        """The number of keys in work that did not go first."""
+        """The number of keys being processed that did not go first."""
         self._readded: dict[K, float] = {}
-        """Keys that were added while in work."""
+        """Keys that were added while being processed."""
         self._failures: dict[K, int] = {}
         self._not_before: dict[K, float] = {}
         self._first: dict[K, None] = {}
@@ -87,7 +88,7 @@ class WorkQueue(Generic[K]):
 
     def take(self, now: float) -> K | None:
         """Takes a key that goes before others, or otherwise the key that has been due longest. Returns None if no key
-        is due, or enough keys are in work."""
+        is due, or enough keys are being processed."""
         if len(self._busy) - self._following < self._most_first:
             for key in self._first:
                 if (due := self._due.get(key, NEVER)) <= now:
@@ -112,7 +113,7 @@ class WorkQueue(Generic[K]):
         return self._following >= self._most_following
 
     def backlog(self, now: float) -> int:
-        """Returns the number of keys that are due and not in work."""
+        """Returns the number of keys that are due but not being processed."""
         return sum(due <= now for due in self._due.values())
 
     def wait_s(self, now: float) -> float | None:

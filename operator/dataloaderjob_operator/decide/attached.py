@@ -70,7 +70,7 @@ def is_idle(observed: Observed, now: datetime) -> bool:
 
 
 def as_needed(observed: Observed, now: datetime) -> Observed:
-    """Returns the job as it should run now: an idle job has no feeders, whatever its spec says."""
+    """Returns the job as it should run now: an idle job has no feeders, regardless of its spec."""
     idle = observed.job.spec.trainers.attached and is_idle(observed, now)
     return replace(observed, job=_without_feeders(observed.job)) if idle else observed
 

@@ -110,7 +110,7 @@ def made_condition(
     before: DataLoaderJobStatus, kind: ConditionType, state: ConditionState, generation: int, now: datetime, *,
     refused_texts: frozenset[str],
 ) -> Condition:  # fmt: skip
-    """Returns one condition. Its text is safe for the API server and for a terminal, whatever its source."""
+    """Returns one condition. Its text is safe for the API server and for a terminal, regardless of its source."""
     old, message = before.condition(kind), clean(state.message, MAX_MESSAGE)
     return Condition(
         type=kind, status=state.status, reason=reason_word(state.reason),

@@ -42,7 +42,8 @@ SETTLE_S = 5.0
 AGAIN_S = 10.0
 """Interval between two lists of the same job's events."""
 PODS = 2
-"""Number of pods of a role whose events are listed at a time. The other pods are held up by the same cause."""
+"""Number of pods of a role whose events are listed at a time. The other pods are most likely held up by the same
+cause."""
 REASONS = {
     "FailedMount": "VolumeNotMounted",
     "FailedMapVolume": "VolumeNotMounted",
@@ -119,7 +120,7 @@ class RoleHealth:
     held_up: tuple[tuple[EventQuery, datetime], ...]
     """Objects that wait for something not named in their status, each with the time at which the wait began."""
     event_trouble: Trouble | None
-    """The trouble of the first object of `held_up` about which events report one."""
+    """The trouble that events report about an object in `held_up`: the first one in order, if any."""
 
     @property
     def cause(self) -> Trouble | None:
@@ -147,7 +148,7 @@ class Health:
 
     @property
     def event_trouble(self) -> Trouble | None:
-        """The trouble of the first role about which events report one."""
+        """The trouble that events report about a role: the first one in order, if any."""
         return next((role.event_trouble for role in self.roles.values() if role.event_trouble), None)
 
 
@@ -306,7 +307,7 @@ def _doing(observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, 
 
 
 def _succeeded_and_gone(observed: Observed, health: RoleHealth) -> int:
-    """Returns the number of trainers that succeeded and whose pods somebody has since removed."""
+    """Returns the number of trainers that succeeded, but whose pods have since been removed."""
     live = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)), {})
     ended = int(live.get("status", {}).get("succeeded") or 0)
     there: int = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in health.pods)

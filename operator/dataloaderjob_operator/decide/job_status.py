@@ -73,7 +73,7 @@ def _scheduled_at(
     observed: Observed, result: StageResult, queue: QueuedRole | None, now: datetime
 ) -> str | None:
     """Returns the time since which no part of the job has waited in a queue; None while a part waits, or the job is
-    suspended. The time is also None while a job that attaches pods has none, because nobody waits for it."""
+    suspended. The time is also None while a job that attaches pods has none, because nothing waits for it."""
     nobody = observed.job.spec.trainers.attached and not attached.pods(observed)
     if result.stage in HELD or queue is not None or nobody:
         return None

@@ -174,7 +174,7 @@ class Observed:
 
     def waits_for_feeders(self, attempt: int) -> bool:
         """Returns True if the trainers of this attempt are held back because too few feeders serve, so that no GPU
-        waits for feeders. Existing trainers are kept, whatever happens to the feeders."""
+        waits for feeders. Existing trainers are kept, regardless of the feeders."""
         there = ("Job", names.trainers(self.job.name, attempt)) in self.children
         return not there and self.serving() < self.job.spec.feeders.min_available
 

@@ -75,8 +75,8 @@ def in_use(observed: Observed) -> set[Key]:
 
 
 def _kept(observed: Observed, child: Manifest) -> Manifest:
-    """Returns a workload with its live template if its pods stay. If somebody deleted that template's settings, the
-    template is replaced, because the settings cannot be recreated and further pods would wait for them."""
+    """Returns a workload with its live template if its pods stay. If someone deleted that template's settings, the
+    template is replaced, because the settings cannot be recreated and new pods would wait for them."""
     live = observed.children.get(key_of(child))
     if live is None or child["kind"] != "Deployment":
         return child

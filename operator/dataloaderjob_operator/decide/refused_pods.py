@@ -70,7 +70,7 @@ class RefusedPod:
     @property
     def source(self) -> Key | None:
         """The object with the pod template; None if the operator may not read its kind."""
-        if not _NAME.fullmatch(self.name):  # the name becomes part of a path, and anybody may create an event
+        if not _NAME.fullmatch(self.name):  # the name becomes part of a path, and anyone may create an event
             return None
         if self.kind == "Job":
             return "Job", self.name

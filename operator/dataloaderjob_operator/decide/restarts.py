@@ -252,7 +252,7 @@ def _cause(observed: Observed, trouble: Trouble | None) -> str:
 
 
 def _deleted(observed: Observed, pods: Sequence[Pod]) -> bool:
-    """Returns True if somebody deleted a pod. A pod that fails on its own would remain and show its failure."""
+    """Returns True if someone deleted a pod. A pod that fails on its own would remain and show its failure."""
     live = observed.children[("Job", names.trainers(observed.job.name, observed.attempt))]
     missing = observed.job.spec.trainers.replicas - len(pods)
     gone = missing > 0 and int(live.get("status", {}).get("failed") or 0) > 0

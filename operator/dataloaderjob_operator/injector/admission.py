@@ -53,7 +53,7 @@ class Review:
 
     @property
     def name(self) -> str:
-        """The pod's name, or the beginning of it if the pod has no full name yet."""
+        """The pod's name, or its prefix if the pod has no full name yet."""
         metadata = self.pod.get("metadata") or {}
         return str(metadata.get("name") or metadata.get("generateName") or "")
 

@@ -48,7 +48,7 @@ class AttachedPods:
         """The job of each known pod, by the pod's uid, because a label may change."""
 
     def of(self, key: JobKey) -> tuple[Manifest, ...]:
-        """Returns a job's pods in order of name."""
+        """Returns a job's pods, sorted by name."""
         found = self._pods.get(key, {}).values()
         return tuple(sorted(found, key=lambda pod: str(pod["metadata"]["name"])))
 

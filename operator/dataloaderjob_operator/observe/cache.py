@@ -238,8 +238,8 @@ class Cache:
         return parsed
 
     def _is_child(self, owner: JobKey, child: Manifest) -> bool:
-        """Checks whether an object with the job's label belongs to this job. The label is not enough: anybody may copy
-        a pod together with its label, and an earlier job of the same name had the same label."""
+        """Checks whether an object with the job's label belongs to this job. The label is not enough: anyone may copy a
+        pod together with its label, and an earlier job of the same name had the same label."""
         uid = self._jobs.get(owner, {}).get("metadata", {}).get("uid")
         if child["kind"] != "Pod":
             return _owned_by(child, uid)

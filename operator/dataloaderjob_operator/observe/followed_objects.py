@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
 MIN_INTERVAL_S = 1.0
-"""Minimum interval between two reads of an object, whatever happens to the job's pods."""
+"""Minimum interval between two reads of an object, even if the job's pods change more often."""
 READS_PER_S = 20
 """Maximum rate of reads over all jobs. With more than 200 jobs that follow an object, each object is read less
 often."""

@@ -44,7 +44,7 @@ POLLS_PER_S = 60
 UNSETTLED_PERIOD_S = 4.0
 """Interval between polls while feeders are starting, or a trainer has failed."""
 MIN_INTERVAL_S = 2.0
-"""Minimum interval between two polls of one supervisor, whatever happens to its job."""
+"""Minimum interval between two polls of one supervisor, even if its job changes more often."""
 TIMEOUT_S = 5.0
 MAX_MISSES = 3
 """Number of consecutive unanswered polls after which a supervisor counts as silent, so that a single restart is not
@@ -156,7 +156,7 @@ class SupervisorPoller:
     ) -> None:
         """Sets the number of feeder processes to keep; None if the job has no supervisor to poll. `certificates`: the
         schedule of the job's certificates, if it uses TLS. `ends`: True if the job has ended, and the supervisor must
-        end all feeders at once."""
+        end all feeders immediately."""
         if feeders is None:
             self._jobs.pop(key, None)
         elif key not in self._jobs:
@@ -302,7 +302,7 @@ class SupervisorPoller:
         job.due = time.monotonic() + UNSETTLED_PERIOD_S
         if job.misses < MAX_MISSES:
             return
-        if job.status is not None and job.status.silent:  # reported once, whatever reasons follow
+        if job.status is not None and job.status.silent:  # reported only once, even if the reason changes
             if not job.status.hung and self._hangs(job):
                 log.warning("%s/%s: the supervisor is hung; replacing its pod", *key)
                 job.status = replace(job.status, hung=True)

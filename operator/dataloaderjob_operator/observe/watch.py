@@ -108,7 +108,7 @@ def registry(
         found = kopf.login_with_service_account(**known) or kopf.login_with_kubeconfig(**known)
         if found is None:
             return None
-        if found in refused:  # kopf logs in again at once whenever the credentials are rejected
+        if found in refused:  # kopf logs in again immediately whenever the credentials are rejected
             await asyncio.sleep(RETRY_S)
         refused[:] = [found]
         return requests.session(found)
@@ -179,7 +179,7 @@ async def keep_sweeping(
     namespaces: Sequence[str],
     requests: Requests,
 ) -> None:
-    """Sweeps every SWEEP_S, and at once after one of kopf's lists lacked a known object, until it is cancelled."""
+    """Sweeps every SWEEP_S until it is cancelled, and immediately if one of kopf's lists lacks a known object."""
     loop = asyncio.get_running_loop()
     due, kinds = loop.time() + SWEEP_S, frozenset[str]()
     while True:

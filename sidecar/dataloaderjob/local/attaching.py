@@ -116,7 +116,7 @@ class Change(Enum):
     ATTACHED = auto()
     """A process is attached."""
     SCALED = auto()
-    """Somebody has requested feeders although no process is attached."""
+    """A user has requested feeders although no process is attached."""
 
 
 TRANSITIONS: dict[tuple[Activity, Change], Activity] = {

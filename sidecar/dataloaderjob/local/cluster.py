@@ -160,7 +160,7 @@ class LocalCluster:
         self._poller.scale_to(feeders)
 
     def forget_feeders(self) -> None:
-        """Makes the next number given to `raise_to` apply, whatever number was requested before."""
+        """Makes the next number given to `raise_to` apply, regardless of the number requested before."""
         self._started_with = 0
         self._poller.forget_feeders()
 

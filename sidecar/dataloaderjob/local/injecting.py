@@ -211,7 +211,7 @@ def _read(source: str) -> str:
 
 
 def _write(path: FilePath, text: str) -> None:
-    """Replaces a file, and keeps its mode. Nobody sees a partial file."""
+    """Replaces a file, and keeps its mode. No reader sees a partial file."""
     path = path.resolve()
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

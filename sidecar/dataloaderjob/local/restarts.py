@@ -197,7 +197,7 @@ class RestartPolicy:
         return Start(part, self.head_number)
 
     def _died(self, part: _Watched, why: str, now: float) -> list[Instruction]:
-        """Restarts the part, at once after its first crash. Gives up if the part crashes too often."""
+        """Restarts the part, immediately after its first crash. Gives up if the part crashes too often."""
         if not part.move(ServiceEvent.ENDED):
             return []
         crashes = part.crashes.add(now)

@@ -58,7 +58,7 @@ REASON_S = 3.0
 LAST_LOOK_S = 0.2
 """Wait for a trainer that attaches at the last moment. Trainers look every 0.05 s."""
 HOST_QUIET_S = 0.1
-"""The feeder host forwards its feeders' output at once."""
+"""The feeder host forwards its feeders' output immediately."""
 
 
 def run(

@@ -1,4 +1,4 @@
-"""The check of whether a record's code may be run. A record contains the code of whoever wrote it, and of anybody who
+"""The check of whether a record's code may be run. A record contains the code of whoever wrote it, and of anyone who
 can change its files."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def owners(folder: Path) -> set[str]:
 
 def check(folder: Path, trusted: Collection[str] = ()) -> None:
     """Prints who owns a record. Raises InputError if any file belongs to a user other than this one, root and those in
-    `trusted`, or if anybody may change a file."""
+    `trusted`, or if anyone may change a file."""
     own, seen = {_name(0), _name(os.getuid()), *trusted}, set()
     for path, found in _files(folder):
         name = _name(found.st_uid)

@@ -46,7 +46,8 @@ CHECK = "dataloaderjob.providers.ray.external"
 CHECK_S = 60.0
 """Deadline for the check, which imports Ray, possibly from a cold disk."""
 NO_ROOM = ("--num-gpus=0", "--memory=1")
-"""Options for a node on which no feeder fits, whatever resources the feeder requests. The node has no CPUs either."""
+"""Options for a node on which no feeder fits, regardless of the resources that the feeder requests. The node has no
+CPUs either."""
 ANY_PATCH = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
 """Ray's default requires the same patch version of Python."""
 CONNECT_TIMEOUT_S = 2.0

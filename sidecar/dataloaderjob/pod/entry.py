@@ -169,7 +169,7 @@ class Restarts:
 
     def ended(self, code: int, now: float) -> float:
         """Records that the process ended. Returns the seconds to wait before the restart, which are 0 the first time,
-        whatever the exit code. Raises ServiceError if another start would be useless."""
+        regardless of the exit code. Raises ServiceError if another start would be useless."""
         crashes = self._crashes.add(now)
         self._ray_exits = self._ray_exits + 1 if code in EXITS_RAY else 0
         if self._max_ray_exits is not None and self._ray_exits >= self._max_ray_exits:

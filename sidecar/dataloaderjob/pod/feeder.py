@@ -7,7 +7,7 @@ a fresh container. A file reports whether the pod is ready (`pod.readiness`).
 
 This process shows feeders' output as lines `[feeder-3] ...`. Each feeder hands over the read ends of three pipes
 (`providers.ray.actor`). Two carry its output. The third gets a byte once the feeder serves, and closes when the feeder
-ends. One thread always reads them, and another writes the lines. If nobody reads this process's output, it drops and
+ends. One thread always reads them, and another writes the lines. If no one reads this process's output, it drops and
 counts the newest lines, so user code does not wait.
 """
 

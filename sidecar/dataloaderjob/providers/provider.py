@@ -16,7 +16,7 @@ NAMES = (RAY, LOCAL)
 """Providers that a run on one machine can use. The head's pod uses REMOTE."""
 LEASE_S = 20.0
 """Time for which feeders serve without a supervisor on a Ray cluster that outlives the job. A supervisor that is
-restarted at once takes 5 s to adopt them, or 15 s on a busy machine."""
+restarted immediately takes 5 s to adopt them, or 15 s on a busy machine."""
 
 
 class ProviderLost(DataLoaderJobError):
@@ -67,7 +67,8 @@ class Provider(Protocol):
         does not exist, or does not exist yet."""
 
     def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:
-        """Returns why these feeders have not come up. `taken`: number of places that all other feeders occupy.
+        """Returns the reasons why these feeders have not come up. `taken`: number of places that all other feeders
+        occupy.
 
         Raises ServiceError if this cannot currently be determined.
         """

@@ -152,7 +152,7 @@ class RemoteProvider:
 
 
 def _receive(sock: socket.socket, nbytes: int, deadline: float) -> bytes:
-    """Receives `nbytes` bytes. The deadline holds however slowly they arrive. Raises OSError."""
+    """Receives `nbytes` bytes. The deadline also applies to bytes that arrive slowly. Raises OSError."""
     data = bytearray()
     while len(data) < nbytes:
         left_s = deadline - time.monotonic()

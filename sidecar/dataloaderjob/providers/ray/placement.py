@@ -100,8 +100,8 @@ class Explainer:
     def explain(
         self, late: Iterable[int], lives: Mapping[int, Life], room: Room, *, taken: int, now: float
     ) -> Iterator[Why]:
-        """Yields why feeders are late. `late`: the feeders without a report. `taken`: number of places that all other
-        feeders occupy."""
+        """Yields the reasons why feeders are late. `late`: the feeders without a report. `taken`: number of places that
+        all other feeders occupy."""
         for why in self._explain(sorted(late), lives, room, taken=taken, now=now):
             life = lives.get(why.feeder)
             yield why if life is None else why._replace(host=life.host)
