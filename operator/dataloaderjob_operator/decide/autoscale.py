@@ -24,7 +24,7 @@ ROLLOUT = "feeders are being replaced"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingTarget:
-    """A job whose feeders the operator scales, in pods."""
+    """A job whose feeders the operator scales. Its numbers are in pods."""
 
     least: int
     most: int

@@ -36,7 +36,7 @@ _NOTABLE: Mapping[str, float] = {
     "occupancy_percent": 10.0,
 }
 """Minimum change of each metric that is worth a write. The change must also exceed NOTABLE_SHARE of the written value.
-Small percentages fluctuate by half their value, which means nothing."""
+For a small percentage, a change by half its value is noise."""
 NOTABLE_SHARE = 0.05
 
 

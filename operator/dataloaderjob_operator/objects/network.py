@@ -180,7 +180,7 @@ def _ports(job: DataLoaderJob, to: Role, ports: Iterable[Manifest]) -> list[Mani
 
 def _peers(job: DataLoaderJob, roles: Iterable[Role]) -> list[Manifest]:
     """Returns the peers in these roles. Feeders on an existing Ray cluster are the RayCluster's pods. The operator does
-    not know the pods at a plain address, so a policy of the user must admit them."""
+    not know the pods at a plain address, so one of the user's own policies must admit them."""
     ray = job.spec.ray.external
     if ray is None:
         return [_pods(job, roles)]

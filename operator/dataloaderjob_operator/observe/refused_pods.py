@@ -116,7 +116,7 @@ class RefusedPods:
         return True
 
     def _job(self, key: JobKey) -> DataLoaderJob | None:
-        """Returns a job; None if it is gone, or the models refuse it, which its status reports."""
+        """Returns a job; None if the job is gone, or if the models refuse it. Its status reports the second case."""
         try:
             observed = self._cache.observed(key)
         except ManifestError:

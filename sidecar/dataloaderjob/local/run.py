@@ -56,7 +56,7 @@ OUTPUT_QUIET_S = 0.7
 REASON_S = 3.0
 """Longest wait for attached trainers to read the reason for the run's end, and to exit."""
 LAST_LOOK_S = 0.2
-"""Wait for a trainer that attaches at the last moment. Trainers look every 0.05 s."""
+"""Time to wait for a trainer that attaches at the last moment. Trainers poll every 0.05 s."""
 HOST_QUIET_S = 0.1
 """The feeder host forwards its feeders' output immediately."""
 
@@ -97,8 +97,8 @@ def run(
 
 
 def recorded(planned: RunPlan, folder: Path) -> RunPlan:
-    """Returns the same run with trainers that record the batches that they consume. Raises InputError if they
-    cannot."""
+    """Returns the same run with trainers that record the batches that they consume. Raises InputError if they cannot
+    record them."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         os.close(folders.enter(folder, InputError))

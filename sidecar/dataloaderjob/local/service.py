@@ -194,12 +194,12 @@ class Service:
             os.close(fd)
 
     def _is_free(self) -> bool:
-        """Returns True if nobody uses the service. Asks the sidecar again, because the last poll may be a second
+        """Returns True if no one uses the service. Asks the sidecar again, because the last poll may be a second
         old."""
         return not self._is_starter_alive() and sidecar_status(self._cluster.socket).get("receivers") == []
 
     def _serve(self, claim: Claim, *, anew: bool) -> None:
-        """Becomes the service of the claiming launch. If nobody uses the service, the launch decides the number of
+        """Becomes the service of the claiming launch. If no one uses the service, the launch decides the number of
         feeders."""
         if anew:
             (self._folder / places.FEEDERS_NAME).unlink(missing_ok=True)

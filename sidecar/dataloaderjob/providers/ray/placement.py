@@ -1,9 +1,9 @@
-"""All calls to Ray on the supervisor's behalf, which connect to Ray, and place, kill and find feeders. Only the main
-thread calls this module.
+"""All calls to Ray on the supervisor's behalf: connecting to Ray, and placing, killing and finding feeders. Only the
+main thread calls this module.
 
 The module also explains why a feeder is late, from the record of its actor in Ray's GCS (pure). Ray kills and restarts
 a worker process that has not registered with its raylet in time. After six such attempts, the actor is dead (Ray 2.60).
-An actor whose constructor raises is dead at once.
+An actor whose constructor raises is dead immediately.
 """
 
 from __future__ import annotations
