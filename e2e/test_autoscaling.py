@@ -140,7 +140,7 @@ def test_report_of_a_live_job_shows_waiting_feeders_and_verdict(
         re.sub(r"<style.*?</style>|<svg.*?</svg>|<[^>]+>", " ", page.read_text(), flags=re.S).split()
     )
     assert re.search(r"A job on a cluster, watched for (19|20|21) s", shown)
-    assert re.search(r"Limited by input: training waited for input [67]\d%", shown), shown
+    assert re.search(r"Limited by input: training waited for input for [67]\d%", shown), shown
     assert "storage is the limit; 4 feeders instead of 1 would make it" in shown
     assert re.search(r"Feeders made \d\d+ batches", shown)
     assert "feeder-0, making batches" in shown

@@ -43,18 +43,18 @@ from dataloaderjob_operator.workqueue import Workers
 log = logging.getLogger("dataloaderjob_operator")
 
 CHILD_S = 0.3
-"""Delay in seconds from a change to a child or to the supervisor's report until the reconcile, which batches further
-changes."""
+"""Delay in seconds between a change to a child, or to the supervisor's report, and the reconcile. The same reconcile
+covers further changes during the delay."""
 MAX_CALLS = 25_000
-"""Recursion limit. A job may have 10,000 levels, and copying it takes two calls for each. A job that kopf cannot read
-or copy would end the watch of all jobs. JSON of 60,000 levels fits a thread's stack."""
+"""Recursion limit. A job may be nested 10,000 levels deep, and copying it takes two calls per level. A job that kopf
+could not read or copy would end the watch of all jobs. JSON nested 60,000 levels deep fits a thread's stack."""
 CLOSING_S = 2.0
-"""Time for kopf's generators to close, which ends their requests to the API server."""
+"""Seconds that kopf's generators have to close. Closing a generator ends its request to the API server."""
 _CLOSING = "async_generator_athrow"
-"""CPython's name of the type of an asynchronous generator's `aclose()`."""
+"""CPython's name for the type that an asynchronous generator's `aclose()` returns."""
 _QUIET_TURNS = 5
-"""Number of consecutive turns of the event loop without such a task, after which no more will follow. A generator that
-another one iterates over is closed two turns after that one."""
+"""Number of consecutive turns of the event loop without a closing task, after which no more will follow. A generator
+that another generator iterates over is closed two turns after the outer one."""
 
 
 def read_root(path: Path) -> bytes:
@@ -98,8 +98,8 @@ async def run(options: Options, roots: keys.Roots | None) -> None:
 
 
 async def close_generators() -> None:
-    """Waits until the generators that kopf abandoned are closed. asyncio closes each of them in a task of its own.
-    `asyncio.run` would cancel these tasks, and log a traceback for each."""
+    """Waits until the generators that kopf abandoned are closed. asyncio closes each generator in its own task.
+    `asyncio.run` would cancel these tasks and log a traceback for each."""
     gc.collect()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSING_S):
@@ -196,7 +196,7 @@ async def reconcile_all(
         "sweeps": watch.keep_sweeping(client, cache, work.add, options.namespaces, requests),
     }  # fmt: skip
     health.tasks += [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
-    await asyncio.sleep(0)  # kopf ignores tasks that run before it starts, and awaits others when it ends
+    await asyncio.sleep(0)  # kopf ignores tasks that run before it starts, and awaits the others when it ends
     try:
         await watching
     finally:

@@ -1,8 +1,9 @@
-"""Scales the feeders of jobs with `autoscaling.mode: Auto`, through the scale subresource as `kubectl scale` does.
+"""The autoscaler for the feeders of jobs with `autoscaling.mode: Auto`. It uses the scale subresource, as `kubectl
+scale` does.
 
 The policy is pure (`dataloaderjob.core.autoscaling`). Its state lives in this process. After a restart of the operator,
-the policy starts over and removes no feeders for some minutes. A job that a HorizontalPodAutoscaler targets is not
-scaled here.
+the policy starts over and removes no feeders for some minutes. This module does not scale a job that a
+HorizontalPodAutoscaler targets.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ class Autoscalers:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`supervisor` and `version` return a job's last report and resourceVersion. `changed` is called for a job
+        """`supervisor` returns a job's last report, and `version` its resourceVersion. `changed` is called for a job
         whose report is new."""
         self._api, self._supervisor, self._version, self._changed = api, supervisor, version, changed
         self._clock = clock
         self._jobs: dict[JobKey, _Job] = {}
         self._others: dict[str, tuple[float, Mapping[str, str] | None]] = {}
-        """The last list of each namespace: its time, and each job's autoscaler; None in place of the autoscalers if the
-        request failed."""
+        """The last list of each namespace's autoscalers: the time of the request, and the name of each job's
+        autoscaler. None replaces the names if the request failed."""
 
     def want(self, key: JobKey, target: ScalingTarget | None) -> None:
         """Sets the job's current state. None means that the job must not be scaled."""

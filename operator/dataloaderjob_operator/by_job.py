@@ -1,6 +1,6 @@
 """A cache for values that are built from one job. Pure.
 
-A job that changes is reconciled several times within seconds, and building its children was a third of a reconcile.
+A job that changes is reconciled several times within seconds, and building its children took a third of each reconcile.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class _Given:
 def cached_by_job(
     make: Callable[Concatenate[DataLoaderJob, P], R],
 ) -> Callable[Concatenate[DataLoaderJob, P], R]:
-    """Caches the results of `make` for the RECENT jobs used last. Callers must not modify the results. Arguments after
-    the job are positional, and are compared.
+    """Caches the results of `make` for the RECENT most recently used jobs. Callers must not modify the results. The
+    arguments after the job are positional, and are compared by value.
     """
 
     @lru_cache(RECENT)

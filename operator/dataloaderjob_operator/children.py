@@ -1,8 +1,8 @@
-"""Creates, changes and deletes the children of jobs on the API server, using server-side apply after a trial. Refusals
-are remembered until the API server accepts the child.
+"""The writer that creates, changes and deletes the children of jobs on the API server. It uses server-side apply, and
+remembers a refusal until the API server accepts the child.
 
 Before a job has any pods, the children built from the user's templates are tried in a dry run. Then a pod of each is
-tried as well, because LimitRanges and Pod Security check pods only. If one is refused, nothing is created, so no head
+tried as well, because LimitRanges and Pod Security check only pods. If one is refused, nothing is created, so no head
 or feeder waits for trainers that cannot exist.
 """
 
@@ -27,19 +27,19 @@ log = logging.getLogger(__name__)
 FOR_GOOD = frozenset({400, 403, 422})
 """Status codes of errors that a retry cannot fix; these errors are reported to the user."""
 NOT_OURS = "NotOurs"
-"""The operator's own reason for a child whose name another object has taken. Other conflicts are temporary."""
+"""The operator's own error reason for a child whose name belongs to another object. Other conflicts are temporary."""
 NOT_TYPED = (
     "field not declared in schema",
     "failed to create typed patch object",
     "failed to convert new object",
 )
-"""Messages for a template with a field that is unknown or has the wrong type; the API server sends them with code
-500."""
+"""Messages about a template with an unknown field, or a field of the wrong type. The API server sends them with status
+code 500."""
 NOT_NOW = frozenset({0, 429})
-"""Status codes of an API server that accepts no request at the moment."""
+"""Codes of errors that mean that the API server accepts no requests at the moment."""
 REPETITIONS = 3
-"""Number of consecutive errors of one child after which any error is reported to the user. A failing webhook may
-recover before that."""
+"""Number of consecutive errors for one child after which any error is reported to the user. A failing webhook may
+recover before then."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ def _version(thing: Manifest) -> str:
 
 @dataclass(slots=True)
 class ChildWriter:
-    """Creates, changes and deletes children."""
+    """The writer, which creates, changes and deletes children."""
 
     api: ApiClient
     cache: Cache
@@ -81,7 +81,7 @@ class ChildWriter:
         return next((refusal.text for refusal in found if refusal.reported), "")
 
     async def delete(self, what: Key, thing: Manifest | None) -> None:
-        """Deletes exactly this object, not a later one of the same name, and updates the cache at once."""
+        """Deletes exactly this object, not a later one of the same name, and updates the cache immediately."""
         if thing is None:
             return
         metadata = thing["metadata"]
@@ -98,7 +98,8 @@ class ChildWriter:
         """Applies children that are missing or differ. `later`: children that are tried together with `wanted` but not
         created yet. `begun`: the job has a child with pods. Returns True if anything was written.
 
-        Raises the first ApiError, after applying all other children; if a trial is refused, nothing is applied.
+        Raises the first ApiError, after applying all other children. If the API server refuses a dry run, nothing is
+        applied.
         """
         job, asked = observed.job, wanted if begun else (*wanted, *later)
         there = {key_of(manifest) for manifest in asked}  # old refusals of other children no longer count
@@ -132,7 +133,7 @@ class ChildWriter:
                 if refusals.NO_DRY_RUN in exc.message:
                     continue
                 if await self.api.read(key[0], key_of(manifest)) is not None:
-                    continue  # the apply finds out who owns it
+                    continue  # the apply will find out who owns it
                 self._note(key, job, manifest, exc)
                 first = first or exc
         if first is not None:
@@ -156,7 +157,7 @@ class ChildWriter:
         times = 1 if known is None else known.times + 1
         for_good = error.code in FOR_GOOD or error.reason == NOT_OURS
         for_good = for_good or any(words in error.message for words in NOT_TYPED)
-        if known is not None and known.reported and not for_good:  # it explains more than a passing error
+        if known is not None and known.reported and not for_good:  # it says more than a temporary error
             known.times = times
             return
         text = refusals.explain(error.message, manifest, job)
@@ -173,7 +174,8 @@ class ChildWriter:
         if found is not None and found["metadata"].get("deletionTimestamp"):
             return False  # recreated once it is gone
         if found is not None and child[0] == "Job" and not found["metadata"].get("ownerReferences"):
-            # It belongs to an earlier job, and its pods have that job's key: a Job's pods cannot be changed.
+            # It belongs to an earlier job, and its pods have that job's key. The pod template of a Job cannot be
+            # changed.
             raise _not_ours(child)
         fits = self.fitting.setdefault(key, {})
         now = "" if found is None else _version(found), digest(manifest)
@@ -192,7 +194,7 @@ class ChildWriter:
 
     async def _unobserved(self, namespace: str, child: Key, wanted: Manifest) -> Manifest | None:
         """Reads a child that no watch has reported, perhaps because it is new. Raises ApiError if the child belongs to
-        somebody else, because an apply would take it over."""
+        someone else, because applying it would take it over."""
         found = await self.api.read(namespace, child)
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""Requests to the API server, as JSON. This module decides only what a response means."""
+"""Requests to the API server, as JSON. This module interprets the responses, and decides nothing else."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from dataloaderjob_operator.write_gate import WriteGate
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml; charset=utf-8"
 """The charset makes the client library send the body unchanged. Without it, the library sends JSON in ASCII. The API
-server then refuses every character beyond U+FFFF, because it accepts their escapes only in bodies declared as JSON."""
+server then refuses every character beyond U+FFFF, because it accepts escapes for them only in bodies declared as
+JSON."""
 MERGE = "application/merge-patch+json"
 TIMEOUT_S = 30.0
 CHUNK = 100
-"""Number of objects in a page of a list."""
+"""Number of objects per page of a list."""
 SILENT_S = 150.0
 """Seconds without a byte after which a watch counts as broken. The API server sends a bookmark each minute."""
 MAX_EVENTS = 100
 """Maximum number of events listed for one object. A starting pod has about ten."""
 WARNINGS_CHUNK, MAX_WARNINGS = 500, 2000
-"""Number of warnings in a page, and maximum number of warnings listed for one namespace. A warning has about 1 kB."""
+"""Number of warnings per page, and maximum number of warnings listed for one namespace. A warning takes about 1 kB."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""Characters that YAML 1.1 does not accept unescaped. `json` itself escapes those below U+0020."""
+"""Characters that YAML 1.1 does not accept unescaped. `json` itself escapes characters below U+0020."""
 
 
 class ApiError(Exception):
@@ -61,7 +62,7 @@ class ApiClient:
 
     @classmethod
     async def connect(cls, metrics: Metrics | None = None) -> ApiClient:
-        """Creates a client with the service account in a pod, and with the kubeconfig elsewhere."""
+        """Creates a client that uses the service account if it runs in a pod, and the kubeconfig otherwise."""
         configuration = kubernetes.Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)
@@ -112,7 +113,7 @@ class ApiClient:
     async def apply_status(
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> Manifest:
-        """Applies a job's status. Returns the whole job. Raises ApiError with 409 if the job has another
+        """Applies a job's status. Returns the whole job. Raises ApiError with 409 if the job has a different
         resourceVersion, for instance because it was recreated."""
         body = {
             "apiVersion": API_VERSION, "kind": KIND,
@@ -121,8 +122,8 @@ class ApiClient:
         return await self._apply("apply_status", body, below="/status", fieldManager=f"{MANAGER}-status")
 
     async def delete(self, namespace: str, key: Key, uid: str = "") -> Manifest | None:
-        """Deletes an object in the foreground, if it has this uid. Returns the object if it still exists, being
-        deleted; None if it is gone."""
+        """Deletes an object with foreground propagation, if it has this uid. Returns the object if it still exists
+        while it is being deleted; None if it is gone."""
         kind = key[0]
         try:
             how = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid} if uid else {}}
@@ -165,13 +166,14 @@ class ApiClient:
         return [item async for item in self.list(path, limit=str(MAX_EVENTS))]
 
     async def scale(self, namespace: str, name: str, version: str, replicas: int) -> None:
-        """Sets the number of a job's feeder pods. Raises ApiError with 409 if the job has another resourceVersion."""
+        """Sets the number of a job's feeder pods. Raises ApiError with 409 if the job has a different
+        resourceVersion."""
         body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
         path = _path(namespace, KIND, name) + "/scale"
         await self._write((KIND, "scale"), "PATCH", path, body, MERGE, fieldManager=MANAGER)
 
     async def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
-        """Yields all objects of a kind, which are requested in pages."""
+        """Yields all objects of a kind. It requests them page by page."""
         while True:
             page = await self._request("GET", path, **query)
             for item in page["items"]:
@@ -190,7 +192,7 @@ class ApiClient:
         return await self._request("GET", path)
 
     async def snapshot(self, path: str, **query: str) -> tuple[Sequence[Manifest], str]:
-        """Lists all objects of a kind. Returns them, and the version from which a watch continues."""
+        """Lists all objects of a kind. Returns them, and the version from which a watch can continue."""
         items, query = list[Manifest](), {"limit": str(CHUNK), **query}
         while True:
             page = await self._request("GET", path, **query)
@@ -238,7 +240,7 @@ class ApiClient:
     async def _send(
         self, method: str, path: str, body: Any = None, kind: str = JSON, **query: str
     ) -> Manifest:
-        """Sends a request that writes. Raises ApiError if the gate is shut while the request is under way."""
+        """Sends a request that writes. Raises ApiError if the gate is shut while the request is in flight."""
         try:
             async with self.gate.passing():
                 return await self._request(method, path, body, kind, **query)
@@ -281,10 +283,10 @@ def _event(line: bytes) -> Manifest:
 def apply_body(value: Any) -> bytes:
     """Returns JSON that means the same when read as YAML.
 
-    The API server reads the body of a server-side apply as YAML. JSON is a subset of YAML except in strings. There YAML
-    refuses an escaped surrogate pair and some unescaped characters, and turns an unusual line end into a space. So a
-    character is sent as UTF-8 if YAML accepts it, and escaped otherwise. A lone surrogate is valid in neither and is
-    replaced.
+    The API server reads the body of a server-side apply as YAML. JSON is a subset of YAML except in strings. In
+    strings, YAML rejects escaped surrogate pairs and some unescaped characters, and it turns unusual line endings into
+    spaces. A character is therefore sent as UTF-8 if YAML accepts it, and escaped otherwise. A lone surrogate is valid
+    in neither format, and is replaced.
     """
     text = _SURROGATES.sub(UNKNOWN, json.dumps(value, ensure_ascii=False))
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
@@ -299,7 +301,7 @@ def _message(text: bytes) -> str:
 
 
 def _field(status: bytes, name: str) -> str | None:
-    """Returns a field of the API server's Status object for an error; None if it has none."""
+    """Returns a field of the Status object that the API server sends for an error; None if the field is missing."""
     try:
         return str(json.loads(status)[name])
     except (ValueError, KeyError, TypeError):

@@ -1,5 +1,5 @@
-"""The connections of the operator's port for probes and metrics. Their number is limited, and each has a few seconds
-for one request. aiohttp itself would keep a connection whose request never ends.
+"""The connections to the operator's port for probes and metrics. Their number is limited, and each has a few seconds
+for one request. aiohttp itself would keep a connection whose request never completes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from dataloaderjob.core.crowds import Crowds
 from dataloaderjob.core.sockets import EVERYWHERE, listen
 
 TIMEOUT_S = 5.0
-"""Time for a request and its response. By default, probes have a timeout of one second. Metrics take 10 ms."""
+"""Seconds that a request and its response may take. By default, probes have a timeout of one second. Formatting the
+metrics takes 10 ms."""
 MAX_CONNECTIONS = 512
-"""Limit on open connections. Beyond it, the oldest connection from the address with the most connections is closed."""
+"""Maximum number of open connections. Beyond it, the oldest connection from the address with the most connections is
+closed."""
 BACKLOG = 1024
 SWEEP_S = 0.5
 ACCEPT_PAUSE_S = 0.1
-"""Pause after a connection could not be accepted, for example because of a lack of file descriptors."""
+"""Pause after a failure to accept a connection, for example because no file descriptor is free."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +66,7 @@ class Connections:
 
 @contextlib.asynccontextmanager
 async def served(port: int, protocol: Callable[[], asyncio.Protocol]) -> AsyncIterator[int]:
-    """Serves `protocol` at a port of all addresses. Yields the port. Raises OSError."""
+    """Serves `protocol` on a port of all addresses. Yields the port. Raises OSError."""
     sock = listen(EVERYWHERE, port, backlog=BACKLOG)
     sock.setblocking(False)
     made = Connections()

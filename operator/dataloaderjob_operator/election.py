@@ -3,9 +3,9 @@ active.
 
 The client library implements the protocol: who holds the Lease, and for how long without a renewal. This module adds
 the rest. A request that hangs or fails counts as a failed attempt. An operator that exits releases the Lease, so that
-the next one need not wait. An operator that cannot renew the Lease in time writes nothing until it holds the Lease
-again, and resumes if no other operator held it meanwhile. An operator that finds another holder exits at once. So a
-stalled control plane ends no operator that works alone.
+its successor need not wait. An operator that cannot renew the Lease in time writes nothing until it holds the Lease
+again, and resumes if no other operator held it in the meantime. An operator that finds another holder exits
+immediately. A stalled control plane therefore does not end an operator that works alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Timing:
     """Interval between two attempts. A killed operator has a successor after at most `lease_s` plus this interval."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for times with which two operators, or none, might work."""
+        """Raises ValueError for a timing that would let two operators work at the same time, or none at all."""
         if not self.lease_s > self.renew_s > 2 * self.retry_s >= 2:
             raise ValueError(
                 "the lease must be longer than the renew deadline, the deadline longer than twice the "
@@ -69,7 +69,7 @@ class Candidate:
 
 
 class Lock(LeaseLock):
-    """The library's lock, except for one request that the library's models refuse in version 37."""
+    """The library's lock, except for one request that the models of the library's version 37 refuse."""
 
     async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
         lease = V1Lease(metadata=V1ObjectMeta(name=name), spec=self.update_lease(election_record))
@@ -84,7 +84,7 @@ class Lock(LeaseLock):
 def candidate(
     namespace: str | None, lease: str | None, identity: str | None, timing: Timing
 ) -> Candidate | None:
-    """Returns the candidate that the command line describes; None without a Lease."""
+    """Returns the candidate that the command line describes; None if it names no Lease."""
     if not lease or not namespace:
         return None
     return Candidate(namespace, lease, identity or f"{socket.gethostname()}_{secrets.token_hex(4)}", timing)
@@ -99,9 +99,10 @@ async def leading(
     lost: Callable[[], None] = lambda: os._exit(LOST),
 ) -> AsyncIterator[None]:
     """Waits for the Lease and renews it while the context lasts. Calls `leads` with True if this operator is known to
-    hold the Lease, else False. Calls `lost` when another operator holds the Lease. By default, the process exits
-    immediately, because any further write may conflict with the other operator's."""
-    logging.getLogger(LeaseLock.__module__).setLevel(logging.CRITICAL)  # a traceback for each lost race
+    hold the Lease, and with False otherwise. Calls `lost` when another operator holds the Lease. By default, the
+    process exits immediately, because any further write may conflict with the other operator's."""
+    # Otherwise the library logs a traceback for each lost race.
+    logging.getLogger(LeaseLock.__module__).setLevel(logging.CRITICAL)
     lock, timing = Lock(candidate.lease, candidate.namespace, candidate.identity, api), candidate.timing
     config = Config(lock, timing.lease_s, timing.renew_s, timing.retry_s, _nothing, _nothing)
     election = LeaderElection(config)
@@ -149,7 +150,7 @@ class _Term:
         lost()
 
     async def _renewed(self, deadline: float) -> float | None:
-        """Renews the Lease once, before `deadline` of the loop's clock. Returns the start of the attempt that
+        """Renews the Lease once, before `deadline`, a time of the loop's clock. Returns the start of the attempt that
         succeeded; None if none did."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
@@ -223,4 +224,4 @@ async def _give_back(lock: LeaseLock, timing: Timing) -> None:
 
 
 async def _nothing() -> None:
-    """Replaces the library's callbacks for leading and losing, which its own loop would call."""
+    """Stands in for the callbacks that the library's own loop would call when it acquires or loses the Lease."""

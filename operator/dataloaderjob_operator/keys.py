@@ -1,9 +1,12 @@
-"""The stores of keys. The operator keeps its root key in a Secret that it creates in its own namespace. It only creates
-the Secrets of jobs, and never reads them. The name of a job's Secret contains the job's uid, so a conflict means that
-the job's own Secret exists. Pods need it only when they start, and a deleted Secret is recreated before a starting pod
-can miss it. The Secret of attached pods is named after the job alone. A conflict may then mean the Secret of an earlier
-job, which the garbage collector is about to remove, or somebody else's. So the operator retries while the job is new,
-and while sidecars run without reaching the supervisor.
+"""The storage of keys. The operator keeps its root key in a Secret that it creates in its own namespace. It only
+creates the Secrets of jobs, and never reads them.
+
+The name of a job's Secret contains the job's uid, so a conflict means that the job's own Secret exists. Pods need this
+Secret only when they start, and a deleted Secret is recreated before a starting pod can miss it.
+
+The Secret of attached pods, however, is named after the job alone. A conflict may then concern a Secret that someone
+else created, or the Secret of an earlier job, which the garbage collector is about to remove. The operator therefore
+retries while the job is new, and while sidecars run without reaching the supervisor.
 """
 
 from __future__ import annotations
@@ -30,13 +33,13 @@ log = logging.getLogger(__name__)
 ROOT_FIELD = "root"
 """Field of the Secret that holds the root key."""
 PREVIOUS_FIELD = "previous"
-"""Field of that Secret with the root key of running jobs, while the root key is rotated."""
+"""Field of that Secret with the root key of running jobs, during a rotation of the root key."""
 NEW_ROOT_NBYTES = 48
 RETRY_S = 5.0
 AGAIN_S = 10.0
 """Minimum interval between two attempts to create a job's Secret while the same pods start."""
 NEW_S = 300.0
-"""Seconds after a job's creation for which an earlier job of the same name may have left its Secret."""
+"""Seconds after a job's creation during which the Secret of an earlier job of the same name may still exist."""
 
 
 class NoRootKey(Exception):
@@ -55,7 +58,7 @@ class Roots:
 
 async def root_key(client: ApiClient, namespace: str, name: str) -> Roots:
     """Returns the root keys in a Secret, and creates the Secret if it is missing. Operators that start at the same time
-    get the same key. Waits while the API server does not answer. Raises NoRootKey."""
+    get the same key. Retries until the API server answers. Raises NoRootKey."""
     key = base64.b64encode(secrets.token_bytes(NEW_ROOT_NBYTES)).decode()
     made = {
         "apiVersion": "v1", "kind": "Secret", "type": "Opaque", "immutable": True, "data": {ROOT_FIELD: key},
@@ -110,20 +113,22 @@ class SecretAttempt:
     at: float
     """Time of the attempt in seconds, by a monotonic clock."""
     placed: frozenset[str]
-    """Uids of the pods that had a node by then. The Secret that they mount was created before, or by this attempt."""
+    """Uids of the pods that had a node by then. The Secret that they mount was created before this attempt, or by
+    it."""
     made: bool = True
     """True if an attempt of this operator created the Secret."""
 
 
 @dataclass(slots=True)
 class JobSecrets:
-    """Creates each job's Secrets once, and again if one may have been deleted and a pod needs it."""
+    """The writer of jobs' Secrets. It creates each Secret once, and again if the Secret may have been deleted and a pod
+    needs it."""
 
     api: ApiClient
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
     attempts: dict[JobKey, dict[str, SecretAttempt]] = field(default_factory=dict)
-    """The last attempt for each job's Secrets, by name."""
+    """The last attempt to create each of a job's Secrets, by the Secret's name."""
 
     async def keep(self, key: JobKey, secret: Manifest, observed: Observed) -> bool:
         """Creates the Secret, unless it certainly exists or nothing needs it now. Returns True if it was created."""
@@ -146,7 +151,8 @@ class JobSecrets:
         return made
 
     def _doubted(self, observed: Observed, *, made: bool) -> bool:
-        """Returns True if the Secret of attached pods may not be this job's. `made`: this operator has created it."""
+        """Returns True if the Secret of attached pods may not be this job's. `made`: True if this operator created
+        it."""
         sidecars = observed.status.condition(ConditionType.SIDECARS_READY)
         if sidecars is not None and sidecars.reason == NOT_CONNECTED:
             return True

@@ -1,11 +1,11 @@
-"""The kinds of objects that the operator handles, one row each. A row has the kind's path in the API, how the operator
-learns of changes, how a live object is compared with the wanted one, and which parts the cache keeps. Pure.
+"""The kinds of objects that the operator handles, one row each. A row states the kind's path in the API, how the
+operator learns of changes, how a live object is compared with the wanted one, and which parts the cache keeps. Pure.
 
 To add a kind of child, or a watch, add a row here and its rights to the chart's `dataloaderjob.rules`.
 
-The operator sends nothing if a live object is already as wanted. The API server fills in defaults and normalizes
-quantities, and other parties own fields of the same object. So the comparison only checks that each field set by the
-operator has the operator's value.
+The operator sends nothing if a live object already matches the wanted one. The API server fills in defaults and
+normalizes quantities, and other parties own fields of the same object. The comparison therefore checks only that each
+field set by the operator has the operator's value.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ INTERNED = frozenset(
 """Fields that have only a few distinct values across all objects, or across all pods of a job. The cache keeps each
 value once, as it does for field names."""
 ANNOTATION_APPLIED = "dataloading.dev/applied"
-"""Hash of the manifest that the operator sent last. If it differs, the operator sends the manifest again, which removes
-fields that it no longer sets."""
+"""Hash of the manifest that the operator sent last. If the hash differs, the operator sends the manifest again, which
+removes fields that the operator no longer sets."""
 _KEYS = ("name", "mountPath", "containerPort", "type", "uid", "key")
-"""Fields that may identify an item of a list. The first one that differs between all items is used."""
+"""Fields that may identify an item of a list. The first field whose value is different in every item is used."""
 _QUANTITIES = frozenset({"requests", "limits", "capacity"})
 _SIZE = "sizeLimit"
 
@@ -74,11 +74,11 @@ class Source(Enum):
     NONE = auto()
     """The operator only creates such objects and never reads them. Creating one that exists is a conflict."""
     LOOKUP = auto()
-    """The operator lists such objects for one other object when a decision needs them."""
+    """The operator lists such objects on demand, when a decision about another object needs them."""
 
 
 class Comparison(Enum):
-    """Rules for deciding whether a live child is as wanted."""
+    """Rules for deciding whether a live child matches the wanted one."""
 
     FIELDS = auto()
     """Each field that the operator sets must have the operator's value. Others may set further fields."""
@@ -86,7 +86,7 @@ class Comparison(Enum):
     """The operator owns each field of the spec as a whole. An addition to a rule of a NetworkPolicy would admit peers
     that the operator excludes, and an empty selector means all peers while a missing one means none."""
     CREATED_ONLY = auto()
-    """The operator leaves a live object alone, whatever its content, because its spec cannot be changed."""
+    """The operator leaves a live object alone, regardless of its content, because its spec cannot be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class ObjectKind:
         return self.group, self.version, self.plural
 
     def path(self, namespace: str | None) -> str:
-        """Returns the path of all objects in a namespace, or in all namespaces if it is None."""
+        """Returns the path of all objects in a namespace, or in all namespaces if `namespace` is None."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
         return (
             f"{root}/{self.plural}" if namespace is None else f"{root}/namespaces/{namespace}/{self.plural}"
@@ -123,8 +123,8 @@ class ObjectKind:
 
 
 class Packed(Mapping[str, Any]):
-    """A part of an object, kept as JSON, which takes a quarter of the parsed part's memory. Each access parses it. This
-    suits parts that are compared after a change and seldom read otherwise."""
+    """A part of an object, kept as JSON text, which takes a quarter of the parsed part's memory. Each access parses the
+    text. This suits parts that are compared after a change, and are otherwise seldom read."""
 
     __slots__ = ("_text",)
 
@@ -257,7 +257,7 @@ def sealed(desired: Manifest) -> Manifest:
 
 
 def manifest_to_send(desired: Manifest, live: Mapping[str, Any] | None) -> Manifest | None:
-    """Returns the manifest to send to the API server; None if the live object is as wanted."""
+    """Returns the manifest to send to the API server; None if the live object already matches."""
     if live is None:
         return sealed(desired)
     compared = KINDS[desired["kind"]].compared
@@ -272,8 +272,8 @@ def manifest_to_send(desired: Manifest, live: Mapping[str, Any] | None) -> Manif
 
 
 def keep_template(desired: Manifest, live: Mapping[str, Any]) -> Manifest:
-    """Returns the manifest with the live template, which keeps its pods, if another version of the operator made it and
-    the user's part is the same."""
+    """Returns the manifest. If another version of the operator made the live template, and the user's part is the same,
+    the manifest contains the live template, so that the pods are kept."""
     ours, theirs = (_template(thing) for thing in (desired, live))
     if ours is None or theirs is None:
         return desired
@@ -289,7 +289,7 @@ def _template(thing: Mapping[str, Any]) -> Any:
 
 
 def covers(live: Any, wanted: Any, field: str = "") -> bool:
-    """Returns True if `live` has each value in `wanted`."""
+    """Returns True if `live` contains each value in `wanted`."""
     if isinstance(wanted, Mapping):
         if not isinstance(live, Mapping):
             return not wanted and live is None
@@ -312,7 +312,7 @@ def _covers_list(live: Any, wanted: list[Any]) -> bool:
         found = {item.get(key): item for item in live if isinstance(item, Mapping)}
         if len(found) == len(live) and len({w[key] for w in wanted}) == len(wanted):
             return all(covers(found.get(item[key]), item) for item in wanted)
-    # Items that differ only as a whole, such as one port with two protocols, or two tolerations of a key.
+    # Items that differ only as a whole, such as one port with two protocols, or two tolerations with the same key.
     return all(any(covers(item, w) for item in live) for w in wanted)
 
 

@@ -1,6 +1,6 @@
 """The operator's log, metrics and probes. Each log line about a job contains the job's name, namespace, uid and
 generation. docs/reference/metrics.md is generated from the metrics. The event loop that does the work also serves
-/healthz, /readyz and /metrics. If it hangs, none of them answers.
+/healthz, /readyz and /metrics. If the loop hangs, none of them answers.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from dataloaderjob_operator.connections import served
 OF_KOPF = ("k8s_ref", "k8s_skip", "settings")
 """Attributes that kopf adds to log records; `settings` is one of its own objects."""
 _LINES = ("exc_info", "stack_info")
-"""Fields of log records that have several lines."""
+"""Fields of log records that may have several lines."""
 _ABOUT: ContextVar[Mapping[str, object] | None] = ContextVar("about", default=None)
 PREFIX = "dataloaderjob_operator"
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Buckets of histograms. A reconcile that writes nothing takes milliseconds; with a slow API server it takes up to
-minutes."""
+"""Buckets of histograms. A reconcile that writes nothing takes milliseconds. With a slow API server, a reconcile can
+take minutes."""
 WITHOUT_WATCHES_S = 300.0
 """Seconds for which a watch may be closed, while kopf tries to reach the API server, before the process should be
 restarted."""
@@ -89,7 +89,7 @@ def log_formatter(kind: LogFormat) -> logging.Formatter:
 
 
 class _JsonFormatter(JsonFormatter):
-    """Formats records as JSON, and keeps texts from elsewhere short and clean."""
+    """A formatter that writes records as JSON, and that shortens and cleans text from other sources."""
 
     def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
         for name, value in log_data.items():
@@ -99,7 +99,7 @@ class _JsonFormatter(JsonFormatter):
 
 
 class _TextFormatter(LineFormatter):
-    """Appends the job's name in brackets."""
+    """A formatter that appends the job's name in brackets."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
         job = getattr(record, "job", None)
@@ -130,7 +130,7 @@ class ErrorKind(StrEnum):
     CONFLICT = "conflict"
     """An object of the same name exists, or the object was changed in the meantime (409)."""
     REFUSED = "refused"
-    """The API server refuses the request as it is (400, 403, 422)."""
+    """The API server would refuse the same request again (400, 403, 422)."""
     GONE = "gone"
     """The object to write does not exist (404)."""
     THROTTLED = "throttled"
@@ -375,6 +375,7 @@ def _app(metrics: Metrics, health: ProcessHealth) -> web.Application:
 
 
 def _last(response: web.Response) -> web.Response:
-    """Makes the connection close after the response, because kopf waits for all tasks of this loop when it ends."""
+    """Makes the server close the connection after the response, because kopf waits for all tasks of this loop before it
+    exits."""
     response.force_close()
     return response

@@ -42,44 +42,46 @@ class Role(StrEnum):
 
 
 def unique(namespace: str, job: str, uid: str) -> str:
-    """Returns the job's name on its connections. No other job has it, not even an earlier one of the same name."""
+    """Returns the job's name on its connections. The name is unique, even if an earlier job had the same object
+    name."""
     return f"{namespace}/{job}/{uid}"
 
 
 def key_secret(job: str, uid: str, root: bytes) -> str:
-    """Names the Secret with the job's keys under this root key. No other job has it, not even an earlier one of the
-    same name."""
+    """Returns the name of the Secret with the job's keys under this root key. The Secret of an earlier job with the
+    same object name has a different name."""
     return f"{job}-keys-{uid[:8]}-{_derive(root, 'name', uid).hex()[:6]}"
 
 
 def certificate_secret(job: str, uid: str, root: bytes, generation: int) -> str:
-    """Names the Secret with a generation of the job's certificates under this root key."""
+    """Returns the name of the Secret with a generation of the job's certificates under this root key."""
     return f"{job}-tls-{uid[:8]}-{_derive(root, 'name', uid).hex()[:6]}-{generation}"
 
 
 def is_attached_secret(job: str, name: str) -> bool:
-    """Returns True if a job's Secret is one of sidecars in attached pods, which an earlier job may have had, too."""
+    """Returns True if a job's Secret is for sidecars in attached pods. An earlier job may have had a Secret of this
+    name."""
     return name == attachment(job) or name.startswith(f"{attachment(job)}-tls-")
 
 
 def settings_map(job: str, content: str) -> str:
-    """Names the ConfigMap with settings. `content`: the digest of the settings."""
+    """Returns the name of the ConfigMap with settings. `content`: the digest of the settings."""
     return f"{job}-settings-{content}"
 
 
 def head(job: str) -> str:
-    """Names the head's Deployment."""
+    """Returns the name of the head's Deployment."""
     return f"{job}-head"
 
 
 def head_service(job: str) -> str:
-    """Names the Service through which feeders and sidecars find the head."""
+    """Returns the name of the Service through which feeders and sidecars find the head."""
     return _service(job, "head")
 
 
 def _service(job: str, role: str) -> str:
-    """Names a Service. Service names begin with a letter (RFC 1035); other names may begin with a digit. If the job's
-    name does, the Service gets a name that no other job uses."""
+    """Returns the name of a Service. Service names begin with a letter (RFC 1035), while other names may begin with a
+    digit. If the job's name begins with a digit, the Service gets a name that no other job uses."""
     return f"{role[0]}-{job}-svc" if job[0].isdigit() else f"{job}-{role}"
 
 
@@ -88,7 +90,7 @@ def feeders(job: str) -> str:
 
 
 def trainers(job: str, attempt: int) -> str:
-    """Returns the name of the Indexed Job. The host name of its pods adds a hyphen and the replica's number."""
+    """Returns the name of the Indexed Job. The host names of its pods append a hyphen and the replica's number."""
     return f"{trainers_stem(job)}-{attempt}"
 
 
@@ -98,12 +100,12 @@ def trainers_stem(job: str) -> str:
 
 
 def trainers_service(job: str) -> str:
-    """Names the headless Service through which trainer pods find each other."""
+    """Returns the name of the headless Service through which trainer pods find each other."""
     return _service(job, "trainers")
 
 
 def policy(job: str, role: Role) -> str:
-    """Names the NetworkPolicy of a role's pods."""
+    """Returns the name of the NetworkPolicy of a role's pods."""
     return f"{job}-{role.value}"
 
 
@@ -121,7 +123,8 @@ def selector(job: str, role: Role) -> str:
 def child_labels(
     job: DataLoaderJob, role: Role | None = None, theirs: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Returns all labels of a child or its pods: Kubernetes' recommended ones, the user's, and the selecting ones."""
+    """Returns all labels of a child or its pods: Kubernetes' recommended labels, the user's, and those used in
+    selectors."""
     return {
         "app.kubernetes.io/managed-by": MANAGER,
         "app.kubernetes.io/part-of": job.name,
@@ -133,8 +136,8 @@ def child_labels(
 def metadata(
     job: DataLoaderJob, name: str, role: Role | None = None, theirs: WorkloadMetadata | None = None
 ) -> dict[str, Any]:
-    """Makes the name, namespace, labels, annotations and owner of a child. Raises ValueError for a job that is not on a
-    cluster."""
+    """Builds the name, namespace, labels, annotations and owner of a child. Raises ValueError for a job that is not on
+    a cluster."""
     if not job.metadata.uid or not job.metadata.namespace:
         raise ValueError(f"job {job.name} has no uid or namespace, because it is not on a cluster")
     return {
@@ -152,7 +155,7 @@ def metadata(
 
 
 def job_key(root: bytes, uid: str) -> bytes:
-    """Derives the job's key of 32 bytes, from which the keys of sidecars, feeders and controllers are derived
+    """Derives the job's 32-byte key, from which the keys of sidecars, feeders and controllers are derived
     (`dataloaderjob.core.keys`). Raises ValueError if the root key is too short."""
     return _derive(root, "links", uid)
 
@@ -164,7 +167,7 @@ def certificate_seed(root: bytes, uid: str) -> bytes:
 
 
 def ray_token(root: bytes, uid: str) -> str:
-    """Derives the token of the job's Ray cluster, 64 hexadecimal digits. Raises ValueError if the root key is too
+    """Derives the token of the job's Ray cluster, as 64 hexadecimal digits. Raises ValueError if the root key is too
     short."""
     return _derive(root, "ray", uid).hex()
 

@@ -19,7 +19,7 @@ from dataloaderjob_operator.objects.settings import USER, cluster_domain
 from dataloaderjob_operator.workqueue import RESYNC_S
 
 LEAST_TLS_S = 120.0
-"""Minimum time between two generations of certificates. A kubelet needs up to 90 s to bring one to its pods."""
+"""Minimum time between two generations of certificates. A kubelet needs up to 90 s to deliver one to its pods."""
 
 METRICS_PORT = 9440
 RESOLV_CONF = Path("/etc/resolv.conf")
@@ -32,15 +32,15 @@ class Options:
     namespaces: tuple[str, ...]
     """Namespaces to watch; if empty, all namespaces of the cluster."""
     config: OperatorConfig
-    """Settings for all jobs, not yet with a root key."""
+    """Settings for all jobs, still without a root key."""
     root_key: Path | None = None
     """File with the root key; None if `root_key_secret` holds it."""
     previous_root: Path | None = None
-    """File with the root key before that one."""
+    """File with the previous root key."""
     root_key_secret: tuple[str, str] = ("", "")
     """Namespace and name of the Secret with the root key."""
     candidate: election.Candidate | None = None
-    """The operator's candidacy for the Lease; None if it works without one."""
+    """The operator as a candidate for the Lease; None if it works without a Lease."""
     workers: int
     resync_s: float
     """Interval between reconciles of an idle job."""
@@ -50,7 +50,7 @@ class Options:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Makes the command-line parser, from which docs/reference/cli.md is generated."""
+    """Builds the command-line parser, from which docs/reference/cli.md is generated."""
     parser = argparse.ArgumentParser(prog="dataloaderjob_operator", description="Reconciles DataLoaderJobs.")
     _add_own_pod(parser)
     _add_root_key(parser)
@@ -98,8 +98,8 @@ def _add_root_key(parser: argparse.ArgumentParser) -> None:
         "--previous-root-key",
         type=Path,
         help=(
-            "file with the predecessor of the key in --root-key, for jobs that started with it; a Secret "
-            "has it in its field `previous`"
+            "file with the predecessor of the key in --root-key, for jobs that started with it; in a Secret, "
+            "the predecessor is in the field `previous`"
         ),
     )
 
@@ -234,7 +234,7 @@ def _own_domain() -> str:
 
 
 def _seconds(text: str) -> float:
-    """Parses an interval. Raises ArgumentTypeError if it is not from 1 second to a day."""
+    """Parses an interval. Raises ArgumentTypeError if it is not between 1 second and a day."""
     found = float(text)
     if not 1.0 <= found <= 86_400.0:
         raise argparse.ArgumentTypeError(f"expected 1 to 86400 seconds (a day), got {text}")
@@ -242,7 +242,7 @@ def _seconds(text: str) -> float:
 
 
 def _days(text: str) -> timedelta:
-    """Parses a number of days. Raises ArgumentTypeError if it is not from two minutes to ten years."""
+    """Parses a number of days. Raises ArgumentTypeError if it is not between two minutes and ten years."""
     found = timedelta(days=float(text))
     if not timedelta(seconds=LEAST_TLS_S) <= found <= timedelta(days=3650):
         raise argparse.ArgumentTypeError(f"expected 0.0014 (two minutes) to 3650 days, got {text}")
@@ -274,7 +274,8 @@ def _group(text: str) -> int | None:
 
 
 def _own_pod(parser: argparse.ArgumentParser, namespace: str | None, labels: Sequence[str]) -> OwnPod | None:
-    """Exits with an error if only one of the two is given: without labels, policies would admit a whole namespace."""
+    """Returns the operator's own pod; None if neither is given. Exits with an error if only one of the two is given,
+    because without labels, policies would admit a whole namespace."""
     if bool(namespace) != bool(labels) or not all("=" in label for label in labels):
         parser.error("--own-namespace NAME and --own-label NAME=VALUE must be given together")
     pairs = dict(label.split("=", 1) for label in labels)

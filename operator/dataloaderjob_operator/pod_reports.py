@@ -1,4 +1,5 @@
-"""Sends the events about attached pods: those that attach or leave, and those whose job takes no pods or is missing."""
+"""The reports about attached pods, sent as events. They concern pods that attach or leave, and pods whose job does not
+exist or does not accept pods."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ MISSING_S = 30.0
 class _Missing:
     since: float
     told: set[str] = field(default_factory=set)
-    """Uids of the controllers that have had the event."""
+    """Uids of the controllers about which the event has been sent."""
 
 
 @dataclass(slots=True)
@@ -37,8 +38,9 @@ class PodReports:
     """Jobs that do not exist, although pods name them."""
 
     async def report(self, key: JobKey, observed: Observed, labelled: Sequence[Pod]) -> None:
-        """Sends events about pods that attached or left since the last reconcile, or that cannot attach. At its first
-        reconcile, an operator does not know which pods are new. `labelled`: pods whose label names the job."""
+        """Sends events about pods that attached or left since the last reconcile, or that cannot attach. At the first
+        reconcile of a job that has already started, an operator does not know which pods are new. `labelled`: pods
+        whose label names the job."""
         self.missing.pop(key, None)
         if not observed.job.spec.trainers.attached:
             for event in pod_events.of_own_trainers(key[1], attached.present(labelled)):

@@ -46,14 +46,14 @@ from dataloaderjob_operator.workqueue import NEVER
 log = logging.getLogger(__name__)
 
 CHANGED = 409
-"""Status code of the response if the written status was decided from another version of the job."""
+"""Status code of the response if the written status was derived from a different version of the job."""
 FOR_TEXT = frozenset({400, 413, 422})
 """Status codes of the response if the written status may be accepted without its texts."""
 MAX_REFUSED_TEXTS = 64
 """Maximum number of a job's texts that are remembered as refused, enough for at least seven statuses."""
 UNDECLARED = re.compile(r"\.status\.([A-Za-z0-9.]+): field not declared in schema")
 UNDECLARED_S = 300.0
-"""Seconds after which the operator retries a field that the CustomResourceDefinition did not have."""
+"""Seconds after which the operator retries a field that the CustomResourceDefinition did not declare."""
 AFTER_WRITE_S = 0.3
 """Seconds from a write until the next reconcile, because no watch reports the operator's own write as a change."""
 AFTER_BUG_S = 60.0
@@ -72,7 +72,7 @@ def _now() -> datetime:
 
 @dataclass(slots=True)
 class Reconciler:
-    """Brings jobs to the state that their specs describe."""
+    """The reconciler, which brings jobs to the state that their specs describe."""
 
     api: ApiClient
     cache: Cache
@@ -91,22 +91,22 @@ class Reconciler:
     unwritten: dict[JobKey, float] = field(default_factory=dict)
     """Jobs whose last status write failed, and the time since which writes have failed."""
     undeclared: dict[tuple[str, ...], float] = field(default_factory=dict)
-    """Fields of the status that the CustomResourceDefinition does not have, and the time until which they are
+    """Fields of the status that the CustomResourceDefinition does not declare, each with the time until which it is
     omitted."""
     bugs: dict[JobKey, str] = field(default_factory=dict)
     """Internal errors that were logged."""
     autoscalers: Autoscalers | None = None
-    """None: no job is scaled."""
+    """If None, no job is scaled."""
     lookup: EventLookup | None = None
-    """None: causes that appear only in events are not reported."""
+    """If None, causes that appear only in events are not reported."""
     attached: AttachedPods | None = None
-    """None: no pod is attached to any job."""
+    """If None, no pod is attached to any job."""
     followed: FollowedObjects | None = None
-    """None: no job follows an object."""
+    """If None, no job follows an object."""
     ray_clusters: RayClusters | None = None
-    """None: no RayCluster is looked up."""
+    """If None, no RayCluster is looked up."""
     refused_pods: RefusedPods | None = None
-    """None: refusals of labelled pods are not reported."""
+    """If None, refusals of labeled pods are not reported."""
     recorder: EventRecorder = field(init=False)
     reports: PodReports = field(init=False)
     children: ChildWriter = field(init=False)
@@ -150,8 +150,8 @@ class Reconciler:
         return f"cannot write the status of {', '.join(sorted(late)[:10])}" if late else ""
 
     async def reconcile(self, key: JobKey) -> float | None:
-        """Reconciles a job once. Returns the seconds until the next reconcile; None: at the next event; NEVER: the job
-        is gone.
+        """Reconciles a job once. Returns the seconds until the next reconcile. None means at the next event, and NEVER
+        means that the job is gone.
 
         Raises ApiError; the caller then repeats the call.
         """
@@ -209,7 +209,7 @@ class Reconciler:
             return AFTER_BUG_S
         self.bugs.pop(key, None)
         if observed.refused:
-            return 0.0  # reconcile again at once, so that the status drops the message
+            return 0.0  # reconcile again immediately, so that the status drops the message
         waits = AFTER_WRITE_S if wrote else None, decision.requeue_after_s
         return min((wait for wait in waits if wait is not None), default=None)
 
@@ -277,8 +277,9 @@ class Reconciler:
         return True
 
     async def _write(self, key: JobKey, status: DataLoaderJobStatus) -> DataLoaderJobStatus:
-        """Writes a status, without its texts if the API server accepts it only then. Returns the status written. A
-        container's output therefore cannot keep phase, counts and restarts from being written."""
+        """Writes a status, and omits its texts if the API server accepts it only without them. A container's output
+        therefore cannot keep the phase, the counts and the restarts from being written. Returns the status as
+        written."""
         try:
             written = await self._write_with_texts(key, status)
         except ApiError as exc:
@@ -319,7 +320,7 @@ class Reconciler:
                 return
 
     def _declared(self, status: DataLoaderJobStatus) -> dict[str, Any]:
-        """Returns the status without the fields that the CustomResourceDefinition does not have."""
+        """Returns the status without the fields that the CustomResourceDefinition does not declare."""
         made, now = _plain(status), time.monotonic()
         for place, until in self.undeclared.items():
             inside: Any = made
@@ -330,8 +331,8 @@ class Reconciler:
         return made
 
     def _learn_undeclared(self, refusal: str) -> bool:
-        """Returns True if a status was refused because of a field that the definition does not have. This happens if
-        the definition is from another release than this operator, for instance while both are being upgraded."""
+        """Returns True if a status was refused because of a field that the definition does not declare. This happens if
+        the definition is from a different release than this operator, for instance while both are being upgraded."""
         found = UNDECLARED.search(refusal)
         place = tuple(found.group(1).split(".")) if found else ()
         now = time.monotonic()
@@ -345,8 +346,8 @@ class Reconciler:
         return True
 
     async def _write_not_ready(self, key: JobKey, reason: str, message: str) -> None:
-        """Reports why the operator does nothing about a job. The rest of the status is kept, and so is the whole
-        status of a job that has ended."""
+        """Reports why the operator does nothing about a job. The rest of the status is kept. The status of a job that
+        has ended does not change at all."""
         before, why = self.cache.status(key), ConditionState(False, reason, message)
         known = self.refused_texts.get(key, frozenset())
         after = conditions.not_ready(before, why, self.cache.generation(key), self.now(), refused_texts=known)
@@ -357,8 +358,8 @@ class Reconciler:
 
 
 def _goes_on(before: DataLoaderJobStatus, after: DataLoaderJobStatus) -> bool:
-    """Returns True if both statuses have the same attempt and end, and so the same children. The operator acts on a new
-    attempt, or an end, only after it is written."""
+    """Returns True if both statuses have the same attempt and end, and therefore the same children. The operator acts
+    on a new attempt or an end only after the status with it is written."""
     return (before.trainers.restarts, before.completion_time) == (
         after.trainers.restarts,
         after.completion_time,

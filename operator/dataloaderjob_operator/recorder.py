@@ -1,4 +1,4 @@
-"""Sends the events of jobs. Sending never fails and takes at most a few seconds. An event that cannot be sent
+"""The sender of the events of jobs. Sending never fails, and takes at most a few seconds. An event that cannot be sent
 is lost, but the status contains the same information."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMEOUT_S = 5.0
 
 @dataclass(slots=True)
 class EventRecorder:
-    """Sends the events of jobs within their budget."""
+    """The sender of the events of jobs, within each job's budget."""
 
     api: ApiClient
     now: Callable[[], datetime]
@@ -45,7 +45,7 @@ class EventRecorder:
             await self.send(key, about, event)
 
     async def remark(self, key: JobKey, about: Metadata, event: events.JobEvent) -> None:
-        """Sends, once, an event that does not follow from a change of status."""
+        """Sends an event that does not follow from a change of status, unless it has been sent before."""
         if event not in self.remarks[key]:
             self.remarks[key].add(event)
             await self.send(key, about, event)

@@ -1,11 +1,13 @@
 """A keyed queue of jobs that are due for a reconcile, and the loop that reconciles a few of them at a time. The queue
 is pure: callers pass the time.
 
-A key that is added twice is taken once. A key in work is taken again only when that work is done. A key that failed
-waits longer each time; an event shortens the wait to EVENT_WAIT_S, because it may have removed the cause. Jobs that a
-user changed go first. The number of other jobs in work is limited. The API server then answers the requests for the
-user's change in a tenth of the time that it takes under 32 requests at once. A single loop takes the keys, because each
-key would wake all workers that wait for the queue.
+A key that is added twice is taken once. A key that is being processed is taken again only after that. A key whose
+processing fails waits longer each time. An event shortens the wait to EVENT_WAIT_S, because the event may have removed
+the cause.
+
+Jobs that a user changed go first, and the number of other jobs being processed is limited. The API server then answers
+the requests for the user's change in a tenth of the time that it takes under 32 concurrent requests. A single loop
+takes the keys. If workers took them, each key would wake all the workers that wait for the queue.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ EVENT_WAIT_S = 5.0
 RESYNC_S = 600.0
 """Maximum interval between reconciles of an idle job."""
 MIN_INTERVAL_S = 0.05
-"""Minimum interval between two reconciles of a job, whatever it requests."""
+"""Minimum interval between two reconciles of a job, even if it requests a shorter one."""
 FOLLOWING = 8
 """Number of places for keys that are taken in order of time, or a quarter of all places if that is more. Keys that go
-first have separate places, so users' changes alone hold up nothing."""
+first have separate places, so users' changes do not hold up other keys."""
 NEVER = float("inf")
 Reconcile = Callable[[JobKey], Awaitable[float | None]]
-"""Returns the seconds until the next reconcile. None means at the resync; NEVER means that the job is gone."""
+"""A function that reconciles a job once, and returns the seconds until the next reconcile. None means at the resync,
+and NEVER means that the job is gone."""
 
 
 class WorkQueue(Generic[K]):
@@ -47,17 +50,18 @@ class WorkQueue(Generic[K]):
     def __init__(
         self, jitter: random.Random | None = None, *, most_first: int = 24, most_following: int = FOLLOWING
     ) -> None:
-        """`most_first`, `most_following`: maximum keys in work that go first, and maximum of the others."""
+        """`most_first`, `most_following`: the maximum number of keys being processed that went first, and of other keys
+        being processed."""
         self._most_first, self._most_following = most_first, most_following
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._order = 0
         self._busy: dict[K, bool] = {}
-        """Keys in work; True if the key went first."""
+        """Keys being processed; True if the key went first."""
         self._following = 0
-        """The number of keys in work that did not go first."""
+        """The number of keys being processed that did not go first."""
         self._readded: dict[K, float] = {}
-        """Keys that were added while in work."""
+        """Keys that were added while being processed."""
         self._failures: dict[K, int] = {}
         self._not_before: dict[K, float] = {}
         self._first: dict[K, None] = {}
@@ -70,8 +74,8 @@ class WorkQueue(Generic[K]):
         return len(self._due) + len(self._readded)
 
     def add(self, key: K, now: float, after_s: float = 0.0, *, first: bool = False) -> None:
-        """Makes a key due after `after_s` seconds, or earlier if it already was due earlier. `first`: it goes before
-        others."""
+        """Makes a key due after `after_s` seconds, or earlier if it was already due earlier. `first`: True if the key
+        goes before others."""
         if first:
             self._first[key] = None
         due = max(now + after_s, self._not_before.get(key, now))
@@ -83,7 +87,8 @@ class WorkQueue(Generic[K]):
             heapq.heappush(self._heap, (due, self._order, key))
 
     def take(self, now: float) -> K | None:
-        """Takes the key that goes first, else the one due longest; None if none is due or enough are in work."""
+        """Takes a key that goes before others, or otherwise the key that has been due longest. Returns None if no key
+        is due, or enough keys are being processed."""
         if len(self._busy) - self._following < self._most_first:
             for key in self._first:
                 if (due := self._due.get(key, NEVER)) <= now:
@@ -108,11 +113,12 @@ class WorkQueue(Generic[K]):
         return self._following >= self._most_following
 
     def backlog(self, now: float) -> int:
-        """Returns the number of keys that are due and not in work."""
+        """Returns the number of keys that are due but not being processed."""
         return sum(due <= now for due in self._due.values())
 
     def wait_s(self, now: float) -> float | None:
-        """Returns the seconds until a key can be taken; None if that takes a further `add`, `done` or `failed`."""
+        """Returns the seconds until a key can be taken; None if none can be taken before another call of `add`, `done`
+        or `failed`."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         if self._full:
@@ -127,8 +133,8 @@ class WorkQueue(Generic[K]):
         self._release(key, now, requeue_after_s)
 
     def failed(self, key: K, now: float, at_least_s: float = 0.0) -> float:
-        """Records that the work failed. Returns the seconds until the retry, which grow with each failure. They are at
-        least `at_least_s`, which the server requested."""
+        """Records that the work failed. Returns the seconds until the retry, which grow with each failure. They are
+        never below `at_least_s`, the delay that the server requested."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
         wait = max(at_least_s, BACKOFF.wait_s(count) * self._jitter.uniform(0.75, 1.25))
         self._not_before[key] = now + max(at_least_s, min(wait, EVENT_WAIT_S))
@@ -154,7 +160,8 @@ class WorkQueue(Generic[K]):
 
 
 class Workers:
-    """Reconciles the queued jobs, several at a time. Watches call `add`; `run` runs until it is cancelled."""
+    """The loop that reconciles the queued jobs, several at a time. Watches call `add`, and `run` runs until it is
+    cancelled."""
 
     def __init__(
         self,
@@ -227,7 +234,7 @@ class Workers:
         self._metrics.reconcile_errors.labels(error_kind(code).value).inc()
 
     def _next_s(self, requeue_after_s: float | None) -> float | None:
-        """Returns the seconds until a job is reconciled without an event; None: it is gone."""
+        """Returns the seconds until a job is reconciled without an event; None if the job is gone."""
         if requeue_after_s == NEVER:
             return None
         return min(

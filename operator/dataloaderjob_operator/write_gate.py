@@ -1,4 +1,4 @@
-"""Holds back an operator's writes while it does not know whether another operator is active."""
+"""The gate that holds back an operator's writes while the operator does not know whether another one is active."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WriteGate:
         return self._open.is_set()
 
     def shut(self) -> None:
-        """Makes new writes wait, and abandons those under way."""
+        """Makes new writes wait, and aborts those in progress."""
         self._open.clear()
         for write in self._under_way:
             write.reschedule(asyncio.get_running_loop().time())

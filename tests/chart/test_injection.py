@@ -169,9 +169,9 @@ def test_training_runtime_has_the_renderers_pod() -> None:
 @pytest.mark.parametrize(
     ("mode", "text"),
     [
-        ("policy", "by a policy."),
-        ("webhook", "by a webhook."),
-        ("off", "from files alone: dataloaderjob inject"),
+        ("policy", "from a policy."),
+        ("webhook", "from a webhook."),
+        ("off", "only through files: dataloaderjob inject"),
     ],
 )
 def test_notes_tell_how_pods_are_injected(mode: str, text: str) -> None:

@@ -129,4 +129,4 @@ def test_address_without_a_cluster_is_named():
         address = f"127.0.0.1:{reserve_port()}"
         code, said = message(pods, address, wait_timeout_s=1.0)
     assert code == 1
-    assert f"is needed at {address}, and nothing accepted there within 1 s" in said
+    assert f"must be at {address}, but nothing accepted a connection there within 1 s" in said

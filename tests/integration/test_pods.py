@@ -369,7 +369,9 @@ def test_pod_without_key_or_token_exits_naming_the_missing_path():
         assert [pod.process.wait(30) for pod in (supervisor, head, feeder)] == [1, 1, 1]
         assert "supervisor: ERROR cannot read the job's key from /nowhere/links" in supervisor.err
         for pod, name in ((head, "head"), (feeder, "pod")):
-            assert f"{name}: ERROR cannot read the token of the job's Ray from /nowhere/ray" in pod.err
+            assert (
+                f"{name}: ERROR cannot read the token of the job's Ray cluster from /nowhere/ray" in pod.err
+            )
 
 
 def test_folder_too_deep_for_sockets_is_refused_naming_the_setting():

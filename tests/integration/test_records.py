@@ -151,7 +151,7 @@ def test_failed_batch_is_recorded_and_made_again(consume) -> None:
     assert "next() raised an error in" in cli("verify", feeders, consume(), code=1)
     said = cli("replay", feeders, "--epoch", "0", "--batch", "2", code=0)
     assert "LookupError: no picture 9" in said
-    assert "it is next() raised an error of this type" in said
+    assert "it is an error of the type that next() raised" in said
 
 
 @pytest.mark.parametrize("workers", [(), ("--workers", "0")], ids=["feeders", "in-process"])

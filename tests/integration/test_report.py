@@ -170,7 +170,7 @@ def test_report_of_a_job_on_a_cluster_shows_what_a_watch_of_it_saw(tmp_path: Pat
     assert said.startswith("report.html: report of team/small")
     shown = text_of((tmp_path / "report.html").read_text())
     assert re.search(r"A job on a cluster, watched for 1[123] s", shown)
-    assert re.search(r"Limited by input: training waited for input (9\d|100)%", shown)
+    assert re.search(r"Limited by input: training waited for input for (9\d|100)%", shown)
     assert "verdict on its last minute: training waits for input" in shown
     assert re.search(r"Feeders made \d[\d,]+ batches during the watch", shown)
     assert re.search(
@@ -184,7 +184,7 @@ def test_report_of_a_job_on_a_cluster_shows_what_a_watch_of_it_saw(tmp_path: Pat
     ("args", "kubectl", "said"),
     [
         (["-n", "team"], "", "--namespace requires the name of a job"),
-        (["-n", "team", "x", "--seconds", "2"], "", "--seconds must be from 5 to 3600, got 2"),
+        (["-n", "team", "x", "--seconds", "2"], "", "--seconds must be between 5 and 3600, got 2"),
         (["-n", "team", "x"], "echo 'Forbidden' >&2; exit 1", "kubectl get failed: Forbidden"),
         (["-n", "team", "x"], "echo '{\"items\": []}'", "found no ready head pod of a DataLoaderJob x in namespace"),
         (["-n", "team", "x"], None, "requires kubectl, which was not found"),

@@ -32,7 +32,7 @@ def causes(explainer: Explainer, lives: dict[int, Life], room: Room, now: float 
         ),
         pytest.param(
             Life("DEAD", registered=False, death=STARTUP), Cause.REGISTER_TIMEOUT,
-            "worker_register_timeout, 30 s; each one is ended and another started: raise "
+            "worker_register_timeout, 30 s; Ray ends each one and starts another: raise "
             "spec.ray.managed.tuning.workerRegisterTimeoutSeconds", True, id="never registers",
         ),
     ],
@@ -50,7 +50,7 @@ def test_feeder_that_holds_the_last_place_does_not_lack_room():
     assert causes(both, {0: PENDING, 1: PENDING}, Room(1, FULL), JOIN_S) == [Cause.STARTS, Cause.NO_ROOM]
     late = Explainer(30)
     (why,) = late.explain([1], {1: PENDING}, Room(1, FULL), taken=1, now=0)
-    assert why.text == f"no node of Ray's has room for it yet ({FULL})", "nodes may be about to join"
+    assert why.text == f"no Ray node has room for it yet ({FULL})", "nodes may be about to join"
     (why,) = late.explain([1], {1: PENDING}, Room(1, FULL), taken=1, now=JOIN_S)
     assert why.text == f"no node has room ({FULL}): add nodes or lower the number of feeders"
 

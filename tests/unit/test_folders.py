@@ -202,7 +202,7 @@ def test_socket_of_another_user_in_the_sidecars_place_receives_nothing(
 def test_feeder_host_of_another_user_receives_nothing(shared: Path):
     path = shared / "f"
     with theirs(path, socket.SOCK_STREAM) as heard:
-        with pytest.raises(ProtocolError, match=f"found one of user {OTHER_UID}"):
+        with pytest.raises(ProtocolError, match=f"belongs to user {OTHER_UID}"):
             _dial(str(path))
         until(heard.exists)
         assert heard.read_bytes() == b""

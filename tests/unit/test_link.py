@@ -125,7 +125,7 @@ def test_large_answer_is_refused_within_bounded_memory(call, filling: str):
 
 def test_message_that_claims_to_be_too_large_is_refused_unread():
     head = link.LENGTH.pack(link.MAX_NBYTES + 1)
-    refused = pytest.raises(ProviderLost, match=f"at most {link.MAX_NBYTES} bytes, found one of")
+    refused = pytest.raises(ProviderLost, match=f"at most {link.MAX_NBYTES} bytes, but has")
     with answering(lambda sock: sock.sendall(head)) as remote, refused:
         remote.found()
 
@@ -158,11 +158,11 @@ def test_answer_that_trickles_in_is_given_up_at_the_deadline():
 @pytest.mark.parametrize(
     ("call", "answer", "error"),
     [
-        ("found", {"found": [-1]}, "found is needed as a whole number from 0"),
-        ("found", {"found": [0] * (MAX_FEEDERS + 1)}, "a list of at most 4096 numbers, found list"),
-        ("place", {"done": 1}, "done is needed as true, found 1"),
-        ("late", {"late": [[3, "FeederFails", "x", True, ""]], "more": False}, "feeders that were asked for"),
-        ("late", {"late": [[1, "Sabotage", "x", True, ""]], "more": False}, "a known cause, found 'Sabotage'"),
+        ("found", {"found": [-1]}, "found must be a whole number from 0"),
+        ("found", {"found": [0] * (MAX_FEEDERS + 1)}, "a list of at most 4096 numbers, but is list"),
+        ("place", {"done": 1}, "done must be true, but is 1"),
+        ("late", {"late": [[3, "FeederFails", "x", True, ""]], "more": False}, "a feeder that was asked for"),
+        ("late", {"late": [[1, "Sabotage", "x", True, ""]], "more": False}, "a known cause, but is 'Sabotage'"),
         ("late", {"late": [[1, "FeederFails", "x" * 1001, True, ""]], "more": False}, "at most 1000 characters"),
         ("memory", {"memory": [["h"]], "more": False}, "entries of 2 values"),
         ("memory", {"memory": [], "more": True}, "true after a part with entries"),
@@ -279,9 +279,9 @@ def test_end_of_the_other_process_ends_an_idle_supervisor():
 
 def test_supervisor_waits_for_the_socket_and_finally_gives_up(tmp_path: Path):
     remote = RemoteProvider(settings(tmp_path / "ray", init_timeout_s=0.3))
-    with pytest.raises(ServiceError, match=r"Ray was needed behind the socket .*/ray, .* within 0 s"):
+    with pytest.raises(ServiceError, match=r"Ray did not come up behind the socket .*/ray within 0 s"):
         remote.connect()
-    with pytest.raises(InputError, match="provider_socket is needed"):
+    with pytest.raises(InputError, match=r"provider_socket, .*, is required"):
         RemoteProvider(settings(None))
 
 

@@ -305,7 +305,7 @@ class Lookups:
         ),
         pytest.param(403, "and the operator may not read rayclusters.ray.io", id="no-rights"),
         pytest.param(
-            {"status": {}}, "RayCluster shared exists, and its head's Service shared-head-svc", id="new"
+            {"status": {}}, "RayCluster shared exists, but its head's Service shared-head-svc", id="new"
         ),
     ],
 )

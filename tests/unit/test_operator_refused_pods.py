@@ -86,7 +86,7 @@ def warning(
         ),
         pytest.param(
             DOWN, "",
-            "the injector does not respond (connection refused): see the pods labelled "
+            "the injector does not respond (connection refused): see the pods labeled "
             "app.kubernetes.io/name=dataloaderjob-injector in the operator's namespace; the controller "
             "will retry",
             id="webhook-down",

@@ -155,7 +155,7 @@ def test_address_is_split_into_host_and_port():
 
 
 def test_missing_token_is_reported_by_path(tmp_path: Path):
-    with pytest.raises(InputError, match=r"token of the job's Ray from .*/ray: .*No such file"):
+    with pytest.raises(InputError, match=r"token of the job's Ray cluster from .*/ray: .*No such file"):
         read_token(str(tmp_path / "ray"))
     (tmp_path / "ray").write_text("\n")
     with pytest.raises(InputError, match="the file is empty"):

@@ -129,10 +129,10 @@ def test_the_page_tells_what_the_watch_saw():
     words = text_of(render(data(watched(*statuses))))
     for said in (
         "A job on a cluster, watched for 59 s from",
-        "Limited by input: training waited for input 75% of its time.",
+        "Limited by input: training waited for input for 75% of its time.",
         "The job's verdict on its last minute: training waits for input.",
         "[1] At 30.0 s feeder-1 was lost: its process was killed by SIGKILL. Another process replaced it 1.0 s later.",
-        "Feeders made 59 batches during the watch. No feeder pod reported the times of single batches.",
+        "Feeders made 59 batches during the watch. No feeder pod reported the times of individual batches.",
         "receiver of t-0",
         "feeder-0, making batches",
         "The CPU time of training is not measured on a cluster.",
@@ -150,7 +150,7 @@ def test_the_page_has_the_slowest_samples_if_feeders_tell_them():
     statuses = [status(feeder(built=n), t_0=sidecar(n)) for n in range(20)]
     words = text_of(render(data(watched(*statuses), single)))
     assert "The slowest samples took sample batch at 4 s index 5 3 " in words
-    assert "those since the feeders' pods started" in words
+    assert "cover the time since the feeder pods started" in words
     assert "time of a batch in one feeder 400 ms" in words
 
 

@@ -53,7 +53,7 @@ matchExpressions:
   {{- end }}
 {{- end }}
 
-{{/* The labelled pods. */}}
+{{/* The labeled pods. */}}
 {{- define "dataloaderjob.labelledPods" -}}
 matchExpressions:
   - key: dataloading.dev/inject

@@ -1,8 +1,9 @@
 """Attached pods, which other controllers create. Their label makes them trainers of a job. Pure.
 
-The operator neither creates, restarts nor deletes such pods. It reports them. Feeders exist only while pods are
-attached, or have been recently. A pod does not degrade the job while it starts, if its own containers fail, or if its
-node is lost, because its controller is responsible. A sidecar that fails does degrade the job.
+The operator does not create, restart or delete such pods. It only reports them. Feeders exist only while pods are
+attached, or were attached recently. A starting pod does not degrade the job. Neither does a pod whose own containers
+fail or whose node is lost, because the pod's controller is responsible for it. A sidecar that fails does degrade the
+job.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ NOT_INJECTED = "NotInjected"
 NOT_CONNECTED = "NotConnected"
 """The reason if sidecars run but do not reach the supervisor."""
 CONNECTS_S = 60.0
-"""Seconds that a sidecar has from its start to reach a supervisor. The kubelet takes up to a minute to bring a new
-Secret into a running pod."""
+"""Seconds after its start within which a sidecar must reach a supervisor. The kubelet takes up to a minute to propagate
+a new Secret to a running pod."""
 ENDED = frozenset({"Succeeded", "Failed"})
 
 
@@ -49,7 +50,7 @@ def with_sidecar(observed: Observed) -> list[Pod]:
 
 
 def idle_since(observed: Observed, now: datetime) -> datetime | None:
-    """Returns the time since which no pod is attached; None if pods are attached."""
+    """Returns the time since which no pod has been attached; None if pods are attached."""
     if pods(observed):
         return None
     known = observed.status.trainers.idle_since
@@ -57,19 +58,19 @@ def idle_since(observed: Observed, now: datetime) -> datetime | None:
 
 
 def idles_at(observed: Observed, now: datetime) -> datetime | None:
-    """Returns the time from which the job is idle if no pod attaches before; None if pods are attached."""
+    """Returns the time at which the job becomes idle unless a pod attaches first; None if pods are attached."""
     since, spec = idle_since(observed, now), observed.job.spec.trainers.attach
     return None if since is None or spec is None else since + timedelta(seconds=spec.idle_seconds)
 
 
 def is_idle(observed: Observed, now: datetime) -> bool:
-    """Returns True if the job needs no feeders, because no pod has been attached for long enough."""
+    """Returns True if the job needs no feeders, because it has been without attached pods for long enough."""
     at = idles_at(observed, now)
     return at is not None and at <= now
 
 
 def as_needed(observed: Observed, now: datetime) -> Observed:
-    """Returns the job as it should run now: an idle job has no feeders, whatever its spec says."""
+    """Returns the job as it should run now: an idle job has no feeders, regardless of its spec."""
     idle = observed.job.spec.trainers.attached and is_idle(observed, now)
     return replace(observed, job=_without_feeders(observed.job)) if idle else observed
 
@@ -114,8 +115,8 @@ def sidecars(observed: Observed, event_trouble: Trouble | None, now: datetime) -
 
 
 def trainers(observed: Observed, event_trouble: Trouble | None) -> ConditionState:
-    """Returns the state of the trainers. It holds if the containers of every attached pod run. If not, the pod's owner
-    has to act."""
+    """Returns the state of the trainers. It holds if the containers of every attached pod run. If they do not, the
+    pod's owner has to act."""
     mine = pods(observed)
     if not mine:
         return ConditionState(True, NO_PODS, "no pod is attached")
@@ -133,13 +134,13 @@ def running(observed: Observed) -> int:
 
 
 def sidecar_trouble(pod: Pod) -> Trouble | None:
-    """Returns the trouble of an attached pod's sidecar, or of its lack of one; None if nothing is wrong."""
+    """Returns the trouble with an attached pod's sidecar, which may be missing; None if nothing is wrong."""
     return _lack(pod) or trouble_of(_with_containers(pod, sidecar=True))
 
 
 def _lack(pod: Pod) -> Trouble | None:
-    """Returns the trouble of a pod without a sidecar, or with one that cannot work; None if it has a sidecar that
-    can."""
+    """Returns the trouble with a pod that has no sidecar, or a sidecar that cannot work; None if its sidecar can
+    work."""
     containers = (pod.get("spec") or {}).get("initContainers") or ()
     mine = [c for c in containers if c.get("name") == SIDECAR]
     name, label = str(pod["metadata"]["name"]), names.LABEL_INJECT
@@ -168,15 +169,14 @@ def cannot_follow(observed: Observed) -> ConditionState | None:
 
 
 def connects_at(observed: Observed, now: datetime) -> datetime | None:
-    """Returns the next time at which a sidecar should have reached the supervisor; None if no sidecar is
-    starting."""
+    """Returns the next deadline for a sidecar to reach the supervisor; None if no sidecar is starting."""
     moments = (_sidecar_since(pod) for pod in pods(observed))
     due = (since + timedelta(seconds=CONNECTS_S) for since in moments if since is not None)
     return min((at for at in due if at > now), default=None)
 
 
 def summary(count: int, ranks: int) -> str:
-    """Formats the column of `kubectl get`."""
+    """Formats the text for a column of `kubectl get`."""
     pods_text = f"{count} pod{'' if count == 1 else 's'}"
     return f"{pods_text}, {ranks} rank{'' if ranks == 1 else 's'}" if count else pods_text
 
@@ -207,7 +207,7 @@ def _sidecar_since(pod: Pod) -> datetime | None:
 
 
 def _own_trouble(pod: Pod) -> Trouble | None:
-    """Returns the trouble of a pod, apart from its sidecar's."""
+    """Returns the trouble of a pod's containers other than the sidecar."""
     return trouble_of(_with_containers(pod, sidecar=False))
 
 
@@ -225,7 +225,8 @@ def _over(pod: Pod) -> bool:
 
 
 def _gated(pod: Pod) -> bool:
-    """Returns True if a queue such as Kueue holds the pod back. It holds no GPU, so feeders need not wait for it."""
+    """Returns True if a queue such as Kueue holds the pod back. Such a pod occupies no GPU, so it needs no feeders
+    yet."""
     conditions: Iterable[Mapping[str, str]] = (pod.get("status") or {}).get("conditions") or ()
     return any(
         (c.get("type"), c.get("status"), c.get("reason")) == ("PodScheduled", "False", "SchedulingGated")

@@ -1,5 +1,5 @@
-"""The autoscaling of one job: from its spec and state to the policy's input, and from the policy's answer to a
-condition. Pure.
+"""The autoscaling of one job: the conversion of its spec and state to the policy's input, and of the policy's answer to
+a condition. Pure.
 
 The policy is `dataloaderjob.core.autoscaling`; `autoscaler` runs it.
 """
@@ -16,15 +16,15 @@ from dataloaderjob_operator.decide.observed import Observed, ScalingReport, Supe
 from dataloaderjob_operator.decide.stages import WANTED, ChildPart, Stage, StageResult
 
 LASTING = frozenset({Reason.SATURATED, Reason.PENDING, Reason.AT_LIMIT})
-"""Reasons that last, and so appear in the condition."""
+"""Reasons that persist, and therefore appear in the condition."""
 SCALED = "replicas "
-"""Beginning of a report about a change."""
+"""Prefix of a report about a change in the number of replicas."""
 ROLLOUT = "feeders are being replaced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingTarget:
-    """A job whose feeders the operator scales, in pods."""
+    """A job whose feeders the operator scales. Its numbers are in pods."""
 
     least: int
     most: int
@@ -69,7 +69,7 @@ def _rolls_out(observed: Observed) -> bool:
 
 
 def report_of(before: ScalingReport | None, target: ScalingTarget, proposal: Proposal) -> ScalingReport:
-    """Returns the report of the policy's answer. It repeats the last change if there is no new one."""
+    """Returns the report of the policy's answer. If there is no new change, the report repeats the last one."""
     reason = proposal.reason.value if proposal.reason in LASTING else "Scaling"
     replicas = proposal.feeders // target.per_pod
     if replicas != target.replicas:

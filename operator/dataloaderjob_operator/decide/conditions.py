@@ -39,7 +39,8 @@ _TELLING = (
     (ConditionType.READY, "False"),
     (ConditionType.PROGRESSING, "True"),
 )
-"""Conditions, each with the status with which it explains why a job is not as wanted. The first one counts."""
+"""Types of conditions, each with the status that explains why a job is not in its desired state. The first match
+counts."""
 _SAID = frozenset(stage.value for stage in Stage)
 """Reasons that only repeat the phase."""
 
@@ -64,8 +65,8 @@ def conditions(
 
 
 def reason_of(conditions: Iterable[Condition]) -> str:
-    """Returns the reason why a job is not as wanted, from its conditions; empty if it is, or if the reason only repeats
-    the phase."""
+    """Returns the reason why a job is not in its desired state, according to its conditions. The reason is empty if the
+    job is in that state, or if it would only repeat the phase."""
     found = {condition.type: condition for condition in conditions}
     for kind, bad in _TELLING:
         if kind in found and found[kind].status == bad:
@@ -109,7 +110,7 @@ def made_condition(
     before: DataLoaderJobStatus, kind: ConditionType, state: ConditionState, generation: int, now: datetime, *,
     refused_texts: frozenset[str],
 ) -> Condition:  # fmt: skip
-    """Returns one condition. Its text is safe for the API server and for a terminal, whatever its source."""
+    """Returns one condition. Its text is safe for the API server and for a terminal, regardless of its source."""
     old, message = before.condition(kind), clean(state.message, MAX_MESSAGE)
     return Condition(
         type=kind, status=state.status, reason=reason_word(state.reason),

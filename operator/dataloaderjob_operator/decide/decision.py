@@ -68,7 +68,7 @@ NOT_UNDERSTOOD = (
     "the operator cannot process this job; check its templates for a field that is null or has the wrong type"
 )
 WORKLOADS = frozenset({"Deployment", "Job"})
-"""Kinds of children that have pods, built from the user's templates."""
+"""Kinds of children that have pods and are built from the user's templates."""
 ROLES = {
     ConditionType.HEAD_READY: names.Role.HEAD,
     ConditionType.FEEDERS_READY: names.Role.FEEDER,
@@ -79,8 +79,8 @@ ROLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The work of one reconcile. The status is written before anything is deleted or created, so that an operator that
-    starts after a crash in between makes the same decision."""
+    """The work of one reconcile. The status is written before anything is deleted or created. If the operator crashes
+    in between, it therefore makes the same decision after its restart."""
 
     status: DataLoaderJobStatus
     apply: tuple[Manifest, ...] = ()
@@ -98,18 +98,18 @@ class Decision:
     ends_feeders: bool = False
     """True if the supervisor must end all feeders before its pod is deleted."""
     certificates: Schedule | None = None
-    """The generations of the job's certificates; None if it does not use TLS."""
+    """The schedule of the job's certificates; None if the job does not use TLS."""
     scaling: autoscale.ScalingTarget | None = None
     """The job as its autoscaler sees it; None if it must not be scaled."""
     requeue_after_s: float | None = None
-    """Seconds until the next deadline, which no watch reports; None if there is none."""
+    """Seconds until the next deadline, because no watch reports deadlines; None if there is none."""
     only_counts: bool = False
     """True if the new status differs only in counts, messages or metrics, which have no further effect."""
     event_queries: tuple[EventQuery, ...] = ()
     """Objects whose events must be listed, because a part of the job does not serve and no status contains the
     cause."""
     bug: Exception | None = None
-    """The error that prevented a child from being built. The status contains it, too."""
+    """The error that prevented a child from being built. The status also contains it."""
 
 
 def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
@@ -181,8 +181,8 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
 
 @cached_by_job
 def _injection(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
-    """Returns the parts of labelled pods, for the admission policy. `job` is the job as written: a pod that ends its
-    idleness gets the parts that any other pod gets."""
+    """Returns the parts that labeled pods get, for the admission policy. `job` is the job as written, so a pod that
+    ends the job's idleness gets the same parts as any other pod."""
     made = injection(job, image=setup.sidecar_image, pull_secrets=setup.sidecar_pull_secrets)
     return for_policy(made)
 
@@ -222,7 +222,7 @@ def _loader(
 ) -> tuple[LoaderStatus, float | None]:
     """Returns the metrics to write, and the seconds until newer ones may be written. `changes`: True if the status is
     written anyway. A job that has ended keeps the metrics of its last seconds of work. A suspended job has no metrics.
-    Neither has a job whose head does not answer, because nothing can measure them.
+    Neither does a job whose head does not answer, because nothing can measure them.
     """
     written, rates = observed.status.loader, observed.supervisor.rates if observed.supervisor else None
     if result.stage in HELD:
@@ -258,8 +258,9 @@ def _about_input(observed: Observed, loader: LoaderStatus, now: datetime) -> Ite
 def _children(
     observed: Observed, setup: OperatorConfig, result: StageResult, want: frozenset[ChildPart], now: datetime
 ) -> tuple[dict[Key, Manifest], tuple[Manifest, ...], Exception | None]:
-    """Builds the wanted children, and the children that wait for them. If one cannot be built, the others are kept up
-    to date. But a job without pods then gets no children at all, so that it never runs with only some of its pods."""
+    """Builds the wanted children, and the children that wait for them. If one cannot be built, the others are still
+    kept up to date. However, a job without pods then gets no children at all, so that it never runs with only some of
+    its pods."""
     made, later, bug = list[Manifest](), list[Manifest](), None
     for part in sorted(want):
         waits = part is ChildPart.TRAINERS and observed.waits_for_feeders(result.attempt)
@@ -307,8 +308,8 @@ _BUILDERS = {ChildPart.BASE: _base, ChildPart.FEEDING: _feeding, ChildPart.TRAIN
 
 
 def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list[Key]:
-    """Returns the children to delete. Trainers that ended with their job are kept, because their pods have the logs.
-    Trainers that a deadline stopped are deleted, which frees their resources."""
+    """Returns the children to delete. Trainers that ended with their job are kept, because their pods hold the logs.
+    Trainers that a deadline stopped are deleted to free their resources."""
     kept = wanted | pinned.in_use(observed)
     if result.stage in ENDED and observed.trainers() in {Trainers.COMPLETE, Trainers.FAILED}:
         kept.add(("Job", names.trainers(observed.job.name, result.attempt)))
@@ -317,7 +318,7 @@ def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list
 
 def _hung(observed: Observed, wanted: set[Key]) -> list[Key]:
     """Returns the head to recreate with its pod because its supervisor has stopped answering. A head without a pod is
-    the new one; the known status is then its predecessor's."""
+    already the replacement, and the known status is its predecessor's."""
     key = "Deployment", names.head(observed.job.name)
     live = observed.children.get(key)
     has_pod = any(not leaving(pod) for pod in observed.of_role(names.Role.HEAD))
@@ -338,8 +339,8 @@ def _due(
     now: datetime,
     more: Sequence[datetime | None],
 ) -> datetime | None:
-    """Returns the next time at which the passing of time alone changes something, such as the end of the report of an
-    out-of-memory kill. `more`: further such times."""
+    """Returns the next time at which something changes only because time passes. An example is the time when an
+    out-of-memory kill is no longer reported. `more`: further such times."""
     started, ended = status.start_time, status.completion_time
     if result.stage in ENDED:
         ttl = observed.job.spec.ttl_seconds_after_finished

@@ -26,9 +26,9 @@ from dataloaderjob_operator.names import MANAGER
 MAX_MESSAGE_NBYTES = 1024
 """The API's limit for the message of an event."""
 BURST = 20
-"""Number of repeated events that a job may have at once."""
+"""Number of repeated events that a job may send in a burst."""
 REFILL_S = 120.0
-"""Seconds after which a job may have another repeated event."""
+"""Seconds after which a job may send another repeated event."""
 
 
 class Reason(StrEnum):
@@ -39,7 +39,7 @@ class Reason(StrEnum):
     NOT_READY = "NotReady"
     """The job does not serve. This is reported once for each cause."""
     SERVING = "Serving"
-    """Head, sidecars and feeders serve."""
+    """The head, the sidecars and the feeders serve."""
     DEGRADED = "Degraded"
     """A part of a running job no longer serves."""
     RECOVERED = "Recovered"
@@ -61,14 +61,14 @@ class Reason(StrEnum):
     ROLLOUT_STUCK = "RolloutStuck"
     """New feeders do not start. A running job continues with the old ones."""
     IDLE = "Idle"
-    """No pod has been attached for long, so the operator stops the feeders."""
+    """No pod has been attached for a long time, so the operator stops the feeders."""
     ATTACHED = "Attached"
     """A pod of another controller has the sidecar and has attached."""
     INJECTED = "Injected"
     """Pods of a controller have the sidecar. This event is about the controller, not about the job."""
     NOT_ATTACHED = "NotAttached"
-    """Pods have the label, and the job that it names does not exist or has trainers of its own. This event is about the
-    pods' controller, or about a pod without one."""
+    """Pods have the label, but the job that it names does not exist or has its own trainers. This event is about the
+    pods' controller, or about the pod if it has no controller."""
     POD_REFUSED = "PodRefused"
     """A pod with the job's label was refused when its controller created it."""
     DETACHED = "Detached"
@@ -118,14 +118,14 @@ REPEATED = frozenset(
 )
 """Reasons that may repeat while parts of a job fail and recover, and pods come and go."""
 MAX_NAME = 230
-"""Maximum number of characters of an object's name in an event's name, which may have 253."""
+"""Maximum number of characters that an object's name contributes to an event's name, which may have 253."""
 HELD = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 Status = DataLoaderJobStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controller:
-    """The controller of an attached pod, as the pod names it."""
+    """The controller of an attached pod, as named by the pod."""
 
     api_version: str
     kind: str
@@ -160,7 +160,7 @@ class _Row:
 
 
 def events_of(before: Status, after: Status) -> tuple[JobEvent, ...]:
-    """Returns the events of a change of status; none if nothing changed."""
+    """Returns the events that a change of status causes; none if nothing changed."""
     return tuple(
         JobEvent(row.reason, cut(row.text(after), MAX_MESSAGE_NBYTES), row.once(after))
         for row in _ROWS
@@ -174,7 +174,7 @@ def cut(text: str, nbytes: int) -> str:
 
 
 def unknown_fields(doubts: Sequence[str], generation: int) -> JobEvent:
-    """Returns the event about unknown fields that resemble known ones. There is one for each spec."""
+    """Returns the event about unknown fields that resemble known ones. Each spec causes at most one such event."""
     return JobEvent(Reason.UNKNOWN_FIELD, cut("; ".join(doubts), MAX_MESSAGE_NBYTES), str(generation))
 
 

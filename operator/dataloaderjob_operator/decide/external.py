@@ -1,5 +1,5 @@
 """Jobs whose feeders run on an existing Ray cluster: finding the cluster's address, waiting for it, and refusing a
-cluster with other versions. Pure.
+cluster with mismatched versions. Pure.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ WAITS = "WaitsForRayCluster"
 LOOKS = "LooksForRayCluster"
 """The reason before the first lookup of a RayCluster, which takes a moment."""
 DIFFERS = "RayVersionMismatch"
-"""The reason if the cluster has another version of Ray, or another minor version of Python."""
+"""The reason if the cluster has a different version of Ray, or a different minor version of Python."""
 ENDS_S = 15.0
 """Maximum time for which the supervisor's pod is kept after the job's end. The supervisor answers within 5 s, and Ray
-needs a few more."""
+needs a few more seconds."""
 HEAD_FIELD, OWN_FIELD = "spec.ray.managed.head.resources", "spec.ray.external.resources"
 
 
@@ -73,8 +73,8 @@ def waits(observed: Observed) -> ConditionState | None:
 
 
 def refusal(observed: Observed) -> str:
-    """Returns the message of a supervisor's pod that cannot use the cluster because of its versions; empty if it
-    can."""
+    """Returns the message from a supervisor's pod that cannot use the Ray cluster because of a version mismatch; empty
+    if it can use the cluster."""
     if observed.job.spec.ray.external is None:
         return ""
     return next(_refusals(observed), "")
@@ -87,13 +87,13 @@ def _refusals(observed: Observed) -> Iterator[str]:
             ended: Mapping[str, Any] = next((s["terminated"] for s in states if "terminated" in s), {})
             is_refused = ended.get("exitCode") == EXIT_RAY_REFUSED and container["name"] == HEAD_CONTAINER
             if is_refused and not container.get("ready") and not leaving(pod):
-                default = "the Ray cluster has other versions of Ray or Python"
+                default = "the Ray cluster has different versions of Ray or Python"
                 yield " ".join(str(ended.get("message") or default).split())
 
 
 def with_actors(observed: Observed, health: Health) -> Health:
-    """Returns the health of a job whose feeders are actors of another cluster's pods, which the operator does not see.
-    The supervisor alone reports feeders."""
+    """Returns the health of a job whose feeders are actors in another cluster's pods. The operator does not see these
+    pods, so only the supervisor reports feeders."""
     if observed.job.spec.ray.external is None:
         return health
     head = waits(observed) or health.head_pods
@@ -104,9 +104,9 @@ def with_actors(observed: Observed, health: Health) -> Health:
 
 
 def ends_s(observed: Observed, now: datetime) -> float | None:
-    """Returns the seconds for which the supervisor's pod is still kept after the job's end, so that it ends the actors.
-    Returns None if it has ended them, or cannot. In the second case, and if the job itself is deleted, their lease ends
-    them."""
+    """Returns the seconds for which the supervisor's pod is still kept after the job's end, so that the supervisor can
+    end the actors. Returns None if the supervisor has ended them, or cannot. If it cannot, or if the job itself is
+    deleted, the actors end when their lease expires."""
     live = observed.children.get(("Deployment", names.head(observed.job.name)))
     supervisor = observed.supervisor
     if observed.job.spec.ray.external is None or live is None or leaving(live):

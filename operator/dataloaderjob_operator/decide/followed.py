@@ -1,7 +1,7 @@
-"""The end of the object that an attached job follows, from the object's own status. Pure.
+"""The end of the object that an attached job follows, derived from the object's own status. Pure.
 
 Most controllers report an end as a condition, each with its own type. KubeRay and Volcano report it in fields of their
-own. An object of an unknown kind counts by the same rules.
+own. The same rules apply to objects of unknown kinds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FAILED = ("Failed", "FailureTarget")
 RAY_GROUP = "ray.io"
 RAY_SUCCEEDED, RAY_ENDED = "SUCCEEDED", frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 PHASES_COMPLETE = frozenset({"Succeeded", "Completed", "Complete"})
-"""Phases of Pods, and of jobs of Volcano and Argo, that mean success."""
+"""Phases of Pods, and of Volcano's and Argo's jobs, that mean success."""
 PHASES_FAILED = frozenset({"Failed", "Error", "Aborted", "Terminated"})
 CANNOT = "FollowedNotRead"
 """The condition's reason if the followed object cannot be read."""
@@ -66,7 +66,7 @@ def missing(follow: FollowSpec) -> Followed:
 
 
 def unknown_kind(follow: FollowSpec) -> Followed:
-    """Returns the result for a kind that the API server does not have."""
+    """Returns the result for a kind that the API server does not know."""
     return Followed(
         FollowedState.UNREADABLE,
         f"the API server does not know kind {follow.kind} in {follow.api_version}: install its "

@@ -1,10 +1,10 @@
 """The health of a job's pods, diagnosed once for each decision: whether enough pods of each role serve and, if not,
 why. Pure.
 
-The cause is usually in the pods' own statuses (`trouble_of`). Some causes appear only in events: volumes that cannot be
-mounted, pods refused by a quota or a policy. The operator does not watch all events of a cluster. It lists the events
-of a few objects of the job (`queries`), only while the job does not serve and no status contains the cause. `meaning`
-reads the events.
+The cause is usually in the pods' own statuses (`trouble_of`). Some causes appear only in events, such as volumes that
+cannot be mounted and pods refused by a quota or a policy. The operator does not watch all events of a cluster. It lists
+the events of a few of the job's objects (`queries`), and only while the job does not serve and no status contains the
+cause. `meaning` interprets the events.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ SETTLE_S = 5.0
 AGAIN_S = 10.0
 """Interval between two lists of the same job's events."""
 PODS = 2
-"""Number of pods of a role whose events are listed at a time. The same cause holds up the others."""
+"""Number of pods of a role whose events are listed at a time. The other pods are most likely held up by the same
+cause."""
 REASONS = {
     "FailedMount": "VolumeNotMounted",
     "FailedMapVolume": "VolumeNotMounted",
@@ -112,14 +113,14 @@ class RoleHealth:
     replaced: Trouble | None
     """The first trouble of pods that their Deployment has replaced. Such pods remain, for example after an eviction."""
     culprit: Trouble | None
-    """The first trouble of any pod of the attempt, including pods being deleted. An evicted trainer, for example, is
-    being deleted and has brought down the others."""
+    """The first trouble of any pod of the attempt, including pods being deleted. For example, an evicted trainer that
+    has brought down the others is itself being deleted."""
     leaving: tuple[Manifest, ...]
     """Pods that are being deleted."""
     held_up: tuple[tuple[EventQuery, datetime], ...]
-    """Objects that wait for something that their status does not name, each with the time at which the wait began."""
+    """Objects that wait for something not named in their status, each with the time at which the wait began."""
     event_trouble: Trouble | None
-    """The trouble that events reported about the first object of `held_up` that has one."""
+    """The trouble that events report about an object in `held_up`: the first one in order, if any."""
 
     @property
     def cause(self) -> Trouble | None:
@@ -135,24 +136,24 @@ class Health:
     trouble: Trouble | None
     """The first trouble in the status of a pod that was not replaced, including pods being deleted."""
     head_pods: ConditionState
-    """True if the head's pod is ready."""
+    """It holds if the head's pod is ready."""
     feeder_pods: ConditionState
-    """True if at least `minAvailable` feeder pods are ready."""
+    """It holds if at least `minAvailable` feeder pods are ready."""
     sidecars: ConditionState
-    """True if each trainer pod's sidecar listens."""
+    """It holds if each trainer pod's sidecar listens."""
     trainer_pods: ConditionState
-    """True if all trainer pods are running."""
+    """It holds if all trainer pods are running."""
     trainers_running: int
     """Number of trainer pods that run or have succeeded."""
 
     @property
     def event_trouble(self) -> Trouble | None:
-        """The trouble that events reported about the first role that has one."""
+        """The trouble that events report about a role: the first one in order, if any."""
         return next((role.event_trouble for role in self.roles.values() if role.event_trouble), None)
 
 
 def diagnose(observed: Observed) -> Health:
-    """Diagnoses all pods, reading the status of each once."""
+    """Diagnoses all pods, and reads the status of each only once."""
     found = [(pod, trouble_of(pod)) for pod in observed.pods]
     roles = {role: _role(observed, role, found) for role in Role}
     if observed.job.spec.trainers.attached:
@@ -239,7 +240,7 @@ def _replaced(pod: Manifest) -> bool:
 
 
 def _of_attempt(pod: Manifest, attempt: int) -> bool:
-    """Returns True if a pod belongs to this attempt; pods of head and feeders belong to all attempts."""
+    """Returns True if a pod belongs to this attempt. Pods of the head and the feeders belong to all attempts."""
     return str(pod["metadata"].get("labels", {}).get(names.LABEL_ATTEMPT, attempt)) == str(attempt)
 
 
@@ -306,7 +307,7 @@ def _doing(observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, 
 
 
 def _succeeded_and_gone(observed: Observed, health: RoleHealth) -> int:
-    """Returns the number of trainers that succeeded and whose pods somebody has since removed."""
+    """Returns the number of trainers that succeeded, but whose pods have since been removed."""
     live = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)), {})
     ended = int(live.get("status", {}).get("succeeded") or 0)
     there: int = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in health.pods)
@@ -339,8 +340,8 @@ def trains(status: Mapping[str, Any]) -> bool:
 
 
 def _held_up(observed: Observed, role: Role, found: _Diagnosed) -> Iterator[tuple[EventQuery, datetime]]:
-    """Yields objects that wait for something that their status does not name, in order of name, each with the time at
-    which the wait began."""
+    """Yields objects that wait for something not named in their status, sorted by name, each with the time at which the
+    wait began."""
     for pod, trouble in sorted(found, key=lambda each: str(each[0]["metadata"]["name"])):
         if trouble is None and (since := _waits_on_node(pod)) is not None:
             yield EventQuery("Pod", pod["metadata"]["name"], pod["metadata"].get("uid", "")), since
@@ -351,7 +352,8 @@ def _held_up(observed: Observed, role: Role, found: _Diagnosed) -> Iterator[tupl
 
 
 def _waits_on_node(pod: Mapping[str, Any]) -> datetime | None:
-    """Returns the time since which a pod has had a node but no container; None if it has no node, or a container."""
+    """Returns the time since which a pod has had a node but no container; None if it has no node, or already has a
+    container."""
     status = pod.get("status", {})
     placed = next((c for c in status.get("conditions") or () if c["type"] == "PodScheduled"), None)
     if status.get("phase", "Pending") != "Pending" or placed is None or placed.get("status") != "True":
@@ -365,7 +367,7 @@ def _waits_on_node(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def suspended(job: Mapping[str, Any]) -> bool:
-    """Returns True if an Indexed Job is suspended, which the operator itself never does."""
+    """Returns True if an Indexed Job is suspended. The operator itself never suspends one."""
     held = job.get("spec", {}).get("suspend") or has_condition(job, "Suspended")
     return bool(held) and not leaving(job)
 

@@ -2,7 +2,7 @@
 Pure.
 
 This module counts feeders in pods, as the spec and `kubectl scale` do. The condition is derived from the status's own
-fields, so it changes only if these are written.
+fields, so it changes only when those fields are written.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ REASONS = {
     "order": "Order",
     "trainer": "Trainer",
 }
-"""Reasons of the condition, by limit."""
+"""The condition's reason for each limit."""
 STEADY = 0.1
-"""Minimum change of the recommended number that is worth a write, as a share of it."""
+"""Minimum change of the recommended number that is worth a write, as a fraction of that number."""
 
 
 def pods_of(feeders: int, spec: FeedersSpec) -> int:
@@ -52,8 +52,7 @@ def with_verdict(loader: LoaderStatus, measures: Measures | None, spec: FeedersS
 
 
 def _pods(verdict: InputVerdict, spec: FeedersSpec) -> tuple[int, int]:
-    """Returns the recommended and the present number of pods. They are equal if the number should not
-    change."""
+    """Returns the recommended and the current number of pods. They are equal if the number should not change."""
     present = pods_of(verdict.now, spec)
     return (present if verdict.feeders == verdict.now else pods_of(verdict.feeders, spec)), present
 

@@ -40,13 +40,13 @@ def parts(observed: Observed, health: Health) -> Parts:
 
 
 def serves(found: Parts, *, attaches: bool = False) -> bool:
-    """Returns True if all parts serve. `attaches`: other controllers create the trainers' pods."""
+    """Returns True if all parts serve. `attaches`: True if other controllers create the trainers' pods."""
     return not lacking_parts(found, attaches=attaches)
 
 
 def lacking_parts(found: Parts, *, attaches: bool) -> list[ConditionState]:
-    """Returns the parts that do not serve. Attached pods that are starting do not count. Their own containers and lost
-    nodes are their controllers' concern."""
+    """Returns the parts that do not serve. Attached pods that are starting do not count. Neither do failures of their
+    own containers or nodes, because those concern the pods' controllers."""
 
     def excused(kind: ConditionType, state: ConditionState) -> bool:
         lacks = kind is ConditionType.SIDECARS_READY and state.reason in STARTS | {NODE_UNREACHABLE}

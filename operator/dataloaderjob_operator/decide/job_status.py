@@ -31,7 +31,8 @@ def job_status(
     setup: OperatorConfig, now: datetime, *, made: Sequence[Condition], loader: LoaderStatus,
     injection: dict[str, Any] | None,
 ) -> DataLoaderJobStatus:  # fmt: skip
-    """Makes the status. `made`: all conditions. `loader`: the metrics. `injection`: the parts of labelled pods."""
+    """Builds the status. `made`: all conditions. `loader`: the metrics. `injection`: the parts that labeled pods
+    get."""
     up = serves(found, attaches=observed.job.spec.trainers.attached)
     return DataLoaderJobStatus(
         observed_generation=observed.generation,
@@ -61,7 +62,8 @@ def _phase(result: StageResult, *, serves: bool) -> Phase:
 
 
 def _started_at(observed: Observed, result: StageResult, now: datetime) -> str | None:
-    """Returns the time since which the job may run, from which its deadlines count; None while it is suspended."""
+    """Returns the time since which the job has been allowed to run; None while it is suspended. The job's deadlines
+    count from this time."""
     if result.stage in HELD:
         return None
     return observed.status.start_time or show_time(now)
@@ -70,8 +72,8 @@ def _started_at(observed: Observed, result: StageResult, now: datetime) -> str |
 def _scheduled_at(
     observed: Observed, result: StageResult, queue: QueuedRole | None, now: datetime
 ) -> str | None:
-    """Returns the time since which no part of the job waits in a queue. Without attached pods, nobody waits for the
-    job either."""
+    """Returns the time since which no part of the job has waited in a queue; None while a part waits, or the job is
+    suspended. The time is also None while a job that attaches pods has none, because nothing waits for it."""
     nobody = observed.job.spec.trainers.attached and not attached.pods(observed)
     if result.stage in HELD or queue is not None or nobody:
         return None
@@ -79,7 +81,7 @@ def _scheduled_at(
 
 
 def _served_at(observed: Observed, result: StageResult, now: datetime, *, serves: bool) -> str | None:
-    """Returns the time since which the job has met its startup deadline; None if it has not, or has no feeders."""
+    """Returns the time at which the job met its startup deadline; None if it has not met it yet, or has no feeders."""
     if result.stage in HELD or result.stage is Stage.IDLE:
         return None
     met = {Stage.RUNNING, Stage.RESTARTING, Stage.SERVING, *({Stage.WAITING} if serves else ())}

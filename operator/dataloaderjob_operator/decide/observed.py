@@ -50,12 +50,12 @@ class Trouble:
     kind: str = "pod"
     """The kind of the object named by `pod`; a Job whose pods are refused has no pod."""
     ended_at: datetime | None = None
-    """The time at which the pod or container ended for good; None: it may still start."""
+    """The time at which the pod or container ended for good; None if it may still start."""
     is_root: bool = False
-    """True if no other pod caused it: the node or the cluster ended the pod or container."""
+    """True if no other pod caused the trouble: the node or the cluster ended the pod or container."""
     is_disruption: bool = False
-    """True if the cluster ended the pod for its own reasons, or the pod's node is lost; the pod's content is not at
-    fault."""
+    """True if the pod's content is not at fault: the cluster ended the pod for its own reasons, or the pod's node is
+    lost."""
 
     def __str__(self) -> str:
         where = f"{self.kind} {self.pod}" + (f", container {self.container}" if self.container else "")
@@ -70,7 +70,7 @@ class Cause:
     """CamelCase, for a condition."""
     text: str
     host: str = ""
-    """Address of the pod that has the cause; empty if no pod has it or the pod is unknown."""
+    """Address of the pod with the cause; empty if no pod is the cause, or the pod is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +89,11 @@ class SupervisorStatus:
     ended: bool = False
     """True if all feeders have ended because the operator asked for it."""
     cause: Cause | None = None
-    """The worst cause of the first feeder that does not serve."""
+    """The cause of the feeder that `core.supervision.worst` chooses."""
     failure: Cause | None = None
     """The error that a trainer received instead of a batch, if no trainer has taken a batch since."""
     ray: RayStatus = field(default_factory=RayStatus)
-    """The version is missing while Ray has not answered the supervisor."""
+    """The version is missing until Ray has answered the supervisor."""
     sidecars: int = 0
     """Number of sidecars that are connected to the supervisor."""
     ranks: int = 0
@@ -174,7 +174,7 @@ class Observed:
 
     def waits_for_feeders(self, attempt: int) -> bool:
         """Returns True if the trainers of this attempt are held back because too few feeders serve, so that no GPU
-        waits for feeders. Existing trainers are kept, whatever happens to feeders."""
+        waits for feeders. Existing trainers are kept, regardless of the feeders."""
         there = ("Job", names.trainers(self.job.name, attempt)) in self.children
         return not there and self.serving() < self.job.spec.feeders.min_available
 

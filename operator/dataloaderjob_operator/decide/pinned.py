@@ -1,9 +1,9 @@
-"""The parts of a job that pods keep from their start, whatever happens to the spec or the operator. These are their
-settings, a template made by another version of the operator, the sidecar image of a job's trainers, and the image of a
-serving head. Pure.
+"""The parts of a job that pods keep from their start, even if the spec or the operator changes. These parts are the
+pods' settings, a template made by another version of the operator, the sidecar image of a job's trainers, and the image
+of a serving head. Pure.
 
-Settings are in ConfigMaps that never change (`objects.settings`). A ConfigMap is created when a workload needs it, and
-deleted when no workload does.
+Settings are stored in ConfigMaps that never change (`objects.settings`). A ConfigMap is created when a workload needs
+it, and deleted when no workload needs it any longer.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def first_setup(observed: Observed, setup: OperatorConfig) -> OperatorConfig:
 
 
 def with_keys(job: str, child: Callable[[Key], Manifest | None]) -> str | None:
-    """Returns the name of the Secret with the keys of a job's live pods; None if there are none. The head's Secret
-    counts, because the head accepts the others."""
+    """Returns the name of the Secret with the keys of a job's live pods; None if it has none. If the head exists, its
+    Secret counts, because the head accepts the other pods."""
     workload = child(("Deployment", names.head(job))) or child(("Deployment", names.feeders(job))) or {}
     return secret_of(workload.get("spec", {}).get("template") or {})
 
@@ -54,7 +54,7 @@ def settled(observed: Observed, built: Iterable[Manifest]) -> list[Manifest]:
     kept = [_kept(observed, child) for child in built]
     read = {_map_name(observed.children.get(key, child)) if key[0] == "Job" else _map_name(child)
             for child in kept if (key := key_of(child))[0] in ("Deployment", "Job")}  # fmt: skip
-    read.add(names.attachment(observed.job.name))  # by pods of other controllers
+    read.add(names.attachment(observed.job.name))  # read by pods of other controllers
     made = [child for child in kept if child["kind"] != MAP or child["metadata"]["name"] in read]
     return [*made, *_recounted(observed, made)]
 
@@ -75,8 +75,8 @@ def in_use(observed: Observed) -> set[Key]:
 
 
 def _kept(observed: Observed, child: Manifest) -> Manifest:
-    """Returns a workload with its live template if its pods stay. If somebody deleted that template's settings, the
-    template is replaced, because the settings cannot be recreated and further pods would wait for them."""
+    """Returns a workload with its live template if its pods stay. If someone deleted that template's settings, the
+    template is replaced, because the settings cannot be recreated and new pods would wait for them."""
     live = observed.children.get(key_of(child))
     if live is None or child["kind"] != "Deployment":
         return child
@@ -86,8 +86,8 @@ def _kept(observed: Observed, child: Manifest) -> Manifest:
 
 
 def _with_own_image(child: Manifest, live: Manifest) -> Manifest:
-    """Keeps the image of a serving head. No feeder survives its head, so only new feeders get a new image at first. Any
-    other change by the user replaces the head, with the new image."""
+    """Keeps the image of a serving head. Feeders do not survive their head, so at first, only new feeders get a new
+    image. Any other change by the user replaces the head, and the replacement gets the new image."""
     wanted, theirs = (thing.get("spec", {}).get("template") or {} for thing in (child, live))
     if role_of(child) != names.Role.HEAD or not live.get("status", {}).get("readyReplicas"):
         return child

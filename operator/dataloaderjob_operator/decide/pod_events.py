@@ -1,8 +1,8 @@
 """Events about attached pods and their controllers. Pure.
 
-Pods with the label attach to the job that it names. Admission refuses most pods whose job does not exist, or creates
-its own trainers. Some exist nevertheless: they were injected from a file, are older than the guard, or have outlived
-their job. Their controllers then get an event.
+Pods with the label attach to the job that the label names. Admission refuses most pods whose job does not exist, or
+creates its own trainers. Some exist nevertheless: they were injected from a file, are older than the guard, or have
+outlived their job. Their controllers then get an event.
 """
 
 from __future__ import annotations

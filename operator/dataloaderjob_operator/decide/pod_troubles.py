@@ -36,7 +36,8 @@ DISRUPTIONS = frozenset(
         "TerminationByKubelet", "NodeAffinity", "UnexpectedAdmissionError", "TopologyAffinityError",
     }
 )  # fmt: skip
-"""Reasons of pods that their node ended or did not admit, in addition to those that begin with OutOf, like OutOfcpu."""
+"""Reasons of pods that their node ended or did not admit. Reasons that begin with OutOf, such as OutOfcpu, also
+count."""
 _OWN_LIMIT = re.compile(r"\bexceed(s|ed) (the|its)\b.*\b(limit|local ephemeral storage)")
 """The kubelet's message for an eviction that is the pod's own fault, because it exceeds a limit of its volumes or its
 disk."""
@@ -45,7 +46,7 @@ _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 KILLED_S = 60.0
 """Seconds for which an out-of-memory kill of a container is reported."""
 CAUSED_S = 60.0
-"""Maximum seconds after a container's end within which the failure of another one counts as its consequence."""
+"""Seconds after a container's end within which the failure of another container counts as a consequence."""
 
 
 def first_exit_codes(pods: Iterable[Pod]) -> frozenset[int]:
@@ -73,7 +74,8 @@ def first_trouble(found: Iterable[Trouble | None]) -> Trouble | None:
 def killed_of_late(pod: Pod, now: datetime) -> Trouble | None:
     """Returns the out-of-memory kill of a container within the last KILLED_S, even if the container is ready again.
 
-    On cgroup v2 the kubelet ends the whole container, which then serves until the next kill.
+    On cgroup v2, an out-of-memory kill ends the whole container. The container then restarts, and serves until the next
+    kill.
     """
     for status in _containers(pod):
         ended = status.get("lastState", {}).get("terminated")
@@ -119,7 +121,7 @@ def _evicted(pod: Pod) -> Iterator[Trouble]:
 
 
 def _disrupted(pod: Pod) -> Iterator[Trouble]:
-    """Yields the disruption of a pod that Kubernetes ends, from the condition that it sets before the containers
+    """Yields the disruption of a pod that Kubernetes ends. Kubernetes sets a condition for it before the containers
     end."""
     condition = condition_of(pod, "DisruptionTarget") or {}
     if condition.get("status") == "True":
@@ -234,8 +236,8 @@ _CHECKS: tuple[Callable[[Pod], Iterator[Trouble]], ...] = (
 
 
 def _starts_again(pod: Pod, status: Mapping[str, Any]) -> bool:
-    """Returns True if the node restarts an ended container. It restarts a native sidecar even if the pod has
-    `Never`."""
+    """Returns True if the node restarts an ended container. It restarts a native sidecar even if the pod's restart
+    policy is `Never`."""
     spec = pod.get("spec", {})
     own = (c.get("restartPolicy") for c in spec.get("initContainers") or () if c["name"] == status["name"])
     return bool((next(own, None) or spec.get("restartPolicy")) != "Never")
@@ -252,7 +254,7 @@ def _oom(ended: Mapping[str, Any] | None) -> bool:
 
 
 def _crash(pod: Pod, status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
-    """Describes a crash in text that stays the same from the container's end until it is ready again."""
+    """Describes a crash in text that stays the same from the container's end until the container is ready again."""
     count = int(status.get("restartCount") or 0)
     return _exit(pod, status, ended) + (f", {count} restart{'' if count == 1 else 's'}" if count else "")
 

@@ -26,7 +26,8 @@ class QueuedRole:
 
 
 def queue_of(observed: Observed, health: Health) -> QueuedRole | None:
-    """Returns the first role with fewer placed pods than needed, trainers first; None if enough pods have a node."""
+    """Returns the first role that has fewer placed pods than it needs, beginning with the trainers; None if enough pods
+    of every role have a node."""
     return next(_queues(observed, health), None)
 
 

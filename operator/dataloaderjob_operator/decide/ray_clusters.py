@@ -1,4 +1,4 @@
-"""The address of a RayCluster, from the objects that KubeRay makes. Pure.
+"""The address of a RayCluster, from the objects that KubeRay creates. Pure.
 
 KubeRay reports the Service of the cluster's head in the RayCluster's status. If the operator cannot read RayClusters,
 KubeRay's rule for names applies. Tests cover KubeRay's names, labels and fields, but not KubeRay itself.
@@ -16,7 +16,7 @@ GCS_PORT = 6379
 PORT_NAMES = ("gcs-server", "redis")
 """Names of the GCS's port in the head's Service. Earlier versions of KubeRay call it redis."""
 MAX_NAME = 50
-"""Length from which KubeRay shortens the names of Services."""
+"""Maximum length of a Service's name. KubeRay shortens longer names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,14 @@ class RayCluster:
 
 
 def service_name(cluster: str) -> str:
-    """Returns the name of the head's Service by KubeRay's rule: the last 50 characters, and a letter first."""
+    """Returns the name of the head's Service by KubeRay's rule. The rule keeps the last 50 characters, and replaces a
+    first character that is not a letter."""
     name = f"{cluster}-head-svc"[-MAX_NAME:]
     return name if name[0].isalpha() else f"r{name[1:]}"
 
 
 def reported_service(cluster: Mapping[str, Any]) -> str:
-    """Returns the name of the head's Service in a RayCluster's status; empty before KubeRay has written it."""
+    """Returns the name of the head's Service in a RayCluster's status; empty until KubeRay has written it."""
     head = _mapping(_mapping(cluster.get("status")).get("head"))
     return str(head.get("serviceName") or "")
 
@@ -55,9 +56,7 @@ def no_service(cluster: str, service: str, *, readable: bool, exists: bool) -> s
     """Describes the object that the job waits for while the head's Service is missing. `readable`: the operator may
     read RayClusters; `exists`: the RayCluster exists."""
     if exists:
-        return (
-            f"RayCluster {cluster} exists, and its head's Service {service} does not yet: KubeRay creates it"
-        )
+        return f"RayCluster {cluster} exists, but its head's Service {service} does not yet: KubeRay will create it"
     text = f"neither RayCluster {cluster} nor its head's Service {service} exists in the job's namespace"
     if not readable:
         text = (

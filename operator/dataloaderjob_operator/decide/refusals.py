@@ -1,6 +1,6 @@
-"""Translates the API server's message about a refused child to the job's own fields. Pure.
+"""The translation of the API server's message about a refused child, in terms of the job's own fields. Pure.
 
-A path in the child is followed in the user's template at the same time. List entries are matched by their identifying
+A path in the child is followed through the user's template in parallel. List entries are matched by their identifying
 field, because the operator puts its own entries before the user's.
 """
 
@@ -26,17 +26,18 @@ NO_DRY_RUN = "does not support dry run"
 _SAYS_NOTHING = (
     NO_DRY_RUN,
     'cannot create resource "pods"',  # a chart of an earlier release does not grant this right
-    "exceeded quota",  # others may free it; until then, events report it
+    "exceeded quota",  # it may be freed later; until then, events report it
     "status unknown for quota",  # the quota is new
-    "error looking up service account",  # it may be applied after the job
+    "error looking up service account",  # the account may be created after the job
     "cannot be handled as a Pod",  # a value that server-side apply of the workload has converted
     "admission webhook",  # it may depend on the pod's creator or owner
     "failed calling webhook",
     "ValidatingAdmissionPolicy",
 )
-"""Messages (1.34) that refuse a pod in a dry run although the job's own pods may be accepted."""
+"""Messages (Kubernetes 1.34) about a pod refused in a dry run, although the job's own pods may be accepted."""
 _NAMED_BY_PODS = {"no PriorityClass": "priorityClassName", "RuntimeClass": "runtimeClassName"}
-"""Messages that refuse a pod because of an object that it names (1.34), and the field that names it."""
+"""Messages (Kubernetes 1.34) about a pod refused because of an object that it names, each with the field that names the
+object."""
 TRAINERS, FEEDERS, HEAD = (
     "spec.trainers.job.template",
     "spec.feeders.template",
@@ -52,7 +53,7 @@ _AMOUNTS = ("requests", "limits", "sizeLimit")
 _KEYS = ("name", "mountPath", "key", "containerPort", "ip")
 """Fields that identify the entries of a list."""
 _IN_CONTAINERS = tuple(("containers", field) for field in ("env", "envFrom", "volumeMounts"))
-"""Lists in a pod that spec.data adds to."""
+"""Lists in a pod to which spec.data adds entries."""
 _OWN = {
     (names.Role.HEAD, "head", "resources"): "spec.ray.managed.head.resources",
     (names.Role.HEAD, SUPERVISOR_CONTAINER, "resources"): "spec.ray.managed.head.resources",
@@ -135,7 +136,7 @@ def _is_quantity(value: Any) -> bool:
 
 
 class _Template:
-    """A child's pod template next to the user's."""
+    """A child's pod template, paired with the user's."""
 
     def __init__(self, job: DataLoaderJob, role: names.Role, made: Mapping[str, Any]) -> None:
         self._job, self._role, self._made = job, role, made
@@ -242,7 +243,7 @@ def _at(value: Any, tokens: Sequence[_Token]) -> Any:
 
 
 def _same_entry(listed: Any, entry: Any) -> int | None:
-    """Returns the index of an entry in the user's list; None if the list does not have it."""
+    """Returns the index of an entry in the user's list; None if the list does not contain it."""
     if not isinstance(listed, list) or entry is None:
         return None
     keys = [key for key in _KEYS if isinstance(entry, Mapping) and key in entry]

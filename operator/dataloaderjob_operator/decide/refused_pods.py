@@ -1,8 +1,8 @@
-"""Labelled pods that were refused at creation, read from the events of their controllers. Pure.
+"""Labeled pods that were refused at creation, read from the events of their controllers. Pure.
 
-With an admission policy, and with injected files, neither the operator nor the injector sees such a pod. But the
-controller that tried to create it reports the refusal in an event. So the operator reads the warnings in the namespaces
-of jobs with attached trainers, and reports the refusals among them on the jobs.
+With an admission policy, and with injected files, neither the operator nor the injector sees such a pod. However, the
+controller that tried to create the pod reports the refusal in an event. The operator therefore reads the warnings in
+the namespaces of jobs with attached trainers, and reports such refusals on the jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataloaderjob_operator.objects import OperatorConfig
 AGAIN_S = 600.0
 """Seconds after which the same refusal may be reported again. Older refusals are not reported at all."""
 GUARDED = "sidecars: see that the job exists"
-"""Part of the guard's sentence about a pod that was not injected. The guard does not know the reason."""
+"""Part of the guard's message about a pod that was not injected. The guard does not know the reason."""
 WEBHOOK = "inject.dataloading.dev"
 _DENIED = re.compile(r"denied (?:the )?request: (.*)", re.DOTALL)
 _NAMED = re.compile(rf"\b{KIND} (?:[a-z0-9-]+/)?([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)")
@@ -34,7 +34,7 @@ _UNREACHABLE = re.compile(rf'failed calling webhook "{re.escape(WEBHOOK)}"(?:.*:
 _STRIPPED = re.compile(
     r"initContainers\[\d+\]\.startupProbe: Forbidden: may not be set for init containers without restartPolicy"
 )
-"""Kubernetes' own refusal of a sidecar that has lost its restartPolicy. It comes before the guard's."""
+"""Kubernetes' own refusal of a sidecar that has lost its restartPolicy. It precedes the guard's refusal."""
 LOST = (
     "the sidecar has lost its restartPolicy Always, without which the pod never starts: another webhook with old API"
     " types has removed it; exclude the pods from that webhook, or update it"
@@ -46,7 +46,7 @@ _UNSTABLE = re.compile(r"\b\d+\.\d+\.\d+\.\d+(?::\d+)?\b|\bpods? \"[^\"]*\"")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedPod:
-    """A refusal of pods of one controller."""
+    """A refusal of one controller's pods."""
 
     job: str
     """The job that the refusal names; empty if it names none, for instance because the webhook does not answer."""
@@ -55,12 +55,12 @@ class RefusedPod:
     name: str
     uid: str
     cause: str
-    """The reason and what to do, the same for each attempt."""
+    """The reason and the remedy, in text that is the same for each attempt."""
     at: datetime
     """Time of the last attempt."""
     is_general: bool = False
-    """True if pods without the label may be refused with the same words, so that only the pod template shows whether
-    the job is concerned."""
+    """True if pods without the label may be refused with the same message. Only the pod template then shows whether the
+    job is concerned."""
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -69,8 +69,8 @@ class RefusedPod:
 
     @property
     def source(self) -> Key | None:
-        """The object with the pod template, if the operator may read its kind."""
-        if not _NAME.fullmatch(self.name):  # it becomes part of a path, and anybody may write an event
+        """The object with the pod template; None if the operator may not read its kind."""
+        if not _NAME.fullmatch(self.name):  # the name becomes part of a path, and anyone may create an event
             return None
         if self.kind == "Job":
             return "Job", self.name
@@ -79,7 +79,7 @@ class RefusedPod:
 
 
 def refused_pods(events: Iterable[Mapping[str, Any]]) -> tuple[RefusedPod, ...]:
-    """Returns the refusals that events report, each once, with the time of its last attempt, newest first."""
+    """Returns the distinct refusals that events report, each with the time of its last attempt, newest first."""
     found = dict[tuple[str, str], RefusedPod]()
     for event in events:
         refusal = _refusal(event)
@@ -90,7 +90,8 @@ def refused_pods(events: Iterable[Mapping[str, Any]]) -> tuple[RefusedPod, ...]:
 
 
 def is_due(refusal: RefusedPod, reported: RefusedPod | None, now: datetime) -> bool:
-    """Returns True if a refusal should be reported now. `reported`: the same one as it was last reported."""
+    """Returns True if a refusal should be reported now. `reported`: the same refusal as last reported; None if it has
+    not been reported yet."""
     if (now - refusal.at).total_seconds() > AGAIN_S:
         return False
     return reported is None or (refusal.at - reported.at).total_seconds() >= AGAIN_S
@@ -114,8 +115,8 @@ def label_of(owner: Manifest) -> str:
 
 
 def explained(refusal: RefusedPod, owner: Manifest | None, job: DataLoaderJob, setup: OperatorConfig) -> str:
-    """Returns the cause of a refusal. The guard's cause is general, and the injection of the pod template gives the
-    precise one. `owner`: the object with the template, if the operator may read it."""
+    """Returns the cause of a refusal. The guard gives only a general cause, so this function injects into the pod
+    template to find the precise one. `owner`: the object with the template; None if the operator cannot read it."""
     if GUARDED not in refusal.cause or owner is None:
         return refusal.cause
     try:
@@ -127,7 +128,8 @@ def explained(refusal: RefusedPod, owner: Manifest | None, job: DataLoaderJob, s
 
 
 def event_of(refusal: RefusedPod, cause: str) -> JobEvent:
-    """Returns the event about a refusal. Its identity changes every AGAIN_S, even if the operator restarts."""
+    """Returns the event about a refusal. Its identity changes every AGAIN_S, and does not depend on the operator's
+    restarts."""
     text = f"{refusal.kind} {refusal.name} cannot create its pods: {cause}"
     period = int(refusal.at.timestamp() // AGAIN_S)
     once = f"{refusal.uid}/{refusal.cause}/{period}"
@@ -157,7 +159,7 @@ def _refusal(event: Mapping[str, Any]) -> RefusedPod | None:
 
 def _no_answer(why: str) -> str:
     return (
-        f"the injector does not respond ({_stable(why)}): see the pods labelled "
+        f"the injector does not respond ({_stable(why)}): see the pods labeled "
         "app.kubernetes.io/name=dataloaderjob-injector in the operator's namespace; the controller will "
         "retry"
     )

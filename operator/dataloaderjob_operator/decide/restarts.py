@@ -33,7 +33,8 @@ from dataloaderjob_operator.decide.pod_troubles import (
 LONGEST_PAUSE_S = 300.0
 """Maximum pause before a restart, the same as the kubelet's for containers."""
 MAX_DISRUPTIONS = 50
-"""Number of consecutive disruptions without progress after which a job fails. With pauses, they take four hours."""
+"""Number of consecutive disruptions without progress after which a job fails. Including pauses, they take four
+hours."""
 FORGETS_AFTER_S = 600.0
 """Seconds for which trainers must run and take batches before earlier restarts are forgotten."""
 AGAIN_S = 30.0
@@ -41,9 +42,10 @@ AGAIN_S = 30.0
 SETTLE_S = 5.0
 """Maximum lag of the pods' statuses behind their Job's, in seconds, because each kind has its own watch."""
 STUCK_S = 60.0
-"""Seconds after the end of its grace period from which a pod is stuck."""
+"""Seconds from the end of a pod's grace period until the pod counts as stuck."""
 SILENT_GRACE_S = 30.0
-"""Maximum grace period that counts for a pod whose node does not answer, because nothing can ask it to end."""
+"""Maximum grace period in seconds for a pod whose node does not answer, because nothing can ask the pod to
+terminate."""
 
 
 class FailureKind(Enum):
@@ -105,7 +107,7 @@ def tally_of(observed: Observed) -> Tally:
 
 
 def counted(observed: Observed, kind: FailureKind, now: datetime) -> Tally:
-    """Returns the counts with this failure, and the time of the next attempt. A first disruption causes no wait."""
+    """Returns the counts with this failure, and the time of the next attempt. The first disruption causes no wait."""
     before, first_s = tally_of(observed), observed.job.spec.trainers.own.failure_policy.backoff_seconds
     is_disruption = kind is FailureKind.IGNORED
     failures, disruptions = before.failures + (not is_disruption), before.disruptions + is_disruption
@@ -147,8 +149,8 @@ def makes_progress(observed: Observed) -> bool:
 
 
 def stuck_at(pod: Pod) -> datetime | None:
-    """Returns the time from which the operator no longer waits for a pod being deleted; None if it is not being
-    deleted."""
+    """Returns the time from which the operator no longer waits for a pod that is being deleted; None for any other
+    pod."""
     metadata = pod["metadata"]
     if not leaving(pod):
         return None
@@ -198,7 +200,7 @@ def holds_up(observed: Observed, attempt: int, now: datetime) -> bool:
 
 def own_name_is_held(observed: Observed, now: datetime) -> bool:
     """Returns True if the current attempt's Job cannot be deleted because its pods are stuck. The next attempt's Job
-    has another name."""
+    has a different name."""
     live = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)))
     return live is not None and leaving(live) and _given_up(observed, live, now)
 
@@ -250,7 +252,7 @@ def _cause(observed: Observed, trouble: Trouble | None) -> str:
 
 
 def _deleted(observed: Observed, pods: Sequence[Pod]) -> bool:
-    """Returns True if somebody deleted a pod: a pod that fails on its own remains and shows its failure."""
+    """Returns True if someone deleted a pod. A pod that fails on its own would remain and show its failure."""
     live = observed.children[("Job", names.trainers(observed.job.name, observed.attempt))]
     missing = observed.job.spec.trainers.replicas - len(pods)
     gone = missing > 0 and int(live.get("status", {}).get("failed") or 0) > 0

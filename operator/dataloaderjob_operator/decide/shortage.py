@@ -1,5 +1,5 @@
-"""The feeders that a serving job lacks: missing feeders, and new ones that do not replace old ones in a rolling update.
-Pure.
+"""The feeders that a serving job lacks: missing feeders, and new feeders that fail to replace old ones in a rolling
+update. Pure.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def _rollout(live: Manifest, feeders: RoleHealth, wanted: int, cause: str) -> Co
 
 
 def _refused(live: Manifest) -> str:
-    """Returns the API server's message about pods that it refuses, for instance because of a quota; empty if none."""
+    """Returns the API server's message about pods that it refuses, for instance because of a quota; empty if there is
+    none."""
     refused = condition_of(live, "ReplicaFailure") or {}
     return with_field(str(refused.get("message", "")), Role.FEEDER) if refused.get("status") == "True" else ""
 

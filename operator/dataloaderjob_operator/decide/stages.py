@@ -24,17 +24,17 @@ CHILDREN_START = "ChildrenStart"
 
 class Stage(StrEnum):
     STARTING = "Starting"
-    """The children are being created; head, sidecars and feeders do not serve yet."""
+    """The children are being created; the head, the sidecars and the feeders do not serve yet."""
     RUNNING = "Running"
-    """Head, sidecars and feeders have served, and the trainers train."""
+    """The head, the sidecars and the feeders have served, and the trainers train."""
     RESTARTING = "Restarting"
     """A trainer failed; all trainers are being recreated in a new attempt."""
     WAITING = "Waiting"
-    """No pod is attached; head and feeders start or serve."""
+    """No pod is attached; the head and the feeders start or serve."""
     SERVING = "Serving"
-    """Pods are attached, and head, sidecars and feeders have served."""
+    """Pods are attached, and the head, the sidecars and the feeders have served."""
     IDLE = "Idle"
-    """No pod has been attached for long, so there are no feeders."""
+    """No pod has been attached for a long time, so there are no feeders."""
     SUSPENDING = "Suspending"
     """The job's pods are terminating."""
     SUSPENDED = "Suspended"
@@ -54,7 +54,7 @@ class ChildPart(StrEnum):
 
 
 ATTACHED = frozenset({Stage.WAITING, Stage.SERVING, Stage.IDLE})
-"""Stages that only a job with attached trainers has, besides those that all jobs have."""
+"""Stages that only a job with attached trainers can be in, in addition to the stages of all jobs."""
 AT_WORK = frozenset({Stage.RUNNING, *ATTACHED})
 """Stages in which nothing is being started or ended on purpose."""
 MOVING = frozenset({Stage.STARTING, Stage.RESTARTING, Stage.SUSPENDING})
@@ -143,7 +143,7 @@ def _attached_stage(
 
 
 def _followed_end(observed: Observed) -> StageResult | None:
-    """Returns the job's end if the object that it follows has ended; None otherwise."""
+    """Returns the job's final stage if the object that the job follows has ended; None otherwise."""
     spec, found = observed.job.spec.trainers.attach, observed.followed
     if spec is None or spec.follow is None or found is None:
         return None
@@ -208,8 +208,8 @@ def _late(observed: Observed, health: Health, queue: QueuedRole | None, now: dat
 
 
 def _rejected(observed: Observed) -> StageResult | None:
-    """Returns the failure of a job that has not served yet and whose existing Ray cluster has other versions; None
-    otherwise."""
+    """Returns the failure of a job that has not served yet, and whose existing Ray cluster has mismatched versions;
+    None otherwise."""
     text = "" if _served(observed) else external.refusal(observed)
     return StageResult(Stage.FAILED, external.DIFFERS, text, observed.attempt) if text else None
 
@@ -251,7 +251,7 @@ def _ordinal(number: int) -> str:
 def _served(observed: Observed) -> bool:
     """Returns True if the startup deadline has been met since the job started or was resumed: all parts have served, or
     the trainers were restarted."""
-    # Statuses of earlier operators have no such time.
+    # Statuses written by earlier versions of the operator lack this time.
     return observed.status.serving_time is not None or observed.status.phase in {
         Phase.RUNNING,
         Phase.DEGRADED,
@@ -260,7 +260,7 @@ def _served(observed: Observed) -> bool:
 
 def _up(observed: Observed, health: Health) -> bool:
     """Returns True if the job has started up. If the supervisor does not answer, the pods alone decide: an operator
-    that reaches no supervisor must not end a job that may be training."""
+    that cannot reach the supervisor must not end a job that may be training."""
     answered = observed.supervisor is not None and not observed.supervisor.silent
     own = () if observed.job.spec.trainers.attached else (health.sidecars, health.trainer_pods)
     return all(pods.holds for pods in (health.head_pods, health.feeder_pods, *own)) and (

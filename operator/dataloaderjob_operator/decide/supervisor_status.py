@@ -1,5 +1,5 @@
-"""Parses the status that a job's supervisor reports, and converts its metrics for the job's status. Pure;
-`observe.supervisor_poller` does the polling.
+"""The parser of the status that a job's supervisor reports, and the conversion of its metrics for the job's status.
+Pure. `observe.supervisor_poller` polls the supervisor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_SIDECARS = 1024
 MAX_RANKS = 1_000_000
 MAX_NAME = 253
 MAX_CONTAINERS = 16_384
-"""Maximum number of objects and lists in a status. A brief status of 1,024 sidecars has 2,100."""
+"""Maximum number of objects and lists in a status. A brief status of 1,024 sidecars contains 2,100."""
 MAX_VALUES = 65_536
 _NAME_NBYTES = 8
 _COUNTERS = struct.Struct(f"<{len(READ)}Q")
@@ -35,8 +35,8 @@ _NOTABLE: Mapping[str, float] = {
     "stall_percent": 1.0,
     "occupancy_percent": 10.0,
 }
-"""Minimum change of each metric that is worth a write; it must also exceed NOTABLE_SHARE of the written value. Small
-percentages fluctuate by half of their value without meaning."""
+"""Minimum change of each metric that is worth a write. The change must also exceed NOTABLE_SHARE of the written value.
+For a small percentage, a change by half its value is noise."""
 NOTABLE_SHARE = 0.05
 
 
@@ -72,7 +72,8 @@ def readings(message: Mapping[str, Any]) -> Readings:
 
 
 def pack(found: Readings) -> bytes:
-    """Packs the counters of sidecars. A thousand sidecars take 110 KB packed, and twenty times as much as objects."""
+    """Packs the counters of sidecars. The packed counters of a thousand sidecars take 110 KB. As objects, they would
+    take twenty times as much."""
     return b"".join(
         hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=_NAME_NBYTES).digest()
         + _COUNTERS.pack(*(counters[counter] for counter in READ))
@@ -112,7 +113,7 @@ def loader_status(rates: Rates) -> LoaderStatus:
 
 
 def digits(value: float) -> str:
-    """Formats a number with three significant digits and no exponent. Less than a millionth becomes 0."""
+    """Formats a number with three significant digits, at most six decimal places, and no exponent."""
     plain = f"{float(f'{value:.3g}'):.6f}"
     return plain.rstrip("0").rstrip(".")
 

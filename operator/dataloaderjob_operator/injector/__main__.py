@@ -24,7 +24,8 @@ log = logging.getLogger("dataloaderjob_operator.injector")
 PORT = 9443
 METRICS_PORT = 9440
 LEAVE_S = 5.0
-"""Time after SIGTERM for which the injector still answers. Services learn only a moment later that a pod ends."""
+"""Seconds after SIGTERM during which the injector still answers. Services learn only after a moment that a pod is
+terminating."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,8 @@ class InjectorOptions:
     setup: Setup
     namespace: str
     secret: str | None
-    """Name of the Secret with certificates that the injector makes; None if another party keeps them in `folder`."""
+    """Name of the Secret with certificates that the injector creates; None if another tool maintains them in
+    `folder`."""
     configuration: str
     names: tuple[str, ...]
     folder: Path | None
@@ -46,10 +48,10 @@ class InjectorOptions:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Makes the command-line parser, from which docs/reference/cli.md is generated."""
+    """Builds the command-line parser, from which docs/reference/cli.md is generated."""
     parser = argparse.ArgumentParser(
         prog="dataloaderjob_operator.injector",
-        description="Adds the sidecars of DataLoaderJobs to labelled pods.",
+        description="Adds the sidecars of DataLoaderJobs to labeled pods.",
     )
     parser.add_argument(
         "--sidecar-image", required=True, help="sidecar image for manifests that do not name one"
@@ -75,7 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     kept.add_argument(
         "--certificate-folder", type=Path, metavar="FOLDER",
-        help="folder with tls.crt and tls.key that another tool renews, such as cert-manager",
+        help="folder with tls.crt and tls.key, which another tool, such as cert-manager, renews",
     )  # fmt: skip
     parser.add_argument(
         "--webhook-configuration", metavar="NAME", default="",

@@ -1,4 +1,4 @@
-"""The answers to admission reviews: from a pod and the job that its label names to a patch or a refusal. Pure."""
+"""The answers to admission reviews. A pod, and the job that its label names, determine a patch or a refusal. Pure."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Review:
 
     @property
     def name(self) -> str:
-        """The pod's name, or the beginning of it if the pod has no full name yet."""
+        """The pod's name, or its prefix if the pod has no full name yet."""
         metadata = self.pod.get("metadata") or {}
         return str(metadata.get("name") or metadata.get("generateName") or "")
 
@@ -91,8 +91,8 @@ def read_review(body: Any) -> Review:
 
 
 def answer(review: Review, job: Object | None, setup: Setup) -> ReviewAnswer:
-    """Returns the answer for a labelled pod. `job`: the DataLoaderJob as the API server has it; None if there is
-    none."""
+    """Returns the answer for a labeled pod. `job`: the DataLoaderJob as the API server returns it; None if it does not
+    exist."""
     where = f"{KIND} {review.namespace}/{review.job}"
     if job is None:
         return ReviewAnswer(
@@ -119,7 +119,7 @@ def answer(review: Review, job: Object | None, setup: Setup) -> ReviewAnswer:
 
 
 def injection_of(job: Object, setup: Setup) -> Injection:
-    """Makes the injection of a live job. Raises CannotInject and ManifestError."""
+    """Builds the injection for a live job. Raises CannotInject and ManifestError."""
     parsed, _ = parse_live(job, source=str((job.get("metadata") or {}).get("name")))
     return injection(parsed, image=setup.sidecar_image, pull_secrets=setup.pull_secrets)
 
@@ -135,7 +135,7 @@ def _over(job: Object) -> str:
 
 
 def unreadable(review: Review, why: str) -> ReviewAnswer:
-    """Makes the answer for a job that the API server does not return. Controllers create the pod again later."""
+    """Builds the answer for a job that the API server does not return. The pod's controller retries later."""
     message = f"cannot read {KIND} {review.namespace}/{review.job}, which the label {LABEL} names: {why}"
     return ReviewAnswer(result=ReviewResult.FAILED, message=message, code=UNREADABLE)
 

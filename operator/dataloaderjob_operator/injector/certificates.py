@@ -1,8 +1,8 @@
-"""The injector's certificates: its own authority, and the certificate that it serves. Pure, except for the randomness
-of keys.
+"""The injector's certificates: its own authority, and the certificate that it serves. Pure, except that keys are
+random.
 
-A new authority is put into the API server's bundle next to the previous one before its certificate is served. So the
-API server trusts the certificate of every replica at any time.
+A new authority is added to the API server's bundle, next to the previous one, before a certificate from it is served.
+The API server therefore trusts the certificate of every replica at any time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 AUTHORITY_DAYS = 730
 CERTIFICATE_DAYS = 90
 RENEW_DAYS = 30
-"""Days before its end at which a certificate is renewed. The authority is renewed early enough for its certificates to
+"""Days before expiry at which a certificate is renewed. The authority is renewed early enough for its certificates to
 have their full validity."""
 SKEW = timedelta(hours=1)
-"""A certificate is valid from this long before it was made, for clocks that are slow."""
+"""The validity of a certificate begins this long before its creation, to allow for slow clocks."""
 FIELDS = ("ca.crt", "ca.key", "tls.crt", "tls.key")
 PREVIOUS = "previous.crt"
 COMMON_NAME = "dataloaderjob injector"
@@ -104,7 +104,8 @@ def renewal(found: Certificates | None, names: Sequence[str], now: datetime) -> 
 def renewed(
     found: Certificates | None, what: Renewal, names: Sequence[str], now: datetime, *, in_use: bytes = b""
 ) -> Certificates:
-    """Makes new certificates. `in_use`: the authority of the certificate that replicas serve, if nothing was found."""
+    """Creates new certificates. `in_use`: the authority of the certificate that replicas serve; used if `found` is
+    None."""
     if what is Renewal.CERTIFICATE and found is not None:
         certificate, key = _issue(names, now, found.authority, found.authority_key)
         return Certificates(
@@ -120,7 +121,7 @@ def renewed(
 
 
 def end(pem: bytes) -> datetime:
-    """Returns the time at which a certificate ends."""
+    """Returns the time at which a certificate expires."""
     return x509.load_pem_x509_certificate(pem).not_valid_after_utc
 
 

@@ -1,8 +1,9 @@
-"""Keeps the injector's certificates current: first in a Secret that all replicas share, then in the API server's
+"""The renewal of the injector's certificates: first in a Secret that all replicas share, then in the API server's
 bundle, and then in this replica's TLS context.
 
-A replica that finds another authority in the Secret puts it into the bundle, and serves its certificate only after the
-API server has had time to read the bundle. Until then all replicas serve certificates that the bundle already had.
+A replica that finds a new authority in the Secret adds it to the bundle. It serves the authority's certificate only
+after the API server has had time to read the bundle. Until then, all replicas serve certificates whose authorities were
+already in the bundle.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ CHECK_S = 60.0
 ROLLING_S = 2.0
 """Interval between checks while a new certificate waits to be served."""
 SETTLE_S = 10.0
-"""Time that API servers get to read a new bundle. Their watches deliver it within a second."""
+"""Seconds that API servers have to read a new bundle. Their watches deliver it within a second."""
 RETRY_S = 5.0
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 MERGE_PATCH = "application/json-patch+json"
@@ -54,13 +55,13 @@ def empty_context() -> ssl.SSLContext:
 
 @dataclass(slots=True)
 class Files:
-    """Certificates that another party, such as cert-manager, keeps in a folder with tls.crt and tls.key."""
+    """Certificates that another tool, such as cert-manager, maintains in a folder with tls.crt and tls.key."""
 
     folder: Path
     check_s: float = CHECK_S
     context: ssl.SSLContext = field(default_factory=empty_context)
     ends: datetime | None = None
-    """End of the certificate that is served; None before the first one."""
+    """Expiry of the certificate that is served; None before the first one."""
     _served: bytes = b""
 
     async def step(self) -> float:
@@ -78,7 +79,7 @@ class Files:
 
 @dataclass(slots=True)
 class CertificateKeeper:
-    """Certificates that the injector makes itself."""
+    """Certificates that the injector creates itself."""
 
     api: ApiClient
     namespace: str
@@ -98,7 +99,7 @@ class CertificateKeeper:
 
     @property
     def ends(self) -> datetime | None:
-        """The end of the certificate that is served."""
+        """The expiry of the certificate that is served."""
         return None if self.served is None else end(self.served.certificate)
 
     async def step(self) -> float:
@@ -148,7 +149,8 @@ class CertificateKeeper:
         return made
 
     async def _bundle(self, wanted: Certificates) -> bool:
-        """Puts the authorities into the webhook's configuration. Returns True if it lacked them. Raises ApiError."""
+        """Writes the authorities into the webhook's configuration. Returns True if the configuration changed. Raises
+        ApiError."""
         path = f"{CONFIGURATIONS}/{self.configuration}"
         live = await self.api.request("GET", path)
         in_use = (

@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 
 PREFIX = "dataloaderjob_injector"
 MAX_NBYTES = 8 * 1024**2
-"""Maximum size of a review. The API server accepts requests of 3 MiB, and a review may have two objects."""
+"""Maximum size of a review. The API server accepts requests of up to 3 MiB, and a review may contain two objects."""
 DEADLINE_S = 4.0
-"""Seconds for reading the job. The API server waits 5 s, and would then report only that it has waited."""
+"""Seconds for reading the job. The API server waits 5 s, and would then report only a timeout."""
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -48,7 +48,7 @@ class InjectorMetrics:
         made = self.registry = CollectorRegistry()
         self.admissions = Counter(
             "admissions",
-            "Labelled pods by result: injected, unchanged (current, or another operator's), refused, failed (the job "
+            "Labeled pods by result: injected, unchanged (current, or another operator's), refused, failed (the job "
             "could not be read).",
             ["result"],
             namespace=PREFIX,
@@ -82,7 +82,7 @@ class Injector:
     metrics: InjectorMetrics = field(default_factory=InjectorMetrics)
 
     async def review(self, request: web.Request) -> web.Response:
-        """Handles a request of the API server."""
+        """Handles a request from the API server."""
         started = time.monotonic()
         try:
             review = read_review(json.loads(await request.read()))
@@ -142,7 +142,8 @@ def webhook(injector: Injector) -> web.Application:
 def probes(
     metrics: InjectorMetrics, ready: Callable[[], bool], ends: Callable[[], datetime | None]
 ) -> web.Application:
-    """Makes the application without TLS. `ends`: the end of the certificate that is served."""
+    """Builds the application that is served without TLS. `ends` returns the expiry of the certificate that is
+    served."""
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")

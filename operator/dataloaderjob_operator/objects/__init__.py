@@ -1,4 +1,4 @@
-"""Builds a job's wanted children from the job alone. Pure.
+"""The builders of a job's wanted children. Their only inputs are the job and the operator's settings. Pure.
 
 The children of recent jobs are cached (`by_job`), so callers must not modify them.
 """
@@ -33,8 +33,8 @@ def base(job: DataLoaderJob, setup: OperatorConfig, ended: str = "") -> Sequence
 
 @cached_by_job
 def feeding(job: DataLoaderJob, setup: OperatorConfig) -> Sequence[Manifest]:
-    """Builds head and feeders with their settings. They exist from the job's start until the trainers end. On an
-    existing Ray cluster, the job has only the supervisor's pod, once the cluster's address is known."""
+    """Builds the head and the feeders with their settings. They exist from the job's start until the trainers end. On
+    an existing Ray cluster, the job has only the supervisor's pod, once the cluster's address is known."""
     ray = job.spec.ray.external
     if ray is not None:
         known = ray.address is not None

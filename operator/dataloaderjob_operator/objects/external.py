@@ -1,5 +1,5 @@
-"""The supervisor's pod of a job on an existing Ray cluster: a container that joins the cluster, and the supervisor's.
-Such a job has neither a Ray head nor feeder pods. Its feeders are actors in the cluster's pods. Pure.
+"""The supervisor's pod of a job on an existing Ray cluster: a container that joins the cluster, and the supervisor's
+container. Such a job has neither a Ray head nor feeder pods. Its feeders are actors in the cluster's pods. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOKEN_VOLUME = f"{RESERVED_PREFIX}ray-token"
 
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig, ray: ExternalRaySpec) -> Manifest:
-    """Builds the Deployment of the supervisor's pod: one pod, which is replaced but never doubled."""
+    """Builds the Deployment of the supervisor's pod: one pod, which is replaced but never duplicated."""
     spec = job.spec.ray.head
     of_ray, _ = supervisor.split(resources(spec.resources))
     container = ray_container(job, names.Role.HEAD, MODULE, "head.json", of_ray)

@@ -18,8 +18,8 @@ from dataloaderjob_operator.objects.pods import AMBIENT
 
 
 def head_service(job: DataLoaderJob) -> Manifest:
-    """Builds the Service that gives the head its name. The name resolves even before the head is ready, because DNS
-    otherwise answers late on a fresh cluster."""
+    """Builds the Service that gives the head its name. The name resolves even before the head is ready, because DNS on
+    a fresh cluster would otherwise answer late."""
     gcs = {"gcs": settings.GCS_PORT} if job.spec.ray.external is None else {}
     return _headless(
         job,
@@ -76,8 +76,8 @@ def _port(number: int, protocol: str = "TCP") -> Manifest:
 ANY_TCP: tuple[Manifest, ...] = ({"protocol": "TCP"},)
 WAYS = (
     Way((Role.TRAINER,), Role.HEAD, (_port(settings.SUPERVISOR_PORT),)),
-    # Ray's nodes: GCS, raylets, object managers and workers connect to each other at random ports. Feeders get user
-    # code and data from feeders.
+    # Ray's nodes: the GCS, raylets, object managers and workers connect to each other on random ports. Feeders also
+    # fetch user code and data from other feeders.
     Way((Role.FEEDER,), Role.HEAD, ANY_TCP),
     Way((Role.HEAD, Role.FEEDER), Role.FEEDER, ANY_TCP),
     # Each feeder listens on any free port.
@@ -96,7 +96,7 @@ DNS = {
 
 
 HBONE = 15008
-"""Port of an ambient mesh's tunnels, at which connections within the mesh arrive."""
+"""Port of an ambient mesh's tunnels, on which connections within the mesh arrive."""
 AMBIENT_PROBES = [
     {"ipBlock": {"cidr": "169.254.7.127/32"}},
     {"ipBlock": {"cidr": "fd16:9254:7127:1337:ffff:ffff:ffff:ffff/128"}},
@@ -105,7 +105,7 @@ AMBIENT_PROBES = [
 
 
 def policies(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest]:
-    """Builds the policies of all roles. `None` mode has no policies, and only `Strict` mode has egress rules. Attached
+    """Builds the policies of all roles. Mode `None` has no policies, and only mode `Strict` has egress rules. Attached
     pods get no policy, because a policy that selects a pod also shuts out the peers that its owner expects. Neither do
     the pods of an existing Ray cluster, which are not the job's."""
     mode = job.spec.network_policy.mode
@@ -180,7 +180,7 @@ def _ports(job: DataLoaderJob, to: Role, ports: Iterable[Manifest]) -> list[Mani
 
 def _peers(job: DataLoaderJob, roles: Iterable[Role]) -> list[Manifest]:
     """Returns the peers in these roles. Feeders on an existing Ray cluster are the RayCluster's pods. The operator does
-    not know the pods at a plain address, so a policy of the user must admit them."""
+    not know the pods at a plain address, so one of the user's own policies must admit them."""
     ray = job.spec.ray.external
     if ray is None:
         return [_pods(job, roles)]
@@ -192,8 +192,8 @@ def _peers(job: DataLoaderJob, roles: Iterable[Role]) -> list[Manifest]:
 
 
 def _pods(job: DataLoaderJob, roles: Iterable[Role]) -> Manifest:
-    """Selects the job's pods. They are in the job's namespace, because a peer without a namespaceSelector is in the
-    policy's namespace."""
+    """Builds the peer that selects the job's pods. A peer without a namespaceSelector selects pods in the policy's own
+    namespace, which is the job's."""
     if job.spec.trainers.attached and set(roles) == {Role.TRAINER}:
         return {"podSelector": {"matchLabels": {names.LABEL_INJECT: job.name}}}
     in_roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [role.value for role in roles]}

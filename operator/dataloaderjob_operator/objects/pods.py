@@ -26,12 +26,12 @@ from dataloaderjob_operator.objects import certificates, settings, supervisor
 SHM_NBYTES = 256 * 1024**2
 """Shared memory for torch and for Ray's object store, which the data path does not use."""
 INHERITED = ("imagePullSecrets", "securityContext")
-"""Fields that head and feeders inherit from the templates whose image they run, unless they set their own."""
+"""Fields that the head and the feeders inherit from the templates whose image they run, unless they set their own."""
 FROM_TEMPLATES = ("labels", "annotations", "finalizers")
 """Metadata that controllers copy from a template."""
 LOST_NODE_S = 30
 """Seconds after which a pod is removed from a lost node; Kubernetes' default is 300. Until then, the trainers on all
-other nodes are blocked. The time begins when the node has been silent for 40 s or more."""
+other nodes are blocked. The time starts once the node has been silent for 40 s or more."""
 LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Taints of lost nodes."""
 ISTIO = "sidecar.istio.io/inject"
@@ -48,7 +48,7 @@ SHM: Manifest = {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"}  # noqa: 
 
 
 def image(job: DataLoaderJob) -> str:
-    """Returns the image of head and feeders."""
+    """Returns the image of the head and the feeders."""
     own = job.spec.trainers.job
     return job.spec.feeders.image or (own.container.image if own else None) or ""
 
@@ -70,9 +70,9 @@ def template(
 
 
 def outside_mesh(user: PodMetadata) -> dict[str, dict[str, str]]:
-    """Returns labels and annotations that exclude a pod from service meshes, because its connections are authenticated
-    with the job's key, on ports that no proxy knows. If the user wants Istio's sidecar, the annotations make the job's
-    connections bypass it."""
+    """Returns labels and annotations that exclude a pod from service meshes, because the pod's connections are
+    authenticated with the job's key, on ports that no proxy knows. If the user wants Istio's sidecar, the annotations
+    make the job's connections bypass that sidecar."""
     labels, annotations = user.labels, user.annotations
     found = {"labels": {AMBIENT: "none"}, "annotations": {"linkerd.io/inject": "disabled"}}
     wanted = labels.get(ISTIO, annotations.get(ISTIO))
@@ -106,7 +106,7 @@ def shared_fields(
 
 def _tolerations(theirs: Any) -> Any:
     """Puts the tolerations for lost nodes before the user's, because the first toleration that matches a taint counts.
-    Omits those for a taint that the user tolerates."""
+    Omits the toleration for a taint that the user's tolerations already name."""
     if not isinstance(theirs, list) or not all(isinstance(toleration, Mapping) for toleration in theirs):
         return theirs  # the API server reports the error
     own = [toleration.get("key") for toleration in theirs]
@@ -158,8 +158,8 @@ def ray_pod(
 
 
 def non_root(pod: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the securityContext of a container that may not run as root, unless the user allows it by runAsNonRoot or
-    runAsUser 0 of the pod or the container."""
+    """Returns the securityContext of a container that must not run as root. It is unchanged if the user sets
+    runAsNonRoot, or a runAsUser of 0, on the pod or the container."""
     both = {**pod, **container}
     if "runAsNonRoot" in both or both.get("runAsUser") == 0:
         return dict(container)
@@ -175,7 +175,7 @@ def inherited(*templates: PodTemplate) -> dict[str, Any]:
 
 
 def volumes(job: DataLoaderJob, setup: settings.OperatorConfig, role: names.Role) -> list[Manifest]:
-    """Builds the volumes with key and settings, for every pod of a role."""
+    """Builds the volumes with the key and the settings, for every pod of a role."""
     return [
         key_volume(
             names.key_secret(job.name, job.metadata.uid or "", setup.root_key),
@@ -218,7 +218,7 @@ def shm_size(job: DataLoaderJob, container: str) -> str:
 
 def mounts(ours: Iterable[Manifest], theirs: Iterable[Mapping[str, Any]]) -> list[Manifest]:
     """Joins the mounts of a container. The operator's /tmp and /dev/shm give way to the user's mounts at the same path.
-    Other mounts of the operator do not. The API server then refuses two mounts at one path."""
+    The operator's other mounts do not, so the API server refuses a user's mount at the same path."""
     taken = {str(mount.get("mountPath")).rstrip("/") for mount in theirs}
     kept = [mount for mount in ours if mount not in (TMP, SHM) or mount["mountPath"] not in taken]
     return [*kept, *map(dict, theirs)]
@@ -245,8 +245,8 @@ def ray_container(
 
 
 def add(container: Manifest, theirs: Mapping[str, Any]) -> Manifest:
-    """Merges the user's container into the operator's container of the same name. The user's fields win. The manifest's
-    rules refuse fields that must not change."""
+    """Merges the user's container into the operator's container of the same name. The user's fields take precedence.
+    The manifest's rules refuse fields that must not change."""
     made = {**container, **theirs}
     for field in ("env", "ports"):
         if field in container:
@@ -268,8 +268,8 @@ def with_data(theirs: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, A
 
 
 def joined(ours: Iterable[Manifest], theirs: Iterable[Manifest]) -> list[Manifest]:
-    """Joins named items, such as variables. The operator's come first, because the user's may refer to them. If both
-    have an item of the same name, the user's wins."""
+    """Joins named items, such as variables. The operator's items come first, because the user's items may refer to
+    them. If both have an item of the same name, the user's item replaces the operator's."""
     found = list(theirs)
     taken = [item.get("name") for item in found]
     return [*(item for item in ours if item["name"] not in taken), *found]

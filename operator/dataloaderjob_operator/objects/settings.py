@@ -1,10 +1,10 @@
-"""The operator's own settings, and the job's Secret and ConfigMaps with the settings files that head, feeders and
-sidecars read when they start. Pure.
+"""The operator's own settings, and the job's Secret and ConfigMaps with the settings files that the head, the feeders
+and the sidecars read when they start. Pure.
 
-Each role's file is in a ConfigMap whose name contains the file's digest and whose content never changes. So pods read
-the same settings throughout their lives, whatever happens to the spec or the operator. Attached pods are the exception:
-their Secret and their ConfigMap are named after the job alone. The reader of a file may be older than this operator, so
-keys are only added. `tests/contract/test_skew.py` lists the keys of each release.
+Each role's file is in a ConfigMap whose name contains the file's digest and whose content never changes. A pod
+therefore reads the same settings throughout its life, even if the spec or the operator changes. Attached pods are the
+exception: their Secret and their ConfigMap are named after the job alone. The reader of a file may be older than this
+operator, so releases only ever add keys. `tests/contract/test_skew.py` lists the keys of each release.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ HOST_PORTS = range(20_000, 28_000, 2)
 """First ports of port pairs for trainers on the host network. They are below the ranges for Services and outgoing
 connections, and avoid dcgm-exporter's port (9400) and other jobs' torchrun."""
 JOB_KEY = "links"
-"""File with the key of a pod's role; in the Secret, the job's own key."""
+"""Name of the file with the key of a pod's role. In the job's Secret, the field of this name holds the job's own
+key."""
 COUNT_FILE = "feeders"
 """File with the current number of feeders, the only setting of the head that changes while it runs."""
 RAY_TOKEN = "ray"  # noqa: S105  the name of a file
@@ -77,22 +78,22 @@ class OperatorConfig:
     root_key: bytes
     """Key from which jobs' keys are derived."""
     previous_root: bytes | None = None
-    """The root key before the current one. Jobs whose pods have keys derived from it keep them."""
+    """The root key before the current one. Jobs whose pods have keys derived from it keep those keys."""
     operator: OwnPod | None = None
-    """The operator's own pod. None if it does not run in a pod of the cluster; then no policy admits it."""
+    """The operator's own pod. None if it does not run in a pod of the cluster, in which case no policy admits it."""
     sidecar_pull_secrets: tuple[str, ...] = ()
     """Pull secrets for `sidecar_image` in the jobs' namespaces."""
     metrics_from: tuple[Manifest, ...] = ()
     """Peers of a NetworkPolicy that may collect the sidecars' metrics; if empty, none may."""
     fs_group: int | None = USER
-    """Group for templates that do not set one. It makes the key and the token readable, and lets trainer and sidecar
-    share the socket, whatever their users are. None if namespaces set a group, as on OpenShift."""
+    """Group for templates that do not set one. It makes the key and the token readable, and lets the trainer and the
+    sidecar share the socket, whatever users they run as. None if namespaces set a group, as on OpenShift."""
     cluster_domain: str = ""
     """DNS domain of the cluster, such as cluster.local; if empty, pods add it themselves."""
     tls_period: timedelta = PERIOD
     """Time after which a job's certificates are replaced."""
     managed_by: str = ""
-    """The operator manages only jobs with this `spec.managedBy`; if empty, jobs without one or with MANAGED_BY."""
+    """The operator manages only jobs with this `spec.managedBy`; if empty, only jobs that set none, or MANAGED_BY."""
 
     def manages(self, named: str | None) -> bool:
         """Returns True if this operator manages a job with this `spec.managedBy`."""
@@ -110,9 +111,9 @@ class Ports:
 
 
 def ports(job: DataLoaderJob) -> Ports:
-    """Returns the manifest's ports, else the defaults. On the host network, the default is a pair derived from the
-    job's uid, so that trainers of several jobs can share a node. The scheduler does not place two pods of one job on
-    the same node.
+    """Returns the ports that the manifest sets, or the defaults. On the host network, the default is a pair derived
+    from the job's uid, so that trainers of several jobs can share a node. The scheduler does not place two pods of one
+    job on the same node.
     """
     first, second = METRICS_PORT, MASTER_PORT
     if job.spec.trainers.template.spec.host_network:
@@ -124,7 +125,7 @@ def ports(job: DataLoaderJob) -> Ports:
 
 
 def service_host(job: DataLoaderJob, service: str, setup: OperatorConfig) -> str:
-    """Returns the full name of a Service, which resolves even in a pod without the cluster's search list."""
+    """Returns the full name of a Service, which resolves even in a pod without the cluster's DNS search list."""
     domain = f".{setup.cluster_domain}" if setup.cluster_domain else ""
     return f"{service}.{job.metadata.namespace}.svc{domain}"
 
@@ -140,7 +141,7 @@ def cluster_domain(resolv_conf: str) -> str:
 
 
 def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
-    """Builds the Secret that holds the job's keys. `key_items` selects those that a role's pods get."""
+    """Builds the Secret that holds the job's keys. `key_items` selects the keys that a role's pods get."""
     uid = job.metadata.uid or ""
     key = names.job_key(setup.root_key, uid)
     values = {
@@ -155,8 +156,8 @@ def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
 
 
 def attach_secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
-    """Builds the Secret for sidecars in attached pods. It has only their own key. It is not immutable, because the
-    kubelet would then not update the mount when the Secret of an earlier job of the same name is replaced."""
+    """Builds the Secret for sidecars in attached pods. The Secret contains only the sidecars' own key. If it were
+    immutable, the kubelet would not update the mount when the Secret of an earlier job of the same name is replaced."""
     key = names.job_key(setup.root_key, job.metadata.uid or "")
     return secret_of_values(job, names.attachment(job.name), {JOB_KEY: keys.derive(key, Holder.SIDECAR)})
 
@@ -174,7 +175,7 @@ def secret_of_values(job: DataLoaderJob, name: str, values: Mapping[str, bytes])
 
 def attach_map(job: DataLoaderJob, setup: OperatorConfig, ended: str) -> Manifest:
     """Builds the ConfigMap with the settings of sidecars in attached pods. A new pod, or a sidecar that restarts, reads
-    the settings as they are then. `ended`: the reason why the job has ended; empty while it lives."""
+    the settings as they are at that time. `ended`: the reason why the job has ended; empty while it lives."""
     made = {**sidecar(job, setup), **({"ended": ended} if ended else {})}
     return {
         "apiVersion": "v1",
@@ -185,8 +186,8 @@ def attach_map(job: DataLoaderJob, setup: OperatorConfig, ended: str) -> Manifes
 
 
 def with_root_of(setup: OperatorConfig, job: str, uid: str, secret: str | None) -> OperatorConfig:
-    """Returns the operator's settings with the root key of the Secret with this name. Returns them unchanged if the
-    name belongs to neither root key, for example because it is from an earlier release."""
+    """Returns the operator's settings with the root key from which this Secret's name is derived. Returns them
+    unchanged if the name is derived from neither root key, for example because it is from an earlier release."""
     previous = setup.previous_root
     if previous is None or secret is None or secret != names.key_secret(job, uid, previous):
         return setup
@@ -194,7 +195,7 @@ def with_root_of(setup: OperatorConfig, job: str, uid: str, secret: str | None) 
 
 
 def key_items(role: names.Role) -> list[Manifest]:
-    """Selects the keys that a role's pods get. The role's own key is at the same path everywhere."""
+    """Selects the keys that a role's pods get. The role's own key is at the same path in the pods of every role."""
     own, more = {
         names.Role.HEAD: (JOB_KEY, []),
         names.Role.FEEDER: (Holder.FEEDER.value, [RAY_TOKEN]),
@@ -204,8 +205,8 @@ def key_items(role: names.Role) -> list[Manifest]:
 
 
 def ray_items(job: DataLoaderJob) -> list[Manifest]:
-    """Selects the only part of the Secret that Ray's container in the head's pod gets. That is the token of the job's
-    own Ray or, on an existing cluster, the feeders' key, which actors get as an argument."""
+    """Selects the only part of the Secret that Ray's container in the head's pod gets. This part is the token of the
+    job's own Ray cluster or, on an existing cluster, the feeders' key, which actors get as an argument."""
     name = RAY_TOKEN if job.spec.ray.external is None else Holder.FEEDER.value
     return [{"key": name, "path": name}]
 
@@ -224,7 +225,7 @@ def config_map(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> M
 
 
 def map_name(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> str:
-    """Returns the name of the ConfigMap with the settings with which a role's new pods start."""
+    """Returns the name of the ConfigMap with the settings of a role's new pods."""
     return names.settings_map(job.name, digest(_files(job, setup, role)))
 
 
@@ -287,7 +288,7 @@ def tls(job: DataLoaderJob) -> dict[str, Any]:
 
 
 def schedule(job: DataLoaderJob, setup: OperatorConfig) -> Schedule | None:
-    """Returns when the generations of a job's certificates begin; None if it does not use TLS."""
+    """Returns the schedule of a job's generations of certificates; None if the job does not use TLS."""
     if not job.spec.loader.tls:
         return None
     created = job.metadata.creation_timestamp
@@ -330,8 +331,8 @@ def tasks(job: DataLoaderJob) -> dict[str, Any]:
 
 
 def scratch(job: DataLoaderJob) -> dict[str, int]:
-    """Returns the number of bytes available for user code and data in the pods of trainers, feeders and head, by the
-    field that sets it."""
+    """Returns the number of bytes available for user code and data in the pods of the trainers, the feeders and the
+    head, keyed by the field that sets it."""
     found = {}
     parts = {"sidecar": job.spec.sidecar.scratch, "feeders": job.spec.feeders.scratch}
     for part, spec in parts.items():

@@ -1,9 +1,9 @@
 """The supervisor's container in the head's pod, and the volumes that keep the job's key from Ray's container. Pure.
 
-Anyone who holds Ray's token can run code in Ray's container. So only the supervisor's container has the job's key, and
-only Ray's container has Ray's token. This applies to the job's own Ray cluster and to an existing one. The two
-containers share the pod's network and one folder, with the socket at which the supervisor reaches Ray. The supervisor
-cannot write to this folder.
+Anyone who holds Ray's token can run code in Ray's container. Therefore only the supervisor's container has the job's
+key, and only Ray's container has Ray's token. This applies to the job's own Ray cluster and to an existing one. The two
+containers share the pod's network and one folder. The folder contains the socket through which the supervisor reaches
+Ray, and the supervisor cannot write to it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ LEAST_NBYTES = 128 * 1024**2
 RAY_VOLUME = f"{RESERVED_PREFIX}token"
 """Volume with the part of the Secret that Ray's container gets."""
 TMP: Manifest = {"name": f"{RESERVED_PREFIX}supervisor", "mountPath": "/tmp"}  # noqa: S108  a volume of the container's own
-"""The supervisor's own /tmp. Python loads packages from a home folder, so Ray's container must not write there."""
+"""The supervisor's own /tmp. Python loads packages from the home folder, so Ray's container must not be able to write
+there."""
 LINK: Manifest = {"name": f"{RESERVED_PREFIX}link", "mountPath": LINK_FOLDER}
 COPIED = ("imagePullPolicy", "securityContext", "env")
-"""Fields of Ray's container that the supervisor's container has, too."""
+"""Fields that the supervisor's container copies from Ray's container."""
 OWN_PROCESSES: Manifest = {"hostPID": False, "shareProcessNamespace": False}
 """Fields of the pod without which each container could read the other's files and memory in /proc."""
 Amounts = Mapping[str, Mapping[str, Any]]
@@ -86,8 +87,8 @@ def ray_scratch(name: str) -> Manifest:
 
 
 def split(asked: Amounts) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
-    """Divides the resources of the head between Ray's container and the supervisor's. Their sum is larger only if the
-    supervisor's share of the memory is below LEAST_NBYTES."""
+    """Divides the resources of the head between Ray's container and the supervisor's. The two shares add up to more
+    than the head's resources only if the supervisor's share of the memory is below LEAST_NBYTES."""
     ray: dict[str, dict[str, str]] = {}
     supervisor: dict[str, dict[str, str]] = {}
     for kind, amounts in asked.items():

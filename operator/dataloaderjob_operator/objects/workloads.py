@@ -1,5 +1,5 @@
-"""The workloads of a job: the Deployments of head and feeders, which form its Ray cluster, and the trainers' Indexed
-Job, whose pods run the sidecar next to the user's containers. Pure.
+"""The workloads of a job: the Deployments of the head and the feeders, which form its Ray cluster, and the trainers'
+Indexed Job, whose pods run the sidecar next to the user's containers. Pure.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from dataloaderjob_operator.objects.pods import (
 HEAD_MODULE = "dataloaderjob.pod.head"
 FEEDER_MODULE = "dataloaderjob.pod.feeder"
 STARTS = 60
-"""Number of probes of a starting head, five seconds apart, after which the head is restarted."""
+"""Number of failed probes of a starting head, five seconds apart, after which the head is restarted."""
 _NODE = f"{TEMP_DIR}/{NODE_FOLDER}"
 READINESS: Manifest = {
-    # Earlier images have no such file. They are ready, as before, once they accept the output of feeders.
+    # Earlier images do not create this file. As before, they are ready once they accept the feeders' output.
     "exec": {"command": ["test", "-e", f"{_NODE}/{NODE_READY}", "-o", "-S", f"{_NODE}/output"]},
     "initialDelaySeconds": 2,  # until then the file may be a previous container's
     "periodSeconds": 2,
@@ -50,8 +50,8 @@ BY_INDEX = ("PET_NODE_RANK", "RANK")
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
     """Builds the head's Deployment: one pod, with Ray in one container and the supervisor in another. The pod is
-    replaced but never doubled, because two heads would place feeders twice. Replacing it restarts all feeders, so a new
-    image alone does not replace it."""
+    replaced but never duplicated, because two heads would place feeders twice. Replacing it restarts all feeders, so a
+    new image alone does not replace it."""
     spec = job.spec.ray.head
     of_ray, _ = supervisor.split(resources(spec.resources))
     container = ray_container(job, names.Role.HEAD, HEAD_MODULE, "head.json", of_ray)
@@ -71,7 +71,7 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
 
 
 def head_probes(port: str) -> dict[str, Any]:
-    """Builds the probes of a container of the head's pod. `port`: the name of the port that it opens."""
+    """Builds the probes of a container of the head's pod. `port`: the name of the port that the container opens."""
     probe = {"tcpSocket": {"port": port}, "periodSeconds": 5}
     return {
         "startupProbe": {**probe, "failureThreshold": STARTS},
@@ -116,8 +116,8 @@ def deployment(metadata: Manifest, pod: Manifest, *, replicas: int, strategy: Ma
 
 
 def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -> Manifest:
-    """Builds the Indexed Job with all replicas, which start together. If one fails, all end, and the operator decides
-    about a restart."""
+    """Builds the Indexed Job with all replicas, which start together. If one fails, all are terminated, and the
+    operator decides whether to restart them."""
     name = names.trainers(job.name, attempt)
     user = job.spec.trainers.own.template
     metadata = names.metadata(job, name, names.Role.TRAINER, job.spec.trainers.own.metadata)
@@ -146,7 +146,8 @@ def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manif
     theirs, *others = user["containers"]
     data = plain(job.spec.data)
     trainer = _trainer(job, setup, with_data(theirs, data), name)
-    # The default of 64 MiB is too little for NCCL between ranks of one pod. It counts as the container's memory.
+    # The default of 64 MiB is too little for NCCL between ranks of one pod. Shared memory counts toward the container's
+    # memory.
     shm = [{"name": SHM["name"], "emptyDir": {"medium": "Memory"}}] if SHM in trainer["volumeMounts"] else []
     shared = shared_fields(setup, job.spec.trainers.own.template)
     if job.spec.sidecar.image is None:  # the operator's own image, which the user may not know about

@@ -1,7 +1,8 @@
-"""Watches attached pods that have not ended: pods of other controllers whose label names a job.
+"""The watch of attached pods that have not ended: pods of other controllers whose label names a job.
 
-kopf has one selector for each kind of object, and these pods lack the label of the operator's own pods. So this module
-lists and watches them itself. It lists again after every error, and then reports each job whose pods have changed.
+kopf has one selector for each kind of object, and these pods lack the label of the operator's own pods. This module
+therefore lists and watches them itself. It lists them again after every error, and then reports each job whose pods
+have changed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ POD = "Pod"
 RETRY_S = 5.0
 """Pause after a failed list or watch."""
 GONE = 410
-"""Status code if the version to watch from is too old; a new list helps at once."""
+"""Status code if the version from which to watch is too old. A new list solves this immediately."""
 
 
 class AttachedPods:
-    """Attached pods by the job that their label names. `prime` lists them, `run` watches them until it is cancelled."""
+    """Attached pods by the job that their label names. `prime` lists them, and `run` watches them until it is
+    cancelled."""
 
     def __init__(
         self, api: ApiClient, changed: Callable[[JobKey], None], namespaces: Sequence[str] = ()
@@ -39,19 +41,19 @@ class AttachedPods:
         self._versions: dict[str, str] = dict.fromkeys(
             [kind.path(name) for name in namespaces] or [kind.path(None)], ""
         )
-        """The version up to which the pods at each path are known; empty: they must be listed."""
+        """The version up to which the pods at each path are known; empty if they must be listed."""
         self._pods: defaultdict[JobKey, dict[str, Manifest]] = defaultdict(dict)
         """Pods by uid."""
         self._jobs: dict[str, JobKey] = {}
-        """The job of each known pod, by uid: a label may change."""
+        """The job of each known pod, by the pod's uid, because a label may change."""
 
     def of(self, key: JobKey) -> tuple[Manifest, ...]:
-        """Returns a job's pods in order of name."""
+        """Returns a job's pods, sorted by name."""
         found = self._pods.get(key, {}).values()
         return tuple(sorted(found, key=lambda pod: str(pod["metadata"]["name"])))
 
     async def prime(self) -> None:
-        """Lists all attached pods: otherwise a job would seem to have none, and lose its feeders."""
+        """Lists all attached pods. Otherwise a job would seem to have none, and would lose its feeders."""
         for path in self._versions:
             while not self._versions[path]:
                 await self._try(self._list, path)
@@ -96,7 +98,8 @@ class AttachedPods:
             self._versions[path] = str(pod["metadata"]["resourceVersion"])
 
     def put(self, pod: Manifest) -> str:
-        """Stores a new or changed pod, or drops one that has ended: a namespace may keep thousands. Returns its uid."""
+        """Stores a new or changed pod. Drops a pod that has ended, because a namespace may keep thousands. Returns the
+        uid."""
         metadata = pod["metadata"]
         uid, key = str(metadata.get("uid", "")), (metadata["namespace"], metadata["labels"][LABEL_INJECT])
         if self._jobs.get(uid, key) != key:

@@ -1,8 +1,8 @@
-"""Caches the last reported state of jobs and their children, and the operator's writes since. Pure except for the
-clock: events come in, `Observed` goes out.
+"""The cache of the last reported state of jobs and their children, with the operator's writes since. Pure except for
+the clock: events go in, and `Observed` comes out.
 
-The cache keeps only the parts of an object that are read (`kinds.transform`): a cluster may have ten thousand pods of
-jobs.
+The cache keeps only the parts of an object that are read (`kinds.transform`), because a cluster may have ten thousand
+pods of jobs.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from dataloaderjob_operator.kinds import Manifest, Packed, transform
 from dataloaderjob_operator.names import LABEL_JOB, Role, feeders, head, trainers_stem
 
 WRITE_WINS_S = 120.0
-"""Seconds for which the operator's write wins over an older version that a watch reports: kopf notices a dead
-connection after 70 s, and the next connection resumes at the same version."""
+"""Seconds for which the operator's write takes precedence over an older version that a watch reports. kopf notices a
+dead connection after 70 s, and the next connection resumes at the same version."""
 GONE = 4096
 """Number of uids of removed or replaced objects that are remembered."""
 MAX_UNREADABLE = 64
-"""Maximum number of parts of a status that are left out because they are unreadable."""
+"""Maximum number of parts of a status that are omitted because they are unreadable."""
 MAX_LEVELS = 200
-"""Maximum number of levels of a spec: pydantic serializes 255, and the API server accepts 10,000."""
+"""Maximum nesting depth of a spec. pydantic serializes up to 255 levels, and the API server accepts 10,000."""
 RECENT = 128
-"""Number of jobs that are kept parsed: a job that changes is reconciled several times within seconds."""
+"""Number of jobs that are kept in parsed form, because a job that changes is reconciled several times within
+seconds."""
 NAMED_PARTS = 7
 """Maximum number of parts in the path to a value with too many levels, enough for a field of the head's pod."""
 JobKey = tuple[str, str]
@@ -56,7 +57,7 @@ class Cache:
         self._gone = _Last[str, None](GONE)
         """Uids of objects that were removed."""
         self._replaced = _Last[str, None](GONE)
-        """Uids of objects whose name another object has taken: kopf reports different objects in any order."""
+        """Uids of objects whose name another object has taken. kopf may report an old object after its successor."""
         self._parsed = _Last[JobKey, tuple[Manifest, _Parsed]](RECENT)
         """Parsed jobs, each with the manifest that it was parsed from."""
 
@@ -80,7 +81,7 @@ class Cache:
         return owner
 
     def put_written(self, thing: Manifest) -> None:
-        """Stores the API server's answer to a write of the operator, before any watch reports it."""
+        """Stores the API server's response to a write by the operator, before any watch reports the object."""
         uid, version = thing["metadata"].get("uid", ""), _version(thing)
         owner = owner_of(thing)
         if owner is None or version is None or uid in self._gone:
@@ -111,8 +112,8 @@ class Cache:
         return owner
 
     def _outdated(self, thing: Manifest) -> bool:
-        """Checks whether the operator has written a newer version. After a restore of etcd, versions are lower, so a
-        write counts only for WRITE_WINS_S."""
+        """Checks whether the operator has written a newer version. After etcd is restored from a backup, versions are
+        lower, so a write counts only for WRITE_WINS_S."""
         uid = thing["metadata"].get("uid", "")
         version, until = self._written.get(uid, (None, 0.0))
         received = _version(thing)
@@ -123,7 +124,7 @@ class Cache:
         return False
 
     def _known(self, owner: JobKey, thing: Manifest) -> bool:
-        """Checks whether the cache has exactly this version."""
+        """Checks whether the cache has this exact version."""
         live, new = self._live(owner, thing), thing["metadata"]
         if live is None or new.get("resourceVersion") is None:
             return False
@@ -147,7 +148,7 @@ class Cache:
         return owner is not None and self._live(owner, thing) is not None
 
     def has(self, thing: Manifest) -> bool:
-        """Checks whether the cache has this very object, not another one of the same name."""
+        """Checks whether the cache has this exact object, not another one of the same name."""
         owner = owner_of(thing)
         live = None if owner is None else self._live(owner, thing)
         return live is not None and live["metadata"].get("uid") == thing["metadata"].get("uid")
@@ -237,8 +238,8 @@ class Cache:
         return parsed
 
     def _is_child(self, owner: JobKey, child: Manifest) -> bool:
-        """Checks whether an object with the job's label belongs to this job. The label is not enough: anybody may copy
-        a pod with it, and an earlier job of the same name had the same label."""
+        """Checks whether an object with the job's label belongs to this job. The label is not enough: anyone may copy a
+        pod together with its label, and an earlier job of the same name had the same label."""
         uid = self._jobs.get(owner, {}).get("metadata", {}).get("uid")
         if child["kind"] != "Pod":
             return _owned_by(child, uid)
@@ -290,7 +291,7 @@ def _owned_by(child: Manifest, uid: str | None) -> bool:
 
 
 def _made(thing: Manifest) -> str:
-    """Returns the creation time as Kubernetes formats it: the texts sort like the times."""
+    """Returns the creation time as Kubernetes formats it. Sorting these texts sorts the times."""
     return str(thing["metadata"].get("creationTimestamp") or "")
 
 
@@ -311,8 +312,8 @@ def _check_levels(spec: Any) -> None:
 
 
 def _status(found: Any) -> DataLoaderJobStatus:
-    """Parses a status, leaving out unreadable parts, such as fields of a newer operator. This way, the count of
-    attempts and the end of a job are kept."""
+    """Parses a status, and omits unreadable parts, such as fields written by a newer operator. The count of attempts
+    and the end of a job are thus kept."""
     left = copy.deepcopy(found or {})
     for _ in range(MAX_UNREADABLE):
         try:

@@ -1,5 +1,5 @@
-"""Reads the objects that jobs follow, one lookup at a time and at a fixed pace. No kind is watched: users follow
-objects of any kind, and each of these ends once."""
+"""The reads of the objects that jobs follow, one at a time and at a fixed pace. The operator does not watch these
+objects, because users follow objects of any kind, and each object ends only once."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
 MIN_INTERVAL_S = 1.0
-"""Minimum interval between two reads of an object, whatever happens to the job's pods."""
+"""Minimum interval between two reads of an object, even if the job's pods change more often."""
 READS_PER_S = 20
-"""Maximum rate of reads over all jobs: with more than 200 jobs that follow an object, each is read less often."""
+"""Maximum rate of reads over all jobs. With more than 200 jobs that follow an object, each object is read less
+often."""
 TICK_S = 0.5
 GONE_READS = 3
-"""Number of consecutive reads that miss an object, until it counts as missing: a user may delete an object and create
-it again, or create it just after the job."""
+"""Number of consecutive reads that do not find an object after which it counts as missing. A user may delete and
+recreate an object, or create it shortly after the job."""
 PLURALS_S = 300.0
 """Seconds for which the plural of a kind is remembered."""
 FORBIDDEN, NOT_FOUND = 403, 404
@@ -51,8 +52,8 @@ class FollowedObjects:
         self._api, self._changed, self._clock = api, changed, clock
         self._jobs: dict[JobKey, _Job] = {}
         self._plurals: dict[tuple[str, str], tuple[str | None, float]] = {}
-        """The plural of each kind, by group version and kind, and the time until which it is valid. None: there is no
-        such kind, or it has no namespace."""
+        """The plural of each kind, by API version and kind, and the time until which it is valid. The plural is None if
+        the kind does not exist or is not namespaced."""
 
     def found(self, key: JobKey) -> Followed | None:
         """Returns the last read of the object that a job follows; None if there is none yet."""
@@ -60,7 +61,7 @@ class FollowedObjects:
         return None if job is None else job.found
 
     def want(self, key: JobKey, follow: FollowSpec | None) -> None:
-        """Sets the object that a job follows; None: it follows none, or has ended."""
+        """Sets the object that a job follows; None if the job follows none, or has ended."""
         known = self._jobs.get(key)
         if follow is None:
             self._jobs.pop(key, None)
@@ -68,8 +69,8 @@ class FollowedObjects:
             self._jobs[key] = _Job(follow)
 
     def wake(self, key: JobKey) -> None:
-        """Reads a job's object soon, because its pods have changed: a controller may delete an object that has ended
-        within seconds."""
+        """Schedules an early read of a job's object, because the job's pods have changed. A controller may delete an
+        object within seconds of its end."""
         if (job := self._jobs.get(key)) is not None:
             job.due = min(job.due, job.read_at + MIN_INTERVAL_S)
 

@@ -1,5 +1,5 @@
-"""Looks up the RayClusters that jobs name, until their addresses are known. It does not watch them: KubeRay may
-be missing, and a job needs the address once."""
+"""The lookups of the RayClusters that jobs name, until their addresses are known. The operator does not watch
+RayClusters: KubeRay may be missing, and a job needs the address only once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RayClusters:
         self, api: ApiClient, changed: Callable[[JobKey], None], *, domain: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`domain`: the DNS domain of the cluster; empty: pods add it themselves."""
+        """`domain`: the DNS domain of the cluster; if empty, pods add it themselves."""
         self._api, self._changed, self._domain, self._clock = api, changed, domain, clock
         self._jobs: dict[JobKey, _Job] = {}
 
@@ -48,7 +48,7 @@ class RayClusters:
         return None if job is None else job.found
 
     def want(self, key: JobKey, cluster: str | None) -> None:
-        """Sets the RayCluster whose address a job needs; None: it needs none, or has it."""
+        """Sets the RayCluster whose address a job needs; None if the job needs none, or already has it."""
         known = self._jobs.get(key)
         if cluster is None:
             self._jobs.pop(key, None)
@@ -60,7 +60,7 @@ class RayClusters:
             await asyncio.sleep(1 / READS_PER_S if await self.turn() else TICK_S)
 
     async def turn(self) -> bool:
-        """Does the lookup that is most overdue. Returns False if none is due."""
+        """Performs the most overdue lookup. Returns False if none is due."""
         key, job = min(self._jobs.items(), key=lambda item: item[1].due, default=(None, None))
         if key is None or job is None or job.due > self._clock():
             return False

@@ -1,5 +1,5 @@
-"""Looks for refusals of labelled pods among the warnings in the namespaces of jobs with attached trainers: one list at
-a time and at a fixed pace. Events are not watched, because most of them concern no job."""
+"""The search for refusals of labeled pods among the warnings in the namespaces of jobs with attached trainers. It lists
+one namespace at a time, at a fixed pace. It does not watch events, because most of them concern no job."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 15.0
 LISTS_PER_S = 4
-"""Maximum rate of lists: with jobs in more than 60 namespaces, each namespace is listed less often."""
+"""Maximum rate of lists. With jobs in more than 60 namespaces, each namespace is listed less often."""
 TICK_S = 0.5
 MAX_REMEMBERED = 1000
 """Maximum number of refusals that are remembered for one namespace."""
 MAX_REPORTS = 10
-"""Maximum number of refusals that are reported after one list; the others wait for the next one."""
+"""Maximum number of refusals that are reported after one list; the others wait for the next list."""
 Report = Callable[[JobKey, Metadata, JobEvent], Awaitable[None]]
 
 
@@ -58,7 +58,7 @@ class RefusedPods:
         self._namespaces: dict[str, _Namespace] = {}
 
     def want(self, key: JobKey, wanted: bool) -> None:
-        """Sets whether refusals are reported on a job. They are if its trainers are attached."""
+        """Sets whether refusals are reported on a job. Callers pass True if the job's trainers are attached."""
         namespace, name = key
         if wanted:
             self._namespaces.setdefault(namespace, _Namespace()).jobs.add(name)
@@ -88,8 +88,8 @@ class RefusedPods:
         return True
 
     async def _note(self, namespace: str, found: _Namespace, refusal: RefusedPod) -> bool:
-        """Reports a refusal on the job that it names. One that names none is reported on the job that the pod template
-        names, or else on all jobs of the namespace. Returns False if nothing is to be reported."""
+        """Reports a refusal on the job that it names. A refusal that names no job is reported on the job that the pod
+        template names, or otherwise on all jobs in the namespace. Returns False if there is nothing to report."""
         wanted = sorted(found.jobs & {refusal.job} if refusal.job else found.jobs)
         due = [name for name in wanted if self._take(found, (namespace, name), refusal)]
         if not due:
@@ -105,7 +105,7 @@ class RefusedPods:
         return True
 
     def _take(self, found: _Namespace, key: JobKey, refusal: RefusedPod) -> bool:
-        """Checks whether a refusal is to be reported on a job now, and remembers that it is."""
+        """Checks whether a refusal is to be reported on a job now, and if so, remembers it as reported."""
         identity = self._cache.uid(key) or "", *refusal.identity
         if not refused_pods.is_due(refusal, found.reported.get(identity), self._now()):
             return False
@@ -116,7 +116,7 @@ class RefusedPods:
         return True
 
     def _job(self, key: JobKey) -> DataLoaderJob | None:
-        """Returns a job; None if it is gone, or the models refuse it, which its status reports."""
+        """Returns a job; None if the job is gone, or if the models refuse it. Its status reports the second case."""
         try:
             observed = self._cache.observed(key)
         except ManifestError:

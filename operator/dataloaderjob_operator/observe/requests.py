@@ -1,6 +1,6 @@
-"""Tracks the requests that kopf makes for its watches, through its HTTP session: which watches are open, judged by
-their last request, and which lists were repeated. kopf itself reports neither, because its tasks survive every lost
-connection.
+"""The record of the requests that kopf sends for its watches, kept by hooks in its HTTP session. It shows which watches
+are open, judged by their last request, and which lists were repeated. kopf itself reports neither, because its tasks
+survive every lost connection.
 
 A repeated list reports the objects that exist, not those that are gone. If an object was known before the list and is
 not reported by the time its watch opens, the operator requests a list of its own.
@@ -20,8 +20,8 @@ from dataloaderjob_operator.kinds import KINDS, Manifest
 from dataloaderjob_operator.observe.cache import Cache
 
 WATCH_S = 300
-"""Seconds after which the API server ends each watch and kopf reopens it, so that a watch's last request is never
-older."""
+"""Seconds after which the API server ends each watch and kopf reopens it. The last request of an open watch is
+therefore never older."""
 LAST_WORD_S = WATCH_S + 60.0
 """Seconds for which a watch counts as open after it was opened."""
 SETTLE_S = 3.0
@@ -56,7 +56,7 @@ class Requests:
         return sum(now - moment <= LAST_WORD_S for moment in self._opened.values())
 
     def began(self, path: str, query: Container[str]) -> None:
-        """Records that a request is sent."""
+        """Records that a request is being sent."""
         if (ours := self._known(path)) is None:
             return
         if "watch" in query:
@@ -82,7 +82,8 @@ class Requests:
         self._opened.pop(self._known(path) or "", None)
 
     def _known(self, path: str) -> str | None:
-        """Returns the listed path that a request is for, without a prefix of the server's URL; None for others."""
+        """Returns the listed path that a request is for, without any prefix from the server's URL; None for any other
+        request."""
         return next((ours for ours in self._kinds if path.endswith(ours)), None)
 
     def reported(self, kind: str, uid: str) -> None:
@@ -111,7 +112,7 @@ class Requests:
         return path in (kind.path(None), kind.path(thing["metadata"].get("namespace")))
 
     def session(self, found: kopf.ConnectionInfo) -> kopf.AiohttpSession:
-        """Makes the HTTP session for kopf's requests, with these credentials."""
+        """Creates the HTTP session for kopf's requests, with these credentials."""
         trace = aiohttp.TraceConfig()
 
         async def began(

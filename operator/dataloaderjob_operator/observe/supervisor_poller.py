@@ -1,7 +1,8 @@
-"""Polls the supervisor of each job with a ready head for its status, and sends it the number of feeders in the spec.
+"""The poller that asks the supervisor of each job with a ready head for its status, and sends it the number of feeders
+in the spec.
 
 Each poll opens a connection to the address of the head's pod, so no name is resolved and no other head can answer. The
-last status is kept (`decide.supervisor_status`). A job is queued when the job's own status would change.
+last status is kept (`decide.supervisor_status`). A job is queued when its own status would change.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
 POLLS_PER_S = 60
-"""Maximum rate of polls of settled supervisors, over all jobs: with more than 600 jobs, each is polled less often."""
+"""Maximum rate of polls of settled supervisors, over all jobs. With more than 600 jobs, each is polled less often."""
 UNSETTLED_PERIOD_S = 4.0
 """Interval between polls while feeders are starting, or a trainer has failed."""
 MIN_INTERVAL_S = 2.0
-"""Minimum interval between two polls of one supervisor, whatever happens to its job."""
+"""Minimum interval between two polls of one supervisor, even if its job changes more often."""
 TIMEOUT_S = 5.0
 MAX_MISSES = 3
 """Number of consecutive unanswered polls after which a supervisor counts as silent, so that a single restart is not
@@ -52,25 +53,25 @@ TICK_S = 0.5
 MAX_CONCURRENT = 64
 """Maximum concurrent polls. Each takes 0.5 ms of CPU."""
 METRICS_PER_S = 2
-"""Maximum rate of reconciles that only update metrics, over all jobs: with more than 120 jobs, the metrics of
-each are written less often than once a minute."""
+"""Maximum rate of reconciles that only update metrics, over all jobs. With more than 120 jobs, each job's metrics are
+written less often than once a minute."""
 RATES_SPAN_S = 8.0
-"""Minimum time span of rates: a shorter one shows single batches."""
+"""Minimum time span over which rates are computed. Over a shorter span, single batches would dominate."""
 MAX_STATUS_NBYTES = 1024 * 1024
-"""Maximum size of a status; a brief status of 1000 sidecars has 400 KB. A supervisor runs in the user's image, so this
-size limits its use of the operator's time and memory."""
+"""Maximum size of a status. A brief status of 1000 sidecars takes 400 KB. Because a supervisor runs in the user's
+image, this limit bounds how much of the operator's time and memory it can use."""
 MAX_ANSWER_NBYTES = 64 * 1024
-"""Maximum size of the answer to a number of feeders, which is one line."""
+"""Maximum size of the answer to a request that sets the number of feeders. The answer is one line."""
 LARGE_NBYTES = 64 * 1024
-"""Larger answers are parsed one at a time, outside the loop."""
+"""Size above which answers are parsed one at a time, outside the event loop."""
 MAX_KEPT_NBYTES = 32 * 1024 * 1024
 """Memory for the counters of all jobs' sidecars."""
 MAX_WHY = 1000
 HUNG_S = 180.0
 """Seconds of silence after which a supervisor that has answered before counts as hung, while its pod is ready."""
 MAX_SILENT = 0.1
-"""Maximum share of all supervisors, beyond the first, that may be silent for any of them to count as hung. If more are
-silent, the operator's own connection is the likely fault."""
+"""Maximum share of all supervisors that may be silent if any of them is to count as hung. A single silent supervisor
+may always count as hung. If more are silent, the likely cause is the operator's own connection."""
 
 _jitter = random.Random()  # noqa: S311  spreads polls, no secret
 
@@ -83,7 +84,7 @@ class Head:
     job: str
     key: bytes
     seed: bytes = b""
-    """The secret from which the job's certificates follow, if it uses TLS."""
+    """The secret from which the job's certificates are derived, if the job uses TLS."""
 
     @property
     def keys(self) -> KeyOf:
@@ -103,11 +104,11 @@ class _Status:
 class _Job:
     wanted: int
     ends: bool = False
-    """True if the supervisor is to end all feeders, because the job has ended."""
+    """True if the supervisor must end all feeders because the job has ended."""
     certificates: Schedule | None = None
-    """The generations of its certificates; None if it does not use TLS."""
+    """The schedule of the job's certificates; None if the job does not use TLS."""
     context: tuple[int, ssl.SSLContext] | None = None
-    """The generation that was used last, and its context, which has 27 KB."""
+    """The generation that was last used, and its TLS context, which takes 27 KB."""
     due: float = 0.0
     polled_at: float = float("-inf")
     busy: bool = False
@@ -117,12 +118,12 @@ class _Job:
     misses: int = 0
     status: SupervisorStatus | None = None
     answered_at: float | None = None
-    """The time of the last answer from this head's supervisor; None: it has never answered."""
+    """The time of the last answer from this head's supervisor; None if it has never answered."""
     base: tuple[float, bytes] | None = None
     """Start of the current span of rates: the time, and the packed counters at that time."""
     rates: supervision.Rates | None = None
     judged: tuple[str, int] | None = None
-    """The verdict with which the job was last queued: limit and number of feeders; None: unknown."""
+    """The limit and the number of feeders in the verdict with which the job was last queued; None if unknown."""
     moved_at: float = float("-inf")
     """The time at which the job was last queued only for its metrics."""
 
@@ -153,9 +154,9 @@ class SupervisorPoller:
     def want(
         self, key: JobKey, feeders: int | None, certificates: Schedule | None = None, *, ends: bool = False
     ) -> None:
-        """Sets the number of feeder processes to keep; None: the job has no supervisor to poll. `certificates`: the
-        generations of the job's certificates, if it uses TLS. `ends`: the job has ended, and the supervisor is to end
-        all feeders at once."""
+        """Sets the number of feeder processes to keep; None if the job has no supervisor to poll. `certificates`: the
+        schedule of the job's certificates, if it uses TLS. `ends`: True if the job has ended, and the supervisor must
+        end all feeders immediately."""
         if feeders is None:
             self._jobs.pop(key, None)
         elif key not in self._jobs:
@@ -165,7 +166,7 @@ class SupervisorPoller:
             self.wake(key)
 
     def wake(self, key: JobKey) -> None:
-        """Polls a supervisor soon, because something happened to the job or its pods."""
+        """Schedules an early poll of a supervisor, because something happened to the job or its pods."""
         if (job := self._jobs.get(key)) is not None:
             job.due = min(job.due, job.polled_at + MIN_INTERVAL_S)
             job.woken = job.busy
@@ -256,13 +257,14 @@ class SupervisorPoller:
 
     @contextlib.asynccontextmanager
     async def _turn(self, job: _Job) -> AsyncIterator[None]:
-        """Waits for a place among the concurrent polls. Supervisors that did not answer last time have half of them."""
+        """Waits for a place among the concurrent polls. Supervisors that did not answer last time share half of the
+        places."""
         async with self._doubted if job.misses else contextlib.nullcontext(), self._gate:
             yield
 
     def _keep(self, job: _Job, now: float, readings: bytes) -> None:
-        """Begins a span of rates. If all jobs' counters take too much memory, a job that has more than its share has
-        no rates."""
+        """Begins a new span for rates. If the counters of all jobs take too much memory, a job that uses more than its
+        share gets no rates."""
         job.base = None
         kept = sum(len(other.base[1]) for other in self._jobs.values() if other.base is not None)
         if kept + len(readings) <= MAX_KEPT_NBYTES or len(readings) <= MAX_KEPT_NBYTES // len(self._jobs):
@@ -300,7 +302,7 @@ class SupervisorPoller:
         job.due = time.monotonic() + UNSETTLED_PERIOD_S
         if job.misses < MAX_MISSES:
             return
-        if job.status is not None and job.status.silent:  # reported once, whatever reasons follow
+        if job.status is not None and job.status.silent:  # reported only once, even if the reason changes
             if not job.status.hung and self._hangs(job):
                 log.warning("%s/%s: the supervisor is hung; replacing its pod", *key)
                 job.status = replace(job.status, hung=True)
@@ -330,7 +332,8 @@ def _judged(job: _Job) -> tuple[str, int] | None:
 
 
 async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) -> _Status:
-    """Receives a supervisor's status, and sends the wanted number of feeders if the supervisor keeps another.
+    """Receives a supervisor's status, and sends the wanted number of feeders if the supervisor keeps a different
+    number.
 
     Raises OSError, EOFError, DataLoaderJobError.
     """
@@ -361,7 +364,7 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
 async def _set_up_tls(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext
 ) -> None:
-    """Puts a new connection under TLS. Raises OSError, EOFError, AuthError."""
+    """Starts TLS on a new connection. Raises OSError, EOFError, AuthError."""
     nbytes = sockets.length_of(await reader.readexactly(sockets.LENGTH.size), MAX_PREAMBLE_NBYTES)
     check_preamble(await reader.readexactly(nbytes))
     try:
@@ -371,7 +374,7 @@ async def _set_up_tls(
 
 
 def _context(head: Head, job: _Job, certificates: Schedule) -> ssl.SSLContext:
-    """Returns the operator's part of a job's TLS, with the current generation of certificates."""
+    """Returns the operator's TLS context for a job, with the current generation of certificates."""
     generation = certificates.current(datetime.now(UTC))
     if job.context is None or job.context[0] != generation:
         found = files(head.seed, Part.OPERATOR, generation, certificates)

@@ -29,21 +29,21 @@ from dataloaderjob_operator.observe.requests import WATCH_S, Requests
 log = logging.getLogger(__name__)
 
 CHUNK = 100
-"""Number of objects in a page of a list: with 500, pages of pods took 40 MB in kopf."""
+"""Number of objects per page of a list. With 500, pages of pods took 40 MB in kopf."""
 IDLE_S = 0.5
 """Seconds for which kopf keeps an object's task after the object's last event."""
 RETRY_S = 5.0
 """Pause after a failed list."""
 ENDS_S = 15.0
-"""Seconds from a fatal error of a watch until the process is killed and restarted by the kubelet: kopf does not survive
+"""Seconds from a fatal error of a watch until the process is killed, and the kubelet restarts it. kopf does not survive
 every error, and does not always return after one."""
 SWEEP_S = 600.0
 """Interval between two lists that find changes missed by the watches."""
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Disables kopf's own tracking of changes, which no handler here uses: it took a fifth of the CPU time of a cold
-    start."""
+    """A storage that disables kopf's own tracking of changes. No handler here uses the tracking, and it took a fifth of
+    the CPU time of a cold start."""
 
     def build(
         self,
@@ -84,7 +84,7 @@ def registry(
     cache: Cache, changed: Callable[[JobKey, bool], None], gone: Callable[[JobKey], None],
     received: Callable[[str, str], None], requests: Requests,
 ) -> kopf.OperatorRegistry:  # fmt: skip
-    """Makes handlers that only put received objects into the cache. `changed` receives a job, and True if the job
+    """Registers handlers that only put received objects into the cache. `changed` receives a job, and True if the job
     itself changed or False if one of its children did. `gone` receives a job, and `received` receives the kind and uid
     of each object. `requests` tracks kopf's requests."""
     made = kopf.OperatorRegistry()
@@ -108,7 +108,7 @@ def registry(
         found = kopf.login_with_service_account(**known) or kopf.login_with_kubeconfig(**known)
         if found is None:
             return None
-        if found in refused:  # kopf logs in again at once whenever the credentials are rejected
+        if found in refused:  # kopf logs in again immediately whenever the credentials are rejected
             await asyncio.sleep(RETRY_S)
         refused[:] = [found]
         return requests.session(found)
@@ -123,7 +123,7 @@ def registry(
 async def prime(
     client: ApiClient, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> None:
-    """Lists everything into the cache: otherwise, objects that no watch has reported yet would seem to be gone."""
+    """Lists everything into the cache. Otherwise, objects that no watch has reported yet would seem to be gone."""
     for kind, paths in list_paths(namespaces).items():
         for path in paths:
             while True:
@@ -179,7 +179,7 @@ async def keep_sweeping(
     namespaces: Sequence[str],
     requests: Requests,
 ) -> None:
-    """Sweeps every SWEEP_S, and at once after one of kopf's lists lacked a known object, until it is cancelled."""
+    """Sweeps every SWEEP_S until it is cancelled, and immediately if one of kopf's lists lacks a known object."""
     loop = asyncio.get_running_loop()
     due, kinds = loop.time() + SWEEP_S, frozenset[str]()
     while True:
@@ -205,15 +205,16 @@ async def _listed(client: ApiClient, path: str, kind: str) -> AsyncIterator[Mani
 
 
 class EventLookup:
-    """Finds causes that appear only in events. Reconciles call `request`, which does not wait, and `found`. `run` lists
-    events, one request at a time, and queues a job when it finds another cause, until it is cancelled."""
+    """The lookup of causes that appear only in events. Reconciles call `request`, which does not wait, and `found`.
+    Until it is cancelled, `run` lists events, one request at a time, and queues a job when it finds a different
+    cause."""
 
     def __init__(
         self, api: ApiClient, changed: Callable[[JobKey], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._api, self._changed, self._clock = api, changed, clock
         self._requested: dict[JobKey, tuple[EventQuery, ...]] = {}
-        """Jobs whose events are to be listed, first come first served."""
+        """Jobs whose events are to be listed, first come, first served."""
         self._found: dict[JobKey, dict[str, Trouble]] = {}
         self._not_before: dict[JobKey, float] = {}
         self._more = asyncio.Event()
@@ -223,8 +224,8 @@ class EventLookup:
         return self._found.get(key, {})
 
     def request(self, key: JobKey, queries: tuple[EventQuery, ...]) -> None:
-        """Requests that the events of these objects be listed soon. Without objects, the job is no longer
-        held up, and its troubles are dropped."""
+        """Requests that the events of these objects be listed soon. If `queries` is empty, the job is no longer held
+        up, and its troubles are dropped."""
         if not queries:
             self.forget(key)
             return

@@ -1,5 +1,5 @@
-"""Trainers that others start: the variables that attach a shell's processes to a run, the messages about processes that
-come and go, and the time without them after which feeders stop. Pure, except `find_attachable`.
+"""Trainers that the user starts: the variables that attach a shell's processes to a run, the messages about processes
+that come and go, and the time without processes after which the feeders stop. Pure, except `find_attachable`.
 
     BUSY      feeders run
     STOPPING  the supervisor was asked to stop all feeders
@@ -25,7 +25,8 @@ from dataloaderjob.core.places import (
 from dataloaderjob.local.status import LiveRun, live_runs
 
 VARIABLES = (SOCKET_VARIABLE, FEEDERS_VARIABLE, PREFETCH_VARIABLE, ALLOW_PICKLE_VARIABLE, RECORD_VARIABLE)
-"""All variables that attach a process. Those that a run does not set are unset: an earlier run may have set them."""
+"""All environment variables that attach a process. Those that a run does not set are unset, because an earlier run may
+have set them."""
 
 
 def how_to_attach(name: str) -> str:
@@ -45,7 +46,7 @@ def variables(run: LiveRun) -> dict[str, str]:
 
 
 def exports(found: Mapping[str, str]) -> Iterator[str]:
-    """Yields commands of sh that set these variables, and unset the others of VARIABLES."""
+    """Yields sh commands that set these variables, and unset the other variables in VARIABLES."""
     for name, value in found.items():
         yield f"export {name}={shlex.quote(value)}"
     if absent := [name for name in VARIABLES if name not in found]:
@@ -57,8 +58,8 @@ def as_json(found: Mapping[str, str]) -> str:
 
 
 def find_attachable(name: str | None, folder: str | None) -> LiveRun:
-    """Returns the live run with this name or folder, or else the only one to which trainers attach. Raises InputError
-    that names the candidates."""
+    """Returns the live run with this name or folder, or otherwise the only one to which trainers attach. Raises
+    InputError, which names the candidates."""
     live = [run for run in live_runs(folder) if not run.is_private]
     named = live if name is None else [run for run in live if run.name == name]
     if name is None and folder is None:
@@ -109,13 +110,13 @@ class Activity(Enum):
 
 class Change(Enum):
     EXPIRED = auto()
-    """No process has been attached for long enough."""
+    """There has been no attached process for long enough."""
     STOPPED = auto()
     """The supervisor keeps no feeder."""
     ATTACHED = auto()
     """A process is attached."""
     SCALED = auto()
-    """Somebody has requested feeders although no process is attached."""
+    """A user has requested feeders although no process is attached."""
 
 
 TRANSITIONS: dict[tuple[Activity, Change], Activity] = {
@@ -129,13 +130,13 @@ TRANSITIONS: dict[tuple[Activity, Change], Activity] = {
 
 
 class Idleness:
-    """Decides how many feeders a run wants while no trainer may need them."""
+    """The policy that decides how many feeders a run wants while no trainer may need them."""
 
     def __init__(self, idle_s: float, now: float) -> None:
         self.activity = Activity.BUSY
         self._idle_s, self._alone_since = idle_s, now
         self._feeders = 0
-        """Number to which an attached process brings the feeders back."""
+        """Number of feeders that are started again when a process attaches."""
 
     def look(self, num_attached: int, desired: int | None, now: float) -> int | None:
         """Returns the number of feeders to request, or None for no change. `desired`: the supervisor's number; None

@@ -11,7 +11,7 @@ from dataloaderjob.core.measures import Measures
 from dataloaderjob.local.status import Snapshot
 
 SMALLEST_SHARE = 0.1
-"""Share of a CPU that a feeder is expected to use at least, however long it waits for data."""
+"""Minimum share of a CPU that a feeder is expected to use, however long it waits for data."""
 
 
 def bounds_of(spec: FeedersSpec) -> Bounds | None:
@@ -23,14 +23,14 @@ def bounds_of(spec: FeedersSpec) -> Bounds | None:
 
 
 def within_cpus(bounds: Bounds, found: Measures | None, desired: int, cpus: int) -> Bounds:
-    """Lowers the maximum to the number of feeders for which there are CPUs, but not below the present number."""
+    """Lowers the maximum to the number of feeders for which the machine has CPUs, but not below the current number."""
     share = min(1.0, found.cpu_s / found.wall_s) if found is not None and found.wall_s else 1.0
     fit = int(cpus / max(SMALLEST_SHARE, share))
     return Bounds(least=bounds.least, most=max(bounds.least, min(bounds.most, max(fit, desired))))
 
 
 class RunAutoscaler:
-    """Scales one run. Call `look` often; it acts every EVERY_S."""
+    """The autoscaler of one run. Call `look` often; it acts every EVERY_S."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class RunAutoscaler:
         self._due = 0.0
 
     def look(self, now: float, snapshot: Snapshot, *, frozen: str) -> None:
-        """Looks at a snapshot. `frozen`: the reason not to change anything now; empty if there is none."""
+        """Evaluates a snapshot. `frozen`: the reason not to change anything now; empty if there is none."""
         desired = snapshot.desired
         if now < self._due or desired is None:
             return

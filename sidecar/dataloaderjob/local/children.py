@@ -1,5 +1,5 @@
-"""Named child processes, and a loop in one thread over descriptors, timers and signals. The loop reports a child's end,
-by its pidfd, and its output, line by line.
+"""Named child processes, and a single-threaded loop over file descriptors, timers and signals. The loop reports a
+child's end, through its pidfd, and its output, line by line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Loop(processes.Loop):
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._numbers), callback))
 
     def every(self, period_s: float, callback: Callback) -> None:
-        """Calls `callback` every `period_s`, as long as the loop lives."""
+        """Calls `callback` every `period_s`, as long as the loop runs."""
 
         def again() -> None:
             callback()
@@ -57,7 +57,7 @@ class Loop(processes.Loop):
             signal.signal(number, self._note)
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Serves until `until()` is true, checked after every turn."""
+        """Serves until `until()` is true, which is checked after every turn."""
         while not until():
             self.turn(max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None)
             now = time.monotonic()
@@ -92,7 +92,7 @@ WAIT_STEP_S = 0.05
 
 
 class Started:
-    """A child process that was started without Popen, with those parts of Popen that `Child` uses."""
+    """A child process that was started without Popen. It has the parts of Popen's interface that `Child` uses."""
 
     def __init__(self, pid: int, out: int, err: int) -> None:
         """`out` and `err`: read ends of the pipes from its stdout and stderr."""
@@ -175,7 +175,8 @@ class Child:
         self._on_end(self)
 
     def _drain(self) -> None:
-        """Reads its last output without waiting: a process that it left behind may hold the pipes open."""
+        """Reads the child's last output without waiting, because a process that the child left behind may hold the
+        pipes open."""
         for fd in list(self._pipes):
             while self._read(fd):
                 pass

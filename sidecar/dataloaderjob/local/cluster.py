@@ -1,8 +1,8 @@
 """The service on this machine: Ray or the feeder host, the supervisor and the sidecar. They are started in one folder,
 watched, and restarted.
 
-`restarts` decides, this module acts. Everything carries the run's tag, so that `close` leaves no process,
-socket, memory or folder behind; `reaper` does the same if this process itself is killed.
+`restarts` makes the decisions, and this module carries them out. Everything carries the run's tag, so that `close`
+leaves no process, socket, memory or folder behind; `reaper` does the same if this process itself is killed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from dataloaderjob.local.head import Heads
 
 HOST_UP_S = 120.0
-"""Deadline of the host, which imports torch, possibly from a cold disk."""
+"""Deadline for the start of the host, which imports torch, possibly from a cold disk."""
 LOOK_S = 0.2
 END_S = 15.0
 """Seconds for a supervisor to end its feeders."""
@@ -64,14 +64,14 @@ GRACE_S = 0.5
 """Seconds for Ray's processes to end; they have nothing to save."""
 LAST_WORDS = 5
 RENEW_S = 600.0
-"""Interval between checks whether the next certificates are due."""
+"""Interval between checks for certificates that are due."""
 
 Show = Callable[[str, str, bool], None]
 """Called with the source, a line, and True for bad news or output on stderr."""
 
 
 class LocalCluster:
-    """Runs the service. Call `start`, run the loop, then call `close`, all in one thread."""
+    """The service and its parts. Call `start`, run the loop, then call `close`, all in one thread."""
 
     def __init__(
         self,
@@ -88,8 +88,9 @@ class LocalCluster:
     ) -> None:
         """Creates the folder. Raises InputError for settings that cannot work, and then leaves nothing behind.
 
-        `run_id`, `folder`, `host`: tag, folder and feeder host of a private service, which exist before it. `record`:
-        folder of the run's record, which then also keeps the data for a report; else the data is removed with the run.
+        `run_id`, `folder`, `host`: the tag, folder and feeder host of a private service, which exist before the service
+        itself. `record`: the folder of the run's record, which then also keeps the data for a report. Without it, the
+        data is removed with the run.
         """
         self.plan = plan
         self.run_id = run_id or secrets.token_hex(8)
@@ -145,7 +146,7 @@ class LocalCluster:
 
     @property
     def num_desired(self) -> int:
-        """The number of feeders requested last."""
+        """The number of feeders last requested."""
         desired = self.snapshot.desired
         return self.plan.num_feeders if desired is None else desired
 
@@ -159,7 +160,7 @@ class LocalCluster:
         self._poller.scale_to(feeders)
 
     def forget_feeders(self) -> None:
-        """Makes the next number given to `raise_to` apply, whatever it was before."""
+        """Makes the next number given to `raise_to` apply, regardless of the number requested before."""
         self._started_with = 0
         self._poller.forget_feeders()
 
@@ -397,7 +398,7 @@ class LocalCluster:
         self._do(self.policy.serves(ServicePart.SUPERVISOR))
         if self._starter is ServicePart.HOST and status.get(
             "ready"
-        ):  # it listens before it has imported torch, or has failed to
+        ):  # the host listens before it has imported torch, or failed to
             self._do(self.policy.serves(ServicePart.HOST))
         if self.policy.old and status.get("ready") == status.get("desired"):
             self._do(self.policy.settled())
@@ -415,8 +416,8 @@ class LocalCluster:
                 os.unlink(self.socket)
 
     def _end_external_feeders(self) -> None:
-        """Makes the supervisor end its feeders on a cluster that outlives this run. If that fails, their lease ends
-        them."""
+        """Makes the supervisor end its feeders on a cluster that outlives this run. If that fails, the feeders end when
+        their lease expires."""
         supervisor = self._children.get(ServicePart.SUPERVISOR)
         if self.plan.external is None or supervisor is None or not self.snapshot.supervisor.get("ray"):
             return

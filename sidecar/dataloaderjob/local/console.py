@@ -28,29 +28,29 @@ from dataloaderjob.local.status import History, LiveRun
 from dataloaderjob.local.verdicts import TOO_FEW, verdict_of
 
 HELD_S = 0.1
-"""Lines that arrive within this time are written together. A flood of lines would otherwise redraw the table for each,
-and each redraw writes one to two thousand characters."""
+"""Lines that arrive within this time are written together. Otherwise, a flood of lines would redraw the table for each
+line, and each redraw writes one to two thousand characters."""
 HELD_CHARS = 1 << 16
 WATCH_LIVE_S = 1.0
 WATCH_LINES_S = 10.0
 OUTPUT_LINES = 6
 """Lines of a terminal reserved for output above the table."""
 MIN_LINES = 6
-"""Minimum height of a table: with fewer lines there is no room for a row of each kind, and only the title is shown."""
+"""Minimum height of a table. With fewer lines, there is no room for a row of each kind, and only the title is shown."""
 NONE = "-"
 STYLES = {"ready": "green", "placing": "yellow", "draining": "yellow", "backoff": "red", "lost": "red"}
-"""The colour of a feeder in this state."""
+"""The color of a feeder in each state."""
 _MOVES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links
-    r"|\x1b\[[0-?]*[ -/]*[@-ln-~]"  # all control sequences except colours
+    r"|\x1b\[[0-?]*[ -/]*[@-ln-~]"  # all control sequences except colors
     r"|\x1b(?!\[)[ -/]*.?|[\x00-\x08\x0b-\x1a\x7f]"
 )
 
 
 class Console:
-    """Writes lines as they arrive and, on a terminal, a table of the run below them. The terminal's settings are never
-    changed, so nothing has to be restored when this process ends. (rich.live hides the cursor, and redraws the table
-    for each line above it, which takes 3 to 6 ms.)"""
+    """The output of lines as they arrive and, on a terminal, of a table of the run below them. The terminal's settings
+    are never changed, so nothing has to be restored when this process ends. (rich.live hides the cursor, and redraws
+    the table for each line above it, which takes 3 to 6 ms.)"""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class Console:
     ) -> None:
         self._out, self._err = out or sys.stdout, err or sys.stderr
         self.live = self._out.isatty() and self._err.isatty() and can_draw(env)
-        """True if there is a table. Both streams are the terminal then; only one is used, to keep lines in order."""
+        """True if a table is shown. Both streams are then the terminal, and only one is used, to keep lines in
+        order."""
         self._clock = clock
         self._below = ""
         """The table as shown on the terminal; the cursor is on the line after it."""
@@ -80,7 +81,7 @@ class Console:
         self._write(self._err, f"dataloaderjob: {text}")
 
     def show(self, *tables: Table) -> None:
-        """Replaces the tables on the terminal by these."""
+        """Replaces the tables on the terminal with these."""
         width, height = shutil.get_terminal_size()
         height = (height - 1 - OUTPUT_LINES) // max(1, len(tables))
         self._draw("".join(draw_table(one, width=max(1, width - 1), height=height) for one in tables))
@@ -121,7 +122,7 @@ def _put(stream: TextIO, text: str) -> None:
     try:
         try:
             stream.write(text)
-        except UnicodeEncodeError:  # a terminal or file of another encoding
+        except UnicodeEncodeError:  # a terminal or file with another encoding
             stream.write(text.encode(stream.encoding, "replace").decode(stream.encoding))
         stream.flush()
     except ValueError:  # the stream is closed
@@ -168,8 +169,8 @@ class Table:
 
 
 def table_of(job: str, history: History, *, desired: int | None = None, notes: Sequence[str] = ()) -> Table:
-    """Makes the table of a run. `desired`: number of wanted feeders until the supervisor reports it. `notes`: shown
-    before those of the supervisor.
+    """Builds the table of a run. `desired`: the number of wanted feeders, used until the supervisor reports one.
+    `notes`: notes to show before the supervisor's.
     """
     last, rates = history.last, history.rates()
     batches, gb, stall = _cells(rates)
@@ -192,13 +193,13 @@ def table_of(job: str, history: History, *, desired: int | None = None, notes: S
 
 
 def _waits(supervisor: Mapping[str, Any]) -> str:
-    """Returns the verdict if training waits for input; otherwise nothing."""
+    """Returns the verdict if training waits for input; empty otherwise."""
     verdict = verdict_of(supervisor)
     return verdict.sentence() if verdict is not None and verdict.is_bound else ""
 
 
 def feeder_rows(supervisor: Mapping[str, Any]) -> tuple[FeederRow, ...]:
-    """Makes a row for each feeder in a supervisor's status."""
+    """Builds a row for each feeder in a supervisor's status."""
     return tuple(
         FeederRow(clean(f["name"]), clean(f["state"]), span(float(f["seconds"])), clean(f.get("why") or ""))
         for f in supervisor.get("feeders", ())
@@ -206,7 +207,7 @@ def feeder_rows(supervisor: Mapping[str, Any]) -> tuple[FeederRow, ...]:
 
 
 def rank_rows(history: History) -> tuple[RankRow, ...]:
-    """Makes a row for each receiver in the sidecar's last status."""
+    """Builds a row for each receiver in the sidecar's last status."""
     found = sorted(history.last.receivers, key=lambda r: (len(str(r["rank"])), str(r["rank"])))
     return tuple(
         RankRow(
@@ -221,7 +222,7 @@ def rank_rows(history: History) -> tuple[RankRow, ...]:
 
 
 def note_line(notes: Iterable[str], failures: Iterable[Mapping[str, Any]] = ()) -> str:
-    """Makes one line of notes: the newest failure, else the first note, and the number of others."""
+    """Formats one line of notes: the newest failure, or otherwise the first note, and the number of the others."""
     texts = [
         ": ".join(filter(None, (f"rank {f['rank']}", f.get("feeder", ""), f.get("reason", ""), f.get("text", ""))))
         for f in reversed(list(failures))
@@ -246,7 +247,7 @@ def percent(share: float | None, digits: int = 0) -> str:
 
 
 def fit_table(table: Table, height: int) -> Table:
-    """Returns the table in at most `height` lines. Ready feeders are left out first."""
+    """Returns the table, cut to at most `height` lines. Ready feeders are omitted first."""
     if table.num_lines <= height:
         return table
     if height < MIN_LINES:
@@ -274,7 +275,7 @@ def can_draw(env: Mapping[str, str]) -> bool:
 
 
 def draw_table(table: Table, *, width: int, height: int) -> str:
-    """Returns whole lines, none wider than `width`. Colours follow TERM, COLORTERM and NO_COLOR."""
+    """Returns whole lines, none wider than `width`. Colors follow TERM, COLORTERM and NO_COLOR."""
     from rich.console import Console as Screen
     from rich.rule import Rule
     from rich.table import Table as Grid
@@ -320,14 +321,14 @@ def progress_line(history: History, desired: int) -> str:
 
 
 def summary(total: Mapping[str, int], seconds: float, restarts: int) -> str:
-    """Makes the line printed at the end of a run."""
+    """Formats the line printed at the end of a run."""
     rates = supervision.between({"": {}}, {"": total}, seconds)
     parts = [
         f"{total['next_calls']} batches", f"{total['nbytes'] / 1e9:.3f} GB", f"{seconds:.1f} s",
         f"stall {percent(rates.stall, 1)}{_stage(rates)}",
     ]  # fmt: skip
     for name, text in (
-        ("retries", "asked again"),
+        ("retries", "retried"),
         ("hedges", "hedged"),
         ("late_copies", "late copies"),
         ("failures", "failed"),
@@ -385,7 +386,7 @@ def _now(rates: Rates | None) -> str:
 
 
 def watch(runs: Callable[[], Sequence[LiveRun]], console: Console) -> None:
-    """Shows these runs repeatedly until none is left: as tables on a terminal, else as lines."""
+    """Shows these runs repeatedly until none is left, as tables on a terminal and otherwise as lines."""
     histories: dict[Path, History] = {}
     try:
         while found := runs():

@@ -18,7 +18,7 @@ from dataloaderjob.core.sockets import EVERYWHERE, parse_address
 from dataloaderjob.providers.ray.node import without_ray
 
 CHECK_S = 30.0
-"""Deadline of the check, which imports Ray, possibly from a cold disk."""
+"""Deadline for the check, which imports Ray, possibly from a cold disk."""
 CONNECT_S = 5.0
 AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 FIELD = "spec.ray.external.address"
@@ -32,11 +32,11 @@ class ExternalRay:
     address: str
     """host:port of its GCS."""
     feeder_resources: Mapping[str, float]
-    """Resources of one feeder, by Ray's names."""
+    """Resources of one feeder, under Ray's names for them."""
     feeder_env: Mapping[str, str]
     """The manifest's variables for user code."""
     host: str = ""
-    """Address of this machine's node, at which other nodes find the supervisor; empty before the check."""
+    """Address of this machine's node, at which other nodes reach the supervisor; empty before the check."""
 
     @property
     def bind_host(self) -> str:
@@ -45,7 +45,7 @@ class ExternalRay:
 
 
 def ray_env(env: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a driver of an existing cluster. `env`: the environment with the user's variables for
+    """Returns the environment for a driver on an existing cluster. `env`: the environment with the user's variables for
     Ray's authentication; `inherited`: the rest, without Ray's variables."""
     auth = {name: env[name] for name in AUTH_VARIABLES if name in env}
     # Ray's own default demands the same patch version of Python.

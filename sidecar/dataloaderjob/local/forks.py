@@ -1,7 +1,7 @@
-"""Forks the processes of the private service, so that they share the modules that it has imported.
+"""The forking of the private service's processes, which then share the modules that the service has imported.
 
-An interpreter for each would take a second core's time from the import of torch, and the first batch waits for that
-import. The feeder host is forked before anything else, so this module imports nothing inessential.
+Starting an interpreter for each process would take CPU time from the import of torch, and the first batch waits for
+that import. The feeder host is forked before anything else, so this module imports nothing inessential.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataloaderjob.core.places import (
 
 HOST_MODULE = "dataloaderjob.feeder.host"
 PYTHON = (sys.executable, "-P", "-m")
-"""Start of each of our commands; the module's name and its arguments follow."""
+"""Beginning of each of our commands; the module's name and its arguments follow."""
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
 """Variables of the rank that started the service; they are removed, because feeders serve all ranks."""
 Forked = tuple[int, int, int]
@@ -32,8 +32,8 @@ Forked = tuple[int, int, int]
 
 
 def environments(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the environment of sidecar and supervisor, and that for feeders, which can import the trainer's
-    modules."""
+    """Returns the environment for the sidecar and the supervisor, and the environment for feeders, which lets them
+    import the trainer's modules."""
     own = {
         k: v
         for k, v in env.items()
@@ -58,9 +58,11 @@ def fork_host(folder: str) -> Forked:
 
 
 def fork(name: str, command: Sequence[str], env: Mapping[str, str], cwd: str | Path) -> Forked:
-    """Runs one of our commands, which start with PYTHON, as an interpreter of its own would, in a new session.
+    """Runs one of our commands, which begin with PYTHON, in a forked process with its own session. The command runs as
+    in a new interpreter.
 
-    The calling process must have no other thread, and must have been started with its children's PYTHONHASHSEED.
+    The calling process must have no other thread, and must have been started with the PYTHONHASHSEED that its children
+    need.
     """
     (out, out_writer), (err, err_writer) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()

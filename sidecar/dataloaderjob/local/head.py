@@ -42,8 +42,8 @@ class RayHead(RayNode):
         env: Mapping[str, str] = os.environ,
         cwd: Path | None = None,
     ) -> None:
-        """`folder` is created by `start`; its owner removes it after `stop`. `num_feeders`: number of feeders that fit.
-        `cwd`: working directory of feeders, and of the user code in them; None: `folder`.
+        """`folder` is created by `start`; its owner removes it after `stop`. `num_feeders`: the maximum number of
+        feeders. `cwd`: the working directory of feeders, and of the user code in them; if None, `folder`.
 
         Raises InputError if the folder's path is too long for Ray's Unix sockets.
         """
@@ -70,7 +70,7 @@ class RayHead(RayNode):
         self.launch(options, env=without_ray(self._env), cwd=self._cwd, log_path=self.log_path)
 
     def poll_up(self) -> str | None:
-        """Returns the address once drivers can connect, None before. Raises ServiceError if the start failed."""
+        """Returns the address once drivers can connect; None until then. Raises ServiceError if the start failed."""
         if self.start_code() not in (None, 0):
             raise ServiceError(f"Ray's head ended while it started:\n{self._last_lines()}")
         with contextlib.suppress(OSError, ValueError):

@@ -1,5 +1,5 @@
-"""`dataloaderjob inject`: adds the sidecar to the pod templates in a file. It is then reviewed and committed with the
-file, and queues such as Kueue's count it."""
+"""`dataloaderjob inject`: adds the sidecar to the pod templates in a file. The sidecar is then reviewed and committed
+with the file, and queues such as Kueue's count its resources."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HINTS: Mapping[tuple[str, str], str] = {
         f"its templates are not pod templates: add the label {LABEL} to their metadata.labels"
     ),
 }  # fmt: skip
-"""Kinds by group and name, and what to do instead."""
+"""Kinds whose pods cannot be injected this way, by API group and name, each with what to do instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +43,11 @@ class Request:
     """The command line."""
 
     source: str
-    """The file with pod templates; "-": standard input."""
+    """The file with pod templates; "-" for standard input."""
     manifest: str | None = None
-    """The file with the DataLoaderJob; None: the same file."""
+    """The file with the DataLoaderJob; None if it is in the same file."""
     job: str | None = None
-    """Name of the job of pod templates without the label; None: only those with the label are injected."""
+    """Name of the job for pod templates without the label. If None, only templates with the label are injected."""
     sidecar_image: str = SIDECAR_IMAGE
     """Image for manifests that name none."""
     pull_secrets: Sequence[str] = ()
@@ -60,7 +60,7 @@ class Injected:
     text: str
     changed: bool
     count: int
-    """Pod templates that have the sidecar now."""
+    """Number of pod templates that now have the sidecar."""
     notices: Sequence[str]
 
 
@@ -133,8 +133,8 @@ class _Work:
             self.notices.append(f"{where} is left unchanged: {hint}")
         elif thing.get("kind") != KIND and _has_containers(thing):
             self.notices.append(
-                f"{where} is left unchanged: the places of its pod templates are unknown. Add the label "
-                f"{LABEL} to its pods, which the cluster then injects"
+                f"{where} is left unchanged: it is unknown where its pod templates are. Add the label "
+                f"{LABEL} to its pods, so that the cluster injects them"
             )
 
     def _misplaced(self, data: Any, templates: Sequence[FoundTemplate], document: Document) -> None:
@@ -148,7 +148,8 @@ class _Work:
 
 
 def injected_text(text: str, request: Request, jobs: Sequence[DataLoaderJob] = ()) -> Injected:
-    """Injects all pod templates of a text. `jobs`: those of another file; those of the text itself count, too.
+    """Injects all pod templates in a text. `jobs`: the jobs in the request's manifest file; if the request names none,
+    the jobs in the text itself also count.
 
     Raises InputError if a template cannot be injected, or if there is none.
     """
@@ -183,7 +184,8 @@ def _edited(text: str, wanted: list[Any], source: str) -> str:
 
 
 def run(request: Request, output: str | None, *, in_place: bool) -> None:
-    """Reads a file, injects its templates and writes the result. Raises InputError, and then has written nothing."""
+    """Reads a file, injects its templates and writes the result. Raises InputError, in which case nothing is
+    written."""
     if in_place and (output is not None or request.source == STDIN):
         raise InputError("--in-place changes the file given with -f: omit -o, and name a file")
     if request.source == request.manifest == STDIN:
@@ -209,7 +211,7 @@ def _read(source: str) -> str:
 
 
 def _write(path: FilePath, text: str) -> None:
-    """Replaces a file, which keeps its mode. Nobody sees a partial file."""
+    """Replaces a file, and keeps its mode. No reader sees a partial file."""
     path = path.resolve()
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

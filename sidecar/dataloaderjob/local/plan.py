@@ -1,5 +1,5 @@
-"""The plan of a manifest's run on one machine, and the run's life cycle as a table of transitions. Nothing is started
-here: `run` executes both.
+"""The plan of a manifest's run on one machine, and the run's life cycle as a table of transitions. This module starts
+nothing: `run` executes both.
 
 PREPARING  the service is being started; no trainer yet
 TRAINING   trainers run
@@ -7,7 +7,7 @@ SERVING    trainers come and go: others start them (spec.trainers.attach)
 FAILING    one trainer failed; the others have some time to end by themselves and report why
 ENDING     trainers were sent a signal to end
 KILLING    trainers were killed
-OVER       no trainer lives
+OVER       no trainer is alive
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class RunPlan:
     service: ServicePlan
     min_feeders: int
     scale: tuple[int, int]
-    """Minimum number of feeder replicas, and feeders in each."""
+    """Minimum number of feeder replicas, and number of feeders in each."""
     autoscaling: Bounds | None
-    """Numbers of feeders between which the run is scaled; None: it is not."""
+    """Bounds on the number of feeders, between which the run is scaled; None if the run is not scaled."""
     startup_s: float
     active_s: float | None
     ray_version: str | None
@@ -98,7 +98,7 @@ class RunPlan:
 def plan(
     job: DataLoaderJob, *, folder: Path, env: Mapping[str, str], master_port: int, provider: str = RAY
 ) -> RunPlan:
-    """Makes the plan of a manifest's run. `folder`: the manifest's folder. `env`: this process's environment, which
+    """Builds the plan of a manifest's run. `folder`: the manifest's folder. `env`: this process's environment, which
     trainers and feeders inherit.
 
     Raises InputError for a manifest that only a cluster can run.
@@ -203,7 +203,7 @@ def _external(job: DataLoaderJob, provider: str) -> ExternalRay | None:
 
 
 def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
-    """Yields paths of the fields that the manifest sets and one machine ignores."""
+    """Yields the paths of the fields that the manifest sets, but that a run on one machine ignores."""
     spec = job.spec
     if job.metadata.namespace is not None:
         yield "metadata.namespace"
@@ -233,7 +233,8 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
 
 
 def _pod(pod: PodSpec, path: str, used: str | None) -> Iterator[str]:
-    """Yields ignored fields of a pod. `used`: name of the container that runs here; None: the first container."""
+    """Yields the ignored fields of a pod. `used`: the name of the container that runs here; if None, the first
+    container."""
     for i, container in enumerate(pod.containers):
         here = f"{path}.containers[{i}]"
         if container.name != used if used else i > 0:
@@ -278,9 +279,9 @@ class RunEvent(Enum):
     OPENED = auto()
     """The sidecar listens; others start trainers."""
     FAILED = auto()
-    """A trainer ended with an error; others live."""
+    """A trainer ended with an error; others are alive."""
     STOP = auto()
-    """A signal, a deadline, or the service broke."""
+    """A signal arrived, a deadline passed, or the service broke."""
     GRACE = auto()
     """The state's grace period has ended."""
     ALL_ENDED = auto()
@@ -314,7 +315,7 @@ class Stop:
     code: int
     why: str
     number: int = signal.SIGTERM
-    """Signal that trainers are sent."""
+    """Signal that is sent to the trainers."""
 
 
 def stopped_by(number: int, what: str = "trainers and service") -> Stop:
@@ -323,14 +324,14 @@ def stopped_by(number: int, what: str = "trainers and service") -> Stop:
 
 
 class Lifecycle:
-    """State of a run. The first reason to end fixes the exit code. Methods for events return the state that they lead
-    to, or None if it stays the same."""
+    """The state of a run. The first reason to end determines the exit code. Methods for events return the new state, or
+    None if the state stays the same."""
 
     def __init__(self, num_trainers: int) -> None:
         self.state = RunState.PREPARING
         self.stop: Stop | None = None
         self._codes: dict[int, int] = {}
-        """Exit codes as a shell reports them, by the trainers' number, in the order in which trainers ended."""
+        """Exit codes as a shell reports them, by trainer number, in the order in which the trainers ended."""
         self._num_trainers = num_trainers
 
     @property
@@ -350,7 +351,7 @@ class Lifecycle:
         return state
 
     def halt(self, stop: Stop) -> RunState | None:
-        """Handles a signal, a deadline, or a broken service; a second one kills the trainers."""
+        """Handles a signal, a deadline, or a broken service. A second such event kills the trainers."""
         if self.stop is None and self.first_failure is None and self.state is not RunState.OVER:
             self.stop = stop
         return self.move(RunEvent.STOP)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 
 RAYS_AGENT = 52365
-"""The dashboard agent of each Ray listens on this port, unless another process does already."""
+"""Port on which the dashboard agent of each Ray node listens, unless another process already does."""
 
 
 class ReservedPort:
     """A port of 127.0.0.1 that the system assigns to no other process until `close`.
 
-    A process that knows the number can listen on it meanwhile, any number of times, if it sets SO_REUSEADDR, as
-    servers do.
+    In the meantime, a process that knows the number can listen on the port any number of times, if it sets
+    SO_REUSEADDR, as servers do.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
-"""Ends all processes of a run, from a separate process if the run's own is killed:
+"""The reaper: a separate process that ends all processes of a run if the run's own process is killed. Its command is
 `python -m dataloaderjob.local.reaper PID RUN_ID HOME [FOLDER]`.
 
-The reaper waits for that process only, in its own session. Then it ends everything that carries the run's tag and
-removes the run's folder. It also removes a private service's folder, unless another service owns it by then. A run that
-ends by itself also ends its reaper.
+The reaper waits only for the run's own process, in a session of its own. Then it ends everything that carries the run's
+tag, and removes the run's folder. It also removes a private service's folder, unless another service owns it by then. A
+run that ends by itself also ends its reaper.
 
 The tag is an environment variable that every process of a run inherits. Processes may outlive their parents and leave
 their sessions (torchrun's workers, Ray's agents), but their initial environment stays readable in /proc. Only processes
@@ -27,7 +27,7 @@ from dataloaderjob.core import folders, places
 
 GRACE_S = 1.0
 EXEC_S = 0.03
-"""Pause before another look when no process was found: a process in execve has no environment for a moment."""
+"""Pause before another look if no process was found, because a process in execve has no environment for a moment."""
 
 
 def command(run_id: str, home: Path, folder: Path | None = None) -> list[str]:
@@ -39,7 +39,7 @@ def command(run_id: str, home: Path, folder: Path | None = None) -> list[str]:
 def start(
     run_id: str, home: Path, env: Mapping[str, str], folder: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Starts this process's reaper, as `command` describes it."""
+    """Starts this process's reaper, with the command that `command` returns."""
     return subprocess.Popen(
         command(run_id, home, folder), env=dict(env), cwd="/", start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -66,7 +66,8 @@ def give_up(folder: Path, pid: int) -> None:
 
 
 def is_anothers(folder: Path, pid: int) -> bool:
-    """Returns True if a service other than `pid` owns this folder: it was removed, and a rank created it again."""
+    """Returns True if a service other than `pid` owns this folder, because the folder was removed and a rank recreated
+    it."""
     return service_of(folder) not in (None, pid)
 
 

@@ -1,4 +1,4 @@
-"""Makes batches of a record again, in a child process for each bundle, and returns their digests.
+"""The rebuilding of a record's batches, in a child process for each bundle. It returns their digests.
 
 A process takes on the state of a bundle's trainer, so it can load only one bundle. Output of user code goes to standard
 error.
@@ -31,17 +31,17 @@ _loaded: list[Remaker] = []
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemadeResult:
-    """Result of making a batch again."""
+    """The result of rebuilding a batch."""
 
     digest: int
     error: str = ""
-    """The error that making it raised."""
+    """The error raised while the batch was made; empty if there was none."""
     body: bytes | None = None
-    """Its bytes, if requested and if the batch can be encoded."""
+    """The batch's bytes, if they were requested and the batch can be encoded."""
 
 
 def remake(record: Record, batches: Iterable[Recorded], *, bodies: bool = False) -> Iterator[RemadeResult]:
-    """Makes batches of one bundle again, one after the other. `bodies`: include their bytes.
+    """Rebuilds batches of one bundle, one after the other. `bodies`: include the batches' bytes.
 
     Raises InputError if the bundle cannot be loaded.
     """

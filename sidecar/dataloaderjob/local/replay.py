@@ -1,4 +1,4 @@
-"""`dataloaderjob replay`: makes one batch of a record again in this process, under a debugger if requested."""
+"""`dataloaderjob replay`: rebuilds one batch of a record in this process, under a debugger if requested."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Replay:
         else:
             yield f"batch: {type(self.remade.batch).__name__}, which feeders cannot send"
         recorded = (
-            "next() raised an error of this type" if row.kind == RowKind.FAILED else "what was consumed"
+            "an error of the type that next() raised" if row.kind == RowKind.FAILED else "what was consumed"
         )
         if self.equal:
             yield f"digest {self.remade.digest:016x}: it is {recorded}"

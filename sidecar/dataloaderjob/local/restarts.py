@@ -1,9 +1,9 @@
 """Restart policy of the service's parts. Pure: no processes, no clock.
 
 The parts are the sidecar, the supervisor and the part that starts feeders: a Ray head, or the feeder host. The sidecar,
-the supervisor and the host are restarted independently: the supervisor waits for a host.
-A head without its GCS or raylet is replaced by a new one, and the supervisor is restarted against the new head. The old
-head is kept while its feeders live, until those of the new head are registered, so that feeders serve all the time.
+the supervisor and the host are restarted independently, because the supervisor waits for a host. A head without its GCS
+or raylet is replaced by a new one, and the supervisor is restarted against the new head. The old head is kept while its
+feeders are alive, until the feeders of the new head are registered. Some feeders thus serve at any time.
 
     ABSENT    not started, or waiting for a restart
     STARTING  started, not usable yet
@@ -19,11 +19,11 @@ from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, r
 from dataloaderjob.core.supervision import EXITS_RAY
 
 MAX_FIRST_CRASHES = 2
-"""MAX_CRASHES for a part that has never served. The sidecar depends on no other part and has one try."""
+"""MAX_CRASHES for a part that has never served. The sidecar depends on no other part, and has only one attempt."""
 KEEP_OLD_S = 120.0
-"""Time after which an old head is ended, settled or not."""
+"""Time after which an old head is ended, even if the feeders of the new head are not registered yet."""
 MAX_RAY_EXITS = 2
-"""Supervisor exits in a row, blamed on Ray, after which a head that seems to live is replaced."""
+"""Number of consecutive supervisor exits caused by Ray after which a head that seems to be alive is replaced."""
 
 
 class ServiceState(Enum):
@@ -102,15 +102,15 @@ class _Watched:
 
 
 class RestartPolicy:
-    """Takes events and returns instructions. The caller executes instructions in order."""
+    """The policy, whose methods take events and return instructions. The caller executes the instructions in order."""
 
     def __init__(self, starter: ServicePart | None = ServicePart.HEAD) -> None:
-        """`starter`: the part that starts feeders; None: a Ray cluster that exists without the run."""
+        """`starter`: the part that starts feeders; None for a Ray cluster that exists independently of the run."""
         self.ray = starter is ServicePart.HEAD
         self.head_number = 0
         """Number of the head in use; the first is 1."""
         self.old: dict[int, float] = {}
-        """Replaced heads that still serve, with the time of their replacement."""
+        """Replaced heads that still serve, each with the time of its replacement."""
         self.restarts = 0
         self._parts = {
             part: _Watched(part)
@@ -130,7 +130,7 @@ class RestartPolicy:
         return [self._start(ServicePart.SIDECAR), self._start(ServicePart.HEAD)]
 
     def serves(self, part: ServicePart) -> list[Instruction]:
-        """Handles that the part has become usable."""
+        """Handles the event that a part has become usable."""
         if not self._parts[part].move(ServiceEvent.SERVES):
             return []
         if part is ServicePart.SUPERVISOR:
@@ -138,7 +138,7 @@ class RestartPolicy:
         return [self._start(ServicePart.SUPERVISOR)] if part is ServicePart.HEAD else []
 
     def ended(self, part: ServicePart, code: int, why: str, now: float) -> list[Instruction]:
-        """Handles the end of the sidecar, supervisor or host. `why`: its last output."""
+        """Handles the end of the sidecar, the supervisor or the host. `why`: the part's last output."""
         if (
             self.ray
             and part is ServicePart.SUPERVISOR
@@ -197,7 +197,7 @@ class RestartPolicy:
         return Start(part, self.head_number)
 
     def _died(self, part: _Watched, why: str, now: float) -> list[Instruction]:
-        """Restarts the part, at once after a first crash; gives up if it crashes too often."""
+        """Restarts the part, immediately after its first crash. Gives up if the part crashes too often."""
         if not part.move(ServiceEvent.ENDED):
             return []
         crashes = part.crashes.add(now)

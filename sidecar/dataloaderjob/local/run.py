@@ -1,6 +1,7 @@
 """`dataloaderjob run job.yaml`: starts the service, runs the trainers' command once per replica, then cleans up.
 
-`plan` decides and `cluster` serves. This module has the trainers' processes, deadlines, signals, and the output.
+`plan` makes the decisions, and `cluster` provides the service. This module handles the trainers' processes, deadlines,
+signals and output.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ OUTPUT_GRACE_S = 1.5
 """The last output of user code in feeders passes through Ray's log monitor, which polls twice a second."""
 OUTPUT_QUIET_S = 0.7
 REASON_S = 3.0
-"""Longest wait for attached trainers to read the reason of a run's end, and to end."""
+"""Longest wait for attached trainers to read the reason for the run's end, and to exit."""
 LAST_LOOK_S = 0.2
-"""Wait for a trainer that attaches at the last moment. Trainers look every 0.05 s."""
+"""Time to wait for a trainer that attaches at the last moment. Trainers poll every 0.05 s."""
 HOST_QUIET_S = 0.1
-"""The feeder host forwards its feeders' output at once."""
+"""The feeder host forwards its feeders' output immediately."""
 
 
 def run(
@@ -96,8 +97,8 @@ def run(
 
 
 def recorded(planned: RunPlan, folder: Path) -> RunPlan:
-    """Returns the same run with trainers that record the batches that they consume. Raises InputError if they
-    cannot."""
+    """Returns the same run with trainers that record the batches that they consume. Raises InputError if they cannot
+    record them."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         os.close(folders.enter(folder, InputError))
@@ -162,7 +163,8 @@ class Run:
         master_port: ReservedPort,
         record: Path | None = None,
     ) -> None:
-        """`master_port`: port of the plan's trainers for their rendezvous. `record`: folder of its record."""
+        """`master_port`: the port for the rendezvous of the plan's trainers. `record`: the folder of the run's
+        record."""
         self._plan, self._manifest, self._console = planned, manifest, console
         self._master_port = master_port
         self._ray = planned.service.provider == RAY
@@ -173,7 +175,7 @@ class Run:
             else "the feeder host and the supervisor are not up"
         )  # fmt: skip
         self._loop = Loop()
-        # Before anything is created that would be left behind.
+        # This precedes the creation of anything that a signal could leave behind.
         self._loop.signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
         self._lifecycle = Lifecycle(len(planned.trainers))
         self._cluster = LocalCluster(
@@ -227,8 +229,8 @@ class Run:
         return self._lifecycle.code
 
     def _leave_reason(self, why: str) -> None:
-        """Ends the sidecar, and leaves the reason beside its socket for attached trainers, and for those that are about
-        to attach."""
+        """Ends the sidecar, and leaves the reason beside its socket for trainers that are attached or about to
+        attach."""
         pidfds = [fd for pid in self._attached.pids if (fd := pidfd_of(pid)) is not None]
         fail(Path(self._cluster.socket).parent, why)
         self._cluster.end_sidecar()

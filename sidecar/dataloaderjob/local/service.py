@@ -1,9 +1,10 @@
 """The private service of one launch, run by `local.__main__` after the feeder host is forked.
 
 The first rank starts it (`trainer.session.private`), detached, for all local ranks. The sidecar's socket is DIR/s;
-DIR/failed gives the reason if the service could not serve. It ends after its last client and removes DIR, or stays for
-a while until the next script of the same environment claims it (`trainer.session.keeping`). It imports neither ray nor
-the modules that read manifests, so a trainer's installation is sufficient.
+DIR/failed gives the reason if the service could not serve. The service ends after its last client and removes DIR.
+Alternatively, it stays for a while, so that the next script with the same environment can claim it
+(`trainer.session.keeping`). It imports neither ray nor the modules that read manifests, so a trainer's installation is
+sufficient.
 """
 
 from __future__ import annotations
@@ -36,19 +37,20 @@ from dataloaderjob.local.verdicts import VerdictFile, verdict_of
 from dataloaderjob.providers.provider import LOCAL
 
 LINGER_S = 3.0
-"""Time for which the service stays after its starter and the last pool, because another rank may follow."""
+"""Time for which the service stays after its starter and the last pool are gone, because another rank may follow."""
 UNUSED_S = 120.0
-"""Time for which a service without any client stays; its starter may take a while until its first iter()."""
+"""Time for which a service stays if it has never had a client. Its starter may take a while to reach its first
+iter()."""
 SHARED_NBYTES_PER_RANK = 2 * 1024**3
 LOOK_S = 0.5
 MAX_LOG_NBYTES = 16 * 1024 * 1024
-"""Limit of the log, because user code may print without limit."""
+"""Maximum size of the log, because user code may print without limit."""
 EXIT_FAILED = 1
 
 
 @dataclass(slots=True)
 class IdleShutdown:
-    """Decides when an unused service ends; `see` is called periodically."""
+    """The policy that decides when an unused service ends. `see` is called periodically."""
 
     started: float
     keep_s: float = 0.0
@@ -58,11 +60,12 @@ class IdleShutdown:
     _starter_gone: float | None = None
 
     def see(self, *, receivers: int | None, starter_alive: bool, now: float) -> bool:
-        """Returns True if the service should end. `receivers`: None while the sidecar does not report.
+        """Returns True if the service should end. `receivers`: the number of the sidecar's receivers; None if the
+        sidecar does not report it.
 
         Once it has had clients, the service stays while its starter lives, because the starter may create another
-        loader at any time. It ends LINGER_S or `keep_s`, whichever is longer, after starter and last pool are gone. If
-        it has never had a client, it also ends UNUSED_S after its start.
+        loader at any time. It ends LINGER_S or `keep_s`, whichever is longer, after the starter and the last pool are
+        gone. If it has never had a client, it also ends UNUSED_S after its start.
         """
         if not starter_alive and self._starter_gone is None:
             self._starter_gone = now
@@ -77,12 +80,12 @@ class IdleShutdown:
 
     def free_since(self) -> float | None:
         """Returns the time since which nobody has used the service, provided that there is no pool; None while its
-        starter lives."""
+        starter is alive."""
         return None if self._starter_gone is None else max(self._starter_gone, self._last_pool or 0.0)
 
 
 class Echo:
-    """Writes lines to another process's standard error, without waiting for a reader."""
+    """A writer of lines to another process's standard error, which never waits for a reader."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
@@ -105,7 +108,7 @@ class Echo:
 
 
 class Service:
-    """Runs the cluster as long as it is in use."""
+    """The service, which runs the cluster as long as it is in use."""
 
     def __init__(self, folder: Path, claim: Claim, plan: ServicePlan, echo: Echo, host: Started) -> None:
         """`claim`: the launch that started the service. `host`: the feeder host, already started. Raises InputError for
@@ -117,7 +120,7 @@ class Service:
         self._why: str | None = None
         self._failed_at = 0.0
         self._clients: set[int] = set()
-        """Pids of the trainer processes that were attached last."""
+        """Pids of the trainer processes that were last attached."""
         self._logged = 0
         self._over = False
         self._starter = pidfd_of(claim.pid)
@@ -160,8 +163,8 @@ class Service:
         self._more_feeders()
 
     def _answer(self, claim: Claim | None, reply: int) -> None:
-        """Answers a claim: becomes the service of this launch or, if requested, ends unless in use. Closes the
-        descriptor."""
+        """Answers a claim: becomes the service of the claiming launch or, if requested, ends unless it is in use.
+        Closes `reply`."""
         try:
             if claim is None or self._over or not self._has_folder():
                 return
@@ -191,11 +194,13 @@ class Service:
             os.close(fd)
 
     def _is_free(self) -> bool:
-        """Asks the sidecar again, because the last poll may be a second old."""
+        """Returns True if no one uses the service. Asks the sidecar again, because the last poll may be a second
+        old."""
         return not self._is_starter_alive() and sidecar_status(self._cluster.socket).get("receivers") == []
 
     def _serve(self, claim: Claim, *, anew: bool) -> None:
-        """Becomes the launch's service. If nobody uses it, the launch decides the number of feeders."""
+        """Becomes the service of the claiming launch. If no one uses the service, the launch decides the number of
+        feeders."""
         if anew:
             (self._folder / places.FEEDERS_NAME).unlink(missing_ok=True)
             self._cluster.forget_feeders()
@@ -216,7 +221,7 @@ class Service:
             self._cluster.tell({"folder": str(self._folder), "script": self._claim.script, **more})
 
     def _more_feeders(self) -> None:
-        """Raises the number of feeders to the one that the launch requests."""
+        """Raises the number of feeders to the number that the launch requests."""
         with contextlib.suppress(OSError, ValueError):
             self._cluster.raise_to(int((self._folder / places.FEEDERS_NAME).read_text()))
 
@@ -228,7 +233,8 @@ class Service:
         return self._starter is not None and alive(self._starter)
 
     def _starter_ended(self) -> None:
-        """Closes the starter's standard error, because its reader may wait for our end, for example a pipe to `tee`."""
+        """Closes our copy of the starter's standard error, because its reader, for example `tee`, may wait until all
+        writers have closed it."""
         assert self._starter is not None  # noqa: S101  the watched descriptor
         self._loop.unwatch(self._starter)
         self._echo.close()
@@ -273,8 +279,8 @@ class Service:
     def _receivers(self) -> int | None:
         """Returns the number of trainer processes that use the service; None while unknown.
 
-        If the folder was removed (by a cleaner of temporary files), our sidecar cannot be reached there, or another
-        service's sidecar answers. The supervisor still receives reports from ours.
+        If the folder was removed, for example by a cleaner of temporary files, our sidecar cannot be reached there, or
+        another service's sidecar answers. The supervisor still receives our sidecar's reports.
         """
         snapshot = self._cluster.snapshot
         if self._has_folder():
@@ -308,7 +314,8 @@ class Service:
         self._control.close()
 
     def _broken(self, why: str) -> None:
-        """Ends the service. The folder stays, with the reason, for ranks that wait or lose their sidecar now."""
+        """Ends the service. The folder stays, with the reason, for ranks that are waiting or are losing their
+        sidecar."""
         self._why, self._failed_at = why, time.monotonic()
         self._close_control()
         if not is_anothers(self._folder, os.getpid()):
@@ -317,7 +324,8 @@ class Service:
 
     def _keep_reason(self) -> None:
         """Keeps the reason until the starter and all other clients have ended, then removes it unless another service
-        has taken the folder. A client of the last moment is not known here: it has LINGER_S to read the reason."""
+        has taken the folder. A client that attached at the last moment is not known here, so it has LINGER_S to read
+        the reason."""
         self._echo.close()
         clients = [pidfd for pid in self._clients if (pidfd := pidfd_of(pid)) is not None]
         for pidfd in clients if self._starter is None else [self._starter, *clients]:
@@ -327,7 +335,8 @@ class Service:
 
 
 def fail(folder: Path, why: str) -> None:
-    """Leaves the reason for ranks that wait or lose their sidecar now. A later rank may start another service."""
+    """Leaves the reason for ranks that are waiting or are losing their sidecar. A later rank may start another
+    service."""
     part = folder / ".failed"
     with contextlib.suppress(OSError):
         part.write_text(why + "\n")

@@ -42,11 +42,11 @@ class ServicePlan:
     tuning: RayTuning = field(default_factory=RayTuning)
     tasks: RayTasks = field(default_factory=RayTasks)
     external: ExternalRay | None = None
-    """The existing Ray cluster to use; None: one of this run's own."""
+    """The existing Ray cluster to use; None if the run starts its own."""
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     metrics_port: int | None = None
     tls: bool = False
-    """True to have all TCP connections of the job under TLS."""
+    """True if all of the job's TCP connections use TLS."""
 
 
 def key_file(home: Path, holder: Holder) -> Path:
@@ -55,7 +55,7 @@ def key_file(home: Path, holder: Holder) -> Path:
 
 
 def sidecar_settings(plan: ServicePlan, home: Path, socket: str, port: int) -> SidecarSettings:
-    """Returns the sidecar's settings. `port`: the supervisor's."""
+    """Returns the sidecar's settings. `port`: the supervisor's port."""
     return SidecarSettings(
         job=plan.job, socket=socket, key_path=str(key_file(home, Holder.SIDECAR)), blobs=str(home / "blobs"),
         supervisor_host="127.0.0.1", supervisor_port=port, metrics_port=plan.metrics_port,
@@ -67,7 +67,7 @@ def supervisor_settings(
     plan: ServicePlan, home: Path, port: int, feeders: Mapping[str, Any]
 ) -> SupervisorSettings:
     """Returns the supervisor's settings. `feeders`: settings for the part that starts feeders, such as the address of a
-    Ray."""
+    Ray cluster."""
     return SupervisorSettings(
         job=plan.job, key_path=str(home / KEY), blob_folder=str(home / "blobs"),
         feeder_key_path=str(key_file(home, Holder.FEEDER)), feeder_blob_folder=str(home / "blobs"),
@@ -84,7 +84,7 @@ def _certificates(plan: ServicePlan, home: Path, part: Part) -> str:
 
 
 def external_ray(plan: ServicePlan, ray: ExternalRay, run_id: str) -> dict[str, Any]:
-    """Returns the supervisor's settings for a cluster that other jobs use, too."""
+    """Returns the supervisor's settings for a cluster that other jobs also use."""
     return {
         "ray_address": ray.address, "ray_external": True, "ray_tag": f"dataloaderjob-{plan.job}-{run_id}",
         "feeder_resources": dict(ray.feeder_resources), "feeder_env": dict(ray.feeder_env),

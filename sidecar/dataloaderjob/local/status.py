@@ -1,5 +1,5 @@
-"""Finds the runs on this machine by a file in their folders, and asks their sidecar and supervisor for their status,
-either once or repeatedly in a thread. Computes sums and rates from the answers.
+"""The status of the runs on this machine. Each run is found by a file in its folder. Its sidecar and its supervisor are
+asked for their status, either once or repeatedly in a thread. Sums and rates are computed from the answers.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SLOW_S = 1.0
 RATES_S = 1.0
 """Interval over which `dataloaderjob status` measures rates."""
 WINDOW_S = 5.0
-"""Interval for rates, in seconds: over one second, the rate of a few large batches jumps up and down."""
+"""Interval for rates, in seconds. Over one second, the rate of a few large batches jumps up and down."""
 Trainer = tuple[str, int]
 """Rank and pid, because the counters of a restarted trainer start at zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The last status of sidecar and supervisor; empty for one that does not answer."""
+    """The last status of the sidecar and of the supervisor. The status is empty if its source does not answer."""
 
     at: float = 0.0
     """time.monotonic()."""
@@ -70,8 +70,8 @@ class Snapshot:
 class History:
     """Totals of one run, and its rates over the last seconds, computed from a series of snapshots.
 
-    A restarted sidecar starts counting at zero, and soon takes its trainers over. The trainers' own counters continue,
-    while those of their receivers start at zero. For this reason totals are added up trainer by trainer.
+    A restarted sidecar starts counting at zero, and soon takes over its trainers. The trainers' own counters continue,
+    while those of their receivers start at zero. For this reason, totals are added up trainer by trainer.
     """
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
@@ -80,7 +80,7 @@ class History:
         self._counted: dict[Trainer | None, Counter[str]] = {None: Counter()}
         """Counters of each trainer and, under None, of the whole run."""
         self._kept: deque[tuple[float, dict[Trainer | None, Counter[str]]]] = deque()
-        """The same for each time in the window."""
+        """A copy of `_counted` for each time in the window."""
         self._read: dict[Trainer, Counter[str]] = {}
         """The last reading of each trainer."""
         self._sidecar: int | None = None
@@ -103,7 +103,7 @@ class History:
         return found
 
     def add(self, snapshot: Snapshot) -> None:
-        """Adds a snapshot; one that was added already is ignored."""
+        """Adds a snapshot. A snapshot that was added already is ignored."""
         if snapshot.at <= self.last.at:
             return
         self.last = snapshot
@@ -133,7 +133,7 @@ class History:
         for trainer, pid in self._live.items():
             if (
                 live.get(trainer) != pid
-            ):  # its counters are now among those of ended receivers, and were counted live
+            ):  # its counters are now among those of ended receivers, and were counted while it was live
                 total.subtract(self._read[trainer])
         for receiver in snapshot.receivers:
             trainer, now = _trainer(receiver), _counters(receiver)
@@ -149,7 +149,7 @@ class History:
 
 
 class Poller:
-    """Polls in a thread. `snapshot` is replaced as a whole; `changed` is called in the thread."""
+    """A poller that runs in a thread. It replaces `snapshot` as a whole, and calls `changed` in the thread."""
 
     def __init__(self, path: str, *, port: int, key: bytes, job: str, changed: Callable[[], None],
         tls_folder: str = "",
@@ -173,7 +173,7 @@ class Poller:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops the thread, which ends within TIMEOUT_S; nobody waits for it."""
+        """Stops the thread, without waiting for it. It ends within TIMEOUT_S."""
         self._stop.set()
         self._pause.set()
 
@@ -277,7 +277,7 @@ class LiveRun:
         return supervision.ask(*address, key, job=self.job, message=message, tls=tls)
 
     def snapshot(self) -> Snapshot:
-        """Asks sidecar and supervisor for their status; a supervisor that does not answer becomes a note."""
+        """Asks the sidecar and the supervisor for their status. If the supervisor does not answer, a note says why."""
         sidecar = sidecar_status(str(self.about["socket"]))
         try:
             supervisor = self.ask({"type": "status"})
@@ -287,7 +287,7 @@ class LiveRun:
 
 
 def live_runs(folder: str | None = None) -> list[LiveRun]:
-    """Returns this user's live runs on this machine; with `folder`, only the run in that folder, if it lives."""
+    """Returns this user's live runs on this machine; with `folder`, only the run in that folder, if it is live."""
     homes = [] if folder is None else [Path(folder)]
     if folder is None:
         for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108  runs have their folders here
@@ -308,8 +308,8 @@ def histories(runs: Sequence[LiveRun]) -> list[History]:
 
 
 def find_run(folder: str | None) -> LiveRun:
-    """Returns the run in this folder, or else the only run; a single run of a manifest is preferred to scripts without
-    one. Raises InputError naming the candidates."""
+    """Returns the run in this folder, or otherwise the only run. If only one run has a manifest, it takes precedence
+    over scripts without one. Raises InputError, which names the candidates."""
     live = [run for run in live_runs(folder) if folder is not None or run.kept_until is None]
     if len(of_manifests := [run for run in live if not run.is_private]) == 1:
         return of_manifests[0]

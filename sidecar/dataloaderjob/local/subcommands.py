@@ -15,10 +15,10 @@ from dataloaderjob.core.processes import discard_output
 from dataloaderjob.core.supervision import MAX_FEEDERS
 
 EXIT_DIFFERENT = 1
-"""Exit code of verify and replay for a difference only, as with diff and cmp; any other problem is EXIT_TROUBLE."""
+"""Exit code of verify and replay for a difference, as with diff and cmp. Any other problem leads to EXIT_TROUBLE."""
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
-"""Exit code of a program that SIGPIPE ends."""
+"""Exit code of a program that SIGPIPE terminates."""
 
 
 def advise(args: argparse.Namespace) -> int:

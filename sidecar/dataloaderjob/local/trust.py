@@ -1,5 +1,5 @@
-"""Decides whether a record's code may be run. A record contains the code of whoever wrote it, and of anybody
-who can change its files."""
+"""The check of whether a record's code may be run. A record contains the code of whoever wrote it, and of anyone who
+can change its files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def owners(folder: Path) -> set[str]:
 
 
 def check(folder: Path, trusted: Collection[str] = ()) -> None:
-    """Prints who owns a record. Raises InputError unless that is this user, root, or a user in `trusted`, or if anybody
-    else may change a file of it."""
+    """Prints who owns a record. Raises InputError if any file belongs to a user other than this one, root and those in
+    `trusted`, or if anyone may change a file."""
     own, seen = {_name(0), _name(os.getuid()), *trusted}, set()
     for path, found in _files(folder):
         name = _name(found.st_uid)

@@ -1,6 +1,6 @@
 """The verdict on runs of this machine, as text: for `status`, for the last line of a run, and for a script's last line.
 
-A private service writes its verdict into its folder, from where the script's process reads it as it ends.
+A private service writes its verdict into its folder. The script's process reads the verdict there as it exits.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def verdict_of(supervisor: Mapping[str, Any]) -> InputVerdict | None:
 def closing_words(
     verdict: InputVerdict | None, counters: Mapping[str, int], *, per_pod: int, cpus: int
 ) -> str:
-    """Makes the end of the last line of a run whose training waited; empty for any other. `counters`: of the whole
-    run. `per_pod`: feeders in each replica."""
+    """Formats the end of a run's last line if training waited; empty otherwise. `counters`: the counters of the whole
+    run. `per_pod`: the number of feeders in each replica."""
     waited, worked = counters.get("wait_ns", 0), counters.get("step_ns", 0)
     if verdict is None or not verdict.is_bound or not waited or waited < WORTH * (waited + worked):
         return ""
@@ -41,7 +41,7 @@ def closing_words(
 
 
 class VerdictFile:
-    """The file that a script's process reads as it ends."""
+    """The file that a script's process reads as it exits."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / places.VERDICT_NAME
@@ -64,7 +64,7 @@ class VerdictFile:
             self._written = text
 
     def forget(self) -> None:
-        """Removes the file: another script is served from now on."""
+        """Removes the file, because another script is served from now on."""
         self._written = ""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)

@@ -25,7 +25,7 @@ class Difference:
     place: tuple[int, int]
     """Epoch and batch."""
     one: Recorded | None
-    """None: the first run has no such batch."""
+    """None if the first run has no such batch."""
     other: Recorded | None
 
     @property
@@ -42,7 +42,7 @@ def compare(
 ) -> tuple[bool, list[str]]:
     """Returns True if two runs consumed the same batches, and lines for the user. Raises InputError.
 
-    Digests are compared first. Only a difference runs the code of the records, if their users are trusted.
+    Digests are compared first. The code of the records runs only if there is a difference and their owners are trusted.
     """
     a, b = Record.open(one), Record.open(other)
     if a.ranks.keys() != b.ranks.keys():
@@ -127,7 +127,7 @@ def _other_keys(left: bytes, right: bytes) -> str:
     """Names the first key that differs; empty if all keys are equal, even if their pickles differ."""
     try:
         mine, theirs = (list(frames.unpack_ticket(payload).keys) for payload in (left, right))
-    except Exception:  # classes of the user's that this process does not have
+    except Exception:  # the user's classes may be missing in this process
         return "the keys differ"
     if len(mine) != len(theirs):
         return f"the keys differ: {len(mine)} in one and {len(theirs)} in the other"
@@ -223,7 +223,7 @@ def check(
 
 
 def _by_bundle(batches: list[tuple[str, Recorded]]) -> list[list[tuple[str, Recorded]]]:
-    """Groups batches that one process can make, each group in the order of epochs and batches."""
+    """Groups batches that one process can make, and sorts each group by epoch and batch."""
     groups: dict[Any, list[tuple[str, Recorded]]] = {}
     for rank, batch in batches:
         found = batch.piece.bundle(batch.row)
@@ -241,8 +241,8 @@ def _by_bundle(batches: list[tuple[str, Recorded]]) -> list[list[tuple[str, Reco
 def _first_wrong(
     record: Record, batches: list[tuple[str, Recorded]], *, before: tuple[int, int] | None
 ) -> tuple[tuple[int, int], str] | None:
-    """Returns the place of the first batch that differs from the one consumed, and a message. `before`: only
-    batches before this place are made."""
+    """Returns the place of the first batch that differs from the one consumed, and a message. `before`: only batches
+    before this place are rebuilt."""
     wanted = [(rank, b) for rank, b in batches if before is None or b.row.place < before]
     if not wanted:
         return None

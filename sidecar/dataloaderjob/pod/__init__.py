@@ -1,6 +1,6 @@
-"""Entry points of the pods that the operator creates for Ray: `head` and `feeder`. Each is the main process of its
-container. It starts Ray, watches it, shows its children's output, and ends with Ray, so that the kubelet restarts the
-container.
+"""The main processes of the containers in the pods that the operator creates. `head`, `driver` and `feeder` start Ray,
+watch it, show their children's output, and end with Ray, so that the kubelet restarts the container. `supervisor` keeps
+the supervisor running.
 
 `status` and `times` are commands that `dataloaderjob report` runs in these pods.
 """

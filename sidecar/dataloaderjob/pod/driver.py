@@ -6,8 +6,8 @@ feeders.
 
 Users of the cluster can run code here, so this container has only the feeders' key, which actors get as an argument.
 The supervisor is in the other container (`pod.supervisor`). Before this process joins, it checks the cluster's versions
-and the token. It exits with EXIT_RAY_REFUSED if a version differs. It restarts the agent whenever that ends. If the
-raylet ends, this process ends too, and the kubelet starts a fresh container. Children share this process's output.
+and the token. It exits with EXIT_RAY_REFUSED if a version differs. It restarts the agent whenever the agent ends. If
+the raylet ends, this process ends too, and the kubelet starts a fresh container. Children share this process's output.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ VITAL = ("raylet",)
 FIELD = "spec.ray.external"
 CHECK = "dataloaderjob.providers.ray.external"
 CHECK_S = 60.0
-"""Deadline of the check, which imports Ray, possibly from a cold disk."""
+"""Deadline for the check, which imports Ray, possibly from a cold disk."""
 NO_ROOM = ("--num-gpus=0", "--memory=1")
-"""Options for a node on which no feeder fits, whatever resources the feeder requests. The node has no CPUs either."""
+"""Options for a node on which no feeder fits, regardless of the resources that the feeder requests. The node has no
+CPUs either."""
 ANY_PATCH = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
 """Ray's default requires the same patch version of Python."""
 CONNECT_TIMEOUT_S = 2.0
@@ -74,9 +75,9 @@ class Driver:
         self._ray.serve(address, vital, self._environment())
 
     def _await_cluster(self) -> str:
-        """Waits until the GCS accepts connections. Returns the GCS's address, with a numeric host. A new head is
-        another cluster under the same name. A raylet that followed the name would ask the new cluster about objects of
-        the old one.
+        """Waits until the GCS accepts connections. Returns the GCS's address, with a numeric host. The host is numeric
+        because a new head is a different cluster under the same name. A raylet that followed the name would ask the new
+        cluster about objects of the old one.
         """
         external, began = self._external, time.monotonic()
         host, port = split_address(external.address)
@@ -87,15 +88,15 @@ class Driver:
             except OSError as exc:
                 if time.monotonic() - began > external.wait_timeout_s:
                     raise ServiceError(
-                        f"the Ray cluster of {FIELD} is needed at {external.address}, and nothing accepted there "
-                        f"within {external.wait_timeout_s:.0f} s ({exc}): start it, correct {FIELD}, or allow the "
-                        "connection in a NetworkPolicy"
+                        f"the Ray cluster of {FIELD} must be at {external.address}, but nothing accepted a connection "
+                        f"there within {external.wait_timeout_s:.0f} s ({exc}): start the cluster, correct {FIELD}, or "
+                        "allow the connection in a NetworkPolicy"
                     ) from exc
             self._watch.wait(RETRY_S)
 
     def _check(self, address: str) -> None:
         """Asks the cluster for its versions, in a separate process that imports Ray. Raises Refused if they differ, and
-        ServiceError if the cluster does not answer or needs another token."""
+        ServiceError if the cluster does not answer or needs a different token."""
         with subprocess.Popen(
             [sys.executable, "-P", "-m", CHECK, address, "--join"], stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, env=self._environment(), start_new_session=True,
@@ -109,14 +110,14 @@ class Driver:
             words = check.communicate()[0].splitlines() if in_time else []
         if not in_time:
             raise ServiceError(
-                f"the Ray cluster of {FIELD} is needed at {address}, which did not answer as one within "
+                f"the Ray cluster of {FIELD} must be at {address}, but no Ray cluster answered there within "
                 f"{CHECK_S:.0f} s: correct {FIELD}"
             )
         try:
             answer: dict[str, Any] = json.loads(words[-1])
         except (IndexError, ValueError) as exc:
             raise ServiceError(
-                f"Ray could not be asked about {address}: the lines above may say why"
+                f"could not query Ray about {address}: the lines above may explain why"
             ) from exc
         if "error" in answer:
             raise (Refused if answer.get("versions") else ServiceError)(str(answer["error"]))

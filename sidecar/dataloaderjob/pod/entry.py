@@ -1,4 +1,5 @@
-"""The common part of the pods' main processes: settings, signals, exit codes, and ending everything that they started.
+"""The common part of the pods' main processes: settings, signals, exit codes, and the end of everything that they
+started.
 
 A main process waits for signals, for processes to end, and for time to pass. `Restarts` decides when to restart a
 process, and when that would be useless (pure). `Kept` is a process that is restarted.
@@ -41,7 +42,7 @@ S = TypeVar("S")
 _RAYS = ("session_*", "ray_current_cluster")
 POLL_S = 0.05
 MAX_RAY_EXITS = 3
-"""Number of consecutive exits because of Ray, while Ray seems to be alive, after which the pod gives up."""
+"""Number of consecutive exits caused by Ray, while Ray seems to be alive, after which the pod gives up."""
 TERMINATION_LOG = Path("/dev/termination-log")
 """File whose text the kubelet reports as a container's last message. If it is empty, the kubelet takes the last lines
 of the output, to which Ray's processes write as they end."""
@@ -60,11 +61,11 @@ class Stopped(Exception):
 
 
 class Refused(ServiceError):
-    """An existing Ray cluster has other versions. A fresh container would not help."""
+    """An existing Ray cluster has mismatched versions. A fresh container would not help."""
 
 
 class Watch:
-    """The main thread's waits, which signals interrupt. A process has one."""
+    """The main thread's waits, which signals interrupt. A process has one instance."""
 
     def __init__(self) -> None:
         self._reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -89,7 +90,7 @@ def ray_node(
     resources: Mapping[str, float] | None = None,
     tasks: RayTasks = NO_TASKS,
 ) -> RayNode:
-    """Returns this pod's part of the job's Ray, not launched yet. Raises InputError for settings that cannot work."""
+    """Returns this pod's node of the Ray cluster, not launched yet. Raises InputError for settings that cannot work."""
     token = None
     if settings.token_path is not None:
         read_token(settings.token_path)
@@ -102,7 +103,8 @@ def ray_node(
 
 
 def check_ray(wanted: str | None) -> None:
-    """Raises InputError unless this image has the Ray version that the manifest requests; 2.56 allows any 2.56.x."""
+    """Raises InputError unless this image has the Ray version that the manifest requests. If that is 2.56, any 2.56.x
+    is accepted."""
     installed = importlib.metadata.version("ray")
     if wanted is not None and not f"{installed}.".startswith(f"{wanted}."):
         raise InputError(
@@ -121,7 +123,7 @@ def node_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def fresh_folder(temp_dir: Path) -> Path:
-    """Makes this package's own, empty folder below `temp_dir`. Removes an earlier container's leftovers from the
+    """Creates this package's own, empty folder below `temp_dir`. Removes an earlier container's leftovers from the
     volume."""
     for path in (*(p for pattern in _RAYS for p in temp_dir.glob(pattern)), temp_dir / NODE_FOLDER):
         if path.is_dir() and not path.is_symlink():
@@ -139,8 +141,8 @@ def await_started(
 ) -> dict[str, int]:
     """Waits until `ray start` has succeeded. Returns the pidfds of the node's vital processes.
 
-    Raises ServiceError if it failed or is late, Stopped, and whatever `check` raises meanwhile. Ray's own messages
-    precede the error in this process's output.
+    Raises ServiceError if `ray start` failed or is late. Also raises Stopped, and whatever `check` raises in the
+    meantime. Ray's own messages precede the error in this process's output.
     """
     deadline = time.monotonic() + timeout_s
     while (code := node.start_code()) is None:
@@ -158,7 +160,7 @@ def await_started(
 
 
 class Restarts:
-    """Decides when to restart a process of this pod."""
+    """The policy that decides when to restart a process of this pod."""
 
     def __init__(self, what: str, *, max_ray_exits: int | None = MAX_RAY_EXITS) -> None:
         """`max_ray_exits`: None if Ray is in another container, which the kubelet restarts."""
@@ -166,8 +168,8 @@ class Restarts:
         self._ray_exits = 0
 
     def ended(self, code: int, now: float) -> float:
-        """Records that the process ended. Returns the seconds to wait before restarting it, which are 0 the first time,
-        whatever the code. Raises ServiceError if another start would be useless."""
+        """Records that the process ended. Returns the seconds to wait before the restart, which are 0 the first time,
+        regardless of the exit code. Raises ServiceError if another start would be useless."""
         crashes = self._crashes.add(now)
         self._ray_exits = self._ray_exits + 1 if code in EXITS_RAY else 0
         if self._max_ray_exits is not None and self._ray_exits >= self._max_ray_exits:
@@ -183,7 +185,7 @@ class Kept:
     """A process of this package that is restarted whenever it ends. It shares this process's output."""
 
     def __init__(self, module: str, settings: Path, env: Mapping[str, str], restarts: Restarts) -> None:
-        """`settings`: the file that it reads."""
+        """`settings`: the file that the process reads."""
         self._module, self._settings, self._env = module, settings, dict(env)
         self._process: subprocess.Popen[bytes] | None = None
         self._restarts = restarts
@@ -224,15 +226,15 @@ class PodPart(Protocol):
     """A pod's work. The main thread calls `run`, then `close`."""
 
     def run(self) -> None:
-        """Serves as long as it can. Raises ServiceError if it cannot continue, OSError, Stopped."""
+        """Serves as long as it can. Raises OSError and Stopped. Raises ServiceError if it cannot continue."""
 
     def close(self) -> None:
         """Ends everything that this part started."""
 
 
 def serve(kind: type[S], make: Callable[[S, Watch], PodPart], *, name: str) -> int:
-    """Runs a pod's main process. Returns 0 after SIGTERM or SIGINT, else EXIT_FAILED or EXIT_RAY_REFUSED. The kubelet
-    then restarts the container."""
+    """Runs a pod's main process. Returns 0 after SIGTERM or SIGINT, and otherwise EXIT_FAILED or EXIT_RAY_REFUSED. The
+    kubelet then restarts the container."""
     parser = argparse.ArgumentParser(description=f"the main process of a pod: {name}")
     parser.add_argument("--settings", type=Path, required=True, help=f"JSON file of {kind.__name__}")
     path = parser.parse_args().settings
@@ -264,8 +266,8 @@ def _serve(kind: type[S], make: Callable[[S, Watch], PodPart], path: Path) -> in
 def wait_beside(
     node: RayNode, watch: Watch, vital: Mapping[str, int], timeout_s: float | None, others: Sequence[int] = ()
 ) -> None:
-    """Waits until one of `others` is readable, or for `timeout_s`, while a node's vital processes run. Raises
-    ServiceError if a vital process ended, Stopped."""
+    """Waits until one of `others` is readable, or for `timeout_s`, while a node's vital processes run. Raises Stopped.
+    Raises ServiceError if a vital process ended."""
     ready = watch.wait(timeout_s, [*vital.values(), *others])
     if gone := [name for name, pidfd in vital.items() if pidfd in ready]:
         raise ended(node, gone)
@@ -288,7 +290,7 @@ class ExternalRay:
     feeder_env: Mapping[str, str] = field(default_factory=dict)
     """The manifest's variables for user code."""
     raylet_port: int = 0
-    """Port that the pod's raylet opens, for probes; 0: any."""
+    """Port that the pod's raylet opens, for probes; if 0, any free port."""
     wait_timeout_s: float = 60.0
     """Maximum wait until the GCS accepts connections. After it, the container ends with a message that names the
     address."""
@@ -306,9 +308,9 @@ class HeadSettings:
     """File with the job's key, in the supervisor's container only. Feeders' pods have the feeders' key at this path,
     unless `feeder_key_path` is set."""
     token_path: str | None
-    """File with Ray's token, in Ray's container only; None: an existing Ray cluster without a token."""
+    """File with Ray's token, in Ray's container only; None for an existing Ray cluster without a token."""
     link_folder: str = LINK_FOLDER
-    """Folder that both containers share, for the socket at which the supervisor reaches Ray."""
+    """Folder that both containers share, for the socket through which the supervisor reaches Ray."""
     host: str
     """The name of the Service through which feeders find this pod."""
     gcs_port: int
@@ -319,10 +321,10 @@ class HeadSettings:
     """File with the current number of feeders. The other settings stay as they were when the pod was created."""
     tuning: RayTuning = field(default_factory=RayTuning)
     ray_version: str | None = None
-    """The version of Ray that the image must have; None: any."""
+    """The version of Ray that the image must have; None for any version."""
     feeder_key_path: str | None = None
-    """File with the feeders' key in their pods or, on an existing Ray cluster, in Ray's container. Feeders get the key
-    as an argument there."""
+    """File with the feeders' key in their pods or, on an existing Ray cluster, in Ray's container. On an existing
+    cluster, feeders get the key as an argument."""
     external: ExternalRay = field(default_factory=ExternalRay)
     temp_dir: str = TEMP_DIR
     """Folder of Ray's and this package's state. Its path has at most 40 bytes, because of Unix sockets. An earlier
@@ -331,8 +333,8 @@ class HeadSettings:
     grace_s: float = 2.0
     """Time for Ray's processes to end. The raylet deregisters; the others have nothing to save."""
     tls_folder: str = ""
-    """Folder with the certificates of the supervisor, in its container, and of feeders, in their pods (`core.tls`);
-    empty: connections are not under TLS."""
+    """Folder with certificates (`core.tls`): the supervisor's in its container, and the feeders' in their pods; empty
+    if connections do not use TLS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,7 +355,7 @@ class FeederPodSettings:
     progress_every_s: float = 10.0
     join_timeout_s: float = 120.0
     patience_s: float = 10.0
-    """Time without a feeder after which the pod starts a trial feeder. If that serves, the pod is ready."""
+    """Time without a feeder after which the pod starts a trial feeder. If the trial feeder serves, the pod is ready."""
     trial_timeout_s: float = 300.0
     grace_s: float = 2.0
 
@@ -377,12 +379,12 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def read_token(path: str) -> str:
-    """Returns the token of the job's Ray. Raises InputError if it is missing, because Ray's own error would be
+    """Returns the token of the job's Ray cluster. Raises InputError if it is missing, because Ray's own error would be
     vaguer."""
     try:
         token = Path(path).read_text().strip()
     except (OSError, ValueError) as exc:
-        raise InputError(f"cannot read the token of the job's Ray from {path}: {exc}") from exc
+        raise InputError(f"cannot read the token of the job's Ray cluster from {path}: {exc}") from exc
     if not token:
-        raise InputError(f"the token of the job's Ray must be in {path}, but the file is empty")
+        raise InputError(f"the token of the job's Ray cluster must be in {path}, but the file is empty")
     return token

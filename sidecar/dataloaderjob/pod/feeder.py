@@ -1,4 +1,4 @@
-"""A pod of feeders: one raylet that joins the job's Ray, with room for `processes` feeders.
+"""A pod of feeders: one raylet that joins the job's Ray cluster, with room for `processes` feeders.
 
     python -m dataloaderjob.pod.feeder --settings FILE.json
 
@@ -7,7 +7,7 @@ a fresh container. A file reports whether the pod is ready (`pod.readiness`).
 
 This process shows feeders' output as lines `[feeder-3] ...`. Each feeder hands over the read ends of three pipes
 (`providers.ray.actor`). Two carry its output. The third gets a byte once the feeder serves, and closes when the feeder
-ends. One thread always reads them, and another writes the lines. If nobody reads this process's output, it drops and
+ends. One thread always reads them, and another writes the lines. If no one reads this process's output, it drops and
 counts the newest lines, so user code does not wait.
 """
 
@@ -54,12 +54,12 @@ RETRY_S = 0.5
 LOOK_S = 2.0
 READY_EVERY_S = 0.5
 GONE_AFTER = 3
-"""Consecutive refusals after which a GCS counts as gone: a busy one may miss one connection."""
+"""Number of consecutive refusals after which a GCS counts as gone. A busy GCS may miss one connection."""
 MAX_NBYTES = 8 * 1024 * 1024
 READ_NBYTES = 1 << 16
 MAX_NAME_NBYTES = 64
 PIPES = 3
-"""Number of pipes that a feeder hands over: its output, its errors, its life."""
+"""Number of pipes that a feeder hands over: for its standard output, its standard error, and its lifetime."""
 CLOSE_TIMEOUT_S = 1.0
 EXIT_BROKEN = 71
 _RAYS = (":actor_name:", ":job_id:", ":task_name:")
@@ -89,12 +89,10 @@ class FeederPod:
         address = self._await_head()
         env = {**node_environment(os.environ), NODE_FOLDER_VARIABLE: str(self._folder)}
         self._node.launch([f"--address={address}", *ANY_PORTS, PLAIN], env=env, cwd=Path.cwd())
-        what = (
-            f"this node of the Ray at {self._settings.head}, with the token of {self._settings.token_path},"
-        )
+        what = f"this node of the Ray cluster at {self._settings.head}, with the token of {self._settings.token_path},"
         there = StillThere(split_address(address))
         vital = await_started(self._node, self._watch, self._settings.join_timeout_s, what, check=there)
-        log.info("joined the Ray at %s with room for %d feeders", address, self._settings.processes)
+        log.info("joined the Ray cluster at %s with room for %d feeders", address, self._settings.processes)
         self._readiness.joined()
         while not self._watch.wait(READY_EVERY_S, vital.values()):
             self._readiness.look()
@@ -103,8 +101,8 @@ class FeederPod:
     def _await_head(self) -> str:
         """Waits until the head's GCS accepts connections. Returns the GCS's address, with a numeric host.
 
-        A number is used because a new head's pod is another cluster under the same name. A raylet that followed the
-        name would connect to a cluster that does not know it. With the number, the raylet loses its GCS and exits.
+        The host is numeric because a new head's pod is a different cluster under the same name. A raylet that followed
+        the name would connect to a cluster that does not know it. With the number, the raylet loses its GCS and exits.
         """
         settings, (host, port) = self._settings, self._head
         began = time.monotonic()
@@ -133,8 +131,8 @@ class FeederPod:
 
 
 class StillThere:
-    """A check that the GCS that is being joined still accepts connections. Ray itself would ask a dead GCS for minutes,
-    although another head may already run under its name."""
+    """A check that the GCS that is being joined still accepts connections. Ray itself would keep asking a dead GCS for
+    minutes, although another head may already run under its name."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address, self._due, self._misses = address, 0.0, 0
@@ -202,7 +200,7 @@ class Output:
         self._backlog.end()
 
     def _welcome(self) -> bool:
-        """Takes over one feeder's name and pipes. Returns False if no feeder waits."""
+        """Accepts one feeder's name and pipes. Returns False if no feeder waits."""
         try:
             name, fds, _, _ = socket.recv_fds(self._door, MAX_NAME_NBYTES, PIPES)
         except BlockingIOError:
@@ -238,7 +236,7 @@ class Output:
 
 
 class Backlog:
-    """A queue of lines: `put` never waits; `take` is for one writer."""
+    """A queue of lines. `put` never waits, and `take` is for one writer."""
 
     def __init__(self, max_nbytes: int = MAX_NBYTES) -> None:
         self._max_nbytes = max_nbytes
@@ -268,7 +266,7 @@ class Backlog:
 
     def _own_up(self) -> None:
         if self._lost:
-            note = f"[pod] omitted {self._lost} lines, which came faster than this output is read\n"
+            note = f"[pod] omitted {self._lost} lines, which arrived faster than this output is read\n"
             self._lines.append((2, note.encode()))
             self._lost = 0
 
@@ -286,8 +284,8 @@ class Backlog:
 
 
 class _Pipe:
-    """One of a feeder's three pipes, read until its end. The poll's loop calls it when it is readable. It returns True
-    if there was something to read."""
+    """One of a feeder's three pipes, read until its end. The poll loop calls this object when the pipe is readable. The
+    call returns True if there was something to read."""
 
     def __init__(
         self, fd: int, poll: selectors.BaseSelector, takes: Callable[[bytes], None], ends: Callable[[], None]

@@ -4,8 +4,9 @@
 
 The agent (`providers.ray.agent`) is the job's Ray driver, and serves the supervisor in the other container
 (`pod.supervisor`). Anyone who holds Ray's token can run code here, so this container has none of the job's keys. This
-process restarts the agent whenever that ends. If the GCS or the raylet ends, this process ends too, and the kubelet
-starts a fresh container. Feeders' pods find the new GCS under the same name. Children share this process's output.
+process restarts the agent whenever the agent ends. If the GCS or the raylet ends, this process ends too, and the
+kubelet starts a fresh container. Feeders' pods find the new GCS under the same name. Children share this process's
+output.
 """
 
 from __future__ import annotations
@@ -55,15 +56,15 @@ class AgentNode:
 
     def serve(self, address: str, vital: Mapping[str, int], env: Mapping[str, str]) -> NoReturn:
         """Keeps the agent running while the node's vital processes run. `address`: the GCS's address; `env`: the
-        agent's environment. Raises ServiceError if a vital process ended, or if another start of the agent would be
-        useless; Stopped."""
+        agent's environment. Raises Stopped. Raises ServiceError if a vital process ended, or if another start of the
+        agent would be useless."""
         path = self._folder / "agent.json"
         dump(agent_settings(self._settings, address), path)
         self._agent = Kept(AGENT, path, env, Restarts("the agent"))
         self._agent.run(functools.partial(wait_beside, self.node, self._watch, vital))
 
     def environment(self) -> dict[str, str]:
-        """Returns the environment of processes that are clients of this Ray."""
+        """Returns the environment of processes that are clients of this Ray cluster."""
         return {**without_ray(os.environ), **self.node.env()}
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Readiness of a pod of feeders. A file reports it to the kubelet, and rolling updates depend on it.
 
 A pod is ready if the feeders on it serve. During an update, the feeders are still on other pods, and none is placed on
-the new one. A separate feeder, which serves nobody, then shows that the image can run feeders. `next_step` decides
-(pure).
+the new pod. A separate feeder, which serves nobody, then shows that the image can run feeders. `next_step` makes the
+decision (pure).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_WORDS_NBYTES = 16 * 1024
 
 class Step(Enum):
     WAIT = auto()
-    """The pod is not ready; feeders may still come."""
+    """The pod is not ready; feeders may still be placed on it."""
     TRY = auto()
     """The pod is not ready, and a trial must show whether it can run feeders."""
     READY = auto()
@@ -55,8 +55,8 @@ def next_step(
 
 
 class Feeders:
-    """The feeders on this pod, according to their own reports. The thread that reads their pipes updates it, and
-    another one reads it."""
+    """The feeders on this pod, according to their own reports. The thread that reads their pipes updates this object,
+    and another thread reads it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -83,8 +83,8 @@ class Feeders:
             self._empty_since = time.monotonic()
 
     def counts(self) -> tuple[int, int, float]:
-        """Returns the number of feeders, the number that serve, and the time since which there has been
-        no feeder, valid if there is none."""
+        """Returns the number of feeders, the number that serve, and the time since which there has been no feeder. The
+        time is valid only if there is no feeder."""
         with self._lock:
             return len(self._serving), sum(self._serving.values()), self._empty_since
 
@@ -163,8 +163,8 @@ class Readiness:
 
 
 class Trial:
-    """A separate feeder, started like the pod's own. Once it serves, torch and everything else that a feeder needs has
-    been imported. It knows neither the supervisor nor the job's key, and listens on this machine only."""
+    """A separate feeder, started like the pod's own. Once it serves, torch and everything else that a feeder needs have
+    been imported. The feeder knows neither the supervisor nor the job's key, and listens only on this machine."""
 
     def __init__(self, timeout_s: float) -> None:
         """Starts the feeder. Raises OSError."""
@@ -183,8 +183,8 @@ class Trial:
         os.set_blocking(self._ready, False)
 
     def passed(self) -> bool | None:
-        """Returns True once the feeder serves, and None while it may still come to serve. Raises ServiceError with its
-        last line if it ended or is late."""
+        """Returns True once the feeder serves, and None while it may still do so. Raises ServiceError, with the
+        feeder's last line, if the feeder ended or is late."""
         with contextlib.suppress(BlockingIOError):
             if os.read(self._ready, 4096):
                 return True

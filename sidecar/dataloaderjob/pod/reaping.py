@@ -51,7 +51,7 @@ ENDS = Ends()
 
 
 def how_ended(pid: int | None) -> str:
-    """Describes how a process ended that this one did not start, as far as that is known."""
+    """Describes, as far as known, the end of a process that this process did not start."""
     code = None if pid is None else ENDS.code(pid)
     if code is None:
         return "ended"
@@ -96,7 +96,7 @@ def _reap_all(main: int, reader: int, writer: int) -> int | None:
 
 
 def _tell(reader: int, writer: int, end: bytes) -> None:
-    """Writes to the pipe. If the pipe is full because nobody has read it for long, drops the oldest reports."""
+    """Writes to the pipe. If the pipe is full because nobody has read it for a long time, drops the oldest reports."""
     with contextlib.suppress(OSError):
         try:
             os.write(writer, end)

@@ -1,4 +1,4 @@
-"""Prints the status of a job's supervisor as lines of JSON, for `dataloaderjob report` on a cluster.
+"""A command that prints the status of a job's supervisor as lines of JSON, for `dataloaderjob report` on a cluster.
 
     python -m dataloaderjob.pod.status --settings FILE.json --looks N
 
@@ -47,7 +47,7 @@ def main() -> int:
         try:
             sys.stdout.write(f"{json.dumps(status)}\n")
             sys.stdout.flush()
-        except BrokenPipeError:  # nobody reads any more
+        except BrokenPipeError:  # nobody reads anymore
             return EXIT_SILENT
     return 0
 

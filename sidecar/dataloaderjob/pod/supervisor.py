@@ -76,7 +76,8 @@ def supervisor_settings(
 
 
 def agent_settings(settings: HeadSettings, address: str) -> SupervisorSettings:
-    """Returns the supervisor's settings as its agent needs them to place feeders. `address`: the GCS's address."""
+    """Returns the supervisor's settings in the form that its agent needs to place feeders. `address`: the GCS's
+    address."""
     return supervisor_settings(
         settings, provider=RAY, ray_address=address, num_feeders=0, init_timeout_s=RAY_INIT_S
     )

@@ -1,6 +1,7 @@
-"""Prints as JSON how long a feeder pod's builders took for batches, for `dataloaderjob report` on a cluster.
+"""A command that prints, as JSON, how long a feeder pod's builders took for batches, for `dataloaderjob report` on a
+cluster.
 
-python -m dataloaderjob.pod.times
+    python -m dataloaderjob.pod.times
 """
 
 from __future__ import annotations

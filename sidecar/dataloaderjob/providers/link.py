@@ -11,10 +11,10 @@
                              {"done": true}                                      to "place" and "kill"
                              {"error": text}                                     to any: a ServiceError
 
-A message is a u32 length and JSON. The supervisor holds the job's key, and anyone who holds Ray's token may control the
-provider. So no message is a pickle, and each has at most MAX_NBYTES. A long answer comes in parts, whose number is
-limited. The type and size of each value are checked before it is used. A provider that lies about feeders can
-keep a job from having any, but nothing more.
+A message consists of a u32 length and JSON. The supervisor holds the job's key, and anyone who holds Ray's token may
+control the provider. Therefore no message is a pickle, and each has at most MAX_NBYTES. A long answer comes in parts,
+whose number is limited. The type and size of each value are checked before it is used. A provider that lies about
+feeders can keep a job from having feeders, but can do nothing more.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def length(head: bytes) -> int:
     """Returns the number of bytes that follow a message's head. Raises RemoteProtocolError."""
     (nbytes,) = LENGTH.unpack(head)
     if nbytes > MAX_NBYTES:
-        raise RemoteProtocolError(f"a message has at most {MAX_NBYTES} bytes, found one of {nbytes}")
+        raise RemoteProtocolError(f"a message may have at most {MAX_NBYTES} bytes, but has {nbytes}")
     return int(nbytes)
 
 
@@ -70,9 +70,9 @@ def parse(data: bytes) -> dict[str, Any]:
     try:
         message = json.loads(data)
     except (ValueError, RecursionError) as exc:
-        raise RemoteProtocolError("a message is needed as JSON") from exc
+        raise RemoteProtocolError("a message must be JSON") from exc
     if not isinstance(message, dict):
-        raise RemoteProtocolError("a message is needed as a JSON object")
+        raise RemoteProtocolError("a message must be a JSON object")
     return message
 
 
@@ -130,7 +130,7 @@ def failure(answer: Mapping[str, Any]) -> str | None:
 
 
 def read_hello(answer: Mapping[str, Any]) -> Hello:
-    """Raises RemoteProtocolError."""
+    """Reads the answer to "hello". Raises RemoteProtocolError."""
     found = answer.get("in_force")
     if not isinstance(found, dict):
         raise _odd("in_force", "an object", found)
@@ -144,12 +144,12 @@ def read_hello(answer: Mapping[str, Any]) -> Hello:
 
 
 def read_found(answer: Mapping[str, Any]) -> list[int]:
-    """Raises RemoteProtocolError."""
+    """Returns the numbers of feeders in the answer to "found". Raises RemoteProtocolError."""
     return sorted(set(_indices(answer.get("found"), "found")))
 
 
 def read_done(answer: Mapping[str, Any]) -> None:
-    """Raises RemoteProtocolError."""
+    """Checks that a request was carried out. Raises RemoteProtocolError."""
     if answer.get("done") is not True:
         raise _odd("done", "true", answer.get("done"))
 
@@ -167,7 +167,7 @@ class LateReader:
         for index, cause, text, dead, host in rows:
             number = _whole(index, "late: the feeder", MAX_INDEX)
             if number not in self._awaited:
-                raise _odd("late", "feeders that were asked for, each once", number)
+                raise _odd("late", "a feeder that was asked for, at most once", number)
             self._awaited.remove(number)
             if type(dead) is not bool:
                 raise _odd("late: dead", "true or false", dead)
@@ -240,4 +240,4 @@ def _odd(field: str, needed: str, found: object) -> RemoteProtocolError:
     shown = (
         clean(repr(found)[:100], 100) if isinstance(found, str | int | float | None) else type(found).__name__
     )
-    return RemoteProtocolError(f"{field} is needed as {needed}, found {shown}")
+    return RemoteProtocolError(f"{field} must be {needed}, but is {shown}")

@@ -1,7 +1,7 @@
 """Feeders as plain processes on this machine: a client of the feeder host's socket (`feeder.host`).
 
-The host may end and return at any time, but without its feeders. The supervisor may do the same without harming them.
-Only the supervisor's main thread calls this module.
+The host may end and be restarted at any time, but its feeders end with it. The supervisor may also end and be
+restarted, without harm to the feeders. Only the supervisor's main thread calls this module.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ GONE_TIMEOUT_S = 5.0
 
 
 class LocalProvider:
-    """Starts feeders through the host of this machine."""
+    """The provider that starts feeders through the host of this machine."""
 
     explain_after_s = 0.05
 
     def __init__(self, settings: SupervisorSettings) -> None:
-        """Raises InputError without the path of the host's socket."""
+        """Raises InputError if the settings lack the path of the host's socket."""
         if settings.host_socket is None:
             raise InputError("the local provider needs host_socket, the path of the feeder host's socket")
         self._settings, self._path = settings, settings.host_socket
@@ -79,8 +79,8 @@ class LocalProvider:
         return [feeder for feeder in feeders if isinstance(feeder, dict) and {"name", "code"} <= set(feeder)]
 
     def _ask(self, message: dict[str, Any], deadline: float | None = None) -> dict[str, Any]:
-        """Sends one request and returns the answer. Waits until `deadline` for a host that has ended to return. Raises
-        ServiceError."""
+        """Sends one request and returns the answer. Waits until `deadline` for a host that has ended to be restarted.
+        Raises ServiceError."""
         if deadline is None:
             deadline = time.monotonic() + ANSWER_TIMEOUT_S
         look_s = FIRST_LOOK_S
@@ -115,13 +115,15 @@ class LocalProvider:
 
 
 def _dial(path: str) -> socket.socket:
-    """Connects to the host. Raises OSError, and ProtocolError if another user runs the host, because it would learn
-    where the job's key is."""
+    """Connects to the host. Raises OSError. Raises ProtocolError if another user runs the host, because that user would
+    learn where the job's key is."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.connect(path)
         if (uid := sockets.peer_uid(sock)) != os.getuid():
-            raise ProtocolError(f"a host of user {os.getuid()} is needed at {path}, found one of user {uid}")
+            raise ProtocolError(
+                f"the host at {path} must belong to user {os.getuid()}, but belongs to user {uid}"
+            )
     except BaseException:
         sock.close()
         raise
@@ -133,7 +135,7 @@ def _why(index: int, feeder: dict[str, Any] | None) -> Why:
         return Why(index, Cause.LOST, "the feeder host was restarted, without it", dead=True)
     code = feeder["code"]
     if code is None:
-        return Why(index, Cause.STARTS, "its process runs, and has not reported yet")
+        return Why(index, Cause.STARTS, "its process is running, but has not reported yet")
     words, memory = str(feeder.get("words") or "").strip(), str(feeder.get("memory") or "")
     cause = Cause.OUT_OF_MEMORY if memory else Cause.FAILS
     return Why(index, cause, ended_text(int(code), words, memory), dead=True)

@@ -16,11 +16,11 @@ NAMES = (RAY, LOCAL)
 """Providers that a run on one machine can use. The head's pod uses REMOTE."""
 LEASE_S = 20.0
 """Time for which feeders serve without a supervisor on a Ray cluster that outlives the job. A supervisor that is
-restarted at once takes 5 s to adopt them, or 15 s on a busy machine."""
+restarted immediately takes 5 s to adopt them, or 15 s on a busy machine."""
 
 
 class ProviderLost(DataLoaderJobError):
-    """This process can no longer use its provider. The next supervisor may, and adopts the feeders."""
+    """This process can no longer use its provider. The next supervisor may be able to, and adopts the feeders."""
 
 
 class Why(NamedTuple):
@@ -33,7 +33,7 @@ class Why(NamedTuple):
     dead: bool = False
     """True if the feeder will not come up unless it is placed again."""
     host: str = ""
-    """Address of the node that is to run the feeder; empty if unknown."""
+    """Address of the node that should run the feeder; empty if unknown."""
 
 
 class Provider(Protocol):
@@ -63,11 +63,12 @@ class Provider(Protocol):
         """Requests a feeder. Raises ServiceError if the request is refused."""
 
     def kill(self, index: int) -> None:
-        """Requests that a feeder ends for good. `found` omits it once it has ended. Does nothing if the feeder does not
-        exist, or not yet."""
+        """Requests that a feeder end for good. `found` omits the feeder once it has ended. Does nothing if the feeder
+        does not exist, or does not exist yet."""
 
     def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:
-        """Returns why these feeders have not come up. `taken`: number of places that all other feeders occupy.
+        """Returns the reasons why these feeders have not come up. `taken`: number of places that all other feeders
+        occupy.
 
         Raises ServiceError if this cannot currently be determined.
         """

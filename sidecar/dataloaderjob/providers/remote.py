@@ -34,8 +34,8 @@ POLLRDHUP = 0x2000
 
 
 class RemoteProvider:
-    """Starts feeders through another process. If that process ends or breaks the protocol, this one ends, too. The next
-    supervisor adopts the remaining feeders."""
+    """The provider that starts feeders through another process. If that process ends or breaks the protocol, this
+    process also ends. The next supervisor adopts the remaining feeders."""
 
     explain_after_s = 5.0
 
@@ -49,7 +49,7 @@ class RemoteProvider:
         """`gone`: called by another thread, with an exit code, if the other process has ended. Raises InputError if the
         socket's path is not set."""
         if settings.provider_socket is None:
-            raise InputError("provider_socket is needed, the path of the provider's socket: found none")
+            raise InputError("provider_socket, the path of the provider's socket, is required: found none")
         self._path, self._wait_s = settings.provider_socket, settings.init_timeout_s
         self._answer_s, self._gone = answer_s, gone
         self._sock: socket.socket | None = None
@@ -57,8 +57,8 @@ class RemoteProvider:
         self.in_force: dict[str, Any] = {}
 
     def connect(self) -> None:
-        """Waits for the other process, which connects to Ray first. Raises ServiceError if that process does not come
-        up, and ProviderLost."""
+        """Waits for the other process, which connects to Ray first. Raises ProviderLost. Raises ServiceError if that
+        process does not come up."""
         self._sock = self._dial()
         self.session, self.in_force = self._checked(lambda: link.read_hello(self._ask({"ask": "hello"})))
         threading.Thread(target=self._end_when_gone, args=(self._sock,), name="dlj-link", daemon=True).start()
@@ -100,7 +100,7 @@ class RemoteProvider:
                 waited_s = time.monotonic() - began
                 if waited_s > self._wait_s:
                     raise ServiceError(
-                        f"Ray was needed behind the socket {self._path}, and did not come up within "
+                        f"Ray did not come up behind the socket {self._path} within "
                         f"{self._wait_s:.0f} s ({first_line(exc)}): see the log of Ray's container"
                     ) from exc
                 if waited_s > logged_s:
@@ -128,8 +128,8 @@ class RemoteProvider:
             more = add(self._exchange(None, deadline))
 
     def _exchange(self, request: Mapping[str, Any] | None, deadline: float) -> dict[str, Any]:
-        """Sends a request, if there is one, and returns the next answer. Raises ServiceError if the answer is an error,
-        OSError, ProtocolError."""
+        """Sends a request, if there is one, and returns the next answer. Raises OSError and ProtocolError. Raises
+        ServiceError if the answer is an error."""
         if self._sock is None:
             raise ProviderLost("connect comes first")
         if request is not None:
@@ -152,12 +152,12 @@ class RemoteProvider:
 
 
 def _receive(sock: socket.socket, nbytes: int, deadline: float) -> bytes:
-    """Receives `nbytes` bytes. The deadline holds however slowly they arrive. Raises OSError."""
+    """Receives `nbytes` bytes. The deadline also applies to bytes that arrive slowly. Raises OSError."""
     data = bytearray()
     while len(data) < nbytes:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError("no whole answer in time")
+            raise TimeoutError("no complete answer in time")
         sock.settimeout(left_s)
         got = sock.recv(min(nbytes - len(data), 1 << 16))
         if not got:

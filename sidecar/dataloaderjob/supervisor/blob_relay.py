@@ -1,9 +1,9 @@
-"""Moves blobs from a trainer's node to the feeders' nodes.
+"""The relay that moves blobs from a trainer's node to the feeders' nodes.
 
-A blob is requested from a sidecar only when a feeder lacks it. If feeders and trainer share a folder, none ever passes
-here. A feeder that has a blob serves it to MAX_SERVED others at a time: 64 nodes have it after 4 such turns, while the
-head alone would send it 64 times. The relay decides who gets it from whom. The server calls it in the threads of
-connections.
+A blob is requested from a sidecar only when a feeder lacks it. If the feeders and the trainer share a folder, no blob
+ever passes through here. A feeder that has a blob serves it to MAX_SERVED others at a time. After four such turns, 64
+nodes have the blob, while the head alone would send it 64 times. The relay decides which source each feeder gets the
+blob from. The server calls the relay in the threads of connections.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dataloaderjob.core.blobs import NODE_KEEP_S, SLOWEST, BlobStore, chunks
 from dataloaderjob.core.errors import RemoteProtocolError
 
 ASK_AGAIN_S = 10.0
-"""Seconds without any of a requested blob after which its sidecar is given up, and another one is asked."""
+"""Seconds without any part of a requested blob after which the relay gives up on the sidecar, and asks another one."""
 WAIT_S = 60.0
-"""A feeder that waits this long, while no part of the blob arrives, gets the answer "gone". It asks again while it has
-tickets for that blob."""
+"""Seconds without any part of a blob after which a waiting feeder gets the answer "gone". The feeder asks again while
+it has tickets for that blob."""
 IDLE_TIMEOUT_S = 60.0
 MAX_SERVED = 2
 """Number of feeders that a source serves at a time. One would be quickest in a network of equal nodes; with two, a slow
@@ -32,7 +32,7 @@ MAX_FAILED = 2
 """Number of failed sources after which a feeder gets a blob from the head."""
 PLACE_WAIT_S = 10.0
 Want = Callable[[str], None]
-"""Sends {"type": "want"} to one sidecar. Raises OSError."""
+"""A function that sends {"type": "want"} to one sidecar. Raises OSError."""
 Address = tuple[str, int]
 HERE = None
 """Stands for this process among the sources of a blob."""
@@ -47,32 +47,32 @@ class _Upload:
 
     holder: int
     asked_at: float
-    """The time at which it was requested, or a part of it last arrived."""
+    """The time at which the blob was requested, or at which a part of it last arrived."""
     moved_at: float
     """The time at which a part of it last arrived, in this upload or an earlier one."""
 
 
 class BlobRelay:
-    """Tracks who has which blob, and who waits for one."""
+    """The relay's record of the sources of each blob, and of the feeders that wait for one."""
 
     def __init__(self, folder: Path) -> None:
         self._store = BlobStore(folder)
         self._changed = threading.Condition()
         self._holders: dict[str, dict[int, Want]] = {}
         self._uploads: dict[str, _Upload] = {}
-        """Blobs that were requested and are not here: all feeders that lack one wait for the same upload."""
+        """Blobs that were requested and are not here yet. All feeders that lack a blob wait for the same upload."""
         self._sources: dict[str, Sources] = {}
         """Sources of each blob. Those of a blob that was removed from here are kept until the next upload."""
 
     def has(self, holder: int, digest: str, want: Want) -> None:
-        """Notes that a sidecar can upload this blob."""
+        """Records that a sidecar can upload this blob."""
         self._store.path(digest)  # rejects an invalid digest
         with self._changed:
             self._holders.setdefault(digest, {})[holder] = want
             self._changed.notify_all()
 
     def gone(self, holder: int) -> None:
-        """Notes that a sidecar's connection ended."""
+        """Records that a sidecar's connection ended."""
         with self._changed:
             for digest in list(self._holders):
                 self._holders[digest].pop(holder, None)
@@ -96,8 +96,9 @@ class BlobRelay:
             self._changed.notify_all()
 
     def serve(self, sock: socket.socket, digest: str, nbytes: int, address: Address | None) -> None:
-        """Makes sure that a feeder gets a blob, asking sidecars for it if it is not here. `address`: where that feeder
-        will serve it to others; None if it does not, and gets it from here. Raises OSError, RemoteProtocolError."""
+        """Makes sure that a feeder gets a blob, and asks sidecars for the blob if it is not here. `address`: the
+        address at which that feeder will serve the blob to others. If None, the feeder will not serve it, and gets it
+        from here. Raises OSError, RemoteProtocolError."""
         if not self._wait(digest, nbytes):
             sockets.send_message(sock, {"type": "gone"})
             return
@@ -106,7 +107,7 @@ class BlobRelay:
             return
         with self._changed:
             sources = self._sources.setdefault(digest, {HERE: 0})
-            sources.pop(address, None)  # it had the blob once
+            sources.pop(address, None)  # the feeder had the blob before
         failed = 0
         while not self._served(
             sock, digest, nbytes, self._take_place(sources, here=failed >= MAX_FAILED), sources
@@ -117,7 +118,7 @@ class BlobRelay:
             self._changed.notify_all()
 
     def left(self, address: Address) -> None:
-        """Notes that a feeder is gone, and no longer serves blobs."""
+        """Records that a feeder is gone, and no longer serves blobs."""
         with self._changed:
             for sources in self._sources.values():
                 sources.pop(address, None)
@@ -125,7 +126,8 @@ class BlobRelay:
     def _served(
         self, sock: socket.socket, digest: str, nbytes: int, source: Source, sources: Sources
     ) -> bool:
-        """Names a source and waits for the feeder's answer. Returns False if it could not get the blob there."""
+        """Names a source and waits for the feeder's answer. Returns False if the feeder could not get the blob
+        there."""
         stored = False
         try:
             if source is HERE:
@@ -148,8 +150,9 @@ class BlobRelay:
         return stored
 
     def _take_place(self, sources: Sources, *, here: bool) -> Source:
-        """Waits for the least busy source and takes a place at it. Among equals the head comes last, because all need
-        its link. After a while it is the head, however busy: others may be slow for their own reasons."""
+        """Waits for the least busy source and takes a place at it. Among equals, the head comes last, because all
+        feeders need its link. After a while, takes a place at the head, however busy the head is, because the other
+        sources may be slow for their own reasons."""
         until = time.monotonic() + PLACE_WAIT_S
         with self._changed:
             while True:

@@ -25,7 +25,7 @@ def end_feeders(
 ) -> None:
     """Kills these feeders, and returns once the provider no longer finds them, or after END_TIMEOUT_S with a warning.
 
-    A kill is only a request: Ray's is sent in the background, and is lost if this process exits at once.
+    A kill is only a request: Ray's is sent in the background, and is lost if this process exits immediately.
     """
     left, deadline = set(feeders), clock() + END_TIMEOUT_S
     while left:

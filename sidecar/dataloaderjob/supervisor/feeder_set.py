@@ -1,4 +1,4 @@
-"""Decides which feeders should exist, and what to do about each one. Pure: no provider, no sockets, no clock.
+"""The feeders that should exist, and the decisions about each one. Pure: no provider, no sockets, no clock.
 
 A wanted feeder is a member of the set, by its number. Events move members as in TRANSITIONS; `step` returns the actions
 that are due.
@@ -6,8 +6,8 @@ that are due.
     PLACING   requested from the provider, has not reported yet
     READY     has reported; receivers know it
     LOST      its connection ended; it is started again, or it reconnects
-    DRAINING  no longer wanted; receivers no longer know it, it finishes what it has
-    BACKOFF   was killed or could not be placed; is placed again later
+    DRAINING  no longer wanted; receivers no longer know it, and it finishes its work
+    BACKOFF   was killed or could not be placed; it is placed again later
     (none)    not wanted, does not exist
 
 A feeder of another Ray cluster, whose head was lost, is a guest: it is not a member, and receivers know it until the
@@ -27,10 +27,11 @@ from dataloaderjob.core.texts import clean
 BACKOFF = Backoff(1.0, 30.0)
 MAX_WHY = 600
 TROUBLE_S = 60.0
-"""Time for which a feeder's trouble is reported after its last occurrence: a feeder that is killed again and again
-serves in between."""
+"""Time for which a feeder's trouble is reported after its last occurrence, because a feeder that is killed again and
+again serves in between."""
 DRAIN_GRACE_S = 0.5
-"""An idle feeder may still get a ticket from a receiver that has not read the new list yet."""
+"""Minimum time in DRAINING, because an idle feeder may still get a ticket from a receiver that has not read the new
+list yet."""
 
 
 class FeederState(Enum):
@@ -47,7 +48,7 @@ class FeederEvent(Enum):
     LEAVE = auto()
     """Its connection ended."""
     FAIL = auto()
-    """The provider refused to place it, or gave it up."""
+    """The provider refused to place it, or gave up on it."""
     REPLACE = auto()
     """A receiver reports that it hangs."""
     LATE = auto()
@@ -90,7 +91,7 @@ class Endpoint(NamedTuple):
     node: str = ""
     session: str = ""
     link: str = ""
-    """The key for connections to it, wrapped for sidecars (`core.keys`)."""
+    """The key for connections to the feeder, wrapped for sidecars (`core.keys`)."""
 
 
 class Trouble(NamedTuple):
@@ -115,7 +116,7 @@ class Member:
     cause: Cause | None = None
     """The cause in one word; `why` is its text."""
     host: str = ""
-    """Address of the node that was to run it, for messages."""
+    """Address of the node that should run it, for messages."""
     endpoint: Endpoint | None = None
     trouble: Trouble | None = None
 
@@ -125,7 +126,8 @@ class Member:
 
     @property
     def told(self) -> tuple[Cause | None, str]:
-        """The cause and text to report: those of its trouble, unless it is missing for another cause."""
+        """The cause and the text to report. They are those of the member's trouble, unless the member is missing for
+        another cause."""
         if self.trouble is not None and self.cause in _EXPLAINED:
             return self.trouble.cause, self.trouble.why
         return self.cause, self.why
@@ -159,11 +161,12 @@ class FeederSet:
         self.members: dict[int, Member] = {}
         self.version = 0
         self.session: str | None = None
-        """Session of the Ray cluster in use; None while unknown: all feeders that report a session are guests."""
+        """Session of the Ray cluster in use; None while unknown. Until then, all feeders that report a session are
+        guests."""
         self._guests: dict[str, Endpoint] = {}
         """Guests by instance."""
         self._strays: set[int] = set()
-        """Feeders that reported but are not members: left over from before, they must be killed."""
+        """Numbers of feeders that reported but are not members. They are left over from before, and must be killed."""
         self._ready_timeout_s = ready_timeout_s
         self._drain_timeout_s = drain_timeout_s
 
@@ -200,7 +203,7 @@ class FeederSet:
     # Events
 
     def opened(self, session: str, now: float) -> None:
-        """The provider has connected: feeders of this session that reported before are not guests."""
+        """Handles the provider's connection. Feeders of this session that reported before it are not guests."""
         self.session = session
         for endpoint in [e for e in self._guests.values() if e.session == session]:
             del self._guests[endpoint.instance]
@@ -213,14 +216,15 @@ class FeederSet:
             self.version += 1
 
     def adopt(self, index: int, now: float) -> None:
-        """A feeder with this number was found; it has the usual time to report."""
+        """Adopts a feeder that was found with this number. It has the usual time to report."""
         if index not in self.members:
             self.members[index] = Member(index, FeederState.PLACING, now, now + self._ready_timeout_s)
 
     def report(self, endpoint: Endpoint, now: float) -> bool:
-        """A feeder reported. Returns True if it is a member or a guest; any other must end.
+        """Handles a feeder's report. Returns True if the feeder is a member or a guest; any other feeder must end.
 
-        A feeder that reports before it was looked for was placed by an earlier supervisor: it is adopted.
+        A feeder that reports before the supervisor has looked for it was placed by an earlier supervisor, and is
+        adopted.
         """
         if endpoint.session and endpoint.session != self.session:
             self._guests[endpoint.instance] = endpoint
@@ -240,7 +244,7 @@ class FeederSet:
         return True
 
     def leave(self, name: str, instance: str, now: float) -> None:
-        """The connection of this process ended."""
+        """Handles the end of this process's connection."""
         self._dismiss(instance)
         member = self._member(name, instance)
         if member is None:
@@ -256,7 +260,7 @@ class FeederSet:
             member.deadline = min(member.deadline, max(now, member.since + DRAIN_GRACE_S))
 
     def replace(self, name: str, instance: str, why: str, now: float) -> list[Instruction]:
-        """A receiver reports that this process hangs: it is killed and replaced."""
+        """Handles a receiver's report that this process hangs. The process is killed and replaced."""
         why = clean(why, MAX_WHY)
         self._dismiss(instance)
         member = self._member(name, instance)
@@ -266,7 +270,7 @@ class FeederSet:
         return [Kill(member.index)]
 
     def failed(self, index: int, why: str, now: float, cause: Cause = Cause.REFUSED) -> None:
-        """The provider refused to place it, or gave it up."""
+        """Records that the provider refused to place a feeder, or gave up on it."""
         member = self.members.get(index)
         if member is not None:
             self._move(member, FeederEvent.FAIL, now, why=clean(why, MAX_WHY), cause=cause)
@@ -282,8 +286,8 @@ class FeederSet:
         self.version += 1
 
     def trouble(self, index: int, cause: Cause, why: str, now: float) -> None:
-        """Something is wrong with a member. The first text is kept while the trouble recurs: each time it may be at
-        another sample."""
+        """Records that something is wrong with a member. The first text is kept while the trouble recurs, because each
+        time, it may concern a different sample."""
         member = self.members.get(index)
         if member is None:
             return

@@ -2,10 +2,10 @@
 
     python -m dataloaderjob.supervisor.main --settings FILE.json
 
-`feeder_set` decides, a provider (`providers.provider`) acts, `server` has the connections, `reports` what sidecars and
-feeders report. Only the main thread calls the provider. A restarted supervisor adopts the feeders that it finds. It
-exits with EXIT_RAY_LATE if Ray does not come up, and with EXIT_RAY_LOST if Ray is lost. Its parent then starts it
-again; the feeders continue.
+`feeder_set` makes the decisions, and a provider (`providers.provider`) carries them out. `server` handles the
+connections, and `reports` keeps the reports of sidecars and feeders. Only the main thread calls the provider. A
+restarted supervisor adopts the feeders that it finds. It exits with EXIT_RAY_LATE if Ray does not come up, and with
+EXIT_RAY_LOST if Ray is lost. Its parent then starts it again; the feeders continue.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 WITNESS_S = 60.0
-"""Time for which a receiver's report that it cannot connect to a feeder counts; it is repeated every 20 s."""
+"""Time for which a receiver's report that it cannot connect to a feeder counts. The receiver repeats it every 20 s."""
 ASK_AGAIN_S = 2.5
 LEFT_S = 10.0
-"""Time after a feeder's end during which its cause is still asked for: Ray reports it a few seconds late."""
+"""Time after a feeder's end during which the supervisor still asks for the cause, because Ray reports it a few seconds
+late."""
 EXIT_FAILED = 1
 
 
@@ -76,7 +77,7 @@ class Supervisor:
         self._asked_for_memory_at = self._measured_at = 0.0
         self._stopping = False
         self._ending: set[int] | None = None
-        """Feeders to end because the job has ended; None: there are none yet."""
+        """Feeders to end because the job has ended; None if there are none."""
         self._ended = False
         self._started = time.monotonic()
         self._provider = provider_of(settings)
@@ -93,7 +94,7 @@ class Supervisor:
     # The loop, in the main thread
 
     def run(self) -> int:
-        """Returns the exit code: 0 after a stop request."""
+        """Runs the loop. Returns the exit code, which is 0 after a stop request."""
         threading.Thread(target=self._publisher, name="dlj-publish", daemon=True).start()
         self._provider.connect()
         leave_on_signals()  # again, because ray.init sets its own handlers
@@ -132,8 +133,8 @@ class Supervisor:
             exit_now(EXIT_FAILED)
 
     def _publish_forever(self) -> None:
-        """Publishes changes to sidecars, several at a time if they come fast: with 256 feeders, a list has 50 KB.
-        Feeders that drain are notified after the sidecars."""
+        """Publishes changes to sidecars. Changes in quick succession are published together, because with 256 feeders,
+        a list has 50 KB. Feeders that drain are notified after the sidecars."""
         published = -1
         while True:
             with self._changed:
@@ -169,7 +170,7 @@ class Supervisor:
                 self._drained.append(instruction.endpoint.instance)
 
     def _explain(self) -> None:
-        """Explains why feeders are late; feeders that ended for good are placed again."""
+        """Explains why feeders are late. Feeders that ended for good are placed again."""
         now = time.monotonic()
         with self._lock:
             explain_after_s = self._provider.explain_after_s
@@ -196,7 +197,7 @@ class Supervisor:
                     self._feeders.explain(why.feeder, why.text, why.cause)
 
     def _ask_for_memory(self) -> None:
-        """Asks the provider if feeders are missing, or were a moment ago, for lack of memory."""
+        """Asks the provider whether feeders that are missing, or were missing a moment ago, ran out of memory."""
         now = time.monotonic()
         with self._lock:
             gone = {index for index, at in self._left.items() if now - at < LEFT_S}
@@ -270,8 +271,8 @@ class Supervisor:
 
     def replace(self, name: str, instance: str, reason: str, witness: Witness | None = None) -> bool:
         """Handles a receiver's report that a feeder hangs or, with a `witness`, that the receiver cannot connect to it.
-        The latter is believed if most receivers report it: a feeder that is connected here may be cut off from only one
-        of them. Returns True if the feeder is replaced."""
+        The latter is believed only if most receivers report it, because a feeder that is connected here may be cut off
+        from only one receiver. Returns True if the feeder is replaced."""
         with self._changed:
             if witness is not None and not self._most_agree(instance, witness):
                 log.info("%s (%s) is %s, says %s", name, instance, reason, "/".join(witness))
@@ -420,7 +421,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="starts, replaces and scales the feeders of one job")
     parser.add_argument("--settings", type=Path, required=True, help="JSON file of SupervisorSettings")
     log_lines("supervisor: %(levelname)s %(message)s")
-    allow_all_files()  # a connection for each sidecar and feeder, and strangers' connections
+    allow_all_files()  # for the connections of sidecars, feeders and unknown peers
     try:
         supervisor = Supervisor(load(SupervisorSettings, parser.parse_args().settings))
     except (DataLoaderJobError, OSError) as exc:

@@ -16,8 +16,8 @@ MAX_FAILURE_TEXT = 600
 class Reports:
     """The last reports.
 
-    A trainer that fails ends its sidecar, too, and the next attempt knows nothing of it. A failure therefore stays here
-    when its sidecar is gone, until some trainer takes a batch.
+    A trainer that fails also ends its sidecar, and the next attempt knows nothing about the failure. The failure is
+    therefore kept here after its sidecar is gone, until some trainer takes a batch.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Reports:
         return [*self._left, *live][-MAX_FAILURES:]
 
     def add(self, sidecar: str, message: Mapping[str, Any]) -> None:
-        """Takes a message of metrics. Its fields other than metrics and failures are kept as they are."""
+        """Processes a metrics message. Its fields, except the type and the failures, are kept as they are."""
         self._left = [failure for failure in self._left if failure["sidecar"] != sidecar]  # it is back
         self.sidecars[sidecar] = {k: v for k, v in message.items() if k not in ("type", "failures")}
         found = message.get("failures")
@@ -55,7 +55,7 @@ class Reports:
             self._left.clear()
 
     def cost(self, instance: str, costs: dict[str, int] | None) -> None:
-        """Takes a feeder's report of its costs; None: the feeder is gone."""
+        """Records the costs that a feeder reported; None if the feeder is gone."""
         if costs is None:
             self._costs.pop(instance, None)
         else:
@@ -76,7 +76,7 @@ class Reports:
         return self._measures
 
     def gone(self, sidecar: str) -> None:
-        """Notes that the sidecar's last connection ended."""
+        """Records that the sidecar's last connection ended."""
         self.sidecars.pop(sidecar, None)
         self._taken.pop(sidecar, None)
         self._left = [*self._left, *self._failing.pop(sidecar, [])][-MAX_FAILURES:]

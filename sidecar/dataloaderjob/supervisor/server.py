@@ -1,4 +1,5 @@
-"""The supervisor's port: a thread for each connection, whose purpose is its role (`core.supervision`).
+"""The supervisor's port, with a thread for each connection. A connection's role states its purpose
+(`core.supervision`).
 
 The role's key (`core.keys`) decides what a peer may ask for. Each command and its result are logged. Nothing here calls
 the provider, so feeders and sidecars are served even while Ray is slow or gone.
@@ -68,7 +69,8 @@ class _Peer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
 
     def send(self, make: Callable[[], dict[str, Any]]) -> None:
-        """Sends what `make` returns. `make` is called under the lock, so the newest is sent last. Raises OSError."""
+        """Sends what `make` returns. `make` is called under the lock, so the newest message is sent last. Raises
+        OSError."""
         with self._lock:
             sockets.send_message(self.sock, make())
 
@@ -134,7 +136,7 @@ class SupervisorServer:
             self._acceptor.expire()
 
     def _welcomed(self, sock: Connection, answer: dict[str, Any]) -> None:
-        """Serves the connection in a thread that belongs to it."""
+        """Serves the connection in its own thread."""
         name = clean(answer.get("name"), MAX_COMMAND)
         try:
             peer = _Peer(next(self._numbers), sock, answer)
@@ -219,8 +221,8 @@ class SupervisorServer:
                 self._state.feeder_left(endpoint.name, endpoint.instance)
 
     def _link(self, message: dict[str, Any]) -> str:
-        """Returns the key for connections to a feeder, wrapped for sidecars; empty for a release without such keys.
-        Raises AuthError."""
+        """Returns the key for connections to a feeder, wrapped for sidecars; empty if the feeder's release lacks such
+        keys. Raises AuthError."""
         if "link" not in message:
             return ""
         about = supervision.text(message, "instance")
@@ -263,7 +265,7 @@ class SupervisorServer:
             sockets.send_message(peer.sock, answer)
 
     def _told(self, peer: _Peer, what: str, result: str) -> None:
-        """Writes the line about a command into the log."""
+        """Logs a command and its result."""
         log.info(
             "command %s from role %s, %s at %s: %s",
             clean(what, MAX_COMMAND), peer.role, peer.name, peer.address, clean(result, MAX_WHY),
@@ -279,7 +281,8 @@ def _blob_message(peer: _Peer) -> tuple[dict[str, Any], str, int]:
 
 
 def _address(message: dict[str, Any]) -> tuple[str, int] | None:
-    """Returns the address at which a feeder will serve the blob; None for the previous release, which does not."""
+    """Returns the address at which a feeder will serve the blob; None for a feeder of the previous release, which will
+    not."""
     if "host" not in message:
         return None
     return supervision.text(message, "host"), supervision.number(message, "port", 65535)

@@ -40,13 +40,14 @@ class Arguments:
     batch_size: int
     rows_per_file: int
     feeders: int | None
-    """None: a loader's default number; 0: this process does the work."""
+    """Number of feeders; None for a loader's default number, 0 if this process does the work."""
 
 
 def run(arguments: Arguments) -> str:
     """Runs the command. Returns a line that sums up the results.
 
-    Raises InputError if the arguments cannot work, UserCodeError for exceptions of the user's code, KeyboardInterrupt.
+    Raises InputError if the arguments cannot work. Raises UserCodeError for exceptions in the user's code. Raises
+    KeyboardInterrupt.
     """
     output = arguments.output.absolute()  # before the script, which may change the working directory
     _check_numbers(arguments)
@@ -169,13 +170,14 @@ def _without_our_words(text: str) -> str:
 
 
 class Progress:
-    """Prints a line on standard error every few seconds."""
+    """The progress, printed as a line on standard error every few seconds."""
 
     def __init__(self, *, total: int, before: int) -> None:
         """Counts rows; `before` is the number in files that existed already."""
         self._total, self._done = total, before
         self._first: tuple[int, float] | None = None
-        """Rows done when the first batch had arrived, and that time; the rate leaves the startup out."""
+        """The number of rows done when the first batch arrived, and the time of its arrival. The rate therefore
+        excludes the startup."""
         self._said_at = 0.0
 
     def add(self, rows: int) -> None:

@@ -1,7 +1,7 @@
 """The folder of results. A file is written under a temporary name and renamed, so a `part-*` file is always complete.
 
-_map.json describes the work whose results these are; _SUCCESS marks that all files exist. Readers of Parquet ignore
-both.
+_map.json describes the work that produced the results, and _SUCCESS marks that all files exist. Readers of Parquet
+ignore both.
 """
 
 from __future__ import annotations

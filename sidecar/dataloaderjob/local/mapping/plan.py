@@ -1,7 +1,7 @@
-"""Plan of the result files, and of the files still missing. Pure: `folder` looks at the file system.
+"""The plan of the result files, and of the files that are still missing. Pure: `folder` accesses the file system.
 
-A file has consecutive rows of whole batches. Its content therefore follows from the work alone, whatever the number of
-runs that it takes.
+A file contains the consecutive rows of whole batches. Its content therefore depends only on the work, not on the number
+of runs that the work takes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _WORDS = {
     "batch_size": "--batch-size",
     "rows_per_file": "--rows-per-file",
 }
-"""Words for fields in messages; other fields go by their own names."""
+"""Words for fields in messages; other fields appear under their own names."""
 
 
 def differences(needed: Work, found: Mapping[str, Any]) -> list[str]:

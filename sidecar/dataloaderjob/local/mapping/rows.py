@@ -35,7 +35,7 @@ class Inputs(Dataset[tuple[int, Any]]):
     """Dataset of (index, sample) for each index of the user's dataset."""
 
     SEEDS_BY_KEY = True
-    """A resumed run makes a sample at another position (`fetcher.BY_KEY`)."""
+    """A resumed run may make a sample at a different position (`fetcher.BY_KEY`)."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -49,7 +49,7 @@ class Inputs(Dataset[tuple[int, Any]]):
 
 
 class BatchedInputs(Inputs):
-    """The same for a dataset with `__getitems__`, which makes the samples of a batch together."""
+    """The same as `Inputs`, for a dataset with `__getitems__`, which makes the samples of a batch together."""
 
     def __getitems__(self, indices: list[int]) -> list[tuple[int, Any]]:
         seed_batch(_SEED, indices[0])
@@ -65,15 +65,16 @@ def inputs(dataset: Any) -> Inputs:
 
 
 class Apply:
-    """The loader's collate_fn: turns (index, sample) pairs into the function's results, as an Arrow message."""
+    """The loader's collate_fn, which turns (index, sample) pairs into the function's results, as an Arrow message."""
 
     def __init__(self, function: Callable[[Any], Any], collate_fn: Callable[[Any], Any] | None) -> None:
-        """`function`: a class is instantiated once in each process, for its first batch."""
+        """`function`: the function to call. A class is instantiated once in each process, for the process's first
+        batch."""
         self._function = function
         self._collate_fn = collate_fn
         self._made: Callable[[Any], Any] | None = None
         self._held = NOTHING_HELD
-        """Generators held by an instance created here; the fetcher seeds those of a function."""
+        """Generators held by an instance created here; the fetcher seeds the generators that a function holds."""
 
     def __call__(self, pairs: list[tuple[int, Any]]) -> np.ndarray[Any, Any]:
         rows = range(pairs[0][0], pairs[-1][0] + 1)
@@ -118,8 +119,8 @@ def to_message(batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
 
 
 def from_message(message: Any) -> pa.RecordBatch:
-    """Unpacks a message; the result shares no memory with it. Raises RemoteProtocolError if it is malformed: pyarrow
-    would follow offsets in it to any place in memory."""
+    """Unpacks a message. The result shares no memory with the message. Raises RemoteProtocolError if the message is
+    malformed, because pyarrow would follow offsets in it to any place in memory."""
     if type(message) is not np.ndarray:
         raise RemoteProtocolError(f"a feeder sent a {type(message).__name__} instead of results")
     try:
@@ -139,7 +140,7 @@ def record_batch(result: Any, rows: range) -> pa.RecordBatch:
     become columns."""
     if hasattr(result, "columns") and hasattr(
         result, "__arrow_c_stream__"
-    ):  # a DataFrame, for example of pandas
+    ):  # a DataFrame, for example from pandas
         result = pa.table(result)
     if isinstance(result, pa.Table | pa.RecordBatch):
         columns = dict(zip(result.schema.names, result.columns, strict=True))
@@ -172,7 +173,7 @@ def _column(name: Any, value: Any, rows: range) -> pa.Array:
         raise InputError(f"column names must be strings, but the result for {shown(rows)} has {name!r}")
     try:
         array = as_arrow(value)
-    except Exception as exc:  # of any library whose object it is
+    except Exception as exc:  # from whichever library the object belongs to
         raise InputError(
             f"column {name!r} of the result for {shown(rows)} cannot be written: {exc}; {REMEDY}"
         ) from exc

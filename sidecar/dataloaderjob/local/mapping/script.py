@@ -1,4 +1,4 @@
-"""Loads the user's script, and finds the dataset and the functions in it.
+"""The user's script: its loading, and the lookup of the dataset and the functions in it.
 
 As in multiprocessing's spawned workers, the script becomes `__main__` under the name `__mp_main__`, so that code below
 `if __name__ == "__main__":` does not run.
@@ -26,7 +26,7 @@ class Script:
     """A loaded script."""
 
     def __init__(self, path: Path) -> None:
-        """Raises InputError if the file does not exist, UserCodeError if the script raises an exception."""
+        """Raises InputError if the file does not exist. Raises UserCodeError if the script raises an exception."""
         if not path.is_file():
             raise InputError(f"there is no file {path}: name a Python script")
         self.name = path.name

@@ -1,1 +1,1 @@
-"""The report of a run on this machine: the data kept while it runs, and the page rendered from them."""
+"""The report of a run on this machine: the data kept during the run, and the page rendered from it."""

@@ -1,4 +1,4 @@
-"""Derives the contents of a report from a run's readings: rates between readings, the verdict, incidents. Pure."""
+"""The contents of a report, derived from a run's readings: rates between readings, the verdict, and incidents. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dataloaderjob.local.reporting.series import LOST, MEMORY, REPLACED, STARTED
 MOST_POINTS = 240
 """Maximum number of points of a line in a chart."""
 BEFORE_S, AFTER_S = 10.0, 10.0
-"""Seconds around an incident whose waiting is compared."""
+"""Seconds before and after an incident over which the ranks' waiting is compared."""
 TAIL = 4.0
-"""A batch that takes this many medians is slow."""
+"""A batch that takes this multiple of the median time is slow."""
 TRAINING, RECEIVING, MAKING, SERVING = "training", "receiving", "making batches", "sending, supervising"
 
 
@@ -29,9 +29,9 @@ class Span:
     began: float
     ended: float
     waiting: Mapping[str, float]
-    """Share of its time that each rank waited; without ranks that did nothing."""
+    """Share of its time for which each rank waited; ranks that did nothing are omitted."""
     ready: Mapping[str, int]
-    """Ready batches of each rank at the end."""
+    """Number of ready batches of each rank at the end."""
     nbytes_per_s: float
     batches_per_s: float
     feeders: int
@@ -42,7 +42,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Batches that took at least TAIL medians."""
+    """Batches that took at least TAIL times the median."""
 
     count: int
     share: float
@@ -57,7 +57,8 @@ class Incident:
     back_s: float | None
     """Seconds until it served again; None if it did not."""
     before: float | None
-    """Share of the time that ranks waited before and after; None if unknown."""
+    """Share of the time for which ranks waited before the incident; None if unknown. `after` is their share after
+    it."""
     after: float | None
 
 
@@ -87,13 +88,13 @@ class Analysis:
 
     @cached_property
     def steady(self) -> Mapping[str, int]:
-        """Counts since the first batches: until then, training waits for feeders that start."""
+        """Counts since the first batches. Until then, training waits for feeders to start."""
         first = next((r.counts for r in self.readings if r.counts.get("next_calls")), {})
         return {name: count - first.get(name, 0) for name, count in self.last.counts.items()}
 
     @cached_property
     def waiting(self) -> float | None:
-        """Share of the time that all ranks waited after the first batches; None without later ones."""
+        """Share of the time for which all ranks waited after the first batches; None if no batches followed."""
         return _waiting(self.steady)
 
     def waiting_of(self, rank: str) -> float | None:
@@ -127,13 +128,13 @@ class Analysis:
 
     @cached_property
     def queued(self) -> float:
-        """Share of build time in which a builder was ready to run and had no CPU."""
+        """Share of build time in which a builder was ready to run but had no CPU."""
         sums = self.times.sums
         return sums.queued_ns / sums.wall_ns if sums.wall_ns else 0.0
 
     @cached_property
     def tail(self) -> Tail | None:
-        """Slow batches; None if there are none, or no more than others of the machine may cause."""
+        """Slow batches; None if there are none."""
         median = self.times.quantile(0.5)
         if median is None:
             return None
@@ -145,7 +146,7 @@ class Analysis:
 
     @property
     def is_heavy_tailed(self) -> bool:
-        """True if few batches take much of the time."""
+        """True if a few batches take much of the time."""
         return (
             self.tail is not None
             and self.tail.share > 0.25
@@ -156,7 +157,7 @@ class Analysis:
 
     @cached_property
     def pipeline(self) -> Pipeline | None:
-        """The model's input; None before there are batches, and their times."""
+        """The model's input; None until there are batches and their times."""
         sums, counts = self.times.sums, self.steady
         calls = counts.get("next_calls", 0)
         if calls <= 0 or not sums.count or not self.ranks:
@@ -181,7 +182,7 @@ class Analysis:
 
     @property
     def feeders(self) -> int:
-        """The number of feeders of most readings with a batch."""
+        """The most common number of feeders among the readings since the first batch."""
         found = [r.feeders for r in self.readings if r.counts.get("next_calls")]
         return statistics.mode(found) if found else self.last.feeders
 
@@ -221,9 +222,10 @@ def _waiting(counts: Mapping[str, int]) -> float | None:
 
 
 def _shares(rank: str, pairs: Sequence[tuple[Reading, Reading]]) -> list[float | None]:
-    """Returns the share of each span that a rank waited; None if unknown.
+    """Returns the share of each span for which a rank waited; None if unknown.
 
-    A wait, and a step, counts once it has ended. Its time beyond the span belongs to the spans before.
+    A wait or a step counts once it has ended. If it is longer than that span, the rest of its time belongs to earlier
+    spans.
     """
     found: list[float | None] = []
     open_: list[int] = []

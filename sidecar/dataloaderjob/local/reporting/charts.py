@@ -1,6 +1,6 @@
-"""Charts of a report as SVG, in colours that the page's style defines. matplotlib is imported nowhere else.
+"""The charts of a report as SVG, in colors that the page's style defines. matplotlib is imported nowhere else.
 
-Each chart is drawn twice, for wide and for narrow windows. Charts contain no text of the user's.
+Each chart is drawn twice, for wide and for narrow windows. Charts contain no text from the user.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WIDE, NARROW = (9.2, 2.5), (3.55, 2.5)
 """Sizes in inches; an inch has 96 pixels of CSS."""
 MOST_LINES = 8
-"""Maximum number of ranks that get a line each; with more, their range and middle are drawn."""
+"""Maximum number of ranks that get a line each. With more ranks, only their range and their median are drawn."""
 _INK, _GRID, _MARK = "#010101", "#020202", "#030303"
 _COLOURS = tuple(f"#0a000{i}" for i in range(1, 9))
 _VARIABLES = {_INK: "--ink", _GRID: "--grid", _MARK: "--bad"} | {
@@ -43,7 +43,7 @@ _STYLE: dict[RcKeyType, Any] = {
 
 
 Draw = Callable[[Axes, int], None]
-"""Draws onto these axes, with this number of columns in a legend."""
+"""A function that draws on these axes, with this number of columns in a legend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Chart:
 
 
 def waiting(found: Analysis) -> Chart:
-    """Draws the share of its time that each rank waited."""
+    """Draws the share of its time for which each rank waited."""
 
     def draw(axes: Axes, _: int) -> None:
         _lines(axes, found, lambda span: {r: 100 * w for r, w in span.waiting.items()})
@@ -129,7 +129,7 @@ def build_times(found: Analysis) -> Chart:
 
 
 def throughput(found: Analysis) -> Chart:
-    """Draws the bytes per second to all ranks."""
+    """Draws the bytes per second that all ranks received."""
 
     def draw(axes: Axes, _: int) -> None:
         at = [span.ended for span in found.spans]
@@ -165,7 +165,7 @@ def cpus(found: Analysis) -> Chart:
 
 
 def _lines(axes: Axes, found: Analysis, of: Callable[[Span], Mapping[str, float]]) -> None:
-    """Draws a line for each rank, or the range of many."""
+    """Draws a line for each rank, or the range of many ranks."""
     rows = [of(span) for span in found.spans]
     at = [span.ended for span in found.spans]
     if len(found.ranks) <= MOST_LINES:
@@ -186,7 +186,7 @@ def _lines(axes: Axes, found: Analysis, of: Callable[[Span], Mapping[str, float]
 
 
 def _over_time(axes: Axes, found: Analysis) -> None:
-    """Makes the horizontal axis the time, with the numbers of incidents."""
+    """Makes the horizontal axis a time axis, marked with the numbers of incidents."""
     axes.set_xlim(0, max(1.0, found.last.at))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda s, _: _seconds(s)))

@@ -1,4 +1,4 @@
-"""Finds events in two consecutive statuses of a supervisor and a sidecar. Pure."""
+"""The events between two consecutive statuses of a supervisor. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dataloaderjob.local.reporting.series import (
 
 Status = Mapping[str, Any]
 _TROUBLES = frozenset(Cause) - {Cause.STARTS, Cause.LOST}
-"""Causes that are an event by themselves."""
+"""Causes that count as an event by themselves."""
 
 
 def found(at: float, before: Status, after: Status) -> Iterator[Event]:

@@ -1,6 +1,6 @@
-"""Keeps a run's readings, events and times of batches in a folder while it runs, apart from the path of batches.
+"""The collection of a run's readings, events and batch times in a folder during the run, outside the path of batches.
 
-The thread that polls sidecar and supervisor calls `see` after each poll. Files stay below about 1 MB.
+The thread that polls the sidecar and the supervisor calls `see` after each poll. Files stay below about 1 MB.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Keeper:
-    """Writes the files of one run."""
+    """The writer of one run's files."""
 
     def __init__(self, folder: Path, times: Path, about: Mapping[str, Any]) -> None:
         """Creates `folder`. `times`: folder of the builders' files. Raises OSError."""
@@ -54,7 +54,7 @@ class Keeper:
         self._rewrite()
 
     def see(self, snapshot: Snapshot) -> None:
-        """Takes the answers of a poll."""
+        """Processes the answers to a poll."""
         with self._lock:
             at = time.monotonic() - self._began
             self._history.add(snapshot)
@@ -110,10 +110,11 @@ class Keeper:
         }
 
     def _add_times(self) -> tuple[Times, dict[str, int]]:
-        """Returns the times of all builders so far, and their CPU by feeder. Files of ended ones are removed."""
+        """Returns the times of all builders so far, and their CPU time by feeder. Removes the files of builders that
+        have ended."""
         total, cpu = Times(), dict(self._ended_cpu)
         for feeder, pid, path in timings.files(self._times_folder):
-            is_over = not Path(f"/proc/{pid}").exists()  # before it is read: nothing is added afterwards
+            is_over = not Path(f"/proc/{pid}").exists()  # before the read: nothing is added afterwards
             if (times := timings.read(path)) is None:
                 continue
             cpu[feeder] = cpu.get(feeder, 0) + times.sums.cpu_ns
@@ -165,7 +166,7 @@ def _processes(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
 
 
 def cpu_of(pid: int) -> float | None:
-    """Returns CPU seconds of a process so far; None if it has ended."""
+    """Returns the CPU seconds that a process has used so far; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) * _TICK_S

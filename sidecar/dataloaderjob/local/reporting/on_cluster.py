@@ -1,4 +1,5 @@
-"""Watches a job on a cluster through kubectl, for a report: finds the head's pod, and reads its supervisor's status."""
+"""The watch of a job on a cluster through kubectl, for a report. It finds the head's pod, and reads the supervisor's
+status there."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ from dataloaderjob.local.reporting.rundata import RunData
 from dataloaderjob.local.reporting.watching import Watched
 
 CONTAINERS = ("supervisor", "head")
-"""Containers of the head's pod that may have the job's key: the first one that exists."""
+"""Containers of the head's pod that may have the job's key. The first one that exists is used."""
 MODULE = "dataloaderjob.pod.status"
 TIMES_MODULE = "dataloaderjob.pod.times"
 SELECTOR = "dataloading.dev/job={},dataloading.dev/role={}"
 MOST_PODS, PARALLEL = 64, 8
-"""Feeder pods that are asked, and how many at a time."""
+"""Maximum number of feeder pods that are queried, and how many are queried at a time."""
 LEAST_S, MOST_S = 5, 3600
 TOLD_EVERY_S = 10.0
 MAX_WHY = 400
@@ -31,7 +32,7 @@ MAX_WHY = 400
 def watch(namespace: str, job: str, seconds: int) -> RunData:
     """Watches a job for some seconds, or until the user interrupts. Raises InputError if that is impossible."""
     if not LEAST_S <= seconds <= MOST_S:
-        raise InputError(f"--seconds must be from {LEAST_S} to {MOST_S}, got {seconds}")
+        raise InputError(f"--seconds must be between {LEAST_S} and {MOST_S}, got {seconds}")
     pod, container, settings = _head(namespace, job)
     command = [
         "exec", "-n", namespace, pod, "-c", container, "--", "python", "-P", "-m", MODULE, "--settings", settings,
@@ -52,7 +53,7 @@ def watch(namespace: str, job: str, seconds: int) -> RunData:
     except KeyboardInterrupt:
         _say("interrupted: the report covers the time until now")
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise InputError(f"the supervisor's answer in {pod} cannot be read: {exc!r}") from exc
+        raise InputError(f"cannot read the answer of the supervisor in {pod}: {exc!r}") from exc
     if not watched.series.readings:
         raise InputError(
             f"the supervisor in {pod} did not report anything: try again once the job is Running"
@@ -62,7 +63,7 @@ def watch(namespace: str, job: str, seconds: int) -> RunData:
 
 
 def _times(namespace: str, job: str) -> Times:
-    """Returns the times of single batches of all feeder pods, as far as they tell."""
+    """Returns the times of individual batches in all feeder pods, as far as the pods report them."""
     total, silent = Times(), 0
     pods = _pods(namespace, SELECTOR.format(job, "feeder"))[:MOST_PODS]
     with ThreadPoolExecutor(PARALLEL) as pool:
@@ -86,7 +87,7 @@ def _times_of(namespace: str, pod: Mapping[str, Any]) -> Times | None:
 
 
 def _head(namespace: str, job: str) -> tuple[str, str, str]:
-    """Returns the head's pod, the container with the job's key, and its file of settings."""
+    """Returns the head's pod, the container with the job's key, and the path of its settings file."""
     ready = _pods(namespace, SELECTOR.format(job, "head"))
     if not ready:
         raise InputError(
@@ -101,7 +102,7 @@ def _head(namespace: str, job: str) -> tuple[str, str, str]:
                 name,
                 str(containers[name][containers[name].index("--settings") + 1]),
             )
-    raise InputError(f"the head pod of {job} has no container with a supervisor: it is of another release")
+    raise InputError(f"the head pod of {job} has no container with a supervisor: it is from another release")
 
 
 def _pods(namespace: str, selector: str) -> list[dict[str, Any]]:

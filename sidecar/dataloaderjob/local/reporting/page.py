@@ -40,7 +40,7 @@ MADE = (
 )
 QUEUED = (
     "During {:.0%} of this time, a feeder was ready to work, but other processes had the CPUs. The times "
-    "of single samples include that delay."
+    "of individual samples include that delay."
 )
 CPU = (
     "CPUs that this run kept busy, at most {:.1f} of the machine's {}. If the stack reaches the dashed "
@@ -53,15 +53,15 @@ CPU_OF_CLUSTER = (
     "training is not measured on a cluster."
 )
 WATCHED = "Feeders made {:,} batches during the watch."
-SINCE = "The chart, and the slowest batches below, are those since the feeders' pods started."
-UNKNOWN = "No feeder pod reported the times of single batches."
+SINCE = "The chart and the slowest batches below cover the time since the feeder pods started."
+UNKNOWN = "No feeder pod reported the times of individual batches."
 MEANS = "Means over {}. Each resource bounds the rate, and the lowest bound is the limit."
-ALONE = "The figures of single ranks include the wait for the first batch."
+ALONE = "The figures of individual ranks include the wait for the first batch."
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A chart with what to see in it, and tables."""
+    """A chart, an explanation of what it shows, and tables."""
 
     title: str
     text: Sequence[str]
@@ -96,7 +96,7 @@ def _subtitle(found: Analysis) -> str:
     data = found.data
     if data.is_watched:
         return f"A job on a cluster, watched for {story.span(found.last.at)} from {story.when(data.started)}."
-    began = f"Started {story.when(data.started)}, feeders by the provider {data.about.get('provider')}"
+    began = f"Started {story.when(data.started)}, with feeders from the provider {data.about.get('provider')}"
     live = " The run is live." if data.is_live else ""
     earlier = (
         f" The record also has {data.earlier} earlier runs, which are not shown." if data.earlier else ""
@@ -182,9 +182,9 @@ def _times(found: Analysis) -> Iterator[Section]:
 
 def _slowest(found: Analysis) -> Section:
     when = (
-        "Times are those of day" if found.data.is_watched else "Times are counted from the start of the run"
+        "Times are times of day" if found.data.is_watched else "Times are counted from the start of the run"
     )
-    text = f"{when}. A sample that is slow each time is worth investigating."
+    text = f"{when}. A sample that is slow every time is worth investigating."
     tables = [story.slow_batches(found), story.slow_samples(found)]
     return Section("Slowest batches and samples", [text], None, tables)
 

@@ -1,4 +1,4 @@
-"""Finds and reads the files that `keeper` wrote about a run."""
+"""The files that `keeper` wrote about a run, and how they are found and read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataloaderjob.core.timings import Times, unpacked
 from dataloaderjob.local.reporting.series import REPORT, SERIES_FILE, TIMES_FILE, Series, parse
 from dataloaderjob.local.status import LiveRun, find_run, live_runs
 
-ENDED = "A run that has ended can be reported if it was started with --record FOLDER: give that folder"
+ENDED = "A report on a run that has ended requires its --record FOLDER: pass that folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class RunData:
 
     @property
     def cpus(self) -> int:
-        """CPUs of the machine; 0: unknown, as on a cluster."""
+        """CPUs of the machine; 0 if unknown, as on a cluster."""
         return int(self.about.get("cpus") or (0 if self.is_watched else 1))
 
     @property
     def is_watched(self) -> bool:
-        """True for a job on a cluster: only what happened while a command watched it is known."""
+        """True for a job on a cluster. For such a job, only what happened while a command watched it is known."""
         return bool(self.about.get("watched"))
 
 
@@ -81,7 +81,7 @@ def _of_live(run: LiveRun) -> RunData:
 
 
 def _newest(folder: Path) -> tuple[Path, int] | None:
-    """Returns the folder of the newest run in `folder`, and the number of earlier ones."""
+    """Returns the folder of the newest run in `folder`, and the number of earlier runs."""
     if (folder / SERIES_FILE).is_file():
         return folder, 0
     if (folder / REPORT / SERIES_FILE).is_file():

@@ -19,13 +19,14 @@ MOST_READINGS = 800
 MOST_EVENTS = 400
 MAX_WHAT = 300
 REPORT = "report"
-"""Folder for one run in the run's own, or for several in their record."""
+"""Name of the folder with this data: for one run, within the run's own folder; for several runs, within their
+record."""
 SERIES_FILE, TIMES_FILE = "series.jsonl", "times.json"
 
 
 @dataclass(frozen=True, slots=True)
 class RankReading:
-    """Counts of one rank since the start of the run, and its batches that are ready now."""
+    """Counts of one rank since the start of the run, and the number of its batches that are ready now."""
 
     next_calls: int
     wait_ns: int
@@ -81,7 +82,7 @@ class Event:
     kind: str
     """A kind that a reader may count: STARTED, LOST and so on."""
     what: str
-    """The event as text; may come from user code."""
+    """The event as text, which may come from user code."""
 
     def pack(self) -> str:
         return json.dumps({**asdict(self), "at": round(self.at, 3)})
@@ -106,7 +107,7 @@ class Series:
         return not self.readings or at - self.readings[-1].at >= self.every_s - 0.05
 
     def add(self, reading: Reading) -> bool:
-        """Adds a reading. Returns True if earlier ones were dropped. Counts are totals, so nothing else is lost."""
+        """Adds a reading. Returns True if earlier readings were dropped. Counts are totals, so nothing else is lost."""
         self.readings.append(reading)
         if len(self.readings) <= MOST_READINGS:
             return False
@@ -124,12 +125,13 @@ class Series:
 
 
 def parse(lines: Iterable[str], where: str) -> tuple[dict[str, Any], Series]:
-    """Reads a file of a run: (about, series). The last line may be incomplete. Raises InputError for anything else."""
+    """Reads a run's file. Returns (about, series). The last line may be incomplete. Raises InputError for any other
+    defect."""
     about: dict[str, Any] | None = None
     series, broken = Series(), ""
     for number, line in enumerate(lines, 1):
         if broken:
-            raise InputError(f"{where} is not the series of a run: {broken}")
+            raise InputError(f"{where} does not contain the readings of a run: {broken}")
         try:
             row = json.loads(line)
             if about is None:
@@ -143,5 +145,5 @@ def parse(lines: Iterable[str], where: str) -> tuple[dict[str, Any], Series]:
         except (ValueError, TypeError, KeyError, AttributeError) as exc:
             broken = f"line {number} cannot be read ({exc})"
     if about is None:
-        raise InputError(f"{where} is not the series of a run: {broken or 'it is empty'}")
+        raise InputError(f"{where} does not contain the readings of a run: {broken or 'it is empty'}")
     return about, series

@@ -1,4 +1,4 @@
-"""The words of a report: the events, in sentences, and the tables beside the charts. Pure."""
+"""The text of a report: the events as sentences, and the tables beside the charts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataloaderjob.local.reporting.analysis import TAIL, Analysis, Incident
 from dataloaderjob.local.reporting.series import ENDED, FAILED, MEMORY, SERVICE, TROUBLE, Event
 
 OVERLOADED = 0.3
-"""Share of build time spent waiting for a CPU from which on the machine is too small."""
+"""Share of build time spent waiting for a CPU above which the machine counts as too small."""
 MOST_ROWS, MOST_STORY = 60, 12
 LIMITS = {
     Limit.CPU: "the CPU of the processes that make batches",
@@ -40,7 +40,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """The head of a report."""
+    """The top part of a report."""
 
     verdict: str
     is_bad: bool
@@ -67,7 +67,7 @@ def _verdict(found: Analysis) -> tuple[str, bool, list[str]]:
     if found.waiting is None:
         few = "Too few batches were taken" if found.batches else "No batch was taken yet"
         return f"{few}, so there is nothing to judge.", True, []
-    waits = f"training waited for input {found.waiting:.0%} of its time"
+    waits = f"training waited for input for {found.waiting:.0%} of its time"
     if found.waiting < WORTH:
         return f"Not limited by input: {waits}.", False, list(_reasons(found))
     return f"Limited by input: {waits}.", True, list(_reasons(found))
@@ -79,7 +79,10 @@ def _reasons(found: Analysis) -> Iterator[str]:
     if advice is None or pipeline is None or waiting is None:
         return
     if waiting < WORTH:
-        yield "The feeders keep up. Watch the ready batches below: while they stay near their maximum, fewer may do."
+        yield (
+            "The feeders keep up. Watch the ready batches below: while they stay near their maximum, fewer "
+            "feeders may suffice."
+        )
         return
     if found.data.is_watched:
         yield from _reasons_on_cluster(found)
@@ -100,7 +103,7 @@ def _reasons(found: Analysis) -> Iterator[str]:
         more = f"{advice.gain:.2g} times faster"
         yield (
             f"The limit is {LIMITS[advice.limit]}. {_count(advice.feeders, 'feeder')} with one CPU each "
-            f"would suffice (this run had {found.feeders}), and make it up to {more}; then the limit is "
+            f"would suffice (this run had {found.feeders}), and would make it up to {more}; then the limit is "
             f"{LIMITS[advice.next_limit]}."
         )
     elif advice.feeders:
@@ -114,7 +117,7 @@ def _reasons(found: Analysis) -> Iterator[str]:
 
 
 def _reasons_on_cluster(found: Analysis) -> Iterator[str]:
-    """Yields the job's own verdict, which knows more than the sums of a watch."""
+    """Yields the job's own verdict, which is based on more than the sums of a watch."""
     if verdict := found.data.about.get("verdict"):
         yield f"The job's verdict on its last minute: {verdict}."
     if found.queued > OVERLOADED:
@@ -143,7 +146,7 @@ def _figures(found: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _lines(found: Analysis) -> Iterator[str]:
-    """Yields what happened, in order."""
+    """Yields sentences about what happened, in order."""
     if not found.data.is_watched:
         yield from _start(found)
     for number, incident in enumerate(found.incidents[:MOST_STORY], 1):
@@ -166,7 +169,7 @@ def _start(found: Analysis) -> Iterator[str]:
             + (
                 f"{span(found.first_batch_at)}."
                 if found.first_batch_at is not None
-                else ("... it has not got one yet.")
+                else ("... (it has none yet).")
             )
         )
     elif found.readings:
@@ -185,7 +188,8 @@ def _incident(number: int, incident: Incident) -> str:
         text += f" Another process replaced it {span(incident.back_s)} later."
     if incident.before is not None and incident.after is not None:
         text += (
-            f" Training waited {incident.before:.0%} of its time before, and {incident.after:.0%} just after."
+            f" Training waited for {incident.before:.0%} of its time before, and for {incident.after:.0%} "
+            "just after."
         )
     return text
 
@@ -222,7 +226,7 @@ def _slow(found: Analysis) -> Iterator[str]:
     names = Counter(entry.text for entry in times.samples)
     again = [f"{text} ({n} times)" for text, n in names.most_common(3) if n > 1]
     if again and found.is_heavy_tailed:
-        yield f"The same samples are slow each time: {', '.join(again)}."
+        yield f"The same samples are slow every time: {', '.join(again)}."
 
 
 def _end(found: Analysis) -> Iterator[str]:
@@ -232,7 +236,7 @@ def _end(found: Analysis) -> Iterator[str]:
     elif found.data.is_watched:
         yield "The job was still running when the watch ended."
     elif found.data.is_live:
-        yield "The run is still going on; this page shows it so far."
+        yield "The run is still in progress; this page shows it so far."
 
 
 # Tables
@@ -280,8 +284,8 @@ def parts(found: Analysis) -> Table:
     rows = [
         (name, duration(ns / 1e9 / count), f"{ns / max(1, sums.wall_ns):.0%}")
         for name, ns in (
-            ("samples (__getitem__)", sums.fetch_ns), ("collate_fn", sums.collate_ns), ("encoding it", sums.encode_ns),
-            ("all of it", sums.wall_ns), ("time on a CPU", sums.cpu_ns),
+            ("samples (__getitem__)", sums.fetch_ns), ("collate_fn", sums.collate_ns), ("encoding", sums.encode_ns),
+            ("total", sums.wall_ns), ("time on a CPU", sums.cpu_ns),
             ("time ready, but without a CPU", sums.queued_ns),
         )
     ]  # fmt: skip
@@ -289,7 +293,7 @@ def parts(found: Analysis) -> Table:
 
 
 def costs(found: Analysis) -> Table:
-    """Returns the mean cost of a batch, where only sums are known."""
+    """Returns the mean cost of a batch if only sums are known."""
     sums = found.times.sums
     count = max(1, sums.count)
     rows = [

@@ -1,7 +1,7 @@
 """The data of a report about a job on a cluster, from its supervisor's statuses while a command watches it. Pure.
 
-Nothing is kept on a cluster, so a report shows the time for which the command watched. Counts begin at its first look.
-Statuses come from the user's image: anything but counts in them is ignored.
+A cluster keeps no data for a report, so a report covers the time for which the command watched. Counts begin with the
+first status. Statuses come from the user's image, so any value that is not a valid count is ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Status = Mapping[str, Any]
 
 
 class Watched:
-    """The rise of all counts since the first status."""
+    """The increase of all counts since the first status."""
 
     def __init__(self) -> None:
         self.series = Series()
@@ -36,7 +36,7 @@ class Watched:
         self._slots = 0
 
     def see(self, at: float, status: Status) -> None:
-        """Takes a status, which is empty if the supervisor did not answer."""
+        """Processes a status, which is empty if the supervisor did not answer."""
         if not status:
             return
         if self._before:
@@ -48,12 +48,14 @@ class Watched:
             self.series.add(self._reading(at, status, ready))
 
     def verdict(self) -> str:
-        """Returns the verdict on the last minute, as `status` has it for a run; empty if it is unknown."""
+        """Returns the verdict on the last minute, as `dataloaderjob status` shows it for a run; empty if it is
+        unknown."""
         found = judge(measures.parse(self._before.get("measures")))
         return "" if found is None else found.sentence()
 
     def times(self, single: Times | None = None) -> Times:
-        """Sums over all batches of the watch. `single`: times of single batches since feeders started, if known."""
+        """Returns sums over all batches of the watch. `single`: times of individual batches since the feeders started,
+        if known."""
         total = {
             name: sum(rise.get(name, 0) for rise in self._of("feeder").values()) for name in costs.COUNTERS
         }
@@ -68,7 +70,7 @@ class Watched:
         return Times(sums, single.buckets, single.batches, single.samples)
 
     def _add(self, status: Status) -> dict[str, int]:
-        """Adds a status's counts up. Returns the ready batches of each rank."""
+        """Adds up the counts of a status. Returns the number of ready batches of each rank."""
         is_first, ready = not self._before, dict[str, int]()
         for sidecar, report in _mapping(status.get("sidecars")).items():
             name = clean(sidecar, MAX_NAME)
@@ -97,12 +99,12 @@ class Watched:
         return ready
 
     def _label(self, rank: str, sidecar: str) -> str:
-        """Returns the rank, with its sidecar if another one has the same rank."""
+        """Returns the rank, with the name of its sidecar if another sidecar has the same rank."""
         theirs = any(name.endswith(f"/{rank}") and name != f"{sidecar}/{rank}" for name in self._of("rank"))
         return f"{rank} of {sidecar}" if theirs else rank
 
     def _count(self, kind: str, name: str, now: dict[str, int], *, is_first: bool) -> None:
-        """Adds the rise since the last status. The counts of a new process begin at 0."""
+        """Adds the increase since the last status. The counts of a new process begin at 0."""
         source = kind, name
         before = self._last.get(source, now if is_first else {})
         rise = self._rise.setdefault(source, {})

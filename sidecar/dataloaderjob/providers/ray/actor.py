@@ -16,9 +16,9 @@ keeps blobs in a folder of the node's Ray session. Ray may kill this process at 
 removes the folder once all of the job's feeders on that node have ended. If the feeder's lease has expired, this
 process asks Ray not to restart it.
 
-On one machine, Ray brings workers' output to the driver that started them, which shows it as lines `[feeder-0] ...`.
-A supervisor that adopted its feeders is another driver. The filter by driver is therefore removed (Ray Serve does the
-same) and lines are selected by name.
+On one machine, Ray forwards workers' output to the driver that started them, which shows it as lines `[feeder-0] ...`.
+A supervisor that adopted its feeders is a different driver. The filter by driver is therefore removed (Ray Serve does
+the same) and lines are selected by name.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ EXIT_BROKEN = 70
 LAST_KILL_S = 10.0
 """Time for Ray to kill an actor that has requested its own end."""
 FOREIGN_FOLDER = "dataloaderjob"
-"""Folder in a Ray session's folder for the blobs of jobs that did not start this Ray."""
+"""Subfolder of a Ray session's folder for the blobs of jobs that did not start this Ray cluster."""
 _JANITOR = (
     'exec 3<&0; (trap "" HUP INT TERM; read -r _ <&3; sleep 1; rm -f "$1/users/$2"; '
     'rmdir "$1/users" 2>/dev/null && rm -rf "$1") </dev/null &'
@@ -89,8 +89,8 @@ def at_home(settings: FeederSettings, folder: Path) -> FeederSettings:
 
 
 def abroad(settings: FeederSettings, foreign: ForeignNode, address: str, session: Path) -> FeederSettings:
-    """Returns the settings on a node that was not started for the job. They have an address that other nodes can reach,
-    and a folder for blobs that is removed with the job's last feeder there. `session`: folder of the node's Ray
+    """Returns the settings for a node that was not started for the job. They have an address that other nodes can
+    reach, and a folder for blobs that is removed with the job's last feeder there. `session`: folder of the node's Ray
     session."""
     jobs = session / FOREIGN_FOLDER
     jobs.mkdir(mode=0o700, exist_ok=True)
@@ -123,7 +123,7 @@ def _start_janitor(folder: Path, mark: str) -> None:
 
 
 def end_for_good(name: str, tag: str) -> NoReturn:
-    """Ends this actor's process, and makes Ray not restart it. Ray restarts a process that merely exits."""
+    """Ends this actor's process, and prevents Ray from restarting it. Ray restarts a process that merely exits."""
     try:
         ray.kill(ray.get_actor(name, namespace=tag), no_restart=True)
         time.sleep(LAST_KILL_S)
@@ -134,7 +134,7 @@ def end_for_good(name: str, tag: str) -> NoReturn:
 def tell_ended(settings: FeederSettings, why: str) -> None:
     """Reports to the supervisor that a feeder's process was killed for lack of memory.
 
-    Raises InputError if the key cannot be read, OSError and ProtocolError if the report fails.
+    Raises InputError if the key cannot be read. Raises OSError and ProtocolError if the report fails.
     """
     if settings.supervisor_host is None:
         return
@@ -176,18 +176,19 @@ class Feeder:
     """One feeder of a job."""
 
     def __init__(self, settings: FeederSettings, foreign: ForeignNode | None = None) -> None:
-        """`foreign`: given on a node that was not started for the job.
+        """`foreign`: set on a node that was not started for the job.
 
         Raises ServiceError with the host's last line if the host does not serve. Ray's record of the actor keeps that
         text.
         """
-        # First: Ray asks for the name even if the rest of this fails.
+        # This comes first, because Ray asks for the name even if the rest of the constructor fails.
         self._name = settings.name if foreign is None else shown_name(settings.name, foreign.tag)
         life, self._foreign = None, foreign
         if folder := os.environ.get(NODE_FOLDER_VARIABLE):
             settings = at_home(settings, Path(folder))
             life = hand_over(settings.name, Path(folder))
-        # Ray makes the kernel kill its workers first. A feeder's host would then die before the process that grows.
+        # Ray makes the kernel kill its workers first if memory runs out. A feeder's host would then die before the
+        # process that grows.
         die_as(os.getppid())
         self._settings = settings
         log_lines("%(levelname)s %(message)s")
@@ -230,13 +231,13 @@ class Host:
     def __init__(self, settings: FeederSettings, env: Mapping[str, str], key: bytes | None = None) -> None:
         """Returns once the feeder serves. `key`: the feeders' key, if no file here contains it.
 
-        Raises ServiceError with the host's last line if the host ends first, OSError. Has no deadline: the supervisor
-        has one, and kills the actor.
+        Raises OSError. Raises ServiceError with the host's last line if the host ends first. There is no deadline here:
+        the supervisor has one, and kills the actor.
         """
         self._words = ""
         """The last line on the host's standard error."""
         self.memory = ""
-        """The amount of memory and a remedy, if the host was killed for lack of it; else empty."""
+        """The memory limit and a remedy, if the host was killed for lack of memory; empty otherwise."""
         self._field, self._watch = settings.memory_field, MemoryWatch()
         with tempfile.TemporaryDirectory(prefix="dlj-feeder-") as folder:
             if key is not None:
@@ -279,7 +280,7 @@ class Host:
                     view = view[os.write(2, view) :]
                 except BlockingIOError:
                     select.select([], [2], [])
-                except OSError:  # nobody reads it any more; the child must not wait
+                except OSError:  # nobody reads it anymore; the child must not wait
                     shown = False
         lines.feed(b"", final=True)
 
@@ -304,8 +305,8 @@ def show(tag: str = "") -> None:
 
 
 def _print(data: dict[str, Any], tag: str, driver: str) -> None:
-    """Prints lines that Ray brings from feeders. `driver`: Ray's name for this driver. Ray calls a feeder Feeder until
-    it is constructed."""
+    """Prints lines that Ray forwards from feeders. `driver`: Ray's name for this driver. Ray calls a feeder Feeder
+    until it is constructed."""
     name = str(data.get("actor_name") or "")
     if tag and name != "Feeder":
         of, _, name = name.rpartition("/")

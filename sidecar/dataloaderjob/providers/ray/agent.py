@@ -3,7 +3,7 @@
     python -m dataloaderjob.providers.ray.agent --settings FILE.json
 
 This process is the job's Ray driver. It has Ray's token and, on an existing Ray cluster, the feeders' key. It does not
-have the job's key, because code with the token can take the process over: Ray's client loads pickles that others have
+have the job's key, because code with the token can take over the process: Ray's client loads pickles that others have
 written. It answers the messages of `providers.link`, for one supervisor at a time. If Ray does not come up or ends,
 this process exits with EXIT_RAY_LATE or EXIT_RAY_LOST, and its parent restarts it.
 """
@@ -107,7 +107,7 @@ def _answers(provider: Provider, request: Mapping[str, Any]) -> Iterator[dict[st
         case "memory":
             yield from link.memory_parts(provider.out_of_memory())
         case other:
-            raise RemoteProtocolError(f"a request of `providers.link` is needed, found {other!r}")
+            raise RemoteProtocolError(f"expected a request of `providers.link`, got {other!r}")
 
 
 def main() -> int:
@@ -119,7 +119,7 @@ def main() -> int:
     try:
         settings = load(SupervisorSettings, parser.parse_args().settings)
         if settings.provider_socket is None:
-            raise InputError("provider_socket is needed, the path to listen at: found none")
+            raise InputError("provider_socket, the path to listen on, is required: found none")
         provider = RayProvider(settings)
         provider.connect()
         leave_on_signals()  # again, because ray.init sets its own handlers

@@ -37,7 +37,7 @@ IN_POD = f"name the Secret with the cluster's token in {FIELD}.tokenSecretRef"
 
 
 class VersionsDiffer(ServiceError):
-    """The cluster has another version of Ray, or another minor version of Python."""
+    """The cluster has a different version of Ray, or a different minor version of Python."""
 
 
 class Node(NamedTuple):
@@ -64,7 +64,7 @@ def look(address: str) -> str:
 def described(address: str, *, remedy: str = HERE) -> list[Any]:
     """Returns the GCS's records of the cluster's nodes. `remedy`: the advice if the cluster refuses the token.
 
-    Raises VersionsDiffer, ServiceError if the cluster does not answer or needs another token.
+    Raises VersionsDiffer. Raises ServiceError if the cluster does not answer or needs a different token.
     """
     try:
         socket.create_connection(
@@ -79,16 +79,16 @@ def described(address: str, *, remedy: str = HERE) -> list[Any]:
         ) from exc
     except Exception as exc:
         raise ServiceError(
-            f"a Ray cluster is needed at {address}, and none answers: {first_line(exc)}; set {FIELD}.address to the "
-            "host:port of its GCS"
+            f"no Ray cluster answers at {address}: {first_line(exc)}; set {FIELD}.address to the host:port of the "
+            "cluster's GCS"
         ) from exc
     compare_versions(json.loads(found or b"{}"), ray=ray.__version__, python=platform.python_version())
     return list(infos)
 
 
 def compare_versions(cluster: Mapping[str, Any], *, ray: str, python: str) -> None:
-    """Raises VersionsDiffer unless the cluster has version `ray` of Ray and the minor version of `python`. `cluster`:
-    its own metadata, which contains both."""
+    """Raises VersionsDiffer unless the cluster has version `ray` of Ray, and the same minor version of Python as
+    `python`. `cluster`: the cluster's own metadata, which contains both versions."""
     theirs = str(cluster.get("ray_version", "unknown")), str(cluster.get("python_version", "unknown"))
     if theirs[0] == ray and minor(theirs[1]) == minor(python):
         return

@@ -2,9 +2,9 @@
 
 `ray start` runs in a separate session, without a dashboard or client server, and with a small object store and token
 authentication. It gets no CPUs unless user code may start tasks: feeders are placed by a resource named "feeder", and
-Ray starts no workers ahead of need. It runs without `--block`, which would kill the raylet, and with it all feeders, as
-soon as the GCS dies. Ray's processes outlive a SIGTERM. So every process of the session is recorded by a pidfd, which
-serves to kill those that are left after the grace period. This module does not import Ray.
+Ray starts no workers before they are needed. It runs without `--block`, which would kill the raylet, and with it all
+feeders, as soon as the GCS dies. Ray's processes outlive a SIGTERM. Every process of the session is therefore recorded
+with a pidfd, so that processes that are left after the grace period can be killed. This module does not import Ray.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Process:
 
 
 class RayNode:
-    """A raylet and its helpers; with `--head`, the GCS, too."""
+    """A raylet and its helpers and, with `--head`, the GCS."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class RayNode:
 
     def defaults(self) -> dict[str, str]:
         """Returns variables that the environment may override. Unless user code may start tasks, they disable Ray's
-        memory monitor. It would end a whole feeder before the kernel killed the one process that grows, which the
-        feeder can report."""
+        memory monitor. The monitor would end a whole feeder before the kernel killed only the process that grows. The
+        feeder can report the kernel's kill."""
         return {} if self._tasks.cpus else {"RAY_memory_monitor_refresh_ms": "0"}
 
     def marks(self) -> dict[str, str]:
@@ -116,8 +116,8 @@ class RayNode:
     ) -> None:
         """Starts the processes; returns before they are up. Raises OSError.
 
-        `env`: the environment of user code in feeders, to which Ray's own variables are added. `cwd`: its working
-        directory. `log_path`: the file for the output of `ray start`; None for this process's own output.
+        `env`: the environment of user code in feeders, to which Ray's own variables are added. `cwd`: the working
+        directory of user code. `log_path`: the file for the output of `ray start`; None for this process's own output.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.address_path.unlink(missing_ok=True)
@@ -218,8 +218,8 @@ def without_ray(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def ray_of_tasks(env: Mapping[str, str], address: str) -> dict[str, str]:
-    """Returns the variables that user code needs to be a driver of the Ray at `address`, from a node's environment.
-    Returns none if user code may not start tasks."""
+    """Returns the variables that user code needs to be a driver of the Ray cluster at `address`, from a node's
+    environment. Returns none if user code may not start tasks."""
     if RAY_TASKS_VARIABLE not in env:
         return {}
     own = {name: env[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH") if name in env}

@@ -1,9 +1,9 @@
-"""All calls to Ray on the supervisor's behalf: connect, place, kill and find feeders. Only the main thread calls this
-module.
+"""All calls to Ray on the supervisor's behalf: connecting to Ray, and placing, killing and finding feeders. Only the
+main thread calls this module.
 
 The module also explains why a feeder is late, from the record of its actor in Ray's GCS (pure). Ray kills and restarts
-a worker process that has not registered with its raylet in time, six times; then the actor is dead (Ray 2.60). An actor
-whose constructor raises is dead at once.
+a worker process that has not registered with its raylet in time. After six such attempts, the actor is dead (Ray 2.60).
+An actor whose constructor raises is dead immediately.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from dataloaderjob.providers.ray.actor import Feeder
 log = logging.getLogger(__name__)
 
 GCS_GONE_S = 5.0
-"""Time without Ray's GCS after which this process ends, because calls to Ray hang then."""
+"""Time without Ray's GCS after which this process ends, because calls to Ray then hang."""
 REGISTER_MARGIN_S = 1.0
 """Margin for the raylet, which uses its own clock, and starts the process a moment after it has received the actor."""
 JOIN_S = 10.0
@@ -73,9 +73,9 @@ class Life(NamedTuple):
     """True if a worker process has registered for the actor."""
     restarts: int = 0
     death: str = ""
-    """The last line of the reason why the actor is dead, or, if known, why its last process ended; else empty."""
+    """The last line of the reason why the actor is dead, or, if known, why its last process ended; empty otherwise."""
     host: str = ""
-    """Address of the node that Ray has chosen for the actor; empty before that."""
+    """Address of the node that Ray has chosen for the actor; empty until then."""
 
 
 class Room(NamedTuple):
@@ -88,7 +88,8 @@ class Room(NamedTuple):
 
 
 class Explainer:
-    """Explains why feeders are late. It remembers since when an actor has had room but no process, or no room."""
+    """The explainer of late feeders. It remembers since when an actor has had room but no process, or has had no
+    room."""
 
     def __init__(self, register_timeout_s: float) -> None:
         self._register_timeout_s = register_timeout_s
@@ -99,8 +100,8 @@ class Explainer:
     def explain(
         self, late: Iterable[int], lives: Mapping[int, Life], room: Room, *, taken: int, now: float
     ) -> Iterator[Why]:
-        """Yields why feeders are late. `late`: the feeders without a report. `taken`: number of places that all other
-        feeders occupy."""
+        """Yields the reasons why feeders are late. `late`: the feeders without a report. `taken`: number of places that
+        all other feeders occupy."""
         for why in self._explain(sorted(late), lives, room, taken=taken, now=now):
             life = lives.get(why.feeder)
             yield why if life is None else why._replace(host=life.host)
@@ -126,16 +127,16 @@ class Explainer:
                 yield Why(
                     index, Cause.FAILS,
                     "its process or its node ended before it reported, and Ray starts it again: the output of its "
-                    "pod, or of this run, says more",
+                    "pod, or of this run, may explain why",
                 )  # fmt: skip
             elif life.registered:
-                yield Why(index, Cause.STARTS, "its process runs, and has not reported yet")
+                yield Why(index, Cause.STARTS, "its process is running, but has not reported yet")
             elif free <= 0:
                 self._starting.pop(index, None)
                 joining = now - self._crowded.setdefault(index, now) < JOIN_S
                 lacking = room.lacking or "others have taken it"
                 if joining:
-                    yield Why(index, Cause.STARTS, f"no node of Ray's has room for it yet ({lacking})")
+                    yield Why(index, Cause.STARTS, f"no Ray node has room for it yet ({lacking})")
                 else:
                     text = f"no node has room ({lacking}): add nodes or lower the number of feeders"
                     yield Why(index, Cause.NO_ROOM, text)
@@ -159,15 +160,15 @@ class Explainer:
 
     def _never_registered(self) -> str:
         return (
-            f"no worker process of it registered with Ray within worker_register_timeout, "
-            f"{self._register_timeout_s:g} s; each one is ended and another started: raise "
+            f"none of its worker processes registered with Ray within worker_register_timeout, "
+            f"{self._register_timeout_s:g} s; Ray ends each one and starts another: raise "
             "spec.ray.managed.tuning.workerRegisterTimeoutSeconds. If they crash at their start instead, Ray's log on "
-            "their node, raylet.out, shows it"
+            "their node, raylet.out, shows the crash"
         )
 
 
 class RayProvider:
-    """Starts feeders as detached named actors of one Ray namespace."""
+    """The provider that starts feeders as detached named actors of one Ray namespace."""
 
     explain_after_s = 5.0
 
@@ -275,7 +276,7 @@ class RayProvider:
         try:
             table = ray_state.state._connect_and_get_accessor().get_worker_table()  # noqa: SLF001  the only way to it
         except Exception as exc:
-            raise ServiceError(f"Ray does not say how its workers ended: {first_line(exc)}") from exc
+            raise ServiceError(f"Ray does not report how its workers ended: {first_line(exc)}") from exc
         workers = map(gcs_pb2.WorkerTableData.FromString, table)  # type: ignore[attr-defined]
         since_ms = (time.time() - seconds) * 1000
         return [worker for worker in workers if not worker.is_alive and worker.end_time_ms > since_ms]
@@ -287,7 +288,7 @@ class RayProvider:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
             free = ray.available_resources()  # type: ignore[no-untyped-call]
         except Exception as exc:
-            raise ServiceError(f"Ray does not say what is free: {first_line(exc)}") from exc
+            raise ServiceError(f"Ray does not report its free resources: {first_line(exc)}") from exc
         return room(needed, nodes, free)
 
     def _lives(self, indices: Iterable[int]) -> dict[int, Life]:
@@ -295,7 +296,7 @@ class RayProvider:
         try:
             lives = {index: life for index in indices if (life := self._life(index)) is not None}
         except Exception as exc:
-            raise ServiceError(f"Ray does not say how its actors are: {first_line(exc)}") from exc
+            raise ServiceError(f"Ray does not report the state of its actors: {first_line(exc)}") from exc
         if self._foreign and any(life.restarts for life in lives.values()):
             ends = [str(worker.exit_detail) for worker in self._ended_workers(MODULE_MISSING_S)]
             if any(_MODULE_MISSING in end for end in ends):
@@ -361,7 +362,7 @@ def _shown(name: str, amount: float) -> str:
 
 
 def monitor_text(detail: str, field: str) -> str:
-    """Returns a message about a worker that Ray's memory monitor killed, derived from Ray's own (2.60)."""
+    """Returns a message about a worker that Ray's memory monitor killed, derived from Ray's own message (Ray 2.60)."""
     found = re.search(r"was ([\d.]+ ?[KMGT]?B) used / ([\d.]+ ?[KMGT]?B) limit", detail)
     used = f", with {found[1]} of {found[2]} in use" if found else ""
     return (
@@ -377,14 +378,14 @@ def _last_line(cause: Any) -> str:
     lines = [line for line in str(text).splitlines() if line.strip()]
     if kind == "actor_unschedulable_context":
         return " ".join(lines)
-    return lines[-1].strip() if lines else "Ray says no more"
+    return lines[-1].strip() if lines else "Ray gives no reason"
 
 
 def _end_when_gone(address: str, raylet: int | None) -> None:
     """Ends this process with EXIT_RAY_LOST once its raylet has ended, or nothing has listened at the GCS's address for
     GCS_GONE_S. `raylet` is the raylet's pidfd.
 
-    Calls of a driver to Ray hang once the driver has lost either of them.
+    A driver's calls to Ray hang once the driver has lost either of them.
     """
     gcs = parse_address(address)
     seen = time.monotonic()
