@@ -304,7 +304,7 @@ def test_deadline_does_not_run_while_the_trainer_computes():
     """It waits for the first batch, computes for 200 s, and then waits for a batch that hangs."""
     world = World(14, deadline_s=60.0)
     world.add_feeder().hung.add(1)
-    trainer = world.open(1, 3, step_s=200.0)
+    trainer = world.open(1, 20, step_s=200.0)
     world.run(lambda: bool(world.failed) or trainer.done)
     assert list(world.failed) == [(1, 1)]
     assert 255.0 < world.now < 270.0
