@@ -39,6 +39,7 @@ def test_feeders_are_scaled_by_kubectl_and_the_supervisor_follows(running: Job):
     until(lambda: running.status()["feeders"]["summary"] == "1/1", timeout_s=60, what="1/1", also=running.why)
 
 
+@pytest.mark.slow
 def test_suspended_job_has_no_pods_and_resumes(running: Job):
     running.cluster.patch("dlj", "idle", running.namespace, {"spec": {"suspend": True}})
     running.await_phase("Suspended", timeout_s=90)
@@ -59,6 +60,7 @@ def settings_of(running: Job, role: str) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_deleted_or_edited_children_are_restored(running: Job):
     kubectl, place = running.cluster.kubectl, ["-n", running.namespace]
     job = running.cluster.get("dlj", "idle", running.namespace)

@@ -99,6 +99,7 @@ def test_a_job_named_by_a_uuid_trains_and_completes(start):
     assert "60, 61, 62, 63" in of.logs(TRAINER, "trainer")
 
 
+@pytest.mark.slow
 def test_children_left_by_a_deleted_job_are_refused_by_name(operator: Cluster, namespace: str, start):
     of: Job = start(job("left"))
     of.await_phase("Running", timeout_s=150)
