@@ -198,6 +198,34 @@ def test_results_whose_offsets_point_elsewhere_are_refused():
         from_message(np.frombuffer(message.replace(offsets, wrong), np.uint8))
 
 
+def is_without_class(message: bytes) -> bool:
+    """Returns True if pyarrow accepts the message, but has no class for its columns."""
+    try:
+        with pa.ipc.open_stream(message) as stream:
+            batch = stream.read_next_batch()
+            batch.validate(full=True)
+            batch.to_pylist()
+    except KeyError:
+        return True
+    except Exception:
+        return False
+    return False
+
+
+@pytest.mark.parametrize("is_inside", [False, True], ids=["a column", "inside a list"])
+def test_results_of_a_type_without_a_python_class_are_refused(is_inside: bool):
+    """The unit of intervals, 2 (months, days and nanoseconds), is altered to 0 (months)."""
+    intervals = pa.array([(1, 2, 3)] * 2, pa.month_day_nano_interval())
+    column = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), intervals) if is_inside else intervals
+    message = to_message(pa.record_batch({"x": column})).tobytes()
+    altered = [message[:at] + b"\0" + message[at + 1 :] for at, byte in enumerate(message) if byte == 2]
+    found = [one for one in altered if is_without_class(one)]
+    assert found
+    for one in found:
+        with pytest.raises(RemoteProtocolError, match="not valid Arrow data"):
+            from_message(np.frombuffer(one, np.uint8))
+
+
 @pytest.mark.parametrize(
     "message", [b"", "text", None, np.zeros(0, np.uint8), np.zeros(64, np.uint8)], ids=repr
 )

@@ -127,9 +127,22 @@ def from_message(message: Any) -> pa.RecordBatch:
         with pa.ipc.open_stream(pa.py_buffer(message.tobytes())) as stream:
             batch = stream.read_next_batch()
         batch.validate(full=True)
+        for kind in batch.schema.types:
+            _check_readable(kind)
     except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, StopIteration) as exc:
         raise RemoteProtocolError(f"a feeder sent results that are not valid Arrow data: {exc}") from exc
     return batch
+
+
+def _check_readable(kind: pa.DataType) -> None:
+    """Raises an error of pyarrow, or KeyError, if pyarrow has no Python class for a type or a type inside it. Arrow's
+    intervals of months are such a type."""
+    pa.nulls(0, kind)
+    inside = [kind.field(number).type for number in range(kind.num_fields)]
+    if not inside:  # a dictionary's values, or what an extension type stores
+        inside = [getattr(kind, name) for name in ("value_type", "storage_type") if hasattr(kind, name)]
+    for one in inside:
+        _check_readable(one)
 
 
 # Columns
