@@ -26,7 +26,7 @@ from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.consumption import fold
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
 from dataloaderjob.core.settings import FeederSettings, SidecarSettings, SupervisorSettings
-from dataloaderjob.local.mapping.rows import from_message, to_message
+from dataloaderjob.local.mapping.messages import from_message, to_message
 from fuzz.target import Target, mutate_bytes, mutate_json
 
 EXAMPLE = Path(__file__).parents[1] / "examples/fashion-mnist/dataloaderjob.yaml"

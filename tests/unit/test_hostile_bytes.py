@@ -20,7 +20,7 @@ from dataloaderjob.core.errors import AuthError, InputError, RemoteProtocolError
 from dataloaderjob.core.layout import NodeKind
 from dataloaderjob.core.records import HEAD, MAGIC, ROW, Record
 from dataloaderjob.core.settings import SidecarSettings
-from dataloaderjob.local.mapping.rows import from_message, to_message
+from dataloaderjob.local.mapping.messages import from_message, to_message
 from dataloaderjob.making import failures
 from dataloaderjob_operator.decide.supervisor_status import parse
 
@@ -224,6 +224,39 @@ def test_results_of_a_type_without_a_python_class_are_refused(is_inside: bool):
     for one in found:
         with pytest.raises(RemoteProtocolError, match="not valid Arrow data"):
             from_message(np.frombuffer(one, np.uint8))
+
+
+MANY = 1 << 23
+NULLS = pa.nulls(MANY)
+ONE_LIST = pa.array([0, MANY], pa.int32())
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pytest.param(NULLS, id="rows"),
+        pytest.param(pa.ListArray.from_arrays(ONE_LIST, NULLS), id="a list"),
+        pytest.param(pa.FixedSizeListArray.from_arrays(NULLS, MANY), id="a fixed list"),
+        pytest.param(pa.StructArray.from_arrays([NULLS], ["a"]), id="a struct"),
+        pytest.param(
+            pa.ListArray.from_arrays(ONE_LIST, pa.RunEndEncodedArray.from_arrays([MANY], ["x"])), id="runs"
+        ),
+        pytest.param(
+            pa.ListViewArray.from_arrays(pa.array([0] * 3000, pa.int32()), pa.array([3000] * 3000, pa.int32()),
+                                         pa.nulls(3000)), id="views of one list",
+        ),
+        pytest.param(
+            pa.ListArray.from_arrays(
+                pa.array([0, 1], pa.int32()), pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), NULLS)
+            ), id="a dictionary",
+        ),
+    ],
+)  # fmt: skip
+def test_results_of_far_more_elements_than_bytes_are_refused(column: pa.Array):
+    message = to_message(pa.record_batch({"x": column}))
+    assert message.nbytes < 100_000
+    with pytest.raises(RemoteProtocolError, match=r"elements in [0-9]+ bytes; at most 4194304 are allowed"):
+        from_message(message)
 
 
 @pytest.mark.parametrize(

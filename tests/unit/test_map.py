@@ -24,8 +24,9 @@ from dataloaderjob.core.errors import InputError
 from dataloaderjob.local import cli
 from dataloaderjob.local.mapping.command import progress_line
 from dataloaderjob.local.mapping.folder import DONE, RECORD, Folder
+from dataloaderjob.local.mapping.messages import from_message, to_message
 from dataloaderjob.local.mapping.plan import Work, differences, whole_batches
-from dataloaderjob.local.mapping.rows import from_message, record_batch, to_message
+from dataloaderjob.local.mapping.rows import record_batch
 
 
 def work(rows: int = 10, batch_size: int = 2, rows_per_file: int = 4, **options: Any) -> Work:

@@ -19,8 +19,9 @@ import pyarrow as pa
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ServiceError, UserCodeError, say
 from dataloaderjob.local.console import percent, span
 from dataloaderjob.local.mapping.folder import Folder
+from dataloaderjob.local.mapping.messages import from_message
 from dataloaderjob.local.mapping.plan import OutputPart, Work, shown, whole_batches
-from dataloaderjob.local.mapping.rows import Apply, Inputs, from_message, inputs
+from dataloaderjob.local.mapping.rows import Apply, Inputs, inputs
 from dataloaderjob.local.mapping.script import Script
 from dataloaderjob.trainer.loader import DataLoader
 from dataloaderjob.trainer.session.service import default_feeders

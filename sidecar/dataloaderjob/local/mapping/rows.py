@@ -15,7 +15,8 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from dataloaderjob.core.errors import InputError, RemoteProtocolError
+from dataloaderjob.core.errors import InputError
+from dataloaderjob.local.mapping.messages import to_message
 from dataloaderjob.local.mapping.plan import shown
 from dataloaderjob.making.fetcher import batch_seed, seed_batch, seed_generators, seed_sample
 from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators
@@ -109,40 +110,6 @@ def make(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         seed_generators(_SEED)  # random initial weights are the same in all feeders
         function = function()
     return function.eval() if isinstance(function, torch.nn.Module) else function
-
-
-def to_message(batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as stream:
-        stream.write_batch(batch)
-    return np.frombuffer(sink.getvalue(), dtype=np.uint8)
-
-
-def from_message(message: Any) -> pa.RecordBatch:
-    """Unpacks a message. The result shares no memory with the message. Raises RemoteProtocolError if the message is
-    malformed, because pyarrow would follow offsets in it to any place in memory."""
-    if type(message) is not np.ndarray:
-        raise RemoteProtocolError(f"a feeder sent a {type(message).__name__} instead of results")
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(message.tobytes())) as stream:
-            batch = stream.read_next_batch()
-        batch.validate(full=True)
-        for kind in batch.schema.types:
-            _check_readable(kind)
-    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, StopIteration) as exc:
-        raise RemoteProtocolError(f"a feeder sent results that are not valid Arrow data: {exc}") from exc
-    return batch
-
-
-def _check_readable(kind: pa.DataType) -> None:
-    """Raises an error of pyarrow, or KeyError, if pyarrow has no Python class for a type or a type inside it. Arrow's
-    intervals of months are such a type."""
-    pa.nulls(0, kind)
-    inside = [kind.field(number).type for number in range(kind.num_fields)]
-    if not inside:  # a dictionary's values, or what an extension type stores
-        inside = [getattr(kind, name) for name in ("value_type", "storage_type") if hasattr(kind, name)]
-    for one in inside:
-        _check_readable(one)
 
 
 # Columns
