@@ -1,4 +1,4 @@
-"""Variables of containers as a process gets them, expanded as Kubernetes does. Pure."""
+"""Environment variables of containers as a process sees them, with references expanded as in Kubernetes. Pure."""
 
 from __future__ import annotations
 
