@@ -1,4 +1,4 @@
-"""Reads DATALOADERJOB_KEEP. Imports nothing that its readers would not need anyway."""
+"""The environment variable DATALOADERJOB_KEEP. This module imports nothing that its callers would not need anyway."""
 
 from __future__ import annotations
 
