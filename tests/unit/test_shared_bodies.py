@@ -260,7 +260,7 @@ def test_receiver_without_descriptors_continues_over_tcp(feeder: Feeder) -> None
     with no_more_descriptors():
         socket.send_fds(sock, [shared(4, 2)], [buffer.fd])
         socket.send_fds(sock, [shared(5, 3)], [other.fd])
-        with pytest.raises(RemoteProtocolError, match="a descriptor was lost"):
+        with pytest.raises(RemoteProtocolError, match="a file descriptor was lost"):
             connection.on_ready(select.EPOLLIN)
     assert sink.came == [(3, BODY)]
     connection.give_up(0.0)
