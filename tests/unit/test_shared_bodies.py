@@ -234,7 +234,7 @@ def test_feeder_that_never_greets_locally_is_reached_over_tcp(feeder: Feeder) ->
     ("data", "with_buffer", "text"),
     [
         (shared(3, nbytes=1 << 20), True, "is in a buffer of"),
-        (shared(3), False, "buffer 1 arrived without its descriptor"),
+        (shared(3), False, "buffer 1 arrived without its file descriptor"),
         (frame(FrameKind.SHARED, b"abc", 3), True, "a SHARED payload must have 16 bytes, but has 3"),
     ],
     ids=["beyond-the-buffer", "no-descriptor", "no-place"],
