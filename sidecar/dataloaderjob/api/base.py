@@ -54,7 +54,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breach:
-    """A rule that is broken in one place."""
+    """A broken rule, and the place where it is broken."""
 
     path: Path
     """Path relative to the model that holds the rule."""
@@ -189,8 +189,8 @@ def spell(path: Path) -> str:
 
 
 def unique_names(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Checks that no two entries of a list have the same `name`. In the schema, x-kubernetes-list-type expresses
-    this."""
+    """Checks that no two entries of a list have the same `name`. The schema enforces this with
+    x-kubernetes-list-type."""
     seen: set[str] = set()
     breaches = []
     for index, value in enumerate(values):
@@ -325,8 +325,8 @@ _program = cache(cel.compile)
 _NAMED = re.compile(r"self((?:\.\w+\b(?!\())+)")
 """Matches a field named in CEL, including the path to it."""
 Tree = dict[str, Any]
-"""Fields by name, each with the fields below it; an empty tree stands for all fields. Only these are converted for CEL,
-because converting a whole job is expensive."""
+"""Fields by name, each with the fields below it. An empty tree stands for all fields. Only the fields of a tree are
+converted for CEL, because converting a whole job is expensive."""
 
 
 def _breaches(model: Model, *, one_machine: bool) -> Iterator[Breach]:

@@ -164,7 +164,7 @@ def _quoted(text: str) -> str:
 
 
 def custom_resource_definition() -> Schema:
-    """Returns the whole object, for `kubectl apply` and the chart."""
+    """Returns the complete CustomResourceDefinition, for `kubectl apply` and the chart."""
     schema = structural_schema()
     schema["properties"]["status"] = structural_schema(DataLoaderJobStatus)
     version: dict[str, Any] = {

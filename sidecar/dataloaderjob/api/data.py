@@ -1,4 +1,4 @@
-"""spec.data: volumes and variables that give both trainers and feeders access to the data. Pure."""
+"""spec.data: volumes and environment variables that give trainers and feeders access to the data. Pure."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from dataloaderjob.api.pods import (
 from dataloaderjob.core.supervision import MAX_FEEDERS
 
 CONTAINER = "feeder"
-"""Name of the container in which feeders run; `template` may add to it."""
+"""Name of the container in which feeders run. `template` may extend it."""
 OWNED = {
     "command": "nothing: the operator starts the feeders",
     "args": "nothing: the operator starts the feeders",

@@ -73,7 +73,7 @@ class CannotInject(InputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injection:
-    """The parts that the pods of one job get, apart from those that depend on the pod."""
+    """The parts to inject into the pods of one job, except those that depend on the pod."""
 
     job: str
     container: str | None
@@ -94,10 +94,10 @@ def attachment(job: str) -> str:
     """Returns the name of both the Secret with the key and the ConfigMap with the settings of sidecars in attached
     pods.
 
-    The name depends on the job's name alone, and is part of the contract with everything that injects a sidecar: a
-    command works without a cluster, and an admission policy cannot compute digests. An earlier job of the same name
-    therefore had a Secret of the same name. That Secret is deleted with its job, and the operator then creates the new
-    one (`keys.JobSecrets`). A sidecar rereads its key when the supervisor rejects the key.
+    The name depends on the job's name alone, and is part of the contract with everything that injects a sidecar:
+    `dataloaderjob inject` works without a cluster, and an admission policy cannot compute digests. An earlier job of
+    the same name therefore had a Secret of the same name. That Secret is deleted with its job, and the operator then
+    creates the new one (`keys.JobSecrets`). A sidecar rereads its key when the supervisor rejects the key.
     """
     return f"{job}-attach"
 
@@ -110,7 +110,8 @@ def attached_certificates(job: DataLoaderJob) -> list[str]:
 
 
 def injection(job: DataLoaderJob, *, image: str, pull_secrets: Sequence[str] = ()) -> Injection:
-    """Makes the injection of a job. `image`, `pull_secrets`: used for the sidecar if the manifest names no image.
+    """Makes the injection for a job's pods. `image`, `pull_secrets`: used for the sidecar if the manifest names no
+    image.
 
     Raises CannotInject if the job creates its own trainers.
     """

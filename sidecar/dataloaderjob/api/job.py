@@ -60,7 +60,7 @@ SHORT_NAME = "dlj"
 MANAGED_BY = f"{GROUP}/operator"
 """The operator's own name in `managedBy`."""
 MAX_NAME_LENGTH = 44
-"""Leaves room for host names of trainers, which have at most 63 characters: the job's name, `-trainers-`, and an
+"""Maximum length of a job's name. A trainer's host name has at most 63 characters: the job's name, `-trainers-`, and an
 attempt and a replica of four digits each."""
 _NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
@@ -98,7 +98,7 @@ class DataLoaderJobSpec(Model):
     loader: LoaderSpec = nested(LoaderSpec)
     """Delivery of batches to the training loop."""
     data: DataSpec = nested(DataSpec)
-    """Volumes and variables that give both trainers and feeders access to the data."""
+    """Volumes and environment variables that give both trainers and feeders access to the data."""
     startup_deadline_seconds: Whole = Field(default=900, ge=1, le=604_800)
     """Maximum time from when all needed pods have a node until the head, the sidecars and `minAvailable` feeder pods
     serve."""

@@ -1,5 +1,4 @@
-"""Reading of a DataLoaderJob from a file or a string. Every problem is reported with its line number; nothing is
-guessed.
+"""Parsing of DataLoaderJob manifests. Every problem is reported with its line number, and nothing is guessed.
 
 Duplicate YAML keys and keys that are not strings are also problems.
 """
@@ -37,7 +36,7 @@ _STRING = "tag:yaml.org,2002:str"
 
 
 class Loader(yaml.SafeLoader):
-    """A loader that reads YAML as Kubernetes does: a date is a string."""
+    """A loader that reads YAML as Kubernetes does, with dates as strings."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  declared as in PyYAML
         first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -200,8 +199,8 @@ def parse_live(
     to be misspelled or are unknown here.
 
     The API server has checked the fields. A field that the models lack comes from a later release's definition, and is
-    omitted with a problem. Metadata fields of a later Kubernetes version are omitted silently. Raises ManifestError if
-    the models cannot read the rest.
+    omitted and reported as a problem. Metadata fields of a later Kubernetes version are omitted silently. Raises
+    ManifestError if the models cannot read the rest.
     """
     kept, unknown = without_unknown(Shape(DataLoaderJob), data)
     doubts = [

@@ -1,4 +1,4 @@
-"""Models of a manifest as plain JSON, in the form in which pods contain them. Pure."""
+"""Models of a manifest as plain JSON, in the form that pods use. Pure."""
 
 from __future__ import annotations
 

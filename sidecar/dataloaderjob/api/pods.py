@@ -75,8 +75,8 @@ Env = Annotated[
 
 
 LEFT_OUT: JsonDict = {"x-left-out": True}
-"""Omits a field from the CRD, which is large without it. Only the models check the field, and the job's status reports
-the result."""
+"""Omits a field from the CRD, which is already large. Only the models check the field, and the job's status reports the
+result."""
 
 
 class VolumeMount(OpenModel):
@@ -93,8 +93,7 @@ EnvFrom = Annotated[tuple[Free, ...], Field(max_length=64)]
 
 
 def _left_to_kubernetes(schema: JsonDict) -> None:
-    """Omits a field's type from the CRD, which is large without it. The API server checks the field as part of a
-    pod."""
+    """Omits a field's type from the CRD, which is already large. The API server checks the field as part of a pod."""
     schema.pop("$ref", None)
     schema.update(type="object", additionalProperties=True)
 
@@ -206,11 +205,13 @@ class PodSpec(OpenModel):
     init_containers: Containers = Field(default=(), json_schema_extra=LEFT_OUT)
     """Containers that must finish before the others start. Ignored on one machine."""
     security_context: Free | None = Field(default=None, json_schema_extra=LEFT_OUT)
-    """User and privileges of the containers. The head and the feeders inherit the trainers'. Ignored on one machine."""
+    """User and privileges of the containers. The head and the feeders inherit the trainers' settings. Ignored on one
+    machine."""
     image_pull_secrets: Annotated[tuple[Free, ...], Field(max_length=64)] = Field(
         default=(), json_schema_extra=LEFT_OUT
     )
-    """Secrets for pulling the images. The head and the feeders inherit the trainers'. Ignored on one machine."""
+    """Secrets for pulling the images. The head and the feeders inherit the trainers' Secrets. Ignored on one
+    machine."""
     restart_policy: Annotated[str | None, Field(max_length=16)] = None
     """`Always` for the head and the feeders, `Never` for the trainers. May be omitted."""
     host_network: Flag | None = None

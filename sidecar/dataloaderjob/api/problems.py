@@ -1,4 +1,4 @@
-"""Problems that a user can act on, made from pydantic's errors: the place, the value found and the valid values. Pure.
+"""Problems that a user can act on, derived from pydantic's errors: place, value found and valid values. Pure.
 
 The module also describes the models' fields in words, for messages and for the reference.
 """
@@ -197,8 +197,8 @@ def translate(error: ValidationError, model: type[BaseModel], *, lines: Mapping[
 def near_misses(
     model: type[BaseModel], data: Any, *, lines: Mapping[Path, int], path: Path = ()
 ) -> Iterator[Problem]:
-    """Yields a problem for each key in an open part that closely resembles a typed field. Kubernetes would receive the
-    key and drop it."""
+    """Yields a problem for each key in an open part that closely resembles a typed field. Kubernetes would drop such a
+    key."""
     if isinstance(data, Mapping):
         known = fields_by_alias(model)
         for key, value in data.items():

@@ -11,7 +11,7 @@ from dataloaderjob.api.pods import RAY_NODE_ENV, PodTemplate, WorkloadMetadata, 
 from dataloaderjob.core import settings
 
 HEAD_CONTAINER = "head"
-"""Name of the container of Ray's head; `template` may add to it."""
+"""Name of the container of Ray's head. `template` may extend it."""
 SUPERVISOR_CONTAINER = "supervisor"
 """Name of the supervisor's container in the same pod. The API server rejects a second container of this name."""
 OF_HEAD = (HEAD_CONTAINER, SUPERVISOR_CONTAINER)
@@ -28,7 +28,7 @@ RAY_TOKEN_KEY = "auth_token"  # noqa: S105  the name of a key
 """Key of the token in a Secret that KubeRay makes."""
 OLDEST_RAY = "2.56"
 _SUPPORTED = "^(([3-9]|[1-9][0-9]+)[.]|2[.](5[6-9]|[6-9][0-9]|[1-9][0-9]{2}))"
-"""Matches versions from OLDEST_RAY on (no backslash, so that CEL needs no escapes)."""
+"""Matches versions from OLDEST_RAY on. It contains no backslash, so that CEL needs no escapes."""
 
 
 class HealthCheck(Model):

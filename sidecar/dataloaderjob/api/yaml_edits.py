@@ -2,8 +2,8 @@
 Pure.
 
 A library that loads and dumps a file with its comments (ruamel.yaml 0.19) also reindents lists and moves some comments,
-so that the diff of a small change covers much of the file. This module takes the positions of PyYAML's nodes instead,
-and inserts and removes single lines there.
+so that the diff of a small change covers much of the file. Instead, this module uses the positions of PyYAML's nodes to
+insert and remove individual lines.
 """
 
 from __future__ import annotations

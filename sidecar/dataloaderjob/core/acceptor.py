@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 MAX_GUESTS = 1024
 BACKLOG = 4096
-"""Connections that may wait to be accepted, enough for the second in which a loop may be busy. The kernel caps it."""
+"""Maximum number of connections that wait to be accepted, enough for a loop that is busy for a second. The kernel caps
+it."""
 ACCEPTS_AT_ONCE = 64
 """Maximum number of peers accepted at once, so that a peer that keeps connecting does not monopolize the owner's
 loop."""

@@ -11,9 +11,9 @@ time.
 A step up multiplies the number by at most four. On CUDA, it at most doubles the number: a trainer that waits has
 already queued its kernels, and seems able to take more batches than it can (`core.measures`).
 
-After each step up, the gain in the rate is compared with the predicted gain. If it falls short of half in two
-comparisons, the job is saturated: the bottleneck is something that the model does not know, such as shared storage. The
-number returns to what the attained rate needs, and stays there for SATURATED_S, then for twice as long after each
+After each step up, the gain in the rate is compared with the predicted gain. If it is less than half of that in two
+comparisons, the job is saturated: the bottleneck is something that the model does not include, such as shared storage.
+The number returns to what the attained rate needs, and stays there for SATURATED_S, then for twice as long after each
 further attempt. Such an attempt adds at most a quarter. A step up soon after a step down shows that the step down was
 wrong: for a while, no other step down follows.
 """
@@ -34,8 +34,7 @@ EVERY_S = 10.0
 UP, DOWN = 1.1, 0.85
 """Multiples of the current number. While N* is between them, nothing changes."""
 WAITS, SURE = 0.02, 0.2
-"""Shares of time spent waiting: above the first, more feeders are wanted. From the second on, a single look
-suffices."""
+"""Shares of time spent waiting. Above the first, more feeders are wanted. At the second or above, one look suffices."""
 FASTEST, CAREFUL = 4, 2
 """Largest factor of one step up: normally, and while the demand may be overestimated."""
 DOWN_AFTER_S = 300.0
@@ -49,7 +48,7 @@ SETTLE_S = 15.0
 GAINED = 0.5
 """Share of the predicted gain below which a step up has failed."""
 DEARER = 1.1
-"""Rise of a batch's cost, relative to the rise in feeders, above which the rates before and after are not
+"""Increase in a batch's cost, relative to the increase in feeders, above which the rates before and after are not
 comparable."""
 SATURATED_S, MOST_SATURATED_S = 600.0, 4800.0
 RETRY = 1.25
@@ -105,7 +104,7 @@ class Proposal:
     """The policy's answer."""
 
     feeders: int
-    """Number of feeders that there should be from now on."""
+    """Number of feeders that the job should have from now on."""
     reason: Reason
     text: str
 
@@ -124,7 +123,7 @@ class _Expectation:
     gain: float
     """Predicted rate, as a multiple of `rate`."""
     cost_s: float
-    """Time of a batch before the step."""
+    """Time to make a batch before the step."""
     failures: int = 0
 
 
@@ -209,7 +208,7 @@ class Autoscaler:
         self._waited = self._looked = 0
 
     def _wanted_now(self, measures: Measures, verdict: InputVerdict, step: int) -> int:
-        """Returns N*, in whole pods, within bounds."""
+        """Returns N*, rounded up to whole pods and clamped to the bounds."""
         pipeline = pipeline_of(measures)
         rate, is_slots = demand(measures, pipeline, verdict.limit)
         feeders = needed(pipeline, rate, is_slots=is_slots)

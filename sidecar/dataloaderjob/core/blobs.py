@@ -47,7 +47,7 @@ _PART = ".part-"
 SLOWEST = 1e6
 """Bytes per second. A feeder that receives less than this from another feeder sends its request again."""
 MAX_NBYTES = 1 << 48
-"""Maximum size of one blob in bytes: an untrusted manifest may claim any number."""
+"""Maximum size of one blob in bytes, because an untrusted manifest may claim any number."""
 MAX_MANIFEST_NBYTES = 144 * 1024
 """Maximum size of a manifest, enough for some 2,000 blobs. It also limits the manifest's size as a string within JSON,
 because a feeder forwards that string in one packet."""
@@ -93,7 +93,7 @@ class Bundle:
 
     @property
     def first(self) -> int:
-        """The first batch of this slot that any rank may ask for."""
+        """The first batch of this slot that any rank may request."""
         return self.taken[self.slot] if self.slot is not None and self.slot < len(self.taken) else 0
 
     def manifest(self) -> bytes:
@@ -191,7 +191,7 @@ class BlobStore:
         return digest, view.nbytes
 
     def check_room(self, nbytes: int, kept: int = 0) -> None:
-        """Raises ScratchTooSmall if `nbytes` do not fit in addition to `kept`: a pod that exceeds its limit is
+        """Raises ScratchTooSmall if `nbytes` do not fit in addition to `kept`, because a pod that exceeds its limit is
         evicted."""
         for where, limit in self._scratch.items():
             if nbytes + kept > limit - limit // SPARE:

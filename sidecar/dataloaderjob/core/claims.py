@@ -1,4 +1,4 @@
-"""A script's claim to a private service that may be free: a datagram with this text and a file descriptor.
+"""A script's claim to a private service that may be free: a datagram with a text and a file descriptor.
 
 The file descriptor is the write end of a pipe, into which the service writes GRANTED, BUSY or FREE. A pipe that closes
 without any of these also means a refusal. A script that was granted the service sends `echo_text` with a file
@@ -28,7 +28,7 @@ class Claim:
     pid: int
     """A process of the launch: the service is not free while this process lives."""
     keep_s: float
-    """Seconds for which the service should stay after the launch ends."""
+    """Seconds for which the service should keep running after the launch ends."""
     script: str
     """The script's name, for people."""
     ends: bool = False

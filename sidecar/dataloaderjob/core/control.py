@@ -119,7 +119,8 @@ W_METRICS = 64  # R: the receiver's values of `sidecar.metrics.METRICS`, in that
 _EMPTY_ROW = memoryview(bytes(8 * WINDOW)).cast("Q")
 
 Entry = tuple[int, int, int, int, int]
-"""Location of a ready batch: stream, ticket, region, offset and size in bytes. A plain tuple: every batch reads one."""
+"""Location of a ready batch: stream, ticket, region, offset and size in bytes. It is a plain tuple, because every batch
+reads one."""
 
 
 class Control:
@@ -250,8 +251,8 @@ class Control:
         return found
 
     def sleep(self, stream: int, ticket: int, after: int = 1) -> bool:
-        """Announces that the trainer is about to sleep while it waits for a ticket, until `after` more are published. 0
-        wakes it at the next publication, even if another thread that already sleeps counts from an earlier number.
+        """Announces that the trainer is about to sleep while it waits for a ticket, until `after` more are published.
+        With 0, the next publication wakes it, even if another thread that already sleeps counts from an earlier number.
 
         Returns False if the ticket is ready after all.
         """

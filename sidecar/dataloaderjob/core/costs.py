@@ -1,4 +1,4 @@
-"""The cost of making batches: that which a builder measures for each batch, and the sums that a feeder reports. Pure.
+"""The cost of making batches, as measured by a builder for each batch, and as summed up and reported by a feeder. Pure.
 
 A builder reads the clocks a few times for each batch. Its feeder adds up the costs, and reports only the sums.
 """
@@ -47,7 +47,7 @@ class BatchCost(NamedTuple):
 
 
 class QueuedTime:
-    """The time that this process's main thread was ready to run and waited for a CPU (proc(5), schedstat)."""
+    """The time for which this process's main thread was ready to run but waited for a CPU (proc(5), schedstat)."""
 
     __slots__ = ("fd",)
 
@@ -69,7 +69,7 @@ class QueuedTime:
 
 
 class CostClock:
-    """Measures one batch at a time. A reading takes 0.2 to 0.4 µs."""
+    """A clock that measures one batch at a time. A reading takes 0.2 to 0.4 µs."""
 
     __slots__ = ("_collate", "_encode", "_queued", "_queued_at", "_queued_time", "_start", "_wall")
 

@@ -33,7 +33,6 @@ class Crowds(Generic[T]):
             del self._members[address]
 
     def first_to_go(self) -> T:
-        """Returns the oldest peer from the address with the most peers, so that a stranger with many displaces its
-        own."""
+        """Returns the oldest peer from the address with the most peers, so that a stranger displaces its own."""
         largest = max(self._members.values(), key=len)
         return next(iter(largest))

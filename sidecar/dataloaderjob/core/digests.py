@@ -5,7 +5,7 @@ its own batches computes the same digest without a copy. No other module knows t
 defines the format, and `core.consumption` folds the digests.
 
     identity = xxh3_64(u64 ticket, u64 first position, u8 bare, u64 for each key)
-    digest   = xxh3_64(identity, then the body behind its seal)
+    digest   = xxh3_64(identity, then the body after its seal)
 
 The RNG seed is not included, because its effects are in the bytes. The hash is neither secret nor cryptographic: anyone
 can construct two batches with the same digest. CPU-seconds per GB: xxh3 0.016 from a cache and 0.033 from memory,

@@ -1,4 +1,4 @@
-"""The tree of errors, with one class for each `except` that a caller would write.
+"""The exception hierarchy, with one class for each `except` that a caller would write.
 
     DataLoaderJobError
     ├── InputError            the user's input cannot work: arguments, dataset, manifest (also ValueError)
@@ -9,7 +9,7 @@
     │   ├── DeadlineExceeded    a wait ran past its deadline; names who is late (also TimeoutError)
     │   └── FeederLost          feeders died repeatedly on one batch
     │       └── OutOfMemory     each for lack of memory
-    ├── UserCodeError         the user's code raised a type that cannot be rebuilt here
+    ├── UserCodeError         the user's code raised an exception that cannot be rebuilt here
     └── ProtocolError         a peer violated the protocol
         ├── RemoteProtocolError   the peer's fault
         └── AuthError             the peer does not hold the job's key

@@ -1,4 +1,4 @@
-"""Folders that belong to this user alone, and files, in places where other users may write.
+"""Creation and removal of folders that belong to this user alone, and opening of files, where other users may write.
 
 In a shared temporary folder, another user may already have created a folder or link of the wanted name. Therefore,
 every path component created here is checked without following links, and no path is resolved. Entries are removed only
@@ -156,7 +156,7 @@ def write(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def room(path: Path, error: type[DataLoaderJobError]) -> Iterator[None]:
-    """Replaces an OSError that means that the disk of `path` is full with `error`, which states a remedy."""
+    """Raises `error`, which states a remedy, in place of an OSError that a full disk at `path` causes."""
     try:
         yield
     except OSError as exc:

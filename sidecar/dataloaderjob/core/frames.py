@@ -24,11 +24,11 @@ forwards it unread. It is decoded only by a feeder, and by a process that report
 
     u64 base_seed, u64 first_position, u8 bare, u8 key_form, u16 draws, u32 count, then the keys
 
-`draws` is the number of earlier iterators that used the RNGs held by the dataset; 0 if it holds none. `bare` is the
-form in which torch's fetcher receives the keys. 0: a batch (list); 1: a single key (`batch_size=None`). `key_form`:
-INTS is a list of `count` int64 values. PICKLED is one pickle of the batch sampler's output: a list with any other type
-of key, a tuple or an array (pickles are allowed in the direction from trainer to feeder). ITEMS is one pickle of an
-array, and the keys are a list of the array's items.
+`draws` is the number of earlier iterators that used the RNGs held by the dataset; 0 if it holds none.
+`bare` is the form in which torch's fetcher receives the keys. 0: a batch (list); 1: a single key (`batch_size=None`).
+`key_form`: INTS is a list of `count` int64 values. PICKLED is one pickle of the batch sampler's output: a list with any
+other type of key, a tuple or an array (pickles are allowed in the direction from trainer to feeder). ITEMS is one
+pickle of an array, and the keys are a list of the array's items.
 
 A batch of an IterableDataset has no keys. Its ticket (key form SLOT) names the slot, which corresponds to one of
 torch's workers. In place of the first position, it contains the batch's number in that slot. `count` is the number of
@@ -94,7 +94,7 @@ class FrameKind(IntEnum):
     TICKET = 1
     """R: make this batch. Payload: `pack_ticket`."""
     GRANT = 2
-    """R: the extent for the announced body exists; send the body."""
+    """R: the extent for the announced body has been allocated; send the body."""
     CANCEL = 3
     """R: forget this ticket, built or not."""
     ANNOUNCE = 4
@@ -108,9 +108,9 @@ class FrameKind(IntEnum):
     NEED_BUNDLE = 8
     """F: `bundle` is unknown here."""
     BUNDLE = 9
-    """R: payload is the bundle's manifest (JSON)."""
+    """R: the bundle. Payload: its manifest (JSON)."""
     NOTE = 10
-    """F: payload is a line of text for the user: loading a dataset, a slow import."""
+    """F: a note for the user, such as about a dataset being loaded or a slow import. Payload: a line of text."""
     CANCELLED = 11
     """F: work on this cancelled ticket has ended. Shows that a feeder suspected of hanging is alive again."""
     LOST = 12
@@ -124,7 +124,7 @@ class FrameKind(IntEnum):
     SNAPSHOT = 15
     """F: the state of a slot after some batches, from which another feeder can resume. Payload: `pack_snapshot`."""
     SHARED = 16
-    """F: the batch lies in the feeder's shared memory, on the receiver's machine: a BODY without the bytes. Payload:
+    """F: the batch is in the feeder's shared memory, on the receiver's machine: a BODY without the bytes. Payload:
     `pack_shared`. A buffer's first such frame is sent with the buffer's file descriptor."""
     TAKEN = 17
     """R: the earliest outstanding SHARED batch has been copied, or is no longer wanted."""

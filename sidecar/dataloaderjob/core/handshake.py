@@ -1,11 +1,11 @@
 """The handshake that begins every connection of a job.
 
-Each side proves to the other that it holds the key of the role (c = the side that connected):
+Each side proves to the other that it holds the key of the role (c: the connecting side, s: the accepting side):
 
     s -> c   {"nonce": s, "protocol": newest, "oldest": oldest}      the versions that s speaks
     c -> s   {"nonce": c, "protocol": n, "role": ..., "name": ..., "job": ..., "facts": {...}, "mac": ...}
                                              the newest version that both speak, used from then on
-    s -> c   {"mac": ..., "facts": {...}}       or  {"error": "..."} and the end
+    s -> c   {"mac": ..., "facts": {...}}       or  {"error": "..."}, then the connection ends
 
 Each mac is HMAC-SHA256 over a label for its direction and everything that both sides have stated. Therefore, no message
 can be replayed or reflected, and nobody on the path can change a version, a role or a name. The keys of the seals

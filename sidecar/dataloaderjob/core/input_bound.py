@@ -1,7 +1,8 @@
-"""The verdict on a live job, from its measures: input-bound or not, the bottleneck, the number of feeders. Pure.
+"""The verdict on a live job, from its measures: whether it is input-bound, its bottleneck, and its number of feeders.
+Pure.
 
 `core.sizing` predicts a bottleneck. Here, the current bottleneck follows from the measures: it is the receiver, the
-feeders or the connections, if they are busy. If none of them is busy, changing the number of feeders does not help.
+feeders or the connections, whichever are busy. If none of them is busy, changing the number of feeders does not help.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Type(IntEnum):
     REGION = 7
     """S: a new memfd (one file descriptor): JSON {"region", "nbytes", "single", "lease_limit"}."""
     DROP = 8
-    """S: a region with a single batch has ended; JSON {"region"}."""
+    """S: a region with a single batch was removed; JSON {"region"}."""
     FAILED = 9
     """S: ticket `ticket` failed; payload: `making.failures`, or JSON {"service": class, "message": ...}."""
     NOTE = 10
@@ -100,7 +100,7 @@ def parse_json(payload: bytes) -> dict[str, Any]:
 
 
 class Assembler:
-    """Reassembles the packets of one direction."""
+    """An assembler of the packets of one direction into messages."""
 
     def __init__(self, limit_nbytes: int = MAX_MESSAGE_NBYTES) -> None:
         self._limit_nbytes = limit_nbytes
@@ -109,7 +109,7 @@ class Assembler:
         """Bytes kept of an incomplete message."""
 
     def feed(self, packet: bytes) -> Packet | None:
-        """Returns a complete message, or None while more packets are to follow."""
+        """Returns a complete message, or None if more packets must follow."""
         part = unpack(packet)
         if not part.more and not self._parts:
             return part

@@ -29,7 +29,7 @@ A node is a tuple that starts with its kind:
 | (MADE, way, class or None, child) | an object that `batches.objects` makes in this way from this content |
 | (ATTRIBUTES, names, children) | the first child, with the others in its `__dict__` |
 | (SAME, i) | leaf buffer number i again: one tensor or array in two places |
-| (AGAIN, i) | object number i of the MADE nodes again; they are numbered in the order in which their contents end |
+| (AGAIN, i) | MADE object number i again; MADE objects are numbered in the order in which their contents end |
 
 A class is (module, qualified name).
 """

@@ -3,7 +3,7 @@
 The supervisor adds one reading a second to a `MeasuresWindow`; `Measures` is the summary in its status. Sums are only
 compared between readings of the same process, so a process that starts or exits does not distort them.
 
-- Until a sidecar's trainers have taken FIRST batches, their times are those of a start, and do not count.
+- Until a sidecar's trainers have taken FIRST batches, their times are startup times, and do not count.
 - Nothing counts while there are no live iterators, or more or fewer than usual, such as during an evaluation.
   Therefore, the feeders of a script that has left its loop do not look idle.
 - Once there are enough batches with the current number of feeders, earlier ones do not count.
@@ -36,9 +36,9 @@ ENOUGH = 12
 USUAL_S, USUAL_AFTER_S = 300.0, 30.0
 """Seconds over which the median number of iterators is the usual one, and seconds after which it is known."""
 CALM = 0.01
-"""Share of time spent waiting below which a measured step is as long as training makes it."""
+"""Share of time spent waiting below which a measured step depends on training alone."""
 PARTS = 1.6
-"""Number of batches built per batch taken from which each of the trainer's batches consists of several."""
+"""Minimum ratio of batches built to batches taken at which each of the trainer's batches consists of several."""
 _READ = ("next_calls", "wait_ns", "step_ns", "nbytes", "receiver_cpu_ns", "receiver_queued_ns")
 _LARGEST = 1e15
 
@@ -110,7 +110,7 @@ def parse(found: object) -> Measures | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reading:
-    """The increase of all sums since the previous reading."""
+    """The increase in all sums since the previous reading."""
 
     at: float
     seconds: float

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 FEEDERS_FIELD = "spec.feeders.resources.limits.memory"
 SCORE, MOST_SCORE = 500, 1000
-"""Value added to a process's oom_score_adj (proc(5)), where 1000 stands for all memory, and the maximum."""
+"""Value added to a process's oom_score_adj (proc(5)), where 1000 stands for all memory, and the maximum score."""
 LOOK_S = 5.0
 """Interval between two readings of the kernel's count of processes killed for lack of memory."""
 RECENT_S = 15.0
@@ -101,7 +101,7 @@ def remedy(field: str) -> str:
 
 
 class MemoryWatch:
-    """Detects that the kernel has recently killed a process for lack of memory. Call `look` every LOOK_S."""
+    """A detector of processes that the kernel has recently killed for lack of memory. Call `look` every LOOK_S."""
 
     def __init__(self, count: Callable[[], int] = kills, clock: Callable[[], float] = time.monotonic) -> None:
         self._count, self._clock = count, clock

@@ -99,7 +99,7 @@ def end_as(main: Callable[[], int | None]) -> NoReturn:
     finally:
         with contextlib.suppress(
             Exception
-        ):  # the output has no reader any more, or user code has replaced the stream
+        ):  # the output no longer has a reader, or user code has replaced the stream
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
@@ -263,7 +263,7 @@ class Backoff:
         return min(self.last_s, self.first_s * 2.0 ** min(failures - 1, 30))
 
     def spread_s(self, failures: int) -> float:
-        """Returns a random wait of between half of `wait_s` and all of it, so that processes that lost the same peer do
+        """Returns a random wait between half of `wait_s` and all of it, so that processes that lost the same peer do
         not all reconnect at once."""
         return self.wait_s(failures) * (0.5 + os.urandom(1)[0] / 510)
 

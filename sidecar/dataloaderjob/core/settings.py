@@ -28,7 +28,7 @@ NODE_BLOBS = "blobs"
 """Folder within a feeder pod's own folder (NODE_FOLDER_VARIABLE). The pod's feeders keep their blobs there, whatever
 folder the supervisor names."""
 NODE_OUTPUT = "feeders"
-"""Socket in the pod's own folder to which the feeders send their output, and report that they serve."""
+"""Socket in the pod's own folder over which the feeders send their output and report that they serve."""
 NODE_READY = "ready"
 """File in the pod's own folder that exists while the pod is ready."""
 TEMP_DIR = "/tmp/ray"  # noqa: S108  in a pod, /tmp is a volume of its own
@@ -41,7 +41,7 @@ NODE_FOLDER = "node"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayTuning:
-    """Ray's own deadlines. GCS and raylets read them from their environment when they start. On every node, the head's
+    """Ray's own timeouts. GCS and raylets read them from their environment when they start. On every node, the head's
     config takes precedence."""
 
     worker_register_timeout_s: int = 120

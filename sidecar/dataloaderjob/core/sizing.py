@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 WORTH = 0.05
-"""Share of a step spent waiting from which there is anything to gain."""
+"""Minimum share of a step spent waiting at which there is anything to gain."""
 HEADROOM, MOST_SPREAD = 0.85, 0.10
 """Share of time for which a feeder is planned to be busy, and the reduction of that share if batch times vary most."""
 WAITS = 0.5
@@ -23,7 +23,7 @@ LINK_USE = 0.9
 WINDOW, WINDOW_PER_FEEDER = 16, 2
 """Default number of batches in flight for a rank: WINDOW, or WINDOW_PER_FEEDER for each feeder if that is more."""
 RECEIVE_S_PER_GB = 0.3
-"""CPU seconds that a receiver needs for a GB: the floor that B2 of docs/benchmarks.md holds."""
+"""CPU seconds that a receiver needs per GB: the floor of benchmark B2 in docs/benchmark-results.md."""
 RECEIVE_S = 100e-6
 """CPU seconds that a receiver needs for a small batch (B2: 75 to 100 µs)."""
 

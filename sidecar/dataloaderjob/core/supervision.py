@@ -211,7 +211,7 @@ def number(message: dict[str, Any], field: str, limit: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Rates of the loader over some seconds."""
+    """Rates of the loader over a few seconds."""
 
     batches_per_s: float = 0.0
     nbytes_per_s: float = 0.0

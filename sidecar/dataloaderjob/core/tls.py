@@ -7,10 +7,10 @@ The accepting side first sends PREAMBLE, which is not encrypted and reveals noth
 without TLS at once what to change. The connecting side does not wait for PREAMBLE, and closes a connection that begins
 with anything else.
 
-A `TlsConnection` reads and writes the socket itself, and uses `ssl` only to encrypt and decrypt memory. Therefore, a
-thread may send while another one waits for bytes, which `ssl` does not allow on its own sockets. Unlike `ssl`, a
-`TlsConnection` reads the socket in large pieces. Over loopback, a receiver then needs 0.7 to 0.9 CPU-s/GB, compared
-with 0.84 to 0.93 for the sockets of `ssl`. `ssl` decrypts one record of 16 KB per call.
+A `TlsConnection` reads and writes the socket itself, and uses `ssl` only to encrypt and decrypt bytes in memory.
+Therefore, a thread may send while another one waits for bytes, which `ssl` does not allow on its own sockets. Unlike
+`ssl`, a `TlsConnection` reads the socket in large pieces. Over loopback, a receiver then needs 0.7 to 0.9 CPU-s/GB,
+compared with 0.84 to 0.93 for the sockets of `ssl`. `ssl` decrypts one record of 16 KB per call.
 """
 
 from __future__ import annotations

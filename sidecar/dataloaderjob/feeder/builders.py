@@ -122,7 +122,7 @@ class Builders:
             self._start(session)
 
     def hear(self, bundle: bytes, receiver: int, payload: bytes) -> None:
-        """Records the needs that a session's ticket states when it arrives."""
+        """Records which batches a rank still needs, according to a ticket that has arrived."""
         session = self._sessions.get(bundle)
         if session is None or not session.bundle.ranks:
             return

@@ -57,7 +57,7 @@ SHARED_FROM_NBYTES = 128 * 1024
 """Smaller bodies are sent even to receivers on this machine, which is faster than sharing them: 6,100 instead of 5,100
 bodies of 100 kB per second. With bodies of 300 kB, sending is slower: 4,300 instead of 4,700."""
 MAX_OWED = 10_000
-"""Number of control frames waiting for a receiver at which the feeder stops reading from it."""
+"""Number of waiting control frames at which the feeder stops reading from a receiver."""
 Buffer = bytes | memoryview
 
 
@@ -357,7 +357,7 @@ class Registration:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def tell(self, cause: Cause, why: str) -> None:
-        """Reports to the supervisor a problem of this feeder, which still serves. Safe to call from any thread."""
+        """Reports a problem to the supervisor while this feeder still serves. Safe to call from any thread."""
         self._tell({"type": "trouble", "cause": cause.value, "why": why})
 
     def tell_costs(self, costs: Mapping[str, int]) -> None:

@@ -126,7 +126,7 @@ class Feeding:
         self._turns.append(made)
 
     def closed(self, receiver: int) -> None:
-        """Handles the end of a connection. Reporting it twice is safe."""
+        """Handles the end of a connection. Calling this twice is safe."""
         gone = self._receivers.get(receiver)
         if gone is None:
             return

@@ -1,8 +1,8 @@
 """A feeder: receivers connect, tickets come in, batches go out. The shell of `feeder.feeding`.
 
-One loop, in the main thread, owns the machine, the connections and the channels to builders. Handshakes, blob transfers
-and the connection to the supervisor have their own threads, which hand their results to the loop. User code runs in
-other processes (`builders`), so it cannot delay a frame.
+One loop, in the main thread, owns the state machine, the connections and the channels to builders. Handshakes, blob
+transfers and the connection to the supervisor have their own threads, which hand their results to the loop. User code
+runs in other processes (`builders`), so it cannot delay a frame.
 """
 
 from __future__ import annotations

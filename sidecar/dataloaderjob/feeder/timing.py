@@ -79,7 +79,7 @@ class BatchClock(NoClock):
         self._queued_time = queued_time
         self._began = self._cpu = self._queued = self._fetched = self._made = 0
         self._starts: list[int] = []
-        """Times at which the batch's samples were begun."""
+        """Times at which the batch's samples began."""
         self._worst, self._worst_position = 0, -1
 
     def begin(self) -> None:

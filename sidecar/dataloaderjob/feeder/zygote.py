@@ -141,7 +141,8 @@ class Zygote(ReapingLoop):
             self._dismiss(feeder, code)
 
     def _dismiss(self, feeder: _Feeder, code: bytes) -> None:
-        """Kills a template that no feeder wants any longer, because its user code may hang while loading."""
+        """Kills a template that no feeder wants any longer. Its user code may hang while loading, so it may not exit by
+        itself."""
         feeder.templates.discard(code)
         template = self._templates.get(code)
         if template is None or any(code in other.templates for other in self._feeders):

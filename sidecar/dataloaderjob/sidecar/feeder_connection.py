@@ -1,5 +1,4 @@
-"""One connection to a feeder: connecting, the handshake, frames out, frames and bodies in. Bodies go straight to the
-pool.
+"""One connection to a feeder: connecting, the handshake, and the transfer of frames and bodies, straight into the pool.
 
 The socket is blocking, but every call except one uses MSG_DONTWAIT. The exception is the call that receives bodies. It
 uses MSG_WAITALL with a receive timeout of 20 ms, the cheapest method that was measured (0.20 CPU-s/GB, compared with
@@ -290,7 +289,7 @@ class FeederConnection:
             self._receive_payload(sock)
 
     def _parse(self) -> None:
-        """Takes the frames in the scratch buffer; the start of a payload is copied from there."""
+        """Handles the frames in the scratch buffer, and copies the start of a payload from there."""
         at, head_nbytes = 0, self._head_nbytes
         while self._have - at >= head_nbytes:
             head = self._scratch[at : at + head_nbytes]
@@ -307,7 +306,7 @@ class FeederConnection:
         self._have = rest
 
     def _begin_payload(self, header: Header, start: memoryview) -> int:
-        """Places the part of the payload that has arrived; returns its number of bytes."""
+        """Stores the part of the payload that has arrived. Returns its number of bytes."""
         self._header, self._left, self._filled = header, header.nbytes, 0
         self._slow = self._unawaited > 0
         if header.kind == FrameKind.BODY:

@@ -148,8 +148,8 @@ class Sidecar:
             self._bundle_gc.sweep()
 
     def _await_supervisor(self, attachment: Attachment, why: str, now: float) -> None:
-        """Reports to trainers and in the log what an attached pod waits for. Stops this sidecar if it was started with
-        another job's files, so that the kubelet restarts it."""
+        """Reports to trainers, and in the log, the reason why an attached pod is waiting. Stops this sidecar if it was
+        started with another job's files, so that the kubelet restarts it."""
         if not attachment.look(now) and why == self._why:
             return
         self._why = why
@@ -388,7 +388,7 @@ class Sidecar:
             self._bundle_gc.released(receiver.pid, bytes.fromhex(message["bundle"]))
         elif message["type"] == "failure":
             self._failures.add(receiver.rank, receiver.pid, message)
-            self._send_metrics()  # at once: its trainer may end, and this sidecar with it
+            self._send_metrics()  # at once: its trainer may exit, and this sidecar with it
         elif self._supervisor is None:
             return
         elif message["type"] == "replace":

@@ -315,7 +315,7 @@ class Assignments:
         self._conclude(ticket, Fail(ticket.stream.id, ticket.number, payload, is_end))
 
     def say_there(self, ticket: Ticket) -> None:
-        """Reports that a ticket's batch exists, for a ticket that asks only for that."""
+        """Reports that a batch exists, for a ticket that only asks whether it does."""
         self._conclude(ticket, SayThere(ticket.stream.id, ticket.number))
 
     def _conclude(self, ticket: Ticket, answer: Fail | SayThere) -> None:

@@ -78,7 +78,7 @@ class Ranks:
         return None
 
     def idle(self, stream: Stream, *, without: Iterable[FeederState]) -> FeederState | None:
-        """Returns a feeder for a hedge, which has no work for this receiver except slots."""
+        """Returns a feeder for a hedge: one that has no work for this receiver except slots."""
         skip = list(without)
         return next((f for f in self._levels[0].values() if fits(f, stream) and f not in skip), None)
 
@@ -146,8 +146,8 @@ class VersionChecks:
         return None
 
     def refusal(self, stream: Stream, feeders: Iterable[FeederState], now: float) -> str | None:
-        """Returns the reason why no feeder can serve this stream; None if one can, if none is connected, or if one that
-        can may still connect. In a rolling update, the first feeder to connect may run another image."""
+        """Returns the reason why no feeder can serve this stream; None if one can, if none is connected, or if a
+        suitable one may still connect. In a rolling update, the first feeder to connect may run another image."""
         if not self._any_refused:
             return None
         listed = [feeder for feeder in feeders if not feeder.draining]

@@ -339,8 +339,8 @@ class Dispatcher(Assignments):
     # Details
 
     def _lose(self, attempt: Attempt) -> None:
-        """Handles the loss of the process that was making a ticket. Another process makes it, and reports each sample
-        first."""
+        """Handles the loss of the process that was making a ticket. Another process makes the ticket, and reports each
+        sample before making it."""
         ticket = attempt.ticket
         self._begins(attempt.feeder, ticket, False)
         if attempt.position is not None:

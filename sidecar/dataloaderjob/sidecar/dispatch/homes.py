@@ -25,8 +25,8 @@ BALANCE_EVERY_S = 1.0
 MOST_AGAIN = 64
 """Maximum number of batches to rebuild when a slot moves to a feeder that makes fewer slots."""
 GATHER_S = 3.0
-"""Time after which the first homes are chosen, unless each slot can have its own feeder, or all listed feeders serve,
-earlier."""
+"""Maximum wait before the first homes are chosen. They are chosen earlier if each slot can have its own feeder, or if
+all listed feeders serve."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +40,7 @@ class Slot:
     home: str | None = None
     """The instance of the feeder that makes the slot."""
     next_home: str | None = None
-    """The instance of the feeder to which the slot moves once its home owes none of its batches."""
+    """The instance of the feeder to which the slot moves once its home owes no more of its batches."""
     queue: list[int] = field(default_factory=list)
     """A heap of the numbers of the slot's queued tickets."""
     needed: int = 0

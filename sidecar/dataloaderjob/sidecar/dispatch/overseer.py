@@ -291,7 +291,8 @@ def _who(machine: Dispatcher, ticket: Ticket) -> str:
 
 
 def _unconnected(machine: Dispatcher) -> str:
-    """Explains why no feeder is connected: quotes the supervisor and the connections that could not be opened."""
+    """Explains why no feeder is connected. Quotes the supervisor, and the errors of connections that could not be
+    opened."""
     why = sorted({feeder.why_down for feeder in machine.feeders.values() if feeder.why_down})[:3]
     reasons = [*machine.supervisor_notes[:3], *why]
     notes = f" ({'; '.join(reasons)})" if reasons else ""

@@ -40,7 +40,7 @@ class Endpoint(NamedTuple):
 
 @dataclass(slots=True)
 class Pace:
-    """The times, in seconds, that one stream's batches take from being a feeder's next batch to the answer."""
+    """The times, in seconds, from when a feeder can begin one of a stream's batches until the feeder answers."""
 
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     _typical: float | None = None
@@ -123,7 +123,7 @@ class Ticket:
     retries: int = 0
     strikes: int = 0
     ends: list[tuple[str, str, bool | None]] = field(default_factory=list)
-    """A row for each strike: the feeder, how its process ended, and True if memory ran out (None while unknown)."""
+    """A row for each strike: the feeder, how its process exited, and True if memory ran out (None while unknown)."""
     unconfirmed: int = 0
     """Possible strikes from feeders whose connections broke, while it is not known whether their processes have
     exited."""
@@ -180,7 +180,7 @@ class Attempt:
 
 @dataclass(slots=True, eq=False)
 class FeederState:
-    """The connection to one feeder process."""
+    """The state of one feeder process and of the connection to it."""
 
     endpoint: Endpoint
     down_since: float
@@ -355,7 +355,7 @@ class Fail(NamedTuple):
 
 
 class SayThere(NamedTuple):
-    """Publish that the batch exists, for a ticket that only asks for that."""
+    """Publish that the batch exists, for a ticket that only asks whether it does."""
 
     stream: int
     ticket: int
