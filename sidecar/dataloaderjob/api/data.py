@@ -13,8 +13,8 @@ class DataSpec(Model):
     """Volumes and environment variables for the trainers' first container and for the feeders, so that a Dataset finds
     the same data in both.
 
-    They are added to those of the templates. If a template has a variable of the same name, the template's variable
-    takes precedence.
+    They are added to the volumes and variables of the templates. If a template has a variable of the same name, the
+    template's variable takes precedence.
     """
 
     volumes: Volumes = ()

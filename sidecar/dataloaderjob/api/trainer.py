@@ -218,7 +218,9 @@ class SidecarSpec(Model):
 
     RULES: ClassVar[tuple[Rule, ...]] = (reserved_env_rule(prefixes=("DATALOADERJOB_",)),)
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
-        Immutable(field="metricsPort", use="a new job: the running trainers are probed on that port"),
+        Immutable(
+            field="metricsPort", use="a new job: the sidecars of running trainers are probed on that port"
+        ),
     )
 
     def overhead_nbytes(self, num_pools: int) -> int:

@@ -195,7 +195,7 @@ class Autoscaler:
         if self._cut is not None:
             cut, self._cut = self.bounds.clamp(-(-self._cut // situation.step) * situation.step), None
             if cut < desired:
-                return _proposal(cut, Reason.SATURATED, f"more than {cut} feeders gain nothing")
+                return _proposal(cut, Reason.SATURATED, f"more than {cut} feeders would gain nothing")
         if now < self._saturated_until:
             return self._down(now, situation, min(wanted, desired), Reason.SATURATED)
         up = self._up(now, situation, measures, wanted) if verdict.limit in HELPED else None

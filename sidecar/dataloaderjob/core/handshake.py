@@ -177,7 +177,7 @@ def confirm_acceptance(
             "the peer that answered does not hold this job's key, or its message was altered in transit"
         )
     if not isinstance(facts, dict):
-        raise RemoteProtocolError(f"a peer's facts are a JSON object, found {facts!r}")
+        raise RemoteProtocolError(f"a peer's facts must be a JSON object, but are {facts!r}")
     return facts
 
 

@@ -21,6 +21,6 @@ def keep_seconds() -> float:
     from dataloaderjob.core.errors import InputError
 
     raise InputError(
-        f"{KEEP_VARIABLE} must be the number of seconds for which feeders stay after their script, at "
+        f"{KEEP_VARIABLE} must be the number of seconds for which feeders keep running after their script, at "
         f"most {MAX_KEEP_S:.0f}, but is {text!r}: correct or unset it"
     )

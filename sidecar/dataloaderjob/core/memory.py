@@ -97,7 +97,7 @@ def remedy(field: str) -> str:
     """Returns the remedy if memory ran out. `field`: as for `describe_limit`."""
     if field:
         return f"raise {field}, or make batches smaller"
-    return "use fewer feeders or smaller batches, or free some"
+    return "use fewer feeders or smaller batches, or free some memory"
 
 
 class MemoryWatch:

@@ -54,11 +54,11 @@ class SlotSnapshots:
             if session.channel is not None:
                 session.channel.post(MessageKind.NO_STATE)
             why = (
-                "could not be tested: it yielded no batch"
+                "could not be tested, because it yielded no batch"
                 if found is None
                 else "does not restore its iterator's state completely (does it have a shuffle buffer?)"
             )
-            self.say(session, f"its state_dict() {why}: it is rebuilt from its beginning, not from its state")
+            self.say(session, f"its state_dict() {why}, so the slot is rebuilt from its beginning")
 
     def received(self, session: Session, message: Message) -> None:
         """Keeps a builder's snapshot, and hands it out if the first one was exact."""

@@ -286,7 +286,7 @@ def _who(machine: Dispatcher, ticket: Ticket) -> str:
         )
     up = sum(feeder.up for feeder in machine.feeders.values())
     if up:
-        return f"{up} feeders are connected and busy with other batches or silent"
+        return f"{up} feeders are connected, but are busy with other batches or silent"
     return _unconnected(machine)
 
 
