@@ -57,7 +57,7 @@ class EnvVar(Model):
     ] = None
     """Value of the variable. Kubernetes expands `$(OTHER)`."""
     value_from: Free | None = None
-    """Source of the value in a cluster (a Secret, a ConfigMap or a field of the pod). Ignored on one machine."""
+    """Source of the value in a cluster (Secret, ConfigMap or field of the pod). Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -113,7 +113,7 @@ class Container(OpenModel):
     """Environment of the container. User code in feeders sees it too, except for variables that concern one process or
     machine."""
     resources: ContainerResources | None = Field(default=None, json_schema_extra=_left_to_kubernetes)
-    """Resources that the container requests from its node. Ignored on one machine."""
+    """Resources that the container requests. Ignored on one machine."""
     env_from: EnvFrom = Field(default=(), json_schema_extra=LEFT_OUT)
     """Secrets and ConfigMaps that provide further variables. Ignored on one machine."""
     ports: Annotated[tuple[Free, ...], Field(max_length=64)] = Field(default=(), json_schema_extra=LEFT_OUT)
@@ -123,7 +123,7 @@ class Container(OpenModel):
     security_context: Free | None = Field(default=None, json_schema_extra=LEFT_OUT)
     """User and privileges of the container. Ignored on one machine."""
     working_dir: Annotated[str | None, Field(max_length=4096)] = None
-    """Folder in which the command runs. On one machine, it is relative to the manifest's folder."""
+    """Folder in which the command runs. On one machine, relative to the manifest's folder."""
 
 
 class Volume(OpenModel):
@@ -163,8 +163,8 @@ NO_LABELS_OF_OURS = Rule(
 
 
 class WorkloadMetadata(Model):
-    """Labels and annotations of the object that creates the pods: a Deployment, or the trainers' Job. An example is the
-    label with Kueue's queue name. The pods themselves do not get them. Ignored on one machine."""
+    """Labels and annotations of the Deployment or Job that creates the pods, such as Kueue's queue name. The pods
+    themselves do not get them. Ignored on one machine."""
 
     labels: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
     """Labels, such as `kueue.x-k8s.io/queue-name`."""
@@ -213,9 +213,9 @@ class PodSpec(OpenModel):
     """Secrets for pulling the images. The head and the feeders inherit the trainers' Secrets. Ignored on one
     machine."""
     restart_policy: Annotated[str | None, Field(max_length=16)] = None
-    """`Always` for the head and the feeders, `Never` for the trainers. May be omitted."""
+    """`Always` for the head and feeders, `Never` for trainers. May be omitted."""
     host_network: Flag | None = None
-    """Use the network of the pod's node. Requires networkPolicy.mode None. Ignored on one machine."""
+    """Use the node's network. Requires networkPolicy.mode None. Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         restart_rule("Always", "head and feeders are Deployments, whose pods allow no other"),
