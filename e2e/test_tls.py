@@ -68,7 +68,7 @@ def test_job_under_tls_has_the_digest_of_a_run_without(operator: Cluster, start:
         STRAIGHT,
         "fashion-mnist-head",
     )
-    assert "the connection is not under TLS" in told
+    assert "the connection does not use TLS" in told
     job.await_phase("Complete", timeout_s=600)
     assert job.digest() == run_here(tmp_path, **SHORT)
     assert len(certificates(job)) == 1

@@ -416,7 +416,8 @@ def test_another_protocol_version_is_refused_with_the_remedy(rig: Rig) -> None:
 
     assert in_child(newer) == (
         f"ServiceUnavailable: the sidecar at {rig.socket} refused this process: this sidecar speaks protocol version "
-        f"{frames.PROTOCOL}, the trainer {frames.PROTOCOL + 1}: install the same dataloaderjob version in both images"
+        f"{frames.PROTOCOL}, but the trainer speaks {frames.PROTOCOL + 1}: install the same dataloaderjob version in "
+        "both images"
     )
 
 

@@ -518,7 +518,7 @@ def test_next_generation_of_certificates_is_used_for_polls(
     [
         ("another-job", "it belongs to another job"),
         ("head-without-tls", "the peer does not use TLS, but this process does"),
-        ("head-under-tls", "but the connection is not under TLS: update this pod's image"),
+        ("head-under-tls", "but the connection does not use TLS: update this pod's image"),
     ],
 )
 def test_supervisor_with_other_tls_is_reported_with_the_remedy(

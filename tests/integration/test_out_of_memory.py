@@ -89,7 +89,7 @@ def test_sample_exhausting_memory_is_reported_in_loop_and_status(where: str, sam
     assert json.loads(taken) == [0, 4, 8], "the batches before it came"
     error, message, status = json.loads(told)
     assert error == "OutOfMemory"
-    remedy = "its control group may use 1.4 GiB: use fewer feeders or smaller batches, or free some"
+    remedy = "its control group may use 1.4 GiB: use fewer feeders or smaller batches, or free some memory"
     assert f"3 feeder processes ended while making {sample}" in message
     assert remedy in message
     assert re.search(rf"feeder-0 ready for .*: the process that is making {sample} ran out of memory", status)

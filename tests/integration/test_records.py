@@ -185,7 +185,7 @@ def test_altered_or_missing_record_is_refused_with_a_remedy(consume, tmp_path: P
     (rows,) = record.glob("rank-0/*.rows")
     data = rows.read_bytes()
     rows.write_bytes(data[: 48 * 3] + data[48 * 4 :])
-    assert "is incomplete: what comes before loader 0, epoch 0, batch 3 is missing" in cli(
+    assert "is incomplete: the rows before loader 0, epoch 0, batch 3 are missing" in cli(
         "verify", record, code=2
     )
     rows.write_bytes(data)

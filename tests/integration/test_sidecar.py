@@ -548,7 +548,7 @@ def test_another_protocol_version_is_refused_with_the_remedy(rig: Rig) -> None:
     head = ipc.HEAD.pack(ipc.Type.HELLO, 0, frames.PROTOCOL + 1, 0, 0, 0)
     answer = say(rig, [head + b'{"rank": "0", "pid": 1}'], fds=1)
     assert answer == (
-        f"this sidecar speaks protocol version {frames.PROTOCOL}, the trainer {frames.PROTOCOL + 1}: "
+        f"this sidecar speaks protocol version {frames.PROTOCOL}, but the trainer speaks {frames.PROTOCOL + 1}: "
         "install the same dataloaderjob version in both images"
     )
 

@@ -99,18 +99,18 @@ CHANGES: dict[str, tuple[str, Change, str]] = {
     "feeders-version": (
         "challenge",
         lambda m: {**m, "protocol": PROTOCOL - 1, "oldest": PROTOCOL - 1},
-        f"speaks protocol version {PROTOCOL}, which was altered to {PROTOCOL - 1} on the way",
+        f"speaks protocol version {PROTOCOL}, which was altered to {PROTOCOL - 1} in transit",
     ),
     "receivers-version": (
         "answer",
         lambda m: {**m, "protocol": PROTOCOL - 1},
-        f"protocol version {PROTOCOL} is needed, the peer speaks {PROTOCOL - 1}",
+        f"protocol version {PROTOCOL} is needed, but the peer speaks {PROTOCOL - 1}",
     ),
-    "role": ("answer", lambda m: {**m, "role": "blob"}, "for role 'blob', or its answer was altered on the way"),
+    "role": ("answer", lambda m: {**m, "role": "blob"}, "for role 'blob', or its answer was altered in transit"),
     "trainer": (
-        "answer", lambda m: {**m, "facts": {"trainer": "another"}}, "'receiver', or its answer was altered on the way",
+        "answer", lambda m: {**m, "facts": {"trainer": "another"}}, "'receiver', or its answer was altered in transit",
     ),
-    "facts": ("last", lambda m: {**m, "facts": {}}, "job's key, or what it said was altered on the way"),
+    "facts": ("last", lambda m: {**m, "facts": {}}, "job's key, or its message was altered in transit"),
 }  # fmt: skip
 
 
@@ -264,11 +264,11 @@ def test_feeder_that_reconnected_is_not_lost_with_its_old_connection(supervisor:
     [
         (
             lambda m: {**m, "protocol": handshake.SEALED - 1, "oldest": handshake.SEALED - 2},
-            f"protocol version {handshake.CONTROL.newest}, which was altered to {handshake.SEALED - 1} on the way",
+            f"protocol version {handshake.CONTROL.newest}, which was altered to {handshake.SEALED - 1} in transit",
         ),
         (
             lambda m: {"nonce": m["nonce"].partition("-")[0], "protocol": handshake.SEALED - 1},
-            "or its answer was altered on the way",
+            "or its answer was altered in transit",
         ),
     ],
     ids=["version", "version-and-nonce"],

@@ -147,7 +147,7 @@ def no_batch(rig: SniffedRig, name: str, certificates: str, monkeypatch: pytest.
     [
         (another_jobs, "it is not from this job's authority: it belongs to another job"),
         (expired, "certificate expired; the operator renews a job's certificates"),
-        (no_tls, "this job has spec.loader.tls: true, but the connection is not under TLS: update this pod's image"),
+        (no_tls, "this job has spec.loader.tls: true, but the connection does not use TLS: update this pod's image"),
     ],
     ids=["another-job", "expired", "without-tls"],
 )  # fmt: skip
@@ -205,7 +205,7 @@ def test_supervisor_answers_under_tls_and_nobody_can_read_it(
 
 
 def test_request_without_tls_is_refused_with_the_remedy(supervisor: SupervisorAlone) -> None:
-    with pytest.raises(AuthError, match="but the connection is not under TLS: update this"):
+    with pytest.raises(AuthError, match="but the connection does not use TLS: update this"):
         ask(supervisor.address, None)
 
 
@@ -347,7 +347,7 @@ def test_run_with_tls_trains_on_the_same_batches(tmp_path: Path, provider: str) 
         run.find()
         (live,) = live_runs(str(run.home))
         assert live.ask({"type": "status"})["type"] == "status"
-        with pytest.raises(AuthError, match="but the connection is not under TLS"):
+        with pytest.raises(AuthError, match="but the connection does not use TLS"):
             key = (live.home / "key").read_bytes()
             supervision.ask("127.0.0.1", live.about["port"], key, job=live.job, message={"type": "status"})
         assert status_for_a_report(live)["type"] == "status"

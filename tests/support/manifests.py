@@ -302,7 +302,7 @@ REFUSED_BY_RULES = [
                 "autoscaling": {"mode": "Auto", "maxReplicas": 2},
             }
         },
-        "2; use minAvailable or more, and numbers whose product with processesPerPod",
+        "2; use a value of at least minAvailable whose product with processesPerPod",
         id="autoscaling-most",
     ),
     pytest.param(
@@ -362,7 +362,7 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {"spec.feeders.replicas": 1000, "spec.feeders.processesPerPod": 5},
-        "replicas * processesPerPod = 5000; use numbers whose product is at most 4096",
+        "replicas * processesPerPod = 5000; use values of replicas and processesPerPod whose product is at most 4096",
         id="more-feeders-than-a-supervisor-keeps",
     ),
     *(

@@ -146,5 +146,5 @@ def test_address_round_trips_through_its_text(address: str, port: int):
     "text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x", "fd00::7:6379", "[]:1"]
 )
 def test_invalid_address_is_refused(text: str):
-    with pytest.raises(ValueError, match="needed as host:port"):
+    with pytest.raises(ValueError, match="must have the form host:port"):
         parse_address(text)

@@ -112,5 +112,5 @@ def test_rays_memory_monitor_message_becomes_one_line_with_a_remedy():
         "raise spec.feeders.resources.limits.memory, or make batches smaller"
     )
     assert monitor_text("words of a later Ray", "").endswith(
-        "because its node ran out of memory: use fewer feeders or smaller batches, or free some"
+        "because its node ran out of memory: use fewer feeders or smaller batches, or free some memory"
     )

@@ -118,9 +118,7 @@ def test_peers_of_neighbouring_versions_use_the_newest_common_one(client: int, s
 
 @pytest.mark.parametrize(("client", "server"), [(7, 5), (5, 7)])
 def test_peers_of_distant_versions_refuse_each_other_with_the_reason(client: int, server: int):
-    needed = (
-        f"version {client - 1} to {client} is needed, the peer speaks {server - 1} to {server}: use others"
-    )
+    needed = f"version {client - 1} to {client} is needed, but the peer speaks {server - 1} to {server}: use others"
     with pytest.raises(AuthError, match=needed):
         speak(window(client), window(server))
 
@@ -129,7 +127,7 @@ def test_peer_without_a_version_window_speaks_one_version_only():
     challenge = {"nonce": "00", "protocol": 4}
     fields = {"role": "control", "name": "n", "job": "j", "facts": {}}
     assert handshake.answer_challenge(KEY, challenge, **fields, versions=window(5))["protocol"] == 4
-    with pytest.raises(AuthError, match="version 5 to 6 is needed, the peer speaks 4"):
+    with pytest.raises(AuthError, match="version 5 to 6 is needed, but the peer speaks 4"):
         handshake.answer_challenge(KEY, challenge, **fields, versions=window(6))
 
 

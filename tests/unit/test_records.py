@@ -113,7 +113,7 @@ def test_missing_row_within_an_epoch_is_noticed(tmp_path_factory: pytest.TempPat
     if WHOLE[at][1] == 3:  # the last of an epoch: where that ends, only another run can tell
         assert places(folder) == [place for place in WHOLE if place != WHOLE[at]]
     else:
-        with pytest.raises(InputError, match="is incomplete: what comes before loader 0"):
+        with pytest.raises(InputError, match="is incomplete: the rows before loader 0"):
             places(folder)
 
 

@@ -194,16 +194,16 @@ def handshake(**changes: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"challenge": EARLIER}, "speaks protocol version 5, which was altered to 4 on the way"),
-        ({"challenge": {"protocol": 6}}, "speaks protocol version 5, which was altered to 6 on the way"),
-        ({"challenge": {**EARLIER, "nonce": ""}}, "or its answer was altered on the way"),
-        ({"challenge": {"nonce": ""}}, "or its answer was altered on the way"),
-        ({"challenge": {"oldest": 1}}, "or its answer was altered on the way"),
-        ({"answer": {"protocol": SEALED - 1}}, "or its answer was altered on the way"),
-        ({"answer": {"role": "sidecar"}}, "for role 'sidecar', or its answer was altered on the way"),
-        ({"answer": {"name": "m"}}, "or its answer was altered on the way"),
-        ({"answer": {"facts": {}}}, "or its answer was altered on the way"),
-        ({"last": {"facts": {}}}, "or what it said was altered on the way"),
+        ({"challenge": EARLIER}, "speaks protocol version 5, which was altered to 4 in transit"),
+        ({"challenge": {"protocol": 6}}, "speaks protocol version 5, which was altered to 6 in transit"),
+        ({"challenge": {**EARLIER, "nonce": ""}}, "or its answer was altered in transit"),
+        ({"challenge": {"nonce": ""}}, "or its answer was altered in transit"),
+        ({"challenge": {"oldest": 1}}, "or its answer was altered in transit"),
+        ({"answer": {"protocol": SEALED - 1}}, "or its answer was altered in transit"),
+        ({"answer": {"role": "sidecar"}}, "for role 'sidecar', or its answer was altered in transit"),
+        ({"answer": {"name": "m"}}, "or its answer was altered in transit"),
+        ({"answer": {"facts": {}}}, "or its answer was altered in transit"),
+        ({"last": {"facts": {}}}, "or its message was altered in transit"),
     ],
 )
 def test_version_role_or_fact_altered_in_a_handshake_ends_it(
@@ -219,7 +219,7 @@ def test_version_altered_between_versions_with_seals_ends_a_handshake():
     said = new_challenge(later)
     heard = {**said, "nonce": said["nonce"].partition("-")[0], "protocol": SEALED, "oldest": 4}
     answer = answer_challenge(KEY, heard, role="r", name="n", job="j", facts={}, versions=later)
-    with pytest.raises(AuthError, match="or its answer was altered on the way"):
+    with pytest.raises(AuthError, match="or its answer was altered in transit"):
         accept_answer(KEY, said, answer, job="j", facts={}, versions=later)
 
 

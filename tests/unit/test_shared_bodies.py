@@ -234,7 +234,7 @@ def test_feeder_that_never_greets_locally_is_reached_over_tcp(feeder: Feeder) ->
     ("data", "with_buffer", "text"),
     [
         (shared(3, nbytes=1 << 20), True, "is in a buffer of"),
-        (shared(3), False, "buffer 1 arrived without its descriptor"),
+        (shared(3), False, "buffer 1 arrived without its file descriptor"),
         (frame(FrameKind.SHARED, b"abc", 3), True, "a SHARED payload must have 16 bytes, but has 3"),
     ],
     ids=["beyond-the-buffer", "no-descriptor", "no-place"],
@@ -260,7 +260,7 @@ def test_receiver_without_descriptors_continues_over_tcp(feeder: Feeder) -> None
     with no_more_descriptors():
         socket.send_fds(sock, [shared(4, 2)], [buffer.fd])
         socket.send_fds(sock, [shared(5, 3)], [other.fd])
-        with pytest.raises(RemoteProtocolError, match="a descriptor was lost"):
+        with pytest.raises(RemoteProtocolError, match="a file descriptor was lost"):
             connection.on_ready(select.EPOLLIN)
     assert sink.came == [(3, BODY)]
     connection.give_up(0.0)

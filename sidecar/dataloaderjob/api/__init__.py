@@ -1,4 +1,4 @@
-"""The DataLoaderJob API: models of the manifest, its checks, its schema. No I/O except reading manifests."""
+"""The DataLoaderJob API: the manifest's models, checks and schema. Its only I/O is reading manifests."""
 
 from dataloaderjob.api.job import API_VERSION, GROUP, KIND, PLURAL, VERSION, DataLoaderJob
 from dataloaderjob.api.load import load_manifest, parse_live, parse_manifest, parse_object

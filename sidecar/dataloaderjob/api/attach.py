@@ -1,7 +1,7 @@
 """spec.trainers.attach: pods of other controllers that get their batches from this job's feeders. Pure.
 
-Each pod in the job's namespace with the label `dataloading.dev/inject: NAME` is one more trainer. The pods' controllers
-decide how many there are, and when they start and end.
+Each pod in the job's namespace that carries the label `dataloading.dev/inject: NAME` is a trainer. The controllers of
+these pods decide how many there are, and when they start and stop.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ ObjectName = Annotated[
 
 
 class FollowSpec(Model):
-    """An object in the job's namespace that ends the job: the owner of the attached pods, such as a TrainJob.
+    """An object in the job's namespace whose end also ends the job, such as the TrainJob that owns the attached pods.
 
-    The job is complete if the object has completed, and has failed if the object failed or was deleted.
+    The job completes if the object completes, and fails if the object fails or is deleted.
     """
 
     api_version: ApiVersion
@@ -53,25 +53,25 @@ class FollowSpec(Model):
 
 
 class AttachSpec(Model):
-    """Pods of other controllers. Each has the label `dataloading.dev/inject` with the job's name as its value. Because
-    of the label, the pod gets a sidecar."""
+    """Pods of other controllers. Each pod carries the label `dataloading.dev/inject` with the job's name as its value,
+    and therefore gets a sidecar."""
 
     container: Name | None = None
-    """Name of the container that trains. Left out: the pod's only container, or else the only one that requests a
+    """Name of the container that trains. If omitted: the pod's only container, or else the only one that requests a
     device such as `nvidia.com/gpu`. Ignored on one machine."""
     processes_per_pod: Whole = Field(default=1, ge=1, le=64)
-    """Maximum number of trainer processes (ranks) in each pod. Each process gets a pool. On one machine, the maximum
-    number of processes of all scripts together."""
+    """Maximum number of trainer processes (ranks) in each pod. Each process gets a pool. On one machine, this limits
+    the total number of processes of all scripts."""
     follow: FollowSpec | None = None
-    """The object whose end is the job's end. Left out: the job serves until it is deleted, or until
-    `activeDeadlineSeconds`. Ignored on one machine."""
+    """The object whose end also ends the job. If omitted: the job serves until it is deleted, or until
+    `activeDeadlineSeconds` have passed. Ignored on one machine."""
     idle_seconds: Whole = Field(default=600, ge=0, le=31_536_000)
-    """Time without attached pods after which the operator stops all feeders; the first new pod starts them again.
-    0: feeders run only while there are pods. On one machine, trainer processes count instead of pods."""
+    """Time without attached pods after which the operator stops all feeders. The next pod to attach starts them again.
+    0: feeders run only while pods are attached. On one machine, trainer processes count instead of pods."""
 
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
         Immutable(
             field="processesPerPod",
-            use="a new job: the sidecars of attached pods have memory for this number",
+            use="a new job: the memory of attached pods' sidecars is sized for this number",
         ),
     )

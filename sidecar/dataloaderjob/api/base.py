@@ -1,7 +1,7 @@
 """The base of every API model: camelCase in YAML, frozen values, quantities, and rules that span fields. Pure.
 
-A rule is written once, in CEL, as a row of the model's `RULES`. Both the API server (`crd.py` emits it as
-x-kubernetes-validations) and pydantic here evaluate it. Quantities are written as in Kubernetes ("500m", "2Gi").
+A rule is written once, in CEL, as a row of the model's `RULES`. Both the API server and pydantic evaluate it: `crd.py`
+emits it for the API server, as x-kubernetes-validations. Quantities are written as in Kubernetes ("500m", "2Gi").
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Free = Annotated[dict[str, Any], Field(max_length=1024)]
 BREACHES = "breaches"
 """Type of the pydantic error that carries the broken rules of one model."""
 ONE_MACHINE = "one_machine"
-"""Key in the context of a validation; its value is true if the manifest will not run on a cluster."""
+"""Key in the validation context. Its value is true if the manifest will run on one machine instead of a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breach:
-    """One broken rule in one place."""
+    """A broken rule, and the place where it is broken."""
 
     path: Path
     """Path relative to the model that holds the rule."""
@@ -68,17 +68,17 @@ class Rule:
 
     field: str
     """Dotted path of the offending field, relative to the model that holds the rule. `[]` stands for each entry of a
-    list or each key of a mapping. If there are none, the rule holds."""
+    list or each key of a mapping. If the list or mapping is empty or absent, the rule holds."""
     use: str
     """The valid values, in words."""
     cel: str
     """CEL expression that is true if the object is valid. `self` is the model as the API server stores it, with
-    defaults filled in. `item` is the entry or key that the last `[]` stands for. Of a mapping, only the keys and the
-    quantities are visible."""
+    defaults filled in. `item` is the entry or key that the last `[]` stands for. In a mapping, only the keys and those
+    values that are quantities are visible."""
     found: str
     """CEL expression of type string that gives the value found."""
     only_on_a_cluster: bool = False
-    """True if only a cluster needs the rule: one machine ignores the field and works without it."""
+    """True if the rule applies only on a cluster: on one machine, the field is ignored and may be absent."""
 
     @cached_property
     def whole(self) -> str:
@@ -189,8 +189,8 @@ def spell(path: Path) -> str:
 
 
 def unique_names(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Checks that no two entries of a list have the same `name`. In the schema, x-kubernetes-list-type expresses
-    this."""
+    """Checks that no two entries of a list have the same `name`. The schema enforces this with
+    x-kubernetes-list-type."""
     seen: set[str] = set()
     breaches = []
     for index, value in enumerate(values):
@@ -325,8 +325,8 @@ _program = cache(cel.compile)
 _NAMED = re.compile(r"self((?:\.\w+\b(?!\())+)")
 """Matches a field named in CEL, including the path to it."""
 Tree = dict[str, Any]
-"""Fields by name, each with the fields below it; an empty tree stands for all fields. Only these are converted for CEL,
-because converting a whole job is expensive."""
+"""Fields by name, each with the fields below it. An empty tree stands for all fields. Only the fields of a tree are
+converted for CEL, because converting a whole job is expensive."""
 
 
 def _breaches(model: Model, *, one_machine: bool) -> Iterator[Breach]:
@@ -386,7 +386,7 @@ def _places(field: str, value: Any, path: Path = (), item: Any = None) -> Iterat
 
 
 def in_quotes(text: str) -> str:
-    """Returns CEL that puts a found string in double quotes."""
+    """Returns a CEL expression that puts the value of `text`, another expression, in double quotes."""
     return f"'\"' + {text} + '\"'"
 
 
@@ -426,14 +426,14 @@ class Resources(Model):
 
 
 class ContainerResources(OpenModel, Resources):
-    """Resources of a container in a pod template, including `claims`, which Kubernetes has added to them."""
+    """Resources of a container in a pod template, including `claims`, which Kubernetes added later."""
 
     claims: Annotated[tuple[Free, ...], Field(max_length=16)] = ()
     """Names of claims in the pod's `resourceClaims`."""
 
 
 def resources(**kinds: dict[str, str]) -> Any:
-    """Makes a resources field with a default, which the schema shows as written here."""
+    """Makes a resources field. The schema shows its default exactly as written in the call."""
     return Field(
         default_factory=cache(lambda: Resources.model_validate(kinds)),
         json_schema_extra=lambda schema: schema.update(default=cast("Any", kinds)),

@@ -1,9 +1,9 @@
 """The CustomResourceDefinition, generated from the models. Pure except for main.
 
-`python -m dataloaderjob.api.crd > crds/dataloaderjobs.yaml` prints the CRD. Its schema comes from the models, with
-their rules as CEL. Kubernetes supports neither $ref nor unions nor `additionalProperties: false`. So references are
-inlined, an optional field is one that may be left out, and strict field validation, which kubectl requests, rejects
-unknown fields.
+`python -m dataloaderjob.api.crd > crds/dataloaderjobs.yaml` prints the CRD. Its schema is derived from the models,
+whose rules become CEL validations. Kubernetes supports neither $ref nor unions nor `additionalProperties: false`.
+Therefore, references are inlined, and an optional field is one that may be omitted. Unknown fields are rejected by
+strict field validation, which kubectl requests.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Schema = dict[str, Any]
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 VALIDATIONS = "x-kubernetes-validations"
 _NUMBER_AS_TEXT = re.compile(r"string\((?!self(\.\w+)*\.(memoryPerProcess|poolSize)\))")
-"""Matches a number that a message converts to text: the API server knows no bound on the text and rejects the message
-as too expensive."""
+"""Matches a number that a message converts to text. The API server knows no bound on the length of such text, and
+rejects the message expression as too expensive."""
 _LITERAL = re.compile(r"'[^'\\]*'")
 """Matches a `found` that always yields the same text and therefore needs no expression."""
 COLUMNS = (
@@ -65,7 +65,7 @@ def structural_schema(model: type[Model] = DataLoaderJob) -> Schema:
 
 
 class _WithoutNull(GenerateJsonSchema):
-    """Makes "optional" mean "may be left out": the API server drops nulls."""
+    """A schema generator in which "optional" means "may be omitted", because the API server drops nulls."""
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])
@@ -164,7 +164,7 @@ def _quoted(text: str) -> str:
 
 
 def custom_resource_definition() -> Schema:
-    """Returns the whole object, for `kubectl apply` and the chart."""
+    """Returns the complete CustomResourceDefinition, for `kubectl apply` and the chart."""
     schema = structural_schema()
     schema["properties"]["status"] = structural_schema(DataLoaderJobStatus)
     version: dict[str, Any] = {

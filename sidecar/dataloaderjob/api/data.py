@@ -1,4 +1,4 @@
-"""spec.data: volumes and variables that give both trainers and feeders access to the data. Pure."""
+"""spec.data: volumes and environment variables that give trainers and feeders access to the data. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from dataloaderjob.api.trainer import SET_FOR_TRAINERS
 
 
 class DataSpec(Model):
-    """Volumes and variables for the trainers' first container and for the feeders. A Dataset finds the same in both.
+    """Volumes and environment variables for the trainers' first container and for the feeders, so that a Dataset finds
+    the same data in both.
 
-    They are added to those of the templates. If a template has a variable of the same name, the template's takes
-    precedence.
+    They are added to the volumes and variables of the templates. If a template has a variable of the same name, the
+    template's variable takes precedence.
     """
 
     volumes: Volumes = ()
@@ -21,9 +22,9 @@ class DataSpec(Model):
     volume_mounts: VolumeMounts = ()
     """Mounts of the volumes in both containers. Ignored on one machine."""
     env: Env = ()
-    """Variables of both containers."""
+    """Environment variables of both containers."""
     env_from: EnvFrom = ()
-    """Secrets and ConfigMaps whose entries become variables of both containers. Ignored on one machine."""
+    """Secrets and ConfigMaps whose entries become environment variables of both containers. Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(

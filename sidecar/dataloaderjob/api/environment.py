@@ -1,4 +1,4 @@
-"""Variables of containers as a process gets them, expanded as Kubernetes does. Pure."""
+"""Environment variables of containers as a process sees them, with references expanded as in Kubernetes. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REFERENCE = re.compile(r"\$(?:\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
 
 
 def add_env(base: Mapping[str, str], variables: tuple[EnvVar, ...]) -> dict[str, str]:
-    """Adds a container's variables to `base`, in order; `$(OTHER)` is expanded as Kubernetes does."""
+    """Returns `base` plus a container's variables, in order. Expands `$(OTHER)` as Kubernetes does."""
     env = dict(base)
     for variable in variables:
         if variable.value_from is None:
@@ -22,12 +22,12 @@ def add_env(base: Mapping[str, str], variables: tuple[EnvVar, ...]) -> dict[str,
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """Replaces `$(NAME)` with its value and `$$` with `$`; a reference to an unknown name is kept as is."""
+    """Replaces `$(NAME)` with its value and `$$` with `$`. A reference to an unknown name is kept as is."""
     return _REFERENCE.sub(lambda m: "$" if m[1] is None else env.get(m[1], m[0]), text)
 
 
 def feeder_env(spec: DataLoaderJobSpec, base: Mapping[str, str]) -> dict[str, str]:
-    """Adds the manifest's variables for user code in feeders to `base`."""
+    """Returns `base` plus the manifest's environment variables for user code in feeders."""
     env = add_env(base, spec.data.env)
     for container in spec.feeders.template.spec.containers:
         if container.name == FEEDER_CONTAINER:

@@ -19,7 +19,7 @@ from dataloaderjob.api.pods import (
 from dataloaderjob.core.supervision import MAX_FEEDERS
 
 CONTAINER = "feeder"
-"""Name of the container in which feeders run; `template` may add to it."""
+"""Name of the container in which feeders run. `template` may extend it."""
 OWNED = {
     "command": "nothing: the operator starts the feeders",
     "args": "nothing: the operator starts the feeders",
@@ -32,7 +32,7 @@ class AutoscalingMode(StrEnum):
     """The operator's response to a recommended number of feeders."""
 
     OFF = "Off"
-    """Nothing. The status still has the verdict."""
+    """Does nothing. The status still contains the verdict."""
     RECOMMEND = "Recommend"
     """Recommends a number in the status."""
     AUTO = "Auto"
@@ -40,14 +40,14 @@ class AutoscalingMode(StrEnum):
 
 
 class AutoscalingSpec(Model):
-    """Scaling of feeders by the time that training waits for input."""
+    """Scaling of feeders according to the time that training spends waiting for input."""
 
     mode: Annotated[
         AutoscalingMode, WithJsonSchema({"type": "string", "enum": [mode.value for mode in AutoscalingMode]})
     ] = AutoscalingMode.RECOMMEND
     """`Recommend`: the status recommends a number of replicas. `Auto`: the operator also changes `replicas`, through
-    the scale subresource, unless a HorizontalPodAutoscaler targets the job. `"Off"`, in quotes, because YAML reads Off
-    as false: neither."""
+    the scale subresource, unless a HorizontalPodAutoscaler targets the job. `"Off"`: neither. It needs the quotes
+    because YAML reads Off as false."""
     min_replicas: Whole | None = Field(default=None, ge=1, le=1_024)
     """Minimum number of replicas in `Auto` mode. If omitted: `minAvailable`, but at least 1."""
     max_replicas: Whole = Field(default=32, ge=1, le=1_024)
@@ -68,7 +68,7 @@ class AutoscalingSpec(Model):
 
 _RAY_NAMES = {"cpu": "CPU", "memory": "memory", "gpu": "GPU"}
 _NOT_RAYS = ("ephemeral-storage", "hugepages-")
-"""Beginnings of the names of resources that a Ray node does not have."""
+"""Prefixes of the names of resources that a Ray node does not have."""
 RAY_STEP = 10_000
 """Ray counts resources in ten-thousandths."""
 
@@ -81,7 +81,7 @@ class FeedersSpec(Model):
     """The feeders. Each is one Ray actor with its own processes for user code."""
 
     replicas: Whole = Field(default=1, ge=0, le=1_024)
-    """Number of feeder pods; on one machine, a factor in the number of feeders. May be changed while the job runs.
+    """Number of feeder pods. On one machine, replicas * processesPerPod feeders run. May be changed while the job runs.
 
     `kubectl scale dlj` changes this field.
     """
@@ -92,16 +92,16 @@ class FeedersSpec(Model):
     """Feeders per pod; the total is replicas * processesPerPod. The feeders of a pod share one copy of the dataset's
     arrays."""
     autoscaling: AutoscalingSpec = nested(AutoscalingSpec)
-    """Recommends, or sets, the number of replicas from what training waits for."""
+    """Recommends or sets the number of replicas, according to how long training waits for input."""
     resources: Resources = resources(
         requests={"cpu": "1", "memory": "2Gi"}, limits={"cpu": "1", "memory": "2Gi"}
     )
     """Resources of each feeder pod, for all of its processes together. On one machine, they are ignored unless
-    `spec.ray.external` is set: each feeder is then placed by its share of them."""
+    `spec.ray.external` is set: Ray then places each feeder by its share of them."""
     scratch: ScratchSpec = nested(ScratchSpec)
     """Disk space of each feeder pod, and of the head, for data that the Dataset holds. Ignored on one machine."""
     image: Image | None = None
-    """Image of the feeders and the Ray head. Left out: the trainer's, which must then contain
+    """Image of the feeders and the Ray head. If omitted: the trainer's image, which must then contain
     `dataloaderjob[feeder]`."""
     metadata: WorkloadMetadata = nested(WorkloadMetadata)
     """Labels and annotations of the feeders' Deployment."""
@@ -120,14 +120,14 @@ class FeedersSpec(Model):
         ),
         Rule(
             field="processesPerPod",
-            use=f"numbers whose product is at most {MAX_FEEDERS}",
+            use=f"values of replicas and processesPerPod whose product is at most {MAX_FEEDERS}",
             cel=f"self.replicas * self.processesPerPod <= {MAX_FEEDERS}",
             found="'replicas * processesPerPod = ' + string(self.replicas * self.processesPerPod)",
         ),
         Rule(
             field="autoscaling.maxReplicas",
-            use="minAvailable or more, and numbers whose product with processesPerPod is at most "
-            f"{MAX_FEEDERS}; or another mode than Auto",
+            use="a value of at least minAvailable whose product with processesPerPod is at most "
+            f"{MAX_FEEDERS}, or a mode other than Auto",
             cel="self.autoscaling.mode != 'Auto' || (self.autoscaling.maxReplicas >= self.minAvailable && "
             f"self.autoscaling.maxReplicas * self.processesPerPod <= {MAX_FEEDERS})",
             found="string(self.autoscaling.maxReplicas)",
@@ -137,7 +137,7 @@ class FeedersSpec(Model):
     )
 
     def ray_resources(self) -> dict[str, float]:
-        """Returns the resources that one feeder takes of an existing Ray cluster, under Ray's names."""
+        """Returns the resources that one feeder takes from an existing Ray cluster, keyed by Ray's names for them."""
         amounts = {**self.resources.limits, **self.resources.requests}
         found = {
             _RAY_NAMES.get(name.rpartition("/")[2], name): float(amount.value) / self.processes_per_pod

@@ -1,8 +1,8 @@
-"""Injection: the parts that a pod of another controller needs to get batches from a job with `spec.trainers.attach`.
+"""Injection of the parts that another controller's pod needs to get batches from a job with `spec.trainers.attach`.
 
-`inject` is the only renderer. The webhook, `dataloaderjob inject` and the chart's runtime use it, and tests compare the
-chart's admission policy with it. It adds the sidecar, its volumes, and the mount and variables of the container that
-trains. Ranks, commands and security contexts remain those of the pod. Pure.
+`inject` is the only renderer. The webhook, `dataloaderjob inject` and the chart's runtime use it, and tests check that
+the chart's admission policy produces the same result. `inject` adds the sidecar, its volumes, and the mount and
+environment variables of the container that trains. Ranks, commands and security contexts remain those of the pod. Pure.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ from dataloaderjob.core.places import (
 )
 
 LABEL = f"{GROUP}/inject"
-"""Label with a job's name, on pods of any controller in the job's namespace: they get a sidecar and the job's batches.
-Part of the contract with users and with admission policies."""
+"""Label whose value is a job's name. A pod of any controller that carries it in the job's namespace gets a sidecar and
+the job's batches. The label is part of the contract with users and with admission policies."""
 ANNOTATION = f"{GROUP}/injected"
-"""Annotation with the digest of a pod's injection. It shows that an injection is older than the job."""
+"""Annotation with the digest of a pod's injection. The digest reveals an injection that is out of date."""
 VOLUMES = (KEY_VOLUME, SETTINGS_VOLUME, RUN_VOLUME)
 VARIABLES = (FEEDERS_VARIABLE, PREFETCH_VARIABLE, ALLOW_PICKLE_VARIABLE, SOCKET_VARIABLE)
-"""Variables of the container that trains. The last one ends those that were injected, so that others of these names,
-which the user has set, are told apart."""
+"""Environment variables of the container that trains. The last one marks the end of the injected variables, which
+distinguishes them from variables of the same names that the user has set."""
 KEY_MODE = 0o444
-"""Mode of the key's file. The sidecar alone mounts it, and a pod without an fsGroup gives it no common group."""
+"""Mode of the key file. Only the sidecar mounts the file. All users may read it, because without an fsGroup in the pod,
+the file has no group that the sidecar shares."""
 DEVICE_FREE = ("kubernetes.io", "k8s.io")
 """Domains of resources that are not accelerators, such as attachable volumes."""
 NAMED_DEVICES = (
@@ -72,11 +73,11 @@ class CannotInject(InputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injection:
-    """The parts that the pods of one job get, apart from those that depend on the pod."""
+    """The parts to inject into the pods of one job, except those that depend on the pod."""
 
     job: str
     container: str | None
-    """Name of the container that trains; None: the pod decides (`trainer_of`)."""
+    """Name of the container that trains; None to find it in each pod (`trainer_of`)."""
     sidecar: SidecarPlan
     volumes: Sequence[Object]
     env: Mapping[str, str]
@@ -90,24 +91,27 @@ class Injection:
 
 
 def attachment(job: str) -> str:
-    """Names both the Secret with the key and the ConfigMap with the settings of sidecars in attached pods.
+    """Returns the name of both the Secret with the key and the ConfigMap with the settings of sidecars in attached
+    pods.
 
-    The name follows from the job's name alone, and is part of the contract with everything that injects a sidecar: a
-    program works without a cluster, and an admission policy computes no digests. So an earlier job of the same name had
-    the same Secret. It goes with that job, and the operator creates the new one then (`keys.JobSecrets`). A sidecar
-    reads its key again when the supervisor refuses it.
+    The name depends on the job's name alone, and is part of the contract with everything that injects a sidecar:
+    `dataloaderjob inject` works without a cluster, and an admission policy cannot compute digests. An earlier job of
+    the same name therefore had a Secret of the same name. That Secret is deleted with its job, and the operator then
+    creates the new one (`keys.JobSecrets`). A sidecar rereads its key when the supervisor rejects the key.
     """
     return f"{job}-attach"
 
 
 def attached_certificates(job: DataLoaderJob) -> list[str]:
-    """Names the Secrets with the certificates of sidecars in attached pods, if the job uses TLS: one per generation."""
+    """Returns the names of the Secrets with the certificates of sidecars in attached pods: one per generation if the
+    job uses TLS, otherwise none."""
     count = GENERATIONS if job.spec.loader.tls else 0
     return [f"{attachment(job.name)}-tls-{generation}" for generation in range(count)]
 
 
 def injection(job: DataLoaderJob, *, image: str, pull_secrets: Sequence[str] = ()) -> Injection:
-    """Makes the injection of a job. `image`, `pull_secrets`: the sidecar's if the manifest names no image.
+    """Makes the injection for a job's pods. `image`, `pull_secrets`: used for the sidecar if the manifest names no
+    image.
 
     Raises CannotInject if the job creates its own trainers.
     """
@@ -136,7 +140,7 @@ def injection(job: DataLoaderJob, *, image: str, pull_secrets: Sequence[str] = (
 
 
 def inject(pod: Mapping[str, Any], wanted: Injection) -> dict[str, Any]:
-    """Returns a pod, or a pod template, with everything that attaches it to the job. A pod that already has
+    """Returns a copy of a pod or pod template, with everything that attaches it to the job. A pod that already has
     everything is returned unchanged, and an older injection is replaced. Raises CannotInject."""
     made = copy.deepcopy(dict(pod))
     if is_current(made, wanted):
@@ -162,8 +166,8 @@ def inject(pod: Mapping[str, Any], wanted: Injection) -> dict[str, Any]:
 
 
 def for_policy(wanted: Injection) -> dict[str, Any]:
-    """Returns the injection as the chart's admission policy reads it, from `status.injection`. The policy chooses the
-    container, and applies the two fields that depend on the pod."""
+    """Returns the injection in the form that the chart's admission policy reads from `status.injection`. The policy
+    chooses the container, and applies the two fields that depend on the pod."""
     amounts = {"limits": {"cpu": "1", "memory": "1"}}
     guaranteed = sidecar_container(wanted.sidecar, {"containers": [{"resources": amounts}]})
     return {
@@ -183,7 +187,8 @@ def _environment(variables: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def is_current(pod: Object, wanted: Injection) -> bool:
-    """Checks whether a pod has this injection, whole. Other parties may have added to it, and changed the image."""
+    """Checks whether a pod has this injection in full. Others may have made additions to the injected parts, and
+    changed the image."""
     spec, annotations = _spec(pod), (pod.get("metadata") or {}).get("annotations") or {}
     found = [c for c in spec.get("initContainers") or () if c.get("name") == SIDECAR]
     if annotations.get(ANNOTATION) != wanted.digest or len(found) != 1:
@@ -209,7 +214,7 @@ def is_current(pod: Object, wanted: Injection) -> bool:
 
 
 def remove(pod: dict[str, Any]) -> None:
-    """Removes an injection, and leaves everything else."""
+    """Removes an injection and keeps everything else."""
     spec = _spec(pod)
     was_injected = any(c.get("name") == SIDECAR for c in spec.get("initContainers") or ())
     spec_lists = {
@@ -230,7 +235,7 @@ def remove(pod: dict[str, Any]) -> None:
 
 
 def _injected_variables(names: Sequence[Any]) -> int:
-    """Counts the variables at the beginning that were injected."""
+    """Counts the injected variables, which are the first ones."""
     if SOCKET_VARIABLE not in names:
         return 0
     end = names.index(SOCKET_VARIABLE) + 1
@@ -243,7 +248,7 @@ def _filter(owner: dict[str, Any], field: str, keep: Any) -> None:
 
 
 def _replace(owner: dict[str, Any], field: str, items: list[Any]) -> None:
-    """Sets a list, or drops it if nothing is left of it."""
+    """Sets a field to a list, or drops the field if the list is empty."""
     if items:
         owner[field] = items
     elif owner[field]:
@@ -291,7 +296,7 @@ def _devices(container: Object) -> Iterator[str]:
 
 
 def _check(spec: Object, trainer: Object) -> None:
-    """Raises CannotInject if the pod has something else in place of an injected part."""
+    """Raises CannotInject if the pod's own settings conflict with an injected part."""
     for mount in trainer.get("volumeMounts") or ():
         if str(mount.get("mountPath")).rstrip("/") == RUN_FOLDER:
             raise CannotInject(
@@ -306,7 +311,8 @@ def _check(spec: Object, trainer: Object) -> None:
 
 
 def _spec(pod: Object) -> dict[str, Any]:
-    """Returns the pod's spec. Raises CannotInject if a part that is read has another type than Kubernetes'."""
+    """Returns the pod's spec. Raises CannotInject if a part that is read here is not of the type that Kubernetes
+    defines."""
     spec = pod.get("spec")
     if not isinstance(spec, dict) or not spec.get("containers"):
         raise CannotInject("the pod has no spec.containers: give it the container that trains")

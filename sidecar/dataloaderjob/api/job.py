@@ -60,7 +60,7 @@ SHORT_NAME = "dlj"
 MANAGED_BY = f"{GROUP}/operator"
 """The operator's own name in `managedBy`."""
 MAX_NAME_LENGTH = 44
-"""Leaves room for host names of trainers, which have at most 63 characters: the job's name, `-trainers-`, and an
+"""Maximum length of a job's name. A trainer's host name has at most 63 characters: the job's name, `-trainers-`, and an
 attempt and a replica of four digits each."""
 _NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
@@ -94,19 +94,20 @@ class DataLoaderJobSpec(Model):
     sidecar: SidecarSpec = nested(SidecarSpec)
     """The process next to each trainer that receives batches into shared memory."""
     trainers: TrainersSpec
-    """The training command."""
+    """The trainers, which run the training command."""
     loader: LoaderSpec = nested(LoaderSpec)
     """Delivery of batches to the training loop."""
     data: DataSpec = nested(DataSpec)
-    """Volumes and variables that give both trainers and feeders access to the data."""
+    """Volumes and environment variables that give both trainers and feeders access to the data."""
     startup_deadline_seconds: Whole = Field(default=900, ge=1, le=604_800)
-    """Maximum time until the head, the sidecars and `minAvailable` feeders serve, once all needed pods have a node."""
+    """Maximum time from when all needed pods have a node until the head, the sidecars and `minAvailable` feeder pods
+    serve."""
     active_deadline_seconds: Whole | None = Field(default=None, ge=1, le=31_536_000)
-    """Maximum time for the whole job, including queueing. Left out: no limit."""
+    """Maximum time for the whole job, including queueing. If omitted: no limit."""
     network_policy: NetworkPolicySpec = nested(NetworkPolicySpec)
     """Connections allowed to and from the job's pods. Ignored on one machine."""
     ttl_seconds_after_finished: Whole | None = Field(default=None, ge=0, le=31_536_000)
-    """Time after which the finished job is deleted. Left out: never. Ignored on one machine."""
+    """Time after which the finished job is deleted. If omitted: never. Ignored on one machine."""
     suspend: Flag = False
     """Suspend the job: it has no pods until this field is false again."""
     managed_by: Annotated[
@@ -114,8 +115,8 @@ class DataLoaderJobSpec(Model):
         Field(max_length=63, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"),
         Use("a controller's name such as kueue.x-k8s.io/multikueue"),
     ] = None
-    """The controller that runs this job. Left out or `dataloading.dev/operator`: the operator. Any other name:
-    the operator leaves the job alone and reports this in an event. Ignored on one machine."""
+    """The controller that runs this job. If omitted or `dataloading.dev/operator`: the operator. Any other name: the
+    operator leaves the job alone and reports this in an event. Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -139,7 +140,7 @@ class DataLoaderJobSpec(Model):
         ),
         Rule(
             field="ray.managed.tuning.workerRegisterTimeoutSeconds",
-            use="a timeout within spec.startupDeadlineSeconds, or raise that",
+            use="a timeout within spec.startupDeadlineSeconds, or raise the deadline",
             cel=f"has(self.ray.external) || {_REGISTER_TIMEOUT} <= self.startupDeadlineSeconds",
             found=f"string({_REGISTER_TIMEOUT}) + ', above startupDeadlineSeconds ' +"
             " string(self.startupDeadlineSeconds)",
@@ -196,7 +197,7 @@ class DataLoaderJobSpec(Model):
         )
 
     def loader_environment(self) -> dict[str, str]:
-        """Returns the variables that pass the manifest's settings to the loader in a trainer process."""
+        """Returns the environment variables that pass the manifest's settings to the loader in a trainer process."""
         found = {FEEDERS_VARIABLE: str(max(1, self.feeders.count))}
         if self.loader.prefetch is not None:
             found[PREFETCH_VARIABLE] = str(self.loader.prefetch)
@@ -210,8 +211,8 @@ class Metadata(Model):
         str,
         Use("a name of lower-case letters, digits and hyphens that begins and ends with a letter or a digit"),
     ]
-    """Name of the job: lower-case letters, digits and hyphens, a letter or digit first and last, at most 44
-    characters."""
+    """Name of the job: at most 44 lower-case letters, digits and hyphens, beginning and ending with a letter or a
+    digit."""
     namespace: Annotated[str | None, Field(max_length=63)] = None
     """Namespace of the job. Ignored on one machine."""
     labels: dict[str, str] = Field(default_factory=dict)

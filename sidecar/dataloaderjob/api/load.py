@@ -1,4 +1,4 @@
-"""Reads a DataLoaderJob from a file or a string. Reports every problem with its line number and guesses nothing.
+"""Parsing of DataLoaderJob manifests. Every problem is reported with its line number, and nothing is guessed.
 
 Duplicate YAML keys and keys that are not strings are also problems.
 """
@@ -28,15 +28,15 @@ from dataloaderjob.api.problems import (
 )
 
 MAX_NODES = 100_000
-"""Maximum number of values in a document. An alias counts at each use: a few lines of aliases can stand for
-billions of values."""
+"""Maximum number of values in a document. An alias counts each time it is used, because a few lines of aliases can
+stand for billions of values."""
 MAX_DEPTH = 64
 _MERGE = "tag:yaml.org,2002:merge"
 _STRING = "tag:yaml.org,2002:str"
 
 
 class Loader(yaml.SafeLoader):
-    """Loads YAML as Kubernetes does: a date is a string."""
+    """A loader that reads YAML as Kubernetes does, with dates as strings."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  declared as in PyYAML
         first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -179,7 +179,7 @@ def parse_manifest(
 
 
 def parse_jobs(text: str, source: str) -> list[DataLoaderJob]:
-    """Parses all DataLoaderJobs of a text, which may have other documents too. Raises ManifestError."""
+    """Parses all DataLoaderJobs in a text, which may also contain other documents. Raises ManifestError."""
     return [
         _build(document, source)
         for document in parse_documents(text, source)
@@ -195,12 +195,12 @@ def parse_object(data: Mapping[str, Any], *, source: str = "object") -> DataLoad
 def parse_live(
     data: Mapping[str, Any], *, source: str = "object"
 ) -> tuple[DataLoaderJob, tuple[Problem, ...]]:
-    """Makes a DataLoaderJob from an object that an API server has accepted. Also returns problems for
-    fields that seem to be misspelt or are unknown here.
+    """Makes a DataLoaderJob from an object that an API server has accepted. Also returns problems for fields that seem
+    to be misspelled or are unknown here.
 
-    The API server has checked the fields. A field that the models lack belongs to a later release's definition and is
-    left out. Metadata fields of a later Kubernetes version are left out silently. Raises ManifestError if the models
-    cannot read the rest.
+    The API server has checked the fields. A field that the models lack comes from a later release's definition, and is
+    omitted and reported as a problem. Metadata fields of a later Kubernetes version are omitted silently. Raises
+    ManifestError if the models cannot read the rest.
     """
     kept, unknown = without_unknown(Shape(DataLoaderJob), data)
     doubts = [
@@ -240,7 +240,7 @@ def _build(
 
 
 def _wrong_type(document: Document) -> list[Problem]:
-    """Reports an object of another kind; its other problems then do not matter."""
+    """Reports an object of another kind or API version, whose other problems do not matter."""
     return [
         Problem(
             path=key, found=describe(document.data.get(key)), use=right, line=line_of((key,), document.lines)

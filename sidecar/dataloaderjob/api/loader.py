@@ -13,28 +13,29 @@ class LoaderSpec(Model):
     """Delivery of batches to the training loop: prefetching, memory, and time limits."""
 
     prefetch: Whole | None = Field(default=None, ge=2, le=512)
-    """Number of batches requested ahead of the trainer, per iterator. Left out: twice the number of feeders, but at
+    """Number of batches requested ahead of the trainer, per iterator. If omitted: twice the number of feeders, but at
     least 16."""
     memory_per_process: Bytes = Field(
         default_factory=lambda: ByteSize("1Gi"), json_schema_extra={"default": "1Gi"}
     )
     """Maximum shared memory for the batches of one trainer process."""
     pool_size: Bytes | None = None
-    """Size of each process's pool. Left out: enough for `prefetch` batches of the first batch's size, up to
+    """Size of each process's pool. If omitted: enough for `prefetch` batches of the first batch's size, up to
     memoryPerProcess."""
     checksum: Flag = False
-    """Compare each batch with its feeder's digest. This costs the sidecar CPU time."""
+    """Verify each batch against its feeder's digest. This costs the sidecar CPU time."""
     allow_pickle: Flag = False
-    """Allow batches that contain objects which only pickle can carry. The trainer then unpickles data from feeders."""
+    """Allow batches that contain objects that only pickle can serialize. The trainer then unpickles data from
+    feeders."""
     batch_timeout_seconds: Whole = Field(default=300, ge=1, le=604_800)
-    """Maximum time that the trainer waits for one batch. The DataLoader's `timeout=0` stands for this time."""
+    """Maximum time that the trainer waits for one batch. The DataLoader's `timeout=0` selects this limit."""
     warn_after_seconds: Whole = Field(default=30, ge=1, le=604_800)
-    """A trainer that waits longer than this for a batch prints a warning every 30 s that names who is late."""
+    """A trainer that waits longer than this for a batch prints a warning every 30 s. The warning names who is late."""
 
     tls: Flag = False
-    """Put all TCP connections between trainers, feeders and the head under TLS 1.3, with certificates of the job's own.
-    The sidecar then takes about four times as much CPU time for each byte. Batches on one machine stay in shared
-    memory. YAML reads On and Off as true and false."""
+    """Protect all TCP connections between trainers, feeders and the head with TLS 1.3. Each job has its own
+    certificates. The sidecar then takes about four times as much CPU time for each byte. Batches on one machine stay in
+    shared memory. YAML reads On and Off as true and false."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(

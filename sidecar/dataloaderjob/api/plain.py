@@ -1,4 +1,4 @@
-"""Models of a manifest as plain JSON, as a pod takes them over. Pure."""
+"""Models of a manifest as plain JSON, in the form that pods use. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from dataloaderjob.api.base import Model, Quantity, Resources
 
 Object = Mapping[str, Any]
-"""A part of an API object as JSON that is only read."""
+"""A part of an API object as JSON. It is only read, never changed."""
 
 
 def plain(model: Model) -> dict[str, Any]:
-    """Dumps a model as the user wrote it, without fields set to null: they count as left out, at any depth."""
+    """Dumps a model as the user wrote it. Fields set to null count as absent at any depth, and are omitted."""
     return dict(_without_nulls(model.model_dump(mode="json", by_alias=True, exclude_unset=True)))
 
 
@@ -23,7 +23,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def resources(model: Resources) -> dict[str, dict[str, str]]:
-    """Returns the requests and limits of a spec, leaving out empty ones."""
+    """Returns the requests and limits of a spec, omitting empty ones."""
     dumped = model.model_dump(mode="json", by_alias=True)
     return {kind: values for kind, values in dumped.items() if values}
 

@@ -1,4 +1,4 @@
-"""The places of pod templates in objects of Kubernetes and of the controllers that train. Pure.
+"""The places of pod templates in the objects of Kubernetes and of training controllers. Pure.
 
 A row of `KINDS` names the kind and the paths of its templates. To support a kind, add its row and a fixture.
 """
@@ -15,7 +15,7 @@ from dataloaderjob.api.plain import Object
 EACH = "*"
 """Stands for each entry of a list, or each key of a mapping, in a path of the table."""
 ANCESTOR_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
-"""Label with which a runtime of Kubeflow Trainer marks its jobs; the one that trains has the value `trainer`."""
+"""Label with which a Kubeflow Trainer runtime marks its jobs. Its value is `trainer` on the job that trains."""
 _TEMPLATE = ("spec", "template")
 _JOBS = ("spec", "replicatedJobs", EACH, "template", "spec", "template")
 
@@ -29,9 +29,9 @@ class TemplateKind:
     """Names of kinds; empty: all kinds of the group."""
     paths: Sequence[tuple[str, ...]]
     helpers: Sequence[tuple[str, ...]] = ()
-    """Paths of templates whose pods do not train. They are injected only if they have the label themselves."""
+    """Paths of templates whose pods do not train. Such a template is injected only if it carries the label itself."""
     inner: tuple[str, ...] = ()
-    """Path of objects of other kinds."""
+    """Path of nested objects of other kinds."""
 
 
 KINDS: Sequence[TemplateKind] = (
@@ -79,7 +79,7 @@ KINDS: Sequence[TemplateKind] = (
     ),
 )  # fmt: skip
 MAX_DEPTH = 8
-"""Objects within objects, such as a List of AppWrappers."""
+"""Maximum depth of objects within objects, such as AppWrappers in a List."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class FoundTemplate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundTemplates:
-    """The pod templates of one object, and of the objects in it."""
+    """The pod templates of one object and of the objects nested in it."""
 
     templates: Sequence[FoundTemplate]
     unknown: Sequence[tuple[Path, str]] = ()
@@ -151,7 +151,8 @@ def _at(thing: Any, pattern: Sequence[str], path: Path = ()) -> Iterator[tuple[P
 
 
 def _trains(thing: Object, place: Path) -> bool:
-    """Checks whether the pods of a runtime of Kubeflow Trainer train. Its other jobs fetch data or a model."""
+    """Checks whether the pods of the template at `place` train. A Kubeflow Trainer runtime also has jobs that fetch
+    data or a model."""
     if thing.get("kind") not in ("TrainingRuntime", "ClusterTrainingRuntime"):
         return True
     jobs = thing["spec"]["template"]["spec"]["replicatedJobs"]

@@ -1,6 +1,6 @@
-"""Pod templates of trainers, feeders and head. Pure.
+"""Pod templates of the trainers, the feeders and the head. Pure.
 
-The fields that this package reads are typed; all other fields of Kubernetes are passed on.
+The fields that this package reads are typed. All other fields that Kubernetes defines are passed on.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class EnvVar(Model):
     ] = None
     """Value of the variable. Kubernetes expands `$(OTHER)`."""
     value_from: Free | None = None
-    """Source of the value in a cluster (a Secret, a ConfigMap or a field of the pod). Ignored on one machine."""
+    """Source of the value in a cluster (Secret, ConfigMap or field of the pod). Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -75,7 +75,7 @@ Env = Annotated[
 
 
 LEFT_OUT: JsonDict = {"x-left-out": True}
-"""Leaves a field out of the CRD, which is large. Only the models check the field, and the job's status reports the
+"""Omits a field from the CRD, which is already large. Only the models check the field, and the job's status reports the
 result."""
 
 
@@ -93,7 +93,7 @@ EnvFrom = Annotated[tuple[Free, ...], Field(max_length=64)]
 
 
 def _left_to_kubernetes(schema: JsonDict) -> None:
-    """Leaves a field's type out of the CRD, which is large. The API server checks the field as part of a pod."""
+    """Omits a field's type from the CRD, which is already large. The API server checks the field as part of a pod."""
     schema.pop("$ref", None)
     schema.update(type="object", additionalProperties=True)
 
@@ -113,7 +113,7 @@ class Container(OpenModel):
     """Environment of the container. User code in feeders sees it too, except for variables that concern one process or
     machine."""
     resources: ContainerResources | None = Field(default=None, json_schema_extra=_left_to_kubernetes)
-    """Resources that the container requests from its node. Ignored on one machine."""
+    """Resources that the container requests. Ignored on one machine."""
     env_from: EnvFrom = Field(default=(), json_schema_extra=LEFT_OUT)
     """Secrets and ConfigMaps that provide further variables. Ignored on one machine."""
     ports: Annotated[tuple[Free, ...], Field(max_length=64)] = Field(default=(), json_schema_extra=LEFT_OUT)
@@ -123,7 +123,7 @@ class Container(OpenModel):
     security_context: Free | None = Field(default=None, json_schema_extra=LEFT_OUT)
     """User and privileges of the container. Ignored on one machine."""
     working_dir: Annotated[str | None, Field(max_length=4096)] = None
-    """Folder in which the command runs. On one machine, it is relative to the manifest's folder."""
+    """Folder in which the command runs. On one machine, relative to the manifest's folder."""
 
 
 class Volume(OpenModel):
@@ -163,8 +163,8 @@ NO_LABELS_OF_OURS = Rule(
 
 
 class WorkloadMetadata(Model):
-    """Labels and annotations of the object that creates the pods, a Deployment or the trainers' Job, such as Kueue's
-    queue name. The pods themselves do not get them. Ignored on one machine."""
+    """Labels and annotations of the Deployment or Job that creates the pods, such as Kueue's queue name. The pods
+    themselves do not get them. Ignored on one machine."""
 
     labels: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
     """Labels, such as `kueue.x-k8s.io/queue-name`."""
@@ -186,7 +186,7 @@ class PodMetadata(OpenModel):
 
 
 def restart_rule(policy: str, use: str) -> Rule:
-    """Rejects any restart policy except the one that pods of this kind have."""
+    """Returns a rule that rejects any restart policy except `policy`."""
     return Rule(
         field="restartPolicy",
         use=f"{policy}, or omit it: {use}",
@@ -205,15 +205,17 @@ class PodSpec(OpenModel):
     init_containers: Containers = Field(default=(), json_schema_extra=LEFT_OUT)
     """Containers that must finish before the others start. Ignored on one machine."""
     security_context: Free | None = Field(default=None, json_schema_extra=LEFT_OUT)
-    """User and privileges of the containers; head and feeders inherit those of the trainers. Ignored on one machine."""
+    """User and privileges of the containers. The head and the feeders inherit the trainers' settings. Ignored on one
+    machine."""
     image_pull_secrets: Annotated[tuple[Free, ...], Field(max_length=64)] = Field(
         default=(), json_schema_extra=LEFT_OUT
     )
-    """Secrets for pulling the images; head and feeders inherit those of the trainers. Ignored on one machine."""
+    """Secrets for pulling the images. The head and the feeders inherit the trainers' Secrets. Ignored on one
+    machine."""
     restart_policy: Annotated[str | None, Field(max_length=16)] = None
-    """`Always` for head and feeders, `Never` for trainers, or left out."""
+    """`Always` for the head and feeders, `Never` for trainers. May be omitted."""
     host_network: Flag | None = None
-    """Use the network of the pod's node; requires networkPolicy.mode None. Ignored on one machine."""
+    """Use the node's network. Requires networkPolicy.mode None. Ignored on one machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         restart_rule("Always", "head and feeders are Deployments, whose pods allow no other"),
@@ -240,7 +242,7 @@ def reserved_env_rule(
     prefixes: tuple[str, ...],
     use: str = "another name, because the job sets this one itself",
 ) -> Rule:
-    """Rejects variables in the list `env` that this package sets itself."""
+    """Returns a rule that rejects variables in the list `env` that this package sets itself."""
     reserved = [f"item.name.startsWith('{prefix}')" for prefix in prefixes]
     if names:
         reserved.append(f"item.name in [{', '.join(repr(name) for name in names)}]")
@@ -253,7 +255,7 @@ class ScratchSpec(Model):
     """Disk space for files that a pod may lose: the user's code and data in transit, and Ray's files."""
 
     size: Bytes | None = None
-    """Maximum space on the node's disk. Left out: 10Gi."""
+    """Maximum space on the node's disk. If omitted: 10Gi."""
     volume: Free | None = None
     """A volume to use instead, written as in a pod's `volumes` but without a name, such as
     `{ephemeral: {volumeClaimTemplate: ...}}`. Every pod must be able to mount it."""
@@ -275,8 +277,8 @@ class ScratchSpec(Model):
 
 
 def owned_field_rules(name: str, owned: Mapping[str, str]) -> tuple[Rule, ...]:
-    """Rejects fields in `template` that the operator sets in its own container `name`. `owned`: the alternative to each
-    field."""
+    """Returns rules that reject those fields in `template` that the operator sets in its own container `name`. `owned`:
+    the alternative to each field."""
     return tuple(
         Rule(
             field=f"{CONTAINERS}.{field}",

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into problems that a user can act on: the place, the value found and the valid values. Pure.
+"""Problems that a user can act on, derived from pydantic's errors: place, value found and valid values. Pure.
 
 The module also describes the models' fields in words, for messages and for the reference.
 """
@@ -106,7 +106,7 @@ def expectation(shape: Shape) -> str:
 
 
 def _quoted(value: str) -> str:
-    """Returns the value as it must stand in YAML, which reads On and Off as true and false."""
+    """Returns the value as it must be written in YAML, which reads On and Off as true and false."""
     return f'"{value}" in quotes' if value.lower() in ("on", "off") else value
 
 
@@ -197,8 +197,8 @@ def translate(error: ValidationError, model: type[BaseModel], *, lines: Mapping[
 def near_misses(
     model: type[BaseModel], data: Any, *, lines: Mapping[Path, int], path: Path = ()
 ) -> Iterator[Problem]:
-    """Yields a problem for each key in an open part that closely resembles a typed field: Kubernetes, to which the key
-    would be passed on, would drop it."""
+    """Yields a problem for each key in an open part that closely resembles a typed field. Kubernetes would drop such a
+    key."""
     if isinstance(data, Mapping):
         known = fields_by_alias(model)
         for key, value in data.items():

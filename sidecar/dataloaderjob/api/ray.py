@@ -11,11 +11,11 @@ from dataloaderjob.api.pods import RAY_NODE_ENV, PodTemplate, WorkloadMetadata, 
 from dataloaderjob.core import settings
 
 HEAD_CONTAINER = "head"
-"""Name of the container of Ray's head; `template` may add to it."""
+"""Name of the container of Ray's head. `template` may extend it."""
 SUPERVISOR_CONTAINER = "supervisor"
-"""Name of the supervisor's container in the same pod. The API server refuses a second one of this name."""
+"""Name of the supervisor's container in the same pod. The API server rejects a second container of this name."""
 OF_HEAD = (HEAD_CONTAINER, SUPERVISOR_CONTAINER)
-"""The operator's containers in the head's pod, which run one image."""
+"""The operator's containers in the head's pod, which run the same image."""
 HEAD_OWNED = {
     "command": "nothing: the operator starts the head",
     "args": "nothing: the operator starts the head",
@@ -28,11 +28,11 @@ RAY_TOKEN_KEY = "auth_token"  # noqa: S105  the name of a key
 """Key of the token in a Secret that KubeRay makes."""
 OLDEST_RAY = "2.56"
 _SUPPORTED = "^(([3-9]|[1-9][0-9]+)[.]|2[.](5[6-9]|[6-9][0-9]|[1-9][0-9]{2}))"
-"""Matches versions from OLDEST_RAY on (no backslash, so that CEL needs no escapes)."""
+"""Matches versions from OLDEST_RAY on. It contains no backslash, so that CEL needs no escapes."""
 
 
 class HealthCheck(Model):
-    """Settings for when Ray's GCS declares a node dead.
+    """Settings that determine when Ray's GCS declares a node dead.
 
     A node that refuses connections is dead after failureThreshold * periodMs (30 s). A node that hangs
     is dead after failureThreshold * (periodMs + timeoutMs) (150 s). With Ray's own defaults, these
@@ -76,7 +76,7 @@ class RayTuning(Model):
     Ray's own default is 60; a cold import of torch from a network disk takes longer than that.
     """
     health_check: HealthCheck = nested(HealthCheck)
-    """Settings for when a node counts as dead."""
+    """Settings that determine when a node counts as dead."""
 
     def settings(self) -> settings.RayTuning:
         """Converts these timeouts to the units that the processes use."""
@@ -91,13 +91,13 @@ class RayTuning(Model):
 
 
 class RayTasks(Model):
-    """Room for Ray tasks of user code, such as those of Ray Data, in each feeder pod or on one machine. If it is set,
-    user code in feeders has the token of the job's Ray cluster."""
+    """Room for Ray tasks of user code, such as those of Ray Data, in each feeder pod or on one machine. If set, user
+    code in feeders has access to the token of the job's Ray cluster."""
 
     cpus: Whole = Field(ge=1, le=1_024)
     """Number of one-CPU tasks that may run at a time. They share the resources in `spec.feeders.resources`."""
     object_store: Bytes | None = None
-    """Shared memory for the tasks' results, taken from the memory in `spec.feeders.resources`. Left out: 80Mi."""
+    """Shared memory for the tasks' results, taken from the memory in `spec.feeders.resources`. If omitted: 80Mi."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -119,7 +119,7 @@ class HeadSpec(Model):
     metadata: WorkloadMetadata = nested(WorkloadMetadata)
     """Labels and annotations of the head's Deployment."""
     template: PodTemplate = nested(PodTemplate)
-    """Additions to the head's pod, such as nodeSelector, tolerations and priorityClassName. Those of the feeders are
+    """Additions to the head's pod, such as nodeSelector, tolerations and priorityClassName. The feeders' additions are
     not applied to the head.
 
     A container named `head` extends Ray's own container (env, volumeMounts, ...). Ignored on one machine.
@@ -149,7 +149,7 @@ class ManagedRaySpec(Model):
     tuning: RayTuning = nested(RayTuning)
     """Ray timeouts."""
     tasks: RayTasks | None = None
-    """Room for Ray tasks of user code. Left out: none, and user code cannot reach the job's Ray."""
+    """Room for Ray tasks of user code. If omitted: none, and user code cannot reach the job's Ray."""
     head: HeadSpec = nested(HeadSpec)
     """The pod of Ray's head, which runs the supervisor but no feeders. It uses the feeders' image, and keeps that
     image while it serves."""
@@ -180,8 +180,8 @@ class TokenSecretRef(Model):
         Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"),
         Use("the name of a Secret in the job's namespace"),
     ]
-    """Name of the Secret. KubeRay gives the Secret of a RayCluster with `authOptions.mode: token` the RayCluster's
-    name."""
+    """Name of the Secret. For a RayCluster with `authOptions.mode: token`, KubeRay names the Secret after the
+    RayCluster."""
     key: Annotated[
         str,
         Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$"),
@@ -191,11 +191,12 @@ class TokenSecretRef(Model):
 
 
 class ExternalRaySpec(Model):
-    """A Ray cluster that exists without the job. Feeders are actors there, placed by `spec.feeders.resources`.
+    """A Ray cluster that exists independently of the job. Feeders run there as actors, placed by
+    `spec.feeders.resources`.
 
-    Its nodes need the same Ray version and Python minor version as the job, and `dataloaderjob[feeder]`. The job is a
-    driver of it. On one machine, this machine must be one of the nodes, and Ray's own variables (RAY_AUTH_MODE,
-    RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH) give the cluster's token.
+    Its nodes need the same Ray version and Python minor version as the job, and `dataloaderjob[feeder]`. The job
+    connects to it as a driver. On one machine, this machine must be one of the nodes, and Ray's own environment
+    variables (RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH) provide the cluster's token.
     """
 
     address: Annotated[
@@ -211,10 +212,10 @@ class ExternalRaySpec(Model):
         Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"),
         Use("the name of a RayCluster in the job's namespace"),
     ] = None
-    """Name of a RayCluster in the job's namespace, as KubeRay creates them, instead of the address. The job waits until
-    the Service of its head exists. Only on a cluster."""
+    """Name of a KubeRay RayCluster in the job's namespace, to use instead of the address. The job waits until the
+    Service of the RayCluster's head exists. Not supported on one machine."""
     token_secret_ref: TokenSecretRef | None = None
-    """The Secret with the cluster's token. Left out: the cluster has none. Ignored on one machine."""
+    """The Secret with the cluster's token. If omitted: the cluster has none. Ignored on one machine."""
     resources: Resources = resources(
         requests={"cpu": "500m", "memory": "2Gi"}, limits={"cpu": "2", "memory": "2Gi"}
     )
@@ -232,7 +233,7 @@ class ExternalRaySpec(Model):
 
 
 class RaySpec(Model):
-    """The Ray cluster of the job: `managed` or `external`. Left out: `managed`, with its defaults."""
+    """The Ray cluster of the job: `managed` or `external`. If omitted: `managed`, with its defaults."""
 
     managed: ManagedRaySpec | None = None
     """A cluster that is created for the job and ends with it."""
@@ -250,7 +251,7 @@ class RaySpec(Model):
 
     @property
     def head(self) -> HeadSpec:
-        """The pod of the supervisor, whichever cluster it belongs to."""
+        """Settings of the supervisor's pod, for a managed or an external cluster."""
         if self.external is None:
             return self.own.head
         return _MANAGED.head.model_copy(update={"resources": self.external.resources})

@@ -1,5 +1,5 @@
-"""The sidecar's container and the names around it. Everything that puts a sidecar into a pod builds it here: the
-operator's own trainers, the webhook, and `dataloaderjob inject`. Pure.
+"""The sidecar's container, and the names of its volumes and files. All code that puts a sidecar into a pod builds it
+here: the operator for its own trainers, the webhook, and `dataloaderjob inject`. Pure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RESTRICTED: Object = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 LAST_WORDS: Object = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-"""Copies a container's last output into its status, and so into the job's conditions."""
+"""Copies a container's last output into its status, and from there into the job's conditions."""
 MOUNTS: tuple[dict[str, Any], ...] = (
     {"name": KEY_VOLUME, "mountPath": KEY_FOLDER, "readOnly": True},
     {"name": SETTINGS_VOLUME, "mountPath": SETTINGS_FOLDER, "readOnly": True},
@@ -59,9 +59,9 @@ def certificate_fields(part: Part) -> tuple[str, str]:
 def key_volume(
     secret: str, mode: int, part: Part, *, items: Sequence[Object] = (), certificates: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Builds the volume with the key of a pod's part of the job. `items`: those of the Secret that it gets, if not all.
+    """Builds the volume with the key of a pod's part of the job. `items`: the Secret's items to include, if not all.
     `certificates`: the Secrets with the generations of certificates, if the job uses TLS. Later generations do not
-    exist when the pod starts; the kubelet adds each when it does."""
+    exist yet when the pod starts. The kubelet adds each one once it exists."""
     chosen = {"items": list(items)} if items else {}
     if not certificates:
         return {"name": KEY_VOLUME, "secret": {"secretName": secret, "defaultMode": mode, **chosen}}
@@ -102,8 +102,8 @@ def sidecar_plan(spec: DataLoaderJobSpec, *, image: str, metrics_port: int, proc
 
 
 def sidecar_container(plan: SidecarPlan, pod: Object) -> dict[str, Any]:
-    """Builds the sidecar for a pod with this spec, which has no sidecar yet. The container does not keep the pod
-    running after the others have ended."""
+    """Builds the sidecar for a pod whose spec, `pod`, has no sidecar yet. The sidecar does not keep the pod running
+    after the other containers have exited."""
     return {
         "name": SIDECAR,
         "image": plan.image,
@@ -123,8 +123,8 @@ def sidecar_container(plan: SidecarPlan, pod: Object) -> dict[str, Any]:
 
 
 def _user(pod: Object) -> dict[str, int]:
-    """Returns the sidecar's user if the pod's user is root, as which the sidecar may not run. Otherwise the sidecar's
-    image, the pod or the namespace sets the user."""
+    """Returns a user for the sidecar if the pod's user is root, because the sidecar must not run as root. Otherwise,
+    the sidecar's image, the pod or the namespace sets the user."""
     return {"runAsUser": USER} if (pod.get("securityContext") or {}).get("runAsUser") == 0 else {}
 
 

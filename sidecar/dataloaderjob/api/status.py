@@ -18,8 +18,9 @@ class ConditionType(StrEnum):
     """Types of conditions. All of them exist from the first reconcile on."""
 
     READY = "Ready"
-    """Head, sidecars and at least `minAvailable` feeders serve, and the trainers run; or all trainers ended with exit
-    code 0. With attached trainers: a pod that attaches is served, or will be as soon as feeders have started."""
+    """The head, the sidecars and at least `minAvailable` feeder pods serve, and the trainers run. Also true once all
+    trainers have exited with code 0. With attached trainers: a pod that attaches is served, or will be as soon as
+    feeders have started."""
     HEAD_READY = "HeadReady"
     """The Ray head and the supervisor in it answer."""
     FEEDERS_READY = "FeedersReady"
@@ -29,24 +30,24 @@ class ConditionType(StrEnum):
     SIDECARS_READY = "SidecarsReady"
     """The sidecar of every trainer pod listens. Sidecars of attached pods have also reached the supervisor."""
     TRAINERS_READY = "TrainersReady"
-    """The containers of every trainer pod run, or ended with exit code 0. The condition `Ready` ignores the containers
+    """The containers of every trainer pod run, or have exited with code 0. The condition `Ready` ignores the containers
     of attached pods, which other controllers restart."""
     PROGRESSING = "Progressing"
     """The job is moving towards the state in its spec."""
     SUSPENDED = "Suspended"
     """`spec.suspend` is true and every pod is gone."""
     COMPLETE = "Complete"
-    """All trainers ended with exit code 0, or the followed object has completed."""
+    """All trainers have exited with code 0, or the followed object has completed."""
     FAILED = "Failed"
     """The job ended in any other way, which the reason names."""
     STALLED = "Stalled"
     """The job has failed, or cannot proceed until its spec changes. Helm and Flux stop waiting for a stalled object."""
     INPUT_BOUND = "InputBound"
-    """Training waits for input for 5 % of each step or more, over the last minute. The reason names the limit, and the
-    message recommends a number of feeders. Unknown while there are too few batches to tell."""
+    """Training spent at least 5 % of each step waiting for input, over the last minute. The reason names the
+    bottleneck, and the message recommends a number of feeders. Unknown while there are too few batches to tell."""
     AUTOSCALING_ACTIVE = "AutoscalingActive"
-    """The operator sets the number of feeders (`autoscaling.mode: Auto`). The message has the last change. False if the
-    mode is another one, or if a HorizontalPodAutoscaler targets the job."""
+    """The operator sets the number of feeders (`autoscaling.mode: Auto`). The message describes the last change. False
+    in any other mode, or if a HorizontalPodAutoscaler targets the job."""
 
 
 class Phase(StrEnum):
@@ -59,14 +60,14 @@ class Phase(StrEnum):
     QUEUED = "Queued"
     """Pods wait for a node or are held back, for example by Kueue. The condition `Ready` quotes the scheduler."""
     RUNNING = "Running"
-    """Head, sidecars and enough feeders serve, and the trainers run."""
+    """The head, the sidecars and enough feeders serve, and the trainers run."""
     WAITING = "Waiting"
-    """No pod is attached, or the attached pods start; head and feeders serve or start."""
+    """No pod is attached, or the attached pods are starting. The head and the feeders serve or are starting."""
     SERVING = "Serving"
-    """Pods are attached, and head, sidecars and enough feeders serve."""
+    """Pods are attached, and the head, the sidecars and enough feeders serve."""
     IDLE = "Idle"
-    """No pod has been attached for `trainers.attach.idleSeconds`, so there are no feeders. The next pod brings them
-    back."""
+    """No pod has been attached for `trainers.attach.idleSeconds`, so there are no feeders. The next pod to attach
+    starts them again."""
     DEGRADED = "Degraded"
     """A part no longer serves, or the trainers are being restarted. The condition `Ready` reports what is missing."""
     SUSPENDING = "Suspending"
@@ -74,7 +75,7 @@ class Phase(StrEnum):
     SUSPENDED = "Suspended"
     """`spec.suspend` is true and every pod is gone."""
     COMPLETE = "Complete"
-    """All trainers ended with exit code 0."""
+    """All trainers have exited with code 0."""
     FAILED = "Failed"
     """The job ended in any other way."""
 
@@ -123,13 +124,13 @@ class TrainersStatus(Model):
     active: Whole = Field(default=0, ge=0)
     """Pods that run."""
     succeeded: Whole = Field(default=0, ge=0)
-    """Pods that ended with exit code 0."""
+    """Pods whose containers exited with code 0."""
     restarts: Whole = Field(default=0, ge=0)
     """Number of times that all trainers were restarted. It is part of the names of the current Job and its pods."""
     failures: Whole = Field(default=0, ge=0)
     """Restarts since the last progress that count against `failurePolicy.maxRestarts`."""
     disruptions: Whole = Field(default=0, ge=0)
-    """Restarts since the last progress that do not count against it."""
+    """Restarts since the last progress that do not count against `failurePolicy.maxRestarts`."""
     next_start: Moment = None
     """Earliest time of the next restart."""
     image: Annotated[str, Field(max_length=1024)] = ""
@@ -143,11 +144,11 @@ class TrainersStatus(Model):
     followed_uid: Annotated[str, Field(max_length=64)] = ""
     """Uid of the object that `trainers.attach.follow` names; empty until the operator has read it."""
     idle_since: Moment = None
-    """Time since which no pod is attached; empty while there are attached pods, or if the operator creates the
+    """Time since which no pod has been attached. Empty while pods are attached, or if the operator creates the
     trainers."""
     summary: Metric = "0/0"
-    """Pods that run or ended with exit code 0, out of those requested; for attached trainers, pods and ranks. For
-    `kubectl get`."""
+    """Pods that run or exited with code 0, out of those requested; for attached trainers, pods and ranks. For `kubectl
+    get`."""
 
 
 class LoaderStatus(Model):
@@ -159,27 +160,27 @@ class LoaderStatus(Model):
     """
 
     observed_time: Moment = None
-    """Time of the measurement. While an operator works, the metrics have changed by no more than 5 % since then, or are
-    empty."""
+    """Time of the measurement. While an operator is running, the metrics have changed by no more than 5 % since then,
+    or are empty."""
     batches_per_second: Metric = ""
-    """Batches that trainers take, summed over all ranks."""
+    """Batches that trainers take per second, summed over all ranks."""
     gb_per_second: Metric = ""
-    """Batches in units of 10^9 bytes, summed over all ranks."""
+    """Size of the batches that trainers take per second, in units of 10^9 bytes, summed over all ranks."""
     stall_percent: Metric = ""
     """Share of time that trainers spend waiting for a batch."""
     occupancy_percent: Metric = ""
     """Share of the pools that ready and lent batches occupy."""
     verdict: Metric = ""
-    """Limit of the input in one word, `ok` if training hardly waits, or `unknown`. If another number of replicas is
-    recommended, it follows: `feeders 12`."""
+    """Bottleneck of the input in one word, `ok` if training hardly waits, or `unknown`. If a different number of
+    replicas is recommended, that number follows: `feeders 12`."""
     limit: Annotated[str, Field(max_length=32)] = ""
-    """`feeders`, `storage`, `slots`, `network`, `receiver`, `order`, or `trainer` if training hardly waits; empty if
-    unknown."""
+    """Bottleneck of the input: `feeders`, `storage`, `slots`, `network`, `receiver`, `order`, or `trainer` if training
+    hardly waits. Empty if unknown."""
     input_bound_percent: Metric = ""
     """Share of each step that training spends waiting for input, over the last minute."""
     recommended_replicas: Whole = Field(default=0, ge=0)
-    """Number of feeder pods that would suffice; 0 if unknown. `spec.feeders.autoscaling` decides whether the operator
-    acts on it."""
+    """Number of feeder pods that would suffice; 0 if unknown. `spec.feeders.autoscaling` determines whether the
+    operator acts on it."""
     explanation: Annotated[str, Field(max_length=512)] = ""
     """The verdict in a sentence."""
 
@@ -211,8 +212,8 @@ class DataLoaderJobStatus(Model):
     phase: Annotated[Phase, WithJsonSchema({"type": "string"})] = Phase.PENDING  # others may follow
     """Summary of the conditions in one word."""
     reason: Annotated[str, Field(max_length=128)] = ""
-    """Reason why the job is not in the state that its spec describes, from the condition with the details; empty if it
-    is."""
+    """Reason why the job is not in the state that its spec describes, taken from the condition with the details. Empty
+    if the job is in that state."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=BY_TYPE)] = ()
     """Facts about the job."""
     feeders: FeedersStatus = nested(FeedersStatus)
@@ -228,14 +229,14 @@ class DataLoaderJobStatus(Model):
     start_time: Moment = None
     """Time at which the job was first seen or was resumed."""
     scheduled_time: Moment = None
-    """Time at which the last of the needed pods got a node. The startup deadline counts from this time."""
+    """Time at which the last of the needed pods was assigned to a node. The startup deadline counts from this time."""
     serving_time: Moment = None
-    """Time at which all parts first served after the start, which meets the startup deadline."""
+    """Time at which all parts first served after the start. The startup deadline is met from this time on."""
     completion_time: Moment = None
     """Time at which the job ended."""
     injection: Free | None = None
-    """The parts that labelled pods get, for the admission policy, which cannot compute them. Left out if the operator
-    creates the trainers, and after the end."""
+    """The parts to inject into labeled pods, for the admission policy, which cannot compute them. Absent if the
+    operator creates the trainers, and after the job has ended."""
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """Returns the condition; None if it has not been written yet."""

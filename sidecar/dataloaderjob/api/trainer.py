@@ -1,4 +1,4 @@
-"""spec.trainers: the trainers' pods, as Kubernetes' own pod template; spec.sidecar: the process next to them. Pure."""
+"""spec.trainers, the trainers' pods as a Kubernetes pod template, and spec.sidecar, the process next to them. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SET_FOR_TRAINERS = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT",
 )  # fmt: skip
-"""Variables that `TrainerSpec.launch_environment` sets. Others that torchrun reads, such as
+"""Environment variables that `TrainerSpec.launch_environment` sets. Others that torchrun reads, such as
 PET_MAX_RESTARTS, are left to the user."""
 FIRST_POOL_OVERHEAD_NBYTES = 64 * MIB
 """Memory that a sidecar with one pool needs in addition to the pool (a measured bound of 40 MB, plus headroom)."""
@@ -76,7 +76,7 @@ class TrainerSpec(Model):
     processes_per_pod: Whole = Field(default=1, ge=1, le=64)
     """Trainer processes (ranks) that one command starts, as torchrun does. Each process gets a pool."""
     master_port: Port | None = None
-    """Port on which the first rank listens for the others. Left out: 29500; with hostNetwork, derived from the job's
+    """Port on which the first rank listens for the others. If omitted: 29500; with hostNetwork, derived from the job's
     uid.
 
     Ignored on one machine.
@@ -130,8 +130,8 @@ class TrainerSpec(Model):
         return self.template.spec.containers[0]
 
     def launch_environment(self, *, replica: int, master_addr: str, master_port: int) -> dict[str, str]:
-        """Returns the variables of one replica's command: torchrun's, plus those of a rank if a replica is one
-        process."""
+        """Returns the environment variables of one replica's command: torchrun's, plus those of a rank if each replica
+        is a single process."""
         env = {
             "PET_NNODES": str(self.replicas),
             "PET_NODE_RANK": str(replica),
@@ -199,25 +199,28 @@ class SidecarSpec(Model):
     `loader`."""
 
     image: Image | None = None
-    """Image of the sidecar. Left out: the operator's default. Ignored on one machine."""
+    """Image of the sidecar. If omitted: the operator's default. Ignored on one machine."""
     scratch: ScratchSpec = nested(ScratchSpec)
-    """Disk space of each trainer pod for data that the Dataset holds, until feeders have it. Ignored on one machine."""
+    """Disk space of each trainer pod for data that the Dataset holds, until feeders have received it. Ignored on one
+    machine."""
     metrics_port: Port | None = None
-    """Port of the sidecar's metrics and probe. Left out: 9400; with hostNetwork, derived from the job's uid.
+    """Port of the sidecar's metrics and probe. If omitted: 9400; with hostNetwork, derived from the job's uid.
 
     Ignored on one machine.
     """
     resources: Resources = resources(requests={"cpu": "250m"}, limits={"cpu": "2"})
-    """Resources of the sidecar. If memory is left out, it is enough for the pools and the sidecar itself."""
+    """Resources of the sidecar. If memory is omitted, the sidecar gets enough for the pools and for itself."""
     env: Env = ()
-    """Variables of the sidecar."""
+    """Environment variables of the sidecar."""
     security_context: Free = Field(default_factory=dict)
     """Fields of the sidecar's securityContext, such as `runAsUser`. They override the operator's. Ignored on one
     machine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (reserved_env_rule(prefixes=("DATALOADERJOB_",)),)
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
-        Immutable(field="metricsPort", use="a new job: the running trainers are probed on that port"),
+        Immutable(
+            field="metricsPort", use="a new job: the sidecars of running trainers are probed on that port"
+        ),
     )
 
     def overhead_nbytes(self, num_pools: int) -> int:

@@ -1,9 +1,9 @@
-"""Changes values in a YAML text, and leaves every other character unchanged: comments, order, quotes,
-indentation. Pure.
+"""Edits of values in a YAML text that leave every other character unchanged: comments, order, quotes, indentation.
+Pure.
 
-A library that loads and dumps a file with its comments (ruamel.yaml 0.19) also indents lists in its own way and moves
-some comments, so a review of the change shows much of the file. Here, PyYAML's nodes give the places at which lines are
-inserted and removed.
+A library that loads and dumps a file with its comments (ruamel.yaml 0.19) also reindents lists and moves some comments,
+so that the diff of a small change covers much of the file. Instead, this module uses the positions of PyYAML's nodes to
+insert and remove individual lines.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class _Edits:
         self.made.append((position, position, block))
 
     def change(self, node: yaml.Node, before: Any, after: Any, key: yaml.Node | None, column: int) -> None:
-        """Changes a value. `key`: the node of its key in a mapping; None in a list. `column`: column of
-        its owner."""
+        """Changes a value. `key`: the node of its key in a mapping; None in a list. `column`: the column of the mapping
+        or list that contains the value."""
         if _same(before, after):
             return
         lines = _is_block(node) and bool(after)
@@ -68,7 +68,8 @@ class _Edits:
         self._replace(node, after, key, column)
 
     def _keeps_its_first_line(self, node: yaml.MappingNode, after: Mapping[str, Any]) -> bool:
-        """Checks whether the first line remains if it has more than a key, such as the dash of an entry."""
+        """Checks whether the mapping's first line remains, if that line contains more than a key, such as the dash of a
+        list entry."""
         first = node.value[0][0]
         return (
             first.value in after
@@ -143,7 +144,8 @@ class _Edits:
             self.made.append((colon, colon, f" {_flat(after)}"))
 
     def _no_alias(self, node: yaml.Node, start: int, owner: yaml.Node) -> None:
-        """Raises CannotEdit if a node is elsewhere in the text than its owner."""
+        """Raises CannotEdit if a node's text lies before `start`, outside its owner: the node is then the target of an
+        alias."""
         if node.start_mark.index < start:
             raise CannotEdit(f"line {owner.start_mark.line + 1}: {_NO_ALIAS}")
 
@@ -169,14 +171,15 @@ class _Edits:
 
 
 def _backwards(edits: Sequence[tuple[int, int, str]]) -> Iterator[tuple[int, int, str]]:
-    """Yields the last place of the text first. Of several edits in one place, the last one comes first."""
+    """Yields edits from the end of the text to its beginning. Of several edits in one place, the last one comes
+    first."""
     yield from reversed(sorted(edits, key=lambda edit: edit[:2]))  # noqa: C413  equal ones are reversed too
 
 
 def edited(text: str, wanted: Sequence[Any], loader: type[yaml.SafeLoader]) -> str:
-    """Returns the text with other documents. `wanted`: the new value of each document that is not empty.
+    """Returns the text with changed documents. `wanted`: the new value of each document that is not empty.
 
-    Raises CannotEdit if the result would have other values than those.
+    Raises CannotEdit if the result would have any other values.
     """
     edits = _Edits(text, "\r\n" if "\r\n" in text else "\n")
     for (node, before), after in zip(_documents(text, loader), wanted, strict=True):
@@ -193,7 +196,7 @@ def edited(text: str, wanted: Sequence[Any], loader: type[yaml.SafeLoader]) -> s
 
 
 def edited_json(text: str, wanted: Any) -> str:
-    """Returns a JSON text with another value, in the same indentation."""
+    """Returns a JSON text with a new value and the same indentation."""
     lines = text.splitlines()
     indent = len(lines[1]) - len(lines[1].lstrip()) if len(lines) > 2 else None
     return json.dumps(wanted, indent=indent or None, ensure_ascii=False) + (
@@ -215,7 +218,7 @@ def _is_block(node: yaml.Node) -> bool:
 
 
 def _identity(item: Any) -> str:
-    """Returns a text that is equal for two versions of an entry of a list."""
+    """Returns a text that is equal for two versions of the same list entry."""
     if isinstance(item, Mapping) and (found := [name for name in ("name", "mountPath") if name in item]):
         return json.dumps([item[name] for name in found], default=str)
     return json.dumps(item, sort_keys=True, default=str)
@@ -227,8 +230,8 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every string that another reader could take for something else: kubectl reads 1e5 as a number, PyYAML as
-    a string."""
+    """A dumper that quotes every string that another reader could take for another type: kubectl reads 1e5 as a number,
+    PyYAML as a string."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  equal parts are written out
         return True
@@ -252,7 +255,7 @@ def _dumped(value: Any, *, flow: bool) -> str:
 
 
 def _flat(value: Any) -> str:
-    """Returns a value in one line."""
+    """Returns a value on one line."""
     return _dumped(value, flow=True).removesuffix("\n").removesuffix("\n...")
 
 

@@ -1,15 +1,16 @@
-"""A listening socket that admits peers with a job's key, and holds its own against strangers without one.
+"""A listening socket that admits peers with a job's key, and stays available while strangers without the key flood it.
 
-The owner's loop waits for the acceptor's descriptor and calls `serve`, which never blocks. A handshake takes no thread;
-a peer that has completed it gets one. A peer that has not, a *guest*, costs a descriptor, at most 4 KiB and at most
-five seconds, however slowly it sends.
+The owner's loop waits for the acceptor's file descriptor and calls `serve`, which never blocks. A peer gets a thread
+only after it has completed the handshake. Until then it is a *guest*, which costs one file descriptor and at most 4
+KiB, for at most five seconds, however slowly it sends.
 
-Beyond MAX_GUESTS at once, the oldest guest from the address with the most guests gives way. A peer with the key is done
-within milliseconds, so a stranger would have to take all places within that time to push it out. With 1,024 places
-and 4,000 connections per second, a guest has 250 ms. A guest from another address than the stranger's stays.
+Once there are MAX_GUESTS guests, each new one displaces the oldest guest from the address with the most guests. A peer
+with the key completes the handshake within milliseconds, so a stranger would have to fill all places within that time
+to displace it. With 1,024 places and 4,000 connections per second, a guest has 250 ms. A guest from an address other
+than the stranger's is not displaced.
 
-If the port needs TLS (`core.tls`), a guest that begins it costs 48 KB and 0.6 ms of CPU time. One that sends nothing
-costs no more than without TLS.
+If the port needs TLS (`core.tls`), a guest that begins a TLS handshake costs 48 KB and 0.6 ms of CPU time. A guest that
+sends nothing costs no more than without TLS.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
 
 MAX_GUESTS = 1024
 BACKLOG = 4096
-"""Connections that wait at the listening socket, for the second in which a loop may be busy; the kernel caps it."""
+"""Maximum number of connections that wait to be accepted, enough for a loop that is busy for a second. The kernel caps
+it."""
 ACCEPTS_AT_ONCE = 64
-"""Maximum number of peers accepted at once, so that one that connects without a pause does not keep the owner's
+"""Maximum number of peers accepted at once, so that a peer that keeps connecting does not monopolize the owner's
 loop."""
 TELL_REFUSED_S = 60.0
 """Interval between two log lines about refused peers."""
@@ -48,24 +50,25 @@ Welcomed = Callable[[Connection, dict[str, Any]], None]
 
 
 def most_guests(wanted: int) -> int:
-    """Returns the limit on guests: `wanted`, or a fourth of the descriptors if that is less. Admitted peers have the
-    others."""
+    """Returns the limit on guests: `wanted`, or a quarter of the file descriptor limit if that is less. Admitted peers
+    may use the rest."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft // 4)
 
 
 class Reserve:
-    """A spare descriptor for when none are left.
+    """A spare file descriptor for when no others are left.
 
-    A connection that cannot be accepted waits at the listening socket and would wake the owner's loop without a pause.
-    With the spare released for a moment, it is accepted and closed; the peer connects again.
+    A connection that cannot be accepted stays in the listening socket's queue, and would keep waking the owner's loop.
+    Closing the spare for a moment allows the connection to be accepted and closed. The peer then connects again.
     """
 
     def __init__(self) -> None:
         self._fd: int | None = _null()
 
     def turn_away(self, listening: socket.socket, error: OSError) -> bool:
-        """Closes the waiting connection. Returns False if the error is not a lack of descriptors."""
+        """Closes the waiting connection. Returns False if the error is not a lack of file descriptors, or if the spare
+        could not be opened again."""
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             return False
         self.close()
@@ -97,9 +100,9 @@ class _Guest:
     deadline: float
     handshake: ServerHandshake
     greeted: bool = True
-    """False until TLS is set up, if the port needs it. The handshake begins then."""
+    """False until TLS is set up, if the port needs TLS. Only then does our own handshake begin."""
     silent: bool = True
-    """True if it has sent nothing."""
+    """True until a guest of a port with TLS has sent its first byte."""
 
 
 class Acceptor:
@@ -118,9 +121,9 @@ class Acceptor:
         self._key, self._job, self._facts, self._welcomed = key, job, facts, welcomed
         self._most = most_guests(MAX_GUESTS)
         self._guests: dict[int, _Guest] = {}
-        """Guests by descriptor, the oldest first."""
+        """Guests by file descriptor, oldest first."""
         self._crowds = Crowds[int]()
-        """Descriptors of guests."""
+        """File descriptors of guests, by address."""
         self.sock = sockets.listen(host, port, backlog=BACKLOG)
         self.sock.setblocking(False)
         self._poll = select.epoll()
@@ -133,11 +136,11 @@ class Acceptor:
         return int(self.sock.getsockname()[1])
 
     def fileno(self) -> int:
-        """Returns the descriptor that is readable while `serve` has something to do."""
+        """Returns the file descriptor that is readable while `serve` has something to do."""
         return self._poll.fileno()
 
     def serve(self) -> None:
-        """Continues handshakes, then accepts connections that wait. Never blocks, never raises because of a guest."""
+        """Continues handshakes, then accepts waiting connections. Never blocks, and never raises because of a guest."""
         listening, waiting = self.sock.fileno(), False
         for fd, _ in self._poll.poll(0, MAX_GUESTS):
             if fd == listening:
@@ -224,7 +227,8 @@ class Acceptor:
         self._admit(guest)
 
     def _set_up_tls(self, guest: _Guest) -> None:
-        """Begins or continues with TLS, and greets the guest once it is verified. Raises BlockingIOError until then."""
+        """Begins or continues the TLS handshake, and greets the guest once that handshake is complete. Raises
+        BlockingIOError until then."""
         assert self._tls is not None  # noqa: S101  without TLS, guests are greeted at once
         if guest.silent:
             if not guest.sock.recv(1, socket.MSG_PEEK):

@@ -1,19 +1,21 @@
-"""The policy that scales a job's feeders: what to do next, from what is measured. Pure: callers pass the time.
+"""The policy that scales a job's feeders: it decides the next step from measurements. Pure: callers pass the time.
 
-The wanted number N* follows from the model (`core.input_bound`): enough feeders for the demand of the trainers, with a
-reserve. It does not depend on how many there are, so the policy goes straight there instead of trying one by one.
+The wanted number N* follows from the model (`core.input_bound`): enough feeders to meet the trainers' demand, with some
+headroom. It does not depend on the current number, so the policy goes straight to N* instead of adding feeders one at a
+time.
 
-    up      N* exceeds the present number by a tenth, and training waits: for SURE at once, else twice running
-    down    the highest N* of DOWN_AFTER_S is at most 0.85 of the present number: to that, by half at most in a minute
+    up      N* exceeds the current number by a tenth, and training waits: at two looks in a row, or at one for SURE
+    down    the highest N* of DOWN_AFTER_S is at most 0.85 of the current number; at most half is removed per minute
     hold    in between; while anything is unusual (`Situation.frozen`, `Measures.is_steady`); while feeders start
 
-A step up multiplies the number by four at most. On CUDA it doubles at most: a trainer that waits has queued its
-kernels, and looks as if it could take more than it can (`core.measures`).
+A step up multiplies the number by at most four. On CUDA, it at most doubles the number: a trainer that waits has
+already queued its kernels, and seems able to take more batches than it can (`core.measures`).
 
-After each step up the gained rate is compared with the predicted one. If less than half was gained in two comparisons,
-the job is saturated: something that the model does not know, such as shared storage, is the limit. The number goes back
-to what the attained rate needs and stays for SATURATED_S, and twice as long after the next attempt. Such an attempt
-adds a quarter at most. A step up soon after a step down shows that the latter was wrong: for a while, none follows.
+After each step up, the gain in the rate is compared with the predicted gain. If it is less than half of that in two
+comparisons, the job is saturated: the bottleneck is something that the model does not include, such as shared storage.
+The number returns to what the attained rate needs, and stays there for SATURATED_S, then for twice as long after each
+further attempt. Such an attempt adds at most a quarter. A step up soon after a step down shows that the step down was
+wrong: for a while, no other step down follows.
 """
 
 from __future__ import annotations
@@ -30,31 +32,32 @@ from dataloaderjob.core.sizing import HEADROOM, needed
 EVERY_S = 10.0
 """Interval between two steps of the policy."""
 UP, DOWN = 1.1, 0.85
-"""Factors of the present number. Between them, nothing changes."""
+"""Multiples of the current number. While N* is between them, nothing changes."""
 WAITS, SURE = 0.02, 0.2
-"""Shares of waiting: the one from which more feeders are wanted, and the one from which a single look suffices."""
+"""Shares of time spent waiting. Above the first, more feeders are wanted. At the second or above, one look suffices."""
 FASTEST, CAREFUL = 4, 2
-"""Largest factor of one step up, and the same while the demand may be overestimated."""
+"""Largest factor of one step up: normally, and while the demand may be overestimated."""
 DOWN_AFTER_S = 300.0
 DOWN_EVERY_S = 60.0
 DOWN_MOST = 0.5
 """Largest share of feeders removed by one step."""
 PENDING_S = 60.0
-"""Seconds after which feeders that have not started are not expected, so that no more are added to them."""
+"""Seconds after which feeders that have not started are no longer expected to start soon."""
 SETTLE_S = 15.0
-"""Time after a change until rates count: the span of `Measures.rate`."""
+"""Seconds after a change until rates count: the time span that `Measures.rate` covers."""
 GAINED = 0.5
 """Share of the predicted gain below which a step up has failed."""
 DEARER = 1.1
-"""Rise of a batch's cost, relative to the rise in feeders, above which the rates before and after do not compare."""
+"""Increase in a batch's cost, relative to the increase in feeders, above which the rates before and after are not
+comparable."""
 SATURATED_S, MOST_SATURATED_S = 600.0, 4800.0
 RETRY = 1.25
-"""Largest factor of the first step up of a job that was saturated."""
+"""Largest factor of a step up while a job retries after saturation."""
 REGRET_S = 900.0
-"""Seconds within which a step up shows that the step down before it was wrong. None follows for that time, and for
-twice as long after the next one."""
+"""Seconds within which a step up shows that the preceding step down was wrong. No other step down follows for this
+time, or for twice as long after each further such step up."""
 HELPED = frozenset({LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.TRAINER})
-"""Limits at which more feeders may help."""
+"""Bottlenecks that more feeders may relieve."""
 
 
 class Reason(StrEnum):
@@ -73,7 +76,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The numbers of feeders that are allowed."""
+    """The allowed range for the number of feeders."""
 
     least: int = 1
     most: int = 32
@@ -93,7 +96,7 @@ class Situation:
     frozen: str = ""
     """The reason not to change anything now, such as a restart of the trainers; empty if there is none."""
     step: int = 1
-    """Feeders are added and removed in multiples of this: those of one pod."""
+    """Feeders are added and removed in multiples of this number, the feeders of one pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,7 @@ class Proposal:
     """The policy's answer."""
 
     feeders: int
-    """Number of feeders that there should be from now on."""
+    """Number of feeders that the job should have from now on."""
     reason: Reason
     text: str
 
@@ -111,7 +114,7 @@ class Proposal:
 
 @dataclass(slots=True)
 class _Expectation:
-    """A step up whose gain is awaited."""
+    """A step up whose gain has yet to be measured."""
 
     rate: float
     """Rate before the step."""
@@ -120,7 +123,7 @@ class _Expectation:
     gain: float
     """Predicted rate, as a multiple of `rate`."""
     cost_s: float
-    """Time of a batch before the step."""
+    """Time to make a batch before the step."""
     failures: int = 0
 
 
@@ -130,7 +133,7 @@ class Autoscaler:
 
     bounds: Bounds = field(default_factory=Bounds)
     _wanted: deque[tuple[float, int]] = field(default_factory=deque)
-    """(time, N*) of the last DOWN_AFTER_S."""
+    """(time, N*) for each look of the last DOWN_AFTER_S."""
     _looked: int = 0
     """N* of the last look; 0: none."""
     _since: float | None = None
@@ -155,7 +158,8 @@ class Autoscaler:
     _last: Proposal | None = None
 
     def step(self, now: float, situation: Situation) -> Proposal:
-        """Returns what to do. Calls that follow within EVERY_S get the same answer for the same number."""
+        """Returns what to do. Further calls within EVERY_S return the same answer while the number of feeders is the
+        same."""
         last = self._last
         if last is not None and last.feeders == situation.desired and now - self._stepped_at < 0.8 * EVERY_S:
             return last
@@ -191,7 +195,7 @@ class Autoscaler:
         if self._cut is not None:
             cut, self._cut = self.bounds.clamp(-(-self._cut // situation.step) * situation.step), None
             if cut < desired:
-                return _proposal(cut, Reason.SATURATED, f"more than {cut} feeders gain nothing")
+                return _proposal(cut, Reason.SATURATED, f"more than {cut} feeders would gain nothing")
         if now < self._saturated_until:
             return self._down(now, situation, min(wanted, desired), Reason.SATURATED)
         up = self._up(now, situation, measures, wanted) if verdict.limit in HELPED else None
@@ -204,7 +208,7 @@ class Autoscaler:
         self._waited = self._looked = 0
 
     def _wanted_now(self, measures: Measures, verdict: InputVerdict, step: int) -> int:
-        """Returns N*, in whole pods, within bounds."""
+        """Returns N*, rounded up to whole pods and clamped to the bounds."""
         pipeline = pipeline_of(measures)
         rate, is_slots = demand(measures, pipeline, verdict.limit)
         feeders = needed(pipeline, rate, is_slots=is_slots)
@@ -215,7 +219,7 @@ class Autoscaler:
         if self._since is None:
             self._since = now
         before, self._looked = self._looked, wanted
-        self._wanted.append((now, min(wanted, before or wanted)))  # a single look may be an accident
+        self._wanted.append((now, min(wanted, before or wanted)))  # a single look may be an outlier
         while self._wanted[0][0] < now - DOWN_AFTER_S + EVERY_S / 2:  # looks are not made to the second
             self._wanted.popleft()
 
@@ -279,7 +283,9 @@ class Autoscaler:
         if expected is None or self._served_at is None or now - self._served_at < SETTLE_S:
             return
         if measures.wall_s > DEARER * expected.cost_s * measures.feeders / max(1, expected.feeders):
-            self._expected = None  # crowding makes a batch dearer at most in proportion: the work has changed
+            self._expected = (
+                None  # crowding raises a batch's cost at most in proportion: the work has changed
+            )
             return
         reached = measures.rate / max(expected.rate, 1e-9)
         if limit is LiveLimit.TRAINER or reached - 1 >= GAINED * (expected.gain - 1):

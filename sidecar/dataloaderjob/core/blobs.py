@@ -1,11 +1,12 @@
-"""A folder of blobs named by their content: user code and data travel once, and only if they have changed.
+"""A folder of blobs named by their content, so that user code and data are sent once, and only if they have changed.
 
-A *bundle* makes batches: the pickle of (dataset, collate_fn, worker_init_fn) and its large buffers, each a
-blob, plus facts about the process that made it. Its manifest is JSON; its id is the first 16 bytes of the
-manifest's SHA-256. At 1.1 GB/s, SHA-256 is the fastest collision-safe hash measured in the standard library
-(blake2b 0.48).
+A *bundle* is everything that makes batches: the pickle of (dataset, collate_fn, worker_init_fn) and its large buffers,
+stored as one blob each, plus facts about the process that made it. Its manifest is JSON, and its id is the first 16
+bytes of the manifest's SHA-256. At 1.1 GB/s, SHA-256 is the fastest collision-resistant hash measured in the standard
+library (blake2b: 0.48 GB/s).
 
-A trainer and its sidecar share one such folder, and so do a node's feeders. On one machine, all processes do.
+A trainer and its sidecar share one such folder, and so do the feeders of a node. On one machine, all processes share
+one.
 """
 
 from __future__ import annotations
@@ -32,25 +33,28 @@ from dataloaderjob.core.memory import size_text
 
 CHUNK_NBYTES = 4 * 1024 * 1024
 NODE_KEEP_S = 600.0
-"""Seconds after which a blob that no process of a feeder or head node has used is removed. It can be fetched again."""
+"""Seconds after which a blob is removed from a feeder or head node if no process has used it. It can be fetched
+again."""
 PART_KEEP_S = 3600.0
-"""A part that has not grown for this time is removed: one write of 2 GiB takes minutes on a slow disk."""
+"""Seconds after which a partial file that has not grown is removed. One write of 2 GiB takes minutes on a slow disk."""
 SLOTS = "slots"
-"""The fact that a bundle's trainer needs a feeder that makes slots, or that a feeder or sidecar supports them."""
+"""Name of the fact that a bundle's trainer needs a feeder that makes slots, or that a feeder or sidecar supports
+them."""
 LAUNCH = "launch"
-"""The fact that names a trainer's launch if feeders outlive it. No launch uses the code that another one loaded."""
+"""Name of the fact that identifies a trainer's launch if feeders outlive the launch. No launch uses code that another
+launch loaded."""
 _PART = ".part-"
 SLOWEST = 1e6
-"""Bytes per second: a feeder that receives less than this from another feeder asks again."""
+"""Bytes per second. A feeder that receives less than this from another feeder sends its request again."""
 MAX_NBYTES = 1 << 48
-"""Maximum size of one blob in bytes: an untrusted manifest may claim any number."""
+"""Maximum size of one blob in bytes, because an untrusted manifest may claim any number."""
 MAX_MANIFEST_NBYTES = 144 * 1024
-"""Maximum size of a manifest, also as text within JSON, because a feeder forwards it in one packet: some 2,000
-blobs."""
+"""Maximum size of a manifest, enough for some 2,000 blobs. It also limits the manifest's size as a string within JSON,
+because a feeder forwards that string in one packet."""
 SPARE = 16
-"""Divisor for the part of a scratch that stays free: Ray's logs share it, and files occupy whole blocks."""
+"""1/SPARE of a scratch volume stays free, because Ray's logs share the volume, and files occupy whole blocks."""
 _MAX_THREADS = 4
-"""Threads that hash in parallel: each may hold a copy of a blob."""
+"""Maximum number of threads that hash in parallel. Each may hold a copy of a blob."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -58,17 +62,18 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 class Bundle:
     """The code and data that make batches. `blobs[0]` is the pickle; the others are its out-of-band buffers, in order.
 
-    `id` identifies it together with its session, which has its own builders; `code` identifies it without the session.
+    `id` identifies the bundle of one session, because each session has its own builders. `code` identifies the bundle's
+    code without the session.
     """
 
     blobs: tuple[tuple[str, int], ...]
     """(SHA-256 in hex, bytes) of each blob."""
     allow_pickle: bool = False
-    """Leaves of other types may travel pickled from feeder to trainer."""
+    """True if feeders may send leaves of other types to trainers as pickles."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Versions of Python, torch and numpy in the trainer."""
     loader: int = 0
-    """Number of the loader in its process; the same in all ranks that run one script."""
+    """Number of the loader in its process; the same in all ranks that run the same script."""
     epoch: int = 0
     """Number of the loader's iterator: user code starts afresh with each."""
     workers: int = 0
@@ -76,17 +81,19 @@ class Bundle:
     slot: int | None = None
     """This session's slot among the `workers` slots of an IterableDataset; None: map-style, or all slots."""
     env: dict[str, str] = field(default_factory=dict)
-    """Variables that tell user code its rank. Only for an IterableDataset, which may select its share by them."""
+    """Environment variables that contain user code's rank. Only for an IterableDataset, which may use them for
+    sharding."""
     ranks: int = 0
     """Number of ranks that receive the batches of all slots in turn; 0: each rank has its own slots."""
     taken: tuple[int, ...] = ()
     """Number of batches of each slot that were dealt before the epoch was resumed."""
     held: dict[str, int] = field(default_factory=dict)
-    """States of generators in library classes, which do not travel with their objects (`making.held`)."""
+    """States of RNGs that library classes hold, which are not pickled with the objects that use them
+    (`making.held`)."""
 
     @property
     def first(self) -> int:
-        """The first batch of this slot that any rank may ask for."""
+        """The first batch of this slot that any rank may request."""
         return self.taken[self.slot] if self.slot is not None and self.slot < len(self.taken) else 0
 
     def manifest(self) -> bytes:
@@ -142,13 +149,14 @@ class Bundle:
 
 
 class BlobStore:
-    """A folder of blobs. Safe for several processes: a rename makes each blob appear whole."""
+    """A folder of blobs. Several processes may share it, because a rename makes each blob appear as a whole."""
 
     def __init__(
         self, folder: Path, scratch: Mapping[str, int] | None = None, *, anyone: bool = False
     ) -> None:
-        """`scratch`: bytes available wherever these blobs go, by the manifest field that sets them. `anyone`: processes
-        of other users share the folder, and each of them makes its files readable to the others."""
+        """`scratch`: the bytes available in each place that receives these blobs, keyed by the manifest field that sets
+        them. `anyone`: processes of other users share the folder, and each process makes its files readable to the
+        others."""
         self.folder, self._scratch = folder, scratch or {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o770)
         if anyone:
@@ -183,7 +191,7 @@ class BlobStore:
         return digest, view.nbytes
 
     def check_room(self, nbytes: int, kept: int = 0) -> None:
-        """Raises ScratchTooSmall if `nbytes` do not fit in addition to `kept`: a pod that exceeds its limit is
+        """Raises ScratchTooSmall if `nbytes` do not fit in addition to `kept`, because a pod that exceeds its limit is
         evicted."""
         for where, limit in self._scratch.items():
             if nbytes + kept > limit - limit // SPARE:
@@ -222,9 +230,10 @@ class BlobStore:
             sock.sendfile(data, count=nbytes)  # os.sendfile would fail if the peer is slower
 
     def sweep(self, keep: set[str], older_than_s: float) -> int:
-        """Removes blobs that are not in `keep` and were not recently written or used, and parts whose writer has ended.
+        """Removes blobs that are not in `keep` and were not recently written or used, and partial files whose writer
+        has exited.
 
-        Returns the number removed. A process that has a removed blob mapped keeps its memory.
+        Returns the number of files removed. A process that has mapped a removed blob keeps its mapping.
         """
         removed, now = 0, time.time()
         for path in self.folder.iterdir():
@@ -279,7 +288,7 @@ class BlobStore:
 
     @contextlib.contextmanager
     def lock(self, digest: str) -> Iterator[None]:
-        """Holds the lock of the one process on this node that fetches `digest`; the others wait for it."""
+        """Holds the lock that lets only one process on this node fetch `digest` at a time; the others wait."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self.folder / f".lock-{digest}", flags, 0o660)
         try:
@@ -290,7 +299,7 @@ class BlobStore:
 
 
 def chunks(sock: socket.socket, nbytes: int) -> Iterator[memoryview]:
-    """Yields the next `nbytes` of a blocking socket; each piece is overwritten by the next one."""
+    """Yields the next `nbytes` of a blocking socket in pieces. Each piece is overwritten by the next one."""
     buffer = memoryview(bytearray(min(nbytes, CHUNK_NBYTES)))
     left = nbytes
     while left:

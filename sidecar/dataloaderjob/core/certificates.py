@@ -1,8 +1,8 @@
 """The certificates of a job with `spec.loader.tls: true` (`core.tls`), in generations derived from a seed and the job's
 start. Pure: the same seed gives the same bytes, so nothing needs to be stored, and a lost file can be rebuilt.
 
-Each generation has its own authority. A process also trusts the authorities of the previous and the next generation. So
-all pods trust each other while new files reach them one after another.
+Each generation has its own authority. A process also trusts the authorities of the previous and the next generation.
+Therefore, all pods trust each other while new files reach them one after another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataloaderjob.core.generations import Schedule
 from dataloaderjob.core.keys import Part
 
 SKEW = timedelta(hours=1)
-"""A certificate is valid this long before its generation begins, for clocks that are slow."""
+"""Time before the start of a generation from which its certificates are already valid, to allow for slow clocks."""
 _SERIAL_NBYTES = 19
 
 

@@ -1,9 +1,9 @@
-"""A script's claim to a private service that may be free: a datagram with this text and a descriptor.
+"""A script's claim to a private service that may be free: a datagram with a text and a file descriptor.
 
-The descriptor is the write end of a pipe. The service writes GRANTED, BUSY or FREE into it; a pipe that closes without
-any of these is a refusal, too. A script that was granted the service sends `echo_text` with a descriptor for the output
-of user code in feeders. It does not do so earlier, because a service that hangs would keep the descriptor. This module
-imports nothing of ours.
+The file descriptor is the write end of a pipe, into which the service writes GRANTED, BUSY or FREE. A pipe that closes
+without any of these also means a refusal. A script that was granted the service sends `echo_text` with a file
+descriptor for the output of user code in feeders. It does not do so earlier, because a service that hangs would keep
+that file descriptor open. This module imports no other module of this package.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Claim:
     pid: int
     """A process of the launch: the service is not free while this process lives."""
     keep_s: float
-    """Seconds for which the service should stay after the launch ends."""
+    """Seconds for which the service should keep running after the launch ends."""
     script: str
     """The script's name, for people."""
     ends: bool = False
-    """True to make the service end if it is free: too many are waiting."""
+    """True to make the service exit if it is free, because too many services are waiting."""
     joins: bool = False
     """True to claim the service only if the launch already uses it."""
 
@@ -53,5 +53,5 @@ class Claim:
 
 
 def echo_text(run: str) -> bytes:
-    """Returns the text sent with the descriptor of a launch that was granted the service."""
+    """Returns the text that a launch sends with the file descriptor for output after it was granted the service."""
     return f"echo {run}".encode()

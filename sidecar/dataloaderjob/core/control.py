@@ -5,23 +5,23 @@
     entries  LEASES x 40 B   where a ready batch lies
     ended    LEASES bytes   1 = the trainer's lease has ended
 
-To publish ticket k of stream s, the receiver writes its entry, a fence, then the one word
-index[s % ROWS][k % WINDOW] = (k + 1) << 32 | (s & 0xFFFF) << 16 | lease. The word names stream and ticket, so
-an earlier stream's words in the row are not mistaken for it. Nor are those of a stream 65,536 earlier, because
-a row is cleared when a stream opens. Words are stored and loaded whole (memoryview cast to "Q": one 8-byte
-copy); `struct` would copy byte by byte. To the receiver, this memory is untrusted input: it takes only flags
-and metrics from it while running, and checks every entry when it adopts.
+To publish ticket k of stream s, the receiver writes the ticket's entry, issues a fence, and then writes a single word:
+index[s % ROWS][k % WINDOW] = (k + 1) << 32 | (s & 0xFFFF) << 16 | lease. The word names stream and ticket, so an
+earlier stream's words in the row are not mistaken for it. Nor are those of the stream 65,536 numbers earlier, because a
+row is cleared when a stream opens. Words are stored and loaded whole (memoryview cast to "Q": one 8-byte copy);
+`struct` would copy byte by byte. The receiver treats this memory as untrusted input: while running, it reads only flags
+and metrics, and when it adopts a trainer, it checks every entry.
 
 Fences. Two processes share counters and flags. If one side stores a flag and then loads a counter, the other
 side may see the two in reverse order, even on x86; a wake-up is then lost.
 
-`Fence` releases and re-acquires a lock that nobody else wants. CPython's lock is a POSIX semaphore, or from 3.14 on
-a byte of its own: a read-modify-write with release order, then one with acquire order on the same word. On x86 each
-is a LOCK-prefixed instruction; in ARM's memory model, release followed by acquire orders everything before against
-everything after. A fence takes 0.3 µs.
+`Fence` releases and reacquires a lock that no other thread uses. CPython's lock is a POSIX semaphore, or from 3.14 on a
+single byte. Releasing and reacquiring it is a read-modify-write with release ordering, followed by one with acquire
+ordering on the same word. On x86, each is a LOCK-prefixed instruction. In ARM's memory model, a release followed by an
+acquire orders everything before the pair against everything after it. A fence takes 0.3 µs.
 
-With membarrier(2), only the side about to sleep pays. It cost that side 45 to 170 µs on a virtual machine (1.5 µs
-while the other CPUs are idle), more than the whole hand-off of a batch.
+With membarrier(2), only the side that is about to sleep would pay. On a virtual machine, that side paid 45 to 170 µs
+(1.5 µs while the other CPUs were idle), more than the entire hand-off of a batch.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 ACCESSES_IN_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
-"""True if this CPU keeps loads in order, and stores in order (Intel SDM 3A, 8.2.2): only a store and a later load need
-a fence."""
+"""True if this CPU preserves the order of loads and the order of stores (Intel SDM 3A, 8.2.2). Then only a store
+followed by a load needs a fence."""
 
 
 class Fence:
-    """A full memory fence for the one thread that owns it. Finalizers must not use it: they may run inside it."""
+    """A full memory fence for the one thread that owns it. Finalizers must not use it, because they may interrupt
+    it."""
 
     __slots__ = ("_acquire", "_release")
 
@@ -63,7 +64,7 @@ class Fence:
 
 
 def fence_anywhere(allocate: Callable[[], Any] = threading.Lock) -> None:
-    """Issues a fence with a lock of its own. It is for any thread, and for finalizers, which may interrupt another
+    """Issues a fence with a new lock. Any thread may call this, and so may finalizers, which may interrupt another
     fence or run after the interpreter has cleared this module's names."""
     lock = allocate()
     lock.acquire()
@@ -110,15 +111,16 @@ W_STEP_NS = 29  # T: time between the end of one next() and the start of the fol
 W_READY_CALLS = 30  # T: calls of next() that found their batch ready
 W_DIGEST = 31  # T: sum of the rolling digests of all loaders (`core.consumption`), modulo 2**64
 W_STAGE_NS = 32  # T: time in the device_stage
-W_IDLE = 33  # R: 1 once no iterator has lived, and nothing of the pool has been lent, for a while
+W_IDLE = 33  # R: 1 once there have been no live iterators and no leases for a while
 W_REGISTERED = 34  # T: 1 once a device may read the pool's memory directly
 W_CUDA = 35  # T: 1 once the trainer has initialized CUDA
-W_METRICS = 64  # R: its own of `sidecar.metrics.METRICS`, in their order
+W_METRICS = 64  # R: the receiver's values of `sidecar.metrics.METRICS`, in that order
 
 _EMPTY_ROW = memoryview(bytes(8 * WINDOW)).cast("Q")
 
 Entry = tuple[int, int, int, int, int]
-"""Location of a ready batch: stream, ticket, region, offset and size in bytes. A plain tuple: every batch reads one."""
+"""Location of a ready batch: stream, ticket, region, offset and size in bytes. It is a plain tuple, because every batch
+reads one."""
 
 
 class Control:
@@ -161,7 +163,8 @@ class Control:
     # Receiver's side
 
     def publish(self, lease: int, stream: int, ticket: int, region: int, offset: int, nbytes: int) -> bool:
-        """Makes a batch visible to the trainer. Returns True if the trainer sleeps and wants the eventfd now."""
+        """Makes a batch visible to the trainer. Returns True if the trainer is asleep and must now be woken by the
+        eventfd."""
         _ENTRY.pack_into(self._entries, lease * ENTRY_NBYTES, stream, ticket, region, offset, nbytes)
         return self.publish_word(lease, stream, ticket)
 
@@ -180,7 +183,8 @@ class Control:
         return asleep != 0 and self._published >= asleep
 
     def unpublish(self, stream: int, ticket: int) -> None:
-        """Clears the word of a ticket that follows an unpublished one: the trainer cannot be reading it."""
+        """Clears the word of a ticket that follows an unpublished one, so that the trainer cannot be reading the
+        word."""
         self._index[(stream % ROWS) * WINDOW + ticket % WINDOW] = 0
         self._fence.full()
 
@@ -190,7 +194,7 @@ class Control:
         self.words[W_TOLD] = self._told
 
     def ended_leases(self, highest: int) -> Iterator[int]:
-        """Yields the leases up to `highest` that the trainer has ended, each of them once."""
+        """Yields the leases up to `highest` that the trainer has ended. Yields each lease once."""
         at = _ENDED_AT
         stop = _ENDED_AT + highest + 1
         while (at := self._map.find(b"\x01", at, stop)) >= 0:
@@ -199,13 +203,13 @@ class Control:
             yield lease
 
     def want(self, flag: bool) -> None:
-        """Sets whether the end of a lease wakes the receiver. Check `ended_leases` again after True."""
+        """Sets whether the end of a lease wakes the receiver. After passing True, check `ended_leases` again."""
         self.words[W_WANT] = flag
         if flag:
             self._fence.full()
 
     def reset(self, leases: set[int]) -> None:
-        """Forgets everything published, and all ended leases except `leases`: the start of an adoption."""
+        """Forgets everything published, and all ended leases except `leases`. This is the first step of an adoption."""
         self.forget()
         for lease in range(LEASES):
             if self.ended[lease] and lease not in leases:
@@ -215,7 +219,7 @@ class Control:
     # Trainer's side
 
     def clear_row(self, stream: int) -> None:
-        """Clears a row for a new stream: a word has only 16 bits of its stream's number, and rows are reused."""
+        """Clears a row for a new stream: a word contains only 16 bits of its stream's number, and rows are reused."""
         at = (stream % ROWS) * WINDOW
         self._index[at : at + WINDOW] = _EMPTY_ROW
 
@@ -247,8 +251,8 @@ class Control:
         return found
 
     def sleep(self, stream: int, ticket: int, after: int = 1) -> bool:
-        """Announces that the trainer is about to sleep for a ticket, until `after` more are published. 0 stands for
-        one, even if another thread that already sleeps counts from an earlier number.
+        """Announces that the trainer is about to sleep while it waits for a ticket, until `after` more are published.
+        With 0, the next publication wakes it, even if another thread that already sleeps counts from an earlier number.
 
         Returns False if the ticket is ready after all.
         """
@@ -261,23 +265,23 @@ class Control:
         self.words[W_ASLEEP] = 0
 
     def forget(self) -> None:
-        """Hides everything published: a dead receiver's words are never mistaken for a new one's."""
+        """Hides everything published, so that a dead receiver's words are never mistaken for a new one's."""
         self._index[:] = memoryview(bytes(self._index.nbytes)).cast("Q")
         self._fence.full()
 
     def close(self) -> None:
-        """Drops this side's views. The mapping itself ends with the last of them."""
+        """Releases this side's views. The mapping itself is removed with the last of them."""
         for view in (self.words, self._index, self._entries, self.ended):
             view.release()
 
 
 _F_SEAL_FUTURE_WRITE = 0x10
-"""Linux 5.1, linux/fcntl.h: existing writable mappings remain, and nothing else can write any more."""
+"""Linux 5.1, linux/fcntl.h: existing writable mappings remain, and no other writes are possible."""
 
 
 def seal(fd: int, *, is_written_here: bool = False) -> None:
-    """Seals a memfd against resizing, so that a peer's mapping can never be cut away under it (SIGBUS).
-    `is_written_here`: processes that receive it may only read it."""
+    """Seals a memfd against resizing, so that no process can truncate the memory that another one has mapped (SIGBUS).
+    `is_written_here`: processes that receive the memfd may only read it."""
     if is_written_here:
         with contextlib.suppress(OSError):  # older kernels do not know this seal
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)

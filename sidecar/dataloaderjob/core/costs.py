@@ -1,6 +1,6 @@
-"""The cost of making batches: one batch as its builder measures it, and a feeder's sums as it reports them. Pure.
+"""The cost of making batches, as measured by a builder for each batch, and as summed up and reported by a feeder. Pure.
 
-A builder reads the clocks a few times for each batch. Its feeder adds up, and reports only sums.
+A builder reads the clocks a few times for each batch. Its feeder adds up the costs, and reports only the sums.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _COST = struct.Struct("<5Q")
 COUNTERS = (
     "built", "samples_ns", "collate_ns", "encode_ns", "wall_ns", "queued_ns", "wall_us2", "looks", "sending",
 )  # fmt: skip
-"""A feeder's sums since it started. `wall_us2` adds up squares of microseconds, for the spread of `wall_ns`. `sending`
-counts the looks at which a finished batch waited for the connection."""
+"""A feeder's sums since it started. `wall_us2` is a sum of squared microseconds, for the variance of `wall_ns`.
+`sending` counts the looks at which a finished batch waited for the connection."""
 SLOTS = "slots"
 """The number of slots of iterable datasets that the feeder is reading now; the only value of a report that is
 not a sum."""
@@ -35,25 +35,25 @@ class BatchCost(NamedTuple):
     """CPU time to encode the batch and to copy it into shared memory."""
     wall: int
     queued: int = 0
-    """Time in which the builder was ready to run but had no CPU, since this was last read."""
+    """Time during which the builder was ready to run but had no CPU, since the previous reading."""
 
     def pack(self) -> bytes:
         return _COST.pack(*self)
 
     @staticmethod
     def unpack(data: bytes, offset: int) -> BatchCost | None:
-        """Returns the cost that follows `offset` bytes; None if nothing does."""
+        """Returns the cost at `offset`; None if `data` contains none there."""
         return BatchCost(*_COST.unpack_from(data, offset)) if len(data) >= offset + _COST.size else None
 
 
 class QueuedTime:
-    """The time that this process's main thread was ready to run and waited for a CPU (proc(5), schedstat)."""
+    """The time for which this process's main thread was ready to run but waited for a CPU (proc(5), schedstat)."""
 
     __slots__ = ("fd",)
 
     def __init__(self) -> None:
         self.fd: int | None = None
-        """None: the kernel does not count it, or user code has closed the descriptor."""
+        """None if the kernel does not measure this time, or if user code has closed the file descriptor."""
         with contextlib.suppress(OSError):
             self.fd = os.open(f"/proc/{os.getpid()}/task/{os.getpid()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -63,13 +63,13 @@ class QueuedTime:
             return 0
         try:
             return int(os.pread(self.fd, 64, 0).split()[1])
-        except (OSError, ValueError, IndexError):  # the number may be another file's
+        except (OSError, ValueError, IndexError):  # the descriptor may be another file's by now
             self.fd = None
             return 0
 
 
 class CostClock:
-    """Measures one batch at a time. A reading takes 0.2 to 0.4 µs."""
+    """A clock that measures one batch at a time. A reading takes 0.2 to 0.4 µs."""
 
     __slots__ = ("_collate", "_encode", "_queued", "_queued_at", "_queued_time", "_start", "_wall")
 
@@ -79,18 +79,18 @@ class CostClock:
         self.begin()
 
     def begin(self) -> None:
-        """Notes that the samples of a batch are being made from now on."""
+        """Marks the start of a batch, whose samples are made first."""
         self._wall = time.perf_counter_ns()
         self._start = self._collate = self._encode = time.process_time_ns()
 
     def collate(self) -> None:
-        """Notes that the samples are complete. collate_fn follows."""
+        """Marks the end of the samples and the start of collate_fn."""
         self._collate = self._encode = time.process_time_ns()
 
     def encode(self) -> None:
-        """Notes that the batch is complete. Its encoding follows."""
+        """Marks the end of collate_fn and the start of encoding."""
         self._encode = time.process_time_ns()
-        if self._collate == self._start:  # the maker does not tell samples from collate_fn
+        if self._collate == self._start:  # the maker does not separate samples from collate_fn
             self._collate = self._encode
 
     def end(self) -> BatchCost:
@@ -127,7 +127,7 @@ class FeederCosts:
         sums["wall_us2"] += (cost.wall // 1000) ** 2
 
     def look(self, *, sending: bool) -> None:
-        """Notes whether a finished batch waits for the connection at this moment."""
+        """Records whether a finished batch is waiting for the connection at this moment."""
         self._sums["looks"] += 1
         self._sums["sending"] += sending
 
@@ -136,7 +136,7 @@ class FeederCosts:
 
 
 def parse(found: object) -> dict[str, int]:
-    """Returns a report received from a feeder, in which anything but a count is 0."""
+    """Parses a report from a feeder. Any value that is not a count becomes 0."""
     values = found if isinstance(found, Mapping) else {}
     return {name: _count(values.get(name)) for name in (*COUNTERS, SLOTS)}
 

@@ -1,4 +1,4 @@
-"""Chooses the peer to disconnect when a listening socket has reached its limit of peers. Pure."""
+"""The choice of the peer to disconnect when a listening socket has reached its limit of peers. Pure."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ class Crowds(Generic[T]):
             del self._members[address]
 
     def first_to_go(self) -> T:
-        """Returns the oldest peer from the address with the most peers: a stranger with many displaces its own."""
+        """Returns the oldest peer from the address with the most peers, so that a stranger displaces its own."""
         largest = max(self._members.values(), key=len)
         return next(iter(largest))

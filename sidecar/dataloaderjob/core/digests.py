@@ -1,15 +1,15 @@
 """The digest of a batch: eight bytes that stand for its ticket and for each of its bytes.
 
-A feeder seals the bodies it sends, and a receiver compares them if the job asks for it. A process that makes its own
-batches computes the same digest without a copy. No other module knows the hash. Neighbours: `core.layout` has the
-format, `core.consumption` folds the digests.
+A feeder seals the bodies that it sends, and a receiver verifies the seals if the job asks for it. A process that makes
+its own batches computes the same digest without a copy. No other module knows the hash. Related modules: `core.layout`
+defines the format, and `core.consumption` folds the digests.
 
     identity = xxh3_64(u64 ticket, u64 first position, u8 bare, u64 for each key)
-    digest   = xxh3_64(identity, then the body behind its seal)
+    digest   = xxh3_64(identity, then the body after its seal)
 
-The seed is left out, because its effects are in the bytes. Nothing here is secret, and nothing protects against
-somebody who wants two batches to have the same digest. CPU-seconds per GB: xxh3 0.016 in a cache and 0.033 from
-memory, zlib's crc32 0.24, SHA-256 0.56.
+The RNG seed is not included, because its effects are in the bytes. The hash is neither secret nor cryptographic: anyone
+can construct two batches with the same digest. CPU-seconds per GB: xxh3 0.016 from a cache and 0.033 from memory,
+zlib's crc32 0.24, SHA-256 0.56.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _U64 = struct.Struct("<Q")
 _COVERED_AT = _U64.size
 """Offset of the bytes that the digest covers: the identity, then the body."""
 _BODY_AT = 2 * _U64.size
-"""End of both, as in `layout.SEAL`: the sidecar compares digests, and lacks the msgpack that `core.layout` needs."""
+"""Offset of the body's remainder, after digest and identity, as in `layout.SEAL`. It is repeated here because the
+sidecar compares digests, but lacks msgpack, which `core.layout` needs."""
 
 
 def identity(ticket: int, first_position: int, bare: bool, numbers: Sequence[int]) -> int:
-    """Identifies a batch by its place in its epoch, and a number for each key (modulo 2**64)."""
+    """Returns the identity of a batch, made from its place in its epoch and a number for each key (modulo 2**64)."""
     try:
         keys = struct.pack(f"<{len(numbers)}q", *numbers)
     except struct.error:
@@ -51,7 +52,8 @@ def of_body(body: memoryview) -> int:
 
 
 def of_parts(parts: Iterable[bytes | memoryview], identity: int) -> int:
-    """Returns the digest that `seal` would write into a body of these parts. The first part has the whole header."""
+    """Returns the digest that `seal` would write into a body of these parts. The first part contains the whole
+    header."""
     hasher = xxh3_64(_U64.pack(identity))
     start = _BODY_AT
     for part in parts:

@@ -1,15 +1,15 @@
-"""The tree of errors, with one class for each `except` that a caller would write.
+"""The exception hierarchy, with one class for each `except` that a caller would write.
 
     DataLoaderJobError
     ├── InputError            the user's input cannot work: arguments, dataset, manifest (also ValueError)
     │   ├── ScratchTooSmall  dataset and code do not fit into feeders' scratch
-    │   └── UnsupportedBatch  a leaf of the batch cannot travel (also TypeError)
+    │   └── UnsupportedBatch  a leaf of the batch cannot be sent (also TypeError)
     ├── ServiceError          the service cannot do its work
     │   ├── ServiceUnavailable  no sidecar answers, or it refused us
     │   ├── DeadlineExceeded    a wait ran past its deadline; names who is late (also TimeoutError)
-    │   └── FeederLost          feeders died again and again on one batch
+    │   └── FeederLost          feeders died repeatedly on one batch
     │       └── OutOfMemory     each for lack of memory
-    ├── UserCodeError         the user's code raised a type that cannot be rebuilt here
+    ├── UserCodeError         the user's code raised an exception that cannot be rebuilt here
     └── ProtocolError         a peer violated the protocol
         ├── RemoteProtocolError   the peer's fault
         └── AuthError             the peer does not hold the job's key
@@ -38,7 +38,7 @@ class ScratchTooSmall(InputError):
 
 
 class UnsupportedBatch(InputError, TypeError):
-    """A leaf of a batch cannot travel; the message names the leaf and the option."""
+    """A leaf of a batch cannot be sent to a trainer; the message names the leaf and the option."""
 
 
 class ServiceError(DataLoaderJobError, RuntimeError):
@@ -86,7 +86,7 @@ def first_line(error: BaseException) -> str:
 
 
 def say(text: str) -> None:
-    """Prints a line of ours into the output of the user's script."""
+    """Prints a message of this package to the user's script's stderr."""
     if sys.stderr is None:  # a daemon's, or closed by a shell
         return
     with contextlib.suppress(OSError, ValueError):  # it may be closed

@@ -1,9 +1,8 @@
-"""Makes, checks, enters and empties folders that belong to this user alone, and opens files, in places where others may
-write.
+"""Creation and removal of folders that belong to this user alone, and opening of files, where other users may write.
 
-In a shared temporary folder, anybody may be first with a folder or link of the wanted name. So every component made
-here is checked without following links, and nothing is resolved. Removal is only by name, through a descriptor, from a
-folder that has our mark.
+In a shared temporary folder, another user may already have created a folder or link of the wanted name. Therefore,
+every path component created here is checked without following links, and no path is resolved. Entries are removed only
+by name, through a file descriptor, and only from a folder with our mark.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from dataloaderjob.core.errors import DataLoaderJobError, ServiceUnavailable
 
 MARK = ".dataloaderjob"
-"""A file in every folder that may be emptied."""
+"""Name of a file in every folder that may be emptied."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -27,7 +26,7 @@ def make(path: Path, remedy: str) -> None:
     """Makes `path` and any missing parents, with mode 0700, unless it exists.
 
     Raises ServiceUnavailable, with `remedy`, unless the result is a real folder of this user that nobody else may
-    change or replace; OSError.
+    change or replace. Raises OSError.
     """
     if os.path.exists(path.parent):
         check_above(path.parent, remedy)
@@ -48,7 +47,7 @@ def check(path: Path, remedy: str) -> None:
 
 
 def is_own(path: Path, *, hidden: bool = False) -> bool:
-    """Returns True if `path` is a real folder that only this user may write to, and, with `hidden`, look into."""
+    """Returns True if `path` is a real folder that only this user may write to and, with `hidden`, read."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -63,7 +62,7 @@ def mark(path: Path) -> None:
 
 
 def remove(path: Path, names: Iterable[str]) -> None:
-    """Removes these files from a folder with our mark, and the folder itself if nothing else is in it."""
+    """Removes these files from a folder with our mark, and then the folder itself if it is empty."""
     with _entered(path) as fd:
         if fd is not None:
             for name in (*names, MARK):
@@ -92,10 +91,10 @@ def remove_child(path: Path, name: str) -> None:
 
 
 def enter(path: Path, error: type[DataLoaderJobError], *, within: int | None = None) -> int:
-    """Returns a descriptor of a folder, through which its files are reached even if somebody renames it.
+    """Opens a folder. Returns its file descriptor, through which its files can be reached even if somebody renames it.
 
-    `within`: descriptor of the folder in which `path` is. Raises `error` for a link of another user, which could lead
-    anywhere, or for any link `within` a folder; OSError.
+    `within`: the file descriptor of the folder that contains `path`. Raises `error` for a link of another user, which
+    could lead anywhere, and, with `within`, for any link. Raises OSError.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     found = os.lstat(path, dir_fd=within)
@@ -110,7 +109,8 @@ def enter(path: Path, error: type[DataLoaderJobError], *, within: int | None = N
 
 
 def make_within(name: str, within: int, error: type[DataLoaderJobError]) -> int:
-    """Makes a folder in another one unless it exists, and returns its descriptor. Raises the same errors as `enter`."""
+    """Makes a folder in another folder unless it exists, and returns its file descriptor. Raises the same errors as
+    `enter`."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, dir_fd=within)
     return enter(Path(name), error, within=within)
@@ -147,7 +147,7 @@ def open_new(path: Path | str, flags: int, *, within: int | None = None, mode: i
 
 
 def write(path: Path, data: bytes) -> None:
-    """Writes a file whole or not at all, readable by this user only."""
+    """Writes a file atomically. Only this user may read it."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(open_new(part, os.O_WRONLY, mode=0o600), "wb") as out:
         out.write(data)
@@ -156,7 +156,7 @@ def write(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def room(path: Path, error: type[DataLoaderJobError]) -> Iterator[None]:
-    """Raises `error`, with a remedy, if an OSError means that there is no room at `path`."""
+    """Raises `error`, which states a remedy, in place of an OSError that a full disk at `path` causes."""
     try:
         yield
     except OSError as exc:
@@ -167,7 +167,7 @@ def room(path: Path, error: type[DataLoaderJobError]) -> Iterator[None]:
 
 
 def _wrong(found: os.stat_result) -> str | None:
-    """Describes the problem with a path that is not a folder of ours alone; None if it is one."""
+    """Describes why a path is not a folder that only this user may write to; None if it is one."""
     if stat.S_ISLNK(found.st_mode):
         return f"a symbolic link of user {found.st_uid}"
     if not stat.S_ISDIR(found.st_mode):
@@ -183,7 +183,7 @@ def check_above(path: Path, remedy: str) -> None:
     """Checks that nobody else can rename the contents of a folder that we did not create and may have reached
     through a link.
 
-    Raises ServiceUnavailable, with `remedy`; OSError.
+    Raises ServiceUnavailable, with `remedy`, if somebody else can. Raises OSError.
     """
     found = os.stat(path)
     if found.st_uid not in (0, os.getuid()):
@@ -200,7 +200,7 @@ def check_above(path: Path, remedy: str) -> None:
 
 @contextlib.contextmanager
 def _entered(path: Path) -> Iterator[int | None]:
-    """Yields a descriptor of a folder with our mark; None if `path` is not such a folder."""
+    """Yields a file descriptor of a folder with our mark; None if `path` is not such a folder."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

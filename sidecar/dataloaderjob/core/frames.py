@@ -1,7 +1,7 @@
-"""Frames between a sidecar's receiver and a feeder, and the ticket that the first of them carries. Pure: no sockets.
+"""Frames between a sidecar's receiver and a feeder, and the ticket that a TICKET frame carries. Pure: no sockets.
 
-A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are little endian. Over TCP, `core.seals` puts
-a number and a MAC behind the header, and a MAC behind a payload that is not a body.
+A frame is a header of 64 bytes, then `nbytes` bytes of payload. Integers are little endian. Over TCP, `core.seals` adds
+a number and a MAC after the header, and a MAC after any payload that is not a body.
 
 | field      | type | meaning |
 |------------|------|---------|
@@ -14,30 +14,31 @@ a number and a MAC behind the header, and a MAC behind a payload that is not a b
 | ticket     | u64  | position of the batch in its stream, from 0 |
 | bundle     | 16 B | `Bundle.id`: the user's code and data that make the batch, and the batch's session |
 | nbytes     | u64  | payload bytes after this header |
-| room       | u64  | TICKET: bytes reserved, may be sent unasked. ANNOUNCE: size of the body. PROGRESS: position.
-|            |      | BODY, SHARED: bundles that the feeder has loaded so far. UNMAP: number of a buffer |
+| room       | u64  | TICKET: bytes reserved, which need no GRANT. ANNOUNCE: size of the body. PROGRESS: position.
+|            |      | BODY, SHARED: number of bundles that the feeder has loaded. UNMAP: number of a buffer |
 |            | u64  | 0 |
-| check      | u32  | crc32 of the 60 bytes before |
+| check      | u32  | CRC-32 of the preceding 60 bytes |
 
-The payload of a ticket has the seeds, position and keys of one batch. The trainer packs it, and the receiver forwards
-it unread. A feeder decodes it, and so does the sender of a message about a late batch.
+The payload of a ticket contains the seed, position and keys of one batch. The trainer packs it, and the receiver
+forwards it unread. It is decoded only by a feeder, and by a process that reports a late batch.
 
     u64 base_seed, u64 first_position, u8 bare, u8 key_form, u16 draws, u32 count, then the keys
 
-`draws` counts the iterators that generators held by the dataset have served before; 0 if it holds none.
-`bare` is the form in which torch's fetcher sees the keys: 0 a batch (list), 1 one bare key (`batch_size=None`).
-`key_form`: INTS is `count` int64, a list. PICKLED is one pickle of the batch sampler's output: a list of any other kind
-of key, a tuple, an array (pickle is allowed in the direction from trainer to feeder). ITEMS is one pickle of an array,
-whose items, as a list, are the keys.
+`draws` is the number of earlier iterators that used the RNGs held by the dataset; 0 if it holds none.
+`bare` is the form in which torch's fetcher receives the keys. 0: a batch (list); 1: a single key (`batch_size=None`).
+`key_form`: INTS is a list of `count` int64 values. PICKLED is one pickle of the batch sampler's output: a list with any
+other type of key, a tuple or an array (pickles are allowed in the direction from trainer to feeder). ITEMS is one
+pickle of an array, and the keys are a list of the array's items.
 
-A batch of an IterableDataset has no keys. Its ticket (key form SLOT) names the slot, which is torch's worker, and has
-the batch's number in that slot in place of the first position; `count` is the number of samples in a batch. Then follow
+A batch of an IterableDataset has no keys. Its ticket (key form SLOT) names the slot, which corresponds to one of
+torch's workers. In place of the first position, it contains the batch's number in that slot. `count` is the number of
+samples in a batch. These fields follow:
 
     u32 slot, u8 (1: drop_last, 2: asks), u64 needed: the first batch of the slot that may still be requested again
-    u64 known, u64 digest: of the batch before `known`, if it was received and must be rebuilt the same; else 0
+    u64 known, u64 digest: the digest of batch `known` - 1, if it was received and must be rebuilt identically; else 0
 
-and, unless the slot begins at its start, u64 made and the slot's snapshot after `made` batches, which is opaque to all
-processes except the user's own.
+Unless the slot begins at its first batch, u64 made and the slot's snapshot after `made` batches follow. The snapshot is
+opaque to all processes except those that run user code.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class FrameKind(IntEnum):
     TICKET = 1
     """R: make this batch. Payload: `pack_ticket`."""
     GRANT = 2
-    """R: the extent for the announced body exists; send the body."""
+    """R: the extent for the announced body has been allocated; send the body."""
     CANCEL = 3
     """R: forget this ticket, built or not."""
     ANNOUNCE = 4
@@ -107,26 +108,26 @@ class FrameKind(IntEnum):
     NEED_BUNDLE = 8
     """F: `bundle` is unknown here."""
     BUNDLE = 9
-    """R: payload is the bundle's manifest (JSON)."""
+    """R: the bundle. Payload: its manifest (JSON)."""
     NOTE = 10
-    """F: payload is a line of text for the user: loading a dataset, a slow import."""
+    """F: a note for the user, such as about a dataset being loaded or a slow import. Payload: a line of text."""
     CANCELLED = 11
-    """F: work on this cancelled ticket has ended. Shows that a suspect is alive again."""
+    """F: work on this cancelled ticket has ended. Shows that a feeder suspected of hanging is alive again."""
     LOST = 12
-    """F: the process that made this ticket ended. `room`: position of the sample + 1, 0 if none was being made.
-    Payload: how it ended."""
+    """F: the process that was making this ticket has exited. `room`: position of the sample + 1; 0 if none was being
+    made. Payload: how the process exited."""
     RELEASE = 13
-    """R: no stream uses `bundle` any more."""
+    """R: no stream uses `bundle` any longer."""
     ALIVE = 14
-    """F: this ticket is still being made: the delay is in user code, not in the feeder. `room`: earlier batches of its
-    slot rebuilt so far."""
+    """F: this ticket is still being made: the delay is in user code, not in the feeder. `room`: the number of earlier
+    batches of its slot that have been rebuilt so far."""
     SNAPSHOT = 15
     """F: the state of a slot after some batches, from which another feeder can resume. Payload: `pack_snapshot`."""
     SHARED = 16
-    """F: the batch lies in the feeder's shared memory, on the receiver's machine: a BODY without the bytes.
-    Payload: `pack_shared`. A buffer's descriptor is sent along the first time."""
+    """F: the batch is in the feeder's shared memory, on the receiver's machine: a BODY without the bytes. Payload:
+    `pack_shared`. A buffer's first such frame is sent with the buffer's file descriptor."""
     TAKEN = 17
-    """R: the earliest outstanding SHARED batch has been copied, or is not wanted."""
+    """R: the earliest outstanding SHARED batch has been copied, or is no longer wanted."""
     UNMAP = 18
     """F: buffer `room` is no longer in use."""
 
@@ -135,18 +136,19 @@ class Flag(IntEnum):
     """Bits of a header's `flags`. Not an IntFlag, whose `&` takes 2 µs, and more with cold caches."""
 
     CHECKSUM = 1
-    """Makes the receiver compare this BODY with its digest (`core.digests`). A TICKET with this flag requests such a
+    """Makes the receiver verify this BODY against its digest (`core.digests`). A TICKET with this flag requests such a
     BODY."""
     PROBE = 2
-    """Requests PROGRESS before each sample of a TICKET, because the ticket was out when a feeder died or hung."""
+    """Requests PROGRESS before each sample of a TICKET, because the ticket was outstanding when a feeder died or
+    hung."""
     ELSEWHERE = 4
     """Marks a FAILED whose bundle could not be loaded here; other feeders may be able to load it."""
     ENDED = 8
-    """Marks a FAILED in which nothing failed: the ticket's slot has no such batch (payload `pack_end`), or it has one,
-    and the ticket only asked whether it exists (`pack_there`)."""
+    """Marks a FAILED that reports no failure. Either the ticket's slot has no such batch (payload `pack_end`), or the
+    batch exists and the ticket only asked whether it does (`pack_there`)."""
     RESTORABLE = 16
-    """Marks a slot's TICKET that has a snapshot, or a received batch's digest. They are not sent to a builder that has
-    begun. A builder that has not begun exits, and the ticket is sent again with them."""
+    """Marks a slot's TICKET for which a snapshot or a received batch's digest exists, but was omitted because a builder
+    of the slot should already have begun. A builder that has not begun exits, and the ticket is sent again in full."""
     MEMORY = 32
     """Marks a LOST whose process the kernel killed for lack of memory."""
 
@@ -233,8 +235,8 @@ class Ticket(NamedTuple):
 
 
 class ReadSamples(NamedTuple):
-    """The samples of a batch as its slot has read them. A ticket carries them in place of keys. The batch's place in
-    its slot is `Ticket.first_position`.
+    """The samples of a batch as read by its slot. A ticket carries them in place of keys. The batch's place in its slot
+    is `Ticket.first_position`.
     """
 
     slot: int
@@ -260,7 +262,7 @@ class SlotTicket(NamedTuple):
     known: tuple[int, int] | None = None
     """(number, digest) of a received batch. If the batch is rebuilt, its digest must be the same."""
     snapshot: tuple[int, bytes] | None = None
-    """(batches made, state) from which the slot may begin."""
+    """(batches made, state) from which the slot may resume."""
     asks: bool = False
     """True if the ticket only asks whether the batch exists."""
 
@@ -271,8 +273,8 @@ def _ticket_struct(count: int) -> struct.Struct:
 
 
 def all_ints(keys: Sequence[Any]) -> bool:
-    """Returns True if these keys can travel as integers. Only `int` itself can, because torch's workers see the type of
-    a numpy integer."""
+    """Returns True if these keys can be sent as integers. Only values of type `int` itself can, because torch's workers
+    would see the type of a numpy integer."""
     n = len(keys)
     return type(keys[0]) is int if n == 1 else list(map(type, keys)).count(int) == n
 
@@ -344,7 +346,7 @@ def has_pickled_keys(data: bytes | memoryview) -> bool:
 
 
 def with_draws(data: bytes, draws: int) -> bytes:
-    """Returns the packed ticket with the number of iterators that the dataset's generators have served before."""
+    """Returns the packed ticket with `draws`, the number of earlier iterators that used the dataset's RNGs."""
     return data[:_DRAWS_AT] + _DRAWS.pack(draws & MAX_DRAWS) + data[_DRAWS_AT + _DRAWS.size :]
 
 
@@ -361,7 +363,7 @@ def pack_slot_ticket(ticket: SlotTicket) -> bytes:
 
 
 def with_beginning(data: bytes, snapshot: tuple[int, bytes] | None, known: tuple[int, int] | None) -> bytes:
-    """Returns a slot's packed ticket with a snapshot to begin from, and a received batch's digest, if given."""
+    """Returns a slot's packed ticket with a snapshot to resume from and a received batch's digest, each if given."""
     if known is not None:
         data = data[: _SLOT_END - _KNOWN.size] + _KNOWN.pack(known[0] + 1, known[1]) + data[_SLOT_END:]
     return data if snapshot is None else data[:_SLOT_END] + _MADE.pack(snapshot[0]) + snapshot[1]
@@ -451,8 +453,8 @@ def positions_of(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def ints_of(data: bytes | memoryview) -> list[int] | None:
-    """Returns the keys of a packed ticket if they are ints, else None, because only user processes unpickle keys.
-    Raises RemoteProtocolError if the ticket has fewer bytes than its keys."""
+    """Returns the keys of a packed ticket if they are ints, else None: only processes that run user code may unpickle
+    keys. Raises RemoteProtocolError if the ticket is too short for its keys."""
     key_form = _ticket_head(data)[3]
     return list(unpack_ticket(data).keys) if key_form == KeyForm.INTS else None
 

@@ -1,7 +1,7 @@
 """The generations of a job's certificates: when each begins and ends. Pure.
 
 A certificate is used for one period and is valid for two, so the issuer of the next one may be down for a whole period.
-A pod lists all generations from its start, so their number is fixed.
+A pod's spec lists all generations from the start, so their number is fixed.
 """
 
 from __future__ import annotations

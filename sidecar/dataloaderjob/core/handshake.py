@@ -1,20 +1,20 @@
 """The handshake that begins every connection of a job.
 
-Each side proves to the other that it holds the key of the role (c = the side that connected):
+Each side proves to the other that it holds the key of the role (c: the connecting side, s: the accepting side):
 
     s -> c   {"nonce": s, "protocol": newest, "oldest": oldest}      the versions that s speaks
     c -> s   {"nonce": c, "protocol": n, "role": ..., "name": ..., "job": ..., "facts": {...}, "mac": ...}
                                              the newest version that both speak, used from then on
-    s -> c   {"mac": ..., "facts": {...}}       or  {"error": "..."} and the end
+    s -> c   {"mac": ..., "facts": {...}}       or  {"error": "..."}, then the connection ends
 
-Each mac is HMAC-SHA256 over a label for its direction and everything that both sides have stated. So no message can be
-replayed or reflected, and nobody on the path can change a version, a role or a name. The keys of the seals
+Each mac is HMAC-SHA256 over a label for its direction and everything that both sides have stated. Therefore, no message
+can be replayed or reflected, and nobody on the path can change a version, a role or a name. The keys of the seals
 (`core.seals`) are derived from the same statements. Seals protect all later messages of a TCP connection. Nothing is
-encrypted. `ClientHandshake` and `ServerHandshake` take and return bytes; the socket's owner moves them.
+encrypted. `ClientHandshake` and `ServerHandshake` take and return bytes; the socket's owner sends and receives them.
 
 Before version SEALED of the control protocol, connections had no seals, and the macs did not cover versions. They did
-cover the nonce s, which now ends with the newest version of s. So nobody on the path can downgrade two newer peers to
-such a version.
+cover the nonce s, which now ends with the newest version that s speaks. Therefore, nobody on the path can downgrade two
+newer peers to such a version.
 
 The key depends on the role (`core.keys`).
 """
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
     from dataloaderjob.core.credentials import Credentials
 
 MAX_HELLO_NBYTES = 4096
-"""Maximum size of a handshake message, which limits what an unauthenticated peer can make this process hold."""
+"""Maximum size of a handshake message, which limits the memory that an unauthenticated peer can occupy."""
 HANDSHAKE_TIMEOUT_S = 5.0
 KEY_NBYTES = 32
 Key = bytes | KeyOf
 """A key, or a function that returns the key of a role."""
 TLS_RECORDS = (b"\x16\x03\x01", b"\x16\x03\x03")
-"""The first bytes that a peer under TLS sends. The third byte of our own messages is 0, because they are shorter."""
+"""The first bytes that a peer sends under TLS. Our own messages begin with their length, whose third byte is 0."""
 UNDER_TLS = (
-    "the peer uses TLS, but this process does not: all of a job's pods must run a release that knows spec.loader.tls; "
-    "update this pod's image, or start the job with spec.loader.tls: false"
+    "the peer uses TLS, but this process does not: all of a job's pods must run a release that supports spec.loader.tls"
+    "; update this pod's image, or start the job with spec.loader.tls: false"
 )
 MAX_ERROR = 400
 SEALED = 5
@@ -76,13 +76,13 @@ class Versions:
 
     def common(self, challenge: dict[str, Any]) -> int:
         """Returns the newest version that both sides speak. Raises AuthError if there is none, or if the versions were
-        altered on the way."""
+        altered in transit."""
         newest = challenge.get("protocol")
         oldest = challenge.get("oldest", newest)
         stated = str(challenge.get("nonce")).partition("-")[2]
         if stated and stated != str(newest):
             raise AuthError(
-                f"the peer speaks protocol version {stated[:20]}, which was altered to {newest} on the way"
+                f"the peer speaks protocol version {stated[:20]}, which was altered to {newest} in transit"
             )
         if type(newest) is not int or type(oldest) is not int or not oldest <= newest:
             raise self._refusal(newest)
@@ -98,23 +98,24 @@ class Versions:
 
     def _refusal(self, theirs: object) -> AuthError:
         ours = str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
-        return AuthError(f"protocol version {ours} is needed, the peer speaks {theirs}: {self.remedy}")
+        return AuthError(f"protocol version {ours} is needed, but the peer speaks {theirs}: {self.remedy}")
 
 
 DATA = Versions(
     PROTOCOL, PROTOCOL, "install the same dataloaderjob version in the trainer, sidecar and feeder images",
     sealed=PROTOCOL,
 )  # fmt: skip
-"""Versions of the data path: frames have only one, and a job's images are of one release."""
+"""Versions of the data path. Frames have only one version, because all images of a job are of the same release."""
 CONTROL = Versions(
     3,
     5,
     "a job's images must be of the operator's release or the one before it: use such images, or a matching operator",
 )
-"""Versions of the messages with the supervisor (`core.supervision`), which an operator of another release may poll.
+"""Versions of the messages to and from the supervisor (`core.supervision`), which an operator of another release may
+poll.
 
 A message or meaning that a peer of `newest` does not know requires a bump of `newest`. `oldest` follows, so that each
-release speaks with the previous one. A key added to a message requires neither: peers ignore unknown keys.
+release can talk to the previous one. A new key in a message requires neither, because peers ignore unknown keys.
 """
 BY_ROLE = Versions(SINCE, CONTROL.newest, CONTROL.remedy)
 """The versions for processes without the job's key, which versions before SINCE need (`core.keys`)."""
@@ -125,7 +126,7 @@ def new_key() -> bytes:
 
 
 def new_challenge(versions: Versions = CONTROL) -> dict[str, Any]:
-    """Returns the first message, which the side that accepted sends."""
+    """Returns the first message, which the accepting side sends."""
     nonce = f"{os.urandom(16).hex()}-{versions.newest}"
     return {"nonce": nonce, "protocol": versions.newest, "oldest": versions.oldest}
 
@@ -134,7 +135,7 @@ def answer_challenge(
     key: Key, challenge: dict[str, Any], *, role: str, name: str, job: str, facts: dict[str, Any],
     versions: Versions = CONTROL,
 ) -> dict[str, Any]:  # fmt: skip
-    """Returns the second message, which the side that connected sends. Raises AuthError if the sides have no common
+    """Returns the second message, which the connecting side sends. Raises AuthError if the sides have no common
     version."""
     chosen = versions.common(challenge)
     reply = {
@@ -155,10 +156,10 @@ def accept_answer(
     if not _same(_mac(key, "connector", *_stated(challenge, reply, versions)), reply.get("mac")):
         raise AuthError(
             f"the peer does not hold this job's key for role {str(reply.get('role'))[:20]!r}, or its answer was "
-            "altered on the way"
+            "altered in transit"
         )
     if reply["job"] != job:
-        raise AuthError(f"this is job {job!r}, the peer belongs to job {reply['job']!r}")
+        raise AuthError(f"this is job {job!r}, but the peer belongs to job {reply['job']!r}")
     vouched = _vouched(challenge, reply, facts, versions)
     return {"mac": _mac(key, "acceptor", *vouched).hex(), "facts": facts}
 
@@ -173,10 +174,10 @@ def confirm_acceptance(
     key = _key_of(key, reply["role"], reply["protocol"])
     if not _same(_mac(key, "acceptor", *_vouched(challenge, reply, facts, versions)), last.get("mac")):
         raise AuthError(
-            "the peer that answered does not hold this job's key, or what it said was altered on the way"
+            "the peer that answered does not hold this job's key, or its message was altered in transit"
         )
     if not isinstance(facts, dict):
-        raise RemoteProtocolError(f"a peer's facts are a JSON object, found {facts!r}")
+        raise RemoteProtocolError(f"a peer's facts must be a JSON object, but are {facts!r}")
     return facts
 
 
@@ -184,7 +185,7 @@ def seals_after(
     key: Key, challenge: dict[str, Any], reply: dict[str, Any], versions: Versions = CONTROL, *, accepted: bool
 ) -> Seals | None:  # fmt: skip
     """Returns the seals of a connection after these messages; None if the version has none. `accepted`: True on the
-    side that accepted."""
+    accepting side."""
     if reply["protocol"] < versions.sealed:
         return None
     key, stated = _key_of(key, reply["role"], reply["protocol"]), _stated(challenge, reply, versions)
@@ -240,7 +241,7 @@ class Handshake:
 
     @property
     def wanted(self) -> int:
-        """Number of bytes that the incoming message still lacks, for callers that must not read more."""
+        """Number of bytes still missing from the incoming message, for callers that must not read past its end."""
         have = len(self._data)
         if have < LENGTH.size:
             return LENGTH.size - have
@@ -268,7 +269,7 @@ class Handshake:
 
 
 class ClientHandshake(Handshake):
-    """The side that connected."""
+    """The connecting side."""
 
     def __init__(
         self, key: Key, *, role: str, name: str, job: str, facts: dict[str, Any] | None = None,
@@ -299,7 +300,7 @@ class ClientHandshake(Handshake):
 
 
 class ServerHandshake(Handshake):
-    """The side that accepted; it sends `greeting` first."""
+    """The accepting side, which sends `greeting` first."""
 
     def __init__(
         self, key: Key, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL

@@ -1,4 +1,5 @@
-"""The files from which a process has imported, and a check that they are unchanged. Imports nothing of ours."""
+"""The files that a process has imported, and a check that they are unchanged. Imports no other module of this
+package."""
 
 from __future__ import annotations
 

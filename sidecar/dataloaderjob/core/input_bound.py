@@ -1,7 +1,8 @@
-"""The verdict on a live job, from its measures: input-bound or not, the limit, the number of feeders. Pure.
+"""The verdict on a live job, from its measures: whether it is input-bound, its bottleneck, and its number of feeders.
+Pure.
 
-`core.sizing` predicts. Today's limit is read off the measures instead: a receiver, feeders or connections that are
-busy. If none of them is, no number of feeders is the remedy.
+`core.sizing` predicts a bottleneck. Here, the current bottleneck follows from the measures: it is the receiver, the
+feeders or the connections, whichever are busy. If none of them is busy, changing the number of feeders does not help.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from dataloaderjob.core.measures import Measures
 from dataloaderjob.core.sizing import WAITS, WORTH, Limit, Pipeline, ceilings, needed
 
 FULL = 0.85
-"""Share of its time for which a receiver is busy if it is the limit."""
+"""Share of its time for which a receiver is busy if it is the bottleneck."""
 BUSY = 0.6
-"""The same for feeders. Less, because between two epochs they have nothing to do."""
+"""The same share for feeders. It is smaller because feeders are idle between two epochs."""
 SENDING = 0.5
-"""Share of time for which finished batches wait for their connection if it is the limit."""
+"""Share of time for which finished batches wait for their connection if the network is the bottleneck."""
 IDLE = 0.85
-"""Share of the feeders. If it would suffice, there are too many feeders."""
+"""If this share of the feeders would suffice, there are too many feeders."""
 MOST = 1024
-"""Maximum number recommended, because a loop without work could take any number of batches."""
+"""Maximum number of feeders recommended, because a loop that does no work could take any number of batches."""
 UNKNOWN = "unknown"
 OK = "ok"
 
@@ -34,19 +35,19 @@ class LiveLimit(StrEnum):
     STORAGE = "storage"
     """Feeders wait for data."""
     SLOTS = "slots"
-    """An iterable dataset has no more sources that can be read side by side."""
+    """An iterable dataset has no more sources that can be read in parallel."""
     NETWORK = "network"
     """Finished batches wait for their connection."""
     RECEIVER = "receiver"
-    """The process that receives batches beside a trainer."""
+    """The process that receives batches next to a trainer."""
     ORDER = "order"
-    """None of these: single batches are late, or the loop starts over often."""
+    """None of the above: individual batches are late, or the loop restarts often."""
     TRAINER = "trainer"
     """Training itself: it does not wait."""
 
 
 BY_NUMBER = (LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.SLOTS)
-"""Limits that the number of feeders may remove."""
+"""Bottlenecks that a different number of feeders may remove."""
 REASONS = {
     LiveLimit.FEEDERS: "the feeders' CPUs are the limit",
     LiveLimit.STORAGE: "feeders mostly wait for data, so storage is the limit",
@@ -54,7 +55,7 @@ REASONS = {
     LiveLimit.NETWORK: "finished batches wait to be sent, so the network is the limit",
     LiveLimit.RECEIVER: "the process that receives batches alongside the trainer is the limit",
     LiveLimit.ORDER: (
-        "feeders are partly idle, so more of them would not help: single batches take long, epochs are "
+        "feeders are partly idle, so more of them would not help: some batches take long, epochs are "
         "short, or the window is small"
     ),
 }
@@ -74,11 +75,11 @@ class InputVerdict:
     """Share of a step spent waiting for input."""
     limit: LiveLimit
     gain: float
-    """Predicted rate with `feeders`, as a multiple of today's; 1 if there is nothing to gain."""
+    """Predicted rate with `feeders`, as a multiple of the current rate; 1 if there is nothing to gain."""
     feeders: int
-    """Recommended number of feeders. It may be smaller than today's."""
+    """Recommended number of feeders. It may be smaller than the current number."""
     now: int
-    """Feeders that serve."""
+    """Current number of feeders that serve."""
 
     @property
     def is_bound(self) -> bool:
@@ -86,16 +87,16 @@ class InputVerdict:
 
     @property
     def word(self) -> str:
-        """One word: the limit, or `ok`."""
+        """The bottleneck in one word, or `ok`."""
         return str(self.limit) if self.is_bound else OK
 
     def column(self, number: int, current: int) -> str:
-        """Returns the word, and the recommended number if it differs: `feeders 12`, `ok`. Callers count feeders or
-        pods."""
+        """Returns the word, and the recommended number if it differs: `feeders 12`, `ok`. Callers may pass numbers of
+        feeders or of pods."""
         return self.word if number == current else f"{self.word} {number}"
 
     def sentence(self, number: int | None = None, current: int | None = None, unit: str = "feeders") -> str:
-        """Explains the verdict to people. `number` and `current`: recommended and present number in `unit`s."""
+        """Explains the verdict to people. `number` and `current`: the recommended and the current number of `unit`."""
         number, current = self.feeders if number is None else number, self.now if current is None else current
         if not self.is_bound:
             text = f"training hardly waits for input ({self.waiting:.0%} of each step)"
@@ -107,7 +108,7 @@ class InputVerdict:
 
 
 def pipeline_of(measures: Measures) -> Pipeline:
-    """Returns the model's view of a live job. The step is the longest known one: see `Measures.calm_step_s`."""
+    """Returns the model's view of a live job. On CUDA, the step is at least `Measures.calm_step_s`."""
     step_s = max(measures.step_s, measures.calm_step_s if measures.queues_kernels else 0.0)
     period_s = measures.wait_s + measures.step_s
     return Pipeline(
@@ -118,7 +119,7 @@ def pipeline_of(measures: Measures) -> Pipeline:
 
 
 def judge(measures: Measures | None) -> InputVerdict | None:
-    """Judges a job by its measures; None if there are too few batches, or no feeder has reported a cost."""
+    """Returns the verdict on a job; None if there are too few batches, or if no feeder has reported a cost."""
     if measures is None or not measures.wall_s or not measures.feeders:
         return None
     pipeline = pipeline_of(measures)
@@ -168,8 +169,8 @@ def _limit(measures: Measures, pipeline: Pipeline) -> LiveLimit:
 
 
 def demand(measures: Measures, pipeline: Pipeline, limit: LiveLimit) -> tuple[float, bool]:
-    """Returns the batches per second that all resources except feeders allow, and True if an iterable dataset's slots
-    decide that. A resource that is used up allows today's rate."""
+    """Returns the batches per second that all resources except feeders allow, and True if the slots of an iterable
+    dataset are the limiting resource. A resource that is fully used allows only the current rate."""
     now = measures.rate
     allowed = ceilings(pipeline)
     if measures.receiving < FULL:  # the model is for any machine, the measure for this one

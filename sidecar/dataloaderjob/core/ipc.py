@@ -1,13 +1,13 @@
 """Messages between a trainer process and its sidecar over a Unix SEQPACKET socket. Pure except for `recv_with_fds`.
 
-A packet is a head of 24 bytes and a payload. A payload above CHUNK_NBYTES is split into several packets, all
-except the last with MORE set (a SEQPACKET message is capped by the send buffer, 208 KiB by default).
+A packet is a head of 24 bytes and a payload. A payload larger than CHUNK_NBYTES is split into several packets. All
+except the last have `more` set. (The send buffer, 208 KiB by default, limits the size of a SEQPACKET message.)
 
     u8 type, u8 more, u16 protocol, u32 stream, u64 ticket, u64 awaiting
 
-The first message is HELLO, with the trainer's pidfd (and, if a sidecar has died, the control memfd, the two
-eventfds and the regions' memfds that the trainer kept). The reply is WELCOME with the control memfd and the
-two eventfds, or REFUSED with the reason.
+The first message is HELLO, with the trainer's pidfd. If a sidecar has died, HELLO also carries the control memfd, the
+two eventfds and the regions' memfds, which the trainer kept. The reply is WELCOME with the control memfd and the two
+eventfds, or REFUSED with the reason.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ MAX_FDS = 250
 
 class Type(IntEnum):
     HELLO = 1
-    """T: JSON that identifies the trainer; descriptors: pidfd, then those of an adoption."""
+    """T: JSON that identifies the trainer. File descriptors: pidfd, then those of an adoption."""
     WELCOME = 2
-    """S: JSON settings; descriptors: control, wake-trainer, wake-receiver (none when adopted)."""
+    """S: JSON settings. File descriptors: control, wake-trainer, wake-receiver (none when adopted)."""
     REFUSED = 3
     """S: JSON {"error": ...}; the connection ends."""
     OPEN = 4
     """T: a new stream. JSON {"bundle": manifest, ...}; `awaiting`: the first ticket that is wanted."""
     TICKETS = 5
-    """T: any number of tickets, `join_tickets`. `awaiting`: the ticket that the trainer will take next; `ticket`
-    is 1 if it sleeps until that one is ready."""
+    """T: any number of tickets, packed by `join_tickets`. `awaiting`: the ticket that the trainer will take next.
+    `ticket`: 1 if the trainer sleeps until that ticket is ready."""
     CLOSE = 6
     """T: the stream ends; tickets from `awaiting` on were not taken."""
     REGION = 7
-    """S: a new memfd (one descriptor): JSON {"region", "nbytes", "single", "lease_limit"}."""
+    """S: a new memfd (one file descriptor): JSON {"region", "nbytes", "single", "lease_limit"}."""
     DROP = 8
-    """S: a single region ended; JSON {"region"}."""
+    """S: a region with a single batch was removed; JSON {"region"}."""
     FAILED = 9
     """S: ticket `ticket` failed; payload: `making.failures`, or JSON {"service": class, "message": ...}."""
     NOTE = 10
@@ -100,7 +100,7 @@ def parse_json(payload: bytes) -> dict[str, Any]:
 
 
 class Assembler:
-    """Reassembles the packets of one direction."""
+    """An assembler of the packets of one direction into messages."""
 
     def __init__(self, limit_nbytes: int = MAX_MESSAGE_NBYTES) -> None:
         self._limit_nbytes = limit_nbytes
@@ -109,7 +109,7 @@ class Assembler:
         """Bytes kept of an incomplete message."""
 
     def feed(self, packet: bytes) -> Packet | None:
-        """Returns a complete message, or None while more packets are to follow."""
+        """Returns a complete message, or None if more packets must follow."""
         part = unpack(packet)
         if not part.more and not self._parts:
             return part
@@ -125,8 +125,8 @@ class Assembler:
 
 
 def recv_with_fds(sock: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Receives one packet and its descriptors (close-on-exec). Raises RemoteProtocolError if any descriptors were
-    lost."""
+    """Receives one packet and its file descriptors (close-on-exec). Raises RemoteProtocolError if any file descriptors
+    were lost."""
     # not socket.recv_fds: in Python 3.11 it drops its flags
     space = socket.CMSG_SPACE(MAX_FDS * 4)
     data, ancillary, msg_flags, _ = sock.recvmsg(HEAD_NBYTES + CHUNK_NBYTES, space, flags | CLOSE_ON_EXEC)
@@ -135,7 +135,7 @@ def recv_with_fds(sock: socket.socket, flags: int = 0) -> tuple[bytes, list[int]
         for fd in fds:
             os.close(fd)
         raise RemoteProtocolError(
-            "descriptors were lost on the sidecar's socket because this process has reached its limit of "
+            "file descriptors were lost on the sidecar's socket because this process has reached its limit on "
             "open files: raise `ulimit -n`"
         )
     return data, fds

@@ -1,4 +1,4 @@
-"""Reads DATALOADERJOB_KEEP. Imports nothing that its readers would not need anyway."""
+"""The environment variable DATALOADERJOB_KEEP. This module imports nothing that its callers would not need anyway."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def keep_seconds() -> float:
     from dataloaderjob.core.errors import InputError
 
     raise InputError(
-        f"{KEEP_VARIABLE} must be the number of seconds for which feeders stay after their script, at "
+        f"{KEEP_VARIABLE} must be the number of seconds for which feeders keep running after their script, at "
         f"most {MAX_KEEP_S:.0f}, but is {text!r}: correct or unset it"
     )

@@ -1,20 +1,20 @@
-"""Keys by role: each process of a job holds only the keys for its own part, and cannot impersonate another
+"""Keys by role: each process of a job holds only the keys for its own part of the job, and cannot impersonate another
 part.
 
 | holder | key | what it permits |
 |---|---|---|
-| operator, head, commands of one machine | the job's key, from which the next three are derived | everything |
+| operator, head, commands on one machine | the job's key, from which the next three are derived | everything |
 | the same | `control` | at the supervisor: to ask for the status, to scale, to stop |
 | sidecars | `sidecar` | at the supervisor: to report metrics and failures, to replace feeders, to upload blobs |
 | feeders | `feeder` | at the supervisor, and among feeders: to report itself, to ask for a blob by its digest |
 | a feeder's process, and all sidecars | that process's link key | between these: to send tickets, to send batches |
 
-A feeder makes its link key at random when it starts. It sends the key to the supervisor `wrap`ped with the feeders'
-key, and the supervisor lists it for sidecars, wrapped with theirs. So code in a feeder cannot pass for a sidecar, even
-at another feeder. A derived key reveals nothing about the job's key or its siblings (HMAC-SHA256).
+A feeder generates a random link key when it starts, and sends it to the supervisor, `wrap`ped with the feeders' key.
+The supervisor lists it for sidecars, wrapped with the sidecars' key. Therefore, code in a feeder cannot pose as a
+sidecar, not even to another feeder. A derived key reveals nothing about the job's key or its siblings (HMAC-SHA256).
 
-Before version SINCE of the control protocol, a job had one key for all roles. A pod of that time holds the job's key,
-and proves it in that version. A feeder's pod of today does not hold it.
+Before version SINCE of the control protocol, a job had one key for all roles. A pod of such a release holds the job's
+key, and proves it in that version. A feeder's pod of the current release does not hold the job's key.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ HOLDERS: Mapping[str, Holder] = {
     "feeder": Holder.FEEDER,
     "blob": Holder.FEEDER,
 }
-"""The holder who may take each role at the supervisor."""
+"""The holder that may assume each role at the supervisor."""
 
 
 def derive(job_key: bytes, holder: Holder) -> bytes:
@@ -73,7 +73,7 @@ def derive(job_key: bytes, holder: Holder) -> bytes:
 
 
 def of_job(job_key: bytes) -> KeyOf:
-    """Returns the keys of the supervisor and its controllers, who hold the job's key."""
+    """Returns the keys for the supervisor and its controllers, which hold the job's key."""
     made = {role: derive(job_key, holder) for role, holder in HOLDERS.items()}
 
     def find(role: str, protocol: int) -> bytes:
@@ -83,7 +83,7 @@ def of_job(job_key: bytes) -> KeyOf:
 
 
 def of_roles(made: Mapping[str, bytes]) -> KeyOf:
-    """Returns the keys of a process to which peers of these roles connect."""
+    """Returns the keys for a process to which peers of these roles connect."""
     return lambda role, _: _of_role(made, role)
 
 
@@ -96,7 +96,7 @@ def _of_role(made: Mapping[str, bytes], role: str) -> bytes:
 def wrap(key: bytes, secret: bytes, about: str) -> str:
     """Encrypts another key for the holders of `key`, as hexadecimal text. `about` names the owner of the secret.
 
-    The same arguments give the same text, which reveals nothing else (a synthetic nonce).
+    The nonce is synthetic: the same arguments give the same text, and the text reveals nothing beyond this equality.
     """
     if len(secret) != NBYTES:
         raise ValueError(f"a key must have {NBYTES} bytes, but has {len(secret)}")

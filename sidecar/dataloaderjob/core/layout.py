@@ -9,9 +9,9 @@
 The first two words are the seal of a batch (`core.digests`): the digest covers every byte after it, and the identity
 stands for the ticket and keys that the batch was made from.
 
-The schema describes structure, types, shapes and places completely, and content not at all. So the header after the
-seal, with the schema's digest in it, is the same for every batch of one kind. A decoder uses it as the key under which
-it keeps a parsed schema. Numbers and strings that change follow in the values.
+The schema describes all structure, types, shapes and places, but no content. Therefore, the header after the seal,
+which includes the schema's digest, is the same for every batch of one kind. A decoder caches the parsed schema under
+this header. Numbers and strings that vary follow in the values.
 
 A node is a tuple that starts with its kind:
 
@@ -29,7 +29,7 @@ A node is a tuple that starts with its kind:
 | (MADE, way, class or None, child) | an object that `batches.objects` makes in this way from this content |
 | (ATTRIBUTES, names, children) | the first child, with the others in its `__dict__` |
 | (SAME, i) | leaf buffer number i again: one tensor or array in two places |
-| (AGAIN, i) | MADE number i again, numbered in the order in which their contents end |
+| (AGAIN, i) | MADE object number i again; MADE objects are numbered in the order in which their contents end |
 
 A class is (module, qualified name).
 """
@@ -52,7 +52,7 @@ HEADER = struct.Struct("<QQHBBIQ")
 ALIGNMENT = 64
 MAX_SCHEMA_NBYTES = 64 * 1024 * 1024
 MAX_DEPTH = values.MAX_DEPTH // 2 - 8
-"""200. Each level of the batch is two levels of the schema's value; the rest is for keys and dtypes."""
+"""200. Each level of the batch takes two levels of the schema's value, and keys and dtypes need the remaining ones."""
 
 
 class NodeKind(IntEnum):
@@ -97,11 +97,11 @@ class Buffer:
 
     kind: NodeKind
     dtype: Any
-    """torch's name of a tensor's dtype; numpy's descriptor of an array's: a plain value."""
+    """torch's name for a tensor's dtype, or numpy's descriptor of an array's dtype, as a plain value."""
     itemsize: int
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
-    """Steps in items. None: C order."""
+    """Strides in items; None for C order."""
     flags: int
     offset: int
     nbytes: int
@@ -124,7 +124,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A parsed schema: the tree and the place of everything. Offsets are relative to the body."""
+    """A parsed schema: the tree, and the places of buffers and values. Offsets are relative to the body."""
 
     root: Node
     buffers: tuple[Buffer, ...]
@@ -144,7 +144,7 @@ def aligned(offset: int) -> int:
 
 
 def pack_schema(node: tuple[Any, ...]) -> bytes:
-    """Returns header and schema, the first bytes of a body. The seal is still to be filled in."""
+    """Returns header and schema, the first bytes of a body. The seal is not filled in yet."""
     schema = values.pack(node)
     return HEADER.pack(0, 0, MAGIC, VERSION, 0, len(schema), digest(schema)) + schema
 
@@ -236,7 +236,7 @@ class _Parser:
         return tuple(nodes)
 
     def _named_twice(self, kind: NodeKind, index: int) -> Node:
-        """Refers only to an earlier node, so that it exists when this one is assembled."""
+        """Returns a node that refers to an earlier one, which therefore exists when this one is assembled."""
         if _natural(index) >= (len(self.buffers) if kind is NodeKind.SAME else self.num_made):
             raise ValueError(f"{kind.name} refers to number {index}, which does not come before it")
         return Node(kind=self.buffers[index].kind if kind is NodeKind.SAME else kind, index=index)

@@ -1,4 +1,4 @@
-"""Logging of our processes: one line for each record, even if the record contains foreign text."""
+"""Logging in our processes: one line for each record, even if the record contains untrusted text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ MAX_TRACEBACK_CHARS = 32_000
 
 
 class LineFormatter(logging.Formatter):
-    """Writes a record as one line, and a traceback as indented lines below it, so that no text of others looks like a
-    record."""
+    """A formatter that writes a record as one line, and a traceback as indented lines below it, so that untrusted text
+    cannot look like a record."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
         record.message = clean(record.message)
@@ -29,7 +29,7 @@ def _indented(text: str) -> str:
 
 
 def log_lines(pattern: str) -> None:
-    """Sends this process's log to standard error, as lines of this pattern."""
+    """Sends this process's log to standard error. `pattern`: the format of a line."""
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(pattern))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)

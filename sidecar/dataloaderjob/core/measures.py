@@ -1,15 +1,16 @@
 """Measures of a job's last minute, from the running sums of its trainers, receivers and feeders. Pure.
 
-The supervisor adds one reading a second to a `MeasuresWindow`; `Measures` is the summary that its status carries. Sums
-are compared between readings of one process, so a process that starts or ends shifts nothing.
+The supervisor adds one reading a second to a `MeasuresWindow`; `Measures` is the summary in its status. Sums are only
+compared between readings of the same process, so a process that starts or exits does not distort them.
 
-- Before a sidecar's trainers have taken FIRST batches, their times are those of a start, and do not count.
-- While no iterator lives, or more or fewer than usual, such as in an evaluation, nothing counts. A script that has left
-  its loop therefore does not make its feeders look idle.
-- Once there are enough batches with the present number of feeders, earlier ones do not count.
-- The step is a median over readings: a checkpoint is a long step, and no reason for fewer feeders.
-- On CUDA kernels are queued, so a trainer that waits for input asks again as soon as it has launched a step. Its step
-  looks shorter than it is. The longest step seen while hardly anybody waited is therefore remembered (`calm_step_s`).
+- Until a sidecar's trainers have taken FIRST batches, their times are startup times, and do not count.
+- Nothing counts while there are no live iterators, or more or fewer than usual, such as during an evaluation.
+  Therefore, the feeders of a script that has left its loop do not look idle.
+- Once there are enough batches with the current number of feeders, earlier ones do not count.
+- The step is a median over readings, because the long step of a checkpoint is no reason for fewer feeders.
+- On CUDA, kernels are queued, so a trainer that waits for input requests the next batch as soon as it has launched a
+  step. The step then looks shorter than it is. Therefore, the last step measured while trainers hardly waited is kept
+  (`calm_step_s`).
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from dataloaderjob.core.costs import SLOTS
 
 WINDOW_S = 60.0
 LONGEST_S = 600.0
-"""Span of the window if there are fewer than ENOUGH batches in a minute."""
+"""Maximum span of the window if there are fewer than ENOUGH batches in a minute."""
 RECENT_S = 15.0
 FIRST = 8
-"""Batches of a sidecar's trainers that do not count: the start of a job."""
+"""Number of batches of a sidecar's trainers that do not count, because they belong to the start of a job."""
 ENOUGH = 12
 """Number of batches below which nothing is known."""
 USUAL_S, USUAL_AFTER_S = 300.0, 30.0
-"""Time whose median number of iterators is the usual one, and the time after which it is known."""
+"""Seconds over which the median number of iterators is the usual one, and seconds after which it is known."""
 CALM = 0.01
-"""Share of waiting below which a step is as long as training makes it."""
+"""Share of time spent waiting below which a measured step depends on training alone."""
 PARTS = 1.6
-"""Number of built batches per batch taken above which the trainer's batches consist of several."""
+"""Minimum ratio of batches built to batches taken at which each of the trainer's batches consists of several."""
 _READ = ("next_calls", "wait_ns", "step_ns", "nbytes", "receiver_cpu_ns", "receiver_queued_ns")
 _LARGEST = 1e15
 
@@ -58,11 +59,11 @@ class Measures:
     wait_s: float
     step_s: float
     calm_step_s: float = 0.0
-    """The longest step since the number of ranks changed, measured while they hardly waited; 0: none."""
+    """The last step measured while trainers hardly waited, since the number of ranks changed; 0: none."""
     queues_kernels: bool = False
     """True if trainers use CUDA: while they wait, `step_s` may be shorter than the step."""
     is_steady: bool = True
-    """False while more or fewer iterators live than usual: between epochs, or during an evaluation."""
+    """False while there are more or fewer live iterators than usual: between epochs, or during an evaluation."""
     nbytes: int = 0
     receiving: float = 0.0
     """Share of time for which a receiver works, or is ready to work but has no CPU, on average."""
@@ -71,11 +72,11 @@ class Measures:
     wall_s: float = 0.0
     """Time that a batch occupies its feeder; 0 while no feeder has reported any."""
     queued_s: float = 0.0
-    """Part of `wall_s` in which the feeder was ready to run but had no CPU."""
+    """Part of `wall_s` during which the feeder was ready to run but had no CPU."""
     spread: float = 0.0
     """Coefficient of variation of `wall_s`."""
     feeders: int = 0
-    """Feeders that serve."""
+    """Number of feeders that serve."""
     busy: float = 0.0
     """Share of time that feeders spend making batches, on average."""
     sending: float = 0.0
@@ -91,7 +92,7 @@ class Measures:
 
 
 def parse(found: object) -> Measures | None:
-    """Returns measures from a status; None if it has none, or anything but numbers in their place."""
+    """Returns the measures in a status; None if there are none, or if any of them is not a number."""
     if not isinstance(found, Mapping):
         return None
     values: dict[str, Any] = {}
@@ -109,7 +110,7 @@ def parse(found: object) -> Measures | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reading:
-    """The rise of all sums since the reading before."""
+    """The increase in all sums since the previous reading."""
 
     at: float
     seconds: float
@@ -118,9 +119,9 @@ class _Reading:
     step_ns: int = 0
     nbytes: int = 0
     receiver_busy_ns: int = 0
-    """CPU time of receivers, and time in which they were ready to run but had no CPU."""
+    """CPU time of receivers, plus the time during which they were ready to run but had no CPU."""
     ranks: int = 0
-    """Receivers of the sidecars whose trainers have taken a batch."""
+    """Receivers of the sidecars whose trainers have taken a batch since the previous reading."""
     receivers: int = 0
     iterators: int = 0
     costs: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -136,12 +137,12 @@ class MeasuresWindow:
         self._costs: dict[str, Mapping[str, int]] = {}
         self._at: float | None = None
         self._iterators: deque[tuple[float, int]] = deque()
-        """(time, live iterators) of the last USUAL_S."""
+        """(time, live iterators) for each reading of the last USUAL_S."""
         self._is_steady = True
         self._slots = 0
         self._queues_kernels = False
         self._calm: tuple[int, float] = (0, 0.0)
-        """Number of ranks, and the longest step that they made without waiting."""
+        """Number of ranks, and the last step measured while they hardly waited."""
 
     def add(
         self,
@@ -150,8 +151,8 @@ class MeasuresWindow:
         costs: Mapping[str, Mapping[str, int]],
         feeders: int,
     ) -> None:
-        """Adds a reading. `sidecars`: their last reports, by name. `costs`: feeders' sums, by instance. `feeders`:
-        number of feeders that serve."""
+        """Adds a reading. `sidecars`: the sidecars' last reports, by name. `costs`: the feeders' sums, by instance.
+        `feeders`: the number of feeders that serve."""
         sums: dict[str, Mapping[str, int]] = {name: _sums(report) for name, report in sidecars.items()}
         if self._at is not None and now > self._at:
             reading = self._rise(now, now - self._at, sums, costs, feeders)
@@ -247,7 +248,7 @@ class MeasuresWindow:
         return readings
 
     def _remember(self, ranks: int, readings: Sequence[_Reading]) -> None:
-        """Remembers the step in seconds without waiting."""
+        """Keeps the step that was measured while trainers hardly waited."""
         if self._calm[0] != ranks:
             self._calm = ranks, 0.0
         calm = [reading for reading in readings if reading.calls and _waiting([reading]) < CALM]
@@ -272,7 +273,7 @@ def _waiting(readings: Sequence[_Reading]) -> float:
 
 
 def _median_step_s(readings: Sequence[_Reading]) -> float:
-    """Returns the median of the readings' mean steps. A reading counts once for each of its batches."""
+    """Returns the median of the readings' mean steps. A reading counts as often as it has batches."""
     steps = sorted((r.step_ns / r.calls, r.calls) for r in readings if r.calls)
     half, seen = sum(calls for _, calls in steps) / 2, 0
     for step_ns, calls in steps:
@@ -309,9 +310,9 @@ def _of_feeders(readings: Sequence[_Reading], batches: int) -> dict[str, Any]:
 
 
 def _between_reports(readings: Sequence[_Reading]) -> Sequence[_Reading]:
-    """Returns the readings after feeders' first report up to their last one; none if there is only one report.
+    """Returns the readings after the feeders' first report, up to their last one; none if there is only one report.
 
-    Feeders report less often than readings are made, so before and after they have only a part of their time.
+    Feeders report less often than readings are made, so the other readings contain only part of the feeders' time.
     """
     reported = [number for number, reading in enumerate(readings) if reading.costs.get("looks")]
     return readings[reported[0] + 1 : reported[-1] + 1] if reported else ()

@@ -1,5 +1,5 @@
-"""The memory that this process may use, and the processes that the kernel killed for lack of it, by the kernel's own
-counts (cgroup v1 and v2).
+"""The memory that this process may use, and the number of processes that the kernel has killed for lack of memory. Both
+come from the kernel (cgroup v1 and v2).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 FEEDERS_FIELD = "spec.feeders.resources.limits.memory"
 SCORE, MOST_SCORE = 500, 1000
-"""Points added to a process's oom_score_adj (proc(5)), where 1000 stands for all memory, and the most allowed."""
+"""Value added to a process's oom_score_adj (proc(5)), where 1000 stands for all memory, and the maximum score."""
 LOOK_S = 5.0
 """Interval between two readings of the kernel's count of processes killed for lack of memory."""
 RECENT_S = 15.0
-"""Age up to which a kill is recent. The kernel counts a kill when it begins: a process with gigabytes to free ends
+"""Age up to which a kill is recent. The kernel counts a kill when it begins, but a process with gigabytes to free exits
 seconds later."""
 
 
@@ -46,7 +46,7 @@ def size_text(nbytes: int) -> str:
 def memory_limit(root: Path = _ROOT) -> int:
     """Returns the bytes that this process may use: the smallest of the machine's memory and the limits of its cgroups.
 
-    A memfd beyond the cgroup's limit ends in SIGKILL, not in an error, so the limit is read before memory is touched.
+    A memfd that exceeds the cgroup's limit causes SIGKILL, not an error, so the limit is read before memory is touched.
     """
     limits = [limit for folder, version in _cgroups(root) if (limit := _limit(folder, version)) is not None]
     return min([machine_memory(root), *limits])
@@ -71,7 +71,7 @@ def kills(root: Path = _ROOT) -> int:
 
 
 def die_first(root: Path = _ROOT) -> None:
-    """Makes the kernel kill this process before those that started it, if memory runs out."""
+    """Makes the kernel kill this process before the processes that started it, if memory runs out."""
     path = root / "proc/self/oom_score_adj"
     with contextlib.suppress(OSError, ValueError):
         path.write_text(str(min(MOST_SCORE, int(path.read_text()) + SCORE)))
@@ -97,16 +97,16 @@ def remedy(field: str) -> str:
     """Returns the remedy if memory ran out. `field`: as for `describe_limit`."""
     if field:
         return f"raise {field}, or make batches smaller"
-    return "use fewer feeders or smaller batches, or free some"
+    return "use fewer feeders or smaller batches, or free some memory"
 
 
 class MemoryWatch:
-    """Detects that the kernel has recently killed a process for lack of memory. Call `look` every LOOK_S."""
+    """A detector of processes that the kernel has recently killed for lack of memory. Call `look` every LOOK_S."""
 
     def __init__(self, count: Callable[[], int] = kills, clock: Callable[[], float] = time.monotonic) -> None:
         self._count, self._clock = count, clock
         self._seen = [(clock(), count())]
-        """The count at each time when a change was seen, the first one RECENT_S ago or earlier."""
+        """(time, count) of each recent change. The first entry is the count before them."""
 
     def look(self) -> None:
         now, found = self._clock(), self._count()
@@ -123,9 +123,9 @@ class MemoryWatch:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, _Version]]:
-    """Yields the folders of this process's cgroups that are visible from here, its own first, then their parents.
+    """Yields the folders of this process's cgroups that are visible from here: its own first, then their parents.
 
-    A container has its own folder mounted as the root, whatever path the kernel reports.
+    In a container, the container's own folder is mounted as the root, whatever path the kernel reports.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

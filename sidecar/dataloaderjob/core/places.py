@@ -1,4 +1,4 @@
-"""Names shared by processes of one machine: files of a private service, variables. Imports nothing."""
+"""Names shared by processes on one machine: files of a private service, and environment variables. Imports nothing."""
 
 SOCKET_NAME = "s"
 """The sidecar's socket."""
@@ -15,9 +15,9 @@ FAILED_NAME = "failed"
 LAUNCH_NAME = "launch"
 """The launch that is served by a service that outlives its script."""
 IMPORTED_NAME = "imported"
-"""Files that the feeders of such a service have imported from, as recorded by `core.imported`."""
+"""Files that the feeders of such a service have imported, as recorded by `core.imported`."""
 VERDICT_NAME, VERDICT_PART = "verdict", ".verdict"
-"""The verdict on the script's input (`local.verdicts`), and its name while it is written."""
+"""The verdict on the script's input (`local.verdicts`), and the file's name while it is being written."""
 LOCK_NAME = "lock"
 LOG_NAME = "service.log"
 FILES = (
@@ -55,12 +55,12 @@ RAY_TASKS_VARIABLE = "DATALOADERJOB_RAY_TASKS"
 DISTRIBUTED_VARIABLE = "DATALOADERJOB_DISTRIBUTED"
 RECORD_VARIABLE = "DATALOADERJOB_RECORD"
 LAUNCHERS = "RAY|SLURM|OMPI|PMIX?|PRTE"
-"""Beginnings of the names of launchers' variables, as a regular expression."""
+"""Prefixes of the names of launchers' environment variables, as a regular expression."""
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-"""Variables in which launchers set a process's rank; the first one that is set counts."""
+"""Environment variables in which launchers set a process's rank. The first one that is set counts."""
 SHARES = (
     *RANK_VARIABLES, "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "GLOBAL_RANK",
     "NODE_RANK", "NNODES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
 )  # fmt: skip
-"""Variables from which datasets find their share of the data."""
+"""Environment variables that datasets use for sharding."""
 REMEDY = "set DATALOADERJOB_DIR to a folder of your own that others cannot write to"

@@ -1,4 +1,4 @@
-"""Parents and children: the first steps after a fork, a child's lines of output, the wait before another try."""
+"""Parent and child processes: the first steps after a fork, a child's lines of output, the back-off before a retry."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ SEE_OUTPUT = "its own output gives the reason"
 """Ends a line that points to another process's output, which may come before or after it."""
 _ENDS = re.compile(r"\r\n|\n|\r")
 MAX_CRASHES = 6
-"""Number of crashes within CRASH_WINDOW_S beyond which the next try is expected to fail, too."""
+"""Number of crashes within CRASH_WINDOW_S beyond which the next attempt is expected to fail, too."""
 CRASH_WINDOW_S = 120.0
 
 
 def die_with_parent(parent: int) -> None:
-    """Ends this process when its parent ends, because it would then have no one to talk to. `parent`: the pid of the
-    process that forked it."""
+    """Kills this process when its parent exits, because it would then have no peer. `parent`: the pid of the process
+    that forked it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose own parents have ended, so that it can find and end them."""
+    """Makes this process the parent of descendants whose own parents have exited, so that it can find and kill them."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def allow_all_files() -> None:
-    """Raises this process's limit of descriptors to the maximum. Not for processes that run user code."""
+    """Raises this process's file descriptor limit to the maximum. Not for processes that run user code."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -55,7 +55,7 @@ def allow_all_files() -> None:
 
 
 def call_itself(name: str) -> None:
-    """Sets the name that `ps -o comm` and `top` show, up to 15 characters; by default it is the parent's command."""
+    """Sets the name that `ps -o comm` and `top` show, up to 15 characters. The default is the parent's name."""
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15])
 
 
@@ -66,7 +66,8 @@ def default_signals() -> None:
 
 
 def close_all_but(keep: set[int]) -> None:
-    """Closes all descriptors except `keep` and the standard ones: listeners, connections, other children's channels."""
+    """Closes all file descriptors except `keep` and the standard ones: listeners, connections, other children's
+    channels."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         if fd > 2 and fd not in keep:
@@ -75,8 +76,8 @@ def close_all_but(keep: set[int]) -> None:
 
 
 def hold_standard_descriptors() -> None:
-    """Opens any closed descriptor from 0 to 2 on the null device, so that no socket or memory gets one of these
-    numbers: printed output would go there."""
+    """Opens any closed file descriptor from 0 to 2 on the null device. Otherwise, a socket or memfd could get one of
+    these numbers, and printed output would go there."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -87,7 +88,7 @@ def hold_standard_descriptors() -> None:
 
 def end_as(main: Callable[[], int | None]) -> NoReturn:
     """Runs a forked process's `main`, then exits with the code that it returns, or 1 if it raises. The child never
-    returns into the parent's work."""
+    returns to the parent's code."""
     code = 1
     try:
         code = main() or 0
@@ -98,22 +99,23 @@ def end_as(main: Callable[[], int | None]) -> NoReturn:
     finally:
         with contextlib.suppress(
             Exception
-        ):  # the output has no reader any more, or user code has replaced the stream
+        ):  # the output no longer has a reader, or user code has replaced the stream
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
 
 
 def lead_group(pid: int) -> None:
-    """Makes a child, or with 0 this process, the leader of a group, to which its own children will belong. Parent and
-    child both call it, so that the group exists whichever runs first."""
+    """Makes a child (with 0, this process) the leader of a process group, to which its own children will belong. Both
+    parent and child call this function, so that the group exists whichever of them runs first."""
     with contextlib.suppress(OSError):
         os.setpgid(pid, 0)
 
 
 def end_group(pid: int) -> int:
-    """Reaps a child that led a group and has ended, and kills the processes that it started. Returns its exit code."""
-    # Before the child is reaped, while no other process can have its number.
+    """Reaps a child that led a process group and has exited, and kills the remaining processes of the group. Returns
+    the child's exit code."""
+    # Before the child is reaped: until then, no other process can have its pid.
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
     try:
@@ -123,15 +125,15 @@ def end_group(pid: int) -> int:
 
 
 def alive(pidfd: int) -> bool:
-    """Returns True unless the process has ended."""
+    """Returns True unless the process has exited."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return not poll.poll(0)
 
 
 def start_time(pid: int) -> str:
-    """Returns the start time of a live process, by the kernel's count. It distinguishes the process from a later one
-    with the same number. Empty if there is no such process."""
+    """Returns the start time of a live process, as counted by the kernel. It distinguishes the process from a later one
+    with the same pid. Returns an empty string if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -150,7 +152,7 @@ def lives(path: Path) -> bool:
 
 @contextlib.contextmanager
 def standard_error() -> Iterator[int | None]:
-    """Yields a descriptor of this process's standard error; None if it is closed."""
+    """Yields a duplicate of this process's standard error descriptor; None if it is closed."""
     try:
         fd = os.dup(2)
     except OSError:
@@ -163,7 +165,8 @@ def standard_error() -> Iterator[int | None]:
 
 
 class Loop:
-    """Waits for descriptors, and runs their callbacks one after another in the thread that calls `turn`."""
+    """An event loop that waits for file descriptors, and runs their callbacks one at a time in the thread that calls
+    `turn`."""
 
     def __init__(self) -> None:
         self._select = selectors.DefaultSelector()
@@ -179,7 +182,7 @@ class Loop:
             self._select.unregister(end)
 
     def turn(self, timeout_s: float | None = None) -> None:
-        """Runs the callbacks of all ready descriptors; waits if none is ready."""
+        """Runs the callbacks of all ready file descriptors. Waits if none is ready."""
         for key, _ in self._select.select(timeout_s):
             if self._select.get_map().get(key.fd) is key:  # not removed by a callback of this turn
                 key.data()
@@ -191,7 +194,8 @@ class Loop:
 
 
 class ReapingLoop(Loop):
-    """A parent that waits for descriptors and for its children. `run` returns once `over` is set."""
+    """The event loop of a parent, which waits for file descriptors and for its children. `run` returns once `over` is
+    set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,18 +208,19 @@ class ReapingLoop(Loop):
             self.turn()
 
     def woken(self) -> None:
-        """Handles a signal: a child may have ended."""
+        """Handles a signal: a child may have exited."""
         super().woken()
         with contextlib.suppress(ChildProcessError):
             self.reap()
 
     def reap(self) -> None:
-        """Collects the children that have ended. Raises ChildProcessError if there are none."""
+        """Reaps the children that have exited. Raises ChildProcessError if there are none."""
         raise NotImplementedError
 
 
 class Lines:
-    """Splits bytes of a pipe into lines. A carriage return ends a line, so that progress bars show as they move."""
+    """A splitter of a pipe's bytes into lines. A carriage return also ends a line, so that progress bars show their
+    progress."""
 
     def __init__(self, take: Callable[[str], None]) -> None:
         self._take = take
@@ -240,15 +245,15 @@ class Lines:
 
 
 def last_word(before: str, line: str) -> str:
-    """Returns the last message of a process when `line` follows `before`. Skips a blank line, and one that points to
-    the line before it."""
+    """Returns the last message of a process when `line` follows `before`. Skips a blank line, and a line that points to
+    other output."""
     line = line.strip()
     return before if not line or (before and line.endswith(SEE_OUTPUT)) else line
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits that begin at `first_s` and double each time, up to `last_s`."""
+    """Waits that begin at `first_s` and double with each failure, up to `last_s`."""
 
     first_s: float
     last_s: float
@@ -258,13 +263,13 @@ class Backoff:
         return min(self.last_s, self.first_s * 2.0 ** min(failures - 1, 30))
 
     def spread_s(self, failures: int) -> float:
-        """Returns a random wait of half that or more, so that many that lost the same peer do not all return at
-        once."""
+        """Returns a random wait between half of `wait_s` and all of it, so that processes that lost the same peer do
+        not all reconnect at once."""
         return self.wait_s(failures) * (0.5 + os.urandom(1)[0] / 510)
 
 
 def signal_name(number: int) -> str:
-    """Returns SIGKILL and so on; "signal 99" if this Python has no name for it."""
+    """Returns the name of a signal, such as SIGKILL; "signal 99" if this Python has no name for it."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -275,7 +280,7 @@ _RESTART = Backoff(0.5, 8.0)
 
 
 class Crashes:
-    """Counts the crashes of one process and of its replacements."""
+    """The recent crashes of one process and of its replacements."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque()
@@ -294,7 +299,7 @@ def restart_wait_s(crashes: int) -> float:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Exits without any handlers, such as those of Ray, which wait for a head that may be gone."""
+    """Exits without running exit handlers, because Ray's handlers wait for a head that may be gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
@@ -302,14 +307,14 @@ def exit_now(code: int) -> NoReturn:
 
 
 def leave_on_signals() -> None:
-    """Makes SIGTERM and Ctrl-C end this process only: its feeders are left to the next supervisor."""
+    """Makes SIGTERM and Ctrl-C end only this process, which leaves its feeders to the next supervisor."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: exit_now(0))
 
 
 def discard_output(descriptor: int) -> None:
-    """Redirects a descriptor to /dev/null, including output that a stream has buffered. Otherwise the
-    interpreter's flush at the end would fail, and the exit code would be 120."""
+    """Redirects a file descriptor to /dev/null, including output that a stream has buffered. Otherwise, the
+    interpreter's final flush would fail, and the exit code would be 120."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

@@ -1,13 +1,14 @@
-"""The record of what a run consumed, a folder: its format and its reader. The writer is `trainer.resume.recording`.
+"""The record of what a run consumed: the format of its folder, and the reader. `trainer.resume.recording` is the
+writer.
 
     blobs/                      bundles' blobs, by their SHA-256
     rank-R/START-PID.rows       a head, then 48 bytes for each batch that next() returned
     rank-R/START-PID.tickets    the payloads of their tickets, one after the other
-    rank-R/START-PID.bundles    a line of JSON for each bundle: its manifest, `in_process` if no feeder made it
+    rank-R/START-PID.bundles    a line of JSON for each bundle: its manifest, and `in_process` if no feeder used it
 
-Each process writes one piece, whose name begins with the process's start time. A run resumed from a checkpoint may
-begin before the end of an earlier piece. Its piece then replaces what the earlier one has after that batch. A process
-that is killed in the middle of a row leaves part of a row, which does not count.
+Each process writes one piece, whose name begins with the process's start time. A run that is resumed from a checkpoint
+may begin before the end of an earlier piece. Its piece then replaces the earlier piece's rows from that batch on. A
+process that is killed in the middle of a row leaves an incomplete row, which does not count.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NO_BUNDLE = 0xFFFF
 class RowKind(IntEnum):
     BATCH = 0
     FAILED = 1
-    """next() raised: `digest` is the mark of the error."""
+    """next() raised an error; `digest` is the error's mark."""
 
 
 class Row(NamedTuple):
@@ -146,7 +147,7 @@ class Record:
             before = {loader: len(found) for loader, found in loaders.items()}
             for row in piece.rows():
                 found = loaders.setdefault(row.loader, [])
-                if before.get(row.loader) == len(found):  # this piece's first of the loader
+                if before.get(row.loader) == len(found):  # the loader's first row in this piece
                     while found and found[-1].row.place >= row.place:
                         found.pop()
                 before[row.loader] = -1
@@ -166,6 +167,6 @@ def _check(piece: Piece, before: Row | None, row: Row) -> None:
     if fold(rolling, row.digest) != row.rolling:
         what = f"loader {row.loader}, epoch {row.epoch}, batch {row.ticket}"
         raise InputError(
-            f"{piece.path} is incomplete: what comes before {what} is missing. Keep all files of a resumed run in "
+            f"{piece.path} is incomplete: the rows before {what} are missing. Keep all files of a resumed run in "
             "one folder, and use separate folders for separate runs"
         )

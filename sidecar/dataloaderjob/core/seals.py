@@ -1,19 +1,20 @@
-"""Seals: a number and a MAC on each frame after a handshake, so that nobody on the path can change what peers say.
+"""Seals: a number and a MAC on each frame after a handshake, so that nobody on the path can alter what peers send.
 
     head, u64 number, 16 bytes MAC; and if a payload follows, the payload, 16 bytes MAC
 
-A head is the header of a frame (`core.frames`) or the length of a message (`core.sockets`). Each direction has a key of
-its own, which follows from the key of the role and from the statements of both sides in the handshake, nonces among
-them. Each MAC covers everything sealed in its direction so far, so a frame is valid in one place of one connection.
-The number, which counts from 0, says what happened to a frame that is not valid.
+A head is the header of a frame (`core.frames`) or the length of a message (`core.sockets`). Each direction has its own
+key, which is derived from the key of the role and from what both sides state in the handshake, including their nonces.
+Each MAC covers everything sealed in its direction so far, so a frame is valid only at one place in one connection. The
+number, which counts from 0, reveals what happened to a frame that is not valid.
 
-The head has its own MAC, because its length decides how many bytes belong to it: a changed length must not make the
-peer wait for bytes that nobody sends. The bytes of a batch and of a blob are not sealed. A blob is named by its SHA-256
-in a sealed message.
+The head has its own MAC, because it states the length of the payload: an altered length must not make the peer wait for
+bytes that nobody sends. The bytes of a batch and of a blob are not sealed. A blob is named by its SHA-256 in a sealed
+message.
 
-A receiver's ticket costs two MACs when it is sent, and one for the header of its body: 1.8 µs of CPU together for a
-ticket of 4 keys, 2.5 for 64, 3.4 for 256. Keyed BLAKE2b takes 0.5 µs for a head, HMAC-SHA256 1.5. One MAC less, behind
-the payload of a frame, would leave its length open to change until the whole frame has arrived.
+A receiver computes two MACs to send a ticket, and one to check the header of its body. Together, they take 1.8 µs of
+CPU time for a ticket of 4 keys, 2.5 µs for 64 keys, and 3.4 µs for 256. Keyed BLAKE2b takes 0.5 µs for a head,
+HMAC-SHA256 1.5 µs. With only one MAC, after the payload, an altered length would be noticed only after the whole frame
+has arrived.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from dataloaderjob.core.errors import RemoteProtocolError
 MAC_NBYTES = 16
 _NUMBER = struct.Struct("<Q")
 SEAL_NBYTES = _NUMBER.size + MAC_NBYTES
-"""Size of the number and the MAC behind a head."""
+"""Size of the number and the MAC after a head."""
 LONG_NBYTES = 512
-"""Length from which the MAC of a payload covers its SHA-256, which is two to three times as fast."""
+"""Length above which the MAC of a payload covers only its SHA-256, which is two to three times as fast."""
 
 
 class BrokenSeal(RemoteProtocolError):
@@ -39,7 +40,7 @@ class BrokenSeal(RemoteProtocolError):
 
 
 class Sealer:
-    """Seals the frames that one side of a connection sends, in order."""
+    """A sealer of the frames that one side of a connection sends, in order."""
 
     __slots__ = ("_digest", "_next_number", "_update")
 
@@ -60,7 +61,7 @@ class Sealer:
 
 
 class Opener:
-    """Checks the frames that one side of a connection receives."""
+    """A checker of the frames that one side of a connection receives, in order."""
 
     __slots__ = ("_digest", "_number", "_update")
 
@@ -70,7 +71,8 @@ class Opener:
         self._number = 0
 
     def open_head(self, sealed: bytes | memoryview) -> None:
-        """Checks a head with its number and MAC. No part of the head may be used before. Raises BrokenSeal."""
+        """Checks a head with its number and MAC. Before this check, no part of the head may be used. Raises
+        BrokenSeal."""
         self._update(sealed[:-MAC_NBYTES])
         if not compare_digest(sealed[-MAC_NBYTES:], self._digest()):
             raise self._broken(*_NUMBER.unpack_from(sealed, len(sealed) - SEAL_NBYTES))

@@ -1,8 +1,8 @@
-"""Settings of processes, passed by their starter in a JSON file.
+"""Settings of processes, which the process that starts them passes in a JSON file.
 
-Units are in the names; each process reads its file once, in its `__main__`. The writer may be of another version, as
-when the operator is newer than a job's images. An unknown key is ignored, with a line in the log, and a missing key has
-its default. So keys are only ever added, always with a default, and keep their meaning.
+Names include units, and each process reads its file once, in its `__main__`. The writer may be of another version, for
+example if the operator is newer than a job's images. An unknown key is ignored and logged, and a missing key gets its
+default. Therefore, keys are only ever added, always with a default, and keep their meaning.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NODE_BLOBS = "blobs"
-"""Folder in a feeder pod's own folder (NODE_FOLDER_VARIABLE) in which its feeders keep blobs, whatever the supervisor
-orders."""
+"""Folder within a feeder pod's own folder (NODE_FOLDER_VARIABLE). The pod's feeders keep their blobs there, whatever
+folder the supervisor names."""
 NODE_OUTPUT = "feeders"
-"""Socket there on which the feeders send their output, and report that they serve."""
+"""Socket in the pod's own folder over which the feeders send their output and report that they serve."""
 NODE_READY = "ready"
-"""File there that exists while the pod is ready."""
+"""File in the pod's own folder that exists while the pod is ready."""
 TEMP_DIR = "/tmp/ray"  # noqa: S108  in a pod, /tmp is a volume of its own
-"""Ray's state in a pod, and ours."""
+"""Folder of Ray's state in a pod, and of ours."""
 LINK_FOLDER = "/run/dataloaderjob/link"
-"""Folder that the two containers of a head's pod share, with nothing but a socket."""
+"""Folder that the two containers of a head's pod share. It contains only a socket."""
 NODE_FOLDER = "node"
 """Folder below TEMP_DIR for our files, separate from Ray's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayTuning:
-    """Ray's own deadlines. GCS and raylets read them from their environment when they start. On every node, the head's
+    """Ray's own timeouts. GCS and raylets read them from their environment when they start. On every node, the head's
     config takes precedence."""
 
     worker_register_timeout_s: int = 120
-    """A raylet kills a worker process that has not reported by then. Ray's default of 60 s is too short
-    for slow imports on a loaded node. A timeout shorter than a worker's start hangs ray.init."""
+    """Time after which a raylet kills a worker process that has not reported. Ray's default of 60 s is too short for
+    slow imports on a loaded node. If a worker takes longer than this to start, ray.init hangs."""
     health_check_initial_delay_s: float = 5.0
     health_check_period_s: float = 3.0
     health_check_timeout_s: float = 10.0
     health_check_failure_threshold: int = 5
-    """Checks in a row that a node may miss (formerly num_heartbeats_timeout)."""
+    """Number of consecutive failed checks after which a node counts as dead (formerly num_heartbeats_timeout)."""
     gcs_reconnect_timeout_s: int = 60
     """Time for which raylets and workers outlive their GCS."""
 
     def config(self) -> dict[str, int]:
-        """Returns the same settings under Ray's names, as a head keeps them and passes them to every node that
-        joins."""
+        """Returns the same settings, keyed by Ray's names, in the form in which a head keeps them and passes them to
+        every node that joins."""
         return {
             "worker_register_timeout_seconds": self.worker_register_timeout_s,
             "health_check_initial_delay_ms": round(self.health_check_initial_delay_s * 1000),
@@ -68,18 +68,19 @@ class RayTuning:
         }
 
     def env(self) -> dict[str, str]:
-        """Returns variables that apply the settings from the first moment of a process, on head and nodes alike."""
+        """Returns environment variables that apply the settings from the start of a process, on the head and on nodes
+        alike."""
         return {f"RAY_{name}": str(value) for name, value in self.config().items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayTasks:
-    """Resources that a node with feeders leaves to Ray tasks of user code, such as those of Ray Data."""
+    """Resources that a node with feeders leaves for Ray tasks of user code, such as those of Ray Data."""
 
     cpus: int = 0
-    """CPUs for tasks; 0: none, and user code does not learn of Ray."""
+    """CPUs for tasks; 0: none, and user code cannot reach Ray."""
     object_store_nbytes: int = 80 * 1024**2
-    """Ray's minimum is 75 MB. Without tasks, it stays empty."""
+    """Size of the object store. Ray's minimum is 75 MB. Without tasks, the object store stays empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +99,14 @@ class LoaderSettings:
     batch_deadline_s: float = 300.0
     progress_after_s: float = 30.0
     checksum: bool = False
-    """The receiver compares every body with its digest."""
+    """True if the receiver verifies every body against its digest."""
     awaits_feeders: bool = False
     """True if others start the trainers (`spec.trainers.attach`). Deadlines for batches start with the first feeder,
-    because a trainer attaches before feeders exist. Processes of several launches may have one rank."""
+    because a trainer attaches before feeders exist. Processes of different launches may have the same rank."""
 
     @property
     def limit_nbytes(self) -> int:
-        """Shared memory that one pool may take, everything included."""
+        """Shared memory that one pool may take in total."""
         return self.shared_memory_nbytes // self.processes
 
 
@@ -127,19 +128,20 @@ class SidecarSettings(LoaderSettings):
     feeders: Sequence[tuple[str, str, str, int]] = ()
     """Fixed feeders (name, instance, host, port), used without a supervisor."""
     scratch: Mapping[str, int] = field(default_factory=dict)
-    """Bytes available for user code and data, here and on feeders' nodes, by the manifest field that sets them."""
+    """Bytes available for user code and data, here and on feeders' nodes, keyed by the manifest field that sets
+    them."""
     private: bool = False
     """True to admit only this user's trainers; on a cluster, trainers in the same group may also connect."""
     anyone: bool = False
-    """True to admit trainers of any user. The sidecar of an attached pod shares its folder with the container that
-    trains alone, whose user and group it cannot know."""
+    """True to admit trainers of any user. The sidecar of an attached pod shares its folder only with the container that
+    trains, whose user and group it cannot know."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     """Port of /metrics and /healthz; 0 for any, None for none."""
     ended: str = ""
-    """The reason why the job has ended, for pods that outlive it; empty while it lives."""
+    """The reason why the job has ended, for pods that outlive it; empty while the job is running."""
     tls_folder: str = ""
-    """Folder with the certificates of this sidecar (`core.tls`); empty: connections are not under TLS."""
+    """Folder with the certificates of this sidecar (`core.tls`); empty: connections do not use TLS."""
 
     def check(self) -> None:
         """Raises InputError if these settings cannot work, before anything is created."""
@@ -167,11 +169,12 @@ class SidecarSettings(LoaderSettings):
 
 
 def reads_other_releases(cls: type[T]) -> type[T]:
-    """Makes a class read pickles of other releases. Ray keeps an actor's arguments as a pickle of the fields in order.
+    """Enables a dataclass to read pickles from other releases. Ray keeps an actor's arguments as a pickle, in which a
+    dataclass is a sequence of its fields.
 
-    So fields are only ever appended. A pickle of an earlier version has fewer, one of a later version more. The
-    decorator takes the finished class, because `dataclass` in Python 3.11.2, which is Debian 12's, overwrites a
-    `__setstate__` in the class's body.
+    Therefore, fields are only ever appended. A pickle from an earlier release has fewer fields, and one from a later
+    release has more. The decorator is applied to the finished class, because `dataclass` in Python 3.11.2, the version
+    in Debian 12, overwrites a `__setstate__` in the class's body.
     """
 
     def set_state(self: T, state: Sequence[Any]) -> None:
@@ -193,12 +196,12 @@ class FeederSettings:
     job: str
     name: str = "feeder-0"
     session: str = ""
-    """Ray's name for the cluster that placed the feeder, empty without Ray. The supervisor treats a feeder of another
+    """Ray's name for the cluster that placed the feeder; empty without Ray. The supervisor treats a feeder of another
     cluster as a guest."""
     index: int = 0
     """Number in the feeder's name. User code sees it as `get_worker_info().id`."""
     num_feeders: int = 1
-    """Feeders of the job when this one was placed; `get_worker_info().num_workers`."""
+    """Number of feeders of the job when this one was placed. User code sees it as `get_worker_info().num_workers`."""
     key_path: str
     """File with the feeders' key (`core.keys`)."""
     blob_folder: str
@@ -213,32 +216,33 @@ class FeederSettings:
     node: str = ""
     """The provider's name for the place where the feeder runs; for messages."""
     sweeps_blobs: bool = False
-    """The folder belongs to this node alone: blobs that no feeder has used for long are removed."""
+    """True if the folder belongs to this node alone: blobs that no feeder has used for a long time are then removed."""
     shares_memory: bool = True
-    """Receivers on this machine copy batches out of this feeder's memory; otherwise they, too, use TCP."""
+    """True if receivers on this machine copy batches out of this feeder's memory; otherwise they, too, use TCP."""
     max_ungranted: int = 2
     """Maximum number of built batches kept for one receiver that has no room for them."""
     max_idle_nbytes: int = 1 << 30
-    """Size, as shipped, up to which bundles without a session stay loaded. The last one always stays."""
+    """Total size, as shipped, up to which bundles without a session stay loaded. The last one always stays loaded."""
     memory_field: str = ""
     """The manifest field that limits the memory where the feeder runs; empty if none does."""
     lease_s: float = 0.0
-    """The feeder ends after this time without a supervisor; 0: it serves on, and waits for the next supervisor."""
+    """Time without a supervisor after which the feeder exits; 0: it keeps serving, and waits for the next
+    supervisor."""
     tls_folder: str = ""
-    """Folder with the certificates of feeders (`core.tls`); empty: connections are not under TLS."""
+    """Folder with the certificates of feeders (`core.tls`); empty: connections do not use TLS."""
 
 
 @reads_other_releases
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignNode:
-    """Further arguments of a feeder on a Ray node that was not started for the job."""
+    """Additional arguments for a feeder on a Ray node that was not started for the job."""
 
     key: bytes = b""
     """The feeders' key, which no file of that node contains."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """The manifest's variables for user code."""
+    """The manifest's environment variables for user code."""
     tag: str = ""
-    """Name of the job on that cluster: its namespace, and a part of the names under which Ray shows its feeders."""
+    """Name of the job on that cluster: its Ray namespace, and part of the names that Ray shows for its feeders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +253,7 @@ class SupervisorSettings:
     key_path: str
     """File with the job's key."""
     blob_folder: str
-    """The supervisor's own folder, with the uploads for other nodes."""
+    """The supervisor's own folder, with blobs that were uploaded for other nodes."""
     provider: str = "ray"
     """The provider that starts feeders: "ray", "local" or "remote" (`providers.provider`)."""
     ray_address: str = ""
@@ -257,14 +261,14 @@ class SupervisorSettings:
     host_socket: str | None = None
     """Path of the feeder host's socket, for the provider "local"."""
     provider_socket: str | None = None
-    """Path of the socket of a provider in another process, for the provider "remote". That process listens there."""
+    """Path of the socket on which a provider in another process listens, for the provider "remote"."""
     num_feeders: int = 1
-    """Number at the first start; a number that is set later is kept in `state_path`."""
+    """Number of feeders at the first start. A number that is set later is kept in `state_path`."""
     state_path: str
     """File in which a restarted supervisor finds the number of feeders."""
     bind_host: str = "127.0.0.1"
     port: int
-    """Fixed for the life of the job, so that a restarted supervisor is found."""
+    """Fixed for the lifetime of the job, so that other processes find a restarted supervisor."""
     feeder_supervisor_host: str = "127.0.0.1"
     """Host at which feeders find this supervisor."""
     feeder_blob_folder: str
@@ -275,34 +279,35 @@ class SupervisorSettings:
     feeder_resources: dict[str, float] = field(default_factory=lambda: {"feeder": 1.0})
     """Ray resources of a node that one feeder takes: CPU, GPU, memory in bytes, and custom resources."""
     ready_timeout_s: float = 150.0
-    """A feeder that has not reported by then is replaced. Longer than worker_register_timeout_s."""
+    """Time after which a feeder that has not reported is replaced. Longer than `worker_register_timeout_s`."""
     init_timeout_s: float = 60.0
     drain_timeout_s: float = 10.0
-    """Time that a feeder which is no longer wanted has to finish its work."""
+    """Time that a feeder that is no longer wanted has to finish its work."""
     worker_register_timeout_s: int = 120
     """The raylets' setting; for messages."""
     memory_field: str = ""
     """The manifest field that limits the feeders' memory; empty if none does."""
     ray_external: bool = False
-    """True if the Ray cluster was not started for the job: feeders then have a lease, and get key and variables from
-    here."""
+    """True if the Ray cluster was not started for the job: feeders then have a lease, and the supervisor sends them the
+    key and environment variables."""
     ray_tag: str = ""
     """Unique name of the job among all jobs of that cluster; empty: the job's own name."""
     feeder_env: Mapping[str, str] = field(default_factory=dict)
-    """The manifest's variables for user code on such a cluster."""
+    """The manifest's environment variables for user code on such a cluster."""
     tls_folder: str = ""
-    """Folder with the certificates of the supervisor (`core.tls`); empty: connections are not under TLS."""
+    """Folder with the certificates of the supervisor (`core.tls`); empty: connections do not use TLS."""
     feeder_tls_folder: str = ""
-    """The same on feeders' nodes."""
+    """Folder with the certificates of feeders, on their nodes."""
 
 
 def dump(settings: Any, path: Path) -> None:
-    """Writes a settings dataclass as JSON, whole or not at all, readable by this user only."""
+    """Writes a settings dataclass as JSON, atomically. Only this user may read the file."""
     folders.write(path, json.dumps(dataclasses.asdict(settings), indent=1).encode())
 
 
 def load(kind: type[T], path: Path) -> T:
-    """Reads settings that `dump` or an operator wrote. Raises InputError that names the file and the missing fields."""
+    """Reads settings that `dump` or an operator wrote. Raises an InputError that names the file and the missing
+    fields."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as exc:

@@ -1,4 +1,4 @@
-"""The model behind advice: from measured times to a limit, a number of feeders, and a predicted rate. Pure.
+"""The model behind advice. From measured times, it derives a limit, a number of feeders, and a predicted rate. Pure.
 
 A pipeline has a step (training without waiting), batches that cost CPU and wall time, and bytes that cross a link and a
 receiver. Each of them bounds the rate; the lowest bound is the limit.
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 WORTH = 0.05
-"""Minimum share of a step spent waiting for there to be anything to gain."""
+"""Minimum share of a step spent waiting at which there is anything to gain."""
 HEADROOM, MOST_SPREAD = 0.85, 0.10
-"""A feeder is planned to be busy for HEADROOM of the time, less MOST_SPREAD where batches differ most."""
+"""Share of time for which a feeder is planned to be busy, and the reduction of that share if batch times vary most."""
 WAITS = 0.5
 """Share of a batch's wall time without CPU above which storage is the limit."""
 LINK_USE = 0.9
 """Usable share of a link."""
 WINDOW, WINDOW_PER_FEEDER = 16, 2
-"""Number of batches that are under way for a rank by default: WINDOW, or more with many feeders."""
+"""Default number of batches in flight for a rank: WINDOW, or WINDOW_PER_FEEDER for each feeder if that is more."""
 RECEIVE_S_PER_GB = 0.3
-"""CPU seconds that a receiver needs for a GB: the floor that B2 of docs/benchmarks.md holds."""
+"""CPU seconds that a receiver needs per GB: the floor of benchmark B2 in docs/benchmark-results.md."""
 RECEIVE_S = 100e-6
 """CPU seconds that a receiver needs for a small batch (B2: 75 to 100 µs)."""
 
@@ -35,7 +35,7 @@ class Limit(StrEnum):
     """The processes that make batches have no more CPU."""
     STORAGE = "storage"
     SLOTS = "slots"
-    """An iterable dataset has no more sources that can be read side by side."""
+    """An iterable dataset has no more sources that can be read in parallel."""
     NETWORK = "network"
     RECEIVER = "receiver"
     TRAINER = "trainer"
@@ -52,7 +52,7 @@ class Pipeline:
     cpu_s: float
     """CPU to make a batch: samples, collate, encode."""
     wall_s: float
-    """Wall time to make one in one process."""
+    """Wall time to make a batch in one process."""
     nbytes: int
     spread: float = 0.0
     """Coefficient of variation of `wall_s`."""
@@ -60,7 +60,7 @@ class Pipeline:
     """Wall time of the slowest batch of a window, on average; 0: unknown."""
     ranks: int = 1
     slots: int | None = None
-    """Sources of an iterable dataset that can be read side by side; None: any number of feeders shares the work."""
+    """Sources of an iterable dataset that can be read in parallel; None: any number of feeders can share the work."""
     link: float | None = None
     """Bytes per second into the trainer's node; None: unknown, or one machine."""
 
@@ -93,11 +93,11 @@ class Advice:
     waiting: float
     """Share of a step spent waiting for input."""
     gain: float
-    """Possible rate with `feeders`, as a multiple of today's; 1 if there is nothing to gain."""
+    """Possible rate with `feeders`, as a multiple of the current rate; 1 if there is nothing to gain."""
     feeders: int
-    """Feeders of one CPU that suffice; 0 if there is nothing to gain."""
+    """Number of feeders with one CPU each that suffice; 0 if there is nothing to gain."""
     limit: Limit
-    """The limit today."""
+    """The current limit."""
     next_limit: Limit
     """The limit with `feeders`."""
     cpus: float
@@ -105,7 +105,7 @@ class Advice:
     link: float
     """Bytes per second that they send."""
     one_more: float
-    """Rate with one feeder more than `feeders`, as a multiple of the rate with `feeders`."""
+    """Rate with one more feeder than `feeders`, as a multiple of the rate with `feeders`."""
 
 
 def ceilings(pipeline: Pipeline) -> dict[Limit, float]:
@@ -113,7 +113,7 @@ def ceilings(pipeline: Pipeline) -> dict[Limit, float]:
     found = {Limit.TRAINER: pipeline.ranks / pipeline.step_s if pipeline.step_s > 0 else math.inf}
     if pipeline.link is not None and pipeline.nbytes:
         found[Limit.NETWORK] = LINK_USE * pipeline.link / pipeline.nbytes
-    # One receiver, a process, for each rank.
+    # Each rank has one receiver, which is a process.
     found[Limit.RECEIVER] = pipeline.ranks / (RECEIVE_S + RECEIVE_S_PER_GB * pipeline.nbytes / 1e9)
     if pipeline.slots is not None:
         found[Limit.SLOTS] = pipeline.slots * pipeline.ranks / pipeline.occupied_s
@@ -126,15 +126,16 @@ def rate(pipeline: Pipeline, feeders: int) -> float:
 
 
 def in_order(pipeline: Pipeline, feeders: int) -> float:
-    """Returns the batches per second that the default window allows. Its slowest batch holds up those behind it."""
+    """Returns the batches per second that the default window allows. The slowest batch of a window delays those behind
+    it."""
     if not pipeline.longest_s:
         return math.inf
     return pipeline.ranks * max(WINDOW, WINDOW_PER_FEEDER * feeders) / pipeline.longest_s
 
 
 def needed(pipeline: Pipeline, ceiling: float, *, is_slots: bool = False) -> int:
-    """Returns the least number of feeders that make `ceiling` batches per second with a reserve. The sources of an
-    iterable dataset (`is_slots`) need none."""
+    """Returns the smallest number of feeders that make `ceiling` batches per second with some headroom. The sources of
+    an iterable dataset (`is_slots`) need no headroom."""
     busy = 1.0 if is_slots else HEADROOM - MOST_SPREAD * min(1.0, pipeline.spread)
     return max(1, math.ceil(ceiling * pipeline.occupied_s / busy - 1e-9))
 
@@ -145,9 +146,9 @@ def maker(pipeline: Pipeline) -> Limit:
 
 
 def advise(pipeline: Pipeline, most: int | None = None) -> Advice:
-    """Returns the least number of feeders that removes the waiting, as far as other resources allow.
+    """Returns the smallest number of feeders that removes the waiting, as far as other resources allow.
 
-    most: maximum number of feeders.
+    `most`: the maximum number of feeders.
     """
     allowed = ceilings(pipeline)
     ceiling, now = min(allowed.values()), pipeline.ranks / pipeline.period_s
@@ -175,7 +176,8 @@ def advise(pipeline: Pipeline, most: int | None = None) -> Advice:
 
 
 def _limit_today(pipeline: Pipeline, now: float, allowed: dict[Limit, float]) -> Limit:
-    """Returns a resource that is used up at today's rate; otherwise the limit of the processes that make batches."""
+    """Returns a resource that the current rate uses up; if there is none, the limit of the processes that make
+    batches."""
     full = [limit for limit, most in allowed.items() if limit is not Limit.TRAINER and now > 0.85 * most]
     return min(full, key=allowed.__getitem__) if full else maker(pipeline)
 

@@ -1,24 +1,24 @@
-"""Snapshots of one slot of an IterableDataset: points from which it may begin again. Pure."""
+"""Snapshots of one slot of an IterableDataset: points from which the slot can resume. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 MAX_SNAPSHOTS = 16
-"""Maximum number of snapshots kept of one slot: a feeder may send any number."""
+"""Maximum number of snapshots kept for one slot, because a feeder may send any number."""
 STEPS_APART = 2
 """Ranks that share slots step together: they are always fewer than STEPS_APART steps apart."""
 STEPS_AHEAD, BATCHES_AHEAD = 4, 16
-"""Lead of a shared slot over the slowest rank: the batches of STEPS_AHEAD steps, plus BATCHES_AHEAD. A rank requests
-one step less, so that no rank waits for a batch that will not be made."""
+"""Maximum lead of a shared slot over the slowest rank: the batches of STEPS_AHEAD steps, plus BATCHES_AHEAD. The lead
+of a rank's requests is one step smaller, so that no rank waits for a batch that will not be made."""
 Snapshot = tuple[int, bytes]
 """(batches made, state)."""
 DATA, PICKLE = b"D", b"\x80"
-"""First byte of a state: DATA if it is laid out like a batch; PICKLE begins every pickle. A pickle is code."""
+"""First byte of a state: DATA for one laid out like a batch, PICKLE for a pickle, which can contain code."""
 
 
 class SnapshotShelf:
-    """The snapshots of one slot, the oldest first."""
+    """The snapshots of one slot, in order of the batches made."""
 
     __slots__ = ("_of",)
 
@@ -26,8 +26,8 @@ class SnapshotShelf:
         self._of = sorted(first)
 
     def add(self, made: int, state: bytes, passed: int) -> bool:
-        """Keeps a snapshot, and drops those that no batch from `passed` on needs as a beginning. Returns True if it is
-        new."""
+        """Adds a snapshot, and drops those that are no longer needed to resume at batch `passed` or a later one.
+        Returns True if the snapshot is new."""
         if any(made == known for known, _ in self._of):
             return False
         self._of.append((made, state))
@@ -38,7 +38,7 @@ class SnapshotShelf:
         return True
 
     def at(self, number: int) -> Snapshot | None:
-        """Returns the snapshot at which a slot begins if its first batch is `number`; None if it begins at its
+        """Returns the snapshot from which a slot resumes if its first batch is `number`; None if the slot begins at its
         start."""
         return max((one for one in self._of if one[0] <= number), default=None)
 

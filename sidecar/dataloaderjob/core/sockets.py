@@ -24,8 +24,8 @@ EVERYWHERE = "::"
 
 
 def on_machine(instance: str) -> str:
-    """Returns the address at which receivers in the same network namespace reach a feeder: an abstract name, which is
-    not a file and disappears with the process."""
+    """Returns the address at which receivers in the same network namespace reach a feeder: an abstract socket name,
+    which is not a file and disappears with the process."""
     return f"\0dataloaderjob-feeder-{instance}"
 
 
@@ -64,7 +64,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
     if not bare or (":" in bare and bare == host) or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"an address is needed as host:port, found {text!r}")
+        raise ValueError(f"an address must have the form host:port, but is {text!r}")
     return bare, int(port)
 
 
@@ -75,12 +75,12 @@ class Connection(socket.socket):
 
     @property
     def buffered(self) -> bool:
-        """True if received bytes wait in this process, where no poll sees them."""
+        """True if received bytes wait in this process, where `poll` does not see them."""
         return False
 
     def establish(self) -> None:
         """Prepares the connection for the handshake, for example by setting up TLS. Raises BlockingIOError if a
-        non-blocking socket has to wait; AuthError, OSError."""
+        non-blocking socket has to wait. Raises AuthError, OSError."""
 
     @classmethod
     def of(cls, sock: socket.socket) -> Connection:
@@ -172,7 +172,7 @@ def open_head(head: bytes, limit: int, seals: Seals | None) -> int:
 
 
 def open_rest(rest: bytes, seals: Seals | None) -> bytes:
-    """Checks and removes the MAC behind a message's JSON, if there are seals. Returns the JSON. Raises
+    """Checks and removes the MAC after a message's JSON, if there are seals. Returns the JSON. Raises
     RemoteProtocolError."""
     if seals is None:
         return rest
@@ -222,7 +222,8 @@ def dial(address: tuple[str, int], timeout_s: float) -> Connection:
 
 
 def tune(sock: socket.socket) -> None:
-    """Sets the options of a bulk link over TCP: no delay, and dead peers are found within 15 s. Unix sockets need none.
+    """Sets the options of a TCP connection for bulk data: no delay, and detection of dead peers within 15 s. Unix
+    sockets need no options.
 
     The host chooses the congestion control, because its cost depends on the host's networks. Over loopback on a host
     with BBR, the receiver needs 0.24 CPU-s/GB and takes 70 batches of 38.5 MB a second. With cubic, it needs 0.20

@@ -1,4 +1,4 @@
-"""The supervisor's messages, by sender, over its one port. JSON, after the handshake of `core.handshake`.
+"""The supervisor's messages over its single port, by the peer's role. They are JSON, sent after the handshake.
 
 The role in the handshake states the purpose of a connection, and requires that role's key (`core.keys`):
 
@@ -12,16 +12,16 @@ sidecar   s -> c  {"type": "feeders", "feeders": [{"name", "instance", "host", "
           s -> c  {"type": "want", "digest"}            upload it, over a connection of role "upload"
           c -> s  {"type": "replace", "name", "instance", "reason"}   that feeder process hangs
 feeder    c -> s  {"type": "ready", "host", "port", "instance", "pid", "node", "session", "link"}
-          s -> c  {"type": "drain"}                     no longer listed: report when nothing is owed to anybody
+          s -> c  {"type": "drain"}                     no longer listed: report once no work is left
           c -> s  {"type": "drained"}
           c -> s  {"type": "trouble", "cause", "why"}   it serves, but something is wrong
           c -> s  {"type": "costs", "costs": {sum: n}}  `core.costs`, every two seconds while batches are built
-          c -> s  {"type": "ended", "cause", "why"}     the only message, from the feeder's starter: how it ended
+          c -> s  {"type": "ended", "cause", "why"}     the only message, from the feeder's starter: how it exited
 upload    c -> s  {"type": "blob", "digest", "nbytes"}, then the bytes;  s -> c  {"type": "stored"}
 blob      c -> s  {"type": "get", "digest", "nbytes", "host", "port"}   a feeder, which serves the blob there
           s -> c  {"type": "blob", "digest", "nbytes"}, then the bytes, or {"type": "gone"}: nobody has it now; or
                   {"type": "peer", "host", "port"}: a feeder that answers the same "get" with the blob
-          c -> s  {"type": "stored"}, or "get" once more: that feeder does not have it
+          c -> s  {"type": "stored"}, or "get" again, if that feeder does not have it
 control   c -> s  {"type": "scale", "feeders": n} | {"type": "status", "brief": bool} | {"type": "stop" | "end"}
           s -> c  {"type": "ok"} | {"type": "error", "message"}
           s -> c  {"type": "status", "pid", "up_seconds", "desired", "ready", "notes": [...],
@@ -29,15 +29,15 @@ control   c -> s  {"type": "scale", "feeders": n} | {"type": "status", "brief": 
                                 "instance", "port", "pid", "node", "session"}],
                    "sidecars": {name: {"metrics", "receivers"}}, "failures": [failure with its "sidecar"],
                    "measures": {...}, `core.measures`, once there are enough batches,
-                   "ended": bool, true once all feeders are gone after "end", which keeps the supervisor,
+                   "ended": bool, true once all feeders are gone after "end"; the supervisor keeps running,
                    "ray": {"version", and the settings that its GCS reports, by Ray's names}}   "ray" is empty, and
-                   no feeder placed, until Ray has answered. A failure outlives its sidecar until any trainer takes a
-                   batch: the next attempt of a job starts with the cause of the last one's end. A brief status has
-                   only the feeders that show a problem, see `brief`
+                   no feeder is placed, until Ray has answered. A failure outlives its sidecar until any trainer takes
+                   a batch, so that the next attempt of a job shows why the last one ended. A brief status contains
+                   only the feeders that show a problem (see `brief`)
 
 `ask` sends one of these requests to a supervisor; `Cause` is the reason why a feeder is missing. The module also
 computes rates from two readings of the counters, and shortens a failure to the line that a status shows. The trainer
-raises the whole failure (`making.failures`, or one of our own errors).
+raises the whole failure (`making.failures`, or one of this package's errors).
 """
 
 from __future__ import annotations
@@ -89,24 +89,25 @@ UNKNOWN = "BatchFailed"
 
 
 class Cause(StrEnum):
-    """Causes that keep a feeder from being ready; also reasons of a job's condition."""
+    """Causes that keep a feeder from being ready. They also serve as reasons in a job's condition."""
 
     STARTS = "FeederStarts"
     NO_ROOM = "NoRoom"
     REGISTER_TIMEOUT = "WorkerRegisterTimeout"
     """No worker process registers with its raylet in time."""
     FAILS = "FeederFails"
-    """The feeder's process ends, or raises, before it reports."""
+    """The feeder's process exits, or raises an error, before it reports."""
     LOST = "FeederLost"
     HANGS = "FeederHangs"
     REFUSED = "FeederRefused"
     """Ray does not accept the feeder."""
     OUT_OF_MEMORY = "OutOfMemory"
-    """The feeder's process, or one of user code, was killed for lack of memory; it may serve again by now."""
+    """The feeder's process, or one that runs user code, was killed for lack of memory. The feeder may serve again by
+    now."""
 
 
 LASTING = frozenset({Cause.REGISTER_TIMEOUT, Cause.FAILS, Cause.REFUSED, Cause.OUT_OF_MEMORY})
-"""Causes that another start does not remove."""
+"""Causes that a restart does not remove."""
 
 
 def ask(
@@ -115,7 +116,7 @@ def ask(
 ) -> dict[str, Any]:  # fmt: skip
     """Sends one request as a control client. `tls`: the certificates of this process, if the job uses TLS.
 
-    Raises OSError, ProtocolError, and ServiceError if it is refused.
+    Raises ServiceError if the supervisor refuses the request. Raises OSError, ProtocolError.
     """
     with connect(
         (host, port), keys.of_job(job_key), role="control", name="control", job=job, timeout_s=timeout_s,
@@ -130,8 +131,8 @@ def ask(
 
 
 def worst(feeders: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Returns the feeder of a status whose cause to report. Feeders that are not ready come first; among these, the
-    first with a lasting cause."""
+    """Returns the feeder of a status whose cause should be reported. Feeders that are not ready come first; among
+    these, the first with a lasting cause."""
     told = [f for f in feeders if f.get("why")]
     return min(told, key=lambda f: (f.get("state") == "ready", not _is_lasting(f.get("cause"))), default=None)
 
@@ -142,7 +143,7 @@ def _is_lasting(cause: object) -> bool:
 
 
 def brief(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a status without the parts that an operator ignores: at most some hundred KB, for any number of
+    """Returns a status without the parts that an operator ignores: at most a few hundred KB, for any number of
     feeders."""
     failures = list(status["failures"])[:1]
     told = {failure.get("feeder") for failure in failures}
@@ -175,8 +176,8 @@ def index_of(name: str) -> int | None:
 
 
 def ended_text(code: int, words: str, memory: str = "") -> str:
-    """Describes the end of a feeder's process. `code`: as `subprocess` reports it; `words`: the process's last words;
-    `memory`: the memory it had, if the kernel killed it for lack of memory."""
+    """Describes the end of a feeder's process. `code`: as `subprocess` reports it; `words`: the last line that the
+    process printed; `memory`: the memory that it had, if the kernel killed it for lack of memory."""
     if memory:
         return f"its process ran out of memory, and the kernel killed it; {memory}"
     if code < 0:
@@ -189,11 +190,11 @@ def ended_text(code: int, words: str, memory: str = "") -> str:
 
 
 def text(message: dict[str, Any], field: str) -> str:
-    """Returns a text field of a peer's message. Raises RemoteProtocolError."""
+    """Returns a string field of a peer's message. Raises RemoteProtocolError."""
     value = message.get(field)
     if not isinstance(value, str):
         raise RemoteProtocolError(
-            f"in a {message.get('type')!r} message, {field!r} must be a text, but is {value!r}"
+            f"in a {message.get('type')!r} message, {field!r} must be a string, but is {value!r}"
         )
     return value
 
@@ -210,7 +211,7 @@ def number(message: dict[str, Any], field: str, limit: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Rates of the loader over some seconds."""
+    """Rates of the loader over a few seconds."""
 
     batches_per_s: float = 0.0
     nbytes_per_s: float = 0.0
@@ -219,7 +220,7 @@ class Rates:
     occupancy: float | None = None
     """Share of the pools in use; None without pools."""
     stage_s: float | None = None
-    """Time of a batch in the trainer's device_stage; None without one."""
+    """Time that a batch spends in the trainer's device_stage; None without one."""
 
 
 def occupancy(pools: Iterable[Mapping[str, Any]]) -> float | None:
@@ -230,8 +231,8 @@ def occupancy(pools: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def between(before: Readings, after: Readings, seconds: float) -> Rates:
-    """Returns the rates of all sidecars together. A sidecar in only one reading started or ended in between. It counts
-    from its next reading on, because the part of its counters that falls into these seconds is unknown."""
+    """Returns the rates of all sidecars together. A sidecar that is in only one reading started or exited in between.
+    It is ignored, because the part of its counters that belongs to these seconds is unknown."""
     both = [name for name in after if name in before]
     rise = {
         counter: sum(max(0, after[n].get(counter, 0) - before[n].get(counter, 0)) for n in both)

@@ -1,8 +1,9 @@
-"""Sanitizes foreign text for display: output of containers, heads, feeders, sidecars and user code that goes
-into a status, an event, a log, a terminal or a label.
+"""Sanitizing of untrusted text for display: output of containers, heads, feeders, sidecars and user code that goes into
+a status, an event, a log, a terminal or a label.
 
-`clean` gives one line, `clean_lines` keeps line ends and tabs. Both give valid UTF-8 of bounded length, without control
-characters, escape sequences of terminals, and characters that reorder or hide others. Clean text stays as it is.
+`clean` returns one line, and `clean_lines` keeps line breaks and tabs. Both return valid UTF-8 of bounded length,
+without control characters, terminal escape sequences, or characters that reorder or hide others. Clean text is returned
+unchanged.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ UNKNOWN = "\ufffd"
 MAX_CHARS = 4000
 """The default limit, for lines of a log."""
 _SPARE = 8
-"""Multiple of the limit beyond which text is not looked at."""
+"""Multiple of the limit beyond which text is ignored."""
 _ESCAPES = re.compile(
-    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]?"  # control sequences: colours, cursor, erasing
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]?"  # control sequences: colors, cursor, erasing
     "|(?:\x1b\\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?"  # commands: titles, links, the clipboard
     "|\x1b[ -/]*[0-~]?"
 )
 _HIDDEN = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls other than tab and newline
     "\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
-    "\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff"  # surrogates, and code points that are no characters
+    "\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff"  # surrogates, and code points that are not characters
 )
 _UNFIT = re.compile(f"[{_HIDDEN}]+")
 _LINE_ENDS = re.compile("\r\n|[\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")

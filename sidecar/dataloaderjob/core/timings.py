@@ -1,7 +1,7 @@
-"""The times of batches that builders of one machine have made: the layout of a builder's file, and sums of files.
+"""The times of batches that builders on one machine have made: the layout of a builder's file, and sums over files.
 
-A builder (`feeder.timing`) maps a file of fixed size in the folder TIMES next to its blobs, if that folder exists,
-as on one machine and in feeder pods. A process that is killed leaves its file. `local.reporting` adds the files up.
+A builder (`feeder.timing`) maps a file of fixed size in the folder TIMES next to its blobs, if that folder exists, as
+on one machine and in feeder pods. A process that is killed leaves its file behind. `local.reporting` adds the files up.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ TIMES = "times"
 """Name of the folder, next to the folder of blobs."""
 SUFFIX = ".times"
 SLOWEST = 20
-"""Batches, and samples, that are kept by name."""
+"""Number of the slowest batches, and of the slowest samples, that are kept individually."""
 BUCKETS, PER_OCTAVE = 128, 4
 """Buckets of the histogram: bucket i begins at 2 ** (i / PER_OCTAVE) µs."""
 MOST_FILES = 256
-"""Builders whose files are kept: where nobody adds them up, as on a cluster, the oldest ones are removed."""
+"""Maximum number of builders whose files are kept. If nobody adds the files up, as on a cluster, the oldest are
+removed."""
 MAGIC = b"DLJTIM01"
 HEAD = struct.Struct("<8sQ")
 """Magic, pid."""
@@ -106,7 +107,7 @@ class Times:
     sums: Sums = field(default_factory=Sums)
     buckets: list[int] = field(default_factory=lambda: [0] * BUCKETS)
     batches: list[Entry] = field(default_factory=list)
-    """The slowest, the slowest first."""
+    """The slowest batches, slowest first."""
     samples: list[Entry] = field(default_factory=list)
 
     def add(self, other: Times) -> None:
@@ -116,7 +117,7 @@ class Times:
         self.samples = slowest((*self.samples, *other.samples))
 
     def longest_of(self, batches: int) -> float:
-        """Returns the mean time, in seconds, of the slowest among this number of batches; 0 without any."""
+        """Returns the mean time, in seconds, of the slowest batch among this number of batches; 0 if none was made."""
         total, below, found = sum(self.buckets), 0, 0.0
         for number, count in enumerate(self.buckets):
             if count:
@@ -126,7 +127,8 @@ class Times:
         return found
 
     def quantile(self, share: float) -> float | None:
-        """Returns the seconds below which this share of batches was made, to about a tenth; None without batches."""
+        """Returns the time, in seconds, within which this share of batches was made, accurate to about a tenth; None
+        without batches."""
         left = share * sum(self.buckets)
         if not any(self.buckets):
             return None
@@ -138,7 +140,7 @@ class Times:
 
 
 def packed(times: Times) -> dict[str, Any]:
-    """Returns times as JSON has them."""
+    """Returns times as values for JSON."""
     return {
         "sums": {name: getattr(times.sums, name) for name in times.sums.__slots__},
         "buckets": times.buckets,
@@ -148,7 +150,7 @@ def packed(times: Times) -> dict[str, Any]:
 
 
 def unpacked(found: Mapping[str, Any]) -> Times:
-    """Returns packed times. Raises ValueError, TypeError, KeyError."""
+    """Returns the times from the output of `packed`. Raises ValueError, TypeError, KeyError."""
     counts = {str(name): int(n) for name, n in found["sums"].items() if name != "squares"}
     sums = Sums(**counts)
     sums.squares = float(found["sums"]["squares"])
@@ -191,7 +193,7 @@ def files(folder: Path) -> Iterator[tuple[str, int, Path]]:
 
 
 def prune(folder: Path) -> None:
-    """Removes the oldest files of a folder that has MOST_FILES. Raises OSError."""
+    """Removes the oldest files of a folder until it has room for one more. Raises OSError."""
     found = [path for _, _, path in files(folder)]
     for path in sorted(found, key=lambda path: path.stat().st_mtime)[: max(0, len(found) - MOST_FILES + 1)]:
         path.unlink(missing_ok=True)

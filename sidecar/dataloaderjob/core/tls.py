@@ -3,14 +3,14 @@
 `core.credentials` loads a process's certificates. Both sides verify each other. A certificate names its holder's part
 in the job, because the addresses of pods change. The handshake (`core.handshake`) still checks roles and keys.
 
-The side that accepted first sends PREAMBLE, which is not encrypted and reveals nothing about the job. So a peer without
-TLS learns at once what to change. The side that connected does not wait for PREAMBLE, and closes a connection that
-begins with anything else.
+The accepting side first sends PREAMBLE, which is not encrypted and reveals nothing about the job. PREAMBLE tells a peer
+without TLS at once what to change. The connecting side does not wait for PREAMBLE, and closes a connection that begins
+with anything else.
 
-A `TlsConnection` reads and writes the socket itself, and the library only encrypts and decrypts memory. A thread may
-therefore send while another one waits for bytes, which the library does not allow on its own sockets. Unlike the
-library, a `TlsConnection` reads the socket in large pieces. Over loopback, a receiver then needs 0.7 to 0.9 CPU-s/GB,
-and 0.84 to 0.93 with the library's own sockets. The library decrypts one record of 16 KB per call.
+A `TlsConnection` reads and writes the socket itself, and uses `ssl` only to encrypt and decrypt bytes in memory.
+Therefore, a thread may send while another one waits for bytes, which `ssl` does not allow on its own sockets. Unlike
+`ssl`, a `TlsConnection` reads the socket in large pieces. Over loopback, a receiver then needs 0.7 to 0.9 CPU-s/GB,
+compared with 0.84 to 0.93 for the sockets of `ssl`. `ssl` decrypts one record of 16 KB per call.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ RECORD_NBYTES = 16 * 1024
 STAGING_NBYTES = 128 * 1024
 """Maximum number of bytes that are read from a socket, or encrypted for it, at a time."""
 MAX_OPENING_NBYTES = 16 * 1024
-"""Encrypted bytes that a peer may send before its certificate is verified; an honest one sends 2 KB."""
+"""Maximum number of encrypted bytes that a peer may send before its certificate is verified. An honest peer sends 2
+KB."""
 FIELD = "spec.loader.tls"
 NOT_TLS = (
-    f"the peer does not use TLS, but this process does: all of a job's pods must run a release that knows {FIELD}; "
+    f"the peer does not use TLS, but this process does: all of a job's pods must run a release that supports {FIELD}; "
     f"update their images, or start the job with {FIELD}: false"
 )
 NEEDS_TLS = (
-    f"this job has {FIELD}: true, but the connection is not under TLS: update this pod's image to a release that knows "
-    f"{FIELD}, or start the job with {FIELD}: false"
+    f"this job has {FIELD}: true, but the connection does not use TLS: update this pod's image to a release that "
+    f"supports {FIELD}, or start the job with {FIELD}: false"
 )
 PREAMBLE = pack_message({"tls": 1, "error": NEEDS_TLS})
 MAX_PREAMBLE_NBYTES = 4096
 _WAIT_ALL = int(socket.MSG_WAITALL)
 _HANDSHAKE = 0x16
-"""Type of the first record that a peer under TLS sends."""
+"""Type of the first record that a peer sends under TLS."""
 _staging = threading.local()
 
 
@@ -62,9 +63,9 @@ def new_context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
 
 
 def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Makes new connections of `context` use a certificate. The library reads only files, so the two are passed in
-    memory files that exist for this call. If they do not match, raises ssl.SSLError and leaves the context
-    unchanged."""
+    """Makes new connections of `context` use a certificate and its key. `ssl` reads only files, so both are passed in
+    memfds that exist only during this call. Raises ssl.SSLError, and leaves the context unchanged, if certificate and
+    key do not match."""
     with contextlib.ExitStack() as stack:
         paths = []
         for content in (certificate, key):
@@ -77,16 +78,16 @@ def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 
 
 class TlsConnection(Connection):
-    """A connection over TCP, under TLS. One thread receives, and any thread sends.
+    """A TCP connection under TLS. One thread receives, and any thread may send.
 
-    Methods behave like a socket's. A `send` that raises BlockingIOError has kept the bytes: repeat it with the same
+    Methods behave like a socket's. If `send` raises BlockingIOError, it has kept the bytes: call it again with the same
     bytes, to which more may be appended.
     """
 
     @classmethod
     def over(cls, sock: socket.socket, context: ssl.SSLContext, server: str | None) -> TlsConnection:
-        """Takes over a connected socket. `server`: the name that the peer's certificate must have; None if the peer has
-        connected, and may have any certificate of this job."""
+        """Takes over a connected socket. `server`: the name that the peer's certificate must have; None if the peer is
+        the connecting side, which may have any certificate of this job."""
         timeout = sock.gettimeout()
         made = cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
         made.settimeout(timeout)
@@ -102,28 +103,28 @@ class TlsConnection(Connection):
     _outgoing: ssl.MemoryBIO
     _object: ssl.SSLObject
     _state: threading.Lock
-    """Held while the library works on memory, never while the socket may block."""
+    """Held while `ssl` works on memory, never while the socket may block."""
     _sending: threading.Lock
-    """Held while bytes leave, so that they leave in the order in which they were encrypted."""
+    """Held while bytes are sent, so that they are sent in the order in which they were encrypted."""
     _preamble: bytearray | None
     """The part of PREAMBLE that has arrived; None once it is complete, and on the side that sends it."""
     _unsent = memoryview(b"")
-    """Encrypted bytes that the socket has not taken yet."""
+    """Encrypted bytes that the socket has not accepted yet."""
     _taken = 0
     """Number of the caller's bytes that `_unsent` contains in encrypted form."""
     _starved = False
-    """True if the bytes that have been read contain no whole record."""
+    """True if the bytes that have been read contain no complete record."""
     _received = 0
     """Encrypted bytes received before the peer was verified."""
     patience_s = float("inf")
     """Maximum total time that a call with MSG_WAITALL waits while bytes arrive. Between two arrivals, the socket's own
     timeout applies."""
     established = False
-    """True once the peer is verified. On the side that connected, the peer may still refuse this side's certificate."""
+    """True once the peer is verified. On the connecting side, the peer may still refuse this side's certificate."""
 
     @property
     def buffered(self) -> bool:
-        """True if this process holds bytes that no call has returned yet, and that no poll reports."""
+        """True if this process holds bytes that no call has returned yet, and that `poll` does not report."""
         return (
             self.established
             and not self._starved
@@ -133,8 +134,8 @@ class TlsConnection(Connection):
     # Opening
 
     def establish(self) -> None:
-        """Completes TLS's handshake, which verifies the peer. Raises BlockingIOError while a non-blocking socket has to
-        wait; AuthError with the reason if the peer is refused; OSError."""
+        """Completes the TLS handshake, which verifies the peer. Raises BlockingIOError while a non-blocking socket has
+        to wait. Raises AuthError with the reason if the peer is refused. Raises OSError."""
         while not self.established:
             try:
                 with self._state:
@@ -219,7 +220,8 @@ class TlsConnection(Connection):
         return filled
 
     def _fetch(self, nbytes: int, flags: int = 0) -> int:
-        """Reads encrypted bytes from the socket. Returns their number; 0 at the end. Raises OSError, AuthError."""
+        """Reads encrypted bytes from the socket. Returns their number; 0 at the end of the stream. Raises OSError,
+        AuthError."""
         if nbytes <= RECORD_NBYTES:
             data: bytes | memoryview = super().recv(RECORD_NBYTES, flags)
         else:
@@ -305,7 +307,7 @@ class TlsConnection(Connection):
         return taken
 
     def _push(self) -> None:
-        """Sends the library's own bytes, such as its handshake and alerts."""
+        """Sends the bytes that TLS itself needs to send, such as its handshake and alerts."""
         with self._sending:
             if not self._unsent:
                 with self._state:
@@ -338,7 +340,7 @@ def refusal(exc: ssl.SSLError) -> AuthError:
         what = reason.rpartition("alert ")[2]
         return AuthError(f"the peer refused the certificate of this process: {_remedy(what)}")
     return AuthError(
-        f"TLS failed ({reason}): somebody may have altered bytes on the way; the connection is closed"
+        f"TLS failed ({reason}): somebody may have altered bytes in transit; the connection is closed"
     )
 
 

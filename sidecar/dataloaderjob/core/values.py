@@ -1,8 +1,8 @@
-"""Plain Python values as bytes: msgpack, with marks for the types that it lacks. Pure; the only codec for values
-between processes.
+"""Plain Python values as bytes: msgpack, with marks for the types that it lacks. Pure.
 
-Plain are None, bool, int of any size, float, complex, str, bytes, bytearray and list, tuple, dict, set,
-frozenset of plain values, by their exact types (a subclass is not plain).
+This is the only codec for values between processes. Plain values are None, bool, int of any size, float, complex, str,
+bytes and bytearray, and list, tuple, dict, set and frozenset of plain values. Only these exact types count: an instance
+of a subclass is not plain.
 
 | value | in msgpack |
 |-------|------------|
@@ -11,10 +11,11 @@ frozenset of plain values, by their exact types (a subclass is not plain).
 | list | array |
 | tuple, set, frozenset, dict | array whose first item is a mark, an empty extension: 4, 5, 6, 7 |
 
-The same value has the same bytes in every process: a set's members are in the order of their encodings. In a dict's
-array, keys and values alternate. A dict is not a map, because msgpack interns the keys of maps, and early releases of
-Python 3.12 never free an interned string (python/cpython#113993: 27 KB for each dict of 256 names). Containers are not
-extensions that hold their items, because those would be copied once for each level of nesting.
+The same value has the same bytes in every process, because a set's members are sorted by their encodings. In a dict's
+array, keys and values alternate. A dict is not encoded as a map, because msgpack interns the keys of maps, and early
+releases of Python 3.12 never free an interned string (python/cpython#113993: 27 KB for each dict of 256 names).
+Containers are not encoded as extensions that hold their items, because the items would then be copied once for each
+level of nesting.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from msgpack.exceptions import StackError
 from dataloaderjob.core.errors import RemoteProtocolError
 
 MAX_DEPTH = 416
-"""Maximum depth. Each level of containers takes a Python frame, and Python's own limit is 1000; msgpack's is at least
-511."""
+"""Maximum depth of nesting. Each level of containers takes a Python frame, and Python's own limit is 1000 frames.
+msgpack's limit is at least 511 levels."""
 SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 _HASHABLE = SCALARS - {bytearray}
 _NATIVE = SCALARS - {complex, bytearray}
@@ -40,7 +41,7 @@ _INT, _COMPLEX, _BYTEARRAY = 1, 2, 3
 _CODES: dict[type, int] = {tuple: 4, set: 5, frozenset: 6, dict: 7}
 _MARKS: dict[type, list[Any]] = {list: [], **{kind: [ExtType(code, b"")] for kind, code in _CODES.items()}}
 _READ_MARKS = {code: (kind.__name__,) for kind, code in _CODES.items()}
-"""The values that marks are read as. A mark that is not the first item, as in untrusted input, is a plain value."""
+"""The values to which marks are decoded. A mark that is not the first item, as in untrusted input, is a plain value."""
 _2F64 = struct.Struct("<2d")
 
 
@@ -53,7 +54,8 @@ class NotPlainError(TypeError):
 
 
 def is_key(value: object) -> bool:
-    """Returns True if `value` can be a dict's key here: a plain scalar, or tuples and frozensets of such."""
+    """Returns True if `value` can be a dict's key here: a hashable plain scalar, or a tuple or frozenset of such
+    values."""
     kind = type(value)
     if kind is tuple or kind is frozenset:
         return all(map(is_key, value))  # type: ignore[call-overload]
@@ -61,7 +63,7 @@ def is_key(value: object) -> bool:
 
 
 def pack(value: Any) -> bytes:
-    """Encodes one value. Raises NotPlainError, for values nested deeper than MAX_DEPTH as well."""
+    """Encodes one value. Raises NotPlainError, also for values nested deeper than MAX_DEPTH."""
     return bytes(_put(_packer(), value))
 
 
@@ -80,7 +82,8 @@ def _put(packer: Packer, value: Any) -> Any:
 
 
 def _prepared(value: Any, depth: int) -> Any:
-    """Adds marks and extensions to a value. Visits every container, because msgpack takes a bytearray for bytes."""
+    """Adds marks and extensions to a value. Visits every container, because msgpack would treat a bytearray as
+    bytes."""
     kind = type(value)
     if kind in _NATIVE:
         return value
@@ -111,7 +114,7 @@ _packer = partial(
 
 
 def unpack(data: bytes | memoryview) -> Any:
-    """Decodes the output of `pack`. Raises RemoteProtocolError on anything else, and never makes a value that is not
+    """Decodes the output of `pack`. Raises RemoteProtocolError on anything else, and never creates a value that is not
     plain."""
     try:
         return unpackb(
@@ -125,7 +128,7 @@ def unpack(data: bytes | memoryview) -> Any:
 
 
 def unpack_many(data: bytes | memoryview, count: int) -> list[Any]:
-    """Decodes a list of `count` values; empty data is an empty list. Raises RemoteProtocolError."""
+    """Decodes a list of `count` values. Empty data is decoded as an empty list. Raises RemoteProtocolError."""
     found = unpack(data) if len(data) else []
     if type(found) is not list or len(found) != count:
         raise RemoteProtocolError(
@@ -156,7 +159,7 @@ def _dict(items: list[Any]) -> dict[Any, Any]:
     return dict(zip(turns, turns, strict=True))
 
 
-# By identity of the mark that was read: a tuple that merely equals it is somebody's value.
+# Keyed by the identity of the decoded mark, because a tuple that merely equals it is user data.
 _BUILDERS: dict[int, Callable[[list[Any]], Any]] = {
     id(_READ_MARKS[code]): _dict if kind is dict else kind for kind, code in _CODES.items()
 }

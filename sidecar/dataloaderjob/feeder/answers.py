@@ -1,6 +1,6 @@
 """The answers of a builder that makes a slot, kept while they may be requested again, and the slot's snapshots.
 
-A slot cannot be rewound. A batch that did not arrive, because its place in the pool was needed or a connection broke,
+A slot cannot be rewound. If a batch did not arrive, because its place in the pool was needed or a connection broke, it
 is sent again from its buffer.
 """
 
@@ -33,14 +33,14 @@ class Answer:
 
 
 class Answers:
-    """The answers of one slot, by the batch's number in it."""
+    """The answers of one slot, by the number of the batch in the slot."""
 
     def __init__(self, free: Callable[[int], None]) -> None:
-        """`free(buffer)` is called when a buffer is no longer used."""
+        """`free(buffer)`: called once a buffer is no longer used."""
         self._free = free
         self._of: dict[int, Answer] = {}
         self._lent: Counter[int] = Counter()
-        """buffer -> number of times that it was sent to the feeder and not returned yet."""
+        """buffer -> number of times that it was sent to the feeder and has not been returned yet."""
 
     def get(self, number: int) -> Answer | None:
         return self._of.get(number)
@@ -49,17 +49,17 @@ class Answers:
         self._of[number] = answer
 
     def lend(self, answer: Answer) -> None:
-        """Notes that the answer is about to be sent to the feeder."""
+        """Records that the answer is about to be sent to the feeder."""
         if answer.buffer is not None:
             self._lent[answer.buffer] += 1
 
     def returned(self, buffer: int) -> None:
-        """Notes that the feeder has sent the body in this buffer, or given it up."""
+        """Records that the feeder has sent the body in this buffer, or has given it up."""
         self._lent[buffer] -= 1
         self._free_unless_used(buffer)
 
     def forget(self, needed: int) -> None:
-        """Drops the answers before batch `needed`, which are not requested again."""
+        """Drops the answers about batches before `needed`, which are not requested again."""
         for number in [number for number in self._of if number < needed]:
             buffer = self._of.pop(number).buffer
             if buffer is not None:
@@ -72,17 +72,17 @@ class Answers:
 
 
 class SnapshotClock:
-    """Decides when a builder asks its slot for a snapshot."""
+    """A clock that decides when a builder takes a snapshot of its slot."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._due = 0.0
         self.stopped = False
-        """True once no further snapshots are taken."""
+        """True once no more snapshots are taken."""
 
     def take(self, source: SlotSource) -> bytes | None:
-        """Returns a snapshot if one is due and the slot provides one. If this call sets `stopped`, returns the reason,
-        if any."""
+        """Returns a snapshot if one is due and the slot provides one. If the call sets `stopped`, it returns the reason
+        instead, or None if there is none."""
         began = self._clock()
         if self.stopped or began < self._due:
             return None

@@ -1,5 +1,5 @@
-"""Moves blobs between nodes. A feeder fetches blobs that its node lacks from the supervisor, or from a feeder that the
-supervisor names, and serves blobs that its node has. `supervisor.blob_relay` is the other end.
+"""The transfer of blobs between nodes. A feeder fetches the blobs that its node lacks from the supervisor, or from a
+feeder that the supervisor names. It serves the blobs that its node has. `supervisor.blob_relay` is the other end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STALL_TIMEOUT_S = 30.0
 """Seconds without a byte of a blob after which the connection is closed, and the blob is requested again."""
 
 PEER_ERRORS = (ConnectionError, TimeoutError, ProtocolError)
-"""Errors of the other feeder or of the network in between; all others are this node's own."""
+"""Errors of the other feeder, or of the network in between. All other errors are this node's own."""
 
 
 def connect_to_supervisor(
@@ -45,18 +45,18 @@ def connect_to_supervisor(
 
 
 class BlobFetcher:
-    """Fetches blobs into the node's folder, each once for all feeders of the node."""
+    """A fetcher of blobs into the node's folder. Each blob is fetched once for all feeders of the node."""
 
     def __init__(
         self, settings: FeederSettings, key: bytes, store: BlobStore, address: Callable[[], tuple[str, int]],
         tls: Credentials | None = None,
     ) -> None:  # fmt: skip
-        """`address` returns the host and port at which this feeder serves its blobs to others (`serve`)."""
+        """`address`: returns the host and port at which this feeder serves its blobs to others (`serve`)."""
         self._tls = tls
         self._settings, self._key, self._store, self._address = settings, key, store, address
 
     def fetch(self, digest: str, nbytes: int, *, wanted: Callable[[], bool]) -> bool:
-        """Fetches a blob. Returns False if nobody wants it any more, or nobody has it yet. Raises OSError,
+        """Fetches a blob. Returns False if it is no longer wanted, or if nobody has it yet. Raises OSError,
         ProtocolError."""
         host, port = self._address()
         request = {"type": "get", "digest": digest, "nbytes": nbytes, "host": host, "port": port}
@@ -67,7 +67,7 @@ class BlobFetcher:
                 while not self._store.has(digest, nbytes):
                     sock.settimeout(None)
                     sockets.send_message(sock, request)
-                    # With many open files a descriptor may be too large for select().
+                    # With many open files, a file descriptor may be too large for select().
                     poll = select.poll()
                     poll.register(sock, select.POLLIN)
                     while not poll.poll(1000):
@@ -84,7 +84,7 @@ class BlobFetcher:
         return True
 
     def _receive(self, sock: socket.socket, digest: str, nbytes: int) -> dict[str, Any]:
-        """Returns the answer to a request. A blob that comes with the answer is stored first."""
+        """Returns the answer to a request. If a blob follows the answer, it is stored first."""
         sock.settimeout(STALL_TIMEOUT_S)
         answer = sockets.recv_message(sock)
         if answer.get("type") == "blob":
@@ -106,7 +106,7 @@ class BlobFetcher:
             log.info("did not receive a blob from the feeder at %s: %s", sockets.address_text(*address), exc)
 
     def serve(self, sock: socket.socket) -> None:
-        """Sends a blob to the feeder that has connected. Takes ownership of the connection and closes it afterwards."""
+        """Sends a blob to a feeder that has connected. Takes ownership of the connection, and closes it afterwards."""
         with sock:
             try:
                 sock.settimeout(STALL_TIMEOUT_S)

@@ -12,13 +12,13 @@ from dataloaderjob.core.control import seal
 from dataloaderjob.feeder.channel import Channel, MessageKind
 
 SPARE_BUFFERS = 3
-"""Number of free buffers kept: those of one session that a feeder may hold, and one to build into."""
+"""Number of free buffers kept: those that a feeder may hold of one session, and one to build into."""
 _ROUND_NBYTES = 64 * 1024
 _LARGE_NBYTES = 64 * 1024
 
 
 class Buffers:
-    """Shared memory for bodies. The feeder reports which buffers are free again."""
+    """Shared memory for bodies. The feeder reports the buffers that are free again."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -46,7 +46,7 @@ class Buffers:
             self._drop(self._free.popleft())
 
     def _create(self, nbytes: int) -> tuple[int, memoryview]:
-        # An eighth more, for batches whose sizes differ a little.
+        # An eighth more, because the sizes of batches may differ a little.
         size = -(-(nbytes + nbytes // 8) // _ROUND_NBYTES) * _ROUND_NBYTES
         self._last += 1
         fd = os.memfd_create("dlj-body", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -66,8 +66,8 @@ class Buffers:
 
 
 def copy(to: memoryview, part: bytes | memoryview) -> None:
-    """Copies a part of a body. A large one is copied without the GIL, so that threads of user code, such as Ray Data's,
-    do not wait."""
+    """Copies a part of a body. A large part is copied without the GIL, so that threads of user code, such as Ray
+    Data's, do not wait."""
     if len(part) < _LARGE_NBYTES:
         to[:] = part
     else:

@@ -1,9 +1,9 @@
-"""A builder: the process that makes batches for one session of a bundle, in its main thread, one after another.
+"""A builder: the process that makes batches for one session of a bundle, one at a time, in its main thread.
 
-It is forked from the bundle's template (`template`), so it has the dataset as the trainer shipped it. It lives as long
-as one epoch of a loader or, with persistent_workers, the loader. It has no threads, so user code may fork, set signal
-handlers and run an event loop. Each batch is copied into shared memory, from which the feeder sends it, so user code
-may change the objects that it returned.
+It is forked from the bundle's template (`template`), so it has the dataset as the trainer shipped it. It lives for one
+epoch of a loader or, with persistent_workers, as long as the loader. It has no threads, so user code may fork, set
+signal handlers and run an event loop. Each batch is copied into shared memory, from which the feeder sends it.
+Therefore, user code may modify the objects that it returned.
 """
 
 from __future__ import annotations
@@ -48,14 +48,13 @@ DIFFERS = (
     "or the order in which processes run?)"
 )
 PROBE_WAIT_S = 0.5
-"""Delay that lets a PROGRESS message leave the feeder before the sample, which may kill the process, is
-made."""
+"""Maximum wait for a PROGRESS message to leave the feeder before the sample, which may kill the process, is made."""
 PLACE = struct.Struct("<Qq")
-"""Layout of the page that a builder shares with its template: serial of the task, position of the sample."""
+"""Layout of the page that a builder shares with its template: the task's serial number, the sample's position."""
 
 
 class Builder:
-    """Makes the batches of one session: `run` returns when the feeder ends the session."""
+    """A builder of the batches of one session. `run` returns when the feeder ends the session."""
 
     def __init__(self, code: UserCode, channel: Channel, place: mmap.mmap, times: Path | None = None) -> None:
         """`times`: folder for the times of batches, if it exists."""
@@ -75,8 +74,8 @@ class Builder:
         self._session: Introduction | None = None
 
     def warm_up(self, nbytes: int) -> None:
-        """Performs a batch's steps once, without user code: memory shared with the template is copied on first use,
-        which takes 5 to 10 ms. `nbytes`: size of a body, if known."""
+        """Performs the steps for a batch once, without user code. This copies memory that is shared with the template,
+        which would cost the first batch 5 to 10 ms. `nbytes`: the size of a body, if known."""
         try:
             seed_worker(0, 0)
             seed_batch(0, 0)
@@ -90,7 +89,7 @@ class Builder:
         self._buffers.free(number)
 
     def run(self) -> None:
-        """Handles the feeder's messages. Raises OSError if the feeder disappears in mid-message."""
+        """Handles the feeder's messages. Raises OSError if the feeder disappears in the middle of a message."""
         while (message := self._receive()) is not None:
             if message.kind == MessageKind.BUILD:
                 if frames.slot_of(message.payload) is None:
@@ -118,7 +117,7 @@ class Builder:
     # worker_init_fn
 
     def _init(self, session: Introduction) -> bool:
-        """Begins a session. Returns False if that failed."""
+        """Begins a session. Returns False if this fails."""
         self._session = session
         self._clock = open_clock(
             self._times, session.feeder, self._queued_time, by_sample=self._fetcher.is_by_sample
@@ -138,7 +137,7 @@ class Builder:
         return True
 
     def _held(self, session: Introduction) -> HeldGenerators:
-        """Returns the held generators; none for a slot, whose generators draw as in torch's worker."""
+        """Returns the held RNGs; none for a slot, whose RNGs draw as in a worker of torch."""
         if not session.is_slot and self._fetcher.held is NOTHING_HELD:
             self._fetcher.held = held_by(self._code, session.held)
         return self._fetcher.held
@@ -151,7 +150,7 @@ class Builder:
 
     @property
     def _allow_pickle(self) -> bool:
-        """True if a slot's batches may contain pickles. Batches opened by another feeder's stage always may."""
+        """True if a slot's batches may contain pickles. Batches that the stage of another feeder opens always may."""
         return self._is_staged or self._here.allow_pickle
 
     # Batches
@@ -161,7 +160,7 @@ class Builder:
         self._costs.begin()
 
     def _fetched(self) -> None:
-        """Reports that the samples of a batch are complete. collate_fn follows."""
+        """Marks the end of a batch's samples and the start of collate_fn."""
         self._clock.fetched()
         self._costs.collate()
 
@@ -178,8 +177,8 @@ class Builder:
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
 
     def _build_of_slot(self, message: Message) -> bool:
-        """Makes a slot's batch. Returns False if another builder must make the slot again: this one is past that batch
-        and no longer has it, or could have begun from a snapshot."""
+        """Makes a slot's batch. Returns False if another builder must rebuild the slot. In this case, this builder is
+        past that batch and no longer has it, or could have resumed from a snapshot."""
         ticket = frames.unpack_slot_ticket(message.payload)
         assert ticket is not None  # noqa: S101  checked before
         PLACE.pack_into(self._place, 0, message.a, NOWHERE)
@@ -191,7 +190,7 @@ class Builder:
                 return False
             if self._here.ranks:
                 self._make_for_others(ticket, message)
-            # If batches before it are made again, the cost would be that of several.
+            # If earlier batches are rebuilt first, the cost would be that of several batches.
             is_next = self._source.made == ticket.number
             self._begin_clocks()
             answer = self._answer(ticket, message)
@@ -219,7 +218,7 @@ class Builder:
         return True
 
     def _make_for_others(self, ticket: frames.SlotTicket, message: Message) -> None:
-        """Makes the batches before this one that other ranks may request, and keeps them."""
+        """Makes and keeps the batches before this one that other ranks may request."""
         made, told_at = self._source.made or (ticket.snapshot[0] if ticket.snapshot else 0), time.monotonic()
         for number in range(max(made, ticket.needed), ticket.number):
             answer = self._answer(ticket._replace(number=number), message)
@@ -243,7 +242,7 @@ class Builder:
         phase, source = "", self._source
         write, probe = self._write_place(message.a), self._on_sample(message)
 
-        def on_sample(position: int) -> None:  # samples that are made again are not announced
+        def on_sample(position: int) -> None:  # samples of rebuilt batches are not announced
             (probe if source.made == ticket.number else write)(position)
 
         try:
@@ -266,8 +265,8 @@ class Builder:
         return Answer(kind=kind, payload=payload, buffer=BUILT.unpack(payload)[0])
 
     def _shorter(self, source: SlotSource, ticket: frames.SlotTicket) -> bytes:
-        """Returns the failure of a slot that, when rebuilt, ended before the last batch that it had
-        yielded."""
+        """Returns the failure of a slot that, when it was rebuilt, ended before the last batch that it had yielded
+        earlier."""
         assert ticket.known is not None  # noqa: S101  checked before
         if source.swallowed is not None:
             return self._failure(source.swallowed, "rebuilding the slot")
@@ -280,8 +279,7 @@ class Builder:
         )
 
     def _on_replay(self, ticket: frames.SlotTicket, serial: int) -> Callable[[int, Any], None]:
-        """Returns a callback that reports rebuilt batches, and compares the one whose earlier digest is
-        known."""
+        """Returns a callback that reports rebuilt batches, and compares the batch whose earlier digest is known."""
         told_at = time.monotonic()
 
         def replayed(number: int, batch: Any) -> None:
@@ -303,7 +301,7 @@ class Builder:
             number, view = self._buffers.take(made.nbytes)
         except ConnectionError:
             raise
-        except OSError as exc:  # user code has used up the descriptors or the memory
+        except OSError as exc:  # user code has used up the file descriptors or the memory
             return MessageKind.FAILED, self._failure(exc, "placing the batch")
         at = 0
         for part in made.buffers:
@@ -350,7 +348,7 @@ class Builder:
         return probed
 
     def _progress(self, serial: int, position: int) -> None:
-        """Makes the feeder report the next sample before that sample can kill all processes of the machine."""
+        """Makes the feeder report the next sample before that sample can kill all processes on the machine."""
         self._channel.send(MessageKind.PROGRESS, a=serial, b=position)
         deadline = time.monotonic() + PROBE_WAIT_S
         try:
@@ -370,7 +368,7 @@ class Builder:
 
 
 def _nbytes_of(kind: int, payload: bytes) -> int | None:
-    """Returns the size of the batch of an answer; None if user code failed."""
+    """Returns the size of the batch in an answer; None if user code failed."""
     return int(BUILT.unpack(payload)[1]) if kind == MessageKind.BUILT else None
 
 
@@ -386,7 +384,8 @@ def _unpack(payload: bytes) -> frames.Ticket:
 
 
 def main(code: UserCode, channel: Channel, place: mmap.mmap, nbytes: int, times: Path) -> NoReturn:
-    """Runs a builder's process. `nbytes`: size of a body of this bundle, 0 if unknown. `times`: as for `Builder`."""
+    """Runs a builder's process. `nbytes`: the size of a body of this bundle, or 0 if unknown. `times`: as for
+    `Builder`."""
 
     def run() -> None:
         with contextlib.suppress(ConnectionError):  # the feeder is gone: nobody waits for batches

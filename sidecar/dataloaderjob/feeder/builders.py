@@ -40,22 +40,23 @@ from dataloaderjob.feeder.slot_snapshots import SlotSnapshots, SnapshotReceiver
 from dataloaderjob.feeder.trials import Trials
 
 LINGER_S = 0.2
-"""Delay before a session's builder is ended: this takes a few ms, and the next epoch's first batches would wait."""
+"""Delay before a session's builder is ended. Ending it takes a few ms, for which the next epoch's first batches would
+wait."""
 END_GRACE_S = 2.0
 """Time that user code has to finish its current step after its session has ended."""
 HUNG_S = 5.0
-"""Seconds after its cancellation at which a builder that still makes the batch is killed."""
+"""Seconds after the cancellation of a batch at which a builder that is still making it is killed."""
 ORPHAN_S = 10.0
-"""Time for which a session is kept after its receivers are gone: a receiver may reconnect."""
+"""Time for which a session is kept after its receivers are gone, because a receiver may reconnect."""
 SLOT_ORPHAN_S = 60.0
-"""The same for a slot, which would have to be rebuilt. A reconnected receiver need not request anything at
-once."""
+"""The same for a slot, which would have to be rebuilt. A receiver that has reconnected may not request anything for a
+while."""
 MAX_FIRST_DEATHS = 2
-"""A session fails once this number of its builders have ended before worker_init_fn was finished."""
+"""Number of builders of a session that must die in worker_init_fn before the session fails."""
 
 
 class Owner(SnapshotReceiver, Watching, Protocol):
-    """The feeder's loop as the target of builders' events. Called within its turns."""
+    """The feeder's loop, as the target of builders' events. Its methods are called within its turns."""
 
     def session_free(self) -> None: ...
     def built(self, task: Task, body: Body) -> None: ...
@@ -75,7 +76,8 @@ class Builders:
     def __init__(
         self, settings: FeederSettings, requests: socket.socket, owner: Owner, *, relayed: bool
     ) -> None:
-        """`requests`: socket to the zygote. `relayed`: user code writes to this process's output, not the host's."""
+        """`requests`: the socket to the zygote. `relayed`: user code writes to this process's output, not to the
+        host's."""
         self._ends = Ends(settings.memory_field)
         self.templates = Templates(settings, requests, owner, self, relayed=relayed)
         self._settings, self._owner, self._relayed = settings, owner, relayed
@@ -107,12 +109,12 @@ class Builders:
         return session is not None and session.task is not None and session.task.state is TaskState.DISCARDED
 
     def busy(self) -> Iterator[tuple[Task, int]]:
-        """Yields each task that a builder is working on, and the number of batches that were rebuilt for
-        it."""
+        """Yields each task that a builder is working on, with the number of batches that were rebuilt for it."""
         yield from ((s.task, s.replayed) for s in self._sessions.values() if s.task is not None)
 
     def open(self, bundle: Bundle, base_seed: int) -> None:
-        """Begins a session for a bundle whose blobs are here; `Owner.session_free` reports when it can be used."""
+        """Begins a session for a bundle whose blobs are on this node. `Owner.session_free` reports when it can be
+        used."""
         template = self.templates.get(bundle)
         session = self._sessions[bundle.id] = Session(bundle, template, base_seed, time.monotonic())
         template.sessions.append(session)
@@ -120,7 +122,7 @@ class Builders:
             self._start(session)
 
     def hear(self, bundle: bytes, receiver: int, payload: bytes) -> None:
-        """A ticket of a session arrived."""
+        """Records which batches a rank still needs, according to a ticket that has arrived."""
         session = self._sessions.get(bundle)
         if session is None or not session.bundle.ranks:
             return
@@ -128,7 +130,7 @@ class Builders:
             self.needs.hear(session.bundle, receiver, ticket.needed)
 
     def build(self, task: Task) -> None:
-        """Makes the builder of a session that is FREE start on a batch."""
+        """Starts the builder of a FREE session on a batch."""
         session = self._sessions[task.bundle]
         session.phase, session.task = BuilderPhase.BUSY, task
         payload = task.payload
@@ -157,19 +159,19 @@ class Builders:
             self._owner.failed(task, supervision.pack_failure("InputError", why), 0)
 
     def release(self, body: Body) -> None:
-        """The body was sent or dropped."""
+        """Returns a body's buffer to its builder, after the body was sent or dropped."""
         body.view.release()
         if body.session.channel is not None:
             body.session.channel.post(MessageKind.FREE, a=body.buffer)
 
     def acknowledge(self, task: Task) -> None:
-        """The frame that `Owner.progress` queued is sent."""
+        """Acknowledges a builder's PROGRESS, once the frame that `Owner.progress` queued has been sent."""
         session = self._sessions.get(task.bundle)
         if session is not None and session.task is task and session.channel is not None:
             session.channel.post(MessageKind.ACK)
 
     def end(self, bundle: bytes) -> None:
-        """No receiver needs the session any more."""
+        """Ends a session that no receiver needs any longer."""
         self.needs.forget(bundle)
         session = self._sessions.get(bundle)
         if session is None or session.phase is BuilderPhase.ENDING:
@@ -189,13 +191,14 @@ class Builders:
             self._end_builder(session, time.monotonic())
 
     def end_unused(self, used: Callable[[bytes], bool]) -> None:
-        """Ends the sessions that wait for a receiver to reconnect."""
+        """Ends the sessions that are not used, for example because their receivers have not reconnected."""
         for bundle in list(self._sessions):
             if not used(bundle):
                 self.end(bundle)
 
     def tick(self, now: float, used: Callable[[bytes], bool], waiting: Callable[[bytes], list[Task]]) -> None:
-        """Does all that is due. Call about twice a second. `waiting` returns the first unbuilt tasks of a bundle."""
+        """Does everything that is due. Call about twice a second. `waiting`: returns the first unbuilt tasks of a
+        bundle."""
         self._ends.look()
         self._trials.tick(now)
         self.costs.slots = sum(session.slot is not None for session in self._sessions.values())
@@ -264,7 +267,7 @@ class Builders:
         session.number, session.channel, session.phase = number, channel, BuilderPhase.STARTING
         self._owner.watch(channel, lambda: self._listen(session, channel))
         slot, index = session.bundle.slot, self._settings.index
-        if session.bundle.facts.get(SLOTS):  # a stage has the same number of workers as the reading
+        if session.bundle.facts.get(SLOTS):  # a stage has the same number of workers as its reading
             index = index % max(1, session.bundle.workers) if slot is None else slot
         introduction = Introduction(
             feeder=self._settings.name, index=index,
@@ -277,7 +280,7 @@ class Builders:
         channel.post(MessageKind.INIT, payload=session.introduction, fd=os.dup(1) if self._relayed else None)
 
     def _listen(self, session: Session, channel: Channel) -> None:
-        """Handles a builder's messages. The template reports the builder's end."""
+        """Handles a builder's messages. The template reports the builder's exit."""
         if session.channel is not channel:
             return
         messages, alive = channel.read()
@@ -373,7 +376,7 @@ class Builders:
             session.deadline = now + END_GRACE_S
 
     def _close(self, session: Session) -> None:
-        """Closes the channel: the builder ends when it next reads from it."""
+        """Closes the channel. The builder exits when it next reads from the channel."""
         if session.channel is not None:
             self._owner.unwatch(session.channel)
             session.channel.close()
@@ -398,7 +401,8 @@ def _slot_ticket(task: Task) -> frames.SlotTicket:
 
 
 def _is_asked_again(session: Session, waiting: list[Task]) -> bool:
-    """Returns True if a slot's cancelled batch is requested again: its builder cannot make anything else first."""
+    """Returns True if a slot's cancelled batch is requested again, because its builder cannot make anything else
+    first."""
     made = session.task
     return session.slot is not None and made is not None and any(t.ticket == made.ticket for t in waiting)
 

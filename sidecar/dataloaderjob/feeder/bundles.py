@@ -1,4 +1,4 @@
-"""Bundles that receivers named: their manifests, the transfer of their blobs, and the templates that have loaded them.
+"""Bundles that receivers have named: their manifests, the transfer of their blobs, and the templates that load them.
 
 The feeder's loop calls all methods. Threads fetch the blobs, one thread per bundle, and report to the loop when done.
 """
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 NOTE_AFTER_S = 2.0
 NOTE_EVERY_S = 5.0
 MAX_BUNDLES = 256
-"""Maximum number of manifests kept; the oldest that no ticket needs is dropped first."""
+"""Maximum number of manifests kept. The oldest one that no ticket needs is dropped first."""
 MAX_IDLE_TEMPLATES = 8
-"""Maximum number of templates kept without a session: nobody reports that a loader was garbage-collected."""
+"""Maximum number of templates kept without a session, because nobody reports that a loader was garbage-collected."""
 LOADING = "the process that loads the dataset"
 LOOK = (
     "look for a crash in native code or a lack of memory there; see the last lines that this feeder printed"
@@ -50,7 +50,7 @@ MAX_SPARES = 2
 """Maximum number of idle templates that keep a builder forked ahead."""
 _BACKOFF = Backoff(0.2, 5.0)
 Soon = Callable[[Callable[[], None]], None]
-"""Makes the loop call a function; safe to call from any thread."""
+"""Makes the loop call a function. Safe to call from any thread."""
 
 
 @dataclass(slots=True)
@@ -77,8 +77,8 @@ class BundleStore:
         lost: Callable[[list[Instruction], bytes], None],
         tls: Credentials | None = None,
     ) -> None:
-        """`address` returns this feeder's host and port. `here(bundle)` reports that its blobs are on this node,
-        `lost(instructions, failure)` that they never will be."""
+        """`address`: returns this feeder's host and port. `here(bundle)`: reports that a bundle's blobs are on this
+        node. `lost(instructions, failure)`: reports that they never will be."""
         self._settings, self._machine = settings, machine
         self._store = BlobStore(Path(settings.blob_folder))
         self.blobs = BlobFetcher(settings, key, self._store, address, tls)
@@ -119,7 +119,8 @@ class BundleStore:
             self._bundles.pop(bundle_id, None)
 
     def keep(self, now: float) -> None:
-        """Occasionally marks blobs in use and removes unused ones, if the node's feeders are responsible for that."""
+        """Occasionally marks the blobs in use, and removes unused ones, if the node's feeders are responsible for
+        this."""
         if self._settings.sweeps_blobs and now - self._kept_at > NODE_KEEP_S / 10:
             self._kept_at = now
             for bundle in self._bundles.values():
@@ -149,7 +150,7 @@ class BundleStore:
                 here = all(fetch(digest, nbytes) for digest, nbytes in self._store.missing(bundle))
             except (OSError, ProtocolError) as exc:
                 log.warning("%s: could not fetch a blob, trying again: %s", self._settings.name, exc)
-            except Exception as exc:  # if the thread died, its tickets would wait forever
+            except Exception as exc:  # if the thread died, the bundle's tickets would wait forever
                 failure = supervision.pack_failure("ServiceError", f"{self._settings.name}: {exc}")
             if here or failure or not self._wanted(bundle_id):
                 self._soon(functools.partial(self._over, bundle_id, here, failure))
@@ -165,12 +166,12 @@ class BundleStore:
 
 
 def is_due(now: float, since: float, noted_at: float) -> bool:
-    """Returns True if a note is due about something that has been going on since `since`. The intervals grow."""
+    """Returns True if a note is due about something that began at `since`. The intervals between notes grow."""
     return now - since >= NOTE_AFTER_S and now - noted_at >= max(NOTE_EVERY_S, noted_at - since)
 
 
 class TemplateOwner(Protocol):
-    """Handles the events of templates."""
+    """A handler of templates' events."""
 
     def loaded(self, template: Template) -> None: ...
     def load_failed(self, template: Template, payload: bytes) -> None: ...
@@ -191,7 +192,8 @@ class Templates:
         *,
         relayed: bool,
     ) -> None:
-        """`requests`: socket to the zygote. `relayed`: user code that is loading prints to this process's output."""
+        """`requests`: the socket to the zygote. `relayed`: user code that is loading prints to this process's
+        output."""
         self.loads = 0
         """Number of bundles loaded for this feeder."""
         self._settings, self._requests, self._watching, self._owner = settings, requests, watching, owner
@@ -201,7 +203,8 @@ class Templates:
         """(receiver, loader) -> `Bundle.code` that this loader of the receiver's trainer used last."""
 
     def get(self, bundle: Bundle) -> Template:
-        """Returns the template of a bundle whose blobs are here. `TemplateOwner.loaded` reports when it is ready."""
+        """Returns the template of a bundle whose blobs are on this node. `TemplateOwner.loaded` reports when it is
+        ready."""
         return self._templates.get(bundle.code) or self._load(bundle)
 
     def has(self, template: Template) -> bool:
@@ -209,7 +212,8 @@ class Templates:
         return self._templates.get(template.bundle.code) is template
 
     def use(self, receiver: int, bundle: Bundle) -> None:
-        """Notes that a receiver's trainer uses this bundle now. The same loader no longer needs its previous one."""
+        """Records that a receiver's trainer uses this bundle now. The same loader no longer needs its previous
+        bundle."""
         before = self._latest.get((receiver, bundle.loader))
         if before != bundle.code:
             self._latest[receiver, bundle.loader] = bundle.code
@@ -217,7 +221,7 @@ class Templates:
                 self.trim()
 
     def closed(self, receiver: int) -> None:
-        """Notes that a receiver is gone. Either its trainer is gone, too, or the receiver will reconnect."""
+        """Records that a receiver is gone. Either its trainer is gone, too, or the receiver will reconnect."""
         self._latest = {key: code for key, code in self._latest.items() if key[0] != receiver}
         self.trim()
 
@@ -237,7 +241,7 @@ class Templates:
             _end_spare(template)
 
     def drop(self, template: Template) -> None:
-        """Ends a template, with all its builders."""
+        """Ends a template and all its builders."""
         del self._templates[template.bundle.code]
         self._watching.unwatch(template.channel)
         template.channel.close()
@@ -253,7 +257,8 @@ class Templates:
         return spare or self._fork(template)
 
     def fork_ahead(self, template: Template, nbytes: int) -> None:
-        """Forks a builder ahead, so that the next session begins without a fork. `nbytes`: size of a body."""
+        """Forks a builder ahead of time, so that the next session begins without a fork. `nbytes`: the size of a
+        body."""
         if template.spare is None and self.has(template):
             template.spare = self._fork(template, nbytes)
 

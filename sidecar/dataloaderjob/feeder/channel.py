@@ -1,8 +1,10 @@
-"""Messages between a feeder and the processes that run user code for it: one head, a payload, at most one descriptor.
+"""Messages between a feeder and the processes that run user code for it: a head, a payload, at most one file
+descriptor.
 
-    u8 kind, u8 1 if a descriptor is attached, u16 flags, u32 payload bytes, u64 a, u64 b
+    u8 kind, u8 1 if a file descriptor is attached, u16 flags, u32 payload bytes, u64 a, u64 b
 
-They travel over a Unix stream socket between processes of one user, so a malformed message is a bug in this package.
+They are sent over a Unix stream socket between processes of the same user, so a malformed message is a bug in this
+package.
 
 A feeder's sessions and templates are also defined here, as plain data that `builders` and `bundles` update.
 
@@ -13,7 +15,7 @@ loaded bundle, outlives the session and serves the next epoch.
     STARTING  its builder runs worker_init_fn
     FREE      its builder waits for a task
     BUSY      its builder makes a batch
-    ENDING    no receiver needs it any more; its builder is about to end
+    ENDING    no receiver needs it any longer; its builder is about to exit
     (none)    forgotten
 """
 
@@ -43,34 +45,37 @@ BUILT = struct.Struct("<QQ")
 """Payload of MessageKind.BUILT: the number of the buffer, and the size in bytes of the body in it. If the batch was
 made for this message, its cost follows (`core.costs`)."""
 ENDED = struct.Struct("<qQq")
-"""Payload of MessageKind.ENDED: exit code (negative: signal), serial of the task being made, position of its sample."""
+"""Payload of MessageKind.ENDED: exit code (negative: signal), serial number of the current task, position of its
+sample."""
 NOWHERE = -1
-"""Position in ENDED if no sample was being made."""
+"""Position in ENDED that means that no sample was being made."""
 
 
 class MessageKind(IntEnum):
     """Kinds of messages. F: sent by the feeder, T: by a template, B: by a builder."""
 
     FORK = 1
-    """F to T: fork builder `a`; the descriptor is its channel. `b`: size of a body, for warming up; 0 if unknown."""
+    """F to T: fork builder `a`; the file descriptor is its channel. `b`: size of a body, for warming up; 0 if
+    unknown."""
     KILL = 2
     """F to T: kill builder `a`."""
     LOADED = 3
     """T: the bundle is loaded; loading took `a` ns."""
     LOAD_FAILED = 4
-    """T: the bundle cannot be loaded; payload: `making.failures`. The template ends."""
+    """T: the bundle cannot be loaded; payload: `making.failures`. The template exits."""
     ENDED = 5
-    """T: the process of builder `a` ended; payload: `ENDED`."""
+    """T: the process of builder `a` has exited; payload: `ENDED`."""
     INIT = 6
-    """F to B: the session to work for; payload: JSON of `Introduction`. A descriptor, if any, is for its output."""
+    """F to B: the session to work for; payload: JSON of `Introduction`. A file descriptor, if any, is for the
+    output."""
     UP = 7
     """B: worker_init_fn has run."""
     INIT_FAILED = 8
-    """B: worker_init_fn raised; payload: `making.failures`. The builder ends."""
+    """B: worker_init_fn raised an error; payload: `making.failures`. The builder exits."""
     BUILD = 9
     """F to B: make ticket `b` (payload: `frames.pack_ticket`) as job `a`; flags as in the ticket's frame."""
     BUFFER = 10
-    """B: new buffer `a` of `b` bytes; the descriptor is its memfd."""
+    """B: new buffer `a` of `b` bytes; the file descriptor is its memfd."""
     DROP = 11
     """B: buffer `a` is no longer used."""
     BUILT = 12
@@ -78,15 +83,15 @@ class MessageKind(IntEnum):
     FAILED = 13
     """B: user code failed in job `a`; payload: `making.failures`. Flags as in the feeder's frame."""
     PROGRESS = 14
-    """B: about to make sample `b` of job `a`, which may kill the process: waits for ACK."""
+    """B: about to make sample `b` of job `a`, which may kill the process. The builder waits for ACK."""
     ACK = 15
-    """F to B: the feeder has passed PROGRESS on."""
+    """F to B: the feeder has forwarded PROGRESS."""
     FREE = 16
     """F to B: the body in buffer `a` was sent or dropped."""
     SNAPSHOT = 17
-    """B: a snapshot of the slot after `a` batches; payload: its state."""
+    """B: a snapshot of the slot after `a` batches; payload: the slot's state."""
     NO_STATE = 18
-    """B: a warning about making the slot again; payload: the text. F to B: no snapshot is wanted."""
+    """B: a warning about rebuilding the slot; payload: the text. F to B: no snapshot is wanted."""
     REPLAYED = 19
     """B: for job `a`, `b` earlier batches of its slot have been rebuilt."""
 
@@ -101,7 +106,7 @@ class Message(NamedTuple):
 
 
 class Fields(TypedDict, total=False):
-    """Optional fields of a message, in addition to its kind and a descriptor."""
+    """Optional fields of a message, in addition to its kind and file descriptor."""
 
     a: int
     b: int
@@ -119,7 +124,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Watching(Protocol):
-    """A loop that calls back when a channel has data to read, or can accept more."""
+    """A loop that calls a callback when a channel has data to read, or can accept more."""
 
     def watch(self, end: Channel, callback: Callable[[], None]) -> None: ...
     def unwatch(self, end: Channel) -> None: ...
@@ -135,7 +140,8 @@ class Channel:
         self._fds: deque[int] = deque()
         self._out = bytearray()
         self._out_fds: deque[tuple[int, int]] = deque()
-        """(bytes of `_out` before the message, descriptor) for each message that is not sent yet."""
+        """(bytes of `_out` before the message, file descriptor) for each message with a file descriptor that is not
+        sent yet."""
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -242,7 +248,7 @@ class BuilderPhase(Enum):
 
 
 class SharedBuffer:
-    """A builder's buffer: its memory, mapped for reading, and its descriptor, for receivers on this machine."""
+    """A builder's buffer: its memory, mapped for reading, and its file descriptor, for receivers on this machine."""
 
     __slots__ = ("__weakref__", "fd", "map", "number")
     _numbers = itertools.count(1)
@@ -277,20 +283,19 @@ class Session:
     since: float
     phase: BuilderPhase = BuilderPhase.LOADING
     number: int = 0
-    """Its builder's number at the template."""
+    """The template's number for the session's builder."""
     channel: Channel | None = None
     task: Task | None = None
     buffers: dict[int, SharedBuffer] = field(default_factory=dict)
     deadline: float = float("inf")
-    """The time at which its builder is killed."""
+    """The time at which the session's builder is killed."""
     ended_at: float = 0.0
     orphan_since: float | None = None
     noted_at: float = 0.0
     introduction: bytes = b""
     slot: SlotSession | None = None
     replayed: int = 0
-    """Number of batches of its slot that the builder has rebuilt for the task, according to the last
-    report."""
+    """Number of batches of its slot that the builder has rebuilt for the task, according to its last report."""
 
 
 @dataclass(slots=True)
@@ -306,9 +311,9 @@ class SlotSession:
     is_tried: bool = False
     """True while a trial runs."""
     has_ended: bool = False
-    """True once the slot has no further batches: a ticket for one is answered at once."""
+    """True once the slot has no further batches. A ticket for one is then answered at once."""
     is_exact: bool | None = None
-    """True if snapshots restore the slot exactly; None until a trial has decided this."""
+    """True if snapshots restore the slot exactly; None until a trial has determined this."""
 
 
 @dataclass(slots=True, eq=False)
@@ -319,17 +324,18 @@ class Template:
     channel: Channel
     loaded: bool = False
     again: bool = False
-    """True for the second attempt: the first ended while loading, perhaps because another feeder failed."""
+    """True for the second attempt, after the first template died while loading, perhaps because another feeder
+    failed."""
     used_at: float = 0.0
     last_number: int = 0
     sessions: list[Session] = field(default_factory=list)
     spare: tuple[int, Channel] | None = None
-    """A builder forked ahead, so that the next epoch begins without a fork."""
+    """A builder forked ahead of time, so that the next epoch begins without a fork."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction:
-    """A builder's instructions: the session that it works for, and its identity there."""
+    """A builder's instructions: the session for which it works, and its identity in that session."""
 
     feeder: str
     index: int

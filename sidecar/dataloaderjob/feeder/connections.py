@@ -1,7 +1,7 @@
 """The connections of a feeder: one for each receiver, and one to its supervisor.
 
-A receiver's connection reads and writes bytes, never blocks, and knows frames but not tickets. `Sender`
-queues what the feeder's machine instructs, and returns the connections to flush.
+A receiver's connection reads and writes bytes, never blocks, and knows frames but not tickets. `Sender` queues the
+frames for the instructions of the feeder's state machine, and returns the connections to flush.
 
 The connection to the supervisor reports where the feeder serves. Each blob that this node lacks is fetched over a
 connection of its own (`blobs`).
@@ -54,10 +54,10 @@ TELL_AFTER_S = 3.0
 DRAIN_POLL_S = 0.05
 _READ_NBYTES = 256 * 1024
 SHARED_FROM_NBYTES = 128 * 1024
-"""Smaller bodies are sent even to receivers on this machine, which is faster than sharing them: at 100 kB, 6,100 bodies
-per second against 5,100; at 300 kB, only 4,300 against 4,700."""
+"""Smaller bodies are sent even to receivers on this machine, which is faster than sharing them: 6,100 instead of 5,100
+bodies of 100 kB per second. With bodies of 300 kB, sending is slower: 4,300 instead of 4,700."""
 MAX_OWED = 10_000
-"""Number of control frames waiting for a receiver at which the feeder stops reading from it."""
+"""Number of waiting control frames at which the feeder stops reading from a receiver."""
 Buffer = bytes | memoryview
 
 
@@ -74,11 +74,11 @@ class Outgoing:
         self.memory = memory
         """The buffer that holds the body, if the frame gives the body's location instead of its bytes."""
         self.fd: int | None = None
-        """A descriptor to send along."""
+        """A file descriptor to send with the frame."""
         self.done: Callable[[], None] | None = None
 
     def push(self, sock: socket.socket) -> None:
-        """Sends as much as the socket accepts. Raises BlockingIOError if something is left, and OSError."""
+        """Sends as much as the socket accepts. Raises BlockingIOError if anything is left. Raises OSError."""
         buffers = self.buffers
         while buffers:
             sent = sock.sendmsg(buffers) if self.fd is None else socket.send_fds(sock, buffers, [self.fd])
@@ -100,7 +100,8 @@ class ReceiverConnection:
         on_start: Callable[[Task], None],
         on_sent: Callable[[Task], None],
     ) -> None:
-        """`on_start` and `on_sent` are called for each body; for a shared body, `on_sent` once it is taken."""
+        """`on_start` and `on_sent` are called for each body; `on_sent` of a shared body once the receiver has taken
+        it."""
         self.number = number
         self.is_here = sock.family == socket.AF_UNIX
         """True if the receiver is on this machine, so that bodies may be shared with it."""
@@ -170,7 +171,7 @@ class ReceiverConnection:
     def close(self) -> None:
         self.closed = True
         with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)  # ends it even if another process holds the descriptor
+            self.sock.shutdown(socket.SHUT_RDWR)  # ends it even if another process holds the file descriptor
         self.sock.close()
 
     def _next(self) -> Outgoing | None:
@@ -185,7 +186,7 @@ class ReceiverConnection:
                 self._mapped[memory.number] = weakref.ref(memory)
                 self._current.fd = memory.fd
         if self._seals is not None and (current := self._current) is not None:
-            # Only now, because the order of frames is part of their seals. The bytes of a body are not.
+            # Sealed only now, because the order of frames is part of their seals. The bytes of a body are not.
             header, payload = current.buffers
             seal, header = self._seals.out.seal, bytes(header)
             current.buffers = [seal(header, payload)] if current.task is None else [seal(header), payload]
@@ -194,14 +195,14 @@ class ReceiverConnection:
     # Shared memory
 
     def taken(self) -> None:
-        """Notes that the receiver has taken the earliest of its shared bodies. Raises RemoteProtocolError if there is
+        """Records that the receiver has taken the earliest of its shared bodies. Raises RemoteProtocolError if there is
         none."""
         if not self._untaken:
             raise RemoteProtocolError("a peer reports a batch as taken, but none was offered")
         self._on_sent(self._untaken.popleft())
 
     def gone(self) -> list[int]:
-        """Returns the shared buffers that no builder uses any more, each only once."""
+        """Returns the shared buffers that no builder uses any longer. Returns each of them only once."""
         gone = [number for number, memory in self._mapped.items() if memory() is None]
         for number in gone:
             del self._mapped[number]
@@ -327,9 +328,9 @@ class Sender:
 
 
 class Registration:
-    """Keeps the feeder registered with the supervisor, in its own thread, until the process ends.
+    """The feeder's registration with the supervisor, which a separate thread maintains until the process exits.
 
-    `idle` returns True if the server has nothing left to do; a draining feeder waits for this.
+    `idle`: returns True if the server has nothing left to do. A draining feeder waits for this.
     """
 
     def __init__(
@@ -356,11 +357,11 @@ class Registration:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def tell(self, cause: Cause, why: str) -> None:
-        """Reports trouble of a feeder that still serves to the supervisor; safe to call from any thread."""
+        """Reports a problem to the supervisor while this feeder still serves. Safe to call from any thread."""
         self._tell({"type": "trouble", "cause": cause.value, "why": why})
 
     def tell_costs(self, costs: Mapping[str, int]) -> None:
-        """Reports the costs of batches unless no batch was built since the last report."""
+        """Reports the costs of batches if any batch was built, or waited for its connection, since the last report."""
         if costs["built"] != self._told_costs.get("built", 0) or costs["sending"] != self._told_costs.get(
             "sending", 0
         ):
@@ -388,7 +389,7 @@ class Registration:
             except (OSError, ProtocolError) as exc:
                 lost = min(lost, time.monotonic())
                 self._alone_since = min(self._alone_since, time.monotonic())
-                # At the end of a run the supervisor exits first.
+                # At the end of a run, the supervisor exits first.
                 broken = isinstance(exc, BrokenSeal)
                 if str(exc) != logged and (broken or time.monotonic() - lost >= TELL_AFTER_S):
                     logged = str(exc)
@@ -411,7 +412,7 @@ class Registration:
 
     def _listen(self, sock: Connection) -> None:
         """Listens until the connection ends, then raises ConnectionError."""
-        poll = select.poll()  # unlike select(), accepts descriptors of any number
+        poll = select.poll()  # unlike select(), accepts file descriptors of any size
         for fd in (sock.fileno(), self._wake):
             poll.register(fd, select.POLLIN)
         while True:

@@ -30,13 +30,13 @@ EPOCHS = (
 
 
 class Needs:
-    """Tracks which batches of its slot the ranks of each session may still request."""
+    """The batches of its slot that the ranks of each session may still request."""
 
     def __init__(self) -> None:
         self._of: dict[bytes, dict[int, float]] = {}
 
     def hear(self, bundle: Bundle, receiver: int, needed: int) -> None:
-        """Notes that a rank needs no batch before `needed`, as its ticket reports."""
+        """Records that a rank needs no batch before `needed`, according to its ticket."""
         known = self._of.setdefault(bundle.id, {})
         before = known.get(receiver, 0)
         known[receiver] = needed if before == _NOTHING else max(before, needed)
@@ -58,12 +58,12 @@ class Needs:
         return frames.with_needed(packed, int(least))
 
     def released(self, bundle: bytes, receiver: int) -> None:
-        """Notes that the rank requests nothing more from the session."""
+        """Records that the rank requests nothing more from the session."""
         if bundle in self._of:
             self._of[bundle][receiver] = _NOTHING
 
     def closed(self, receiver: int) -> None:
-        """Notes that the rank's connection ended. The rank may reconnect."""
+        """Records that the rank's connection ended. The rank may reconnect."""
         for known in self._of.values():
             if known.get(receiver) != _NOTHING:
                 known.pop(receiver, None)

@@ -1,4 +1,4 @@
-"""Describes how user-code processes ended, and whether the kernel killed them for lack of memory."""
+"""Descriptions of how processes with user code exited, including whether the kernel killed them for lack of memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class End(NamedTuple):
     """The end of a process."""
 
     text: str
-    """The predicate of a sentence, such as "was ended by SIGKILL"."""
+    """The predicate of a sentence, such as "was killed by SIGKILL"."""
     of_memory: bool = False
 
     def failure(self, who: str, more: str) -> bytes:
@@ -24,7 +24,7 @@ class End(NamedTuple):
 
 
 class Ends:
-    """Describes how one feeder's processes ended. Call `look` about once a second."""
+    """Descriptions of how one feeder's processes exited. Call `look` about once a second."""
 
     def __init__(self, memory_field: str, watch: MemoryWatch | None = None) -> None:
         self._field = memory_field

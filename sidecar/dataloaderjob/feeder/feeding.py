@@ -1,14 +1,14 @@
-"""The protocol machine of one feeder and all its receivers: decides what happens to tickets. Pure.
+"""The state machine of one feeder and all its receivers, which decides what happens to tickets. Pure.
 
-Events go in (a frame arrived, a batch is built, a body is sent), instructions come out. The machine never inspects
-payloads. Each bundle has its own builder, which makes one batch at a time. The shell, `feeder.server`, reports which
-builders are free. Every ticket is a `Task` whose state changes only as the table in `feeding_states` allows.
+Events go in (a frame has arrived, a batch is built, a body is sent), and instructions come out. The machine never
+inspects payloads. Each bundle has its own builder, which makes one batch at a time. The shell, `feeder.server`, reports
+which builders are free. Every ticket is a `Task` whose state changes only as the table in `feeding_states` allows.
 
-Receivers take turns, and so do the streams of each receiver. Within a stream, the lowest ticket comes first.
-Nothing is built for a receiver with `limit` batches HELD, or with `limit` built and unsent. One exception prevents a
-deadlock: a ticket before all HELD ones of its stream is built anyway, because the receiver may make no room for those
-until it has this one. Once the batches built for all receivers reach `most_nbytes`, only a receiver with nothing built
-gets a batch: batches built for the others may wait for a trainer that waits for this one.
+Receivers take turns, and so do the streams of each receiver. Within a stream, the lowest ticket comes first. Nothing is
+built for a receiver with `limit` batches HELD, or with `limit` built and unsent. One exception prevents a deadlock: a
+ticket before all HELD ones of its stream is built anyway, because the receiver may not make room for those until it has
+this one. Once the batches built for all receivers reach `most_nbytes`, a batch is built only for a receiver with
+nothing built. This is necessary because batches built for the others may wait for a trainer that waits for this one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from dataloaderjob.feeder.feeding_states import (
 
 _HISTORY = 64
 MOST_NBYTES = 1 << 30
-"""Limit on the bytes of built and unsent batches: two batches of 38.5 MB for each of 64 receivers took 4.9 GB."""
+"""Limit on the bytes of built and unsent batches. Without it, two batches of 38.5 MB for each of 64 receivers took 4.9
+GB."""
 BUILT = frozenset({TaskState.HELD, TaskState.READY, TaskState.SENDING})
 Free = Callable[[Task], bool]
 """Returns True if a builder may start on this task now."""
@@ -73,7 +74,7 @@ class _Receiver:
         insort(self.queues.setdefault(task.stream, []), task, key=lambda j: j.ticket)
 
     def dequeue(self, task: Task, *, turn: bool = False) -> None:
-        """Removes the task; with `turn`, its stream moves to the end of the line."""
+        """Removes the task. With `turn`, its stream moves to the end of the line."""
         queue = self.queues[task.stream]
         queue.remove(task)
         if not queue:
@@ -83,10 +84,11 @@ class _Receiver:
 
 
 class Feeding:
-    """The machine. Its methods are events; they return instructions to be followed in order."""
+    """The state machine. Its methods are events, and they return instructions to be followed in order."""
 
     def __init__(self, limit: int, most_nbytes: int = MOST_NBYTES) -> None:
-        """Starts without receivers. `limit`: most built batches per receiver; 2 allows one being sent and one ready."""
+        """Starts without receivers. `limit`: maximum number of built batches per receiver. 2 allows one that is being
+        sent and one that is ready."""
         self._limit, self._most_nbytes = limit, most_nbytes
         self.built_nbytes = 0
         """Bytes of built and unsent batches."""
@@ -124,7 +126,7 @@ class Feeding:
         self._turns.append(made)
 
     def closed(self, receiver: int) -> None:
-        """The connection ended. Reporting it twice is safe."""
+        """Handles the end of a connection. Calling this twice is safe."""
         gone = self._receivers.get(receiver)
         if gone is None:
             return
@@ -146,7 +148,7 @@ class Feeding:
         room: int,
         payload: bytes,
     ) -> list[Instruction]:
-        """A TICKET frame arrived. A repeated ticket only adds its flags and increases the room."""
+        """Handles a TICKET frame. A repeated ticket only adds its flags and increases the room."""
         owner = self._receivers[receiver]
         owner.uses[bundle] = stream
         known = owner.tasks.get((stream, ticket))
@@ -168,7 +170,7 @@ class Feeding:
         return []
 
     def grant(self, receiver: int, *, stream: int, ticket: int, room: int) -> list[Instruction]:
-        """A GRANT frame arrived. It sends a batch that is HELD, and only increases the room of an unbuilt one."""
+        """Handles a GRANT frame. It sends a batch that is HELD, and only increases the room of an unbuilt batch."""
         task = self.find(receiver, stream, ticket)
         if task is None:
             return []
@@ -178,28 +180,29 @@ class Feeding:
         return [Send(task)] if was is TaskState.HELD else []
 
     def cancel(self, receiver: int, *, stream: int, ticket: int) -> list[Instruction]:
-        """A CANCEL frame arrived: the ticket is forgotten, unless part of its body is already sent."""
+        """Handles a CANCEL frame. The ticket is forgotten, unless part of its body has already been sent."""
         task = self.find(receiver, stream, ticket)
         return [] if task is None else self._cancel(task)
 
     # Bundles
 
     def bundle_coming(self, bundle: bytes) -> bool:
-        """A BUNDLE frame arrived. Returns True, once per bundle, if the shell has to make it ready and report it."""
+        """Handles a BUNDLE frame. Returns True, once per bundle, if the shell must make the bundle ready and report
+        this."""
         if bundle in self._known or bundle in self._coming or not self.wanted(bundle):
             return False
         self._coming.add(bundle)
         return True
 
     def bundle_ready(self, bundle: bytes) -> None:
-        """The bundle's blobs are on this node: its parked tickets are queued."""
+        """Handles the arrival of a bundle's blobs on this node. The bundle's parked tickets are queued."""
         self._coming.discard(bundle)
         self._known.add(bundle)
         for task in self._parked.pop(bundle, ()):
             self._move(task, TaskEvent.BUNDLE)
 
     def bundle_lost(self, bundle: bytes) -> list[Instruction]:
-        """The bundle cannot be obtained: its tickets fail. Also reported if nobody wants the bundle any more."""
+        """Handles a bundle that cannot be obtained, or that nobody wants any longer. The bundle's tickets fail."""
         self._coming.discard(bundle)
         for owner in self._receivers.values():
             owner.asked.discard(bundle)
@@ -239,7 +242,7 @@ class Feeding:
         return True
 
     def release(self, receiver: int, bundle: bytes) -> None:
-        """A RELEASE frame arrived: the receiver sends no further tickets of this bundle."""
+        """Handles a RELEASE frame, after which the receiver sends no further tickets of this bundle."""
         owner = self._receivers.get(receiver)
         if owner is not None:
             owner.uses.pop(bundle, None)
@@ -255,7 +258,7 @@ class Feeding:
         ]
 
     def bundle_failed(self, bundle: bytes) -> list[Instruction]:
-        """The bundle cannot be loaded, or its worker_init_fn failed: its queued tickets fail."""
+        """Handles a bundle that cannot be loaded, or whose worker_init_fn failed. The bundle's queued tickets fail."""
         queued = [
             task for owner in self._receivers.values() for queue in owner.queues.values() for task in queue
             if task.bundle == bundle
@@ -279,7 +282,7 @@ class Feeding:
         return None
 
     def built(self, task: Task, nbytes: int) -> list[Instruction]:
-        """The builder made a body of `nbytes` bytes."""
+        """Handles a body of `nbytes` bytes that the builder has made."""
         task.nbytes = nbytes
         self._move(task, TaskEvent.FITS if nbytes <= task.room else TaskEvent.EXCEEDS)
         if task.state is TaskState.GONE:
@@ -287,13 +290,13 @@ class Feeding:
         return [Send(task)] if task.state is TaskState.READY else [Announce(task)]
 
     def failed(self, task: Task) -> list[Instruction]:
-        """User code failed while the builder was working on this task."""
+        """Handles a failure of user code while the builder was working on this task."""
         live = task.state is TaskState.BUILDING
         self._move(task, TaskEvent.FAILED)
         return [Fail(task)] if live else []
 
     def lost(self, task: Task) -> list[Instruction]:
-        """The builder ended while it was working on this task."""
+        """Handles the death of the builder while it was working on this task."""
         live = task.state is TaskState.BUILDING
         self._move(task, TaskEvent.LOST)
         return [Lost(task)] if live else []
@@ -302,14 +305,15 @@ class Feeding:
         self._move(task, TaskEvent.START)
 
     def sent(self, task: Task) -> None:
-        """The last byte of the body was sent, or the receiver has copied the body. Ignored if the task is GONE."""
+        """Records that the last byte of the body was sent, or that the receiver has copied the body. Ignored if the
+        task is GONE."""
         if task.state is not TaskState.GONE:
             self._move(task, TaskEvent.SENT)
 
     # Internals
 
     def find(self, receiver: int, stream: int, ticket: int) -> Task | None:
-        """Returns the task that a frame refers to; None if no such task exists (any more)."""
+        """Returns the task that a frame refers to; None if no such task exists, or no longer exists."""
         owner = self._receivers.get(receiver)
         return None if owner is None else owner.tasks.get((stream, ticket))
 
@@ -352,7 +356,7 @@ class Feeding:
         elif was is TaskState.PARKED and task.bundle in self._parked:
             self._parked[task.bundle].remove(task)
             if not any(j.receiver == owner.number for j in self._parked[task.bundle]):
-                owner.asked.discard(task.bundle)  # the request may be unanswered: the next ticket asks again
+                owner.asked.discard(task.bundle)  # the request may be unanswered: the next ticket repeats it
             if not self._parked[task.bundle]:
                 del self._parked[task.bundle]
         elif was is TaskState.HELD:

@@ -1,4 +1,4 @@
-"""States of a feeder's tickets, and the machine's instructions to its shell. Values and one table.
+"""The states of a feeder's tickets, and the state machine's instructions to its shell: values and one table.
 
 PARKED     its bundle (the user's code and data) is not on this node yet
 QUEUED     waits for its turn
@@ -44,7 +44,7 @@ class TaskEvent(IntEnum):
     FAILED = auto()
     """User code failed."""
     LOST = auto()
-    """The builder ended."""
+    """The builder died."""
     START = auto()
     """The first byte of the body is about to be sent."""
     SENT = auto()
@@ -77,7 +77,7 @@ TRANSITIONS: dict[tuple[TaskState, TaskEvent], TaskState] = {
     (TaskState.SENDING, TaskEvent.CANCEL): TaskState.GONE,
     (TaskState.SENDING, TaskEvent.SENT): TaskState.GONE,
 }
-"""(SENDING, CANCEL) means that the receiver ended: a CANCEL frame no longer finds a task that is SENDING."""
+"""(SENDING, CANCEL) means that the receiver is gone, because a CANCEL frame no longer finds a task that is SENDING."""
 
 
 class IllegalTransition(Exception):
@@ -99,7 +99,7 @@ class Task:
     bundle: bytes
     flags: int
     room: int
-    """Size in bytes up to which the body may be sent without asking."""
+    """Size in bytes up to which the body may be sent without a GRANT."""
     payload: bytes = field(repr=False)
     """The result of `frames.pack_ticket`; opaque here."""
     state: TaskState
@@ -137,4 +137,4 @@ class Fail(Instruction):
 
 
 class Lost(Instruction):
-    """Report to the receiver that the process that was making this ticket ended."""
+    """Report to the receiver that the process that was making this ticket has exited."""

@@ -1,12 +1,12 @@
-"""The host: starts a machine's feeders, and the zygote from which their bundles' templates are forked.
+"""The host: the process that starts a machine's feeders and the zygote from which their bundles' templates are forked.
 
     python -m dataloaderjob.feeder.host --settings FILE     one feeder, watched by Ray's actor or a test
     python -m dataloaderjob.feeder.host --listen SOCKET     any number, for the local provider
 
-It runs no user code, has no threads, and ends when the zygote ends. With --settings, it prints {"host", "port",
-"instance", "pid"} once its feeder serves (to the descriptor given by --ready-fd, if any). It then ends with the feeder,
-or when its standard input, if a pipe, closes.
-With --listen, it answers these requests, sent as messages of `core.sockets`:
+It runs no user code, has no threads, and exits when the zygote exits. With --settings, it prints {"host", "port",
+"instance", "pid"} once its feeder serves, to standard output or to the file descriptor given by --ready-fd. It then
+exits with the feeder, or when its standard input closes, if that is a pipe. With --listen, it answers these requests,
+sent as messages of `core.sockets`:
 
     {"type": "start", "settings": {FeederSettings}}   {"type": "ok", "pid"}
     {"type": "kill", "name"}                          {"type": "ok"}, even if no such feeder exists
@@ -27,7 +27,8 @@ from dataloaderjob.core.places import IMPORTED_VARIABLE, IN_FEEDER_VARIABLE
 
 
 def start_zygote(imported: str | None = None) -> tuple[socket.socket, int]:
-    """Returns the zygote's pid, and the socket that brings it feeders. `imported`: file for the list of its imports."""
+    """Starts the zygote. Returns the socket over which it receives feeders, and its pid. `imported`: the file for the
+    list of its imports."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     parent = os.getpid()
     pid = os.fork()

@@ -45,11 +45,11 @@ class _Feeder:
     code: int | None = None
     words: str = ""
     memory: str = ""
-    """If memory ran out, the available amount and a remedy; else empty."""
+    """The available memory and a remedy, if memory ran out; else empty."""
 
 
 class Host(ReapingLoop):
-    """The host's loop: `run` returns once `over` is set."""
+    """The host's loop. `run` returns once `over` is set."""
 
     def __init__(self, zygote: Zygote, listener: socket.socket | None) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Host(ReapingLoop):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer
         if listener is not None:
             self.watch(listener, lambda: self._accept(listener))
-        self.woken()  # the zygote may have ended before its signal was caught
+        self.woken()  # the zygote may have exited before its signal was caught
 
     def end(self) -> None:
         self.over = True
@@ -68,7 +68,7 @@ class Host(ReapingLoop):
     # Feeders
 
     def start(self, settings: FeederSettings, *, relayed: bool, ready_fd: int | None = None) -> _Feeder:
-        """Forks a feeder. `relayed`: its output is shown as lines of this process's output."""
+        """Forks a feeder. `relayed`: show its output as lines of this process's output."""
         asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         pipe = os.pipe2(os.O_CLOEXEC) if relayed else None
         parent = os.getpid()
@@ -77,7 +77,7 @@ class Host(ReapingLoop):
             die_with_parent(parent)
             _become_feeder(settings, asking, None if pipe is None else pipe[1], ready_fd)
         asking.close()
-        with asked, contextlib.suppress(OSError):  # if the zygote is gone, this process is about to end
+        with asked, contextlib.suppress(OSError):  # if the zygote is gone, this process is about to exit
             socket.send_fds(self._zygote, [settings.name.encode()], [asked.fileno()])
         made = self.feeders[settings.name] = _Feeder(settings.name, pid)
         if pipe is not None:
@@ -215,7 +215,7 @@ def main(zygote: Zygote) -> int:
     parser = argparse.ArgumentParser(description="forks feeders")
     parser.add_argument("--settings", type=Path, help="JSON file of FeederSettings, to start one feeder")
     parser.add_argument("--listen", help="Unix socket for requests, to start any number of feeders")
-    parser.add_argument("--parent", type=int, help="pid of the parent process, with which this one ends")
+    parser.add_argument("--parent", type=int, help="pid of the parent process, with which this process exits")
     parser.add_argument(
         "--ready-fd", type=int, help="file descriptor for the ready message, instead of stdout"
     )

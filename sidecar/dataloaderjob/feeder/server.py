@@ -1,8 +1,8 @@
 """A feeder: receivers connect, tickets come in, batches go out. The shell of `feeder.feeding`.
 
-One loop, in the main thread, owns the machine, the connections and the channels to builders. Handshakes, blob
+One loop, in the main thread, owns the state machine, the connections and the channels to builders. Handshakes, blob
 transfers and the connection to the supervisor have their own threads, which hand their results to the loop. User code
-runs in other processes (`builders`), so it cannot hold up a frame.
+runs in other processes (`builders`), so it cannot delay a frame.
 """
 
 from __future__ import annotations
@@ -55,15 +55,16 @@ class FeederServer:
     def __init__(
         self, settings: FeederSettings, requests: socket.socket, facts: dict[str, Any], *, relayed: bool
     ) -> None:
-        """`requests`: socket to the zygote, for templates. `facts`: the zygote's facts about this machine. `relayed`:
-        the host shows this process's output under the feeder's name."""
+        """`requests`: the socket to the zygote, for templates. `facts`: the zygote's facts about this machine.
+        `relayed`: the host shows this process's output under the feeder's name."""
         self.settings = settings
         self.instance = os.urandom(8).hex()
         self.registration: Registration | None = None
         """The connection to the supervisor; None if there is no supervisor."""
         key = read_key(settings.key_path)
         self.link_key = key if settings.supervisor_host is None else new_key()
-        """The key of connections from receivers. Without a supervisor, who would pass it on, it is the key's file's."""
+        """The key for connections from receivers. Without a supervisor, which would pass on a new key, it is the
+        feeders' key."""
         self.tls = read_credentials(settings.tls_folder)
         self._machine = Feeding(settings.max_ungranted)
         self._bundles = BundleStore(
@@ -74,7 +75,8 @@ class FeederServer:
         self._sender = Sender(self._machine, lambda: self._builders.templates.loads)
         self._calls: deque[Callable[[], None]] = deque()
         self._owed: dict[bytes, list[tuple[int, Header]]] = {}
-        """bundle -> CANCEL frames (connection, header), to be confirmed once its builder has finished its task."""
+        """bundle -> CANCEL frames (connection, header), to be confirmed once the bundle's builder has finished its
+        task."""
         self._numbers = 0
         self._trainers: set[str] = set()
         """Trainer processes whose receivers have connected."""
@@ -108,7 +110,7 @@ class FeederServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port at which others reach this feeder."""
+        """The host and port at which other processes reach this feeder."""
         return self.settings.advertise_host or self.settings.bind_host, self._acceptor.port
 
     @property
@@ -135,13 +137,13 @@ class FeederServer:
         self._bundles.stopping = True
 
     def stop(self) -> None:
-        """Ends `run_forever`; may be called from any thread or signal handler."""
+        """Ends `run_forever`. May be called from any thread or signal handler."""
         self._stopping = True
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Makes the loop call a function; safe to call from any thread."""
+        """Makes the loop call a function. Safe to call from any thread."""
         self._calls.append(call)
         os.eventfd_write(self._wake, 1)
 
@@ -199,7 +201,7 @@ class FeederServer:
 
     def _adopt(self, sock: socket.socket, trainer: str) -> None:
         if trainer not in self._trainers:
-            # A restarted trainer runs the same script: its sessions have the same names as those of the dead one.
+            # A restarted trainer runs the same script, so its sessions have the same ids as those of the dead trainer.
             self._trainers.add(trainer)
             self._builders.end_unused(self._machine.used)
         self._numbers += 1
@@ -232,7 +234,7 @@ class FeederServer:
         if self._sender.connections.pop(connection.number, None) is None:
             return
         self._unregister(connection.sock.fileno())
-        connection.close()  # before any buffer is freed: a receiver checks after each copy that it is connected
+        connection.close()  # before any buffer is freed, because a receiver checks after each copy that it is connected
         self._machine.closed(connection.number)
         self._builders.templates.closed(connection.number)
         self._builders.needs.closed(connection.number)
@@ -305,8 +307,8 @@ class FeederServer:
     def _cancel(
         self, connection: ReceiverConnection, header: Header, which: dict[str, int]
     ) -> list[Instruction]:
-        """Confirms a cancellation at once, unless a builder makes the batch: then only after that builder, which may
-        hang, is done."""
+        """Confirms a cancellation at once, unless a builder is making the batch. In that case, confirms it only once
+        the builder, which may hang, has finished."""
         task = self._machine.find(connection.number, **which)
         made = self._machine.cancel(connection.number, **which)
         if task is not None and self._builders.discards(task.bundle):
@@ -384,7 +386,7 @@ class FeederServer:
         self._tell(bundle, FrameKind.NOTE, text.encode())
 
     def _tell(self, bundle: Bundle, kind: FrameKind, payload: bytes) -> None:
-        """Sends a frame to all receivers that use a session, even those without a ticket there now."""
+        """Sends a frame to all receivers that use a session, even to those that have no ticket in it now."""
         for number, stream in self._machine.users(bundle.id):
             if (connection := self._sender.connections.get(number)) is not None:
                 header = frames.pack_header(kind, stream=stream, bundle=bundle.id, nbytes=len(payload))
@@ -396,7 +398,7 @@ class FeederServer:
     ) -> None:
         """Handles a task that a builder has finished."""
         touched = self._sender.perform(made, payload, position=position, flags=flags)
-        self._settle()  # the builder works while this loop sends, which yields a third more small batches
+        self._settle()  # the builder works while this loop sends: a third more small batches
         for number, header in self._owed.pop(task.bundle, ()):
             if (connection := self._sender.connections.get(number)) is not None:
                 self._sender.confirm_cancelled(connection, header)
@@ -419,13 +421,13 @@ def _accept(acceptor: Acceptor, _: int) -> None:
 def main(
     settings: FeederSettings, requests: socket.socket, ready_fd: int | None, *, relayed: bool
 ) -> NoReturn:
-    """Runs a feeder's process, which the host forked. `ready_fd`: descriptor on which to report that it serves."""
+    """Runs a feeder's process, which the host forked. `ready_fd`: file descriptor on which to report that it serves."""
     log_lines("%(levelname)s %(message)s")
     end_as(lambda: _serve(settings, requests, ready_fd, relayed=relayed))
 
 
 def _serve(settings: FeederSettings, requests: socket.socket, ready_fd: int | None, *, relayed: bool) -> int:
-    allow_all_files()  # each of a builder's buffers needs some
+    allow_all_files()  # each of a builder's buffers needs a file descriptor
     try:
         server = FeederServer(settings, requests, _facts(requests), relayed=relayed)
         host, port = server.address

@@ -1,5 +1,5 @@
-"""Snapshots of slots, from which another builder can rebuild a slot. They are handed out only after a trial
-has shown that the first of them restores the dataset's iterator.
+"""Snapshots of slots, from which another builder can resume a slot. They are handed out only after a trial has shown
+that the first of them restores the dataset's iterator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataloaderjob.feeder.trials import Trials
 MAX_TRIALS = 3
 """Maximum number of trials of one slot's snapshots if the trials yield no batch."""
 TRIED_AFTER = 1
-"""Distance from a snapshot's next batch to the batch that tries it: by then, anything that it omits has shown up."""
+"""Distance from a snapshot's next batch to the batch that tests the snapshot. By then, anything that it omits shows."""
 
 
 class SnapshotReceiver(Protocol):
@@ -33,7 +33,7 @@ class SlotSnapshots:
         self._trials, self._receiver = trials, receiver
 
     def try_first(self, session: Session, slot: SlotSession, task: Task, digest: int) -> None:
-        """Starts a trial that makes a batch after the first snapshot again from that snapshot."""
+        """Starts a trial, which rebuilds a later batch from the slot's first snapshot."""
         ticket = frames.unpack_slot_ticket(task.payload)
         if ticket is None or slot.first is None or ticket.number < slot.first[0] + TRIED_AFTER:
             return
@@ -54,11 +54,11 @@ class SlotSnapshots:
             if session.channel is not None:
                 session.channel.post(MessageKind.NO_STATE)
             why = (
-                "could not be tested: it yielded no batch"
+                "could not be tested, because it yielded no batch"
                 if found is None
                 else "does not restore its iterator's state completely (does it have a shuffle buffer?)"
             )
-            self.say(session, f"its state_dict() {why}: it is rebuilt from its beginning, not from its state")
+            self.say(session, f"its state_dict() {why}, so the slot is rebuilt from its beginning")
 
     def received(self, session: Session, message: Message) -> None:
         """Keeps a builder's snapshot, and hands it out if the first one was exact."""

@@ -43,12 +43,12 @@ class _Child:
 
 
 class TemplateLoop:
-    """The template's loop: `run` returns when no feeder is left."""
+    """The template's loop. `run` returns when no feeder is left."""
 
     def __init__(self, code: UserCode, loading_ns: int, requests: socket.socket, times: Path) -> None:
         """`requests`: the socket over which the channels of further feeders arrive. `times`: folder for the times of
         batches, if it exists."""
-        # A SIGCHLD handler set by user code is for builders: this process must be notified of its own children.
+        # A SIGCHLD handler set by user code is for builders. This process must be notified of its own children.
         self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._code, self._loading_ns, self._requests, self._times = code, loading_ns, requests, times
         self._select = selectors.DefaultSelector()
@@ -115,7 +115,7 @@ class TemplateLoop:
         self._select.register(child.pidfd, selectors.EVENT_READ, child)
 
     def _close_in_child(self) -> None:
-        """Closes descriptors that only the template needs. Files that user code opened while loading stay open."""
+        """Closes file descriptors that only the template needs. Files that user code opened while loading stay open."""
         self._select.close()
         self._requests.close()
         for feeder in self._feeders:
@@ -168,7 +168,7 @@ def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, firs
         except BaseException as exc:  # user code may raise anything, even SystemExit
             _refuse(first, requests, pack_failure(exc, phase="loading", feeder=feeder))
             return
-        gc.freeze()  # garbage collection in a builder does not touch the pages shared with this process
+        gc.freeze()  # so that garbage collection in a builder does not touch shared pages
         times = blobs.absolute().with_name(TIMES)
         template = TemplateLoop(code, time.perf_counter_ns() - began, requests, times)
         template.attach(first)

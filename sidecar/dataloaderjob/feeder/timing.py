@@ -1,7 +1,7 @@
-"""Measures the batches that a builder makes, in a file that outlives the builder (`core.timings`).
+"""Measurements of the batches that a builder makes, in a file that outlives the builder (`core.timings`).
 
-A batch costs 7 µs, a sample 0.1 µs. Nothing is measured without the folder, which exists on one machine and in feeder
-pods.
+Measuring takes 7 µs per batch and 0.1 µs per sample. Nothing is measured without the folder, which exists on one
+machine and in feeder pods.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ OnSample = Callable[[int], None]
 
 
 class NoClock:
-    """Measures nothing."""
+    """A clock that measures nothing."""
 
     keys: Sequence[Any] = ()
     """Keys of the batch that is being made."""
 
     def begin(self) -> None:
-        """Notes that a batch is begun."""
+        """Marks the start of a batch."""
 
     def watching(self, on_sample: OnSample) -> OnSample:
         """Returns a callback that times samples and calls `on_sample`."""
         return on_sample
 
     def fetched(self) -> None:
-        """Notes that the last sample is complete. collate_fn follows."""
+        """Marks the end of the last sample and the start of collate_fn."""
 
     def made(self) -> None:
-        """Notes that collate_fn has returned. The batch is encoded next."""
+        """Marks the end of collate_fn and the start of encoding."""
 
     def end(self, ticket: int, payload: bytes, nbytes: int | None) -> None:
-        """Notes that the batch is in shared memory. `nbytes`: its size, None if user code failed. `payload`: its
-        ticket."""
+        """Marks the end of a batch, which is now in shared memory. `nbytes`: its size; None if user code failed.
+        `payload`: its ticket."""
 
 
 def open_clock(folder: Path | None, feeder: str, queued_time: QueuedTime, *, by_sample: bool) -> NoClock:
-    """Creates this process's file, if the folder exists and has room. `by_sample`: samples are made one by
-    one."""
+    """Returns a clock that writes to a new file for this process, if the folder exists and has room; otherwise, one
+    that measures nothing. `by_sample`: samples are made one by one."""
     if folder is None or not folder.is_dir():
         return NoClock()
     with contextlib.suppress(OSError, ValueError):
@@ -79,7 +79,7 @@ class BatchClock(NoClock):
         self._queued_time = queued_time
         self._began = self._cpu = self._queued = self._fetched = self._made = 0
         self._starts: list[int] = []
-        """Times at which the batch's samples were begun."""
+        """Times at which the batch's samples began."""
         self._worst, self._worst_position = 0, -1
 
     def begin(self) -> None:
@@ -98,7 +98,7 @@ class BatchClock(NoClock):
 
         def sample(position: int) -> None:
             if not position:
-                starts.clear()  # of a batch that was made again, or tried
+                starts.clear()  # of a batch that was rebuilt, or tried
             starts.append(_perf())
             on_sample(position)
 
@@ -162,7 +162,7 @@ class BatchClock(NoClock):
 
 
 def _describe(keys: Sequence[Any], payload: bytes, position: int) -> str:
-    """Names a sample, or without a position a batch's samples. Calls no code of the user's."""
+    """Names a sample or, without a position, a batch's samples. Calls no user code."""
     if 0 <= position < len(keys):
         key = keys[position]
         parts = key if type(key) is tuple else (key,)

@@ -1,8 +1,8 @@
 """Trials: a separate builder makes a batch of a slot a second time, from a snapshot, to compare it with the batch that
 was sent.
 
-Only the dataset can make a slot resume exactly from its snapshot: a state may omit the contents of a shuffle buffer.
-The first snapshot of a slot is therefore tried before any is handed out.
+A slot resumes exactly from its snapshot only if the dataset's state is complete. A state may, for example, omit the
+contents of a shuffle buffer. Therefore, the first snapshot of a slot is tried before any is handed out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataloaderjob.feeder.bundles import Templates
 from dataloaderjob.feeder.channel import Channel, MessageKind, Session, SharedBuffer, Template, Watching
 
 LIMIT_S = 120.0
-"""A trial that takes longer is aborted and counts as having made no batch."""
+"""Seconds after which a trial is aborted, and counts as having made no batch."""
 Verdict = Callable[[int | None], None]
 """Receives the digest of the rebuilt batch; None if no batch was made."""
 
@@ -44,7 +44,7 @@ class Trials:
 
     def begin(self, session: Session, introduction: bytes, ticket: bytes, verdict: Verdict) -> None:
         """Makes a packed ticket's batch in a new builder with the session's introduction. The builder's output is
-        discarded, because it was printed before."""
+        discarded, because the slot's own builder has already printed it."""
         number, channel = self._templates.builder(session.template)
         trial = _Trial(
             session.template, number, channel, verdict, session, time.monotonic() + LIMIT_S

@@ -41,7 +41,7 @@ EXIT_TOLD = 3
 
 @dataclass(slots=True, eq=False)
 class _Feeder:
-    """A feeder that may ask for templates."""
+    """A feeder that may request templates."""
 
     name: str
     requests: socket.socket
@@ -59,7 +59,7 @@ class _Template:
 
 
 class Zygote(ReapingLoop):
-    """The zygote's loop: `run` returns when the host is gone."""
+    """The zygote's loop. `run` returns when the host is gone."""
 
     def __init__(self, host: socket.socket, facts: dict[str, Any]) -> None:
         """`host`: the socket over which feeders' sockets arrive."""
@@ -141,7 +141,8 @@ class Zygote(ReapingLoop):
             self._dismiss(feeder, code)
 
     def _dismiss(self, feeder: _Feeder, code: bytes) -> None:
-        """Kills a template that no feeder wants any more: its user code may hang while loading."""
+        """Kills a template that no feeder wants any longer. Its user code may hang while loading, so it may not exit by
+        itself."""
         feeder.templates.discard(code)
         template = self._templates.get(code)
         if template is None or any(code in other.templates for other in self._feeders):
@@ -202,7 +203,7 @@ def main(host: socket.socket, parent: int, imported: str | None = None) -> NoRet
     if imported is not None:
         with contextlib.suppress(OSError):  # without the file, nobody takes over this service
             record(Path(imported))
-    gc.freeze()  # garbage collection in children does not touch the shared pages
+    gc.freeze()  # so that garbage collection in children does not touch the shared pages
     gc.enable()
     zygote.run()
     os._exit(0)

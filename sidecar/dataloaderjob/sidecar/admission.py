@@ -1,4 +1,5 @@
-"""The trainers that a sidecar admits: one live process for each rank, and no more than share the node's memory."""
+"""Admission of trainers to a sidecar: one live process per rank, and no more processes than may share the node's
+memory."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from dataloaderjob.core.processes import alive
 from dataloaderjob.core.settings import LoaderSettings, SidecarSettings
 
 EXTRA_PROCESSES = 8
-"""Maximum number of extra processes of a launch that did not state it. Together they get the memory of the first."""
+"""Maximum number of extra processes of a launch that did not state their number. Together, they get the memory of one
+process."""
 MAX_LISTED = 8
 
 
@@ -25,7 +27,8 @@ class ReceiverProcess:
     rank: str
     trainer_pid: int
     process: str
-    """The trainer's own name for itself: in another container, its pid may denote another process."""
+    """The trainer's own name for itself. Its pid is not enough, because in another container, it may denote another
+    process."""
     pidfd: int
     pid: int
     channel: socket.socket
@@ -35,7 +38,7 @@ class ReceiverProcess:
 
 
 class Admission:
-    """Decides about one trainer at a time, based on the receivers that run."""
+    """The decision on one trainer at a time, based on the receivers that are running."""
 
     def __init__(
         self,
@@ -43,7 +46,8 @@ class Admission:
         receivers: dict[int, ReceiverProcess],
         end: Callable[[ReceiverProcess], None],
     ) -> None:
-        """`receivers`: by pid, kept up to date by the parent. `end` ends a receiver, and waits for its end."""
+        """`receivers`: the running receivers by pid, which the parent keeps up to date. `end`: kills a receiver, and
+        waits until it has exited."""
         self._settings, self._receivers, self._end = settings, receivers, end
 
     def claim(self, rank: str, pid: int, process: str) -> str:
@@ -71,16 +75,16 @@ class Admission:
         return next(name for name in names if name not in taken)
 
     def _may_give_way(self, receiver: ReceiverProcess) -> bool:
-        """Returns True if its trainer has no loader in use. A client of a private service stays attached without one,
-        and attaches again when it needs to."""
+        """Returns True if the receiver's trainer has no loader in use. A client of a private service stays attached
+        without a loader, and attaches again when it needs one."""
         return self._settings.private and bool(receiver.control.words[W_IDLE])
 
     def _running(self) -> int:
         return sum(alive(receiver.pidfd) for receiver in self._receivers.values())
 
     def share(self) -> LoaderSettings:
-        """Returns the settings of one more receiver, with its share of the node's shared memory. Raises
-        RemoteProtocolError."""
+        """Returns the settings for one more receiver, with its share of the node's shared memory. Raises
+        RemoteProtocolError if no more processes are admitted."""
         settings = self._settings
         if self._running() >= settings.processes:
             for receiver in [r for r in self._receivers.values() if self._may_give_way(r)]:

@@ -1,8 +1,8 @@
-"""The settings and the key of a sidecar in an attached pod, which are read again while no supervisor answers.
+"""The settings and the key of a sidecar in an attached pod, which the sidecar rereads while no supervisor answers.
 
-Their ConfigMap and their Secret are named after the job alone. So a pod may start with those of an earlier job of the
-same name, and the kubelet replaces them under the running sidecar. The settings also report the end of the job: the pod
-outlives its job, and its trainer must not wait for ever.
+The names of their ConfigMap and Secret depend on the job's name alone. Therefore, a pod may start with those of an
+earlier job of the same name, and the kubelet then replaces the files while the sidecar is running. The settings also
+report the end of the job, because the pod outlives its job, and its trainer must not wait forever.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ AGAIN_S = 2.0
 
 
 class Attachment:
-    """The files that an attached pod's sidecar was started with. `look` reads them again."""
+    """The files with which an attached pod's sidecar was started. `look` rereads them."""
 
     def __init__(self, path: Path, settings: SidecarSettings, key: bytes) -> None:
         self._path, self._job, self._key_path, self._key = path, settings.job, settings.key_path, key
         self._due = 0.0
         self.ended = settings.ended
-        """The reason why the job has ended; empty while it lives."""
+        """The reason why the job has ended; empty while the job is running."""
         self.outdated = ""
-        """The reason why the sidecar must start again; empty if it need not."""
+        """The reason why the sidecar must be restarted; empty if it need not be."""
 
     def look(self, now: float) -> bool:
-        """Reads the files if it is time to. Returns True if anything has changed. Files that cannot be read, perhaps
-        because they are being replaced, change nothing."""
+        """Reads the files if the last read was long enough ago. Returns True if anything has changed. Files that cannot
+        be read, perhaps because they are being replaced, change nothing."""
         if now < self._due:
             return False
         self._due = now + AGAIN_S

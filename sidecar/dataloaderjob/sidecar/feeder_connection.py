@@ -1,13 +1,13 @@
-"""One connection to a feeder: connect, handshake, frames out, frames and bodies in. Bodies go straight to the pool.
+"""One connection to a feeder: connecting, the handshake, and the transfer of frames and bodies, straight into the pool.
 
-The socket blocks, and every call except one uses MSG_DONTWAIT. The exception receives bodies: MSG_WAITALL with a
-receive timeout of 20 ms, the cheapest way to receive that was measured (0.20 CPU-s/GB, against 0.22 to 0.26 without
-blocking and with SO_RCVLOWAT). It suits feeders that send fast enough. If less than half of a body arrives within the
-20 ms, or all of it slowly, waiting for it has held up all other connections for little. The next bodies of this
-connection are then taken as they arrive. Their number doubles with each late body, until most of an awaited body
-arrives in time.
+The socket is blocking, but every call except one uses MSG_DONTWAIT. The exception is the call that receives bodies. It
+uses MSG_WAITALL with a receive timeout of 20 ms, the cheapest method that was measured (0.20 CPU-s/GB, compared with
+0.22 to 0.26 without blocking and with SO_RCVLOWAT). This method suits feeders that send fast enough. If less than half
+of a body arrives within the 20 ms, or all of it arrives slowly, the wait has delayed all other connections for little
+gain. The next bodies of this connection are then received as they arrive, without waiting. Their number doubles with
+each late body, until most of an awaited body arrives in time.
 
-To a feeder on this machine, the connection is a Unix socket, and bodies are copied from the feeder's memory
+The connection to a feeder on this machine is a Unix socket, and bodies are copied from the feeder's memory
 (`shared_bodies`).
 """
 
@@ -42,18 +42,21 @@ WAITALL_ABOVE_NBYTES = 8 * 1024
 BODY_WAIT_S = 0.02
 INSTANT_S = 0.001
 QUICK = 250e6
-"""Minimum rate, in bytes per second, of a feeder whose bodies are waited for. Slower feeders would keep each other
-waiting, because parts of their bodies arrive while others are waited for: 16 senders of 20 MB/s got 0.65 of that."""
+"""Minimum rate, in bytes per second, of a feeder whose bodies the receiver waits for. Slower feeders would delay each
+other, because parts of their bodies arrive while the receiver waits for other bodies: 16 senders of 20 MB/s attained
+0.65 of that rate."""
 LOW_WATER_NBYTES = 256 * 1024
 AHEAD_NBYTES = 17 * 1024
-"""Bytes of a body that may have been read as a part of a record of TLS, so that the socket never has them again."""
+"""Bytes of a body that may already have been read as part of a TLS record, and that the socket will not deliver
+again."""
 MAX_UNAWAITED = 512
-"""Maximum number of a slow feeder's bodies between two awaited ones: 1 % of the time with 16 senders at 10 bodies/s."""
+"""Maximum number of a slow feeder's bodies between two awaited ones. With 16 such senders at 10 bodies/s, the receiver
+waits for 1 % of the time."""
 MAX_NOT_GREETED = 3
-"""Number of failed handshakes over this machine's socket after which one over TCP is tried."""
+"""Number of failed handshakes over the Unix socket after which TCP is tried."""
 BACKOFF = Backoff(0.1, 5.0)
 TELL_EVERY_S = 60.0
-"""Interval between two equal log lines about a feeder, or somebody on the path, that breaks the protocol."""
+"""Minimum interval between two equal log lines about a protocol that a feeder, or somebody on the path, has broken."""
 LinkError = (OSError, ProtocolError)
 """Errors that end a connection and have no other effect."""
 
@@ -66,7 +69,7 @@ class BodyPhase(Enum):
 
 
 class Sink(Protocol):
-    """Handles a connection's events."""
+    """A handler of a connection's events."""
 
     def connection_up(self, connection: FeederConnection, facts: dict[str, Any]) -> None: ...
     def connection_frame(self, connection: FeederConnection, header: Header, payload: bytes) -> None: ...
@@ -76,7 +79,7 @@ class Sink(Protocol):
 
 
 class FeederConnection:
-    """The connection to one feeder process, with its reconnects."""
+    """The connection to one feeder process, including reconnections."""
 
     def __init__(
         self, endpoint: Endpoint, sink: Sink, *, key: bytes, job: str, name: str, trainer: str = "",
@@ -95,9 +98,9 @@ class FeederConnection:
         self._shared: SharedBodies | None = None
         """The feeder's shared memory, if the feeder is on this machine."""
         self.over_tcp = False
-        """True if memory cannot be shared with this feeder although it is on this machine."""
+        """True if the feeder is on this machine, but cannot share its memory."""
         self._not_greeted = 0
-        """Number of consecutive connections on this machine that ended before they were up."""
+        """Number of consecutive connections on this machine that ended before they were established."""
         self._out = bytearray()
         self._handshake: ClientHandshake
         self._seals: Seals | None = None
@@ -111,13 +114,13 @@ class FeederConnection:
         self._left = 0
         self._filled = 0
         self._slow = False
-        """True if the rest of the current body is taken as it arrives."""
+        """True if the rest of the current body is received as it arrives, without waiting."""
         self._low_water = False
-        """True if SO_RCVLOWAT is set for the rest of that body."""
+        """True if SO_RCVLOWAT is set for the rest of the current body."""
         self._unawaited = 0
-        """Number of upcoming bodies that are not waited for."""
+        """Number of upcoming bodies for which the receiver does not wait."""
         self.told, self.tell_at = "", 0.0
-        """The last log line about a broken protocol, and the earliest time of its repetition."""
+        """The last log line about a broken protocol, and the earliest time at which it may be repeated."""
         self._late = 0
         """Number of consecutive awaited bodies that were late."""
 
@@ -198,7 +201,7 @@ class FeederConnection:
             self._receive_buffered()
 
     def _begin_tls(self, tls: Credentials) -> None:
-        """Puts the socket under TLS. The side that connected speaks first."""
+        """Puts the socket under TLS. The connecting side speaks first."""
         assert self.sock is not None  # noqa: S101
         self.sock = sock = tls.connected(self.sock, Part.FEEDER)
         sock.patience_s = BODY_WAIT_S
@@ -206,7 +209,7 @@ class FeederConnection:
             sock.establish()
 
     def _receive_buffered(self) -> None:
-        """Takes what was read from the socket together with something else, and is reported by no poll."""
+        """Handles bytes that were read from the socket along with others, and that epoll therefore does not report."""
         while self.phase is BodyPhase.UP and isinstance(self.sock, Connection) and self.sock.buffered:
             self._receive()
 
@@ -286,7 +289,7 @@ class FeederConnection:
             self._receive_payload(sock)
 
     def _parse(self) -> None:
-        """Takes the frames in the scratch buffer; the start of a payload is copied from there."""
+        """Handles the frames in the scratch buffer, and copies the start of a payload from there."""
         at, head_nbytes = 0, self._head_nbytes
         while self._have - at >= head_nbytes:
             head = self._scratch[at : at + head_nbytes]
@@ -303,7 +306,7 @@ class FeederConnection:
         self._have = rest
 
     def _begin_payload(self, header: Header, start: memoryview) -> int:
-        """Places the part of the payload that has arrived; returns its number of bytes."""
+        """Stores the part of the payload that has arrived. Returns its number of bytes."""
         self._header, self._left, self._filled = header, header.nbytes, 0
         self._slow = self._unawaited > 0
         if header.kind == FrameKind.BODY:
@@ -359,8 +362,8 @@ class FeederConnection:
         return True
 
     def _waited(self, waited_s: float, *, in_time: bool) -> None:
-        """Decides after an awaited body how many of the next ones are not waited for. A body that needed no wait proves
-        nothing: it arrived while the receiver waited for another connection."""
+        """Decides, after an awaited body, for how many of the next bodies the receiver does not wait. A body that
+        needed no wait proves nothing, because it arrived while the receiver waited for another connection."""
         if waited_s < INSTANT_S:
             return
         self._late = 0 if in_time else self._late + 1

@@ -1,7 +1,7 @@
-"""The sidecar's listening sockets, served by the parent's loop. Clients cannot hold up the loop.
+"""The sidecar's listening sockets, served by the parent's loop. Clients cannot block the loop.
 
 /metrics, /healthz and /status are served over HTTP/1.0, one short answer per connection. The Unix socket is for
-trainers, which stay here until their first message is complete.
+trainers, whose connections stay here until their first message is complete.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_CLIENTS = 256
 ACCEPTS_AT_ONCE = 32
 BACKLOG = 1024
 CLIENT_TIMEOUT_S = 2.0
-"""Time that a client has to send its request, and again to read the answer."""
+"""Time that a client has to send its request, and the same time again to read the answer."""
 Handler = Callable[[str], tuple[int, str, str]]
 """Answers a path with (status, content type, body)."""
 REASONS = {200: "OK", 404: "Not Found", 400: "Bad Request", 503: "Service Unavailable"}
@@ -35,13 +35,13 @@ HELLO_TIMEOUT_S = 5.0
 MAX_HELLO_NBYTES = 8 * 1024 * 1024
 """Maximum size of a hello. An adoption with the maximum number of leases takes 3 MB."""
 MAX_HELLOS_NBYTES = 32 * 1024 * 1024
-"""Limit on the bytes of all guests' incomplete hellos together: more than a node's trainers ever send."""
+"""Maximum total size of all guests' incomplete hellos, which is more than a node's trainers ever send."""
 MAX_GUESTS = 256
 
 
 @dataclass(slots=True, eq=False)
 class HttpClient:
-    """A connection to the HTTP port: first the request comes in, then the answer goes out."""
+    """A connection to the HTTP port. The request is received first, and then the answer is sent."""
 
     sock: socket.socket
     deadline: float
@@ -61,11 +61,11 @@ class Guest:
     sock: socket.socket
     deadline: float
     source: str = ""
-    """The process's user."""
+    """The user of the trainer process."""
     incoming: ipc.Assembler = field(default_factory=lambda: ipc.Assembler(MAX_HELLO_NBYTES))
     fds: list[int] = field(default_factory=list)
     stranger: int | None = None
-    """The uid of another user, who is refused."""
+    """The uid of another user, who is refused; None if the user is admitted."""
 
     def close(self) -> None:
         self.sock.close()
@@ -74,7 +74,7 @@ class Guest:
             os.close(fd)
 
     def answer(self, packets: list[bytes], fds: list[int] | None = None) -> None:
-        """Sends at once: the socket's buffer holds far more than any answer."""
+        """Sends all packets at once, because the socket's buffer holds far more than any answer."""
         socket.send_fds(self.sock, [packets[0]], fds or [])
         for packet in packets[1:]:
             self.sock.send(packet)
@@ -86,13 +86,13 @@ Peer = TypeVar("Peer", HttpClient, Guest)
 
 
 class Listener(ABC, Generic[Peer]):
-    """A listening socket and at most `most` peers, each with a deadline; the owner's loop calls `expire`."""
+    """A listening socket and at most `most` peers, each with a deadline. The owner's loop calls `expire`."""
 
     def __init__(self, sock: socket.socket, select: selectors.BaseSelector, most: int) -> None:
         sock.setblocking(False)
         self._sock, self._select, self._most = sock, select, acceptor.most_guests(most)
         self._peers: dict[Peer, None] = {}
-        """Peers, the oldest first."""
+        """Peers, oldest first."""
         self._crowds: Crowds[Peer] = Crowds()
         self._reserve = acceptor.Reserve()
         select.register(sock, selectors.EVENT_READ, self._accept)
@@ -110,7 +110,8 @@ class Listener(ABC, Generic[Peer]):
             peer.close()
 
     def close_in_child(self) -> None:
-        """Closes everything after a fork: the child must not keep the socket, nor leave peers waiting for an answer."""
+        """Closes everything in a forked child, which must not keep the socket open, nor leave peers waiting for an
+        answer."""
         self._sock.close()
         self._reserve.close()
         for peer in self._peers:
@@ -148,7 +149,7 @@ class HttpServer(Listener[HttpClient]):
     """An HTTP server that answers GET for the handler's paths."""
 
     def __init__(self, host: str, port: int, handler: Handler, select: selectors.BaseSelector) -> None:
-        """Listens at once. Raises InputError if it cannot listen there."""
+        """Listens at once. Raises InputError if it cannot listen at that address."""
         try:
             sock = sockets.listen(host, port, backlog=BACKLOG)
         except OSError as exc:
@@ -207,8 +208,8 @@ class TrainerListener(Listener[Guest]):
         private: bool = False,
         anyone: bool = False,
     ) -> None:
-        """`private`: only processes of this user are served. `anyone`: those of all users are, otherwise those of the
-        user and the group. Raises InputError if it cannot listen at `path`."""
+        """`private`: serve only processes of this user. `anyone`: serve processes of all users. By default, processes
+        of this user and this group are served. Raises InputError if it cannot listen at `path`."""
         self._private, self._on_message, self._path = private, on_message, path
         super().__init__(listen(path, anyone=anyone), select, MAX_GUESTS)
         self._inode = os.stat(path).st_ino
@@ -225,10 +226,10 @@ class TrainerListener(Listener[Guest]):
             data, fds = ipc.recv_with_fds(peer.sock)
             peer.fds += fds
             if len(peer.fds) > ipc.MAX_FDS:
-                raise RemoteProtocolError(f"one message has more than {ipc.MAX_FDS} descriptors")
+                raise RemoteProtocolError(f"one message has more than {ipc.MAX_FDS} file descriptors")
             if not data:
                 raise ConnectionError("the trainer closed the connection")
-            # Another user is answered only now: a socket that is closed with unread data loses our answer.
+            # Another user gets an answer only now: if a socket is closed with unread data, our answer is lost.
             if peer.stranger is not None:
                 raise RemoteProtocolError(
                     f"this sidecar serves only user {os.getuid()}, but the process belongs to user "
@@ -238,7 +239,7 @@ class TrainerListener(Listener[Guest]):
             if packet is None:
                 if sum(guest.incoming.nbytes for guest in self._peers) > MAX_HELLOS_NBYTES:
                     raise RemoteProtocolError(
-                        f"incomplete messages total more than {MAX_HELLOS_NBYTES} bytes in total: attach again"
+                        f"incomplete messages exceed {MAX_HELLOS_NBYTES} bytes in total: attach again"
                     )
                 return
             self._forget(peer)
@@ -266,10 +267,10 @@ def _reason(exc: Exception) -> str:
 
 
 def listen(path: str, *, anyone: bool = False) -> socket.socket:
-    """Returns a listening socket at `path`, replacing one that a dead sidecar left. `anyone`: processes of all users
-    may connect. Raises InputError.
+    """Returns a listening socket at `path`, replacing one that a dead sidecar left behind. `anyone`: processes of all
+    users may connect. Raises InputError.
 
-    The socket gets its name only once it listens, so whoever sees it can connect.
+    The socket gets its name only once it listens, so that every process that sees the socket can connect.
     """
     folder, name = os.path.split(path)
     unseen = os.path.join(folder, ("_" if name.startswith("~") else "~") + name[1:])

@@ -1,4 +1,4 @@
-"""Metrics of one receiver: a row for each, with its name in Prometheus and a function that reads it.
+"""Metrics of one receiver. Each has a row, with the metric's name in Prometheus and a function that reads it.
 
 The receiver stores its metrics in words of the control memfd ten times a second. The parent reads them, and those of
 the trainer, from its own mapping, so a scrape never touches the data path.
@@ -53,14 +53,15 @@ def _ready(machine: Dispatcher) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _queued_time(pid: int) -> QueuedTime:
-    """`pid`: this process. A fork of it has a figure of its own."""
+    """Returns the clock of this process's queued time. `pid`: this process; it is an argument because a forked process
+    needs its own clock."""
     del pid
     return QueuedTime()
 
 
 _C, _G = MetricKind.COUNTER, MetricKind.GAUGE
 _48_BITS = (1 << 48) - 1
-"""Mask of a digest. Prometheus keeps floats, which are exact up to 53 bits; as a label, each digest would start a
+"""Mask of a digest. Prometheus stores floats, which are exact up to 53 bits. As a label, each digest would start a new
 series."""
 METRICS = (
     Metric("batches", "batches_total", _C, "Batches received.", lambda m: m.counters.batches),
@@ -185,7 +186,7 @@ def read(words: Control) -> dict[str, int]:
 
 
 def by_rank(receivers: Iterable[tuple[str, Control]]) -> dict[str, list[int]]:
-    """Returns OF_RANK for each rank. Processes that have the same rank are added up."""
+    """Returns the metrics OF_RANK for each rank, summed over processes with the same rank."""
     found: dict[str, list[int]] = {}
     for rank, words in receivers:
         before = found.get(rank, [0] * len(OF_RANK))
@@ -194,12 +195,12 @@ def by_rank(receivers: Iterable[tuple[str, Control]]) -> dict[str, list[int]]:
 
 
 class Totals:
-    """Sums of the metrics of all receivers, including those that have ended."""
+    """Sums of the metrics of all receivers, including those that have exited."""
 
     def __init__(self) -> None:
         self._gone = dict.fromkeys(KEYS, 0)
         self._added: dict[str, dict[str, int]] = {}
-        """Counts of receivers that ended, by trainer process, which may attach again."""
+        """Counts of receivers that exited, by trainer process. A trainer may attach again."""
 
     def of(self, live: Iterable[dict[str, int]]) -> dict[str, int]:
         """Returns the sums, with the current values of the live receivers."""
@@ -207,7 +208,7 @@ class Totals:
         return {name: sum((values[name] for values in live), gone) for name, gone in self._gone.items()}
 
     def ended(self, process: str, last: dict[str, int]) -> None:
-        """Adds the counts of a receiver that ended, and those of its trainer `process` until then."""
+        """Adds the counts of a receiver that exited, and those of its trainer `process` until then."""
         for name in COUNTERS:
             self._gone[name] += last[name]
         self._added[process] = last
@@ -215,8 +216,8 @@ class Totals:
             del self._added[next(iter(self._added))]
 
     def adopted(self, process: str, living: dict[str, int]) -> None:
-        """Keeps a trainer's counts from being added twice. They outlive its receiver: they were added when the receiver
-        ended, or belong to an earlier sidecar."""
+        """Keeps a trainer's counts from being added twice. These counts outlive the trainer's receiver: they were
+        already added when the receiver exited, or belong to an earlier sidecar."""
         before = self._added.pop(process, living)
         for name in TRAINERS_COUNTERS:
             self._gone[name] -= before[name]
@@ -236,11 +237,12 @@ def prometheus(receivers: list[tuple[str, dict[str, int]]], job: str) -> str:
 
 
 def _labels(job: str) -> str:
-    """Returns a job's labels. On a cluster a job is namespace/name/uid, else a name. `job` is Prometheus' own label."""
+    """Returns a job's labels. On a cluster, `job` is namespace/name/uid; elsewhere, it is a plain name. Prometheus
+    itself uses the label `job`."""
     namespace, _, name = job.rpartition("/")[0].rpartition("/") if job.count("/") == 2 else ("", "", job)
     return f'dataloaderjob_namespace="{_escaped(namespace)}",dataloaderjob_name="{_escaped(name)}"'
 
 
 def _escaped(value: str) -> str:
-    """Escapes the value of a label: a name that a trainer gives itself may contain any character."""
+    """Escapes the value of a label, because a name that a trainer gives itself may contain any character."""
     return clean(value, MAX_LABEL).replace("\\", "\\\\").replace('"', '\\"')

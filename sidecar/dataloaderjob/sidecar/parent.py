@@ -1,5 +1,5 @@
-"""The sidecar's parent: attaches trainers, forks a receiver for each, follows the supervisor, serves metrics and
-health. It has no threads, because it forks, and takes no part in the data path.
+"""The sidecar's parent process. It attaches trainers, forks a receiver for each, follows the supervisor, and serves
+metrics and health. It has no threads, because it forks, and takes no part in the data path.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Sidecar:
     """The parent's loop: `run` returns after SIGTERM or SIGINT."""
 
     def __init__(self, settings: SidecarSettings, source: Path | None = None) -> None:
-        """`source`: the file that the settings are from, if they may change."""
+        """`source`: the file from which the settings were read, if they may change."""
         settings.check()
         self.settings = settings
         self.key = read_key(settings.key_path)
@@ -148,8 +148,8 @@ class Sidecar:
             self._bundle_gc.sweep()
 
     def _await_supervisor(self, attachment: Attachment, why: str, now: float) -> None:
-        """Reports to trainers and in the log what an attached pod waits for. If this sidecar was started with another
-        job's files, stops, so that the kubelet starts it again."""
+        """Reports to trainers, and in the log, the reason why an attached pod is waiting. Stops this sidecar if it was
+        started with another job's files, so that the kubelet restarts it."""
         if not attachment.look(now) and why == self._why:
             return
         self._why = why
@@ -222,18 +222,18 @@ class Sidecar:
         guest.close()
 
     def _attach(self, guest: Guest, packet: ipc.Packet) -> None:
-        """Attaches a trainer. Raises RemoteProtocolError, for example, if a HELLO cannot be granted."""
+        """Attaches a trainer. Raises RemoteProtocolError, for example if the trainer cannot be admitted."""
         if packet.protocol != PROTOCOL:
             raise RemoteProtocolError(
-                f"this sidecar speaks protocol version {PROTOCOL}, the trainer {packet.protocol}: install the same "
-                "dataloaderjob version in both images"
+                f"this sidecar speaks protocol version {PROTOCOL}, but the trainer speaks {packet.protocol}: install "
+                "the same dataloaderjob version in both images"
             )
         hello = ipc.parse_json(packet.payload)
         adoption, fds = hello.get("adopt"), guest.fds
         if len(fds) != (4 + len(adoption["regions"]) if adoption else 1):
             raise RemoteProtocolError(
-                "expected the trainer's pidfd and the descriptors of the pools that it gives back, got "
-                f"{len(fds)} descriptors"
+                "expected the trainer's pidfd and the file descriptors of the pools that it gives back, got "
+                f"{len(fds)} file descriptors"
             )
         rank, pid, process = str(hello["rank"]), int(hello["pid"]), str(hello["process"])
         if not _RANK.match(rank):
@@ -307,7 +307,7 @@ class Sidecar:
         end_as(run)
 
     def _close_in_child(self) -> None:
-        """Closes the parent's descriptors. Otherwise ports would stay taken, and peers would not notice a
+        """Closes the parent's file descriptors. Otherwise, ports would stay taken, and peers would not notice a
         disconnect."""
         self._select.close()
         self._listener.close_in_child()
@@ -388,7 +388,7 @@ class Sidecar:
             self._bundle_gc.released(receiver.pid, bytes.fromhex(message["bundle"]))
         elif message["type"] == "failure":
             self._failures.add(receiver.rank, receiver.pid, message)
-            self._send_metrics()  # at once: its trainer may end, and this sidecar with it
+            self._send_metrics()  # at once: its trainer may exit, and this sidecar with it
         elif self._supervisor is None:
             return
         elif message["type"] == "replace":

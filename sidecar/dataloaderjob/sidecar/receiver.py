@@ -52,15 +52,15 @@ PACKETS_AT_ONCE = 64
 GIVES_WAY_S = 1.0
 """Seconds without an iterator after which a trainer may lose its place to another trainer (`W_IDLE`)."""
 IDLE_S = 30.0
-"""Time after which the memory of an unread pool is freed."""
+"""Time after which the memory of an unused pool is freed."""
 
 
 class TrainerGone(Exception):
-    """The trainer process ended or closed its socket."""
+    """The trainer process exited or closed its socket."""
 
 
 class Receiver:
-    """The process that serves one pool: the dispatcher's shell."""
+    """The process that serves one pool. It performs the dispatcher's I/O."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class Receiver:
         gives_back: bool = False,
         tls: Credentials | None = None,
     ) -> None:
-        """`process`: the trainer process's name. Each `rank` begins with different feeders. `gives_back`: free the
-        memory of an idle pool."""
+        """`process`: the trainer process's name. `rank`: the trainer's rank; each rank begins with different feeders.
+        `gives_back`: free the memory of an idle pool."""
         self._gives_back = gives_back
         self.control = Control(control_fd)
         self.machine = Dispatcher(settings, rank=rank)
@@ -95,7 +95,7 @@ class Receiver:
         self._masks: dict[int, int] = {}
         self._to_trainer: deque[tuple[bytes, int | None]] = deque()
         self._snapshots: dict[tuple[int, int], bytes] = {}
-        """(stream, slot) -> the slot's newest snapshot that is not yet on its way to the trainer."""
+        """(stream, slot) -> the slot's newest snapshot that has not been sent to the trainer yet."""
         self._to_parent: deque[bytes] = deque()
         self._incoming = ipc.Assembler()
         self._used_at = time.monotonic()
@@ -381,7 +381,8 @@ class Receiver:
     # Instructions
 
     def _settle(self, now: float) -> None:
-        """Carries out all instructions and sends all frames. A connection that breaks meanwhile adds instructions."""
+        """Carries out all instructions and sends all frames, including instructions from a connection that breaks
+        meanwhile."""
         while True:
             for item in self.machine.take():
                 self._do(now, item)

@@ -1,7 +1,8 @@
-"""The pool's memory: memfds, their mappings, and populating their pages before a trainer does.
+"""The pool's memory: memfds, their mappings, and the populating of their pages before a trainer touches them.
 
 A memfd's pages are charged to the process that touches them first. Receiving into a cold page costs three to five times
-as much CPU as into a warm one (0.65 to 1.08 CPU-s/GB against 0.2), so the sidecar populates pages in the background.
+as much CPU as into a warm one (0.65 to 1.08 CPU-s/GB, compared with 0.2), so the sidecar populates pages in the
+background.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ class Region:
         self.populated += step
 
     def give_back(self) -> None:
-        """Frees the pages while nobody uses them. They are touched again when there is something to receive."""
+        """Frees the pages while nobody uses them. They are populated again when there is something to receive."""
         with contextlib.suppress(OSError):
             self.map.madvise(MADV_REMOVE)
             self.populated = 0
 
     def close(self) -> None:
-        """Releases the memory here; views that are still being filled keep it until they are released."""
+        """Releases the memory in this process. Views that are still being filled keep it until they are released."""
         self.view.release()
         os.close(self.fd)
 
@@ -66,7 +67,7 @@ def create(number: int, nbytes: int, *, single: bool) -> Region:
 
 
 def adopt(number: int, nbytes: int, *, single: bool, fd: int) -> Region:
-    """Maps a memfd that a trainer gave back. Raises RemoteProtocolError if it is not ours or was truncated."""
+    """Maps a memfd that a trainer gave back. Raises RemoteProtocolError if it is not sealed or has another size."""
     if not sealed(fd) or os.fstat(fd).st_size != nbytes:
         raise RemoteProtocolError(
             f"region {number} that the trainer gave back is not a sealed memfd of {nbytes} bytes"

@@ -1,7 +1,7 @@
-"""Shared memory of a feeder on this machine, from which its batches are copied: one copy, and no socket in between.
+"""The shared memory of a feeder on this machine. Its batches are copied once, directly, without a socket in between.
 
-A feeder writes into a buffer again once the receiver has confirmed its copy, or once the connection has ended. The
-receiver therefore checks after each copy that the connection is still open, and otherwise discards the copy.
+A feeder reuses a buffer once the receiver has confirmed its copy, or once the connection has ended. The receiver
+therefore checks after each copy that the connection is still open, and otherwise discards the copy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _BLOCK_NBYTES = 512
 """The unit of `st_blocks`."""
 _FDS_NBYTES = socket.CMSG_SPACE(_MOST_AT_ONCE * 4)
 MOST_BUFFERS = 1024
-"""Maximum number of buffers of one feeder; each takes a descriptor here. A builder has three or four and, for a slot
-that ranks share, one for each batch that they may still request."""
+"""Maximum number of buffers of one feeder. Each takes a file descriptor in this process. A builder has three or four,
+and for a slot that ranks share, one more for each batch that they may still request."""
 
 
 def connect(instance: str) -> socket.socket | None:
@@ -55,8 +55,8 @@ class SharedBodies:
         self._poll.register(sock, select.POLLRDHUP)
 
     def receive_into(self, target: memoryview) -> int:
-        """Works like `recv_into`, and keeps the descriptors that come along. Raises BlockingIOError, and
-        RemoteProtocolError for descriptors that no message mentions."""
+        """Works like `recv_into`, and keeps the file descriptors that are received along with the data. Raises
+        BlockingIOError. Raises RemoteProtocolError if one was lost, or if too many belong to no message."""
         n, ancillary, flags, _ = self._sock.recvmsg_into(
             [target], _FDS_NBYTES, sockets.DO_NOT_WAIT | sockets.CLOSE_ON_EXEC
         )
@@ -64,14 +64,15 @@ class SharedBodies:
         if flags & sockets.TRUNCATED:  # the next descriptor would be mistaken for it
             self.is_refused = True
             raise RemoteProtocolError(
-                "a descriptor was lost: this process may have reached its limit of open files"
+                "a file descriptor was lost: this process may have reached its limit on open files"
             )
         if len(self._fds) > _MOST_AT_ONCE:
-            raise RemoteProtocolError("descriptors arrived that do not belong to any batch")
+            raise RemoteProtocolError("file descriptors arrived that do not belong to any batch")
         return n
 
     def body(self, number: int, nbytes: int) -> memoryview:
-        """Returns the first `nbytes` bytes of a buffer. On first use, its descriptor has come with the message.
+        """Returns the first `nbytes` bytes of a buffer. On first use, the buffer's file descriptor has arrived with the
+        message.
 
         Raises RemoteProtocolError, OSError.
         """
@@ -87,7 +88,7 @@ class SharedBodies:
     def _map(self, number: int, nbytes: int) -> mmap.mmap:
         self.is_refused = True
         if not self._fds:
-            raise RemoteProtocolError(f"buffer {number} arrived without its descriptor")
+            raise RemoteProtocolError(f"buffer {number} arrived without its file descriptor")
         if len(self._buffers) >= MOST_BUFFERS:
             raise RemoteProtocolError(f"more than {MOST_BUFFERS} buffers arrived, and none was released")
         fd = self._fds.popleft()

@@ -1,8 +1,8 @@
 """The sidecar's connection to the supervisor, and its records of its trainers' failures and bundles.
 
 The connection delivers the list of feeders, carries metrics and failures, and never blocks. If the supervisor is gone,
-the sidecar continues with the feeders that it knows and tries again with back-off. A trainer's failure is reported
-until a later batch has been taken. User code and data are uploaded on demand, and removed when no trainer uses them.
+the sidecar continues with the feeders that it knows, and retries with back-off. A trainer's failure is reported until a
+later batch has been taken. User code and data are uploaded on demand, and removed when no trainer uses them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ KEEP_UNUSED_S = 120.0
 """Seconds for which unused blobs are kept. A trainer writes its blobs before it reports the bundle, and may have to
 attach again in between."""
 MAX_LOADERS = 16
-"""Number of a trainer's loaders whose last bundles are kept. Any other loader stores its bundle again on use."""
+"""Maximum number of a trainer's loaders whose last bundles are kept. Any other loader stores its bundle again on
+use."""
 
 
 class SupervisorClient:
-    """Connects, performs the handshake and exchanges messages. `fileno` is None while there is no connection."""
+    """A client that connects, performs the handshake and exchanges messages. `fileno` is None without a connection."""
 
     def __init__(
         self, address: tuple[str, int], *, key: bytes, job: str, name: str, store: BlobStore,
@@ -69,7 +70,7 @@ class SupervisorClient:
         return None if self._sock is None else self._sock.fileno()
 
     def try_connect(self, now: float) -> bool:
-        """Connects if it is time to try. The supervisor is outside the data path, so a short wait is allowed."""
+        """Connects if the next attempt is due. The supervisor is outside the data path, so a short wait is allowed."""
         if self._sock is not None or now < self.retry_at:
             return False
         try:
@@ -215,26 +216,28 @@ class Failures:
         self._by_rank: dict[str, tuple[int, dict[str, str]]] = {}
 
     def current(self) -> list[dict[str, str]]:
-        """Returns the failures that still stand."""
+        """Returns the failures that have not passed."""
         return [failure for _, failure in self._by_rank.values()]
 
     def add(self, rank: str, pid: int, message: Mapping[str, Any]) -> None:
-        """Handles a message from the receiver `pid`: a failure or, without a text, the report that it has passed."""
+        """Handles a message from the receiver `pid`: a failure or, without a text, the report that the failure has
+        passed."""
         self._by_rank.pop(rank, None)
         if "text" in message:
             self._by_rank[rank] = pid, {"rank": rank, **{name: str(message[name]) for name in FIELDS}}
 
     def update(self, rank: str, pid: int, taken: int) -> None:
-        """Notes that the trainer of the receiver `pid` has taken `taken` batches. The first ends an earlier trainer's
-        failure."""
+        """Records that the trainer of the receiver `pid` has taken `taken` batches. The first batch clears an earlier
+        trainer's failure."""
         if taken and rank in self._by_rank and self._by_rank[rank][0] != pid:
             del self._by_rank[rank]
 
 
 class BundleGc:
-    """Keeps the bundles of live streams, and the last one of each loader, whose next epoch may need it again.
+    """The garbage collector of bundles. It keeps those of live streams, and the last one of each loader, for the next
+    epoch.
 
-    The disk thus holds only bundles in use, and a dataset that changes every epoch leaves none behind.
+    Thus, the disk contains only bundles in use, and a dataset that changes every epoch leaves none behind.
     """
 
     def __init__(self, store: BlobStore) -> None:
@@ -243,11 +246,11 @@ class BundleGc:
         """(receiver's pid, `Bundle.id`) -> bundle."""
         self._last: dict[tuple[int, int], Bundle] = {}
         """(receiver's pid, number of the loader) -> bundle."""
-        # An earlier sidecar may have known who uses these blobs: trainers get time to attach again.
+        # Trainers of an earlier sidecar may use these blobs: they get time to attach again.
         self._touch(path.name for path in store.folder.iterdir())
 
     def use(self, receiver: int, bundle: Bundle) -> None:
-        """Notes that a stream with `bundle` was opened."""
+        """Records that a stream with `bundle` was opened."""
         self._live[receiver, bundle.id] = bundle
         before = self._last.pop((receiver, bundle.loader), None)
         self._last[receiver, bundle.loader] = bundle  # the newest comes last
@@ -261,12 +264,12 @@ class BundleGc:
         self._store.sweep(self._kept(), KEEP_UNUSED_S)
 
     def released(self, receiver: int, bundle_id: bytes) -> None:
-        """Notes that the last stream with that bundle was closed."""
+        """Records that the last stream with that bundle was closed."""
         bundle = self._live.pop((receiver, bundle_id), None)
         self._let_go([] if bundle is None else [bundle])
 
     def gone(self, receiver: int) -> None:
-        """Notes that the receiver ended. Its trainer ended, too, or will attach again."""
+        """Records that the receiver has exited. Its trainer has exited, too, or will attach again."""
         self._let_go([self._live.pop(key) for key in list(self._live) if key[0] == receiver])
         self._let_go([self._last.pop(key) for key in list(self._last) if key[0] == receiver])
 

@@ -1,4 +1,4 @@
-"""Assigns a pool's tickets to feeders and its batches to places: the steps that all events share. Pure.
+"""The assignment of a pool's tickets to feeders and of its batches to places: the steps that all events share. Pure.
 
 The events are in `dispatcher`, the deadlines in `overseer`. The policies are in `choose` (feeders) and `placing`
 (places of batches).
@@ -35,11 +35,12 @@ from dataloaderjob.sidecar.dispatch.streams import (
 )
 
 MAX_STRIKES = 3
-"""Number of feeders that must die while making a ticket for the ticket to count as the cause."""
+"""Number of feeders that must die while making a ticket before the ticket counts as the cause."""
 
 
 def _of_slot(ticket: Ticket, slot: Slot) -> tuple[bytes, int]:
-    """Returns payload and flags of a slot's ticket for its home. A home that has not begun also gets the beginning."""
+    """Returns the payload and the flags of a slot's ticket for its home. For a home that has not begun the slot, the
+    payload also contains the snapshot to resume from."""
     snapshot, known = slot.snapshot(ticket.number_in_slot), slot.known(ticket.number_in_slot)
     live = (
         other
@@ -70,7 +71,7 @@ class Assignments:
         self.served_at: float | None = None
         """Time at which the first feeder connected."""
         self.ended = ""
-        """The reason why the job has ended; empty while it lives."""
+        """The reason why the job has ended; empty while the job is running."""
         self.unconnected_noted_at = float("-inf")
         self.desired_feeders: int | None = None
         self.supervisor_notes: list[str] = []
@@ -79,7 +80,7 @@ class Assignments:
         self.out_of_memory: frozenset[str] = frozenset()
         """Names of feeders that ran out of memory recently, according to the supervisor."""
         self.starved = False
-        """True if an announced body waits for space: the shell should report ended leases at once."""
+        """True if an announced body waits for space. The shell should then report ended leases at once."""
         self._versions = VersionChecks()
         self._out: list[Instruction] = []
         self.placer = Placer(settings.limit_nbytes, settings.pool_nbytes, self._out)
@@ -103,7 +104,7 @@ class Assignments:
         self._out.append(Send(feeder.endpoint.instance, header, payload))
 
     def dispatch(self, now: float) -> None:
-        """Requests queued tickets from feeders, those nearest to their turn first, while a feeder has room."""
+        """Requests queued tickets from feeders, those nearest to their turn first, while any feeder has room."""
         while True:
             queued = [ticket for stream in self.streams.values() for ticket in stream.heads()]
             if len(queued) > 1:
@@ -148,7 +149,7 @@ class Assignments:
         return able[chosen]
 
     def _homes(self) -> list[str]:
-        """Returns the homes of all slots; for one that is about to move, the next home."""
+        """Returns the homes of all slots; for a slot that is about to move, the next home."""
         slots = (slot for stream in self.streams.values() for slot in stream.slots.of.values())
         return [slot.next_home or slot.home for slot in slots if slot.home]
 
@@ -162,7 +163,7 @@ class Assignments:
     def _is_about_to_move(
         self, now: float, ticket: Ticket, slot: Slot, able_to: Callable[[FeederState], bool]
     ) -> bool:
-        """Returns True if a feeder that makes fewer slots is to take over this one."""
+        """Returns True if a feeder that makes fewer slots will take over this one."""
         slots = ticket.stream.slots
         if slot.next_home is None and now - slots.balanced_at >= BALANCE_EVERY_S:
             slot.next_home = better_home(slot, ticket.number_in_slot, self._able(able_to), self._homes)
@@ -203,7 +204,7 @@ class Assignments:
         return True
 
     def suspect(self, feeder: FeederState, now: float, *, is_silent: bool = False) -> None:
-        """The feeder is late: until it answers, it gets only tickets of its slots, or none if it is silent."""
+        """Marks a feeder as late. Until it answers, it gets only tickets of its own slots, or none if it is silent."""
         feeder.suspect_since, feeder.is_silent = now, is_silent
         self.suspects.add(feeder.endpoint.instance)
         self.ranks.place(feeder)
@@ -214,7 +215,7 @@ class Assignments:
         self.ranks.place(feeder)
 
     def ask(self, now: float, ticket: Ticket, feeder: FeederState) -> None:
-        """Asks one feeder for a copy of `ticket`, with room for it if the pool has some."""
+        """Requests a copy of `ticket` from one feeder, and reserves room for it if the pool has any."""
         stream = ticket.stream
         attempt = Attempt(ticket, feeder, now)
         if stream.size_hint and not ticket.asks:
@@ -239,12 +240,12 @@ class Assignments:
             feeder, FrameKind.TICKET, payload, stream=stream.id, ticket=ticket.number, bundle=bundle,
             room=attempt.extent.nbytes if attempt.extent else 0, flags=flags,
         )  # fmt: skip
-        if bundle not in feeder.bundles:  # else the feeder would ask for it: a round trip
+        if bundle not in feeder.bundles:  # otherwise the feeder would request it: a round trip
             feeder.bundles.add(bundle)
             self.send_bundle(feeder, bundle)
 
     def drop_attempt(self, attempt: Attempt, *, cancel: bool, requeue: bool = True) -> None:
-        """Forgets one feeder's copy; if no other copy is in the making, the ticket is queued again."""
+        """Forgets one feeder's copy. If no other copy is being made, the ticket is queued again."""
         ticket, feeder = attempt.ticket, attempt.feeder
         ticket.attempts.remove(attempt)
         if feeder.attempts.pop((ticket.stream.id, ticket.number), None) is not None:
@@ -269,7 +270,7 @@ class Assignments:
 
     def retire(self, feeder: FeederState) -> None:
         instance = feeder.endpoint.instance
-        if feeder.struck:  # why its process ended is not known yet
+        if feeder.struck:  # it is not known yet why its process exited
             return
         if feeder.draining and not feeder.attempts and self.feeders.pop(instance, None) is not None:
             self.suspects.discard(instance)
@@ -308,12 +309,13 @@ class Assignments:
         self.drop_attempt(attempt, cancel=True)
 
     def fail(self, ticket: Ticket, payload: bytes, *, is_end: bool = False) -> None:
-        """The ticket failed; the trainer raises when its turn comes. `is_end`: its slot has no such batch."""
+        """Fails a ticket. The trainer raises the error when the ticket's turn comes. `is_end`: the slot has no such
+        batch."""
         self.counters.failures += not is_end
         self._conclude(ticket, Fail(ticket.stream.id, ticket.number, payload, is_end))
 
     def say_there(self, ticket: Ticket) -> None:
-        """Reports that a ticket's batch exists, for a ticket that asks only for that."""
+        """Reports that a batch exists, for a ticket that only asks whether it does."""
         self._conclude(ticket, SayThere(ticket.stream.id, ticket.number))
 
     def _conclude(self, ticket: Ticket, answer: Fail | SayThere) -> None:
@@ -323,7 +325,7 @@ class Assignments:
         self._out.append(answer)
 
     def fail_service(self, ticket: Ticket, error: str, message: str) -> None:
-        """Fails the ticket with one of our own errors, given by its class name."""
+        """Fails the ticket with one of this package's errors, given by its class name."""
         self.fail(ticket, supervision.pack_failure(error, message))
 
     def release(self, stream: Stream) -> None:

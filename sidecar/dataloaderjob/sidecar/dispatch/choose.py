@@ -1,8 +1,8 @@
-"""Chooses the feeder that makes a batch. A different policy needs only a different `choose`.
+"""The choice of the feeder that makes a batch. A different policy needs only a different `choose`.
 
-A feeder's versions are compared with those of a trainer's code once for each pair. Batches are identical byte for byte
-only if Python, torch, numpy and the CPU's vector units agree. The trainer's facts travel in the bundle; a feeder states
-its own in the handshake (`dataloaderjob.shipping.facts`).
+The versions of a feeder and of a trainer's code are compared once for each pair. Batches are identical byte for byte
+only if Python, torch, numpy and the CPU's vector units agree. The bundle contains the trainer's facts, and a feeder
+states its own in the handshake (`dataloaderjob.shipping.facts`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataloaderjob.sidecar.dispatch.streams import FeederState, Stream
 DEPTH_QUICK = 6
 QUICK_S = 0.005
 MISFIT_GRACE_S = 10.0
-"""Time that tickets wait for a feeder that fits, while listed feeders are not connected yet."""
+"""Time that tickets wait for a suitable feeder, while some listed feeders are not connected yet."""
 COMPARED = 4
-"""Number of feeders whose loads are compared: the best of a few makes the load nearly as even as the best of all."""
+"""Number of feeders whose loads are compared. The best of a few balances the load nearly as well as the best of all."""
 GOLDEN = 0.6180339887498949
 """The fractional parts of any number of multiples of the golden ratio are evenly spread."""
 LABELS = {"python": "Python", "torch": "torch", "numpy": "numpy"}
@@ -29,9 +29,10 @@ _INSTALL = "build the feeder image from the trainer's image plus dataloaderjob[f
 
 
 def depth(stream: Stream) -> int:
-    """Returns the number of tickets to keep at one feeder: two hide the round trip; batches made in a few ms need more.
+    """Returns the number of tickets to keep at one feeder. Two hide the round trip, but batches made in a few ms need
+    more.
 
-    It is no higher than needed: a ticket at a slow feeder holds up everything after it.
+    The number is no higher than needed, because a ticket at a slow feeder delays everything after it.
     """
     typical = stream.pace.typical
     return DEPTH_QUICK if typical is not None and typical < QUICK_S else TICKET_DEPTH
@@ -43,10 +44,11 @@ def fits(feeder: FeederState, stream: Stream) -> bool:
 
 
 class Ranks:
-    """Feeders that take tickets, by their number of tickets. The least busy is found fast, however many feeders exist.
+    """Feeders that take tickets, by their number of tickets. The least busy feeder is found quickly, however many there
+    are.
 
     Among feeders with equal numbers, the one that has had its number longest comes first. A feeder takes tickets until
-    it has `depth` of them, then again once it is down to half, so that several are sent in one system call.
+    it has `depth` of them, and again once it is down to half, so that several are sent in one system call.
     """
 
     def __init__(self) -> None:
@@ -67,7 +69,8 @@ class Ranks:
     def choose(self, stream: Stream) -> FeederState | None:
         """Returns the least busy feeder that may take one more ticket of `stream`; None if all are full.
 
-        Feeders are compared by our tickets there and then, among a few, by their last reports of all sidecars' tickets.
+        Feeders are compared by the number of this receiver's tickets. A few feeders with equal numbers are then
+        compared by the load that they last reported, which includes the tickets of all sidecars.
         """
         for level in self._levels[: depth(stream)]:
             if level and (found := self._least_loaded(level, stream)) is not None:
@@ -75,7 +78,7 @@ class Ranks:
         return None
 
     def idle(self, stream: Stream, *, without: Iterable[FeederState]) -> FeederState | None:
-        """Returns a feeder that has nothing to do for us except slots, for a hedge."""
+        """Returns a feeder for a hedge: one that has no work for this receiver except slots."""
         skip = list(without)
         return next((f for f in self._levels[0].values() if fits(f, stream) and f not in skip), None)
 
@@ -92,7 +95,8 @@ class Ranks:
 
 
 def first_place(rank: int, feeders: int) -> int:
-    """Returns a trainer process's first place in the list of feeders. Any number of processes is spread evenly."""
+    """Returns the place in the list of feeders at which a trainer process begins. The places of any number of processes
+    are spread evenly."""
     return int(rank * GOLDEN % 1.0 * feeders)
 
 
@@ -113,7 +117,7 @@ def mismatch(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | Non
 def caution(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None:
     """Returns a difference in the CPU's vector units, which is reported but does not keep a feeder from working.
 
-    GPU nodes and CPU nodes often differ in them. Most datasets are unaffected; floating-point sums may differ.
+    GPU nodes and CPU nodes often differ in this. Most datasets are unaffected; floating-point sums may differ.
     """
     if "cpu" not in trainer or trainer["cpu"] == feeder.get("cpu"):
         return None
@@ -132,7 +136,7 @@ class VersionChecks:
         self._cautions: set[str] = set()
 
     def compare(self, stream: Stream, feeder: FeederState) -> str | None:
-        """Records a misfit in `feeder.refused`. Returns a caution for people, once for each difference."""
+        """Records a mismatch in `feeder.refused`. Returns a caution for the user, once for each difference."""
         if reason := mismatch(stream.facts, feeder.facts):
             feeder.refused[stream.bundle] = f"{feeder.endpoint.name}: {reason}"
             self._any_refused = True
@@ -142,8 +146,8 @@ class VersionChecks:
         return None
 
     def refusal(self, stream: Stream, feeders: Iterable[FeederState], now: float) -> str | None:
-        """Returns the reason why no feeder can serve this stream; None while one can, none is connected, or one may
-        still connect. In a rolling update, the first feeder to connect may run another image."""
+        """Returns the reason why no feeder can serve this stream; None if one can, if none is connected, or if a
+        suitable one may still connect. In a rolling update, the first feeder to connect may run another image."""
         if not self._any_refused:
             return None
         listed = [feeder for feeder in feeders if not feeder.draining]

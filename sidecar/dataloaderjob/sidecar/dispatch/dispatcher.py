@@ -1,8 +1,8 @@
-"""The receiver's protocol machine: tickets in, feeders asked, bodies placed, batches published. Pure.
+"""The receiver's state machine. It takes tickets, sends them to feeders, places bodies and publishes batches. Pure.
 
-Events come in as method calls with the time; instructions go out. No socket, clock or batch payload is handled
-here. The shell is `sidecar.receiver`. `assignments` has the steps that events share; `overseer` acts when a feeder is
-late.
+Events arrive as method calls, which include the time, and instructions go out. No socket, clock or batch payload is
+handled here. The shell is `sidecar.receiver`. `assignments` contains the steps that events share, and `overseer` acts
+when a feeder is late.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from dataloaderjob.sidecar.dispatch.streams import (
 )
 
 MAX_LOADS = 3
-"""Number of feeders that must fail to load a bundle before its tickets fail. A single one may lack a mount that comes
-later."""
+"""Number of feeders that must fail to load a bundle before its tickets fail. A single feeder may lack a mount that
+appears later."""
 LOAD_AGAIN = Backoff(30.0, 600.0)
-"""Pauses before a feeder that could not load a bundle is asked again: it may have lacked a mount."""
+"""Back-off before a feeder that could not load a bundle is asked again, because it may have lacked a mount."""
 NOTES_APART_S = 4.0
-"""Minimum time between identical notes: feeders that begin together would all send the same one."""
+"""Minimum time between identical notes, because feeders that start together would all send the same one."""
 MAX_NOTED = 64
 
 
 class Dispatcher(Assignments):
-    """The machine: report an event, then `take` its instructions."""
+    """The state machine. Callers report an event, and then `take` the resulting instructions."""
 
     # Events from the trainer
 
@@ -73,7 +73,7 @@ class Dispatcher(Assignments):
         *,
         waiting: bool = False,
     ) -> None:
-        """New tickets arrived, as (number, payload). `waiting`: the trainer sleeps until `awaited` is ready.
+        """Handles new tickets, given as (number, payload). `waiting`: the trainer sleeps until `awaited` is ready.
 
         Raises RemoteProtocolError for a ticket of an unknown stream and for a repeated ticket.
         """
@@ -109,7 +109,7 @@ class Dispatcher(Assignments):
                 ticket.slot.received(*asked.known)
 
     def advance(self, stream: Stream, awaited: int) -> None:
-        """The trainer has taken all tickets below `awaited`."""
+        """Records that the trainer has taken all tickets below `awaited`."""
         while stream.awaited < awaited and stream.tickets:  # untrusted input: no endless loop
             stream.tickets.pop(stream.awaited, None)
             stream.awaited += 1
@@ -137,14 +137,14 @@ class Dispatcher(Assignments):
             self.dispatch(now)
 
     def moved(self, now: float, instance: str) -> None:
-        """Part of a body arrived."""
+        """Records that part of a body arrived."""
         if (feeder := self.feeders.get(instance)) is not None:
             feeder.moved_at = now
 
     # Events from the supervisor and the connections
 
     def set_feeders(self, now: float, endpoints: list[Endpoint]) -> None:
-        """A new list of wanted feeders arrived. A feeder that is no longer listed finishes what it has."""
+        """Handles a new list of wanted feeders. A feeder that is no longer listed finishes the tickets that it has."""
         first = first_place(self.rank, len(endpoints))
         listed = {e.instance: e for e in (*endpoints[first:], *endpoints[:first])}
         for instance, endpoint in listed.items():
@@ -178,7 +178,8 @@ class Dispatcher(Assignments):
         self.dispatch(now)
 
     def feeder_down(self, now: float, instance: str, reason: str) -> None:
-        """The connection ended or could not be opened. Everything requested there is requested again elsewhere."""
+        """Handles a connection that ended or could not be opened. Everything requested there is requested again
+        elsewhere."""
         feeder = self.feeders.get(instance)
         if feeder is None:
             return
@@ -201,7 +202,8 @@ class Dispatcher(Assignments):
         self.dispatch(now)
 
     def frame(self, now: float, instance: str, header: Header, payload: bytes) -> None:
-        """A feeder sent a frame other than BODY. Raises RemoteProtocolError; the shell then closes the connection."""
+        """Handles a frame other than BODY from a feeder. If this raises RemoteProtocolError, the shell closes the
+        connection."""
         feeder = self.feeders.get(instance)
         if feeder is None:
             return
@@ -236,7 +238,8 @@ class Dispatcher(Assignments):
         self.dispatch(now)
 
     def _note(self, now: float, feeder: FeederState, text: str) -> None:
-        """Forwards a feeder's note. If several feeders report that they are still at the same work, forwards one."""
+        """Forwards a feeder's note. If several feeders report that they are still doing the same work, forwards only
+        one of their notes."""
         what, since, _ = text.rpartition(SINCE)
         if since:
             if now - self._noted.get(what, float("-inf")) < NOTES_APART_S:
@@ -247,7 +250,8 @@ class Dispatcher(Assignments):
         self._out.append(Note(f"{feeder.endpoint.name}: {text}"))
 
     def _failed(self, now: float, attempt: Attempt, payload: bytes, *, is_end: bool) -> None:
-        """The ticket yields no batch. `is_end`: nothing failed; its slot has no such batch, or it only asked."""
+        """Handles a ticket that yields no batch. `is_end`: nothing failed. Either the slot has no such batch, or the
+        ticket only asked whether the batch exists."""
         ticket = attempt.ticket
         is_there = is_end and frames.says_there(payload)
         if is_there and not ticket.asks:
@@ -263,7 +267,8 @@ class Dispatcher(Assignments):
             self.fail(ticket, payload, is_end=is_end)
 
     def begin_body(self, now: float, instance: str, header: Header) -> Extent | None:
-        """A body's header arrived. Returns the extent for the body, or None to read and discard it.
+        """Handles the header of a body. Returns the extent for the body, or None if the body must be read and
+        discarded.
 
         Raises RemoteProtocolError if the body is larger than its grant.
         """
@@ -294,7 +299,7 @@ class Dispatcher(Assignments):
         return attempt.extent
 
     def end_body(self, now: float, instance: str, header: Header, digest: int = 0) -> None:
-        """The body is complete in its extent, sealed with `digest`. The first copy of a ticket wins."""
+        """Handles a body that is complete in its extent, sealed with `digest`. The first copy of a ticket wins."""
         feeder = self.feeders.get(instance)
         attempt = None if feeder is None else feeder.attempts.get((header.stream, header.ticket))
         if feeder is None or attempt is None or attempt.extent is None:
@@ -323,7 +328,8 @@ class Dispatcher(Assignments):
         self.dispatch(now)
 
     def _snapshot(self, feeder: FeederState, stream_id: int, payload: bytes) -> None:
-        """Keeps a snapshot that a slot's home sent for the next home, and passes it to the trainer for its state."""
+        """Keeps a snapshot that a slot's home sent, for the next home, and passes it to the trainer, for the loader's
+        state."""
         number, made, state = frames.unpack_snapshot(payload)
         stream = self.streams.get(stream_id)
         slot = None if stream is None else stream.slots.of.get(number)
@@ -333,7 +339,8 @@ class Dispatcher(Assignments):
     # Details
 
     def _lose(self, attempt: Attempt) -> None:
-        """The process that was making this ticket is gone: another makes it and reports which sample it is making."""
+        """Handles the loss of the process that was making a ticket. Another process makes the ticket, and reports each
+        sample before making it."""
         ticket = attempt.ticket
         self._begins(attempt.feeder, ticket, False)
         if attempt.position is not None:
@@ -348,7 +355,7 @@ class Dispatcher(Assignments):
             ticket.slot.begun = begun
 
     def _strike(self, ticket: Ticket, feeder: str, how: str, of_memory: bool | None) -> None:
-        """A process ended while it was making one of this ticket's samples."""
+        """Records that a process died while it was making one of a ticket's samples."""
         ticket.strikes += 1
         ticket.ends.append((feeder, how, of_memory))
         if ticket.slot is not None and ticket.strikes > 1:
@@ -357,7 +364,8 @@ class Dispatcher(Assignments):
             self.fail_service(ticket, *deadly_error(ticket, self.out_of_memory, self.supervisor_notes))
 
     def confirm_strikes(self, feeder: FeederState) -> None:
-        """The feeder's process has ended: its broken connection counts against the tickets that it was making."""
+        """Handles the death of a feeder's process: its broken connection now counts against the tickets that it was
+        making."""
         struck, feeder.struck = feeder.struck, []
         for ticket in struck:
             ticket.unconfirmed -= 1
@@ -367,7 +375,7 @@ class Dispatcher(Assignments):
                 self._strike(ticket, feeder.endpoint.name, feeder.why_down, None)
 
     def _lost(self, now: float, attempt: Attempt, position: int, how: str, *, of_memory: bool) -> None:
-        """The feeder's process that was making this ticket ended; the feeder itself continues."""
+        """Handles the death of the feeder's process that was making a ticket. The feeder itself continues."""
         self._answered(now, attempt)
         if position >= 0:
             attempt.position = position
@@ -376,7 +384,7 @@ class Dispatcher(Assignments):
             self._strike(attempt.ticket, attempt.feeder.endpoint.name, how, of_memory)
 
     def _not_loaded(self, now: float, attempt: Attempt, payload: bytes) -> None:
-        """User code could not be loaded there: a few other feeders are asked before the ticket fails."""
+        """Handles user code that a feeder could not load. A few other feeders are asked before the ticket fails."""
         feeder, ticket = attempt.feeder, attempt.ticket
         feeder.answered_at = now
         bundle = ticket.bundle
@@ -395,7 +403,7 @@ class Dispatcher(Assignments):
     def _received(self, now: float, feeder: FeederState, header: Header) -> None:
         feeder.received_at, feeder.load = now, header.load
         feeder.replace_asked_at = None
-        # While user code takes long, the feeder reports that it lives: it is not lost, but gets no more work.
+        # While user code takes long, the feeder reports that it is alive: it is not lost, but gets no more work.
         answers = header.kind != FrameKind.ALIVE and not (
             header.kind == FrameKind.CANCELLED and feeder.attempts
         )
@@ -403,8 +411,8 @@ class Dispatcher(Assignments):
             self.trust(feeder)
 
     def _answered(self, now: float, attempt: Attempt) -> None:
-        """The feeder finished making this batch. Its time counts from when it could begin. A later wait for space
-        does not count against the feeder."""
+        """Records that a feeder has finished making a batch. The batch's time counts from when the feeder could begin
+        it. A later wait for space does not count against the feeder."""
         if not attempt.answered:
             attempt.answered = True
             attempt.ticket.stream.pace.add(now - max(attempt.asked_at, attempt.feeder.answered_at))

@@ -1,9 +1,9 @@
 """Slots: the sequences of an IterableDataset, each made in order by one feeder, its *home*. Pure.
 
-Any feeder can make any batch of a map-style stream. A slot's batch depends on those before it, so a new home has to
-make those again, without sending them, when the slot moves. A slot therefore stays while its home serves, and a late
-batch is not requested elsewhere. Batches from the previous home remain valid. A slot moves to a feeder that makes at
-least two fewer slots, if few batches have to be made again for that.
+Any feeder can make any batch of a map-style stream. In contrast, a slot's batch depends on the batches before it. When
+a slot moves, its new home has to rebuild those without sending them. Therefore, a slot stays while its home serves, and
+a late batch is not requested elsewhere. Batches from the previous home remain valid. A slot moves to a feeder that
+makes at least two fewer slots, if only a few batches have to be rebuilt.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.snapshots import STEPS_APART, SnapshotShelf
 
 MAX_SLOTS = 1024
-"""Maximum number of slots of one stream: a slot's number is untrusted input."""
+"""Maximum number of slots of one stream, because a slot's number is untrusted input."""
 RETURN_S = 2.0
-"""Time for a home to reconnect after its connection broke: making a slot again may take longer."""
+"""Time that a home has to reconnect after its connection broke, because rebuilding a slot may take longer."""
 BALANCE_EVERY_S = 1.0
 MOST_AGAIN = 64
-"""Maximum number of batches to make again when a slot moves to a feeder that makes fewer slots."""
+"""Maximum number of batches to rebuild when a slot moves to a feeder that makes fewer slots."""
 GATHER_S = 3.0
-"""The first homes are chosen once each slot can have its own feeder, all listed feeders serve, or after this time."""
+"""Maximum wait before the first homes are chosen. They are chosen earlier if each slot can have its own feeder, or if
+all listed feeders serve."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,20 +35,20 @@ class Slot:
 
     number: int
     bundle: bytes
-    """The id of its session at a feeder."""
+    """The id of the slot's session at a feeder."""
     manifest: bytes
     home: str | None = None
-    """The instance of the feeder that makes it."""
+    """The instance of the feeder that makes the slot."""
     next_home: str | None = None
-    """The instance of the feeder to which it moves once its home owes no more of its batches."""
+    """The instance of the feeder to which the slot moves once its home owes no more of its batches."""
     queue: list[int] = field(default_factory=list)
-    """A heap of the numbers of its queued tickets."""
+    """A heap of the numbers of the slot's queued tickets."""
     needed: int = 0
     """Batches before this number are not requested again."""
     begun: bool = False
-    """True once its home has sent part of it, and needs no snapshot to begin from."""
+    """True once the home has sent part of the slot, and therefore needs no snapshot to resume from."""
     ranks: int = 0
-    """Number of ranks to which its batches are dealt; 0 if it belongs to one rank."""
+    """Number of ranks to which the slot's batches are dealt; 0 if the slot belongs to one rank."""
     floor: int = 0
     """No rank requests batches before this number, according to the trainer."""
     snapshots: SnapshotShelf = field(default_factory=SnapshotShelf)
@@ -64,13 +65,14 @@ class Slot:
         return self.snapshots.add(made, state, self.passed)
 
     def received(self, number: int, digest: int) -> None:
-        """A batch arrived."""
+        """Records the digest of a batch that arrived."""
         self.digests[number] = digest
         for old in [old for old in self.digests if old < self.needed - 1]:
             del self.digests[old]
 
     def snapshot(self, number: int) -> tuple[int, bytes] | None:
-        """Returns the snapshot from which a new home makes `number` as its first batch; None to begin at the start."""
+        """Returns the snapshot from which a new home resumes if its first batch is `number`; None to begin at the
+        start."""
         return self.snapshots.at(self.passed if self.ranks else number)
 
     def known(self, number: int) -> tuple[int, int] | None:
@@ -85,9 +87,9 @@ class Slots:
     opened_at: float | None = None
     """The time at which the first slot was named."""
     ranks: int = 0
-    """Number of ranks to which their batches are dealt; 0 if they belong to one rank."""
+    """Number of ranks to which the slots' batches are dealt; 0 if the slots belong to one rank."""
     balanced_at: float = 0.0
-    """The time of the last check for a slot that is better made elsewhere."""
+    """The time of the last check for a slot that another feeder should make."""
     of: dict[int, Slot] = field(default_factory=dict)
 
     def get(self, now: float, number: int, manifest: bytes) -> Slot:
@@ -131,10 +133,10 @@ def choose_home(
 ) -> str | None:
     """Returns the instance of the feeder that makes a slot from now on; None while it is better to wait.
 
-    `able`: feeders that can take it. `homes` lists the homes of all slots of the pool, which takes time in proportion
-    to their number; the one with the fewest takes one more. Slots stay where they are, so the first ones wait until
-    their feeders have had time to connect. If batches are dealt to ranks, the receivers of all ranks must choose the
-    same feeder, based on what they all know.
+    `able`: the feeders that can take the slot. `homes`: returns the homes of all slots of the pool, in time
+    proportional to their number. The feeder with the fewest slots takes the slot. Slots stay where they are, so the
+    first ones wait until feeders have had time to connect. If batches are dealt to ranks, the receivers of all ranks
+    must choose the same feeder, based on facts that they all know.
     """
     if not able:
         return None
@@ -152,9 +154,10 @@ def choose_home(
 def better_home(
     slot: Slot, number: int, able: Mapping[str, Feeder], homes: Callable[[], Iterable[str]]
 ) -> str | None:
-    """Returns the instance of a feeder that makes two fewer slots than this home and would soon reach `number`.
+    """Returns the instance of a feeder that makes at least two fewer slots than this home, and would soon reach
+    `number`.
 
-    Slots that are dealt to ranks stay: their receivers would have to move them together.
+    Slots that are dealt to ranks stay, because the receivers of all ranks would have to move them together.
     """
     if slot.home is None or slot.ranks or not able:
         return None

@@ -1,7 +1,7 @@
-"""Acts on lateness at every tick: suspects silent feeders, hedges, gives up, and names who is late. Pure.
+"""The response to lateness at every tick: suspecting silent feeders, hedging, giving up, and naming who is late. Pure.
 
 User code may take any amount of time, so lateness is judged against the recent times of the same stream's batches.
-Liveness pings would be silent whenever user code holds the GIL.
+Liveness pings would not help, because they stop whenever user code holds the GIL.
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ from dataloaderjob.sidecar.dispatch.streams import (
 TICK_S = 0.1
 NOTE_EVERY_S = 30.0
 OVERDUE_FLOOR_S = 1.5
-"""Seconds before which no feeder is suspected. With the tick and one batch made again, this keeps a wait below 3 s."""
+"""Seconds before which no feeder is suspected. With the tick and the rebuilding of one batch, a wait stays below 3
+s."""
 OVERDUE_FACTOR = 4.0
 HEDGE_FLOOR_S = 0.25
 HEDGE_FACTOR = 3.0
 HEDGE_SHARE = 0.05
 """Largest share of tickets that are sent to a second feeder only because the first is slow."""
 SLOT_SILENT_S = 12.0
-"""A feeder that makes a batch of a slot reports every 5 s that it is alive. After this much silence it is suspect."""
+"""Silence after which a feeder that makes a slot's batch is suspect. Such a feeder reports every 5 s that it is
+alive."""
 TRANSFER_FLOOR_S = 1.5
 """If nothing of a granted body arrives for this long, the body is given up and requested again. The limit is not a
-rate: many feeders share one network, and a slow feeder is not a dead one."""
+rate, because many feeders share one network, and a slow feeder is not dead."""
 STRIKE_AFTER_S = 10.0
-"""A feeder that has not reconnected for this long is taken to have ended, even if nobody reports it."""
+"""Time without reconnecting after which a feeder is assumed to have exited, even if nobody reports it."""
 LAST_WORDS_S = 4.0
-"""Time after the end of a feeder's process for the supervisor to learn that memory ran out."""
+"""Time that the supervisor has, after a feeder's process has exited, to learn that memory ran out."""
 UNCONNECTED_NOTE_S = 5.0
-"""Time after the first ticket, or the last connection, until a note explains why no feeder is connected."""
+"""Time after the first ticket, or the loss of the last connection, until a note explains why no feeder is connected."""
 REPLACE_AFTER_S = 20.0
 REPLACE_FACTOR = 10.0
 MAX_REASKS = 2
-"""Maximum number of repeated requests. A ticket that is late at three feeders is slow itself, and waits for its
-deadline."""
+"""Maximum number of repeated requests for a ticket. A ticket that is late at three feeders is itself slow, and waits
+for its deadline."""
 
 
 def tick(machine: Dispatcher, now: float) -> None:
@@ -94,7 +96,7 @@ def _check_feeders(machine: Dispatcher, now: float) -> None:
 
 
 def _head(feeder: FeederState) -> Attempt | None:
-    """Returns the attempt that this feeder should be making: within a stream it takes the lowest ticket first."""
+    """Returns the attempt that this feeder should be making: within a stream, it takes the lowest ticket first."""
     asked = [a for a in feeder.attempts.values() if a.state is AttemptState.ASKED]
     return min(asked, key=turn, default=None)
 
@@ -107,11 +109,11 @@ def _lateness(now: float, feeder: FeederState) -> float:
     """Returns a feeder's silence about the batch that it should be making, as a share of the limit; above 1, the
     feeder is suspect.
 
-    The share is 0 while nothing is known: the first batch may load a dataset for minutes.
+    The share is 0 while nothing is known, because loading the dataset for the first batch may take minutes.
     """
     head = _head(feeder)
     if head is not None and head.ticket.slot is not None:
-        # Another feeder would make all earlier batches first. A live feeder reports in while user code takes long.
+        # Another feeder would have to rebuild all earlier batches. A live feeder reports in while user code takes long.
         return _silence(now, feeder) / SLOT_SILENT_S
     if head is None or (typical := head.ticket.stream.pace.typical) is None:
         return 0.0
@@ -121,7 +123,7 @@ def _lateness(now: float, feeder: FeederState) -> float:
 def _silence(now: float, feeder: FeederState) -> float:
     """Returns the time for which a feeder that makes a slot's batch has been silent; 0 for others.
 
-    A feeder that waits for our space, or is sending, has nothing to report.
+    A feeder that waits for space in this pool, or is sending, has nothing to report.
     """
     attempts = feeder.attempts.values()
     asked = [a.asked_at for a in attempts if a.ticket.slot is not None]
@@ -142,7 +144,8 @@ def _transfer_late(now: float, attempt: Attempt) -> bool:
 
 
 def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: list[FeederState]) -> None:
-    """Suspects a silent feeder if another one is healthy: it gets no more tickets, and others get its tickets."""
+    """Suspects a silent feeder if another one is healthy. The suspect gets no more tickets, and others get its
+    tickets."""
     if not any(_healthy(now, other) for other in up if other is not feeder):
         return
     head = _head(feeder)
@@ -153,7 +156,7 @@ def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: lis
 
 
 def _take_back(machine: Dispatcher, feeder: FeederState, head: Attempt | None) -> None:
-    """Gives a suspect feeder's tickets to others; tickets of slots only if the feeder is silent."""
+    """Gives a suspect feeder's tickets to others, but tickets of slots only if the feeder is silent."""
     for attempt in list(feeder.attempts.values()):
         ticket = attempt.ticket
         if attempt.state is not AttemptState.ASKED or (ticket.slot is not None and not feeder.is_silent):
@@ -186,7 +189,7 @@ def _check_awaited(machine: Dispatcher, now: float, ticket: Ticket) -> None:
         machine.fail_service(ticket, "ServiceUnavailable", text)
         return
     if waited > deadline_s and not awaits:
-        # Feeders that still make it must stop, and end a process that does not.
+        # Feeders that are still making it must stop, and kill a process that does not.
         message = (
             f"batch {ticket.number} was not ready after {waited:.0f} s (the deadline is "
             f"{deadline_s:.0f} s, spec.loader.batchTimeoutSeconds): {_who(machine, ticket)}"
@@ -206,8 +209,9 @@ def _check_awaited(machine: Dispatcher, now: float, ticket: Ticket) -> None:
 
 
 def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
-    """Returns the start of a ticket's wait: the latest of the trainer's sleep, the slot's progress, and the request or,
-    without one, the loss of the last feeder."""
+    """Returns the time at which the wait for a ticket began. It is the latest of three times: the start of the
+    trainer's sleep, the slot's last progress, and the request. If there is no request, the later of queueing and the
+    loss of the last feeder takes its place."""
     if not ticket.attempts:
         since = max(ticket.queued_at, machine.feeders_lost_at or 0.0)
         if machine.settings.awaits_feeders:
@@ -247,10 +251,11 @@ def _maybe_hedge(machine: Dispatcher, now: float, ticket: Ticket) -> None:
 
 
 def _unblock(machine: Dispatcher, ticket: Ticket) -> None:
-    """Makes way for an awaited ticket that reached its feeder after later ones, which wait for space.
+    """Makes way for an awaited ticket that reached its feeder after later tickets, whose batches wait for space.
 
-    A feeder builds nothing more for us while it holds two batches without a place. An awaited ticket that was requested
-    again would wait for those two to get space, and they for the trainer, which waits for that ticket.
+    A feeder builds nothing more for a receiver while it holds two batches without a place. An awaited ticket that was
+    requested again would wait until those two get space, and they would wait for the trainer, which waits for that
+    ticket.
     """
     if any(a.state is not AttemptState.ASKED for a in ticket.attempts):
         return
@@ -281,12 +286,13 @@ def _who(machine: Dispatcher, ticket: Ticket) -> str:
         )
     up = sum(feeder.up for feeder in machine.feeders.values())
     if up:
-        return f"{up} feeders are connected and busy with other batches or silent"
+        return f"{up} feeders are connected, but are busy with other batches or silent"
     return _unconnected(machine)
 
 
 def _unconnected(machine: Dispatcher) -> str:
-    """Explains why no feeder is connected: quotes the supervisor and the connections that could not be opened."""
+    """Explains why no feeder is connected. Quotes the supervisor, and the errors of connections that could not be
+    opened."""
     why = sorted({feeder.why_down for feeder in machine.feeders.values() if feeder.why_down})[:3]
     reasons = [*machine.supervisor_notes[:3], *why]
     notes = f" ({'; '.join(reasons)})" if reasons else ""

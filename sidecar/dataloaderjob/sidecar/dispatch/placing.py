@@ -29,8 +29,8 @@ from dataloaderjob.sidecar.dispatch.streams import (
 )
 
 RESERVE = 4
-"""Number of batches, in addition to the window, that the pool has room for: those that the trainer works on or keeps
-for a step or two."""
+"""Number of batches, in addition to the window, for which the pool has room: those that the trainer is working on or
+keeps for a step or two."""
 LEAST_WINDOW = 16
 """Minimum window for which the pool has room. With one or two workers, a trainer that keeps the batches of a few steps
 would otherwise get copies."""
@@ -47,7 +47,7 @@ def round_up(nbytes: int) -> int:
 
 
 class Arena:
-    """The free and used extents of one region: best fit, adjacent free extents merged."""
+    """The free and used extents of one region. Allocation is best-fit, and adjacent free extents are merged."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -162,7 +162,7 @@ class Space:
         return Extent(extent.region, extent.offset, self.arenas[extent.region].trim(extent.offset, nbytes))
 
     def free(self, extent: Extent) -> int | None:
-        """Frees an extent. Returns the region if it is a single one, which is to be returned to the system."""
+        """Frees an extent. Returns the region if it is a single region, which must then be returned to the system."""
         arena = self.arenas[extent.region]
         arena.free(extent.offset)
         if extent.region in self.singles:
@@ -239,9 +239,11 @@ class Placer:
         placed: Callable[[], list[Attempt]],
         drop: Callable[[Attempt], None],
     ) -> Extent:
-        """Returns the place of a ready batch that nobody can have reached, or of one on its way, or else a new memfd.
+        """Returns the place of a ready batch that no trainer can have reached, or of a batch in transit, or a new
+        memfd.
 
-        No free extent is large enough. `placed` returns attempts that have a place; `drop` takes it from one of them.
+        Call this if no free extent is large enough. `placed`: returns the attempts that have a place. `drop`: takes the
+        place from one of them.
         """
         for ready in self._droppable(streams):
             self._drop(ready)
@@ -255,7 +257,7 @@ class Placer:
         return self._single(nbytes)
 
     def _single(self, nbytes: int) -> Extent:
-        """Returns a memfd for one batch, the last resort: it may exceed the limit by that one batch."""
+        """Returns a new memfd for one batch. This is the last resort, and may exceed the limit by that one batch."""
         region = self.space.add(round_up(nbytes), single=True)
         self._out.append(CreateRegion(region, round_up(nbytes), True, self.lease_limit))
         offset = self.space.arenas[region].alloc(nbytes)
@@ -312,6 +314,6 @@ class Placer:
         return True
 
     def adopted(self) -> None:
-        """Ends the adoption: unused lease numbers below the highest adopted one are free."""
+        """Ends the adoption: unused lease numbers below the highest adopted one become free."""
         self.highest_lease = max(self.lent, default=-1)
         self._free_leases = [n for n in range(self.highest_lease + 1) if n not in self.lent]

@@ -1,8 +1,8 @@
 """Values of the dispatcher: streams, tickets and their transitions, attempts, feeders, instructions.
 
-A *ticket* is one batch of one stream. An *attempt* is one feeder's copy of it in the making; a hedged ticket
-has two. A feeder's state lasts as long as the connection to it is wanted. *Instructions* are the dispatcher's orders
-to its shell, `sidecar.receiver`.
+A *ticket* is one batch of one stream. An *attempt* is one feeder's copy of it while it is being made; a hedged ticket
+has two attempts. A feeder's state exists as long as the connection to the feeder is wanted. *Instructions* are the
+dispatcher's orders to its shell, `sidecar.receiver`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Endpoint(NamedTuple):
     host: str
     port: int
     link: str = ""
-    """The key of connections to it, as hexadecimal text; empty if it has the sidecar's own."""
+    """The key for connections to the feeder, as hexadecimal text; empty if it is the sidecar's own key."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """The times, in seconds, that one stream's batches take from being a feeder's next batch to the answer."""
+    """The times, in seconds, from when a feeder can begin one of a stream's batches until the feeder answers."""
 
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     _typical: float | None = None
@@ -58,8 +58,8 @@ class Pace:
 
     @property
     def typical(self) -> float | None:
-        """The 90th percentile of the last 64 batches, or the upper median of the last four if greater; None before the
-        first."""
+        """The 90th percentile of the last 64 batches, or the upper median of the last four if that is greater; None
+        before the first."""
         if self._typical is None and self.recent:
             ordered = sorted(self.recent)
             latest = sorted(list(self.recent)[-4:])
@@ -123,9 +123,10 @@ class Ticket:
     retries: int = 0
     strikes: int = 0
     ends: list[tuple[str, str, bool | None]] = field(default_factory=list)
-    """A row for each strike: the feeder, how its process ended, and True if memory ran out (None while unknown)."""
+    """A row for each strike: the feeder, how its process exited, and True if memory ran out (None while unknown)."""
     unconfirmed: int = 0
-    """Possible strikes from feeders whose connections broke: it is not known yet whether their processes have ended."""
+    """Possible strikes from feeders whose connections broke, while it is not known whether their processes have
+    exited."""
     probe: bool = False
     position: int | None = None
     """The sample that the last dead feeder was making."""
@@ -140,11 +141,11 @@ class Ticket:
 
     @property
     def bundle(self) -> bytes:
-        """The id of the session that makes it."""
+        """The id of the session that makes the batch."""
         return self.stream.bundle if self.slot is None else self.slot.bundle
 
     def move(self, event: TicketEvent) -> None:
-        """Takes a step of the table. Raises IllegalTransition if the table has no such step."""
+        """Makes a transition. Raises IllegalTransition if TRANSITIONS does not contain it."""
         after = TRANSITIONS.get((self.state, event))
         if after is None:
             steps = ", ".join(e.value for e in self.history[-8:])
@@ -158,7 +159,7 @@ class Ticket:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One feeder's copy of a ticket in the making."""
+    """One feeder's copy of a ticket's batch while it is being made."""
 
     ticket: Ticket
     feeder: FeederState
@@ -172,26 +173,27 @@ class Attempt:
     position: int | None = None
     """Sample being made, if the feeder reports it (PROBE)."""
     replayed: int = 0
-    """Number of its slot's batches that were made again first, according to the feeder's last report."""
+    """Number of earlier batches of its slot that were rebuilt first, according to the feeder's last report."""
     progressed_at: float = 0.0
-    """The time of the last report of such batches."""
+    """The time of the last report of rebuilt batches."""
 
 
 @dataclass(slots=True, eq=False)
 class FeederState:
-    """The connection to one feeder process."""
+    """The state of one feeder process and of the connection to it."""
 
     endpoint: Endpoint
     down_since: float
     up: bool = False
     filling: bool = True
-    """True while it takes tickets: until it has `choose.depth` of them, then again once it is down to half."""
+    """True while the feeder takes tickets: until it has `choose.depth` of them, and again once it is down to half."""
     level: int | None = None
     """Its place in `choose.Ranks`; None if it takes no tickets."""
     draining: bool = False
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     chosen: int = 0
-    """Number of attempts for which it was chosen. Slots are not counted: each has one home, with its own builder."""
+    """Number of attempts for which it was chosen. Tickets of slots are not counted, because each slot has one home,
+    with its own builder."""
     load: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     received_at: float = 0.0
@@ -200,21 +202,22 @@ class FeederState:
     """The time at which part of a body last arrived."""
     suspect_since: float | None = None
     is_silent: bool = False
-    """True if it is suspect because it went silent while making a slot: others make its slots."""
+    """True if it is suspect because it went silent while making a slot. Other feeders then make its slots."""
     replace_asked_at: float | None = None
-    """The time of the last request to the supervisor to replace it; None while there is no reason to."""
+    """The time of the last request to the supervisor to replace this feeder; None while there is no reason to."""
     refused: dict[bytes, str] = field(default_factory=dict)
     """Bundles that this feeder cannot serve, each with the reason."""
     not_loaded: dict[bytes, float] = field(default_factory=dict)
-    """Bundles that could not be loaded there, each with the time until which none of its tickets are sent there."""
+    """Bundles that this feeder could not load, each with the time until which none of the bundle's tickets are sent to
+    it."""
     load_failures: dict[bytes, int] = field(default_factory=dict)
-    """bundle -> number of consecutive failures to load it there."""
+    """bundle -> number of this feeder's consecutive failures to load it."""
     bundles: set[bytes] = field(default_factory=set)
-    """Bundles whose tickets were sent there."""
+    """Bundles whose tickets were sent to this feeder."""
     why_down: str = ""
     """The reason why the connection last ended or could not be opened."""
     struck: list[Ticket] = field(default_factory=list)
-    """Tickets for which it was making a sample when the connection broke."""
+    """Tickets for which this feeder was making a sample when the connection broke."""
     bundle_loads: int = 0
     """Number of bundles that the feeder has loaded, according to its last report."""
 
@@ -233,7 +236,7 @@ class Stream:
     waiting_since: float | None = None
     """The time at which the trainer went to sleep until `awaited` is ready; None while it works or is paused."""
     refused_since: float | None = None
-    """The time since which all connected feeders have refused its code."""
+    """The time since which all connected feeders have refused the stream's code."""
     tickets: dict[int, Ticket] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     _queue: list[int] = field(default_factory=list)
@@ -263,7 +266,7 @@ class Stream:
         return None
 
     def manifests(self) -> dict[bytes, bytes]:
-        """Returns the manifests of all sessions that make its batches, by bundle id."""
+        """Returns the manifests of all sessions that make the stream's batches, by bundle id."""
         return {self.bundle: self.manifest, **{slot.bundle: slot.manifest for slot in self.slots.of.values()}}
 
     def saw_size(self, nbytes: int) -> None:
@@ -348,11 +351,11 @@ class Fail(NamedTuple):
     ticket: int
     payload: bytes
     is_end: bool = False
-    """True if its slot has no such batch: nothing went wrong."""
+    """True if the ticket's slot has no such batch, so nothing went wrong."""
 
 
 class SayThere(NamedTuple):
-    """Publish that the batch exists, for a ticket that only asks for that."""
+    """Publish that the batch exists, for a ticket that only asks whether it does."""
 
     stream: int
     ticket: int
@@ -394,7 +397,8 @@ class Replace(NamedTuple):
     endpoint: Endpoint
     reason: str
     connected: bool
-    """True if it hangs with work to do. Otherwise it cannot be connected to, perhaps only by this receiver."""
+    """True if the feeder hangs although it has work to do. Otherwise, it cannot be reached, perhaps only by this
+    receiver."""
 
 
 Instruction = (
