@@ -20,9 +20,9 @@ from dataloaderjob.core.generations import PERIOD
 pytestmark = pytest.mark.timeout(1500)
 Start = Callable[[Manifest], Job]
 SHORT = {"epochs": "1", "limit": "6000"}
-PERIOD_S = 130.0
-"""Seconds after which certificates are replaced; a kubelet needs up to 90 s to bring them to its pods."""
-BATCHES, STEP_S = 500, 0.8
+PERIOD_S, SYNC_S = 60.0, 25.0
+"""Seconds after which certificates are replaced, and that a kubelet needs at most to bring them to its pods."""
+BATCHES, STEP_S = 300, 0.8
 STRAIGHT = """
 import socket, sys
 sock = socket.create_connection((sys.argv[1], 6400), 10)
@@ -76,7 +76,7 @@ def test_job_under_tls_has_the_digest_of_a_run_without(operator: Cluster, start:
 
 @pytest.fixture
 def hasty(operator: Cluster) -> Iterator[Cluster]:
-    """The operator replaces certificates every two minutes."""
+    """The operator replaces certificates every minute."""
     chart = ("upgrade", RELEASE, "charts/dataloaderjob", "-n", SYSTEM, "--reuse-values", "--wait")
     operator.helm(*chart, "--set", f"extraArgs={{--tls-days={PERIOD_S / 86_400}}}")
     yield operator
@@ -107,7 +107,7 @@ def test_certificates_are_renewed_under_a_running_job(hasty: Cluster, start: Sta
     until(
         lambda: len(certificates(job)) > 1, timeout_s=2 * PERIOD_S, what="the next certificates", also=job.why
     )
-    time.sleep(100)  # the kubelets bring them to the pods
+    time.sleep(SYNC_S)  # the kubelets bring them to the pods
     replaced(job)
     time.sleep(max(0.0, 2 * PERIOD_S + 20 - (time.monotonic() - began)))  # the first ones have expired
     assert job.phase() == "Running"
