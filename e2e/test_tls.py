@@ -20,9 +20,9 @@ from dataloaderjob.core.generations import PERIOD
 pytestmark = pytest.mark.timeout(1500)
 Start = Callable[[Manifest], Job]
 SHORT = {"epochs": "1", "limit": "6000"}
-PERIOD_S, SYNC_S = 60.0, 25.0
+PERIOD_S, SYNC_S = 130.0, 25.0
 """Seconds after which certificates are replaced, and that a kubelet needs at most to bring them to its pods."""
-BATCHES, STEP_S = 300, 0.8
+BATCHES, STEP_S = 450, 0.8
 STRAIGHT = """
 import socket, sys
 sock = socket.create_connection((sys.argv[1], 6400), 10)
@@ -76,7 +76,7 @@ def test_job_under_tls_has_the_digest_of_a_run_without(operator: Cluster, start:
 
 @pytest.fixture
 def hasty(operator: Cluster) -> Iterator[Cluster]:
-    """The operator replaces certificates every minute."""
+    """The operator replaces certificates every two minutes."""
     chart = ("upgrade", RELEASE, "charts/dataloaderjob", "-n", SYSTEM, "--reuse-values", "--wait")
     operator.helm(*chart, "--set", f"extraArgs={{--tls-days={PERIOD_S / 86_400}}}")
     yield operator
