@@ -19,7 +19,7 @@ from stream_data import (
     Shards,
     WithOwnState,
     WithState,
-    ending_collate,
+    stopping_collate,
 )
 
 from dataloaderjob.batches.digest import digest_update
@@ -152,7 +152,7 @@ def made(source: SlotSource, numbers: range, **more) -> list[str]:
         (Shards(), None, {"bare": True}),
         (Failing(), None, {}),
         (Counting(), None, {}),
-        (Shards(), ending_collate, {}),
+        (Shards(), stopping_collate, {}),
         (Shards(()), None, {}),
     ],
 )
@@ -174,6 +174,25 @@ def test_error_of_iter_is_reported_once_and_ends_the_slot():
             raise FileNotFoundError("no such shard")
 
     assert made(SlotSource(Broken(), None), range(3)) == ["FileNotFoundError", "end 1", "end 1"]
+
+
+def test_stop_iteration_of_collate_or_iter_is_an_error_of_its_batch():
+    """Under torch's loader it ends the worker, as if its data were over."""
+
+    class Broken(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            raise StopIteration
+
+    def stopped(samples: list[int]) -> list[int]:
+        if 4 in samples:
+            raise StopIteration
+        return samples
+
+    assert made(SlotSource(Broken(), None), range(2)) == ["RuntimeError", "end 1"]
+    first, second, third, *rest = made(SlotSource(range(12), stopped), range(5))
+    assert (second, rest) == ("RuntimeError", ["end 3", "end 3"])
+    whole = made(SlotSource(range(12), list), range(3))
+    assert [first, third] == whole[::2]
 
 
 # Answers that are kept

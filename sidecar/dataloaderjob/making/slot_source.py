@@ -126,10 +126,7 @@ class SlotSource:
     def _next(self, ticket: SlotTicket, on_sample: OnSample | None) -> Any:
         try:
             batch = self._fetch(ticket, on_sample)
-        except SampleError as exc:
-            if isinstance(exc.cause, StopIteration):  # from collate_fn: torch's worker ends, too
-                self._has_ended = True
-                raise SlotEnded from exc
+        except SampleError:
             self.made += 1
             raise
         self.made += 1

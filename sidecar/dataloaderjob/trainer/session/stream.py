@@ -45,7 +45,8 @@ class Stream:
     several at a time, while that code is in the caches."""
     recent: list[frames.TicketOfInts | bytes | None] = field(default_factory=lambda: [None] * RECENT)
     """The last tickets taken, each at its number modulo the length."""
-    failures: dict[int, bytes] = field(default_factory=dict)
+    failures: dict[int, ipc.Packet] = field(default_factory=dict)
+    """The messages that arrived in place of batches."""
     asked: int = 0
     sent: int = 0
     """Tickets from this number to below `asked` are held back."""
