@@ -176,6 +176,66 @@ class Structlike(tuple):
         return super().__new__(cls, items)
 
 
+class Ending:
+    """Acts when it is no longer needed, without anybody calling it."""
+
+    def __del__(self) -> None:
+        RAN.append(f"{type(self).__name__}.__del__")
+
+
+class EndingDict(Ending, dict):  # type: ignore[type-arg]
+    pass
+
+
+class EndingOrdered(Ending, collections.OrderedDict):  # type: ignore[type-arg]
+    pass
+
+
+class EndingCounter(Ending, collections.Counter):  # type: ignore[type-arg]
+    pass
+
+
+class EndingUserDict(Ending, collections.UserDict):  # type: ignore[type-arg]
+    pass
+
+
+class EndingPair(Pair):
+    __del__ = Ending.__del__
+
+
+class EndingPairOfPairs(EndingPair):
+    pass
+
+
+@dataclasses.dataclass
+class EndingSample(Ending):
+    x: Any
+
+
+class EndingList(Ending, list):  # type: ignore[type-arg]
+    pass
+
+
+ENDING_MAPPINGS = ("EndingDict", "EndingOrdered", "EndingCounter", "EndingUserDict")
+
+
+class Watching:
+    """Learns of each access to an attribute."""
+
+    def __getattribute__(self, name: str) -> Any:
+        RAN.append(f"__getattribute__ {name}")
+        return super().__getattribute__(name)
+
+
+@dataclasses.dataclass
+class Watched(Watching):
+    x: Any
+
+
+class WatchedDict(Watching, collections.UserDict):  # type: ignore[type-arg]
+    pass
+
+
 def decoded(schema: Any, *content: Any) -> Any:
     head = layout.pack_schema(schema) + (values.pack(list(content)) if content else b"")
     return Decoder(allow_pickle=False).decode(np.frombuffer(bytearray(head), np.uint8))
@@ -257,6 +317,47 @@ def test_no_code_of_a_named_tuple_runs() -> None:
 def test_no_code_of_a_mapping_runs(cls: Any) -> None:
     for found in (named(NodeKind.MAPPING, __name__, cls.__name__), made("mapping", cls, {"x": 1})):
         assert (type(found), dict(found)) == (cls, {"x": 1})
+
+
+@pytest.mark.parametrize(
+    ("schema", "content"),
+    [
+        *((node(NodeKind.MAPPING, (__name__, name), ("x",), (VALUE,)), 1) for name in ENDING_MAPPINGS),
+        *((node(NodeKind.MADE, "mapping", (__name__, name), VALUE), {"x": 1}) for name in ENDING_MAPPINGS),
+        (node(NodeKind.MADE, "dict", (__name__, "EndingDict"), VALUE), {"x": 1}),
+        (node(NodeKind.MADE, "own dict", (__name__, "EndingDict"), VALUE), {"x": 1}),
+        (node(NodeKind.NAMEDTUPLE, (__name__, "EndingPair"), (VALUE, VALUE)), 1),
+        (node(NodeKind.NAMEDTUPLE, (__name__, "EndingPairOfPairs"), (VALUE, VALUE)), 1),
+        (node(NodeKind.DATACLASS, (__name__, "EndingSample"), ("x",), (VALUE,)), 1),
+        (node(NodeKind.MADE, "list", (__name__, "EndingList"), VALUE), [1]),
+        (node(NodeKind.MADE, "instance", (__name__, "Ending"), VALUE), None),
+    ],
+    ids=lambda one: f"{one.kind.name}-{one.way}-{one.cls[1]}" if isinstance(one, layout.Node) else "",
+)
+def test_a_class_with_del_gets_no_content_of_a_feeder(schema: Any, content: Any) -> None:
+    with pytest.raises((RemoteProtocolError, UnsupportedBatch)):
+        decoded(schema, content)
+
+
+def test_a_class_with_del_is_refused_in_the_feeder_with_the_reason() -> None:
+    for item in (EndingDict(x=1), EndingPair(1, 2), EndingList([1])):
+        with pytest.raises(UnsupportedBatch, match=rf"{type(item).__name__}, whose __del__ would run"):
+            encode([item], allow_pickle=False)
+        assert type(trip([item], allow_pickle=True)[0]) is type(item)
+    del item
+    RAN.clear()
+
+
+def test_attributes_are_set_without_getattribute() -> None:
+    for schema, content in (
+        (node(NodeKind.DATACLASS, (__name__, "Watched"), ("x",), (VALUE,)), 1),
+        (
+            node(NodeKind.ATTRIBUTES, ("x",), (node(NodeKind.MADE, "instance", (__name__, "Watching"), VALUE), VALUE)),
+            None,
+        ),
+        (node(NodeKind.MAPPING, (__name__, "WatchedDict"), ("x",), (VALUE,)), 1),
+    ):  # fmt: skip
+        decoded(schema, content)
 
 
 @pytest.mark.parametrize(
