@@ -362,7 +362,15 @@ def test_full_pool_and_paused_trainer_move_no_slot():
     assert world.machine.counters.retries == 0
 
 
-@pytest.mark.parametrize("tells", [True, False])
+TOLD = {
+    "honest": lambda second: 1 + second // 6,
+    "nothing": lambda second: 0,
+    "more-than-there-are": lambda second: 11 + second,
+}
+"""Batches that a feeder claims to have made again, after some seconds."""
+
+
+@pytest.mark.parametrize("tells", TOLD)
 def test_deadline_counts_from_the_last_batch_remade(tells):
     world = SlotWorld([30], deadline_s=20.0)
     world.add_feeder()
@@ -376,12 +384,12 @@ def test_deadline_counts_from_the_last_batch_remade(tells):
             return
         held.append(key)
         for second in range(0, 60, 5):
-            told = 1 + second if tells else 0
+            told = TOLD[tells](second)
             world.at(second, lambda told=told: world._frame(feeder, FrameKind.ALIVE, key, room=told))
         world.at(60.0, lambda: finished(feeder, key))
 
     world._finished = slow
-    if tells:
+    if tells == "honest":
         trainer.finish()
     else:
         with pytest.raises(KeyError):  # the batch failed
@@ -490,6 +498,17 @@ def test_end_of_a_ticket_without_a_slot_is_refused(payload):
     ):
         world.machine.frame(world.now, feeder.endpoint.instance, header, payload)
     assert not any(isinstance(item, (Fail, End)) for item in world.machine.take())
+
+
+def test_claims_of_batches_made_again_do_not_delay_a_ticket_without_a_slot():
+    world = World(deadline_s=20.0)
+    feeder = world.add_feeder(pace_s=1e6)
+    trainer = world.open(1, 1)
+    for second in range(0, 60, 5):
+        world.at(second, lambda told=second: world._frame(feeder, FrameKind.ALIVE, (1, 0), room=1 + told))
+    world.run(lambda: trainer.done)
+    assert b"DeadlineExceeded" in world.failed[1, 0]
+    assert world.now < 50
 
 
 @pytest.mark.parametrize("payload", [frames.pack_end(0), frames.pack_there(0), b"7"], ids=repr)

@@ -222,7 +222,10 @@ class Dispatcher(Assignments):
             return
         if header.kind == FrameKind.PROGRESS:
             attempt.position = header.room
-        elif header.kind == FrameKind.ALIVE and header.room > attempt.replayed:
+        elif (
+            header.kind == FrameKind.ALIVE and attempt.replayed < header.room <= attempt.ticket.number_in_slot
+        ):
+            # Only a slot's earlier batches can be made again: other claims would put off the deadline for ever.
             attempt.replayed, attempt.progressed_at = header.room, now
         elif header.kind == FrameKind.ANNOUNCE:
             self._announced(now, attempt, header.room)
