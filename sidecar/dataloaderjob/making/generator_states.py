@@ -32,7 +32,7 @@ def checked_position(position: Any, most: int = WORDS) -> int:
 
 
 def checked_torch(state: Any) -> torch.Tensor:
-    """Checks a state of torch's CPU generator. It reads as many words as are left, from the next one on."""
+    """Checks a state of torch's CPU generator. It reads the words that are left, from the next one on."""
     if type(state) is not torch.Tensor or state.dtype != torch.uint8 or state.ndim != 1:
         raise ValueError(f"expected the state of torch's generator, got {type(state).__name__}")
     data = state.numpy().tobytes()
