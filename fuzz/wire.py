@@ -6,11 +6,13 @@ import struct
 import zlib
 from collections.abc import Sequence
 
-from dataloaderjob.core import frames, supervision
+from dataloaderjob.core import frames, ipc, supervision
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, FROM_RECEIVER, FrameKind, KeyForm, ReadSamples, SlotTicket
 from dataloaderjob.making import failures
+from dataloaderjob.trainer.session.stream import SlotEndedError, SlotGoesOnError
+from dataloaderjob.trainer.session.taking import failure_of
 from fuzz.target import Target, mutate_json
 
 _CHECKED = frames.HEADER_NBYTES - 4
@@ -74,16 +76,22 @@ def _small(data: bytes) -> None:
             parse(data)
         except RemoteProtocolError:
             continue
-    frames.says_end(data), frames.says_there(data)
+    frames.says_there(data)
+    if frames.says_end(data):
+        assert 0 <= frames.unpack_end(data, 4) <= 4
 
 
 def _failure(data: bytes) -> None:
+    """As the sidecar and the trainer read what a feeder sent in place of a batch."""
     supervision.describe_failure(data)
-    failures.unpack_failure(data)
+    for kind in (ipc.Type.FAILED, ipc.Type.GIVEN_UP, ipc.Type.ENDED):
+        found = failure_of(ipc.Packet(kind, 0, frames.PROTOCOL, 1, 2, 0, data))
+        assert not isinstance(found, StopIteration | StopAsyncIteration)
+        assert kind == ipc.Type.ENDED or type(found) not in (SlotEndedError, SlotGoesOnError)
 
 
 def _failures() -> Sequence[bytes]:
-    found = [supervision.pack_failure("DeadlineExceeded", "feeder-0 is late")]
+    found = [supervision.pack_failure("DeadlineExceeded", "feeder-0 is late"), frames.pack_end(4)]
     for error in (KeyError("a", 3), OSError(2, "no file", "/x"), ValueError("bad: \ud800"), StopIteration()):
         try:
             raise error

@@ -223,12 +223,17 @@ def test_errors_of_every_kind_name_index_and_feeder(rig: Rig, kind: str) -> None
     assert re.search(r"raised for index 7 in feeder-[01]", shown(error))
 
 
-def test_stop_iteration_ends_the_loop_as_with_torchs_workers(rig: Rig) -> None:
+@pytest.mark.parametrize("workers", [0, None], ids=["here", "feeders"])
+def test_stop_iteration_is_raised_as_an_error_and_ends_no_loop(rig: Rig, workers: int | None) -> None:
+    """Under torch's loader it ends the loop, and nobody learns that batches are missing. A feeder must not be able to
+    end a loop in this way."""
     dataset = bad(raises(StopIteration("mine")))
-    for workers in (0, None):
-        iterator = iter(DataLoader(dataset, batch_size=4, num_workers=workers))
-        assert ids(iterator) == list(range(4))
-        assert ids([next(iterator)]) == list(range(8, 12))
+    assert ids(data.DataLoader(dataset, batch_size=4, num_workers=workers or 0)) == list(range(4)), "torch's"
+    error = only_error(DataLoader(dataset, batch_size=4, num_workers=workers), without=range(4, 8))
+    assert (type(error), str(error)) == (RuntimeError, "__getitem__ raised StopIteration: mine")
+    assert workers == 0 or re.search(
+        r"raised for index 7 in feeder-[01]:\nStopIteration: mine\n", shown(error)
+    )
 
 
 def test_error_class_of_a_local_module_keeps_type_and_attributes(

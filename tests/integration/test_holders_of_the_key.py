@@ -25,9 +25,12 @@ from rig import until
 from strangers import call, heard
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core import frames, handshake, keys, sockets
+from dataloaderjob.core import frames, handshake, keys, sockets, supervision
 from dataloaderjob.core.blobs import MAX_MANIFEST_NBYTES, Bundle
-from dataloaderjob.core.frames import HEADER_NBYTES, MAGIC, PROTOCOL, FrameKind
+from dataloaderjob.core.errors import RemoteProtocolError, ServiceError, UserCodeError
+from dataloaderjob.core.frames import HEADER_NBYTES, MAGIC, PROTOCOL, Flag, FrameKind
+from dataloaderjob.making.failures import pack_failure
+from dataloaderjob.trainer.session.stream import SlotEndedError
 from processes import children
 
 
@@ -324,14 +327,29 @@ def trickles(link: Link) -> None:
     link.trickle(bytes(8), 0.3)
 
 
+def end_of_a_slot(link: Link) -> None:
+    """The dataset is map-style, and has none."""
+    link.send(FrameKind.FAILED, link.ticket(), frames.pack_end(0), flags=Flag.ENDED)
+
+
+def failing_with(payload: bytes) -> Deed:
+    """Every ticket fails in this way."""
+
+    def fails(link: Link) -> None:
+        while True:
+            link.send(FrameKind.FAILED, link.ticket(), payload)
+
+    return fails
+
+
 DEEDS: dict[str, Callable[[Link], None]] = {
     deed.__name__: deed
     for deed in (
         silent, ends_in_the_middle_of_a_body, body_of_no_ticket, body_larger_than_its_room, garbage,
-        frame_of_a_receiver, wrong_check, flood, trickles,
+        frame_of_a_receiver, wrong_check, flood, trickles, end_of_a_slot,
     )
 } | {"body_of_2_40": body_of(2**40), "body_of_2_63": body_of(2**63)}  # fmt: skip
-ENDED = {"garbage", "frame_of_a_receiver", "wrong_check", "body_of_2_63"}
+ENDED = {"garbage", "frame_of_a_receiver", "wrong_check", "body_of_2_63", "end_of_a_slot"}
 """After these a receiver ends the connection."""
 SAID: dict[str, Any] = {
     "another-process": {"instance": "another"},
@@ -375,10 +393,38 @@ def taken(rig: InfiltratedRig, what: threading.Event) -> float:
     "garbage",
     "wrong_check",
     "body_of_2_63",
+    "end_of_a_slot",
 )
 def test_feeder_breaking_the_protocol_changes_no_batch(rig: InfiltratedRig, deed: str) -> None:
     with rig.impostor.doing(DEEDS[deed]) as doing:
         assert taken(rig, doing.ended if deed in ENDED else doing.done) < LONGEST_WAIT_S
+
+
+FAILURES: dict[str, tuple[bytes, type[Exception]]] = {
+    "StopIteration": (pack_failure(StopIteration()), UserCodeError),
+    "internal-class": (pack_failure(SlotEndedError(0)), UserCodeError),
+    "end": (frames.pack_end(0), RemoteProtocolError),
+    "garbage": (b"\xff\xfe", RemoteProtocolError),
+    "deadline": (supervision.pack_failure("DeadlineExceeded", "feeder-0 is late"), ServiceError),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_failures_chosen_by_a_feeder_never_end_a_loop(rig: InfiltratedRig, failure: str) -> None:
+    payload, expected = FAILURES[failure]
+    batches, errors = 0, []
+    with rig.impostor.doing(failing_with(payload)):
+        for _ in range(20):
+            iterator = iter(DataLoader(Numbers(400, seconds=0.002), batch_size=4))
+            for _ in range(100):
+                try:
+                    batches += len(next(iterator)) > 0
+                except Exception as exc:
+                    errors.append(type(exc))
+            if errors:
+                break
+    assert {*errors} == {expected}
+    assert (batches + len(errors)) % 100 == 0
 
 
 @pytest.mark.thorough

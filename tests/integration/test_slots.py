@@ -33,8 +33,8 @@ from stream_data import (
     WithOwnState,
     WithState,
     digests_of,
-    ending_collate,
     state_after,
+    stopping_collate,
 )
 
 from dataloaderjob import DataLoader
@@ -67,7 +67,6 @@ def both(dataset, workers: int, **more) -> tuple[list[str], list[str]]:
         {"dataset": Shards(), "batch_size": None},
         {"dataset": Failing()},
         {"dataset": Counting()},
-        {"dataset": Shards(), "collate_fn": ending_collate},
         {"dataset": Shards((50,))},
         {"dataset": Shards(())},
     ],
@@ -75,6 +74,14 @@ def both(dataset, workers: int, **more) -> tuple[list[str], list[str]]:
 def test_batches_equal_those_of_torchs_workers(rig: Rig, workers: int, case: dict):
     theirs, ours = both(workers=workers, **case)
     assert ours == theirs
+
+
+def test_stop_iteration_of_collate_is_raised_in_place_of_its_batch(rig: Rig):
+    """Under torch's loader it ends the worker, as if its data were over."""
+    theirs, ours = both(Shards(), 2, collate_fn=stopping_collate)
+    assert "RuntimeError" not in theirs
+    assert "RuntimeError" in ours
+    assert {*theirs} < {*ours}
 
 
 @pytest.mark.thorough

@@ -22,6 +22,7 @@ from dataloaderjob.sidecar.dispatch.streams import (
     CreateRegion,
     Discard,
     DropRegion,
+    End,
     Endpoint,
     Extent,
     Fail,
@@ -321,6 +322,8 @@ class World:
                 del self.index[stream, ticket]
             case Fail(stream, ticket, payload, _):
                 self.failed[stream, ticket] = payload
+            case End(stream, ticket, batches):
+                self.failed[stream, ticket] = frames.pack_end(batches)
             case SayThere(stream, ticket):
                 self.there.add((stream, ticket))
             case CreateRegion(region, nbytes, _, lease_limit):

@@ -12,7 +12,7 @@ from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import TICKET_DEPTH, Flag, FrameKind, SlotTicket
 from dataloaderjob.sidecar.dispatch.homes import GATHER_S, MAX_SLOTS, MOST_AGAIN
-from dataloaderjob.sidecar.dispatch.streams import Fail, SayThere, Send
+from dataloaderjob.sidecar.dispatch.streams import End, Fail, SayThere, Send
 from dataloaderjob.trainer.epochs.plans import Places
 from dataloaderjob.trainer.session.slot_places import SlotPlace
 
@@ -362,7 +362,15 @@ def test_full_pool_and_paused_trainer_move_no_slot():
     assert world.machine.counters.retries == 0
 
 
-@pytest.mark.parametrize("tells", [True, False])
+TOLD = {
+    "honest": lambda second: 1 + second // 6,
+    "nothing": lambda second: 0,
+    "more-than-there-are": lambda second: 11 + second,
+}
+"""Batches that a feeder claims to have made again, after some seconds."""
+
+
+@pytest.mark.parametrize("tells", TOLD)
 def test_deadline_counts_from_the_last_batch_remade(tells):
     world = SlotWorld([30], deadline_s=20.0)
     world.add_feeder()
@@ -376,12 +384,12 @@ def test_deadline_counts_from_the_last_batch_remade(tells):
             return
         held.append(key)
         for second in range(0, 60, 5):
-            told = 1 + second if tells else 0
+            told = TOLD[tells](second)
             world.at(second, lambda told=told: world._frame(feeder, FrameKind.ALIVE, key, room=told))
         world.at(60.0, lambda: finished(feeder, key))
 
     world._finished = slow
-    if tells:
+    if tells == "honest":
         trainer.finish()
     else:
         with pytest.raises(KeyError):  # the batch failed
@@ -432,11 +440,11 @@ def asked():
         world.machine.tickets(world.now, 1, [(number, ticket)], 0)
     world.machine.take()
 
-    def answer(number: int, payload: bytes) -> list[object]:
-        header = world._header(FrameKind.FAILED, (1, number), flags=Flag.ENDED)
+    def answer(number: int, payload: bytes, flags: int = Flag.ENDED, *, failures: int = 0) -> list[object]:
+        header = world._header(FrameKind.FAILED, (1, number), flags=flags)
         world.machine.frame(world.now, feeder.endpoint.instance, header, payload)
-        assert world.machine.counters.failures == 0
-        return [item for item in world.machine.take() if isinstance(item, (Fail, SayThere))]
+        assert world.machine.counters.failures == failures
+        return [item for item in world.machine.take() if isinstance(item, (Fail, End, SayThere))]
 
     return answer
 
@@ -447,9 +455,64 @@ def test_existence_of_a_batch_reaches_the_trainer_without_a_message(asked):
 
 @pytest.mark.parametrize("number", [pytest.param(0, id="asked"), pytest.param(1, id="wanted")])
 def test_end_of_a_slot_reaches_the_trainer_as_a_message(asked, number):
-    assert asked(number, frames.pack_end(number)) == [Fail(1, number, frames.pack_end(number), True)]
+    assert asked(number, frames.pack_end(number)) == [End(1, number, number)]
 
 
 def test_existence_sent_for_a_wanted_batch_is_refused(asked):
     with pytest.raises(RemoteProtocolError, match="ticket 1 requests its batch"):
         asked(1, frames.pack_there(1))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        frames.pack_end(2),
+        frames.pack_end(-1),
+        b'{"ended": true}',
+        b'{"ended": 1.0}',
+        b'{"ended"',
+        b"{}",
+        b"",
+        b"[]",
+    ],
+    ids=repr,
+)
+def test_end_that_contradicts_its_ticket_is_refused(asked, payload):
+    """A slot without batch 1 has at most one."""
+    with pytest.raises(
+        RemoteProtocolError, match=r"the end of a slot|a slot without batch 1 must have 0 to 1 batches"
+    ):
+        asked(1, payload)
+    assert asked(1, frames.pack_end(1)) == [End(1, 1, 1)], "and changed nothing"
+
+
+@pytest.mark.parametrize("payload", [frames.pack_end(0), frames.pack_there(0), b"7"], ids=repr)
+def test_end_of_a_ticket_without_a_slot_is_refused(payload):
+    world = World()
+    feeder = world.add_feeder()
+    world.open(1, 1)
+    world.run(lambda: world.machine.feeders[feeder.endpoint.instance].attempts)
+    header = world._header(FrameKind.FAILED, (1, 0), flags=Flag.ENDED)
+    with pytest.raises(
+        RemoteProtocolError, match="ticket 0 has no slot that could end, but feeder-0 reports an end"
+    ):
+        world.machine.frame(world.now, feeder.endpoint.instance, header, payload)
+    assert not any(isinstance(item, (Fail, End)) for item in world.machine.take())
+
+
+def test_claims_of_batches_made_again_do_not_delay_a_ticket_without_a_slot():
+    world = World(deadline_s=20.0)
+    feeder = world.add_feeder(pace_s=1e6)
+    trainer = world.open(1, 1)
+    for second in range(0, 60, 5):
+        world.at(second, lambda told=second: world._frame(feeder, FrameKind.ALIVE, (1, 0), room=1 + told))
+    world.run(lambda: trainer.done)
+    assert b"DeadlineExceeded" in world.failed[1, 0]
+    assert world.now < 50
+
+
+@pytest.mark.parametrize("payload", [frames.pack_end(0), frames.pack_there(0), b"7"], ids=repr)
+@pytest.mark.parametrize("flags", [0, Flag.ELSEWHERE, Flag.ELSEWHERE | Flag.ENDED], ids=repr)
+def test_failure_of_a_feeder_is_passed_on_as_its_own_and_never_as_an_end(asked, payload, flags):
+    for item in asked(1, payload, flags, failures=1):
+        assert (type(item), item.is_own) == (Fail, False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -20,17 +22,29 @@ from hypothesis import strategies as st
 from PIL import Image, UnidentifiedImageError
 from pydantic_core import PydanticCustomError
 
+from dataloaderjob.core import errors, frames, ipc, supervision
 from dataloaderjob.core.errors import (
-    FeederLost,
+    DataLoaderJobError,
+    InputError,
+    OutOfMemory,
     RemoteProtocolError,
     ServiceError,
     UnsupportedBatch,
     UserCodeError,
 )
 from dataloaderjob.core.frames import Ticket
+from dataloaderjob.core.values import NotPlainError
 from dataloaderjob.making.failures import MAX_TRACEBACK_NBYTES, _plain, pack_failure, unpack_failure
-from dataloaderjob.making.fetcher import Fetcher
-from dataloaderjob.trainer.session import taking
+from dataloaderjob.making.fetcher import Fetcher, SampleError
+from dataloaderjob.trainer.epochs.parts_iterator import _FailedError
+from dataloaderjob.trainer.session.stream import SlotEndedError, SlotGoesOnError, StreamLeftError
+from dataloaderjob.trainer.session.taking import failure_of
+
+PUBLIC = [
+    found
+    for found in vars(errors).values()
+    if isinstance(found, type) and issubclass(found, DataLoaderJobError)
+]
 
 
 class Simple(Exception):
@@ -88,6 +102,14 @@ def raised_by(error: BaseException, key: Any = 17) -> bytes:
 
 def travelled(error: BaseException, key: Any = 17) -> BaseException:
     return unpack_failure(raised_by(error, key))
+
+
+def answered(kind: ipc.Type, payload: bytes) -> ipc.Packet:
+    """What arrives from the receiver in place of a batch."""
+    assembler = ipc.Assembler()
+    *_, whole = (assembler.feed(packet) for packet in ipc.pack(kind, payload))
+    assert whole is not None
+    return whole
 
 
 def shown(error: BaseException) -> str:
@@ -268,10 +290,49 @@ def test_a_class_that_is_more_than_an_error_is_not_made(name: tuple[str, str]) -
     assert set(sys.modules) == loaded, "and nothing is imported for it"
 
 
-def test_stop_iteration_ends_the_loop_as_with_torch_s_workers() -> None:
-    found = travelled(StopIteration(3))
-    assert type(found) is StopIteration
-    assert (found.value, "raised for index 17 in feeder-0" in shown(found)) == (3, True)
+class NoMore(StopIteration):
+    """The user's own end of a loop."""
+
+
+class Cancelled(Exception, GeneratorExit):
+    """Is caught as an error, and ends a generator."""
+
+
+class OfOurs(SlotEndedError):
+    """Extends an internal class of the package."""
+
+
+@pytest.mark.parametrize(
+    "error", [StopIteration("no more"), NoMore("no more"), StopAsyncIteration("no more")], ids=repr
+)
+def test_users_stop_iteration_in_a_feeder_arrives_as_a_runtime_error(error: Exception) -> None:
+    found = travelled(error)
+    assert (type(found), str(found)) == (RuntimeError, f"__getitem__ raised {type(error).__name__}: no more")
+    assert re.match(r"raised for index 17 in feeder-0:\n(?s:.)*, in __getitem__", found.__notes__[0])
+    assert "fetcher.py" not in shown(found), "our own frames are no help"
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        StopIteration, StopAsyncIteration, NoMore, GeneratorExit, KeyboardInterrupt, SystemExit, asyncio.CancelledError,
+        Cancelled, SlotEndedError, SlotGoesOnError, StreamLeftError, OfOurs, _FailedError, SampleError, NotPlainError,
+    ],
+    ids=lambda cls: cls.__qualname__,
+)  # fmt: skip
+def test_class_that_would_end_a_loop_or_is_internal_is_not_made(cls: type[BaseException]) -> None:
+    attributes = _plain({"batches": 0, "cause": 0, "value": 0})
+    forged = json.loads(raised_by(ValueError())) | {
+        "type": [cls.__module__, cls.__qualname__], "args": _plain((0,)), "text": "0", "attributes": attributes,
+    }  # fmt: skip
+    found = failure_of(answered(ipc.Type.FAILED, json.dumps(forged).encode()))
+    assert type(found) is UserCodeError
+    assert str(found).startswith(f"{cls.__qualname__}: 0" if cls.__module__ == "builtins" else cls.__module__)
+
+
+@pytest.mark.parametrize("cls", [*PUBLIC], ids=lambda cls: cls.__name__)
+def test_public_error_of_this_package_keeps_its_class(cls: type[Exception]) -> None:
+    assert type(travelled(cls("text"))) is cls
 
 
 @pytest.mark.parametrize(
@@ -371,15 +432,50 @@ def test_error_of_this_package_arrives_without_a_traceback() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["first_line", "annotations", "__builtins__", "SystemExit", "colorsys.rgb_to_hls", "", ["FeederLost"]],
+    ["first_line", "annotations", "__builtins__", "SystemExit", "colorsys.rgb_to_hls", ""],
     ids=repr,
 )
-def test_unknown_service_failure_becomes_a_plain_service_error(name: Any) -> None:
+def test_unknown_service_failure_becomes_a_plain_service_error(name: str) -> None:
     loaded = set(sys.modules)
-    found = taking._failed(json.dumps({"service": name, "message": "no room"}).encode())
-    assert (type(found), str(found)) == (ServiceError, "no room")
+    for kind in (ipc.Type.GIVEN_UP, ipc.Type.FAILED):
+        found = failure_of(answered(kind, supervision.pack_failure(name, "no room")))
+        assert (type(found), str(found)) == (ServiceError, "no room")
     assert set(sys.modules) == loaded
-    assert type(taking._failed(json.dumps({"service": "FeederLost", "message": ""}).encode())) is FeederLost
+
+
+@pytest.mark.parametrize("cls", [*PUBLIC], ids=lambda cls: cls.__name__)
+def test_feeder_names_its_own_errors_and_none_of_the_receivers(cls: type[Exception]) -> None:
+    payload = supervision.pack_failure(cls.__name__, "\x1b[2Jno\nroom")
+    own, feeders = (failure_of(answered(kind, payload)) for kind in (ipc.Type.GIVEN_UP, ipc.Type.FAILED))
+    assert (type(own), str(own)) == (cls, "no\nroom")
+    assert type(feeders) is (cls if cls in (ServiceError, OutOfMemory, InputError) else ServiceError)
+    assert str(feeders) == "no\nroom"
+
+
+def test_only_the_receiver_says_that_a_slot_has_ended() -> None:
+    found = failure_of(answered(ipc.Type.ENDED, frames.pack_end(7)))
+    assert (type(found), found.args) == (SlotEndedError, (7,))
+    for payload in (frames.pack_end(7), frames.pack_there(7)):
+        assert type(failure_of(answered(ipc.Type.FAILED, payload))) is RemoteProtocolError
+
+
+ODD = {
+    "empty": b"", "no-json": b"\xff\xfe", "number": b"7", "null": b"null", "text": b'"service"', "deep": b"[" * 100_000,
+    "list": b'["service", "ended"]', "service-alone": b'{"service": "ServiceError"}',
+    "service-of-a-list": b'{"service": ["ServiceError"], "message": ""}',
+    "message-of-a-dict": b'{"service": "InputError", "message": {"a": 1}}', "infinite-end": b'{"ended": 1e999}',
+    "end-of-a-bool": b'{"ended": true}', "text-of-an-end": b'{"ended": "7"}', "negative-end": b'{"ended": -1}',
+    "large-end": b'{"ended": 18446744073709551616}', "long-number": b'{"ended": ' + b"9" * 5000 + b"}",
+    "type-of-a-number": b'{"type": 1}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind", [ipc.Type.FAILED, ipc.Type.GIVEN_UP, ipc.Type.ENDED], ids=lambda kind: kind.name
+)
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_answer_in_place_of_a_batch_is_a_protocol_error(kind: ipc.Type, odd: str) -> None:
+    assert type(failure_of(answered(kind, ODD[odd]))) is RemoteProtocolError
 
 
 @given(st.text() | st.binary().map(repr), st.text())

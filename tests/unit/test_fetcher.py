@@ -14,6 +14,7 @@ from torch.utils.data._utils import worker
 from torch.utils.data._utils.collate import default_collate_fn_map
 from trees import digest
 
+import dataloaderjob
 from dataloaderjob.core.frames import Ticket, pack_ticket, unpack_ticket
 from dataloaderjob.making.fetcher import (
     Fetcher,
@@ -181,12 +182,31 @@ def test_sys_exit_in_user_code_is_a_failure_and_ctrl_c_is_not() -> None:
         Fetcher(Failing(KeyboardInterrupt), None).fetch(0, ticket(5))
 
 
-def test_stop_iteration_ends_the_epoch_as_torch_s_does() -> None:
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration])
+def test_stop_iteration_in_user_code_is_an_error_that_names_it(kind: Any) -> None:
+    """Under torch's loader it ends the loop, as if the epoch were over, and nobody learns that batches are missing."""
     with pytest.raises(SampleError) as caught:
-        Fetcher(Failing(StopIteration), None).fetch(0, ticket(5))
-    assert type(caught.value.cause) is StopIteration
-    for workers in (0, 1):
-        assert list(DataLoader(Failing(StopIteration), sampler=[5], num_workers=workers)) == []
+        Fetcher(Failing(lambda: kind("none left")), None).fetch(0, ticket(5))
+    cause = caught.value.cause
+    assert (type(cause), str(cause)) == (RuntimeError, f"__getitem__ raised {kind.__name__}: none left")
+    assert type(cause.__cause__) is kind
+    if kind is StopIteration:
+        assert list(DataLoader(Failing(kind), sampler=[5])) == [], "torch's"
+    loader = dataloaderjob.DataLoader(Failing(kind), sampler=[5, 0], num_workers=0)
+    with pytest.raises(RuntimeError, match=f"__getitem__ raised {kind.__name__}$"):
+        next(iter(loader))
+
+
+def test_stop_iteration_of_a_key_does_not_end_the_epoch() -> None:
+    class Key:
+        def __iter__(self) -> Any:
+            raise StopIteration
+
+    keys: Any = [[0], Key(), [1]]
+    iterator = iter(dataloaderjob.DataLoader(range(3), batch_sampler=keys, num_workers=0))
+    assert next(iterator).tolist() == [0]
+    with pytest.raises(RuntimeError, match="the epoch is not over"):
+        next(iterator)
 
 
 def test_torch_s_initial_seed_fits_an_int64() -> None:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from trees import body, trip
 
+from dataloaderjob.batches import special
 from dataloaderjob.batches.decoding import Decoder
 from dataloaderjob.batches.encoding import encode
 from dataloaderjob.core import layout, values
@@ -176,6 +177,66 @@ class Structlike(tuple):
         return super().__new__(cls, items)
 
 
+class Ending:
+    """Acts when it is no longer needed, without anybody calling it."""
+
+    def __del__(self) -> None:
+        RAN.append(f"{type(self).__name__}.__del__")
+
+
+class EndingDict(Ending, dict):  # type: ignore[type-arg]
+    pass
+
+
+class EndingOrdered(Ending, collections.OrderedDict):  # type: ignore[type-arg]
+    pass
+
+
+class EndingCounter(Ending, collections.Counter):  # type: ignore[type-arg]
+    pass
+
+
+class EndingUserDict(Ending, collections.UserDict):  # type: ignore[type-arg]
+    pass
+
+
+class EndingPair(Pair):
+    __del__ = Ending.__del__
+
+
+class EndingPairOfPairs(EndingPair):
+    pass
+
+
+@dataclasses.dataclass
+class EndingSample(Ending):
+    x: Any
+
+
+class EndingList(Ending, list):  # type: ignore[type-arg]
+    pass
+
+
+ENDING_MAPPINGS = ("EndingDict", "EndingOrdered", "EndingCounter", "EndingUserDict")
+
+
+class Watching:
+    """Learns of each access to an attribute."""
+
+    def __getattribute__(self, name: str) -> Any:
+        RAN.append(f"__getattribute__ {name}")
+        return super().__getattribute__(name)
+
+
+@dataclasses.dataclass
+class Watched(Watching):
+    x: Any
+
+
+class WatchedDict(Watching, collections.UserDict):  # type: ignore[type-arg]
+    pass
+
+
 def decoded(schema: Any, *content: Any) -> Any:
     head = layout.pack_schema(schema) + (values.pack(list(content)) if content else b"")
     return Decoder(allow_pickle=False).decode(np.frombuffer(bytearray(head), np.uint8))
@@ -257,6 +318,47 @@ def test_no_code_of_a_named_tuple_runs() -> None:
 def test_no_code_of_a_mapping_runs(cls: Any) -> None:
     for found in (named(NodeKind.MAPPING, __name__, cls.__name__), made("mapping", cls, {"x": 1})):
         assert (type(found), dict(found)) == (cls, {"x": 1})
+
+
+@pytest.mark.parametrize(
+    ("schema", "content"),
+    [
+        *((node(NodeKind.MAPPING, (__name__, name), ("x",), (VALUE,)), 1) for name in ENDING_MAPPINGS),
+        *((node(NodeKind.MADE, "mapping", (__name__, name), VALUE), {"x": 1}) for name in ENDING_MAPPINGS),
+        (node(NodeKind.MADE, "dict", (__name__, "EndingDict"), VALUE), {"x": 1}),
+        (node(NodeKind.MADE, "own dict", (__name__, "EndingDict"), VALUE), {"x": 1}),
+        (node(NodeKind.NAMEDTUPLE, (__name__, "EndingPair"), (VALUE, VALUE)), 1),
+        (node(NodeKind.NAMEDTUPLE, (__name__, "EndingPairOfPairs"), (VALUE, VALUE)), 1),
+        (node(NodeKind.DATACLASS, (__name__, "EndingSample"), ("x",), (VALUE,)), 1),
+        (node(NodeKind.MADE, "list", (__name__, "EndingList"), VALUE), [1]),
+        (node(NodeKind.MADE, "instance", (__name__, "Ending"), VALUE), None),
+    ],
+    ids=lambda one: f"{one.kind.name}-{one.way}-{one.cls[1]}" if isinstance(one, layout.Node) else "",
+)
+def test_a_class_with_del_gets_no_content_of_a_feeder(schema: Any, content: Any) -> None:
+    with pytest.raises((RemoteProtocolError, UnsupportedBatch)):
+        decoded(schema, content)
+
+
+def test_a_class_with_del_is_refused_in_the_feeder_with_the_reason() -> None:
+    for item in (EndingDict(x=1), EndingPair(1, 2), EndingList([1])):
+        with pytest.raises(UnsupportedBatch, match=rf"{type(item).__name__}, whose __del__ would run"):
+            encode([item], allow_pickle=False)
+        assert type(trip([item], allow_pickle=True)[0]) is type(item)
+    del item
+    RAN.clear()
+
+
+def test_attributes_are_set_without_getattribute() -> None:
+    for schema, content in (
+        (node(NodeKind.DATACLASS, (__name__, "Watched"), ("x",), (VALUE,)), 1),
+        (
+            node(NodeKind.ATTRIBUTES, ("x",), (node(NodeKind.MADE, "instance", (__name__, "Watching"), VALUE), VALUE)),
+            None,
+        ),
+        (node(NodeKind.MAPPING, (__name__, "WatchedDict"), ("x",), (VALUE,)), 1),
+    ):  # fmt: skip
+        decoded(schema, content)
 
 
 @pytest.mark.parametrize(
@@ -398,6 +500,79 @@ def test_an_image_has_the_pixels_that_it_claims(size: Any, mode: str, data: byte
     assert made("PIL.Image", Image.Image, ({}, "L", (1, 1), None, b"x", [])).getpixel((0, 0)) == ord("x")
     with pytest.raises(RemoteProtocolError, match="cannot be created"):
         made("PIL.Image", Image.Image, ({}, mode, size, None, data, []))
+
+
+NUMBERS, SCALES, ZEROS = (
+    torch.zeros(2, 3, dtype=torch.int32),
+    torch.ones(3, dtype=torch.float64),
+    torch.zeros(3, dtype=torch.int64),
+)
+ODD_PARTS = {
+    "quantised": lambda: torch._make_per_tensor_quantized_tensor(NUMBERS, 1.0, 0),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "sparse": lambda: torch.eye(2).to_sparse(),
+    "compressed": lambda: torch.eye(2).to_sparse_csr(),
+}
+"""Parts that no encoder sends within a tensor."""
+
+
+def quantised(*content: Any) -> Any:
+    return special.CARRIERS["quantized"].make(None, content)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantised_tensors_of_an_encoder_are_made() -> None:
+    for dtype in (torch.qint8, torch.quint8, torch.qint32):
+        one = torch.quantize_per_tensor(torch.rand(2, 3), 0.1, 2, dtype)
+        other = torch.quantize_per_channel(torch.rand(2, 3), SCALES, ZEROS, 1, dtype)
+        assert [found.dtype for found in trip([one, other])] == [dtype] * 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param((NUMBERS, SCALES, ZEROS.double(), 1), id="zero-points-of-float64"),
+        pytest.param((NUMBERS, SCALES, ZEROS.float(), 1), id="zero-points-of-float32"),
+        pytest.param((NUMBERS, SCALES, ZEROS.int(), 1), id="zero-points-of-int32"),
+        pytest.param((NUMBERS, SCALES.float(), ZEROS, 1), id="scales-of-float32"),
+        pytest.param((NUMBERS, ZEROS, ZEROS, 1), id="scales-of-int64"),
+        pytest.param((NUMBERS.float(), SCALES, ZEROS, 1), id="numbers-of-float32"),
+        pytest.param((NUMBERS.long(), SCALES, ZEROS, 1), id="numbers-of-int64"),
+        pytest.param((NUMBERS, SCALES, ZEROS, -1), id="axis-below-0"),
+        pytest.param((NUMBERS, SCALES, ZEROS, 2), id="axis-beyond-the-last"),
+        pytest.param((NUMBERS, SCALES, ZEROS, 2**70), id="axis-of-71-bits"),
+        pytest.param((NUMBERS, SCALES, ZEROS, 0), id="three-scales-for-two"),
+        pytest.param((NUMBERS, SCALES[:, None], ZEROS, 1), id="scales-of-two-dimensions"),
+        pytest.param((NUMBERS, SCALES, ZEROS[:2], 1), id="zero-points-are-short"),
+        pytest.param((NUMBERS[0, 0], SCALES[0], ZEROS[0], 0), id="no-dimension"),
+        pytest.param((NUMBERS.bool(), 1.0, 0), id="numbers-of-bool"),
+        pytest.param((NUMBERS, 1.0, 2**62), id="zero-point-of-63-bits"),
+        pytest.param((NUMBERS, 1.0, -(2**70)), id="zero-point-of-71-bits"),
+    ],
+)
+def test_quantised_tensor_of_other_types_is_not_made(content: Any) -> None:
+    """Its use could end the process: with zero points of floats, repr() meets an illegal instruction."""
+    with pytest.raises((TypeError, ValueError)):
+        quantised(*content)
+
+
+@pytest.mark.parametrize("odd", ODD_PARTS)
+@pytest.mark.filterwarnings("ignore")
+def test_tensor_is_not_made_of_parts_that_are_no_blocks_of_memory(odd: str) -> None:
+    part, two, index = ODD_PARTS[odd](), torch.ones(2), torch.tensor([0, 1])
+    for way, content in (
+        ("quantized", (part, 1.0, 0)),
+        ("quantized", (NUMBERS, part, ZEROS, 1)),
+        ("quantized", (NUMBERS, SCALES, part, 1)),
+        ("nested", ([part, part], "torch.strided", False)),
+        ("nested", ([two, part], "torch.jagged", False)),
+        ("sparse", (index[None], part, (2, 2, 3), True, False)),
+        ("sparse", (part, two, (2, 2), True, False)),
+        ("compressed", ("torch.sparse_csr", torch.tensor([0, 1, 2]), index, part, (2, 2), False)),
+        ("compressed", ("torch.sparse_csr", part, index, two, (2, 2), False)),
+    ):
+        with pytest.raises(TypeError, match="a part of "):
+            special.CARRIERS[way].make(None, content)
 
 
 def test_a_flag_takes_bits_of_a_number_only() -> None:

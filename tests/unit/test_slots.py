@@ -5,8 +5,11 @@ import hashlib
 import json
 import pickle
 import random
+import struct
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -19,10 +22,11 @@ from stream_data import (
     Shards,
     WithOwnState,
     WithState,
-    ending_collate,
+    stopping_collate,
 )
 
 from dataloaderjob.batches.digest import digest_update
+from dataloaderjob.batches.encoding import encode
 from dataloaderjob.core import frames
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
@@ -163,7 +167,7 @@ def made(source: SlotSource, numbers: range, **more) -> list[str]:
         (Shards(), None, {"bare": True}),
         (Failing(), None, {}),
         (Counting(), None, {}),
-        (Shards(), ending_collate, {}),
+        (Shards(), stopping_collate, {}),
         (Shards(()), None, {}),
     ],
 )
@@ -185,6 +189,25 @@ def test_error_of_iter_is_reported_once_and_ends_the_slot():
             raise FileNotFoundError("no such shard")
 
     assert made(SlotSource(Broken(), None), range(3)) == ["FileNotFoundError", "end 1", "end 1"]
+
+
+def test_stop_iteration_of_collate_or_iter_is_an_error_of_its_batch():
+    """Under torch's loader it ends the worker, as if its data were over."""
+
+    class Broken(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            raise StopIteration
+
+    def stopped(samples: list[int]) -> list[int]:
+        if 4 in samples:
+            raise StopIteration
+        return samples
+
+    assert made(SlotSource(Broken(), None), range(2)) == ["RuntimeError", "end 1"]
+    first, second, third, *rest = made(SlotSource(range(12), stopped), range(5))
+    assert (second, rest) == ("RuntimeError", ["end 3", "end 3"])
+    whole = made(SlotSource(range(12), list), range(3))
+    assert [first, third] == whole[::2]
 
 
 # Answers that are kept
@@ -257,7 +280,7 @@ def test_slot_resumes_from_each_of_its_snapshots(dataset):
             snapshots.append(source.snapshot())
         for at, snapshot in enumerate(snapshots):
             restored = SlotSource(type(dataset)(60), None)
-            restored.restore(snapshot)
+            restored.restore(snapshot, at + 1)
             assert made(restored, range(at + 1, 15)) == whole[at + 1 :]
 
 
@@ -394,11 +417,65 @@ def test_json_checkpoint_runs_no_code(tmp_path: Path):
     assert Saved.of(state, 0, allow_pickle=True).snapshots == {0: (1, evil)}
     for forged in (evil, b"D" + evil, b"X" + evil, b"", b"D"):
         with pytest.raises(RemoteProtocolError):
-            SlotSource(WithOwnState(60), None).restore(forged)
+            SlotSource(WithOwnState(60), None).restore(forged, 1)
     assert not marker.exists()
-    with pytest.raises(TypeError):
-        SlotSource(WithOwnState(60), None, allow_pickle=True).restore(evil)
+    with pytest.raises(RemoteProtocolError):
+        SlotSource(WithOwnState(60), None, allow_pickle=True).restore(evil, 1)
     assert marker.exists(), "the pickle would have run code"
+
+
+def generator_states(**changed: Any) -> tuple[Any, ...]:
+    """States of the three generators, with one of them changed."""
+    honest = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    return tuple({**honest, **changed}.values())
+
+
+def numpys(**changed: Any) -> Any:
+    """A state of numpy's generator in its form as a dict."""
+    state: Any = np.random.RandomState(1).get_state(legacy=False)
+    return {**state, **changed}
+
+
+WORDS = np.zeros(624, np.uint32)
+FORGED: dict[str, Any] = {
+    "position-1000": {"numpy": ("MT19937", WORDS, 1000, 0, 0.0)},
+    "position-10**8": {"numpy": ("MT19937", WORDS, 10**8, 0, 0.0)},
+    "position-below-0": {"numpy": ("MT19937", WORDS, -1, 0, 0.0)},
+    "short-words": {"numpy": ("MT19937", WORDS[:9], 1, 0, 0.0)},
+    "words-of-8-bytes": {"numpy": ("MT19937", WORDS.astype(np.uint64), 1, 0, 0.0)},
+    "three-parts": {"numpy": ("MT19937", WORDS, 1000)},
+    "list": {"numpy": ["MT19937", WORDS, 1000, 0, 0.0]},
+    "dict": {"numpy": numpys(state={"key": WORDS, "pos": 1000})},
+    "dict-of-philox": {"numpy": {**np.random.Philox(1).state, "buffer_pos": 99}},
+    "odd": {"numpy": 7},
+    "torch-624-of-624": {
+        "torch": torch.tensor(list(struct.pack("<QiiQ", 1, 624, 1, 624) + bytes(5032)), dtype=torch.uint8)
+    },
+    "torch-short": {"torch": torch.zeros(7, dtype=torch.uint8)},
+    "torch-of-floats": {"torch": torch.zeros(5056)},
+    "torch-odd": {"torch": None},
+    "gauss": {"python": (*random.getstate()[:2], "x")},
+    "python-odd": {"python": 7},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_snapshot_with_a_generator_beyond_its_words_is_refused(forged: str):
+    state = False, {"at": 1}, generator_states(**FORGED[forged]), 1
+    data = DATA + b"".join(map(bytes, encode(state, allow_pickle=False).buffers))
+    with (
+        preserved_generators(),
+        pytest.raises(RemoteProtocolError, match="the state of a slot cannot be resumed"),
+    ):
+        SlotSource(WithOwnState(60), None).restore(data, 1)
+
+
+@pytest.mark.parametrize("counted", [0, 2, -1, 2**60, True, 1.0, None], ids=repr)
+def test_snapshot_with_another_number_of_batches_is_refused(counted: Any):
+    state = False, {"at": 1}, generator_states(), counted
+    data = DATA + b"".join(map(bytes, encode(state, allow_pickle=False).buffers))
+    with pytest.raises(RemoteProtocolError, match="expected the state after 1 batches"):
+        SlotSource(WithOwnState(60), None).restore(data, 1)
 
 
 @pytest.mark.parametrize("allowed", [False, True])

@@ -7,6 +7,7 @@ import copy
 import itertools
 import json
 import random
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from resuming import BATCH, LOADERS, N, distributed, elastic, seed
 from torch.utils import data
 
 from dataloaderjob import DataLoader, InputError
+from dataloaderjob.making.generator_states import checked_torch
 from dataloaderjob.trainer.resume import draws, generators, schema
 from dataloaderjob.trainer.session.slot_places import Saved
 
@@ -208,6 +210,70 @@ def test_numpy_reads_no_memory_beyond_its_words(position: int) -> None:
     damaged = words[: 624 * 8] + position.to_bytes(4, "little", signed=True).hex() + words[624 * 8 + 8 :]
     with pytest.raises(InputError, match=r"generators\['numpy'\]"):
         loader().load_state_dict({**state, "generators": {"numpy": damaged}})
+
+
+TORCHS = struct.Struct("<QiiQ")
+"""Seed, draws left + 1, whether it was seeded, position of the next word."""
+
+
+@pytest.mark.parametrize(
+    ("left", "following"), [(624, 624), (2, 624), (1, 625), (625, 0), (0, 0), (-5, 0), (1, 2**64 - 1)]
+)
+def test_torch_reads_no_memory_beyond_its_words(left: int, following: int) -> None:
+    """torch checks each of the two numbers, but not both together."""
+    loader, (state, _) = MAKERS["many generators"], states()["many generators"]
+    honest = bytes.fromhex(generators.now(others=False)["default"])
+    seeded, _, is_seeded, _ = TORCHS.unpack_from(honest)
+    forged = (TORCHS.pack(seeded, left, is_seeded, following) + honest[TORCHS.size :]).hex()
+    for field in ("generators", "now", "drawn"):
+        found: Any = [["default", forged]] if field == "drawn" else {"default": forged}
+        with pytest.raises(InputError, match=rf"{field}\['default'\] must be the state of a generator"):
+            loader().load_state_dict({**state, field: found})
+    own = DataLoader(Numbers(N), BATCH, shuffle=True, generator=torch.Generator(), **HERE)
+    next(iter(own))
+    mine = json.loads(json.dumps(own.state_dict()))
+    (name,) = (name for name in mine["generators"] if name.startswith("loader"))
+    mine["generators"][name] = forged
+    with pytest.raises(InputError, match="must be the state of a generator"):
+        own.load_state_dict(mine)
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 2, 623, 624, 625, 1247, 1248])
+def test_state_of_torch_after_any_number_of_draws_is_taken(drawn: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    if drawn:
+        torch.randint(0, 2**31 - 1, (drawn,), generator=generator)
+    checked_torch(generator.get_state())
+
+
+@pytest.mark.parametrize("found", [-1, 625, 2**31 - 1])
+def test_counting_draws_reads_no_memory_beyond_the_words(found: int) -> None:
+    """Accelerate's loader steps back from states that it has not loaded itself."""
+    honest = generators.now(others=True)
+    data = bytearray.fromhex(honest["default"])
+    TORCHS.pack_into(data, 0, 1, 625 - found, 1, 0)
+    with pytest.raises(ValueError, match="a position from 0 to 624"):
+        generators.before_a_seed(data.hex(), honest["default"])
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [
+        (["a"], "U20000000"),
+        ([0], "V999999999"),
+        ([1.5], "uint32"),
+        ([[0] * 9] * 9, "uint32"),
+        ([0] * 5000, "uint64"),
+    ],
+    ids=lambda one: one if type(one) is str else None,
+)
+def test_array_in_a_generators_state_takes_bounded_memory(words: Any, dtype: str) -> None:
+    loader, (state, _) = MAKERS["many generators"], states()["many generators"]
+    own = generators.generators_of(loader().epoch_spec())
+    name = next(one for one in own if state["generators"][one].startswith("{"))
+    found = {**json.loads(state["generators"][name]), "more": {"array": words, "dtype": dtype}}
+    with pytest.raises(InputError, match="words"):
+        loader().load_state_dict({**state, "generators": {**state["generators"], name: json.dumps(found)}})
 
 
 def test_loading_tries_generators_without_changing_them() -> None:

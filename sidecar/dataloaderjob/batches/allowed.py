@@ -8,8 +8,10 @@ code in the trainer. Only these classes are allowed:
 - dataclasses and named tuples of libraries, if they consist only of fields;
 - library classes that consent with `__dataloaderjob_data__ = True` in their body.
 
-A class is looked up without running any code, by its own name in a module that is already imported. A name can
-therefore neither import a module nor call a module's `__getattr__`, a metaclass or a descriptor.
+No class with a `__del__` is allowed, because nobody calls that.
+
+A class is looked up without running any code: in modules that are imported, by their own names. So a name can neither
+import a module nor call a module's `__getattr__`, a metaclass or a descriptor.
 """
 
 from __future__ import annotations
@@ -191,7 +193,7 @@ def is_allowed(cls: type, foundation: type = object) -> bool:
     known = _allowed.get(id(cls))
     if known is not None and id(foundation) in known[1] and known[0]() is cls:
         return True
-    if not _is_ordinary(cls) or not _is_trusted(cls):
+    if not _is_ordinary(cls) or not _is_trusted(cls) or static(cls, "__del__") is not None:
         return False
     lower = mro(foundation)
     if not all(_is_base(base, lower) for base in mro(cls)[1:]):
@@ -212,6 +214,8 @@ def why_not(cls: type, foundation: type = object) -> str:
             f", a library class that batches do not carry as data (its author may set {CONSENT} = True in "
             "its body)"
         )
+    if static(cls, "__del__") is not None:
+        return ", whose __del__ would run with content of a feeder's choice"
     bases = [base for base in mro(cls)[1:] if not _is_base(base, mro(foundation))]
     return f", which derives from {full_name(bases[0])}, whose objects batches do not carry as data"
 

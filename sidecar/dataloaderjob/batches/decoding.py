@@ -274,7 +274,7 @@ class _Builders:
 
         def build(leaves: list[Any]) -> Any:
             made = content(leaves)
-            own = getattr(made, "__dict__", None)
+            own = objects.own_dict(made)
             if type(own) is not dict:
                 raise RemoteProtocolError(f"a {type(made).__name__} has no attributes")
             # Not setattr, which would run the user's properties.

@@ -138,16 +138,24 @@ def fields_putter(cls: type, names: tuple[str, ...]) -> Callable[[Any, list[Any]
     def fill(made: Any, items: list[Any]) -> Any:
         for name, setter, item in zip(names, put, items, strict=True):
             if setter is None:
-                made.__dict__[name] = item
+                own_dict(made)[name] = item
             else:
                 setter(made, item)
         return made
 
     def fill_dict(made: Any, items: list[Any]) -> Any:
-        made.__dict__.update(zip(names, items, strict=True))
+        own_dict(made).update(zip(names, items, strict=True))
         return made
 
     return fill if any(put) else fill_dict
+
+
+def own_dict(made: Any) -> Any:
+    """Returns the `__dict__` of an object without its class's `__getattribute__`; None if it has none."""
+    try:
+        return object.__getattribute__(made, "__dict__")
+    except AttributeError:
+        return None
 
 
 # Mappings
@@ -192,7 +200,7 @@ def _filled(made: Any, put: Callable[[Any, Any, Any], None], items: Mapping[Any,
 
 def _with_data(made: Any, items: Mapping[Any, Any]) -> Any:
     check_names(items)
-    made.__dict__["data"] = dict(items)
+    own_dict(made)["data"] = dict(items)
     return made
 
 

@@ -52,6 +52,9 @@ _CARRIED = {
 }
 """dtypes that numpy lacks, each with a dtype of the same size that carries its bytes."""
 BYTE = np.dtype(np.uint8)
+_QUANTIZED = (torch.int8, torch.uint8, torch.int32)
+"""dtypes of the numbers in quantised tensors: of qint8, quint8 and qint32."""
+_MAX_ZERO_POINT = 1 << 31
 
 
 class StaysError(Exception):
@@ -226,6 +229,8 @@ def _make_sparse(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
     indices, values, shape, coalesced, requires_grad = exactly(
         content, torch.Tensor, torch.Tensor, tuple, bool, bool
     )
+    _plain(indices)
+    _plain(values)
     return torch.sparse_coo_tensor(
         indices,
         values,
@@ -246,6 +251,8 @@ def _make_compressed(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
     layout, outer, inner, values, shape, requires_grad = exactly(
         content, str, torch.Tensor, torch.Tensor, torch.Tensor, tuple, bool
     )
+    for part in (outer, inner, values):
+        _plain(part)
     return torch.sparse_compressed_tensor(
         outer,
         inner,
@@ -265,6 +272,7 @@ def _make_nested(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
     tensors, layout, requires_grad = exactly(content, list, str, bool)
     for one in tensors:
         exactly((one,), torch.Tensor)
+        _plain(one)
     return torch.nested.nested_tensor(tensors, layout=_LAYOUTS[layout], requires_grad=requires_grad)
 
 
@@ -278,11 +286,32 @@ def _take_quantized(t: torch.Tensor) -> tuple[Any, ...]:
 
 def _make_quantized(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
     if type(content) is tuple and len(content) == 3:
-        return torch._make_per_tensor_quantized_tensor(*exactly(content, torch.Tensor, float, int))  # noqa: SLF001
+        numbers, scale, zero_point = exactly(content, torch.Tensor, float, int)
+        _plain(numbers, *_QUANTIZED)
+        if abs(zero_point) > _MAX_ZERO_POINT:
+            raise ValueError(f"a zero point of {zero_point}")
+        return torch._make_per_tensor_quantized_tensor(numbers, scale, zero_point)  # noqa: SLF001
     numbers, scales, zero_points, axis = exactly(content, torch.Tensor, torch.Tensor, torch.Tensor, int)
-    if not numbers.shape[axis] == len(scales) == len(zero_points):  # torch would read beyond their ends
-        raise ValueError(f"{len(scales)} scales for a tensor of shape {tuple(numbers.shape)}")
-    return torch._make_per_channel_quantized_tensor(*content)  # noqa: SLF001
+    _plain(numbers, *_QUANTIZED)
+    _plain(scales, torch.float64)
+    _plain(
+        zero_points, torch.int64
+    )  # of floats, they would stand for another kind, whose use may end the process
+    if not 0 <= axis < numbers.ndim or not (numbers.shape[axis],) == scales.shape == zero_points.shape:
+        # torch would read beyond their ends
+        raise ValueError(
+            f"scales of shape {tuple(scales.shape)} and zero points of shape {tuple(zero_points.shape)} for axis "
+            f"{axis} of a tensor of shape {tuple(numbers.shape)}"
+        )
+    return torch._make_per_channel_quantized_tensor(numbers, scales, zero_points, axis)  # noqa: SLF001
+
+
+def _plain(t: torch.Tensor, *dtypes: torch.dtype) -> None:
+    """Raises TypeError unless a part of a tensor is a block of memory of one of these dtypes; any, if none is given. No
+    encoder sends others, and torch's constructors do not expect them."""
+    if t.layout is not torch.strided or t.is_quantized or t.is_nested or (dtypes and t.dtype not in dtypes):
+        needed = " or ".join(map(str, dtypes)) or "plain numbers"
+        raise TypeError(f"a part of {t.dtype} ({t.layout}) in place of {needed}")
 
 
 def _take_array(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -53,8 +53,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.sockets import parse_message
 
-PROTOCOL = 8
+PROTOCOL = 9
 MAGIC = 0x4A44
 HEADER = struct.Struct("<HBBHHIQ16sQQ8xI")
 HEADER_NBYTES = HEADER.size
@@ -434,6 +435,17 @@ def pack_end(batches: int) -> bytes:
 def says_end(payload: bytes) -> bool:
     """Returns True if the payload of a FAILED frame with Flag.ENDED is from `pack_end`."""
     return payload.startswith(b'{"ended"')
+
+
+def unpack_end(payload: bytes, number: int) -> int:
+    """Returns the number of batches of a slot that lacks batch `number`. Raises RemoteProtocolError if `payload` is not
+    from `pack_end`, or if the slot would have that batch."""
+    batches = parse_message(payload, "the end of a slot").get("ended")
+    if type(batches) is not int or not 0 <= batches <= number:
+        raise RemoteProtocolError(
+            f"a slot without batch {number} must have 0 to {number} batches, but a feeder reported {batches!r}"
+        )
+    return batches
 
 
 def says_there(payload: bytes) -> bool:

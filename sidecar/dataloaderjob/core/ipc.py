@@ -51,7 +51,7 @@ class Type(IntEnum):
     DROP = 8
     """S: a region with a single batch was removed; JSON {"region"}."""
     FAILED = 9
-    """S: ticket `ticket` failed; payload: `making.failures`, or JSON {"service": class, "message": ...}."""
+    """S: a feeder reports that ticket `ticket` failed; payload: the feeder's, `making.failures`, unchecked."""
     NOTE = 10
     """S: a line for the user, JSON {"text": ...}."""
     STATUS = 11
@@ -59,6 +59,10 @@ class Type(IntEnum):
     {"late": ...}."""
     SNAPSHOT = 12
     """S: the state of a slot of a stream, from which it can be resumed. Payload: `frames.pack_snapshot`."""
+    GIVEN_UP = 13
+    """S: the receiver itself gave up ticket `ticket`; payload: `supervision.pack_failure`."""
+    ENDED = 14
+    """S: the slot of ticket `ticket` has no such batch; payload: `frames.pack_end`, checked by the receiver."""
 
 
 class Packet(NamedTuple):

@@ -44,16 +44,16 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from dataloaderjob.core import keys, sockets
-from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
+from dataloaderjob.core import errors, keys, sockets
+from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError, ServiceError
 from dataloaderjob.core.handshake import connect
 from dataloaderjob.core.processes import signal_name
-from dataloaderjob.core.texts import clean
+from dataloaderjob.core.texts import clean, clean_lines
 
 if TYPE_CHECKING:
     from dataloaderjob.core.credentials import Credentials
@@ -251,6 +251,23 @@ def between(before: Readings, after: Readings, seconds: float) -> Rates:
 def pack_failure(error: str, message: str) -> bytes:
     """Returns the FAILED payload for one of our own errors, with the name of its class in `core.errors`."""
     return json.dumps({"service": error, "message": message}).encode()
+
+
+MAX_MESSAGE = 16_000
+"""Maximum number of characters of one of our own errors."""
+FEEDERS_ERRORS = ("ServiceError", "OutOfMemory", "InputError")
+"""The errors of our own that a feeder reports. All others are the receiver's to report."""
+
+
+def unpack_failure(payload: bytes | memoryview, known: Container[str] | None = None) -> DataLoaderJobError:
+    """Returns the error that `pack_failure` packed; a ServiceError if its class is unknown, or not in `known`. Raises
+    RemoteProtocolError for any other payload."""
+    failure = sockets.parse_message(payload, "a failure of the service")
+    name, message = failure.get("service"), failure.get("message")
+    if not isinstance(name, str) or not isinstance(message, str):
+        raise RemoteProtocolError("a failure of the service must have a class and a message, which are texts")
+    cls = errors.named(name) if known is None or name in known else ServiceError
+    return cls(clean_lines(message, MAX_MESSAGE))
 
 
 def describe_failure(payload: bytes) -> dict[str, str]:

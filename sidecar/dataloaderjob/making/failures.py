@@ -21,11 +21,12 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from dataloaderjob.batches import allowed
-from dataloaderjob.core import values
+from dataloaderjob.core import errors, supervision, values
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, RemoteProtocolError, UserCodeError
 from dataloaderjob.core.layout import ClassName
 from dataloaderjob.core.texts import clean, clean_lines
 from dataloaderjob.making.fetcher import SAMPLE, SampleError
+from dataloaderjob.shipping.modules import is_ours
 
 MAX_TRACEBACK_NBYTES = 48 * 1024
 _MAX_TEXT_NBYTES = 16 * 1024
@@ -62,14 +63,16 @@ def pack_failure(exc: BaseException, *, phase: str = "", feeder: str = "") -> by
     return json.dumps(body).encode()
 
 
-def unpack_failure(data: bytes | memoryview) -> BaseException:
-    """Returns the rebuilt exception, to be raised.
+def unpack_failure(data: bytes | memoryview) -> Exception:
+    """Rebuilds the exception, to be raised.
 
     If this process finds the type and can build it, the result is the original exception, with a note about its origin
-    and the feeder's traceback. Otherwise, it is a UserCodeError whose text contains all of this. Raises
-    RemoteProtocolError if `data` is not a failure.
+    and the feeder's traceback. Otherwise it is a UserCodeError with all of that in its text. An error of the feeder
+    itself (`supervision.pack_failure`) becomes one of ours. Raises RemoteProtocolError if `data` is not a failure.
     """
     record = _parse(data)
+    if isinstance(record, DataLoaderJobError):
+        return record
     cls = _exception_class(*record.name)
     made = _rebuild(cls, record) if cls else None
     if made is not None:
@@ -157,6 +160,7 @@ def _may_lack_set_up(exc: BaseException) -> bool:
     return isinstance(exc, pickle.UnpicklingError)
 
 
+_ENDS_A_LOOP = (StopIteration, StopAsyncIteration)
 _OURS = ("dataloaderjob.making.", "dataloaderjob.shipping.", "dataloaderjob.batches.")
 
 
@@ -184,9 +188,11 @@ class _Record:
     """Attributes that are plain values."""
 
 
-def _parse(data: bytes | memoryview) -> _Record:
+def _parse(data: bytes | memoryview) -> _Record | DataLoaderJobError:
     try:
         body = json.loads(bytes(data))
+        if "service" in body:
+            return supervision.unpack_failure(data, supervision.FEEDERS_ERRORS)
         module, qualname = map(str, body["type"])
         trace = clean_lines(body["traceback"], MAX_TRACEBACK_NBYTES)
         args, attributes = _unplain(body["args"]), _unplain(body["attributes"])
@@ -227,12 +233,25 @@ def _exception_class(module: str, qualname: str) -> type[Exception] | None:
         cls = allowed.find(module, qualname)
     except InputError:
         return None
-    # Not BaseException: a SystemExit or KeyboardInterrupt in a feeder must not terminate this process.
     bases = allowed.mro(cls)
     if Exception not in bases or allowed.static(cls, "__del__") is not None:
         return None
-    is_error = all(BaseException in allowed.mro(base) or allowed.is_abstract_or_users(base) for base in bases)
-    return cls if is_error else None
+    return cls if all(map(_may_be_base, bases)) else None
+
+
+def _may_be_base(cls: type) -> bool:
+    """Returns True unless exceptions of this class, or of classes that extend it, would end the trainer's process or
+    its loop, steer this package, or be more than errors."""
+    bases = allowed.mro(cls)
+    if BaseException not in bases:
+        return allowed.is_abstract_or_users(cls)
+    if any(cls is one for one in _ENDS_A_LOOP):
+        return False
+    module, _, name = allowed.full_name(cls).rpartition(".")
+    if is_ours(module) and vars(errors).get(name) is not cls:
+        return False  # such as the internal end of a slot
+    # A SystemExit or KeyboardInterrupt in a feeder must not end this process.
+    return Exception in bases or cls is BaseException
 
 
 def _builtin_base(cls: type[BaseException]) -> Any:

@@ -85,13 +85,23 @@ class SampleError(Exception):
         super().__init__(f"{phase} raised {type(cause).__name__}")
         self.phase = phase
         """SAMPLE, SAMPLES or COLLATE."""
-        self.cause = cause
-        """The exception that the user gets, in this process or from a feeder. A StopIteration is passed on, too, and
-        ends the loop over the loader, as in torch with and without workers."""
+        self.cause = _error(phase, cause)
+        """The exception that the user gets, in this process or from a feeder."""
         self.position = position
         """The sample's position in its batch, for SAMPLE."""
         self.key = key
         """The sampler's key of that sample."""
+
+
+def _error(phase: str, cause: BaseException) -> BaseException:
+    """Returns the exception itself, or, in place of a StopIteration, a RuntimeError: under torch's loader, a
+    StopIteration ends the loop, as if the epoch were over."""
+    if not isinstance(cause, StopIteration | StopAsyncIteration):
+        return cause
+    text = f"{phase} raised {type(cause).__name__}" + (f": {cause}" if cause.args else "")
+    error = RuntimeError(text).with_traceback(cause.__traceback__)
+    error.__cause__ = cause.with_traceback(None)  # else the traceback would show the same frames twice
+    return error
 
 
 BY_KEY = "SEEDS_BY_KEY"

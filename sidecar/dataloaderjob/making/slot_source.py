@@ -23,6 +23,7 @@ from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, SHARES
 from dataloaderjob.core.snapshots import DATA
 from dataloaderjob.making.fetcher import SampleError, is_of_user, stack_in_private_memory
+from dataloaderjob.making.generator_states import checked_numpy, checked_python, checked_torch
 from dataloaderjob.making.staged import COLLATE
 
 ITER, NEXT = "__iter__", "__next__"
@@ -69,10 +70,10 @@ class SlotSource:
             return pickle.dumps(state, protocol=5)
         return DATA + b"".join(encode(state, allow_pickle=False).buffers)
 
-    def restore(self, snapshot: bytes) -> None:
-        """Resumes from a snapshot, in a slot that has made nothing yet. Raises errors of user code, and
-        RemoteProtocolError for bytes that `snapshot` never returns."""
-        of_iterator, state, generators, made = self._loaded(snapshot)
+    def restore(self, snapshot: bytes, made: int) -> None:
+        """Resumes from a snapshot after `made` batches, in a slot that has made nothing yet. Raises errors of user
+        code, and RemoteProtocolError for bytes that `snapshot` never returns."""
+        of_iterator, state, generators = _checked(self._loaded(snapshot), made)
         if not of_iterator:
             self._dataset.load_state_dict(state)
         self._iterator = iter(self._dataset)
@@ -112,7 +113,7 @@ class SlotSource:
         if on_sample is not None:
             on_sample(0)  # effects of iter() or a state on the process count, too
         if ticket.snapshot is not None and not self.made and ticket.snapshot[0] <= ticket.number:
-            self.restore(ticket.snapshot[1])
+            self.restore(ticket.snapshot[1], ticket.snapshot[0])
         while self.made < ticket.number:
             try:
                 batch = self._next(ticket, on_sample)
@@ -126,10 +127,7 @@ class SlotSource:
     def _next(self, ticket: SlotTicket, on_sample: OnSample | None) -> Any:
         try:
             batch = self._fetch(ticket, on_sample)
-        except SampleError as exc:
-            if isinstance(exc.cause, StopIteration):  # from collate_fn: torch's worker ends, too
-                self._has_ended = True
-                raise SlotEnded from exc
+        except SampleError:
             self.made += 1
             raise
         self.made += 1
@@ -176,6 +174,18 @@ class SlotSource:
                 self._has_ended = True
                 raise SampleError(ITER, exc) from exc
         return self._iterator
+
+
+def _checked(loaded: Any, made: int) -> tuple[Any, Any, tuple[Any, ...]]:
+    """Returns the parts of a slot's state after `made` batches. It comes from a checkpoint or from another feeder."""
+    try:
+        of_iterator, state, (pythons, numpys, torchs), counted = loaded
+        if type(counted) is not int or counted != made:
+            raise ValueError(f"expected the state after {made} batches, got {counted!r:.40}")
+        generators = checked_python(pythons), checked_numpy(numpys), checked_torch(torchs)
+    except (ValueError, TypeError) as exc:
+        raise RemoteProtocolError(f"the state of a slot cannot be resumed: {exc}") from exc
+    return of_iterator, state, generators
 
 
 def _has_state(holder: Any) -> bool:

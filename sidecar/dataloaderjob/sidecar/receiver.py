@@ -29,6 +29,7 @@ from dataloaderjob.sidecar.dispatch.streams import (
     CreateRegion,
     Discard,
     DropRegion,
+    End,
     Endpoint,
     Extent,
     Fail,
@@ -401,13 +402,14 @@ class Receiver:
                     os.eventfd_write(self._wake_trainer, 1)
             case Unpublish(stream, ticket):
                 self.control.unpublish(stream, ticket)
-            case Fail(stream, ticket, payload, is_end):
-                self._send_trainer(ipc.pack(ipc.Type.FAILED, payload, stream=stream, ticket=ticket))
-                self.control.publish_word(FAILED, stream, ticket)
-                os.eventfd_write(self._wake_trainer, 1)
-                if self._failure is None and not is_end:  # the trainer also raises the first of several
+            case Fail(stream, ticket, payload, is_own):
+                kind = ipc.Type.GIVEN_UP if is_own else ipc.Type.FAILED
+                self._answer(kind, stream, ticket, payload)
+                if self._failure is None:  # the trainer also raises the first of several
                     self._failure = stream, ticket
                     self._send_parent({"type": "failure", **supervision.describe_failure(payload)})
+            case End(stream, ticket, batches):
+                self._answer(ipc.Type.ENDED, stream, ticket, frames.pack_end(batches))
             case SayThere(stream, ticket):
                 if self.control.publish_word(THERE, stream, ticket):
                     os.eventfd_write(self._wake_trainer, 1)
@@ -447,6 +449,12 @@ class Receiver:
             case Replace(endpoint, reason, connected):
                 feeder = {"name": endpoint.name, "instance": endpoint.instance}
                 self._send_parent({"type": "replace", **feeder, "reason": reason, "connected": connected})
+
+    def _answer(self, kind: ipc.Type, stream: int, ticket: int, payload: bytes) -> None:
+        """Tells the trainer that a ticket yields no batch, and why."""
+        self._send_trainer(ipc.pack(kind, payload, stream=stream, ticket=ticket))
+        self.control.publish_word(FAILED, stream, ticket)
+        os.eventfd_write(self._wake_trainer, 1)
 
     def _close_connection(self, now: float, instance: str, again: bool) -> None:
         connection = self._connections[instance]

@@ -21,6 +21,7 @@ from dataloaderjob.sidecar.dispatch.streams import (
     Close,
     Counters,
     Discard,
+    End,
     Fail,
     FeederState,
     Instruction,
@@ -308,25 +309,29 @@ class Assignments:
     def _drop_for_room(self, attempt: Attempt) -> None:
         self.drop_attempt(attempt, cancel=True)
 
-    def fail(self, ticket: Ticket, payload: bytes, *, is_end: bool = False) -> None:
-        """Fails a ticket. The trainer raises the error when the ticket's turn comes. `is_end`: the slot has no such
-        batch."""
-        self.counters.failures += not is_end
-        self._conclude(ticket, Fail(ticket.stream.id, ticket.number, payload, is_end))
+    def fail(self, ticket: Ticket, payload: bytes, *, is_own: bool = False) -> None:
+        """The ticket failed; the trainer raises when its turn comes. `is_own`: this receiver gave it up, and no feeder
+        chose the payload."""
+        self.counters.failures += 1
+        self._conclude(ticket, Fail(ticket.stream.id, ticket.number, payload, is_own))
+
+    def say_end(self, ticket: Ticket, batches: int) -> None:
+        """Reports that a ticket's slot has only `batches` batches, and not this one."""
+        self._conclude(ticket, End(ticket.stream.id, ticket.number, batches))
 
     def say_there(self, ticket: Ticket) -> None:
         """Reports that a batch exists, for a ticket that only asks whether it does."""
         self._conclude(ticket, SayThere(ticket.stream.id, ticket.number))
 
-    def _conclude(self, ticket: Ticket, answer: Fail | SayThere) -> None:
+    def _conclude(self, ticket: Ticket, answer: Fail | End | SayThere) -> None:
         for attempt in ticket.attempts[:]:
             self.drop_attempt(attempt, cancel=True, requeue=False)
         ticket.move(TicketEvent.FAIL)
         self._out.append(answer)
 
     def fail_service(self, ticket: Ticket, error: str, message: str) -> None:
-        """Fails the ticket with one of this package's errors, given by its class name."""
-        self.fail(ticket, supervision.pack_failure(error, message))
+        """Fails the ticket with one of our own errors, given by its class name."""
+        self.fail(ticket, supervision.pack_failure(error, message), is_own=True)
 
     def release(self, stream: Stream) -> None:
         """Reports to feeders and to the parent that a closed stream no longer uses its bundles."""

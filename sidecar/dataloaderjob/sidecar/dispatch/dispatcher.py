@@ -224,14 +224,20 @@ class Dispatcher(Assignments):
             return
         if header.kind == FrameKind.PROGRESS:
             attempt.position = header.room
-        elif header.kind == FrameKind.ALIVE and header.room > attempt.replayed:
+        elif (
+            header.kind == FrameKind.ALIVE and attempt.replayed < header.room <= attempt.ticket.number_in_slot
+        ):
+            # Only a slot's earlier batches can be made again: other claims would put off the deadline for ever.
             attempt.replayed, attempt.progressed_at = header.room, now
         elif header.kind == FrameKind.ANNOUNCE:
             self._announced(now, attempt, header.room)
         elif header.kind == FrameKind.FAILED and header.flags & Flag.ELSEWHERE:
             self._not_loaded(now, attempt, payload)
+        elif header.kind == FrameKind.FAILED and header.flags & Flag.ENDED:
+            self._ended(now, attempt, payload)
         elif header.kind == FrameKind.FAILED:
-            self._failed(now, attempt, payload, is_end=bool(header.flags & Flag.ENDED))
+            self._finished(now, attempt)
+            self.fail(attempt.ticket, payload)
         elif header.kind == FrameKind.LOST:
             how = payload.decode(errors="replace")
             self._lost(now, attempt, header.room - 1, how, of_memory=bool(header.flags & Flag.MEMORY))
@@ -249,22 +255,31 @@ class Dispatcher(Assignments):
             self._noted[what] = now
         self._out.append(Note(f"{feeder.endpoint.name}: {text}"))
 
-    def _failed(self, now: float, attempt: Attempt, payload: bytes, *, is_end: bool) -> None:
-        """Handles a ticket that yields no batch. `is_end`: nothing failed. Either the slot has no such batch, or the
-        ticket only asked whether the batch exists."""
+    def _ended(self, now: float, attempt: Attempt, payload: bytes) -> None:
+        """The ticket yields no batch, but nothing failed: its slot has no such batch, or the ticket only asked. Raises
+        RemoteProtocolError for a ticket without a slot, which must not end the trainer's loop."""
         ticket = attempt.ticket
-        is_there = is_end and frames.says_there(payload)
-        if is_there and not ticket.asks:
+        if ticket.slot is None:
+            raise RemoteProtocolError(
+                f"ticket {ticket.number} has no slot that could end, but {attempt.feeder.endpoint.name} reports an end"
+            )
+        if not frames.says_there(payload):
+            batches = frames.unpack_end(payload, ticket.number_in_slot)
+            self._finished(now, attempt)
+            self.say_end(ticket, batches)
+        elif ticket.asks:
+            self._finished(now, attempt)
+            self.say_there(ticket)
+        else:
             raise RemoteProtocolError(
                 f"ticket {ticket.number} requests its batch, and not only whether the batch exists"
             )
+
+    def _finished(self, now: float, attempt: Attempt) -> None:
+        """The feeder is done with the ticket, and has no batch for it."""
         self._answered(now, attempt)
-        self._begins(attempt.feeder, ticket, True)
+        self._begins(attempt.feeder, attempt.ticket, True)
         self.drop_attempt(attempt, cancel=False, requeue=False)
-        if is_there:
-            self.say_there(ticket)
-        else:
-            self.fail(ticket, payload, is_end=is_end)
 
     def begin_body(self, now: float, instance: str, header: Header) -> Extent | None:
         """Handles the header of a body. Returns the extent for the body, or None if the body must be read and

@@ -350,8 +350,17 @@ class Fail(NamedTuple):
     stream: int
     ticket: int
     payload: bytes
-    is_end: bool = False
-    """True if the ticket's slot has no such batch, so nothing went wrong."""
+    is_own: bool = False
+    """True if this receiver gave the ticket up; False if the payload is a feeder's."""
+
+
+class End(NamedTuple):
+    """Report to the trainer that a ticket's slot has no such batch, then publish its word as FAILED."""
+
+    stream: int
+    ticket: int
+    batches: int
+    """Number of batches in the slot."""
 
 
 class SayThere(NamedTuple):
@@ -409,6 +418,7 @@ Instruction = (
     | Publish
     | Unpublish
     | Fail
+    | End
     | SayThere
     | CreateRegion
     | DropRegion

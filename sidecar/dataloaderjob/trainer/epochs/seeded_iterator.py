@@ -102,6 +102,10 @@ class SeededIterator(_BaseDataLoaderIter):
                     return self._next_data()
             return self._next_data()
         except BaseException as exc:
+            if isinstance(exc, StopIteration) and not self._over:
+                raise RuntimeError(
+                    "the epoch is not over, but a StopIteration was raised within next()"
+                ) from exc
             if isinstance(exc, Exception) and not self._has_lost():
                 if isinstance(exc, errors.InputError):  # the message is complete, the frames are internal
                     raise exc.with_traceback(None) from exc.__cause__

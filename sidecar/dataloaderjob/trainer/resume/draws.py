@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-WORDS = 624
+from dataloaderjob.making.generator_states import WORDS, checked_position
+
 LIMIT = 1 << 26
 """Maximum number of draws that are searched, which takes 0.3 s. A model with some 60 million parameters draws about
 this many."""
@@ -36,7 +37,7 @@ class Twister(NamedTuple):
     def of_torch(cls, data: bytes) -> Twister:
         """Reads `data`, the content of `torch.Generator.get_state()`."""
         found = np.frombuffer(data, _TORCHS, count=1)[0]
-        return cls(found["words"].astype(np.uint32), WORDS + 1 - int(found["left"]))
+        return cls(found["words"].astype(np.uint32), checked_position(WORDS + 1 - int(found["left"])))
 
     def into_torchs(self, data: bytes) -> bytes:
         """Returns `data`, the content of `torch.Generator.get_state()`, with this state in it."""

@@ -23,7 +23,15 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from dataloaderjob.trainer.resume.draws import WORDS, Twister, drawn_between, stepped_back
+from dataloaderjob.making.generator_states import (
+    WORDS,
+    checked_numpy,
+    checked_position,
+    checked_python,
+    checked_torch,
+    numpys_words,
+)
+from dataloaderjob.trainer.resume.draws import Twister, drawn_between, stepped_back
 from dataloaderjob.trainer.resume.sampling import chain
 from dataloaderjob.trainer.session.spec import EpochSpec
 
@@ -50,8 +58,6 @@ _puts = 0
 Own = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 """A generator of a loader or a sampler."""
 _ARRAY = "array"
-_PHILOX_WORDS = 4
-"""Size of a buffer of numpy's Philox."""
 
 
 def generators_of(spec: EpochSpec) -> dict[str, Own]:
@@ -179,14 +185,9 @@ def _of_python(text: str) -> tuple[int, tuple[int, ...], float | None]:
 def _of_numpy(text: str) -> tuple[str, np.ndarray[Any, Any], int, int, float]:
     data = bytes.fromhex(text)
     position, has_gauss, gauss = _NUMPY.unpack(data[-_NUMPY.size :])
-    _check_position(position, WORDS)
-    return "MT19937", np.frombuffer(data[: -_NUMPY.size], np.uint32), position, int(has_gauss), gauss
-
-
-def _check_position(position: Any, most: int) -> None:
-    """Raises ValueError for a position at which numpy would read beyond its words."""
-    if type(position) is not int or not 0 <= position <= most:
-        raise ValueError(f"expected a position from 0 to {most}, got {position!r}")
+    state = "MT19937", np.frombuffer(data[: -_NUMPY.size], np.uint32), position, int(has_gauss), gauss
+    checked_numpy(state)
+    return state
 
 
 def _python_state() -> dict[str, str]:
@@ -212,17 +213,14 @@ def _read(generator: Own) -> str:
 
 def _write(generator: Own, text: str) -> None:
     if isinstance(generator, torch.Generator):
-        generator.set_state(_tensor(text))
+        generator.set_state(_tensor(text, is_of_cpu=generator.device.type == "cpu"))
         return
     if isinstance(generator, random.Random):
         version, words, gauss = json.loads(text)
-        generator.setstate((version, tuple(words), gauss))
+        generator.setstate(checked_python((version, tuple(words), gauss)))
         return
-    state = json.loads(text, object_hook=lambda d: np.array(d[_ARRAY], d["dtype"]) if _ARRAY in d else d)
-    if isinstance(inner := state.get("state"), dict) and "pos" in inner:
-        _check_position(inner["pos"], WORDS)
-    if "buffer_pos" in state:
-        _check_position(state["buffer_pos"], _PHILOX_WORDS)
+    state = json.loads(text, object_hook=lambda d: numpys_words(d[_ARRAY], d["dtype"]) if _ARRAY in d else d)
+    checked_numpy(state)
     if isinstance(generator, np.random.RandomState):
         generator.set_state(state)
     else:
@@ -235,9 +233,12 @@ def _twister(name: str, text: str) -> Twister:
         return Twister.of_torch(data)
     if name == PYTHON:
         words = np.frombuffer(data, np.uint32, WORDS + 1)
-        return Twister(words[:WORDS], int(words[WORDS]))
-    return Twister(np.frombuffer(data, np.uint32, WORDS), _NUMPY.unpack(data[-_NUMPY.size :])[0])
+        return Twister(words[:WORDS], checked_position(int(words[WORDS])))
+    position = checked_position(_NUMPY.unpack(data[-_NUMPY.size :])[0])
+    return Twister(np.frombuffer(data, np.uint32, WORDS), position)
 
 
-def _tensor(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+def _tensor(text: str, *, is_of_cpu: bool = True) -> torch.Tensor:
+    """Returns the state of a torch generator. On other devices, the state is a seed and an offset."""
+    state = torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+    return checked_torch(state) if is_of_cpu else state

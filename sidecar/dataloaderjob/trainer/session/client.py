@@ -27,6 +27,7 @@ from dataloaderjob.trainer.session.attach import Absence, Opened, SidecarEnds, a
 from dataloaderjob.trainer.session.pool import LeaseTail, Pool, Region, map_region
 from dataloaderjob.trainer.session.stream import Stream, StreamLeftError
 
+_ANSWERS = (ipc.Type.FAILED, ipc.Type.GIVEN_UP, ipc.Type.ENDED)
 POLL_MS = 100
 ANSWER_S = 1.0
 SEND_TIMEOUT_S = 60.0
@@ -409,9 +410,9 @@ class Client:
         return True
 
     def _packet(self, packet: ipc.Packet, fds: list[int]) -> None:
-        if packet.type == ipc.Type.FAILED:
+        if packet.type in _ANSWERS:
             if (stream := self.streams.get(packet.stream)) is not None:
-                stream.failures[packet.ticket] = packet.payload
+                stream.failures[packet.ticket] = packet
             return
         if packet.type == ipc.Type.SNAPSHOT:
             stream = self.streams.get(packet.stream)

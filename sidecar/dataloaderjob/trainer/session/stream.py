@@ -44,8 +44,9 @@ class Stream:
     """Tickets whose batches were not taken, including tickets that are yet to be sent. They are sent again if a sidecar
     dies. Tickets of ints are packed later, several at a time, while the packing code is in the CPU's caches."""
     recent: list[frames.TicketOfInts | bytes | None] = field(default_factory=lambda: [None] * RECENT)
-    """The tickets taken last. A ticket's index is its number modulo the list's length."""
-    failures: dict[int, bytes] = field(default_factory=dict)
+    """The last tickets taken, each at its number modulo the length."""
+    failures: dict[int, ipc.Packet] = field(default_factory=dict)
+    """The messages that arrived in place of batches."""
     asked: int = 0
     sent: int = 0
     """Tickets from this number up to, but not including, `asked` are held back."""

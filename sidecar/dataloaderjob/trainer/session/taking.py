@@ -5,7 +5,6 @@ While leases exceed their limit, batches are copied, and a warning is issued onc
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 import types
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dataloaderjob.batches.decoding import Body, Decoder, Memory
-from dataloaderjob.core import digests, errors
+from dataloaderjob.core import digests, errors, frames, ipc, supervision
 from dataloaderjob.core.control import (
     FAILED,
     THERE,
@@ -33,6 +32,7 @@ from dataloaderjob.trainer.session.pool import Bytes, Pool
 from dataloaderjob.trainer.session.service import say_once
 from dataloaderjob.trainer.session.stream import SlotEndedError, SlotGoesOnError, Stream
 
+_U64 = (1 << 64) - 1
 MIN_NBYTES = 16 * 1024
 """Smaller batches are cheaper to copy than to warn about."""
 _US = "dataloaderjob"
@@ -219,7 +219,7 @@ class Taker(Timed):
             try:
                 stream.recent[number % len(stream.recent)] = stream.pending.pop(number, None)
                 if entry is None:
-                    failed = SlotGoesOnError() if lease == THERE else _failed(stream.failures.pop(number))
+                    failed = SlotGoesOnError() if lease == THERE else failure_of(stream.failures.pop(number))
                     self._failure = id(failed)
                     words[W_NEXT_CALLS] += not isinstance(failed, (SlotEndedError, SlotGoesOnError))
                     try:
@@ -292,13 +292,17 @@ class Taker(Timed):
         self.client.closed_streams.append((self.stream.id, self.stream.awaited))
 
 
-def _failed(payload: bytes) -> BaseException:
-    message = json.loads(payload)
-    if "ended" in message:
-        return SlotEndedError(int(message["ended"]))
-    if "service" in message:
-        return errors.named(str(message["service"]))(message["message"])
-    return failures.unpack_failure(payload)
+def failure_of(packet: ipc.Packet) -> Exception:
+    """Returns the exception for a ticket without a batch. Only the message's type, which the receiver sets, says that a
+    slot has ended or that the service failed: a feeder chooses the payload of FAILED."""
+    try:
+        if packet.type == ipc.Type.ENDED:
+            return SlotEndedError(frames.unpack_end(packet.payload, _U64))
+        if packet.type == ipc.Type.GIVEN_UP:
+            return supervision.unpack_failure(packet.payload)
+        return failures.unpack_failure(packet.payload)
+    except errors.RemoteProtocolError as exc:
+        return exc
 
 
 def warn_once(pool: Pool) -> None:
