@@ -10,7 +10,7 @@ from pathlib import Path
 from dataloaderjob.core.frames import PROTOCOL
 from dataloaderjob.core.records import MAGIC
 
-NAMED = {(8, b"DLJREC03"): {"dataloaderjob.shipping.reducers", "dataloaderjob.shipping.user_code"}}
+NAMED = {(9, b"DLJREC03"): {"dataloaderjob.shipping.reducers", "dataloaderjob.shipping.user_code"}}
 SCRIPT = """
 import sys
 import numpy, torch

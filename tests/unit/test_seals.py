@@ -174,6 +174,7 @@ def test_peers_of_the_next_version_have_seals_too():
     assert None not in (left.seals, right.seals)
 
 
+NEWEST = CONTROL.newest
 EARLIER = {"protocol": SEALED - 1, "oldest": SEALED - 2}
 
 
@@ -194,8 +195,11 @@ def handshake(**changes: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"challenge": EARLIER}, "speaks protocol version 5, which was altered to 4 on the way"),
-        ({"challenge": {"protocol": 6}}, "speaks protocol version 5, which was altered to 6 on the way"),
+        ({"challenge": EARLIER}, f"speaks protocol version {NEWEST}, which was altered to 4 on the way"),
+        (
+            {"challenge": {"protocol": NEWEST + 1}},
+            f"speaks protocol version {NEWEST}, which was altered to {NEWEST + 1} on the way",
+        ),
         ({"challenge": {**EARLIER, "nonce": ""}}, "or its answer was altered on the way"),
         ({"challenge": {"nonce": ""}}, "or its answer was altered on the way"),
         ({"challenge": {"oldest": 1}}, "or its answer was altered on the way"),

@@ -53,7 +53,7 @@ from typing import Any, NamedTuple
 
 from dataloaderjob.core.errors import RemoteProtocolError
 
-PROTOCOL = 8
+PROTOCOL = 9
 MAGIC = 0x4A44
 HEADER = struct.Struct("<HBBHHIQ16sQQ8xI")
 HEADER_NBYTES = HEADER.size

@@ -12,6 +12,9 @@ replayed or reflected, and nobody on the path can change a version, a role or a 
 (`core.seals`) are derived from the same statements. Seals protect all later messages of a TCP connection. Nothing is
 encrypted. `ClientHandshake` and `ServerHandshake` take and return bytes; the socket's owner moves them.
 
+Among their facts, both sides state the transport that they use (`sockets.transport_of`), and refuse a peer that uses
+another. Unix sockets have no seals, so a relay between one and TCP, or between two machines, would strip them.
+
 Before version SEALED of the control protocol, connections had no seals, and the macs did not cover versions. They did
 cover the nonce s, which now ends with the newest version of s. So nobody on the path can downgrade two newer peers to
 such a version.
@@ -33,12 +36,14 @@ from dataloaderjob.core.keys import SINCE, KeyOf, Part
 from dataloaderjob.core.seals import Opener, Sealer, Seals
 from dataloaderjob.core.sockets import (
     LENGTH,
+    TCP,
     Connection,
     dial,
     length_of,
     pack_message,
     recv_exactly,
     take_message,
+    transport_of,
     tune,
 )
 from dataloaderjob.core.texts import clean
@@ -59,8 +64,13 @@ UNDER_TLS = (
     "update this pod's image, or start the job with spec.loader.tls: false"
 )
 MAX_ERROR = 400
+MAX_TRANSPORT = 120
 SEALED = 5
 """Version of the control protocol from which connections have seals."""
+BOUND = 6
+"""Version of the control protocol from which both sides state their transport."""
+TRANSPORT = "transport"
+"""The fact in which a side states its transport."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,8 @@ class Versions:
     """The advice to the user if a peer speaks none of them."""
     sealed: int = SEALED
     """The version from which connections have seals."""
+    bound: int = BOUND
+    """The version from which both sides state their transport."""
 
     def common(self, challenge: dict[str, Any]) -> int:
         """Returns the newest version that both sides speak. Raises AuthError if there is none, or if the versions were
@@ -103,12 +115,12 @@ class Versions:
 
 DATA = Versions(
     PROTOCOL, PROTOCOL, "install the same dataloaderjob version in the trainer, sidecar and feeder images",
-    sealed=PROTOCOL,
+    sealed=PROTOCOL, bound=PROTOCOL,
 )  # fmt: skip
 """Versions of the data path: frames have only one, and a job's images are of one release."""
 CONTROL = Versions(
     3,
-    5,
+    6,
     "a job's images must be of the operator's release or the one before it: use such images, or a matching operator",
 )
 """Versions of the messages with the supervisor (`core.supervision`), which an operator of another release may poll.
@@ -195,6 +207,22 @@ def seals_after(
     return Seals(Sealer(out), Opener(into))
 
 
+def check_transport(ours: str, facts: dict[str, Any], protocol: int, versions: Versions) -> None:
+    """Raises AuthError unless the peer's facts, which its MAC covers, state our transport. Peers of earlier versions
+    state none."""
+    theirs = facts.get(TRANSPORT)
+    if theirs == ours or (theirs is None and protocol < versions.bound):
+        return
+    raise AuthError(
+        f"the peer must use the same transport as this side, which uses {ours}, but it uses "
+        f"{clean(theirs, MAX_TRANSPORT)}: somebody relays the connection; let nothing between the two change it"
+    )
+
+
+def without_transport(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name != TRANSPORT}
+
+
 def _stated(challenge: dict[str, Any], reply: dict[str, Any], versions: Versions) -> tuple[object, ...]:
     """Returns the fields of the first two messages that their version's macs cover."""
     stated = (challenge.get("nonce"), *(reply.get(k) for k in ("nonce", "role", "name", "job", "facts")))
@@ -272,12 +300,14 @@ class ClientHandshake(Handshake):
 
     def __init__(
         self, key: Key, *, role: str, name: str, job: str, facts: dict[str, Any] | None = None,
-        versions: Versions = CONTROL,
+        versions: Versions = CONTROL, transport: str = TCP,
     ) -> None:  # fmt: skip
+        """`transport`: as returned by `sockets.transport_of` for the connection."""
         super().__init__()
         self._key = key
-        self._versions = versions
-        self._fields: dict[str, Any] = {"role": role, "name": name, "job": job, "facts": facts or {}}
+        self._versions, self._transport = versions, transport
+        stated = {**(facts or {}), TRANSPORT: transport}
+        self._fields: dict[str, Any] = {"role": role, "name": name, "job": job, "facts": stated}
         self._challenge: dict[str, Any] | None = None
         self._reply: dict[str, Any] = {}
         self.facts: dict[str, Any] | None = None
@@ -286,7 +316,9 @@ class ClientHandshake(Handshake):
     def _on(self, message: dict[str, Any]) -> bytes:
         if self._challenge is not None:
             about = self._key, self._challenge, self._reply
-            self.done, self.facts = True, confirm_acceptance(*about, message, self._versions)
+            facts = confirm_acceptance(*about, message, self._versions)
+            check_transport(self._transport, facts, self._reply["protocol"], self._versions)
+            self.done, self.facts = True, without_transport(facts)
             self.seals = seals_after(*about, self._versions, accepted=False)
             return b""
         if "error" in message:  # from a port that sends no greeting, such as one under TLS
@@ -302,10 +334,13 @@ class ServerHandshake(Handshake):
     """The side that accepted; it sends `greeting` first."""
 
     def __init__(
-        self, key: Key, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL
-    ) -> None:
+        self, key: Key, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL,
+        transport: str = TCP,
+    ) -> None:  # fmt: skip
+        """`transport`: as returned by `sockets.transport_of` for the connection."""
         super().__init__()
-        self._key, self._job, self._facts, self._versions = key, job, facts or {}, versions
+        self._key, self._job, self._versions, self._transport = key, job, versions, transport
+        self._facts = {**(facts or {}), TRANSPORT: transport}
         self._challenge = new_challenge(versions)
         self.greeting = pack_message(self._challenge)
         self.peer: dict[str, Any] | None = None
@@ -315,7 +350,9 @@ class ServerHandshake(Handshake):
         last = accept_answer(
             self._key, self._challenge, message, job=self._job, facts=self._facts, versions=self._versions
         )
-        self.done, self.peer = True, message
+        facts = message["facts"] if isinstance(message.get("facts"), dict) else {}
+        check_transport(self._transport, facts, message["protocol"], self._versions)
+        self.done, self.peer = True, {**message, "facts": without_transport(facts)}
         self.seals = seals_after(self._key, self._challenge, message, self._versions, accepted=True)
         return pack_message(last)
 
@@ -352,7 +389,9 @@ def greet(
     """Runs the connecting side of the handshake. Returns the peer's facts. Afterwards the socket has no timeout, and
     its messages carry seals."""
     sock.settimeout(timeout_s)
-    handshake = ClientHandshake(key, role=role, name=name, job=job, facts=facts, versions=versions)
+    handshake = ClientHandshake(
+        key, role=role, name=name, job=job, facts=facts, versions=versions, transport=transport_of(sock)
+    )
     while handshake.facts is None:
         sock.sendall(handshake.receive(recv_exactly(sock, handshake.wanted)))
     sock.settimeout(None)
