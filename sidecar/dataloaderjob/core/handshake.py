@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 from dataloaderjob.core.frames import PROTOCOL
-from dataloaderjob.core.keys import SINCE, KeyOf, Part
+from dataloaderjob.core.keys import NAMED, SINCE, KeyOf, Part
 from dataloaderjob.core.seals import Opener, Sealer, Seals
 from dataloaderjob.core.sockets import (
     LENGTH,
@@ -130,6 +130,8 @@ release speaks with the previous one. A key added to a message requires neither:
 """
 BY_ROLE = Versions(SINCE, CONTROL.newest, CONTROL.remedy)
 """The versions for processes without the job's key, which versions before SINCE need (`core.keys`)."""
+BY_NAME = Versions(NAMED, CONTROL.newest, CONTROL.remedy)
+"""The versions for a feeder with the key of its name."""
 
 
 def new_key() -> bytes:
@@ -153,7 +155,7 @@ def answer_challenge(
         "nonce": os.urandom(16).hex(), "protocol": chosen, "role": role, "name": name, "job": job, "facts": facts,
     }  # fmt: skip
     stated = _stated(challenge, reply, versions)
-    return {**reply, "mac": _mac(_key_of(key, role, chosen), "connector", *stated).hex()}
+    return {**reply, "mac": _mac(_key_of(key, role, chosen, name), "connector", *stated).hex()}
 
 
 def accept_answer(
@@ -163,7 +165,7 @@ def accept_answer(
     """Checks the answer and returns the third message, which authenticates the acceptor. Raises AuthError with the
     reason."""
     versions.check(reply)
-    key = _key_of(key, str(reply.get("role")), reply["protocol"])
+    key = _key_of(key, str(reply.get("role")), reply["protocol"], str(reply.get("name")))
     if not _same(_mac(key, "connector", *_stated(challenge, reply, versions)), reply.get("mac")):
         raise AuthError(
             f"the peer does not hold this job's key for role {str(reply.get('role'))[:20]!r}, or its answer was "
@@ -182,7 +184,7 @@ def confirm_acceptance(
     if "error" in last:
         raise AuthError(f"the peer refused: {last['error']}")
     facts = last.get("facts", {})
-    key = _key_of(key, reply["role"], reply["protocol"])
+    key = _key_of(key, reply["role"], reply["protocol"], str(reply["name"]))
     if not _same(_mac(key, "acceptor", *_vouched(challenge, reply, facts, versions)), last.get("mac")):
         raise AuthError(
             "the peer that answered does not hold this job's key, or what it said was altered on the way"
@@ -199,7 +201,10 @@ def seals_after(
     side that accepted."""
     if reply["protocol"] < versions.sealed:
         return None
-    key, stated = _key_of(key, reply["role"], reply["protocol"]), _stated(challenge, reply, versions)
+    key, stated = (
+        _key_of(key, reply["role"], reply["protocol"], str(reply["name"])),
+        _stated(challenge, reply, versions),
+    )
     to_acceptor, to_connector = (
         _mac(key, f"seals of the {side}", *stated) for side in ("connector", "acceptor")
     )
@@ -240,8 +245,8 @@ def _vouched(
     return *_stated(challenge, reply, versions), facts
 
 
-def _key_of(key: Key, role: str, protocol: int) -> bytes:
-    return key if isinstance(key, bytes) else key(role, protocol)
+def _key_of(key: Key, role: str, protocol: int, name: str) -> bytes:
+    return key if isinstance(key, bytes) else key(role, protocol, name)
 
 
 def _mac(key: bytes, label: str, *fields: object) -> bytes:

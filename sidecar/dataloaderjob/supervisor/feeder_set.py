@@ -220,8 +220,11 @@ class FeederSet:
     def report(self, endpoint: Endpoint, now: float) -> bool:
         """A feeder reported. Returns True if it is a member or a guest; any other must end.
 
-        A feeder that reports before it was looked for was placed by an earlier supervisor: it is adopted.
+        A feeder that reports before it was looked for was placed by an earlier supervisor: it is adopted. A feeder that
+        reports the instance of another one is refused, because receivers tell processes apart by instance.
         """
+        if self._is_of_another(endpoint):
+            return False
         if endpoint.session and endpoint.session != self.session:
             self._guests[endpoint.instance] = endpoint
             self.version += 1
@@ -316,6 +319,14 @@ class FeederSet:
         return instructions
 
     # Within
+
+    def _is_of_another(self, endpoint: Endpoint) -> bool:
+        """True if a feeder of another name has this endpoint's instance."""
+        known = [member.endpoint for member in self.members.values() if member.endpoint is not None]
+        return any(
+            other.instance == endpoint.instance and other.name != endpoint.name
+            for other in (*known, *self._guests.values())
+        )
 
     def _dismiss(self, instance: str) -> None:
         if self._guests.pop(instance, None) is not None:
