@@ -16,7 +16,10 @@ def welcome(
 ) -> dict[str, Any]:  # fmt: skip
     """Runs the accepting side. Returns the peer's answer (role, name, facts); sends refusals to the peer."""
     sock.settimeout(HANDSHAKE_TIMEOUT_S)
-    handshake = ServerHandshake(key, job=job, facts=facts, versions=versions, transport=transport_of(sock))
+    about = facts if isinstance(facts, dict) else None
+    handshake = ServerHandshake(key, job=job, facts=about, versions=versions, transport=transport_of(sock))
+    if facts is not about:  # what only an impostor says
+        handshake._facts = facts  # type: ignore[assignment]
     sock.sendall(handshake.greeting)
     while handshake.peer is None:
         data = recv_exactly(sock, handshake.wanted)
