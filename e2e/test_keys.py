@@ -72,7 +72,7 @@ def test_feeders_key_gets_no_command_through(operator: Cluster, namespace: str, 
     answers = [json.loads(line) for line in told.splitlines()]
     assert len(answers) == 5 * len(COMMANDS)
     for role, message, answer in answers:
-        if role in ("control", "sidecar", "upload"):
+        if role in ("control", "sidecar", "upload", "feeder"):
             assert f"does not hold this job's key for role '{role}'" in answer, (role, message, answer)
         else:
             assert answer == "closed", (role, message, answer)

@@ -133,7 +133,8 @@ class Supervisors:
         try:
             uid = name.rpartition("/")[2]
             found = keys.of_job(names.job_key(self._root_key, uid))
-            last = handshake.accept_answer(found, first, hello, job=name, facts={})
+            facts = {handshake.TRANSPORT: sockets.TCP}
+            last = handshake.accept_answer(found, first, hello, job=name, facts=facts)
         except (AuthError, ValueError) as exc:
             writer.write(sockets.pack_message({"error": str(exc)}))
             raise

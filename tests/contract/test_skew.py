@@ -163,9 +163,10 @@ def test_bytes_of_the_handshake_of_each_release_are_answered(release: Path):
     reply = sockets.parse_message(hello[sockets.LENGTH.size : sockets.LENGTH.size + length])
     assert sorted(reply) == ["facts", "job", "mac", "name", "nonce", "protocol", "role"]
     spoken, oldest = reply["protocol"], known(release, "challenge.json")["oldest"]
-    stated = "00" * 16, reply["nonce"], "control", "operator", "team/mnist/u-1", {}, spoken, oldest, spoken
-    expected = handshake._mac(KEY, "acceptor", *stated, {}).hex()
-    client.receive(sockets.pack_message({"mac": expected, "facts": {}}))
+    facts = {handshake.TRANSPORT: sockets.TCP} if spoken >= handshake.BOUND else {}
+    about = "00" * 16, reply["nonce"], "control", "operator", "team/mnist/u-1", reply["facts"]
+    expected = handshake._mac(KEY, "acceptor", *about, spoken, oldest, spoken, facts).hex()
+    client.receive(sockets.pack_message({"mac": expected, "facts": facts}))
     assert client.done
     assert client.seals is not None
 

@@ -31,11 +31,11 @@ def held_by_feeders(job: LiveJob) -> bytes:
     return (job.home / "key-feeder").read_bytes()
 
 
-def greet(job: LiveJob, part: str, key: handshake.Key, role: str) -> socket.socket:
+def greet(job: LiveJob, part: str, key: handshake.Key, role: str, name: str = "intruder") -> socket.socket:
     versions = handshake.BY_ROLE if part == "supervisor" else handshake.DATA
     sock = call(job.ports[part])
     try:
-        handshake.greet(sock, key, role=role, name="intruder", job=job.name, versions=versions)
+        handshake.greet(sock, key, role=role, name=name, job=job.name, versions=versions)
     except BaseException:
         sock.close()
         raise
@@ -44,7 +44,7 @@ def greet(job: LiveJob, part: str, key: handshake.Key, role: str) -> socket.sock
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("role", ["control", "sidecar", "upload"])
+@pytest.mark.parametrize("role", ["control", "sidecar", "upload", "feeder"])
 def test_feeders_key_is_refused_for_roles_of_others(job: LiveJob, role: str) -> None:
     with job.unimpressed():
         before = job.service.status()["desired"]
@@ -54,7 +54,7 @@ def test_feeders_key_is_refused_for_roles_of_others(job: LiveJob, role: str) -> 
 
 
 @pytest.mark.parametrize("holder", Holder)
-@pytest.mark.parametrize("role", [*keys.HOLDERS, "receiver", "nobody"])
+@pytest.mark.parametrize("role", [*keys.HOLDERS, "feeder", "receiver", "nobody"])
 def test_each_key_is_accepted_for_the_roles_of_its_holder_only(
     job: LiveJob, holder: Holder, role: str
 ) -> None:
@@ -65,6 +65,29 @@ def test_each_key_is_accepted_for_the_roles_of_its_holder_only(
             return
         with pytest.raises(AuthError, match=r"does not hold this job's key|is not served here"):
             greet(job, "supervisor", key, role)
+
+
+def test_feeder_reports_nothing_on_behalf_of_another(job: LiveJob) -> None:
+    """It has the key of its name and the feeders' key. Nobody else is listed, ended or led elsewhere."""
+    own = keys.of_feeder(job.key, "feeder-1")
+
+    def others() -> list[object]:
+        listed = job.service.status()["feeders"]
+        return [(f["name"], f["state"], f["instance"], f["port"]) for f in listed if f["name"] != "feeder-1"]
+
+    with job.unimpressed():
+        before = others()
+        for key in (own, held_by_feeders(job)):
+            with pytest.raises(AuthError, match="does not hold this job's key for role 'feeder'"):
+                greet(job, "supervisor", key, "feeder", "feeder-0")
+        (honest,) = (f for f in job.service.status()["feeders"] if f["name"] == "feeder-0")
+        link = keys.wrap(own, os.urandom(32), honest["instance"])
+        report = {**honest, "type": "ready", "session": "", "link": link}
+        for message in (report, {**report, "session": "another"}):
+            with greet(job, "supervisor", own, "feeder", "feeder-1") as sock:
+                sockets.send_message(sock, message)
+                assert heard(sock) == b"", "it is closed"
+        assert others() == before
 
 
 def test_earlier_version_of_the_protocol_needs_the_jobs_own_key(job: LiveJob) -> None:

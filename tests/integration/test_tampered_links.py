@@ -211,6 +211,7 @@ def test_tampered_report_of_a_feeder_ends_its_connection_and_is_repeated(
     (tmp_path / "key").write_bytes(keys.derive(KEY, Holder.FEEDER))
     settings = FeederSettings(
         job=JOB, key_path=str(tmp_path / "key"), blob_folder=str(tmp_path), name="feeder-7",
+        own_key=keys.of_feeder(KEY, "feeder-7").hex(),
         supervisor_host=relay.address[0], supervisor_port=relay.address[1],
     )  # fmt: skip
     relay.arm(do)

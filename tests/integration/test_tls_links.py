@@ -255,6 +255,7 @@ def test_feeder_reports_itself_under_tls(
     (tmp_path / "key").write_bytes(keys.derive(KEY, Holder.FEEDER))
     settings = FeederSettings(
         job=JOB, key_path=str(tmp_path / "key"), blob_folder=str(tmp_path), name="feeder-7",
+        own_key=keys.of_feeder(KEY, "feeder-7").hex(),
         supervisor_host=supervisor.address[0], supervisor_port=supervisor.address[1],
     )  # fmt: skip
     registration = Registration(

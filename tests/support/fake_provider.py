@@ -20,6 +20,7 @@ class FakeProvider:
         self.now = 0.0
         self.running: set[int] = set()
         self.kills: list[int] = []
+        self.own_keys: dict[int, str] = {}
         self._effective_after_s, self._lost, self._fails = effective_after_s, lost, fails
         self._ends: dict[int, float] = {}
 
@@ -39,8 +40,9 @@ class FakeProvider:
         self.running -= {index for index, at in self._ends.items() if self.now >= at}
         return sorted(self.running)
 
-    def place(self, index: int, num_feeders: int) -> None:
+    def place(self, index: int, num_feeders: int, own_key: str) -> None:
         self.running.add(index)
+        self.own_keys[index] = own_key
 
     def kill(self, index: int) -> None:
         self.kills.append(index)

@@ -80,7 +80,8 @@ class Feeder:
             sock = self._own.accepted(sock)
         self.links.append(sock)
         facts = {"instance": self.endpoint.instance}
-        handshake = ServerHandshake(KEY, job=JOB, facts=facts, versions=DATA)
+        transport = sockets.transport_of(sock)
+        handshake = ServerHandshake(KEY, job=JOB, facts=facts, versions=DATA, transport=transport)
         sock.setblocking(False)
         while True:
             try:

@@ -34,6 +34,8 @@ def blobs(folder: Path) -> Path:
 
 def settings_in(folder: Path, **fields: Any) -> FeederSettings:
     (folder / "key").write_bytes(KEY)
+    if "supervisor_host" in fields:
+        fields["own_key"] = keys.of_feeder(JOB_KEY, fields["name"]).hex()
     return FeederSettings(job="job", key_path=str(folder / "key"), blob_folder=str(blobs(folder)), **fields)
 
 

@@ -42,10 +42,11 @@ class Forwarder:
                     far = socket.create_connection(("127.0.0.1", self._target))
                     self._open += [near, far]
                 for source, target in ((near, far), (far, near)):
-                    threading.Thread(target=_copy, args=(source, target), daemon=True).start()
+                    threading.Thread(target=copy, args=(source, target), daemon=True).start()
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
+def copy(source: socket.socket, target: socket.socket) -> None:
+    """Carries bytes in one direction until they end."""
     with contextlib.suppress(OSError):
         while data := source.recv(PIECE_NBYTES):
             target.sendall(data)

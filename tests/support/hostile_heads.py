@@ -23,7 +23,7 @@ from ports import reserve_port
 
 from dataloaderjob.api import KIND
 from dataloaderjob.core import keys, sockets
-from dataloaderjob.core.handshake import accept_answer, new_challenge, seals_after
+from dataloaderjob.core.handshake import TRANSPORT, accept_answer, new_challenge, seals_after
 from dataloaderjob.core.seals import Seals
 from dataloaderjob.core.supervision import READ
 from dataloaderjob_operator import names
@@ -96,7 +96,11 @@ async def serve(port: int, kind: str) -> None:
             hello = await receive(reader, None)
             job = str(hello["job"])
             key = keys.of_job(names.job_key(ROOT, job.rpartition("/")[2]))
-            writer.write(sockets.pack_message(accept_answer(key, first, hello, job=job, facts={})))
+            writer.write(
+                sockets.pack_message(
+                    accept_answer(key, first, hello, job=job, facts={TRANSPORT: sockets.TCP})
+                )
+            )
             seals = seals_after(key, first, hello, accepted=True)
             assert seals is not None
             while True:

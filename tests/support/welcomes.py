@@ -8,7 +8,7 @@ from typing import Any
 
 from dataloaderjob.core.errors import AuthError
 from dataloaderjob.core.handshake import CONTROL, HANDSHAKE_TIMEOUT_S, Key, ServerHandshake, Versions
-from dataloaderjob.core.sockets import Connection, recv_exactly, send_message
+from dataloaderjob.core.sockets import Connection, recv_exactly, send_message, transport_of
 
 
 def welcome(
@@ -16,7 +16,10 @@ def welcome(
 ) -> dict[str, Any]:  # fmt: skip
     """Runs the accepting side. Returns the peer's answer (role, name, facts); sends refusals to the peer."""
     sock.settimeout(HANDSHAKE_TIMEOUT_S)
-    handshake = ServerHandshake(key, job=job, facts=facts, versions=versions)
+    about = facts if isinstance(facts, dict) else None
+    handshake = ServerHandshake(key, job=job, facts=about, versions=versions, transport=transport_of(sock))
+    if facts is not about:  # what only an impostor says
+        handshake._facts = facts  # type: ignore[assignment]
     sock.sendall(handshake.greeting)
     while handshake.peer is None:
         data = recv_exactly(sock, handshake.wanted)

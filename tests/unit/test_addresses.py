@@ -14,9 +14,9 @@ from feeder_client import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.core import handshake, sockets
+from dataloaderjob.core import handshake, sockets, supervision
 from dataloaderjob.core.acceptor import Acceptor
-from dataloaderjob.core.errors import InputError, ServiceError
+from dataloaderjob.core.errors import InputError, RemoteProtocolError, ServiceError
 from dataloaderjob.core.sockets import EVERYWHERE, address_text, listen, parse_address
 from dataloaderjob.pod import feeder
 from dataloaderjob.sidecar.dispatch.streams import Endpoint
@@ -148,3 +148,38 @@ def test_address_round_trips_through_its_text(address: str, port: int):
 def test_invalid_address_is_refused(text: str):
     with pytest.raises(ValueError, match="must have the form host:port"):
         parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("::ffff:127.0.0.1", "127.0.0.1"),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("10.0.0.7", "192.168.4.4"),
+        ("10.0.0.7", "fd00::7"),
+        ("fe80::1%eth0", "fe80::2"),
+    ],
+)
+def test_feeder_reports_an_address_that_may_be_its_own(peer: str, host: str) -> None:
+    """It may have several networks, or be behind one that translates addresses."""
+    assert supervision.host_of({"type": "ready", "host": host}, peer) == host
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fe80::1", "0.0.0.0", "::", "224.0.0.1", "ff02::1"],
+)  # fmt: skip
+def test_feeder_cannot_report_an_address_that_means_its_peers_machine(host: str) -> None:
+    """Sidecars would connect to themselves, or to a service of their own node."""
+    with pytest.raises(RemoteProtocolError, match=f"connected from 10.0.0.7, reports {host}$"):
+        supervision.host_of({"type": "ready", "host": host}, "10.0.0.7")
+
+
+@pytest.mark.parametrize(
+    "host", ["", "metadata.google.internal", "10.0.0", "10.0.0.7:25", 7, None, "1" * 300]
+)
+def test_feeders_host_that_is_no_address_is_refused(host: object) -> None:
+    """A name would be looked up by each sidecar, which waits for the answer."""
+    with pytest.raises(RemoteProtocolError):
+        supervision.host_of({"type": "ready", "host": host}, "10.0.0.7")

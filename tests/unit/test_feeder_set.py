@@ -321,3 +321,25 @@ def test_missing_feeder_is_reported_before_a_killed_one_that_serves():
     misses = {"name": "feeder-1", "state": "placing", "cause": Cause.NO_ROOM, "why": "no node has room"}
     assert worst([serves, misses]) == misses
     assert worst([serves]) == serves
+
+
+@pytest.mark.parametrize("session", ["", "another"], ids=["member", "guest"])
+@pytest.mark.parametrize("left", [False, True], ids=["connected", "lost"])
+def test_report_with_the_instance_of_another_feeder_is_refused(session: str, left: bool):
+    """Receivers tell processes apart by instance: the report would take the place of the other one's."""
+    made = ready(2)
+    if left:
+        made.leave("feeder-0", "0x", 2)
+    before = made.listed()
+    assert not made.report(feeder(1)._replace(instance="0x", session=session), 3)
+    assert made.listed() == before
+    assert made.report(feeder(0), 4), "that feeder itself reconnects"
+
+
+def test_report_with_the_instance_of_a_guest_is_refused():
+    made = ready(2)
+    guest = Endpoint("feeder-7", "g", "127.0.0.1", 7, session="another")
+    assert made.report(guest, 1)
+    assert not made.report(feeder(1)._replace(instance="g"), 2)
+    assert not made.report(feeder(1)._replace(instance="g", session="third"), 2)
+    assert made.report(guest, 3), "that feeder itself reconnects"

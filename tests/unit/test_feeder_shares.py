@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from feeder_client import Frame, Large, Receiver, Squares, bundle_of
 from feeder_serving import KEY, Served, blobs, serving
+from forwarder import copy
 
-from dataloaderjob.core import frames, sockets
+from dataloaderjob.core import frames, handshake, sockets
 from dataloaderjob.core.control import sealed
+from dataloaderjob.core.errors import AuthError
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, FrameKind
 from dataloaderjob.feeder.connections import SHARED_FROM_NBYTES
 
@@ -152,3 +156,47 @@ def test_feeder_that_shares_no_memory_is_reached_over_tcp_only(tmp_path: Path) -
             bundle = receiver.know(bundle_of(Large(LARGE_NBYTES), blobs(tmp_path)))
             receiver.ticket(0, [7], bundle)
             assert receiver.next().kind is FrameKind.BODY
+
+
+@contextlib.contextmanager
+def relayed(listener: socket.socket, far: socket.socket) -> Iterator[None]:
+    """A process without any key carries the bytes of one connection from `listener` to `far` and back."""
+
+    def carry() -> None:
+        with contextlib.suppress(OSError), listener.accept()[0] as receiver:
+            threading.Thread(target=copy, args=(far, receiver), daemon=True).start()
+            copy(receiver, far)
+
+    with listener, far:
+        threading.Thread(target=carry, daemon=True).start()
+        yield
+
+
+def on_machine(server: Served) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(sockets.on_machine(server.instance))
+    return sock
+
+
+def test_name_on_a_machine_relayed_to_a_port_is_refused(tmp_path: Path) -> None:
+    """Somebody takes the name of a feeder of another machine, whose frames have seals."""
+    with serving(tmp_path, "feeder-2", shares_memory=False) as server:
+        far = socket.create_connection(("127.0.0.1", server.port))
+        listener = sockets.listen(sockets.on_machine(server.instance), 0)
+        refused = pytest.raises(AuthError, match=r"uses TCP, but it uses a Unix socket .*: somebody relays")
+        with relayed(listener, far), refused:
+            ReceiverHere(server)
+
+
+def test_port_relayed_to_a_name_on_a_machine_is_refused(server: Served) -> None:
+    """Somebody on the path would drop the seals."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    refused = pytest.raises(AuthError, match=r"uses a Unix socket .*, but it uses TCP: somebody relays")
+    with relayed(listener, on_machine(server)), refused:
+        Receiver(listener.getsockname()[1], KEY)
+
+
+def test_name_on_a_machine_serves_receivers_only(server: Served) -> None:
+    refused = pytest.raises(AuthError, match="role 'blob' is not served here, only receiver")
+    with sockets.Connection.of(on_machine(server)) as sock, refused:
+        handshake.greet(sock, KEY, role="blob", name="feeder-1", job="job", versions=handshake.DATA)

@@ -174,3 +174,82 @@ def test_control_protocol_version_is_independent_of_the_data_protocols():
     assert handshake.CONTROL.common(
         {"protocol": handshake.CONTROL.newest + 1, "oldest": handshake.CONTROL.newest}
     )
+
+
+HERE, THERE = (
+    "a Unix socket in network namespace 1 of machine a",
+    "a Unix socket in network namespace 1 of machine b",
+)
+TRANSPORTS = {"tcp": sockets.TCP, "tls": sockets.TLS, "here": HERE, "there": THERE}
+
+
+def exchange(client: handshake.ClientHandshake, server: handshake.ServerHandshake) -> None:
+    client.receive(server.receive(client.receive(server.greeting)))
+
+
+@pytest.mark.parametrize("versions", [handshake.CONTROL, handshake.DATA], ids=["control", "data"])
+@pytest.mark.parametrize("left", TRANSPORTS.values(), ids=TRANSPORTS)
+@pytest.mark.parametrize("right", TRANSPORTS.values(), ids=TRANSPORTS)
+def test_relay_between_transports_is_refused_by_both_sides(left: str, right: str, versions):
+    about = {"role": "r", "name": "n", "job": "j"}
+    client = handshake.ClientHandshake(KEY, **about, versions=versions, transport=left)
+    server = handshake.ServerHandshake(KEY, job="j", versions=versions, transport=right)
+    if left == right:
+        exchange(client, server)
+        assert client.done
+        assert server.done
+        return
+    with pytest.raises(AuthError, match=f"which uses {right}, but it uses {left}: somebody relays"):
+        exchange(client, server)
+    assert not server.done
+    client = handshake.ClientHandshake(KEY, **about, versions=versions, transport=left)
+    challenge = handshake.new_challenge(versions)
+    reply = sockets.take_message(bytearray(client.receive(sockets.pack_message(challenge))), 4096)
+    assert reply is not None
+    facts = {handshake.TRANSPORT: right}
+    last = handshake.accept_answer(KEY, challenge, reply, job="j", facts=facts, versions=versions)
+    with pytest.raises(AuthError, match=f"which uses {left}, but it uses {right}: somebody relays"):
+        client.receive(sockets.pack_message(last))
+    assert not client.done
+
+
+@pytest.mark.parametrize(
+    ("version", "facts", "refused"),
+    [
+        (handshake.BOUND - 1, {}, False),
+        (handshake.BOUND, {}, True),
+        (handshake.BOUND, {handshake.TRANSPORT: sockets.TCP}, False),
+        (handshake.BOUND - 1, {handshake.TRANSPORT: sockets.TLS}, True),
+    ],
+    ids=["earlier", "unstated", "same", "earlier-and-another"],
+)
+def test_only_peers_of_earlier_versions_may_omit_their_transport(version: int, facts, refused: bool):
+    """A relay cannot make a newer peer omit it: the MACs of all versions cover facts."""
+    theirs = handshake.Versions(version, version, "use others")
+    server = handshake.ServerHandshake(KEY, job="j")
+    challenge = sockets.take_message(bytearray(server.greeting), 4096)
+    assert challenge is not None
+    reply = handshake.answer_challenge(
+        KEY, challenge, role="r", name="n", job="j", facts=facts, versions=theirs
+    )
+    if refused:
+        with pytest.raises(AuthError, match="somebody relays the connection"):
+            server.receive(sockets.pack_message(reply))
+    else:
+        server.receive(sockets.pack_message(reply))
+    assert server.done is not refused
+
+
+def test_ends_of_a_unix_socket_name_their_machine_and_namespace(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    left, right = socket.socketpair()
+    with left, right, socket.socket() as tcp:
+        here = sockets.transport_of(left)
+        assert here == sockets.transport_of(right)
+        assert sockets.transport_of(tcp) == sockets.TCP
+        (tmp_path / "boot").write_text("another\n")
+        for name, other in (("_BOOT_ID", "boot"), ("_NAMESPACE", "boot")):
+            with monkeypatch.context() as changed:
+                changed.setattr(sockets, name, str(tmp_path / other))
+                assert sockets.transport_of(left) not in {here, sockets.TCP}
+        monkeypatch.setattr(sockets, "_BOOT_ID", str(tmp_path / "none"))
+        assert sockets.transport_of(left) != sockets.transport_of(left), "an unknown namespace is nobody's"

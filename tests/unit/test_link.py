@@ -29,10 +29,11 @@ from dataloaderjob.providers.provider import ProviderLost, Why
 from dataloaderjob.providers.ray import agent
 from dataloaderjob.providers.remote import RemoteProvider
 
+OWN_KEY = "0f" * 32
 HELLO = link.pack({"session": "s", "in_force": {"version": "2.60.0"}})
 CALLS: dict[str, Callable[[RemoteProvider], object]] = {
     "found": lambda remote: remote.found(),
-    "place": lambda remote: remote.place(1, 2),
+    "place": lambda remote: remote.place(1, 2, OWN_KEY),
     "kill": lambda remote: remote.kill(1),
     "late": lambda remote: remote.late([1, 2], taken=0, now=0.0),
     "memory": lambda remote: remote.out_of_memory(),
@@ -181,7 +182,7 @@ def test_error_of_the_other_side_is_a_clean_service_error():
         answering(lambda sock: sock.sendall(text)) as remote,
         pytest.raises(ServiceError, match=r"^no room left$"),
     ):
-        remote.place(1, 1)
+        remote.place(1, 1, OWN_KEY)
 
 
 class Scripted(FakeProvider):
@@ -235,8 +236,9 @@ def test_feeders_come_and_go_through_the_link():
     with served(provider) as (remote, _):
         assert (remote.session, remote.in_force) == ("session", {})
         for index in (3, 0, 1):
-            remote.place(index, 4)
+            remote.place(index, 4, OWN_KEY)
         assert remote.found() == [0, 1, 3]
+        assert provider.own_keys == {3: OWN_KEY, 0: OWN_KEY, 1: OWN_KEY}
         remote.kill(1)
         assert remote.found() == [0, 3]
         assert provider.kills == [1]
@@ -254,9 +256,17 @@ def test_long_texts_of_all_feeders_fit_the_messages():
 
 
 @pytest.mark.parametrize(
-    "request_", [{}, {"ask": "scale"}, {"ask": "place"}, {"ask": "place", "index": -1, "feeders": 1},
-    {"ask": "late", "indices": "all", "taken": 0}], ids=["empty", "unknown", "no-index", "negative", "not-a-list"],
-)  # fmt: skip
+    "request_",
+    [
+        pytest.param({}, id="empty"),
+        pytest.param({"ask": "scale"}, id="unknown"),
+        pytest.param({"ask": "place"}, id="no-index"),
+        pytest.param({"ask": "place", "index": -1, "feeders": 1}, id="negative"),
+        pytest.param({"ask": "place", "index": 1, "feeders": 1, "key": "0f"}, id="short-key"),
+        pytest.param({"ask": "place", "index": 1, "feeders": 1, "key": 7}, id="number-as-key"),
+        pytest.param({"ask": "late", "indices": "all", "taken": 0}, id="not-a-list"),
+    ],
+)
 def test_request_that_is_none_is_refused(request_: dict[str, Any]):
     with pytest.raises(RemoteProtocolError):
         list(agent.answers(FakeProvider(), request_))
@@ -266,7 +276,7 @@ def test_error_of_a_provider_reaches_the_supervisor():
     with served(FakeProvider(fails=ServiceError("Ray does not say"))) as (remote, _):
         with pytest.raises(ServiceError, match=r"^Ray does not say$"):
             remote.found()
-        remote.place(1, 1)
+        remote.place(1, 1, OWN_KEY)
 
 
 def test_end_of_the_other_process_ends_an_idle_supervisor():

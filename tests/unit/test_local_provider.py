@@ -88,11 +88,12 @@ def feeder(name: str, code: int | None, words: str = "") -> dict[str, Any]:
 def test_a_feeder_is_started_with_its_settings_and_ended_by_its_name(path: Path):
     host = FakeHost(path, lambda _: {"type": "ok", "pid": 5})
     made = provider(path)
-    made.place(3, 8)
+    made.place(3, 8, "0f")
     made.kill(3)
     start, kill = host.heard
     settings = start["settings"]
     assert (settings["name"], settings["index"], settings["num_feeders"]) == ("feeder-3", 3, 8)
+    assert settings["own_key"] == "0f"
     assert (settings["supervisor_host"], settings["supervisor_port"]) == ("127.0.0.1", 1)
     assert kill == {"type": "kill", "name": "feeder-3"}
     host.close()
@@ -118,7 +119,7 @@ def test_running_feeders_are_found_and_missing_ones_explained(path: Path):
 def test_refusal_by_the_host_is_an_error_with_its_message(path: Path):
     host = FakeHost(path, lambda _: {"type": "error", "message": "no memory"})
     with pytest.raises(ServiceError, match="the feeder host refused 'start': no memory"):
-        provider(path).place(0, 1)
+        provider(path).place(0, 1, "")
     host.close()
 
 
@@ -135,7 +136,7 @@ def test_late_or_restarted_host_is_waited_for(path: Path, monkeypatch: pytest.Mo
     hosts[0].close()
     path.unlink()
     hosts.append(FakeHost(path, lambda _: {"type": "ok", "pid": 1}))
-    made.place(0, 1)
+    made.place(0, 1, "")
     assert hosts[1].heard[-1]["type"] == "start"
     hosts[1].close()
 

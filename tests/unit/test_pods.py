@@ -138,7 +138,7 @@ def test_the_supervisor_of_a_pod_serves_other_pods(tmp_path: Path):
     assert (agent.provider, agent.ray_address) == ("ray", "10.0.0.7:6379")
     assert agent.provider_socket == made.provider_socket
     for index in range(2):
-        assert feeder_settings(agent, index, 2, "s") == feeder_settings(made, index, 2, "s")
+        assert feeder_settings(agent, index, 2, "s", "k") == feeder_settings(made, index, 2, "s", "k")
     assert made.ready_timeout_s > head.tuning.worker_register_timeout_s
     assert all(Path(head.temp_dir) in Path(p).parents for p in (made.blob_folder, made.feeder_blob_folder))
 

@@ -51,10 +51,12 @@ def test_wrapped_key_is_refused_for_another_instance_or_holder():
             keys.unwrap(key, text, about)
 
 
-def completes(client: handshake.Key, server: handshake.Key, role: str, newest: int = keys.SINCE) -> bool:
-    """True if both sides complete the handshake. `newest`: the version of the server."""
+def completes(
+    client: handshake.Key, server: handshake.Key, role: str, newest: int = keys.SINCE, name: str = "n"
+) -> bool:
+    """True if both sides complete the handshake. `newest`: the version of the server. `name`: of the client."""
     theirs = handshake.Versions(newest - 1, newest, "use others")
-    left = handshake.ClientHandshake(client, role=role, name="n", job="j")
+    left = handshake.ClientHandshake(client, role=role, name=name, job="j")
     right = handshake.ServerHandshake(server, job="j", versions=theirs)
     try:
         left.receive(right.receive(left.receive(right.greeting)))
@@ -63,10 +65,53 @@ def completes(client: handshake.Key, server: handshake.Key, role: str, newest: i
     return left.done and right.done
 
 
-@pytest.mark.parametrize(("holder", "role"), [*itertools.product(Holder, [*keys.HOLDERS, "receiver", ""])])
+@pytest.mark.parametrize(
+    ("holder", "role"), [*itertools.product(Holder, [*keys.HOLDERS, keys.FEEDER_ROLE, "receiver", ""])]
+)
 def test_derived_key_opens_the_roles_of_its_holder_only(holder: Holder, role: str):
     served = completes(keys.derive(JOB_KEY, holder), keys.of_job(JOB_KEY), role)
     assert served == (keys.HOLDERS.get(role) is holder)
+
+
+NAMES = (
+    "feeder-0",
+    "feeder-1",
+    "feeder-10",
+    "feeder-01",
+    "feeder-0 ",
+    "feeder-0\n",
+    "feeder-\u0660",
+    "FEEDER-0",
+    "",
+    "\ud800",
+)
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+@pytest.mark.parametrize("newest", [keys.NAMED - 1, keys.NAMED])
+def test_key_of_a_feeders_name_opens_its_role_for_that_name_only(name: str, newest: int):
+    own = keys.of_feeder(JOB_KEY, "feeder-0")
+    served = completes(own, keys.of_job(JOB_KEY), keys.FEEDER_ROLE, newest, name)
+    assert served == (name == "feeder-0" and newest == keys.NAMED)
+
+
+def test_key_of_a_feeders_name_opens_no_other_role():
+    own = keys.of_feeder(JOB_KEY, "feeder-0")
+    for role in (*keys.HOLDERS, "receiver", ""):
+        assert not completes(own, keys.of_job(JOB_KEY), role, keys.NAMED, "feeder-0"), role
+
+
+@pytest.mark.parametrize("newest", range(keys.SINCE, keys.NAMED))
+def test_feeder_of_an_earlier_version_is_refused_with_what_to_do(newest: int):
+    theirs = handshake.Versions(newest, newest, "use others")
+    left = handshake.ClientHandshake(
+        keys.derive(JOB_KEY, Holder.FEEDER), role=keys.FEEDER_ROLE, name="feeder-0", job="j", versions=theirs
+    )
+    right = handshake.ServerHandshake(keys.of_job(JOB_KEY), job="j")
+    with pytest.raises(
+        AuthError, match=f"version {keys.NAMED} or later.*speaks {newest}: use images of one release"
+    ):
+        right.receive(left.receive(right.greeting))
 
 
 def test_acceptor_without_the_roles_key_is_recognized():

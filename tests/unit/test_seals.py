@@ -174,6 +174,7 @@ def test_peers_of_the_next_version_have_seals_too():
     assert None not in (left.seals, right.seals)
 
 
+NEWEST = CONTROL.newest
 EARLIER = {"protocol": SEALED - 1, "oldest": SEALED - 2}
 
 
@@ -194,16 +195,19 @@ def handshake(**changes: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"challenge": EARLIER}, "speaks protocol version 5, which was altered to 4 in transit"),
-        ({"challenge": {"protocol": 6}}, "speaks protocol version 5, which was altered to 6 in transit"),
-        ({"challenge": {**EARLIER, "nonce": ""}}, "or its answer was altered in transit"),
-        ({"challenge": {"nonce": ""}}, "or its answer was altered in transit"),
-        ({"challenge": {"oldest": 1}}, "or its answer was altered in transit"),
-        ({"answer": {"protocol": SEALED - 1}}, "or its answer was altered in transit"),
-        ({"answer": {"role": "sidecar"}}, "for role 'sidecar', or its answer was altered in transit"),
-        ({"answer": {"name": "m"}}, "or its answer was altered in transit"),
-        ({"answer": {"facts": {}}}, "or its answer was altered in transit"),
-        ({"last": {"facts": {}}}, "or its message was altered in transit"),
+        ({"challenge": EARLIER}, f"speaks protocol version {NEWEST}, which was altered to 4 on the way"),
+        (
+            {"challenge": {"protocol": NEWEST + 1}},
+            f"speaks protocol version {NEWEST}, which was altered to {NEWEST + 1} on the way",
+        ),
+        ({"challenge": {**EARLIER, "nonce": ""}}, "or its answer was altered on the way"),
+        ({"challenge": {"nonce": ""}}, "or its answer was altered on the way"),
+        ({"challenge": {"oldest": 1}}, "or its answer was altered on the way"),
+        ({"answer": {"protocol": SEALED - 1}}, "or its answer was altered on the way"),
+        ({"answer": {"role": "sidecar"}}, "for role 'sidecar', or its answer was altered on the way"),
+        ({"answer": {"name": "m"}}, "or its answer was altered on the way"),
+        ({"answer": {"facts": {}}}, "or its answer was altered on the way"),
+        ({"last": {"facts": {}}}, "or what it said was altered on the way"),
     ],
 )
 def test_version_role_or_fact_altered_in_a_handshake_ends_it(

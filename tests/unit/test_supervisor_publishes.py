@@ -52,7 +52,7 @@ def test_leaving_feeder_is_drained_after_the_sidecars_are_informed(
 ):
     log: list[str] = []
     monkeypatch.setattr(supervisor._server, "publish", lambda: log.append("list"))
-    monkeypatch.setattr(supervisor._server, "drain", lambda instance: log.append(instance))
+    monkeypatch.setattr(supervisor._server, "drain", lambda process: log.append(process[1]))
     endpoint = Endpoint("feeder-0", "i0", "127.0.0.1", 1)
     assert supervisor.feeder_ready(endpoint)
     supervisor._act(Drain(endpoint), desired=0)

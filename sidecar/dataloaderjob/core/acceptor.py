@@ -129,6 +129,7 @@ class Acceptor:
         self._poll = select.epoll()
         self._poll.register(self.sock, select.EPOLLIN)
         self._reserve = Reserve()
+        self._transport = sockets.transport_of(self.sock) if tls is None else sockets.TLS
         self._refused, self._why_refused, self._tell_at = 0, "", 0.0
 
     @property
@@ -186,7 +187,9 @@ class Acceptor:
 
     def _welcome(self, sock: socket.socket, found: Any) -> None:
         """Sends the first message of the handshake to a new guest."""
-        handshake = ServerHandshake(self._key, job=self._job, facts=self._facts, versions=self._versions)
+        handshake = ServerHandshake(
+            self._key, job=self._job, facts=self._facts, versions=self._versions, transport=self._transport
+        )
         try:
             sock.setblocking(False)
             address = f"user {sockets.peer_uid(sock)}" if sock.family == socket.AF_UNIX else str(found[0])

@@ -12,6 +12,9 @@ can be replayed or reflected, and nobody on the path can change a version, a rol
 (`core.seals`) are derived from the same statements. Seals protect all later messages of a TCP connection. Nothing is
 encrypted. `ClientHandshake` and `ServerHandshake` take and return bytes; the socket's owner sends and receives them.
 
+Among their facts, both sides state the transport that they use (`sockets.transport_of`), and refuse a peer that uses
+another. Unix sockets have no seals, so a relay between one and TCP, or between two machines, would strip them.
+
 Before version SEALED of the control protocol, connections had no seals, and the macs did not cover versions. They did
 cover the nonce s, which now ends with the newest version that s speaks. Therefore, nobody on the path can downgrade two
 newer peers to such a version.
@@ -29,16 +32,18 @@ from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 from dataloaderjob.core.frames import PROTOCOL
-from dataloaderjob.core.keys import SINCE, KeyOf, Part
+from dataloaderjob.core.keys import NAMED, SINCE, KeyOf, Part
 from dataloaderjob.core.seals import Opener, Sealer, Seals
 from dataloaderjob.core.sockets import (
     LENGTH,
+    TCP,
     Connection,
     dial,
     length_of,
     pack_message,
     recv_exactly,
     take_message,
+    transport_of,
     tune,
 )
 from dataloaderjob.core.texts import clean
@@ -59,8 +64,13 @@ UNDER_TLS = (
     "; update this pod's image, or start the job with spec.loader.tls: false"
 )
 MAX_ERROR = 400
+MAX_TRANSPORT = 120
 SEALED = 5
 """Version of the control protocol from which connections have seals."""
+BOUND = 6
+"""Version of the control protocol from which both sides state their transport."""
+TRANSPORT = "transport"
+"""The fact in which a side states its transport."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,8 @@ class Versions:
     """The advice to the user if a peer speaks none of them."""
     sealed: int = SEALED
     """The version from which connections have seals."""
+    bound: int = BOUND
+    """The version from which both sides state their transport."""
 
     def common(self, challenge: dict[str, Any]) -> int:
         """Returns the newest version that both sides speak. Raises AuthError if there is none, or if the versions were
@@ -103,12 +115,12 @@ class Versions:
 
 DATA = Versions(
     PROTOCOL, PROTOCOL, "install the same dataloaderjob version in the trainer, sidecar and feeder images",
-    sealed=PROTOCOL,
+    sealed=PROTOCOL, bound=PROTOCOL,
 )  # fmt: skip
 """Versions of the data path. Frames have only one version, because all images of a job are of the same release."""
 CONTROL = Versions(
     3,
-    5,
+    6,
     "a job's images must be of the operator's release or the one before it: use such images, or a matching operator",
 )
 """Versions of the messages to and from the supervisor (`core.supervision`), which an operator of another release may
@@ -119,6 +131,8 @@ release can talk to the previous one. A new key in a message requires neither, b
 """
 BY_ROLE = Versions(SINCE, CONTROL.newest, CONTROL.remedy)
 """The versions for processes without the job's key, which versions before SINCE need (`core.keys`)."""
+BY_NAME = Versions(NAMED, CONTROL.newest, CONTROL.remedy)
+"""The versions for a feeder with the key of its name."""
 
 
 def new_key() -> bytes:
@@ -142,7 +156,7 @@ def answer_challenge(
         "nonce": os.urandom(16).hex(), "protocol": chosen, "role": role, "name": name, "job": job, "facts": facts,
     }  # fmt: skip
     stated = _stated(challenge, reply, versions)
-    return {**reply, "mac": _mac(_key_of(key, role, chosen), "connector", *stated).hex()}
+    return {**reply, "mac": _mac(_key_of(key, role, chosen, name), "connector", *stated).hex()}
 
 
 def accept_answer(
@@ -152,7 +166,7 @@ def accept_answer(
     """Checks the answer and returns the third message, which authenticates the acceptor. Raises AuthError with the
     reason."""
     versions.check(reply)
-    key = _key_of(key, str(reply.get("role")), reply["protocol"])
+    key = _key_of(key, str(reply.get("role")), reply["protocol"], str(reply.get("name")))
     if not _same(_mac(key, "connector", *_stated(challenge, reply, versions)), reply.get("mac")):
         raise AuthError(
             f"the peer does not hold this job's key for role {str(reply.get('role'))[:20]!r}, or its answer was "
@@ -171,7 +185,7 @@ def confirm_acceptance(
     if "error" in last:
         raise AuthError(f"the peer refused: {last['error']}")
     facts = last.get("facts", {})
-    key = _key_of(key, reply["role"], reply["protocol"])
+    key = _key_of(key, reply["role"], reply["protocol"], str(reply["name"]))
     if not _same(_mac(key, "acceptor", *_vouched(challenge, reply, facts, versions)), last.get("mac")):
         raise AuthError(
             "the peer that answered does not hold this job's key, or its message was altered in transit"
@@ -188,12 +202,31 @@ def seals_after(
     accepting side."""
     if reply["protocol"] < versions.sealed:
         return None
-    key, stated = _key_of(key, reply["role"], reply["protocol"]), _stated(challenge, reply, versions)
+    key, stated = (
+        _key_of(key, reply["role"], reply["protocol"], str(reply["name"])),
+        _stated(challenge, reply, versions),
+    )
     to_acceptor, to_connector = (
         _mac(key, f"seals of the {side}", *stated) for side in ("connector", "acceptor")
     )
     out, into = (to_connector, to_acceptor) if accepted else (to_acceptor, to_connector)
     return Seals(Sealer(out), Opener(into))
+
+
+def check_transport(ours: str, facts: dict[str, Any], protocol: int, versions: Versions) -> None:
+    """Raises AuthError unless the peer's facts, which its MAC covers, state our transport. Peers of earlier versions
+    state none."""
+    theirs = facts.get(TRANSPORT)
+    if theirs == ours or (theirs is None and protocol < versions.bound):
+        return
+    raise AuthError(
+        f"the peer must use the same transport as this side, which uses {ours}, but it uses "
+        f"{clean(theirs, MAX_TRANSPORT)}: somebody relays the connection; let nothing between the two change it"
+    )
+
+
+def without_transport(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name != TRANSPORT}
 
 
 def _stated(challenge: dict[str, Any], reply: dict[str, Any], versions: Versions) -> tuple[object, ...]:
@@ -213,8 +246,8 @@ def _vouched(
     return *_stated(challenge, reply, versions), facts
 
 
-def _key_of(key: Key, role: str, protocol: int) -> bytes:
-    return key if isinstance(key, bytes) else key(role, protocol)
+def _key_of(key: Key, role: str, protocol: int, name: str) -> bytes:
+    return key if isinstance(key, bytes) else key(role, protocol, name)
 
 
 def _mac(key: bytes, label: str, *fields: object) -> bytes:
@@ -273,12 +306,14 @@ class ClientHandshake(Handshake):
 
     def __init__(
         self, key: Key, *, role: str, name: str, job: str, facts: dict[str, Any] | None = None,
-        versions: Versions = CONTROL,
+        versions: Versions = CONTROL, transport: str = TCP,
     ) -> None:  # fmt: skip
+        """`transport`: as returned by `sockets.transport_of` for the connection."""
         super().__init__()
         self._key = key
-        self._versions = versions
-        self._fields: dict[str, Any] = {"role": role, "name": name, "job": job, "facts": facts or {}}
+        self._versions, self._transport = versions, transport
+        stated = {**(facts or {}), TRANSPORT: transport}
+        self._fields: dict[str, Any] = {"role": role, "name": name, "job": job, "facts": stated}
         self._challenge: dict[str, Any] | None = None
         self._reply: dict[str, Any] = {}
         self.facts: dict[str, Any] | None = None
@@ -287,7 +322,9 @@ class ClientHandshake(Handshake):
     def _on(self, message: dict[str, Any]) -> bytes:
         if self._challenge is not None:
             about = self._key, self._challenge, self._reply
-            self.done, self.facts = True, confirm_acceptance(*about, message, self._versions)
+            facts = confirm_acceptance(*about, message, self._versions)
+            check_transport(self._transport, facts, self._reply["protocol"], self._versions)
+            self.done, self.facts = True, without_transport(facts)
             self.seals = seals_after(*about, self._versions, accepted=False)
             return b""
         if "error" in message:  # from a port that sends no greeting, such as one under TLS
@@ -303,10 +340,13 @@ class ServerHandshake(Handshake):
     """The accepting side, which sends `greeting` first."""
 
     def __init__(
-        self, key: Key, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL
-    ) -> None:
+        self, key: Key, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL,
+        transport: str = TCP,
+    ) -> None:  # fmt: skip
+        """`transport`: as returned by `sockets.transport_of` for the connection."""
         super().__init__()
-        self._key, self._job, self._facts, self._versions = key, job, facts or {}, versions
+        self._key, self._job, self._versions, self._transport = key, job, versions, transport
+        self._facts = {**(facts or {}), TRANSPORT: transport}
         self._challenge = new_challenge(versions)
         self.greeting = pack_message(self._challenge)
         self.peer: dict[str, Any] | None = None
@@ -316,7 +356,9 @@ class ServerHandshake(Handshake):
         last = accept_answer(
             self._key, self._challenge, message, job=self._job, facts=self._facts, versions=self._versions
         )
-        self.done, self.peer = True, message
+        facts = message["facts"] if isinstance(message.get("facts"), dict) else {}
+        check_transport(self._transport, facts, message["protocol"], self._versions)
+        self.done, self.peer = True, {**message, "facts": without_transport(facts)}
         self.seals = seals_after(self._key, self._challenge, message, self._versions, accepted=True)
         return pack_message(last)
 
@@ -353,7 +395,9 @@ def greet(
     """Runs the connecting side of the handshake. Returns the peer's facts. Afterwards the socket has no timeout, and
     its messages carry seals."""
     sock.settimeout(timeout_s)
-    handshake = ClientHandshake(key, role=role, name=name, job=job, facts=facts, versions=versions)
+    handshake = ClientHandshake(
+        key, role=role, name=name, job=job, facts=facts, versions=versions, transport=transport_of(sock)
+    )
     while handshake.facts is None:
         sock.sendall(handshake.receive(recv_exactly(sock, handshake.wanted)))
     sock.settimeout(None)

@@ -3,18 +3,22 @@ part.
 
 | holder | key | what it permits |
 |---|---|---|
-| operator, head, commands on one machine | the job's key, from which the next three are derived | everything |
+| operator, head, commands of one machine | the job's key, from which the next four are derived | everything |
 | the same | `control` | at the supervisor: to ask for the status, to scale, to stop |
 | sidecars | `sidecar` | at the supervisor: to report metrics and failures, to replace feeders, to upload blobs |
-| feeders | `feeder` | at the supervisor, and among feeders: to report itself, to ask for a blob by its digest |
+| feeders | `feeder` | at the supervisor, and among feeders: to ask for a blob by its digest |
+| one feeder | the key of its name | at the supervisor: to report itself and its problems |
 | a feeder's process, and all sidecars | that process's link key | between these: to send tickets, to send batches |
 
-A feeder generates a random link key when it starts, and sends it to the supervisor, `wrap`ped with the feeders' key.
-The supervisor lists it for sidecars, wrapped with the sidecars' key. Therefore, code in a feeder cannot pose as a
-sidecar, not even to another feeder. A derived key reveals nothing about the job's key or its siblings (HMAC-SHA256).
+The supervisor gives each feeder that it places the key of that feeder's name. So code in a feeder cannot report on
+behalf of another feeder. A feeder makes its link key at random when it starts. It sends the key to the supervisor
+`wrap`ped with the key of its name, and the supervisor lists it for sidecars, wrapped with theirs. So code in a feeder
+cannot pass for a sidecar, even at another feeder. A derived key reveals nothing about the job's key or its siblings
+(HMAC-SHA256).
 
-Before version SINCE of the control protocol, a job had one key for all roles. A pod of such a release holds the job's
-key, and proves it in that version. A feeder's pod of the current release does not hold the job's key.
+Before version SINCE of the control protocol, a job had one key for all roles. A pod of that time holds the job's key,
+and proves it in that version. A feeder's pod of today does not hold it. Before version NAMED, feeders reported with
+the key of all feeders, and the supervisor no longer accepts that.
 """
 
 from __future__ import annotations
@@ -28,9 +32,11 @@ from dataloaderjob.core.errors import AuthError
 SINCE = 4
 """Version of the control protocol from which roles have keys of their own."""
 NBYTES = 32
+NAMED = 6
+"""Version of the control protocol from which each feeder's name has a key of its own."""
 _TAG_NBYTES = 16
-KeyOf = Callable[[str, int], bytes]
-"""Returns the key for a role and a version of the protocol. Raises AuthError if there is none."""
+KeyOf = Callable[[str, int, str], bytes]
+"""Returns the key for a role, a version of the protocol and the peer's name. Raises AuthError if there is none."""
 
 
 class Holder(StrEnum):
@@ -61,10 +67,10 @@ HOLDERS: Mapping[str, Holder] = {
     "control": Holder.CONTROL,
     "sidecar": Holder.SIDECAR,
     "upload": Holder.SIDECAR,
-    "feeder": Holder.FEEDER,
     "blob": Holder.FEEDER,
 }
-"""The holder that may assume each role at the supervisor."""
+"""The holder who may take each role at the supervisor. FEEDER_ROLE has a key for each name instead."""
+FEEDER_ROLE = "feeder"
 
 
 def derive(job_key: bytes, holder: Holder) -> bytes:
@@ -72,24 +78,39 @@ def derive(job_key: bytes, holder: Holder) -> bytes:
     return hmac.digest(job_key, f"dataloaderjob {holder}".encode(), "sha256")
 
 
+def of_feeder(job_key: bytes, name: str) -> bytes:
+    """Derives the key of a feeder's name from the job's key. A restarted supervisor derives the same."""
+    return hmac.digest(job_key, f"dataloaderjob {FEEDER_ROLE} {name}".encode("utf-8", "replace"), "sha256")
+
+
 def of_job(job_key: bytes) -> KeyOf:
     """Returns the keys for the supervisor and its controllers, which hold the job's key."""
     made = {role: derive(job_key, holder) for role, holder in HOLDERS.items()}
 
-    def find(role: str, protocol: int) -> bytes:
-        return job_key if protocol < SINCE else _of_role(made, role)
+    def find(role: str, protocol: int, name: str) -> bytes:
+        if protocol < SINCE:
+            return job_key
+        if role != FEEDER_ROLE:
+            return _of_role(made, role, also=FEEDER_ROLE)
+        if protocol < NAMED:
+            raise AuthError(
+                f"a feeder must speak protocol version {NAMED} or later, in which its name has a key of its own, but "
+                f"it speaks {protocol}: use images of one release for all of the job's pods"
+            )
+        return of_feeder(job_key, name)
 
     return find
 
 
 def of_roles(made: Mapping[str, bytes]) -> KeyOf:
-    """Returns the keys for a process to which peers of these roles connect."""
-    return lambda role, _: _of_role(made, role)
+    """Returns the keys of a process to which peers of these roles connect."""
+    return lambda role, _protocol, _name: _of_role(made, role)
 
 
-def _of_role(made: Mapping[str, bytes], role: str) -> bytes:
+def _of_role(made: Mapping[str, bytes], role: str, also: str | None = None) -> bytes:
     if role not in made:
-        raise AuthError(f"role {role!r} is not served here, only {', '.join(made)}")
+        served = [*made, *([] if also is None else [also])]
+        raise AuthError(f"role {role!r} is not served here, only {', '.join(served)}")
     return made[role]
 
 

@@ -229,7 +229,10 @@ class FeederSettings:
     """Time without a supervisor after which the feeder exits; 0: it keeps serving, and waits for the next
     supervisor."""
     tls_folder: str = ""
-    """Folder with the certificates of feeders (`core.tls`); empty: connections do not use TLS."""
+    """Folder with the certificates of feeders (`core.tls`); empty: connections are not under TLS."""
+    own_key: str = field(default="", repr=False)
+    """The key of the feeder's name (`core.keys`), as hexadecimal text; empty for a standalone feeder, and from a
+    supervisor that has no such keys."""
 
 
 @reads_other_releases
@@ -354,6 +357,12 @@ def read_credentials(folder: str) -> Credentials | None:
     from dataloaderjob.core.credentials import Credentials  # with the library, only if it is needed
 
     return Credentials(folder)
+
+
+def read_own_key(settings: FeederSettings) -> bytes:
+    """Returns the key with which a feeder reports to the supervisor; for a supervisor of an earlier release, which gave
+    it none, the key of all feeders. Raises InputError."""
+    return bytes.fromhex(settings.own_key) if settings.own_key else read_key(settings.key_path)
 
 
 def read_key(path: str | Path) -> bytes:

@@ -4,6 +4,7 @@ connection, and `core.acceptor` owns the listening sockets."""
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 from array import array
@@ -21,6 +22,9 @@ DO_NOT_WAIT, CLOSE_ON_EXEC, TRUNCATED = map(
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
 EVERYWHERE = "::"
 """The wildcard address: all of a machine's addresses, IPv6 and IPv4."""
+TCP, TLS = "TCP", "TLS over TCP"
+"""Transports as `transport_of` names them."""
+_BOOT_ID, _NAMESPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"
 
 
 def on_machine(instance: str) -> str:
@@ -72,6 +76,8 @@ class Connection(socket.socket):
     """A stream socket. Over TCP, its messages carry seals after the handshake. `core.tls` has the subclass for TLS."""
 
     seals: Seals | None = None
+    transport = TCP
+    """The transport over IP; `transport_of` returns the transport of any socket."""
 
     @property
     def buffered(self) -> bool:
@@ -208,6 +214,22 @@ def recv_message(sock: socket.socket) -> dict[str, Any]:
     seals = seals_of(sock)
     nbytes = open_head(recv_exactly(sock, head_nbytes(seals)), MAX_MESSAGE_NBYTES, seals)
     return parse_message(open_rest(recv_exactly(sock, nbytes), seals))
+
+
+def transport_of(sock: socket.socket) -> str:
+    """Returns a connection's transport, the same text at both of its ends. A relay between transports thus shows.
+
+    A Unix socket's is the network namespace in which both ends are. If the kernel does not name the namespace, each
+    call returns another text, so nobody relies on that socket.
+    """
+    if sock.family != socket.AF_UNIX:
+        return sock.transport if isinstance(sock, Connection) else TCP
+    try:
+        with open(_BOOT_ID) as boot:
+            machine = boot.read().strip()
+        return f"a Unix socket in network namespace {os.stat(_NAMESPACE).st_ino} of machine {machine}"
+    except OSError:
+        return f"a Unix socket in an unknown network namespace, {os.urandom(8).hex()}"
 
 
 def seals_of(sock: socket.socket) -> Seals | None:

@@ -42,6 +42,7 @@ raises the whole failure (`making.failures`, or one of this package's errors).
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import signal
 from collections.abc import Container, Iterable, Mapping
@@ -49,13 +50,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from dataloaderjob.core import errors, keys, sockets
-from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError, ServiceError
-from dataloaderjob.core.handshake import connect
+from dataloaderjob.core import keys, sockets
+from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
+from dataloaderjob.core.handshake import BY_NAME, BY_ROLE, connect
 from dataloaderjob.core.processes import signal_name
-from dataloaderjob.core.texts import clean, clean_lines
+from dataloaderjob.core.settings import FeederSettings, read_own_key
+from dataloaderjob.core.sockets import MAX_MESSAGE_NBYTES, Connection
+from dataloaderjob.core.texts import clean
 
 if TYPE_CHECKING:
+    from ipaddress import IPv4Address, IPv6Address
+
     from dataloaderjob.core.credentials import Credentials
 
 MAX_FEEDERS = 4096
@@ -130,6 +135,17 @@ def ask(
     return answer
 
 
+def connect_as_feeder(settings: FeederSettings, tls: Credentials | None) -> Connection:
+    """Returns a connection on which a feeder, or its starter, reports to the supervisor. Raises InputError if the key
+    cannot be read, OSError, ProtocolError."""
+    if settings.supervisor_host is None:
+        raise ServiceError(f"{settings.name} has no supervisor to report to")
+    return connect(
+        (settings.supervisor_host, settings.supervisor_port), read_own_key(settings), role=keys.FEEDER_ROLE,
+        name=settings.name, job=settings.job, versions=BY_NAME if settings.own_key else BY_ROLE, tls=tls,
+    )  # fmt: skip
+
+
 def worst(feeders: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Returns the feeder of a status whose cause should be reported. Feeders that are not ready come first; among
     these, the first with a lasting cause."""
@@ -189,14 +205,43 @@ def ended_text(code: int, words: str, memory: str = "") -> str:
     return f"its process {how}: {clean(words, MAX_TEXT) or 'it printed nothing'}"
 
 
-def text(message: dict[str, Any], field: str) -> str:
-    """Returns a string field of a peer's message. Raises RemoteProtocolError."""
+def text(message: dict[str, Any], field: str, most: int = MAX_MESSAGE_NBYTES) -> str:
+    """Returns a text field of a peer's message, of at most `most` characters. Raises RemoteProtocolError."""
     value = message.get(field)
     if not isinstance(value, str):
         raise RemoteProtocolError(
             f"in a {message.get('type')!r} message, {field!r} must be a string, but is {value!r}"
         )
+    if len(value) > most:
+        raise RemoteProtocolError(
+            f"in a {message.get('type')!r} message, {field!r} must have at most {most} characters, but has {len(value)}"
+        )
     return value
+
+
+def host_of(message: dict[str, Any], peer: str) -> str:
+    """Returns the address at which a feeder says that it serves. `peer`: the address from which it has connected. The
+    two may differ, because a feeder may have several networks, or be behind one that translates addresses.
+
+    Raises RemoteProtocolError if it is no address, or one at which only others would be found.
+    """
+    host = text(message, "host", MAX_NAME)
+    try:
+        found, own = (_plain(ipaddress.ip_address(address)) for address in (host, peer))
+    except ValueError as exc:
+        raise RemoteProtocolError(f"a feeder's host must be an IP address, but is {host!r}") from exc
+    misplaced = (found.is_loopback and not own.is_loopback) or (found.is_link_local and not own.is_link_local)
+    if misplaced or found.is_unspecified or found.is_multicast:
+        raise RemoteProtocolError(
+            f"a feeder must report an address of its own that its peers can reach, but this one, which has connected "
+            f"from {peer}, reports {host}"
+        )
+    return host
+
+
+def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """Returns an IPv4 address that is written as an IPv6 address as itself."""
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def number(message: dict[str, Any], field: str, limit: int) -> int:

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from typing import IO
 
 from dataloaderjob.core.errors import AuthError
-from dataloaderjob.core.sockets import LENGTH, Connection, length_of, pack_message, parse_message
+from dataloaderjob.core.sockets import LENGTH, TLS, Connection, length_of, pack_message, parse_message
 from dataloaderjob.core.texts import clean
 
 RECORD_NBYTES = 16 * 1024
@@ -83,6 +83,8 @@ class TlsConnection(Connection):
     Methods behave like a socket's. If `send` raises BlockingIOError, it has kept the bytes: call it again with the same
     bytes, to which more may be appended.
     """
+
+    transport = TLS
 
     @classmethod
     def over(cls, sock: socket.socket, context: ssl.SSLContext, server: str | None) -> TlsConnection:

@@ -31,15 +31,13 @@ PEER_ERRORS = (ConnectionError, TimeoutError, ProtocolError)
 """Errors of the other feeder, or of the network in between. All other errors are this node's own."""
 
 
-def connect_to_supervisor(
-    settings: FeederSettings, key: bytes, role: str, tls: Credentials | None
-) -> Connection:
+def connect_to_supervisor(settings: FeederSettings, key: bytes, tls: Credentials | None) -> Connection:
     """Returns a connection to the supervisor, after the handshake. Raises OSError, ProtocolError."""
     if settings.supervisor_host is None:
         raise ServiceError(f"{settings.name} has no supervisor to fetch it from")
     address = settings.supervisor_host, settings.supervisor_port
     return handshake.connect(
-        address, key, role=role, name=settings.name, job=settings.job, versions=handshake.BY_ROLE,
+        address, key, role="blob", name=settings.name, job=settings.job, versions=handshake.BY_ROLE,
         tls=tls,
     )  # fmt: skip
 
@@ -63,7 +61,7 @@ class BlobFetcher:
         with self._store.lock(digest):
             if self._store.has(digest, nbytes):
                 return True
-            with connect_to_supervisor(self._settings, self._key, "blob", self._tls) as sock:
+            with connect_to_supervisor(self._settings, self._key, self._tls) as sock:
                 while not self._store.has(digest, nbytes):
                     sock.settimeout(None)
                     sockets.send_message(sock, request)

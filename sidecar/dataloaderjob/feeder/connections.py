@@ -27,10 +27,9 @@ from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import HEADER_NBYTES, Flag, FrameKind, Header
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.seals import MAC_NBYTES, BrokenSeal, sealed_nbytes
-from dataloaderjob.core.settings import FeederSettings, read_key
+from dataloaderjob.core.settings import FeederSettings, read_own_key
 from dataloaderjob.core.sockets import Connection
-from dataloaderjob.core.supervision import EXIT_LEASE_OVER, Cause
-from dataloaderjob.feeder.blobs import connect_to_supervisor
+from dataloaderjob.core.supervision import EXIT_LEASE_OVER, Cause, connect_as_feeder
 from dataloaderjob.feeder.channel import Body, SharedBuffer
 from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import (
@@ -338,7 +337,6 @@ class Registration:
         idle: Callable[[], bool], tls: Credentials | None = None,
     ) -> None:  # fmt: skip
         self._settings, self._idle, self._tls = settings, idle, tls
-        self._key = read_key(settings.key_path)
         self._ready = {
             "type": "ready",
             "host": host,
@@ -347,7 +345,7 @@ class Registration:
             "pid": os.getpid(),
             "node": settings.node,
             "session": settings.session,
-            "link": keys.wrap(self._key, link_key, instance),
+            "link": keys.wrap(read_own_key(settings), link_key, instance),
         }
         self._untold: dict[str, dict[str, Any]] = {}
         """The latest message of each type that is not sent yet."""
@@ -381,7 +379,7 @@ class Registration:
         while True:
             since = time.monotonic()
             try:
-                with connect_to_supervisor(self._settings, self._key, "feeder", self._tls) as sock:
+                with connect_as_feeder(self._settings, self._tls) as sock:
                     sockets.send_message(sock, self._ready)
                     logged, lost = "", math.inf
                     self._alone_since = math.inf

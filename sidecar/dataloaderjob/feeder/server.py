@@ -94,17 +94,21 @@ class FeederServer:
         }
         acceptor = functools.partial(
             Acceptor,
-            key=keys.of_roles({"receiver": self.link_key, "blob": key}),
             job=settings.job,
             facts=stated,
             welcomed=self._welcomed,
             versions=DATA,
         )
-        self._acceptor = acceptor(settings.bind_host, settings.port, tls=self.tls)
+        of_receivers = {"receiver": self.link_key}
+        self._acceptor = acceptor(
+            settings.bind_host, settings.port, key=keys.of_roles({**of_receivers, "blob": key}), tls=self.tls
+        )
         self._acceptors = [self._acceptor]
         if settings.shares_memory:
             try:
-                self._acceptors.append(acceptor(on_machine(self.instance), 0))
+                self._acceptors.append(
+                    acceptor(on_machine(self.instance), 0, key=keys.of_roles(of_receivers))
+                )
             except OSError as exc:
                 log.info("%s: receivers on this machine get batches over TCP, too: %s", settings.name, exc)
 

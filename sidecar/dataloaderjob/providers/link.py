@@ -2,7 +2,8 @@
 
     supervisor -> provider   {"ask": "hello"}                                    the first request
                              {"ask": "found"} | {"ask": "memory"}
-                             {"ask": "place", "index": n, "feeders": n} | {"ask": "kill", "index": n}
+                             {"ask": "place", "index": n, "feeders": n, "key": hex}      the key of its name
+                             {"ask": "kill", "index": n}
                              {"ask": "late", "indices": [n], "taken": n}
     provider -> supervisor   {"session": text, "in_force": {name: value}}        to "hello"
                              {"found": [n]}
@@ -20,11 +21,13 @@ feeders can keep a job from having feeders, but can do nothing more.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.keys import NBYTES
 from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.core.supervision import MAX_FEEDERS, Cause
 from dataloaderjob.core.texts import clean
@@ -40,6 +43,7 @@ MAX_NAME = 253
 MAX_HOSTS = 1024
 """Maximum number of nodes in an answer about memory."""
 MAX_INDEX = (1 << 31) - 1
+_KEY = re.compile(f"[0-9a-f]{{{2 * NBYTES}}}")
 IN_FORCE = ("version", *RayTuning().config())
 """The settings of Ray that a status reports."""
 
@@ -87,6 +91,14 @@ def requested_index(request: Mapping[str, Any]) -> int:
 def requested_feeders(request: Mapping[str, Any], field: str) -> int:
     """Returns a request's field that counts feeders. Raises RemoteProtocolError."""
     return _whole(request.get(field), field, MAX_INDEX)
+
+
+def requested_key(request: Mapping[str, Any]) -> str:
+    """Returns the key of the requested feeder's name; empty if the supervisor has none. Raises RemoteProtocolError."""
+    key = request.get("key", "")
+    if not isinstance(key, str) or (key and not _KEY.fullmatch(key)):
+        raise RemoteProtocolError(f"key is needed as {2 * NBYTES} hexadecimal digits, found something else")
+    return key
 
 
 def requested_indices(request: Mapping[str, Any]) -> list[int]:

@@ -55,8 +55,8 @@ class LocalProvider:
             if (index := index_of(str(feeder["name"]))) is not None
         )  # fmt: skip
 
-    def place(self, index: int, num_feeders: int) -> None:
-        made = feeder_settings(self._settings, index, num_feeders, self.session)
+    def place(self, index: int, num_feeders: int, own_key: str) -> None:
+        made = feeder_settings(self._settings, index, num_feeders, self.session, own_key)
         self._ask({"type": "start", "settings": dataclasses.asdict(made)})
 
     def kill(self, index: int) -> None:

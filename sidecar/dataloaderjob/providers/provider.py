@@ -59,8 +59,9 @@ class Provider(Protocol):
         Raises ServiceError if this cannot currently be determined.
         """
 
-    def place(self, index: int, num_feeders: int) -> None:
-        """Requests a feeder. Raises ServiceError if the request is refused."""
+    def place(self, index: int, num_feeders: int, own_key: str) -> None:
+        """Requests a feeder. `own_key`: the key of its name, as hexadecimal text. Raises ServiceError if the request is
+        refused."""
 
     def kill(self, index: int) -> None:
         """Requests that a feeder end for good. `found` omits the feeder once it has ended. Does nothing if the feeder
@@ -79,7 +80,7 @@ class Provider(Protocol):
 
 
 def feeder_settings(
-    settings: SupervisorSettings, index: int, num_feeders: int, session: str
+    settings: SupervisorSettings, index: int, num_feeders: int, session: str, own_key: str
 ) -> FeederSettings:
     """Returns the settings of feeder `index`, without those that depend on the node on which it runs."""
     return FeederSettings(
@@ -88,5 +89,5 @@ def feeder_settings(
         supervisor_host=settings.feeder_supervisor_host, supervisor_port=settings.port,
         bind_host=settings.feeder_bind_host, advertise_host=settings.feeder_advertise_host,
         memory_field=settings.memory_field, lease_s=LEASE_S if settings.ray_external else 0.0,
-        tls_folder=settings.feeder_tls_folder,
+        tls_folder=settings.feeder_tls_folder, own_key=own_key,
     )  # fmt: skip

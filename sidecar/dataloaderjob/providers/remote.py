@@ -66,8 +66,8 @@ class RemoteProvider:
     def found(self) -> list[int]:
         return self._checked(lambda: link.read_found(self._ask({"ask": "found"})))
 
-    def place(self, index: int, num_feeders: int) -> None:
-        request = {"ask": "place", "index": index, "feeders": num_feeders}
+    def place(self, index: int, num_feeders: int, own_key: str) -> None:
+        request = {"ask": "place", "index": index, "feeders": num_feeders, "key": own_key}
         self._checked(lambda: link.read_done(self._ask(request)))
 
     def kill(self, index: int) -> None:

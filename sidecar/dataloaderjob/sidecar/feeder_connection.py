@@ -137,8 +137,9 @@ class FeederConnection:
         facts = {"trainer": self._trainer}
         key = bytes.fromhex(self.endpoint.link) or self._key
         self._handshake = ClientHandshake(
-            key, role="receiver", name=self._name, job=self._job, facts=facts, versions=DATA
-        )
+            key, role="receiver", name=self._name, job=self._job, facts=facts, versions=DATA,
+            transport=sockets.TLS if here is None and self._tls is not None else sockets.transport_of(sock),
+        )  # fmt: skip
         if here is None:
             with contextlib.suppress(BlockingIOError):
                 sock.connect((self.endpoint.host, self.endpoint.port))

@@ -223,9 +223,11 @@ class FeederSet:
     def report(self, endpoint: Endpoint, now: float) -> bool:
         """Handles a feeder's report. Returns True if the feeder is a member or a guest; any other feeder must end.
 
-        A feeder that reports before the supervisor has looked for it was placed by an earlier supervisor, and is
-        adopted.
+        A feeder that reports before it was looked for was placed by an earlier supervisor: it is adopted. A feeder that
+        reports the instance of another one is refused, because receivers tell processes apart by instance.
         """
+        if self._is_of_another(endpoint):
+            return False
         if endpoint.session and endpoint.session != self.session:
             self._guests[endpoint.instance] = endpoint
             self.version += 1
@@ -320,6 +322,14 @@ class FeederSet:
         return instructions
 
     # Within
+
+    def _is_of_another(self, endpoint: Endpoint) -> bool:
+        """True if a feeder of another name has this endpoint's instance."""
+        known = [member.endpoint for member in self.members.values() if member.endpoint is not None]
+        return any(
+            other.instance == endpoint.instance and other.name != endpoint.name
+            for other in (*known, *self._guests.values())
+        )
 
     def _dismiss(self, instance: str) -> None:
         if self._guests.pop(instance, None) is not None:

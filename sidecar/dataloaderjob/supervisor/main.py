@@ -19,13 +19,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import folders, supervision
+from dataloaderjob.core import folders, keys, supervision
 from dataloaderjob.core.errors import DataLoaderJobError, InputError, ProtocolError, ServiceError
 from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import allow_all_files, exit_now, leave_on_signals
 from dataloaderjob.core.settings import RayTuning, SupervisorSettings, load, read_credentials, read_key
 from dataloaderjob.core.sockets import address_text
-from dataloaderjob.core.supervision import Cause
+from dataloaderjob.core.supervision import Cause, name_of
 from dataloaderjob.providers.provider import LOCAL, NAMES, RAY, REMOTE, Provider, ProviderLost
 from dataloaderjob.supervisor.ending import end_feeders
 from dataloaderjob.supervisor.feeder_set import (
@@ -38,7 +38,7 @@ from dataloaderjob.supervisor.feeder_set import (
     Member,
 )
 from dataloaderjob.supervisor.reports import Reports
-from dataloaderjob.supervisor.server import SupervisorServer, Witness
+from dataloaderjob.supervisor.server import Process, SupervisorServer, Witness
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ class Supervisor:
             drain_timeout_s=settings.drain_timeout_s,
         )
         self._urgent: list[Instruction] = []
-        self._drained: list[str] = []
-        """Instances to notify that they are no longer listed."""
+        self._drained: list[Process] = []
+        """Feeders to notify that they are no longer listed."""
         self._reports = Reports()
         self._witnesses: dict[str, dict[Witness, float]] = {}
         """instance of a feeder -> receivers that could not connect to it, each with the time."""
@@ -81,10 +81,11 @@ class Supervisor:
         self._ended = False
         self._started = time.monotonic()
         self._provider = provider_of(settings)
+        self._job_key = read_key(settings.key_path)
         self._server = SupervisorServer(
             settings.bind_host,
             settings.port,
-            job_key=read_key(settings.key_path),
+            job_key=self._job_key,
             job=settings.job,
             blob_folder=Path(settings.blob_folder),
             state=self,
@@ -142,8 +143,8 @@ class Supervisor:
                     self._changed.wait()
                 published, drained, self._drained = self._feeders.version, self._drained, []
             self._server.publish()
-            for instance in drained:
-                self._server.drain(instance)
+            for process in drained:
+                self._server.drain(process)
 
     def _pause_s(self, now: float) -> float:
         """Returns the time until the next action that no event announces."""
@@ -159,7 +160,8 @@ class Supervisor:
     def _act(self, instruction: Instruction, desired: int) -> None:
         if isinstance(instruction, FeederPlace):
             try:
-                self._provider.place(instruction.index, desired)
+                own_key = keys.of_feeder(self._job_key, name_of(instruction.index))
+                self._provider.place(instruction.index, desired, own_key.hex())
             except ServiceError as exc:
                 with self._changed:
                     self._feeders.failed(instruction.index, str(exc), time.monotonic())
@@ -167,7 +169,7 @@ class Supervisor:
             self._provider.kill(instruction.index)
         else:
             with self._changed:
-                self._drained.append(instruction.endpoint.instance)
+                self._drained.append((instruction.endpoint.name, instruction.endpoint.instance))
 
     def _explain(self) -> None:
         """Explains why feeders are late. Feeders that ended for good are placed again."""

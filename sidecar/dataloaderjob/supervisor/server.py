@@ -35,10 +35,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MAX_COMMAND = 200
+MAX_FIELD = 253
+"""Maximum length of a text in a feeder's report of itself. All sidecars get some of these texts."""
 SEND_TIMEOUT_S = 5
 """Seconds after which a peer that reads nothing is dropped. If it is alive, it reconnects."""
 
 
+Process = tuple[str, str]
+"""A feeder's name and the instance of its process."""
 Witness = tuple[str, str]
 """The sidecar and rank of a receiver that cannot connect to a feeder."""
 
@@ -83,15 +87,13 @@ class SupervisorServer:
         tls: Credentials | None = None,
     ) -> None:  # fmt: skip
         """Binds the port. Raises OSError if it is taken."""
-        self._feeders_key, self._sidecars_key = (
-            keys.derive(job_key, holder) for holder in (Holder.FEEDER, Holder.SIDECAR)
-        )
+        self._job_key, self._sidecars_key = job_key, keys.derive(job_key, Holder.SIDECAR)
         self._state = state
         self._relay = BlobRelay(blob_folder)
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._sidecars: dict[int, _Peer] = {}
-        self._feeders: dict[str, _Peer] = {}
+        self._feeders: dict[Process, _Peer] = {}
         self._roles = {
             "sidecar": self._sidecar,
             "feeder": self._feeder,
@@ -119,10 +121,10 @@ class SupervisorServer:
                 with contextlib.suppress(OSError):
                     peer.sock.shutdown(socket.SHUT_RDWR)
 
-    def drain(self, instance: str) -> None:
+    def drain(self, process: Process) -> None:
         """Asks a feeder to report once it has no work left."""
         with self._lock:
-            peer = self._feeders.get(instance)
+            peer = self._feeders.get(process)
         if peer is not None:
             with contextlib.suppress(OSError):
                 peer.send(lambda: {"type": "drain"})
@@ -187,22 +189,14 @@ class SupervisorServer:
         if message.get("type") == "ended":
             self._trouble(peer, message)
             return
-        endpoint = Endpoint(
-            peer.name,
-            supervision.text(message, "instance"),
-            supervision.text(message, "host"),
-            supervision.number(message, "port", 65535),
-            supervision.number(message, "pid", 1 << 31),
-            supervision.text(message, "node"),
-            supervision.text(message, "session"),
-            self._link(message),
-        )
+        endpoint = self._endpoint(peer, message)
+        process = endpoint.name, endpoint.instance
         with self._lock:
-            self._feeders[endpoint.instance] = peer
+            self._feeders[process] = peer
+        ready = False
         try:
-            if not self._state.feeder_ready(endpoint):
-                return
-            while True:
+            ready = self._state.feeder_ready(endpoint)
+            while ready:
                 message = sockets.recv_message(peer.sock)
                 if message.get("type") == "drained":
                     self._state.feeder_drained(endpoint.name, endpoint.instance)
@@ -212,21 +206,35 @@ class SupervisorServer:
                     self._state.costs(endpoint.instance, costs.parse(message.get("costs")))
         finally:
             with self._lock:
-                newest = self._feeders.get(endpoint.instance) is peer
+                newest = self._feeders.get(process) is peer
                 if newest:
-                    del self._feeders[endpoint.instance]
-            self._relay.left((endpoint.host, endpoint.port))
-            self._state.costs(endpoint.instance, None)
-            if newest:
-                self._state.feeder_left(endpoint.name, endpoint.instance)
+                    del self._feeders[process]
+            if ready:  # else the instance and the address may be another feeder's
+                self._relay.left((endpoint.host, endpoint.port))
+                self._state.costs(endpoint.instance, None)
+                if newest:
+                    self._state.feeder_left(endpoint.name, endpoint.instance)
 
-    def _link(self, message: dict[str, Any]) -> str:
-        """Returns the key for connections to a feeder, wrapped for sidecars; empty if the feeder's release lacks such
-        keys. Raises AuthError."""
+    def _endpoint(self, peer: _Peer, message: dict[str, Any]) -> Endpoint:
+        """Returns a feeder's report of itself. Raises ProtocolError."""
+        return Endpoint(
+            peer.name,
+            supervision.text(message, "instance", MAX_FIELD),
+            supervision.host_of(message, peer.sock.getpeername()[0]),
+            supervision.number(message, "port", 65535),
+            supervision.number(message, "pid", 1 << 31),
+            supervision.text(message, "node", MAX_FIELD),
+            supervision.text(message, "session", MAX_FIELD),
+            self._link(peer.name, message),
+        )
+
+    def _link(self, name: str, message: dict[str, Any]) -> str:
+        """Returns the key for connections to a feeder, wrapped for sidecars; empty for a release without such keys.
+        Raises AuthError."""
         if "link" not in message:
             return ""
         about = supervision.text(message, "instance")
-        key = keys.unwrap(self._feeders_key, supervision.text(message, "link"), about)
+        key = keys.unwrap(keys.of_feeder(self._job_key, name), supervision.text(message, "link"), about)
         return keys.wrap(self._sidecars_key, key, about)
 
     def _trouble(self, peer: _Peer, message: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ from ray._private import ray_logging
 from ray._private import services as ray_services
 from ray._private import worker as ray_worker
 
-from dataloaderjob.core import handshake, sockets
+from dataloaderjob.core import sockets
 from dataloaderjob.core.errors import DataLoaderJobError, ServiceError
 from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.memory import LOOK_S, MemoryWatch, describe_limit, die_as
@@ -57,9 +57,8 @@ from dataloaderjob.core.settings import (
     FeederSettings,
     ForeignNode,
     read_credentials,
-    read_key,
 )
-from dataloaderjob.core.supervision import EXIT_LEASE_OVER, Cause, ended_text, index_of
+from dataloaderjob.core.supervision import EXIT_LEASE_OVER, Cause, connect_as_feeder, ended_text, index_of
 from dataloaderjob.providers.ray.node import ray_of_tasks, start_host
 
 log = logging.getLogger(__name__)
@@ -138,12 +137,7 @@ def tell_ended(settings: FeederSettings, why: str) -> None:
     """
     if settings.supervisor_host is None:
         return
-    address, key = (settings.supervisor_host, settings.supervisor_port), read_key(settings.key_path)
-    tls = read_credentials(settings.tls_folder)
-    with handshake.connect(
-        address, key, role="feeder", name=settings.name, job=settings.job, versions=handshake.BY_ROLE,
-        tls=tls,
-    ) as sock:  # fmt: skip
+    with connect_as_feeder(settings, read_credentials(settings.tls_folder)) as sock:
         sockets.send_message(sock, {"type": "ended", "cause": Cause.OUT_OF_MEMORY.value, "why": why})
 
 

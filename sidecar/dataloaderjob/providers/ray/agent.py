@@ -96,7 +96,7 @@ def _answers(provider: Provider, request: Mapping[str, Any]) -> Iterator[dict[st
             yield {"found": provider.found()}
         case "place":
             index = link.requested_index(request)
-            provider.place(index, link.requested_feeders(request, "feeders"))
+            provider.place(index, link.requested_feeders(request, "feeders"), link.requested_key(request))
             yield {"done": True}
         case "kill":
             provider.kill(link.requested_index(request))

@@ -231,7 +231,7 @@ class RayProvider:
             raise ServiceError(f"Ray does not list the feeders: {first_line(exc)}") from exc
         return sorted(index for name in names if (index := index_of(name)) is not None)
 
-    def place(self, index: int, num_feeders: int) -> None:
+    def place(self, index: int, num_feeders: int, own_key: str) -> None:
         """Asks Ray for a feeder, which reports on its own once it is up. Raises ServiceError if Ray refuses."""
         options = {
             "name": name_of(index),
@@ -242,7 +242,8 @@ class RayProvider:
         }
         try:
             made: Any = self._remote.options(**options).remote(
-                feeder_settings(self._settings, index, num_feeders, self.session), *self._foreign
+                feeder_settings(self._settings, index, num_feeders, self.session, own_key),
+                *self._foreign,
             )
         except Exception as exc:
             raise ServiceError(f"Ray does not place it: {first_line(exc)}") from exc
