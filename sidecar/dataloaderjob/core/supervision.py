@@ -50,13 +50,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from dataloaderjob.core import keys, sockets
-from dataloaderjob.core.errors import RemoteProtocolError, ServiceError
+from dataloaderjob.core import errors, keys, sockets
+from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError, ServiceError
 from dataloaderjob.core.handshake import BY_NAME, BY_ROLE, connect
 from dataloaderjob.core.processes import signal_name
 from dataloaderjob.core.settings import FeederSettings, read_own_key
 from dataloaderjob.core.sockets import MAX_MESSAGE_NBYTES, Connection
-from dataloaderjob.core.texts import clean
+from dataloaderjob.core.texts import clean, clean_lines
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
