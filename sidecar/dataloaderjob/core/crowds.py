@@ -32,6 +32,10 @@ class Crowds(Generic[T]):
         if not same:
             del self._members[address]
 
+    def size(self, address: str) -> int:
+        """Returns the number of peers from an address."""
+        return len(self._members.get(address, ()))
+
     def first_to_go(self) -> T:
         """Returns the oldest peer from the address with the most peers: a stranger with many displaces its own."""
         largest = max(self._members.values(), key=len)

@@ -26,6 +26,7 @@ from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolEr
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, FrameKind, Header
 from dataloaderjob.core.handshake import DATA, HANDSHAKE_TIMEOUT_S, MAX_HELLO_NBYTES, ClientHandshake
 from dataloaderjob.core.keys import Part
+from dataloaderjob.core.opening import prover
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.seals import MAC_NBYTES, Seals, sealed_nbytes
 from dataloaderjob.core.sockets import Connection
@@ -198,9 +199,10 @@ class FeederConnection:
             self._receive_buffered()
 
     def _begin_tls(self, tls: Credentials) -> None:
-        """Puts the socket under TLS. The side that connected speaks first."""
+        """Puts the socket under TLS. The feeder's challenge arrives first."""
         assert self.sock is not None  # noqa: S101
-        self.sock = sock = tls.connected(self.sock, Part.FEEDER)
+        prove = prover(bytes.fromhex(self.endpoint.link) or self._key, "receiver", DATA.newest)
+        self.sock = sock = tls.connected(self.sock, Part.FEEDER, prove)
         sock.patience_s = BODY_WAIT_S
         with contextlib.suppress(BlockingIOError):
             sock.establish()
