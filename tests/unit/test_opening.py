@@ -22,7 +22,7 @@ from dataloaderjob.core import acceptor, keys, opening
 from dataloaderjob.core.acceptor import MAX_UNPROVEN, SHARE, Acceptor
 from dataloaderjob.core.allowance import Allowance
 from dataloaderjob.core.credentials import Credentials
-from dataloaderjob.core.errors import ProtocolError
+from dataloaderjob.core.errors import AuthError, ProtocolError
 from dataloaderjob.core.handshake import CONTROL, connect, greet
 from dataloaderjob.core.keys import Part
 from dataloaderjob.core.sockets import Connection, dial
@@ -44,7 +44,7 @@ def recorded_hello() -> bytes:
 
 
 HELLO = recorded_hello()
-OTHER_PROOF = opening.prover(b"o" * 32, "receiver", CONTROL.newest)("")
+OTHER_PROOF = opening.prover(b"o" * 32, role="receiver", name="x", protocol=CONTROL.newest)("")
 
 
 class Port:
@@ -95,7 +95,7 @@ class Port:
             )
             sock.sendall(says)
 
-    def lets_in(self, tls: Credentials, within_s: float = 5.0, role: str = "receiver") -> bool:
+    def lets_in(self, tls: Credentials, within_s: float = PATIENCE_S, role: str = "receiver") -> bool:
         """True if a peer with the key is let in within this time, trying again as peers do."""
         deadline, key = time.monotonic() + within_s, ROLE_KEYS(role, CONTROL.newest)
         while time.monotonic() < deadline:
@@ -118,6 +118,7 @@ def port(tmp_path: Path) -> Iterator[Port]:
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("says", [HELLO, OTHER_PROOF + HELLO], ids=["no-proof", "false-proof"])
 def test_forty_peers_get_in_while_strangers_begin_tls(port: Port, says: bytes) -> None:
     port.start()
@@ -125,7 +126,7 @@ def test_forty_peers_get_in_while_strangers_begin_tls(port: Port, says: bytes) -
         flooded("127.0.0.1", port.acceptor.port, rate=1500, held=700, says=says),
         ThreadPoolExecutor(8) as pool,
     ):
-        assert all(pool.map(lambda _: port.lets_in(port.sidecar), range(40)))
+        assert all(pool.map(lambda _: port.lets_in(port.sidecar, PATIENCE_S), range(40)))
 
 
 class Clock:
@@ -203,7 +204,7 @@ def test_proof_of_many_pieces_is_read_to_its_last_byte_and_no_further(port: Port
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
         def prove(challenge: str) -> bytes:
-            proof = opening.prover(KEY, "receiver", CONTROL.newest)(challenge)
+            proof = opening.prover(KEY, role="receiver", name="x", protocol=CONTROL.newest)(challenge)
             for byte in proof[:-1]:
                 socket.socket.send(tls, bytes([byte]))
                 time.sleep(0.001)
@@ -232,25 +233,41 @@ def test_other_bytes_begin_no_tls_and_end_with_the_reason_or_in_time(
 
 # The proof
 
+LATER = CONTROL.newest + 1
+
 
 @given(
-    st.text(max_size=40), st.sampled_from(["receiver", "blob"]), st.integers(0, opening.PROOF_NBYTES * 8 - 1)
+    st.text(max_size=40),
+    st.sampled_from(["receiver", "blob"]),
+    st.text(max_size=40),
+    st.floats(0, 1, exclude_max=True),
 )
 def test_proof_with_any_changed_bit_or_for_another_challenge_is_false(
-    challenge: str, role: str, bit: int
+    challenge: str, role: str, name: str, place: float
 ) -> None:
-    proof = opening.prover(ROLE_KEYS, role, CONTROL.newest)(challenge)
-    assert len(proof) == opening.PROOF_NBYTES
+    prove = opening.prover(ROLE_KEYS, role=role, name=name, protocol=CONTROL.newest)
+    proof = prove(challenge)
+    assert opening.wanted(proof) == 0
     assert opening.is_proof(proof, challenge, ROLE_KEYS, CONTROL.newest)
+    assert opening.is_proof(proof, challenge, ROLE_KEYS, LATER)
+    assert not opening.is_proof(proof, challenge, ROLE_KEYS, CONTROL.newest - 1)
     assert not opening.is_proof(proof, challenge + "x", ROLE_KEYS, CONTROL.newest)
-    changed = bytearray(proof)
-    changed[bit // 8] ^= 1 << bit % 8
+    changed, at = bytearray(proof), opening._HEAD.size + int(place * (len(proof) - opening._HEAD.size))
+    changed[at] ^= 1
     assert not opening.is_proof(bytes(changed), challenge, ROLE_KEYS, CONTROL.newest)
 
 
-@given(st.binary(min_size=opening.PROOF_NBYTES, max_size=opening.PROOF_NBYTES))
+@given(
+    st.binary(max_size=300) | st.from_regex(rb'\{"role": (1|"receiver"|\[\]), "protocol": (1|4|9|""|1.0)\}')
+)
 def test_bytes_of_a_stranger_are_no_proof(data: bytes) -> None:
-    assert not opening.is_proof(data, "", ROLE_KEYS, CONTROL.newest)
+    assert not opening.is_proof(opening._HEAD.pack(b"proof 1\n", len(data)) + data, "", ROLE_KEYS, LATER)
+    with contextlib.suppress(AuthError):
+        assert opening.wanted(data) <= opening.MAX_PROOF_NBYTES + opening._HEAD.size
+
+
+def test_name_too_long_for_a_proof_is_sent_without_one() -> None:
+    assert opening.prover(KEY, role="blob", name="x" * 2000, protocol=5)("") == b""
 
 
 def test_two_challenges_differ_and_reveal_nothing_of_the_job() -> None:

@@ -338,7 +338,7 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
     reader, writer = await asyncio.open_connection(head.address, port)
     try:
         if job.certificates is not None:
-            prove = prover(head.keys, "control", CONTROL.newest)
+            prove = prover(head.keys, role="control", name="operator", protocol=CONTROL.newest)
             await _set_up_tls(reader, writer, _context(head, job, job.certificates), prove)
         handshake = ClientHandshake(head.keys, role="control", name="operator", job=head.job)
         while not handshake.done:

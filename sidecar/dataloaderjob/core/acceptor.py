@@ -33,7 +33,7 @@ from dataloaderjob.core.crowds import Crowds
 from dataloaderjob.core.errors import AuthError, ProtocolError
 from dataloaderjob.core.handshake import CONTROL, HANDSHAKE_TIMEOUT_S, Key, ServerHandshake, Versions
 from dataloaderjob.core.sockets import Connection
-from dataloaderjob.core.tls import NEEDS_TLS, TLS_FIRST
+from dataloaderjob.core.tls import TLS_FIRST
 
 if TYPE_CHECKING:
     from dataloaderjob.core.credentials import Credentials
@@ -292,27 +292,26 @@ class Acceptor:
     def _begin_tls(self, guest: _Guest) -> None:
         """Reads the guest's proof, then begins TLS. Raises BlockingIOError if either has to wait."""
         assert self._tls is not None  # noqa: S101  without TLS, guests are greeted at once
-        while guest.proven and len(guest.proof) < opening.PROOF_NBYTES:
-            first = guest.proof[:1] or guest.sock.recv(1, socket.MSG_PEEK)
-            if not first:
-                raise ConnectionError("the peer closed the connection")
-            if first == TLS_FIRST:
-                self._put_behind(guest)
-            if first != opening.FIRST:
-                raise AuthError(NEEDS_TLS)
-            if not (piece := guest.sock.recv(opening.PROOF_NBYTES - len(guest.proof))):
-                raise ConnectionError("the peer closed the connection")
-            guest.proof += piece
-        if guest.proven and not opening.is_proof(
-            guest.proof, guest.challenge, self._key, self._versions.newest
-        ):
-            self._put_behind(guest)
+        if guest.proven:
+            self._read_proof(guest)
         fd = guest.sock.fileno()
         if not guest.proven:
             if len(self._begun) >= MAX_UNPROVEN:
                 self._end(self._guests[self._begun.first_to_go()])
             self._begun.add(guest.address, fd)
         guest.silent, guest.sock = False, self._tls.accepted(guest.sock)
+
+    def _read_proof(self, guest: _Guest) -> None:
+        """Reads a guest's proof, and nothing behind it. Raises BlockingIOError unless it is complete and true."""
+        while not guest.proof or opening.wanted(guest.proof):
+            if not guest.proof and guest.sock.recv(1, socket.MSG_PEEK) == TLS_FIRST:
+                self._put_behind(guest)
+            piece = guest.sock.recv(opening.wanted(guest.proof))
+            if not piece:
+                raise ConnectionError("the peer closed the connection")
+            guest.proof += piece
+        if not opening.is_proof(guest.proof, guest.challenge, self._key, self._versions.newest):
+            self._put_behind(guest)
 
     def _put_behind(self, guest: _Guest) -> None:
         """Lets a guest without a proof wait until there is time for such guests. Raises BlockingIOError."""

@@ -150,7 +150,7 @@ class BlobStore:
         """`scratch`: bytes available wherever these blobs go, by the manifest field that sets them. `anyone`: processes
         of other users share the folder, and each of them makes its files readable to the others."""
         self.folder, self._scratch = folder, scratch or {}
-        folder.mkdir(parents=True, exist_ok=True, mode=0o770)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
         if anyone:
             with contextlib.suppress(PermissionError):  # a trainer of another user was first
                 folder.chmod(0o777)
@@ -281,7 +281,7 @@ class BlobStore:
     def lock(self, digest: str) -> Iterator[None]:
         """Holds the lock of the one process on this node that fetches `digest`; the others wait for it."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(self.folder / f".lock-{digest}", flags, 0o660)
+        fd = os.open(self.folder / f".lock-{digest}", flags, 0o640)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield

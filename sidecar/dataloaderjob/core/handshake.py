@@ -330,7 +330,7 @@ def connect(
     sock = dial(address, timeout_s)
     try:
         if tls is not None:
-            sock = tls.connected(sock, to, prover(key, role, versions.newest))
+            sock = tls.connected(sock, to, prover(key, role=role, name=name, protocol=versions.newest))
         greet(sock, key, role=role, name=name, job=job, versions=versions, timeout_s=timeout_s)
         tune(sock)
     except BaseException:

@@ -201,7 +201,12 @@ class FeederConnection:
     def _begin_tls(self, tls: Credentials) -> None:
         """Puts the socket under TLS. The feeder's challenge arrives first."""
         assert self.sock is not None  # noqa: S101
-        prove = prover(bytes.fromhex(self.endpoint.link) or self._key, "receiver", DATA.newest)
+        prove = prover(
+            bytes.fromhex(self.endpoint.link) or self._key,
+            role="receiver",
+            name=self._name,
+            protocol=DATA.newest,
+        )
         self.sock = sock = tls.connected(self.sock, Part.FEEDER, prove)
         sock.patience_s = BODY_WAIT_S
         with contextlib.suppress(BlockingIOError):
