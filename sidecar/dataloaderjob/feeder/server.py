@@ -28,7 +28,7 @@ from dataloaderjob.core.handshake import DATA, new_key
 from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import SEE_OUTPUT, allow_all_files, end_as
 from dataloaderjob.core.settings import FeederSettings, read_credentials, read_key
-from dataloaderjob.core.sockets import on_machine
+from dataloaderjob.core.sockets import Connection, on_machine
 from dataloaderjob.core.supervision import Cause
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
@@ -187,7 +187,7 @@ class FeederServer:
 
     # Connections
 
-    def _welcomed(self, sock: socket.socket, answer: dict[str, Any]) -> None:
+    def _welcomed(self, sock: Connection, answer: dict[str, Any]) -> None:
         if answer.get("role") == "blob":
             self._bundles.blobs.serve(sock)  # in the connection's own thread
             return

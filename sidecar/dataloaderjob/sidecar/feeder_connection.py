@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from dataloaderjob.core.credentials import Credentials
 
 SCRATCH_NBYTES = 16 * 1024
+MAX_UNSENT_NBYTES = 16 * 1024 * 1024
+"""Bytes that may wait for a feeder while it is read from. A ticket alone may have more."""
+_IN, _OUT, _IN_OUT = select.EPOLLIN, select.EPOLLOUT, select.EPOLLIN | select.EPOLLOUT
 DISCARD_NBYTES = 256 * 1024
 WAITALL_ABOVE_NBYTES = 8 * 1024
 BODY_WAIT_S = 0.02
@@ -174,9 +177,11 @@ class FeederConnection:
 
     @property
     def interest(self) -> int:
-        """The epoll mask for the events that this connection waits for."""
-        waiting = self.phase is BodyPhase.CONNECTING or self._out
-        return select.EPOLLIN | (select.EPOLLOUT if waiting else 0)
+        """The epoll mask for the events that this connection waits for. A feeder that does not read what it is sent
+        is not read from either, because its frames may have answers."""
+        if not self._out:
+            return _IN_OUT if self.phase is BodyPhase.CONNECTING else _IN
+        return _IN_OUT if len(self._out) <= MAX_UNSENT_NBYTES else _OUT
 
     # Events
 

@@ -211,6 +211,8 @@ class FeederState:
     """bundle -> number of consecutive failures to load it there."""
     bundles: set[bytes] = field(default_factory=set)
     """Bundles whose tickets were sent there."""
+    asked_bundles: set[bytes] = field(default_factory=set)
+    """Bundles that it asked for since the last tick."""
     why_down: str = ""
     """The reason why the connection last ended or could not be opened."""
     struck: list[Ticket] = field(default_factory=list)
