@@ -251,9 +251,13 @@ def between(before: Readings, after: Readings, seconds: float) -> Rates:
     )
 
 
+MAX_FAILURE = 100_000
+"""Maximum number of characters of such a failure's message, which fits in a frame."""
+
+
 def pack_failure(error: str, message: str) -> bytes:
     """Returns the FAILED payload for one of our own errors, with the name of its class in `core.errors`."""
-    return json.dumps({"service": error, "message": message}).encode()
+    return json.dumps({"service": error, "message": message[:MAX_FAILURE]}).encode()
 
 
 def describe_failure(payload: bytes) -> dict[str, str]:

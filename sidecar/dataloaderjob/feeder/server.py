@@ -174,7 +174,9 @@ class FeederServer:
         touched = self._sender.unmap()
         for bundle, text in (*self._bundles.notes(now), *self._builders.notes(now)):
             for task in self._machine.waiting(bundle):
-                touched |= self._sender.control(FrameKind.NOTE, task, payload=text.encode())
+                touched |= self._sender.control(
+                    FrameKind.NOTE, task, payload=text.encode()[: frames.MAX_TEXT_NBYTES]
+                )
         if now - self._alive_at >= ALIVE_S:
             self._alive_at = now
             for task, replayed in self._builders.busy():
@@ -381,7 +383,7 @@ class FeederServer:
         self._tell(bundle, FrameKind.SNAPSHOT, payload)
 
     def say(self, bundle: Bundle, text: str) -> None:
-        self._tell(bundle, FrameKind.NOTE, text.encode())
+        self._tell(bundle, FrameKind.NOTE, text.encode()[: frames.MAX_TEXT_NBYTES])
 
     def _tell(self, bundle: Bundle, kind: FrameKind, payload: bytes) -> None:
         """Sends a frame to all receivers that use a session, even those without a ticket there now."""
