@@ -112,7 +112,7 @@ class _Guest:
     silent: bool = True
     """True until TLS has begun, if the port needs it."""
     challenge: str = ""
-    """What a proof must answer, if the port needs TLS."""
+    """The challenge that its proof must answer, if the port needs TLS."""
     proof: bytes = b""
     """The part of its proof that has arrived."""
     proven: bool = True

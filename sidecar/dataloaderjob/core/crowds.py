@@ -46,7 +46,7 @@ class Crowds(Generic[T]):
 
 
 class Places:
-    """Places for admitted peers, of which each address may take a limited number. Many threads use them."""
+    """Places for admitted peers. Each address may take a limited number. Many threads use them."""
 
     def __init__(self, most: int) -> None:
         self._most, self._taken, self._lock = most, Counter[str](), threading.Lock()

@@ -1,4 +1,4 @@
-"""What precedes TLS: a challenge from the side that accepted, and a proof of the key from the side that connected.
+"""The exchange before TLS: the side that accepted sends a challenge, and the other side proves that it holds a key.
 
 Beginning TLS takes the side that accepted 0.6 ms of CPU time, and a stranger who replays one recorded message takes
 next to none. A proof takes 20 µs to check. A port under TLS (`core.acceptor`) therefore begins TLS at once with peers

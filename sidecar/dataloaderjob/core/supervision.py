@@ -63,7 +63,7 @@ MAX_FEEDERS = 4096
 MAX_REQUEST_NBYTES = 64 * 1024
 """Maximum size of a message that reports or requests something."""
 MAX_OF_FEEDERS = 1024
-"""Maximum number of connections with the feeders' key from one address, each of which has a thread."""
+"""Maximum number of connections with the feeders' key from one address. Each has a thread."""
 EXIT_RAY_LATE = 3
 """The supervisor's exit code if ray.init did not return."""
 EXIT_RAY_LOST = 4
