@@ -18,14 +18,13 @@ from ports import reserve_port
 from supervisor_alone import SupervisorAlone, says
 
 from dataloaderjob.api import KIND
-from dataloaderjob.core import keys, sockets
+from dataloaderjob.core import keys, opening, sockets
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.generations import PERIOD, Schedule
-from dataloaderjob.core.handshake import ServerHandshake
+from dataloaderjob.core.handshake import CONTROL, ServerHandshake
 from dataloaderjob.core.keys import Part
 from dataloaderjob.core.settings import RayTuning
 from dataloaderjob.core.supervision import MAX_FEEDERS
-from dataloaderjob.core.tls import PREAMBLE
 from dataloaderjob.local.certificates import tls_folder
 from dataloaderjob_operator import names
 from dataloaderjob_operator.decide.observed import SupervisorStatus
@@ -540,12 +539,18 @@ def test_supervisor_with_other_tls_is_reported_with_the_remedy(
 
 def test_large_answer_arrives_whole_under_tls(job: Job, tmp_path: Path) -> None:
     found, data = under_tls(job, tmp_path), bytes(range(256)) * 4096
+    own_keys = keys.of_job(b"j" * 32)
     own = found.of(Part.SUPERVISOR)
     listener = socket.create_server(("127.0.0.1", job.port))
 
     def answer() -> None:
         sock, _ = listener.accept()
-        sock.sendall(PREAMBLE)
+        challenge, first = opening.new_challenge()
+        sock.sendall(first)
+        proof = b""
+        while not proof or opening.wanted(proof):
+            proof += sock.recv(opening.wanted(proof))
+        assert opening.is_proof(proof, challenge, own_keys, CONTROL.newest)
         with own.accepted(sock) as under:
             under.sendall(data)
 
@@ -554,7 +559,8 @@ def test_large_answer_arrives_whole_under_tls(job: Job, tmp_path: Path) -> None:
         state = supervisor_poller._Job(1, found.schedule)
         reader, writer = await asyncio.open_connection(head.address, job.port)
         context = supervisor_poller._context(head, state, found.schedule)
-        await supervisor_poller._set_up_tls(reader, writer, context)
+        prove = opening.prover(own_keys, role="control", name="operator", protocol=CONTROL.newest)
+        await supervisor_poller._set_up_tls(reader, writer, context, prove)
         await asyncio.sleep(0.2)  # the reader's buffer is full meanwhile
         received = await reader.readexactly(len(data))
         writer.transport.abort()

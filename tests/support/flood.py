@@ -1,6 +1,7 @@
 """A stranger in a process of its own, who opens connections at a steady rate and holds the newest of them.
 
-python flood.py HOST PORT RATE HELD     HOST: a number, or @NAME for a name of this machine's abstract sockets
+python flood.py HOST PORT RATE HELD HEX     HOST: a number, or @NAME for a name of this machine's abstract sockets
+                                            HEX: what each connection sends
 """
 
 from __future__ import annotations
@@ -26,10 +27,20 @@ def target(host: str, port: int) -> tuple[socket.AddressFamily, str | tuple[str,
 
 
 @contextlib.contextmanager
-def flooded(host: str, port: int, *, rate: int = 4000, held: int = 3000) -> Iterator[subprocess.Popen[bytes]]:
+def flooded(
+    host: str, port: int, *, rate: int = 4000, held: int = 3000, says: bytes = b""
+) -> Iterator[subprocess.Popen[bytes]]:
     """Floods a port until the end of the block; the block begins with the first thousand connections."""
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__)), host.replace("\0", "@"), str(port), str(rate), str(held)],
+        [
+            sys.executable,
+            str(Path(__file__)),
+            host.replace("\0", "@"),
+            str(port),
+            str(rate),
+            str(held),
+            says.hex(),
+        ],
         stdout=subprocess.PIPE,
     )
     try:
@@ -43,7 +54,7 @@ def flooded(host: str, port: int, *, rate: int = 4000, held: int = 3000) -> Iter
         process.stdout.close()
 
 
-def main(host: str, port: int, rate: int, most: int) -> None:
+def main(host: str, port: int, rate: int, most: int, says: bytes) -> None:
     family, address = target(host, port)
     held: deque[socket.socket] = deque()
     opened, began = 0, time.monotonic()
@@ -59,6 +70,9 @@ def main(host: str, port: int, rate: int, most: int) -> None:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
             sock.connect(address)
+        if says:
+            with contextlib.suppress(OSError):
+                sock.send(says)
         held.append(sock)
         while len(held) > most:
             held.popleft().close()
@@ -69,4 +83,4 @@ def main(host: str, port: int, rate: int, most: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(sys.argv[1], *map(int, sys.argv[2:5]), bytes.fromhex(sys.argv[5]))

@@ -33,7 +33,7 @@ from dataloaderjob.core.errors import (
     UserCodeError,
 )
 from dataloaderjob.core.frames import Ticket
-from dataloaderjob.core.values import NotPlainError
+from dataloaderjob.core.texts import clean_lines
 from dataloaderjob.making.failures import MAX_TRACEBACK_NBYTES, _plain, pack_failure, unpack_failure
 from dataloaderjob.making.fetcher import Fetcher, SampleError
 from dataloaderjob.trainer.epochs.parts_iterator import _FailedError
@@ -481,7 +481,44 @@ def test_odd_answer_in_place_of_a_batch_is_a_protocol_error(kind: ipc.Type, odd:
 @given(st.text() | st.binary().map(repr), st.text())
 def test_any_text_arrives(text: str, feeder: str) -> None:
     found = unpack_failure(pack_failure(ValueError(text), feeder=feeder))
-    assert str(found) == text or len(text) > 1000
+    assert str(found) == clean_lines(text, MAX_TRACEBACK_NBYTES) or len(text) > 1000
+
+
+class Coloured(Exception):
+    """Shows an attribute, in a colour that is its own."""
+
+    def __str__(self) -> str:
+        return f"\x1b[31m{self.where}: {', '.join(self.args[0])}\x1b[0m"
+
+
+DIRTY = "\x1b]0;owned\x07\x1b[2Jno\rfile\u202e"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError(DIRTY), OSError(2, DIRTY, DIRTY), RuntimeError([DIRTY], DIRTY), UnicodeError(DIRTY)],
+    ids=lambda error: type(error).__name__,
+)
+def test_control_characters_of_an_exception_do_not_reach_a_terminal(error: Exception) -> None:
+    found = unpack_failure(pack_failure(error, feeder="feeder-0"))
+    assert type(found) is type(error)
+    for shown in ("".join(traceback.format_exception(found)), str(found)):
+        assert shown == clean_lines(shown, 100_000)
+        assert "no" in shown
+
+
+def test_exception_that_shows_no_control_characters_keeps_its_values() -> None:
+    found = unpack_failure(pack_failure(KeyError(DIRTY)))
+    assert (type(found), found.args) == (KeyError, (DIRTY,))
+
+
+def test_exception_with_colours_of_its_own_gets_clean_values() -> None:
+    error = Coloured(["a", DIRTY])
+    error.where = DIRTY  # type: ignore[attr-defined]
+    found = unpack_failure(pack_failure(error))
+    assert type(found) is Coloured
+    assert str(found).startswith("\x1b[31mno\nfile")
+    assert DIRTY not in str(found)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"type": 5}', b"\xff", b'{"type": ["a"]}'], ids=repr)

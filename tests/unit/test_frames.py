@@ -39,10 +39,11 @@ def test_batch_packed_tickets_equal_individually_packed_ones(entries):
 @given(
     kind=st.sampled_from(sorted(FROM_FEEDER)), stream=U32, ticket=U64,
     bundle=st.binary(min_size=16, max_size=16),
-    nbytes=st.integers(0, frames.MAX_CONTROL_NBYTES), room=st.integers(0, frames.MAX_BODY_NBYTES),
+    share=st.floats(0, 1), room=st.integers(0, frames.MAX_BODY_NBYTES),
     flags=st.integers(0, 3), load=st.integers(0, 2**20),
 )  # fmt: skip
-def test_header_round_trips(kind, **fields):
+def test_header_round_trips(kind, share, **fields):
+    fields["nbytes"] = int(share * frames._LIMIT_OF[kind])
     header = frames.unpack_header(frames.pack_header(kind, **fields), FROM_FEEDER)
     assert header.kind == kind
     assert header.load == min(fields.pop("load"), 0xFFFF)

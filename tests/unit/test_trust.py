@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import pickle
 from pathlib import Path
@@ -74,9 +75,73 @@ def test_a_single_file_of_another_user_makes_a_record_foreign(which: str, tmp_pa
 def test_a_record_that_anybody_may_change_is_nobodys(name: str, tmp_path: Path) -> None:
     folder = a_record(tmp_path / "open", 1, tmp_path / "ran")
     (folder / name).chmod(0o777)
-    with pytest.raises(InputError, match=r"anybody can change .*mode 0777.*chmod -R o-w"):
+    with pytest.raises(InputError, match=r"anybody can change .*mode 0777.*chmod -R go-w"):
         trust.check(folder)
     (folder / name).chmod(0o1777)
+    trust.check(folder)
+
+
+SHARED_GID = 4242
+
+
+@needs_root
+@pytest.mark.parametrize("which", ["bundles", "tickets", "rows", "blob", "blobs", "rank-0", "folder"])
+def test_a_record_that_a_group_may_change_is_refused(which: str, tmp_path: Path) -> None:
+    folder = a_record(tmp_path / "shared", 1, tmp_path / "ran")
+    found = {"blob": next((folder / "blobs").glob("?" * 64)), "folder": folder}
+    found |= {name: folder / name for name in ("blobs", "rank-0")}
+    path = found.get(which) or next((folder / "rank-0").glob(f"*.{which}"))
+    os.chown(path, -1, SHARED_GID)
+    path.chmod(path.stat().st_mode | 0o020)
+    with pytest.raises(InputError, match=rf"group {SHARED_GID} can change {path} .*chmod -R go-w"):
+        trust.check(folder)
+    path.chmod(path.stat().st_mode & ~0o020)
+    trust.check(folder)
+
+
+def test_group_without_other_members_may_write_but_one_with_members_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = a_record(tmp_path / "own", 1, tmp_path / "ran")
+    (folder / "blobs").chmod(0o775)
+    owner = trust._name(os.getuid())
+
+    def is_group(name: str, *members: str) -> None:
+        group = grp.struct_group((name, "x", (folder / "blobs").stat().st_gid, list(members)))
+        monkeypatch.setattr(grp, "getgrgid", lambda _: group)
+
+    for members in ([], [owner]):
+        is_group(owner, *members)
+        trust.check(folder)
+    for name, *members in ([owner, owner, "eve"], ["users"], ["users", owner]):
+        is_group(name, *members)
+        with pytest.raises(InputError, match=f"group {name} can change"):
+            trust.check(folder)
+    is_group(owner)
+    monkeypatch.setattr(os, "listxattr", lambda path: ["system.posix_acl_access"])
+    with pytest.raises(InputError, match="somebody on its access control list can change"):
+        trust.check(folder)
+
+
+def test_a_record_in_a_folder_of_anybody_is_refused(tmp_path: Path) -> None:
+    (place := tmp_path / "anybodys").mkdir()
+    folder = a_record(place / "in" / "mine", 1, tmp_path / "ran")
+    place.chmod(0o777)
+    with pytest.raises(InputError, match=rf"anybody can replace it, because {place} has mode 0777: copy"):
+        trust.check(folder)
+    place.chmod(0o1777)
+    trust.check(folder)
+
+
+def test_record_written_under_any_umask_is_changed_by_its_owner_only(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = a_record(tmp_path / "deep" / "mine", 1, tmp_path / "ran")
+    finally:
+        os.umask(before)
+    made = [tmp_path / "deep", folder, *folder.rglob("*")]
+    assert len(made) >= 8
+    assert {path.stat().st_mode & 0o022 for path in made} == {0}
     trust.check(folder)
 
 

@@ -24,9 +24,10 @@ from dataloaderjob.core import keys, sockets, supervision
 from dataloaderjob.core.certificates import files
 from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.core.generations import Schedule
-from dataloaderjob.core.handshake import ClientHandshake
+from dataloaderjob.core.handshake import CONTROL, ClientHandshake
 from dataloaderjob.core.input_bound import judge
 from dataloaderjob.core.keys import KeyOf, Part
+from dataloaderjob.core.opening import Prove, prover
 from dataloaderjob.core.seals import Seals
 from dataloaderjob.core.texts import clean
 from dataloaderjob.core.tls import MAX_PREAMBLE_NBYTES, check_preamble, load, new_context, refusal
@@ -340,11 +341,9 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
     reader, writer = await asyncio.open_connection(head.address, port)
     try:
         if job.certificates is not None:
-            await _set_up_tls(reader, writer, _context(head, job, job.certificates))
-        transport = sockets.TCP if job.certificates is None else sockets.TLS
-        handshake = ClientHandshake(
-            head.keys, role="control", name="operator", job=head.job, transport=transport
-        )
+            prove = prover(head.keys, role="control", name="operator", protocol=CONTROL.newest)
+            await _set_up_tls(reader, writer, _context(head, job, job.certificates), prove)
+        handshake = ClientHandshake(head.keys, role="control", name="operator", job=head.job)
         while not handshake.done:
             writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
         seals = handshake.seals
@@ -365,11 +364,12 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
 
 
 async def _set_up_tls(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext, prove: Prove
 ) -> None:
-    """Starts TLS on a new connection. Raises OSError, EOFError, AuthError."""
+    """Answers the challenge of a new connection, and puts it under TLS. Raises OSError, EOFError, AuthError."""
     nbytes = sockets.length_of(await reader.readexactly(sockets.LENGTH.size), MAX_PREAMBLE_NBYTES)
-    check_preamble(await reader.readexactly(nbytes))
+    if challenge := check_preamble(await reader.readexactly(nbytes)):
+        writer.write(prove(challenge))
     try:
         await writer.start_tls(context, server_hostname=Part.SUPERVISOR.host)
     except ssl.SSLError as exc:

@@ -9,8 +9,9 @@ with the key completes the handshake within milliseconds, so a stranger would ha
 to displace it. With 1,024 places and 4,000 connections per second, a guest has 250 ms. A guest from an address other
 than the stranger's is not displaced.
 
-If the port needs TLS (`core.tls`), a guest that begins a TLS handshake costs 48 KB and 0.6 ms of CPU time. A guest that
-sends nothing costs no more than without TLS.
+If the port needs TLS (`core.tls`), a guest that begins it costs 48 KB and 0.6 ms of CPU time. A guest that first proves
+that it holds a key (`core.opening`) begins at once. All others together get SHARE of the time and MAX_UNPROVEN places,
+those from addresses with few guests first. A turn ends after TURN_S, so that the owner's connections are served, too.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dataloaderjob.core import sockets
+from dataloaderjob.core import opening, sockets
+from dataloaderjob.core.allowance import Allowance
 from dataloaderjob.core.crowds import Crowds
 from dataloaderjob.core.errors import AuthError, ProtocolError
 from dataloaderjob.core.handshake import CONTROL, HANDSHAKE_TIMEOUT_S, Key, ServerHandshake, Versions
 from dataloaderjob.core.sockets import Connection
+from dataloaderjob.core.tls import TLS_FIRST
 
 if TYPE_CHECKING:
     from dataloaderjob.core.credentials import Credentials
@@ -43,6 +46,14 @@ it."""
 ACCEPTS_AT_ONCE = 64
 """Maximum number of peers accepted at once, so that a peer that keeps connecting does not monopolize the owner's
 loop."""
+TURN_S = 0.005
+"""Time after which `serve` leaves further guests to its next call."""
+SHARE = 0.1
+"""Share of the time for TLS with guests without a proof: strangers, and peers of a release without proofs."""
+SAVED_S = 0.05
+"""Part of that share that may be saved up, for peers that come at once: enough for 80 of them."""
+MAX_UNPROVEN = 64
+"""Maximum number of guests without a proof that have begun TLS, of 48 KB each."""
 TELL_REFUSED_S = 60.0
 """Interval between two log lines about refused peers."""
 NO_DESCRIPTOR_PAUSE_S = 0.05
@@ -102,7 +113,13 @@ class _Guest:
     greeted: bool = True
     """False until TLS is set up, if the port needs TLS. Only then does our own handshake begin."""
     silent: bool = True
-    """True until a guest of a port with TLS has sent its first byte."""
+    """True until TLS has begun, if the port needs it."""
+    challenge: str = ""
+    """The challenge that its proof must answer, if the port needs TLS."""
+    proof: bytes = b""
+    """The part of its proof that has arrived."""
+    proven: bool = True
+    """False if the port needs TLS, and the guest sent something other than a proof."""
 
 
 class Acceptor:
@@ -128,6 +145,12 @@ class Acceptor:
         self.sock.setblocking(False)
         self._poll = select.epoll()
         self._poll.register(self.sock, select.EPOLLIN)
+        self._unproven = select.epoll()
+        """Watches guests that are not proven."""
+        self._begun = Crowds[int]()
+        """Descriptors of those that have begun TLS."""
+        self._allowance, self._paused = Allowance(SHARE, SAVED_S), False
+        self._poll.register(self._unproven, select.EPOLLIN)
         self._reserve = Reserve()
         self._transport = sockets.transport_of(self.sock) if tls is None else sockets.TLS
         self._refused, self._why_refused, self._tell_at = 0, "", 0.0
@@ -141,19 +164,49 @@ class Acceptor:
         return self._poll.fileno()
 
     def serve(self) -> None:
-        """Continues handshakes, then accepts waiting connections. Never blocks, and never raises because of a guest."""
-        listening, waiting = self.sock.fileno(), False
-        for fd, _ in self._poll.poll(0, MAX_GUESTS):
-            if fd == listening:
-                waiting = True
-            elif (guest := self._guests.get(fd)) is not None:  # else it gave way to another
-                self._continue(guest)
-        if waiting:
+        """Continues handshakes, then accepts connections that wait. Never blocks, never raises because of a guest."""
+        began = time.monotonic()
+        self._resume(began)
+        listening, crowd = self.sock.fileno(), self._unproven.fileno()
+        ready = [fd for fd, _ in self._poll.poll(0, MAX_GUESTS)]
+        for guest in self._in_turn(ready):
+            self._continue(guest)
+            if time.monotonic() - began > TURN_S:
+                break
+        if listening in ready:
             self._accept()
+        if crowd in ready:
+            self._serve_unproven()
+
+    def _in_turn(self, fds: Iterable[int]) -> Iterator[_Guest]:
+        """Yields those guests that are still there when their turn comes, those from the smallest crowds first."""
+        found = [guest for fd in fds if (guest := self._guests.get(fd)) is not None]
+        found.sort(key=lambda guest: self._crowds.size(guest.address))
+        return (guest for guest in found if self._guests.get(guest.sock.fileno()) is guest)
+
+    def _serve_unproven(self) -> None:
+        """Continues with TLS for guests without a proof, until their share of the time is spent."""
+        began = now = time.monotonic()
+        for guest in self._in_turn([fd for fd, _ in self._unproven.poll(0, MAX_GUESTS)]):
+            if self._allowance.left_s(now) <= 0:
+                self._paused = True
+                self._poll.modify(self._unproven, 0)
+                return
+            self._continue(guest)
+            before, now = now, time.monotonic()
+            self._allowance.spend(now - before)
+            if now - began > TURN_S:
+                return
+
+    def _resume(self, now: float) -> None:
+        if self._paused and self._allowance.left_s(now) > TURN_S:
+            self._paused = False
+            self._poll.modify(self._unproven, select.EPOLLIN)
 
     def expire(self) -> None:
         """Ends handshakes past their deadline. Call about once a second."""
         now = time.monotonic()
+        self._resume(now)
         while self._guests:
             oldest = next(iter(self._guests.values()))
             if oldest.deadline > now:
@@ -168,6 +221,7 @@ class Acceptor:
 
     def close(self) -> None:
         self._poll.close()
+        self._unproven.close()
         self.sock.close()
         self._reserve.close()
         for guest in self._guests.values():
@@ -187,19 +241,20 @@ class Acceptor:
 
     def _welcome(self, sock: socket.socket, found: Any) -> None:
         """Sends the first message of the handshake to a new guest."""
-        handshake = ServerHandshake(
-            self._key, job=self._job, facts=self._facts, versions=self._versions, transport=self._transport
-        )
+        handshake = ServerHandshake(self._key, job=self._job, facts=self._facts, versions=self._versions)
+        challenge, first = ("", handshake.greeting) if self._tls is None else opening.new_challenge()
         try:
             sock.setblocking(False)
             address = f"user {sockets.peer_uid(sock)}" if sock.family == socket.AF_UNIX else str(found[0])
-            sock.send(handshake.greeting if self._tls is None else self._tls.preamble)  # its buffer has room
+            sock.send(first)  # its buffer has room
         except OSError:
             sock.close()
             return
         fd = sock.fileno()
         deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
-        self._guests[fd] = _Guest(sock, address, deadline, handshake, greeted=self._tls is None)
+        self._guests[fd] = _Guest(
+            sock, address, deadline, handshake, greeted=self._tls is None, challenge=challenge
+        )
         self._crowds.add(address, fd)
         self._poll.register(fd, select.EPOLLIN)
 
@@ -230,17 +285,44 @@ class Acceptor:
         self._admit(guest)
 
     def _set_up_tls(self, guest: _Guest) -> None:
-        """Begins or continues the TLS handshake, and greets the guest once that handshake is complete. Raises
-        BlockingIOError until then."""
-        assert self._tls is not None  # noqa: S101  without TLS, guests are greeted at once
+        """Begins or continues with TLS, and greets the guest once it is verified. Raises BlockingIOError until then."""
         if guest.silent:
-            if not guest.sock.recv(1, socket.MSG_PEEK):
-                raise ConnectionError("the peer closed the connection")
-            guest.silent, guest.sock = False, self._tls.accepted(guest.sock)
+            self._begin_tls(guest)
         assert isinstance(guest.sock, Connection)  # noqa: S101
         guest.sock.establish()
         guest.greeted = True
         guest.sock.send(guest.handshake.greeting)
+
+    def _begin_tls(self, guest: _Guest) -> None:
+        """Reads the guest's proof, then begins TLS. Raises BlockingIOError if either has to wait."""
+        assert self._tls is not None  # noqa: S101  without TLS, guests are greeted at once
+        if guest.proven:
+            self._read_proof(guest)
+        fd = guest.sock.fileno()
+        if not guest.proven:
+            if len(self._begun) >= MAX_UNPROVEN:
+                self._end(self._guests[self._begun.first_to_go()])
+            self._begun.add(guest.address, fd)
+        guest.silent, guest.sock = False, self._tls.accepted(guest.sock)
+
+    def _read_proof(self, guest: _Guest) -> None:
+        """Reads a guest's proof, and nothing behind it. Raises BlockingIOError unless it is complete and true."""
+        while not guest.proof or opening.wanted(guest.proof):
+            if not guest.proof and guest.sock.recv(1, socket.MSG_PEEK) == TLS_FIRST:
+                self._put_behind(guest)
+            piece = guest.sock.recv(opening.wanted(guest.proof))
+            if not piece:
+                raise ConnectionError("the peer closed the connection")
+            guest.proof += piece
+        if not opening.is_proof(guest.proof, guest.challenge, self._key, self._versions.newest):
+            self._put_behind(guest)
+
+    def _put_behind(self, guest: _Guest) -> None:
+        """Lets a guest without a proof wait until there is time for such guests. Raises BlockingIOError."""
+        guest.proven = False
+        self._poll.unregister(guest.sock)
+        self._unproven.register(guest.sock, select.EPOLLIN)
+        raise BlockingIOError
 
     def _refuse(self, guest: _Guest, why: ProtocolError) -> None:
         self._refused, self._why_refused = self._refused + 1, f"{guest.address}: {why}"
@@ -270,5 +352,7 @@ class Acceptor:
     def _forget(self, guest: _Guest) -> None:
         fd = guest.sock.fileno()
         del self._guests[fd]
-        self._poll.unregister(fd)
+        (self._poll if guest.proven else self._unproven).unregister(fd)
         self._crowds.remove(guest.address, fd)
+        if not guest.proven and not guest.silent:
+            self._begun.remove(guest.address, fd)

@@ -158,7 +158,7 @@ class BlobStore:
         them. `anyone`: processes of other users share the folder, and each process makes its files readable to the
         others."""
         self.folder, self._scratch = folder, scratch or {}
-        folder.mkdir(parents=True, exist_ok=True, mode=0o770)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
         if anyone:
             with contextlib.suppress(PermissionError):  # a trainer of another user was first
                 folder.chmod(0o777)
@@ -290,7 +290,7 @@ class BlobStore:
     def lock(self, digest: str) -> Iterator[None]:
         """Holds the lock that lets only one process on this node fetch `digest` at a time; the others wait."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(self.folder / f".lock-{digest}", flags, 0o660)
+        fd = os.open(self.folder / f".lock-{digest}", flags, 0o640)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield

@@ -19,7 +19,8 @@ from pathlib import Path
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.generations import FILES
 from dataloaderjob.core.keys import Part
-from dataloaderjob.core.tls import FIELD, PREAMBLE, TlsConnection, new_context
+from dataloaderjob.core.opening import Prove
+from dataloaderjob.core.tls import FIELD, TlsConnection, new_context
 
 LOOK_EVERY_S = 1.0
 """Minimum interval between two checks of the folder."""
@@ -32,8 +33,6 @@ def newest(names: Iterable[str]) -> int | None:
 
 class Credentials:
     """The certificates of this process. Threads may share them."""
-
-    preamble = PREAMBLE
 
     def __init__(self, folder: str | Path) -> None:
         """Raises InputError if the folder has no usable certificates."""
@@ -55,10 +54,10 @@ class Credentials:
         self._refresh()
         return TlsConnection.over(sock, self._server, None)
 
-    def connected(self, sock: socket.socket, to: Part) -> TlsConnection:
-        """Takes over a socket that is connected to part `to` of the job."""
+    def connected(self, sock: socket.socket, to: Part, prove: Prove | None = None) -> TlsConnection:
+        """Takes over a socket that is connected to part `to` of the job. `prove`: answers its challenge."""
         self._refresh()
-        return TlsConnection.over(sock, self._client, to.host)
+        return TlsConnection.over(sock, self._client, to.host, prove)
 
     def _refresh(self) -> None:
         """Loads a generation that was added or changed. Keeps the current one if that fails."""

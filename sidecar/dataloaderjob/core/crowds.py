@@ -1,8 +1,11 @@
-"""The choice of the peer to disconnect when a listening socket has reached its limit of peers. Pure."""
+"""Limits on peers: whom to disconnect when a listening socket has reached its limit, and how many may be admitted."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -32,7 +35,32 @@ class Crowds(Generic[T]):
         if not same:
             del self._members[address]
 
+    def size(self, address: str) -> int:
+        """Returns the number of peers from an address."""
+        return len(self._members.get(address, ()))
+
     def first_to_go(self) -> T:
         """Returns the oldest peer from the address with the most peers, so that a stranger displaces its own."""
         largest = max(self._members.values(), key=len)
         return next(iter(largest))
+
+
+class Places:
+    """Places for admitted peers. Each address may take a limited number. Many threads use them."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._taken, self._lock = most, Counter[str](), threading.Lock()
+
+    @contextlib.contextmanager
+    def one(self, address: str) -> Iterator[bool]:
+        """Takes a place until the end of the block. Yields False if the address has none left."""
+        with self._lock:
+            free = self._taken[address] < self._most
+            self._taken[address] += free
+        try:
+            yield free
+        finally:
+            with self._lock:
+                self._taken[address] -= free
+                if not self._taken[address]:
+                    del self._taken[address]

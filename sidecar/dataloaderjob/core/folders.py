@@ -19,6 +19,8 @@ from dataloaderjob.core.errors import DataLoaderJobError, ServiceUnavailable
 MARK = ".dataloaderjob"
 """Name of a file in every folder that may be emptied."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+OWNER_WRITES, OWNER_WRITES_FOLDER = 0o644, 0o755
+"""Modes of files and folders that contain code: whatever the umask permits, only their owner may change them."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -90,6 +92,16 @@ def remove_child(path: Path, name: str) -> None:
 # Files in folders where others may write
 
 
+def make_for_owner(path: Path) -> None:
+    """Makes a folder and its missing parents. Others may look into them at most, whatever the umask permits. Raises
+    OSError."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(OWNER_WRITES_FOLDER, exist_ok=True)
+    if not path.is_dir():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
 def enter(path: Path, error: type[DataLoaderJobError], *, within: int | None = None) -> int:
     """Opens a folder. Returns its file descriptor, through which its files can be reached even if somebody renames it.
 
@@ -112,7 +124,7 @@ def make_within(name: str, within: int, error: type[DataLoaderJobError]) -> int:
     """Makes a folder in another folder unless it exists, and returns its file descriptor. Raises the same errors as
     `enter`."""
     with contextlib.suppress(FileExistsError):
-        os.mkdir(name, dir_fd=within)
+        os.mkdir(name, OWNER_WRITES_FOLDER, dir_fd=within)
     return enter(Path(name), error, within=within)
 
 

@@ -62,7 +62,10 @@ HEADER_NBYTES = HEADER.size
 _HEAD = struct.Struct("<HBBHHIQ16sQQ8x")
 _CHECK = struct.Struct("<I")
 MAX_CONTROL_NBYTES = 64 * 1024 * 1024
-"""Maximum payload of any frame except BODY: a ticket with a million indices takes 8 MB."""
+"""Maximum payload of any frame: a ticket with a million indices takes 8 MB. Most kinds have less, and BODY more."""
+MAX_TEXT_NBYTES = 16 * 1024
+MAX_FAILED_NBYTES = 1 << 20
+"""Maximum size of a failure (`making.failures`); text, values and traceback have limits that add up to less."""
 MAX_BODY_NBYTES = 1 << 40
 NO_BUNDLE = bytes(16)
 _TICKET_HEAD = struct.Struct("<QQBBHI")
@@ -169,6 +172,20 @@ FROM_RECEIVER = frozenset(
 FROM_FEEDER = frozenset(FrameKind) - FROM_RECEIVER
 
 
+_LIMITS = {
+    FrameKind.TICKET: MAX_CONTROL_NBYTES,
+    FrameKind.BUNDLE: MAX_CONTROL_NBYTES,
+    FrameKind.BODY: MAX_BODY_NBYTES,
+    FrameKind.FAILED: MAX_FAILED_NBYTES,
+    FrameKind.NOTE: MAX_TEXT_NBYTES,
+    FrameKind.LOST: MAX_TEXT_NBYTES,
+    FrameKind.SNAPSHOT: _SNAPSHOT.size + MAX_SNAPSHOT_NBYTES,
+    FrameKind.SHARED: _SHARED.size,
+}
+_LIMIT_OF = tuple(_LIMITS.get(kind, 0) for kind in range(max(FrameKind) + 1))  # type: ignore[call-overload]
+"""Maximum payload of each kind of frame. All other kinds have none."""
+
+
 class Header(NamedTuple):
     """A decoded header; see the table above."""
 
@@ -211,7 +228,7 @@ def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[Frame
         raise RemoteProtocolError(f"expected protocol version {PROTOCOL}, but the peer speaks {version}")
     if kind not in allowed:
         raise RemoteProtocolError(f"a frame of kind {kind} is not allowed from this peer")
-    limit = MAX_BODY_NBYTES if kind == FrameKind.BODY else MAX_CONTROL_NBYTES
+    limit = _LIMIT_OF[kind]
     if nbytes > limit or room > MAX_BODY_NBYTES:
         raise RemoteProtocolError(f"a {FrameKind(kind).name} frame of {nbytes} bytes exceeds {limit}")
     return Header(kind, flags, load, stream, ticket, bundle, nbytes, room)

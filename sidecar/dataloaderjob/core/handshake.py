@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 from dataloaderjob.core.frames import PROTOCOL
-from dataloaderjob.core.keys import NAMED, SINCE, KeyOf, Part
+from dataloaderjob.core.keys import SINCE, KeyOf, Part
+from dataloaderjob.core.opening import prover
 from dataloaderjob.core.seals import Opener, Sealer, Seals
 from dataloaderjob.core.sockets import (
     LENGTH,
@@ -372,7 +373,7 @@ def connect(
     sock = dial(address, timeout_s)
     try:
         if tls is not None:
-            sock = tls.connected(sock, to)
+            sock = tls.connected(sock, to, prover(key, role=role, name=name, protocol=versions.newest))
         greet(sock, key, role=role, name=name, job=job, versions=versions, timeout_s=timeout_s)
         tune(sock)
     except BaseException:

@@ -76,8 +76,8 @@ class Connection(socket.socket):
     """A stream socket. Over TCP, its messages carry seals after the handshake. `core.tls` has the subclass for TLS."""
 
     seals: Seals | None = None
-    transport = TCP
-    """The transport over IP; `transport_of` returns the transport of any socket."""
+    max_message_nbytes = MAX_MESSAGE_NBYTES
+    """Maximum size of a message from this peer."""
 
     @property
     def buffered(self) -> bool:
@@ -211,8 +211,11 @@ def send_message(sock: socket.socket, message: dict[str, Any]) -> None:
 
 
 def recv_message(sock: socket.socket) -> dict[str, Any]:
+    """Receives a message. Raises RemoteProtocolError for one that is longer than this peer's may be, before anything is
+    allocated; OSError."""
     seals = seals_of(sock)
-    nbytes = open_head(recv_exactly(sock, head_nbytes(seals)), MAX_MESSAGE_NBYTES, seals)
+    limit = sock.max_message_nbytes if isinstance(sock, Connection) else MAX_MESSAGE_NBYTES
+    nbytes = open_head(recv_exactly(sock, head_nbytes(seals)), limit, seals)
     return parse_message(open_rest(recv_exactly(sock, nbytes), seals))
 
 

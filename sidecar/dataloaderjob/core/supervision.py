@@ -65,6 +65,10 @@ if TYPE_CHECKING:
 
 MAX_FEEDERS = 4096
 """Maximum number of feeders that a supervisor keeps for one job."""
+MAX_REQUEST_NBYTES = 64 * 1024
+"""Maximum size of a message that reports or requests something."""
+MAX_OF_FEEDERS = 1024
+"""Maximum number of connections with the feeders' key from one address. Each has a thread."""
 EXIT_RAY_LATE = 3
 """The supervisor's exit code if ray.init did not return."""
 EXIT_RAY_LOST = 4
@@ -293,9 +297,13 @@ def between(before: Readings, after: Readings, seconds: float) -> Rates:
     )
 
 
+MAX_FAILURE = 100_000
+"""Maximum number of characters of such a failure's message, which fits in a frame."""
+
+
 def pack_failure(error: str, message: str) -> bytes:
     """Returns the FAILED payload for one of our own errors, with the name of its class in `core.errors`."""
-    return json.dumps({"service": error, "message": message}).encode()
+    return json.dumps({"service": error, "message": message[:MAX_FAILURE]}).encode()
 
 
 MAX_MESSAGE = 16_000

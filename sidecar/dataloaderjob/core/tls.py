@@ -3,9 +3,9 @@
 `core.credentials` loads a process's certificates. Both sides verify each other. A certificate names its holder's part
 in the job, because the addresses of pods change. The handshake (`core.handshake`) still checks roles and keys.
 
-The accepting side first sends PREAMBLE, which is not encrypted and reveals nothing about the job. PREAMBLE tells a peer
-without TLS at once what to change. The connecting side does not wait for PREAMBLE, and closes a connection that begins
-with anything else.
+The side that accepted first sends a message that is not encrypted and reveals nothing about the job. So a peer without
+TLS learns at once what to change. The side that connected waits for it, answers its challenge (`core.opening`), and
+closes a connection that begins with anything else.
 
 A `TlsConnection` reads and writes the socket itself, and uses `ssl` only to encrypt and decrypt bytes in memory.
 Therefore, a thread may send while another one waits for bytes, which `ssl` does not allow on its own sockets. Unlike
@@ -21,7 +21,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import IO
 
 from dataloaderjob.core.errors import AuthError
@@ -44,12 +44,23 @@ NEEDS_TLS = (
     f"this job has {FIELD}: true, but the connection does not use TLS: update this pod's image to a release that "
     f"supports {FIELD}, or start the job with {FIELD}: false"
 )
-PREAMBLE = pack_message({"tls": 1, "error": NEEDS_TLS})
+CHALLENGE = "challenge"
+"""The key of the challenge in the first message, which `core.opening` answers."""
 MAX_PREAMBLE_NBYTES = 4096
+MAX_CHALLENGE = 64
 _WAIT_ALL = int(socket.MSG_WAITALL)
-_HANDSHAKE = 0x16
-"""Type of the first record that a peer sends under TLS."""
+TLS_FIRST = b"\x16"
+"""Type of the first record that a peer under TLS sends, which is its first byte."""
 _staging = threading.local()
+
+
+def preamble(more: dict[str, str]) -> bytes:
+    """Returns the first message of a port under TLS."""
+    return pack_message({"tls": 1, "error": NEEDS_TLS, **more})
+
+
+PREAMBLE = preamble({})
+"""The first message of a release without challenges."""
 
 
 def new_context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
@@ -87,9 +98,12 @@ class TlsConnection(Connection):
     transport = TLS
 
     @classmethod
-    def over(cls, sock: socket.socket, context: ssl.SSLContext, server: str | None) -> TlsConnection:
-        """Takes over a connected socket. `server`: the name that the peer's certificate must have; None if the peer is
-        the connecting side, which may have any certificate of this job."""
+    def over(
+        cls, sock: socket.socket, context: ssl.SSLContext, server: str | None,
+        prove: Callable[[str], bytes] | None = None,
+    ) -> TlsConnection:  # fmt: skip
+        """Takes over a connected socket. `server`: the name that the peer's certificate must have; None if the peer has
+        connected, and may have any certificate of this job. `prove`: answers the peer's challenge (`core.opening`)."""
         timeout = sock.gettimeout()
         made = cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
         made.settimeout(timeout)
@@ -99,6 +113,7 @@ class TlsConnection(Connection):
         )
         made._state, made._sending = threading.Lock(), threading.Lock()
         made._preamble = None if server is None else bytearray()
+        made._prove = prove
         return made
 
     _incoming: ssl.MemoryBIO
@@ -109,7 +124,8 @@ class TlsConnection(Connection):
     _sending: threading.Lock
     """Held while bytes are sent, so that they are sent in the order in which they were encrypted."""
     _preamble: bytearray | None
-    """The part of PREAMBLE that has arrived; None once it is complete, and on the side that sends it."""
+    """The part of that first message that has arrived; None once it is complete, and on the side that sends it."""
+    _prove: Callable[[str], bytes] | None
     _unsent = memoryview(b"")
     """Encrypted bytes that the socket has not accepted yet."""
     _taken = 0
@@ -136,8 +152,10 @@ class TlsConnection(Connection):
     # Opening
 
     def establish(self) -> None:
-        """Completes the TLS handshake, which verifies the peer. Raises BlockingIOError while a non-blocking socket has
-        to wait. Raises AuthError with the reason if the peer is refused. Raises OSError."""
+        """Completes TLS's handshake, which verifies the peer. Raises BlockingIOError while a non-blocking socket has to
+        wait; AuthError with the reason if the peer is refused; OSError."""
+        while self._prove is not None and self._preamble is not None:  # its challenge comes first
+            self._fetch(RECORD_NBYTES)
         while not self.established:
             try:
                 with self._state:
@@ -246,7 +264,7 @@ class TlsConnection(Connection):
         """Checks the peer's first bytes. Returns those that belong to TLS. Raises ConnectionError, AuthError."""
         if not data:
             raise ConnectionError("the peer closed the connection while TLS was being set up")
-        if not self._received and self._preamble is None and data[0] != _HANDSHAKE:
+        if not self._received and self._preamble is None and bytes(data[:1]) != TLS_FIRST:
             raise AuthError(NEEDS_TLS)
         self._received += len(data)
         if self._received > MAX_OPENING_NBYTES:
@@ -258,7 +276,9 @@ class TlsConnection(Connection):
         if len(have) < LENGTH.size or len(have) < (end := LENGTH.size + length_of(have, MAX_PREAMBLE_NBYTES)):
             return b""
         self._preamble = None
-        check_preamble(have[LENGTH.size : end])
+        challenge = check_preamble(have[LENGTH.size : end])
+        if challenge and self._prove is not None:
+            self._outgoing.write(self._prove(challenge))
         return bytes(have[end:])
 
     # Output
@@ -321,11 +341,14 @@ class TlsConnection(Connection):
             self._unsent = self._unsent[super().send(self._unsent, flags) :]
 
 
-def check_preamble(data: bytes | bytearray) -> None:
-    """Raises AuthError unless a port's first message announces TLS."""
+def check_preamble(data: bytes | bytearray) -> str:
+    """Returns the challenge in a port's first message; empty if there is none. Raises AuthError unless the message
+    announces TLS."""
     message = parse_message(data)
     if message.get("tls") != 1:
         raise AuthError(NOT_TLS if "nonce" in message else f"the peer refused: {clean(message.get('error'))}")
+    challenge = message.get(CHALLENGE)
+    return challenge if isinstance(challenge, str) and len(challenge) <= MAX_CHALLENGE else ""
 
 
 def _is_end(exc: ssl.SSLError) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core import handshake, sockets, supervision
 from dataloaderjob.core.blobs import MAX_NBYTES, SLOWEST, BlobStore, chunks
+from dataloaderjob.core.crowds import Places
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError, ServiceError
 from dataloaderjob.core.keys import Part
 from dataloaderjob.core.settings import FeederSettings
@@ -51,6 +52,7 @@ class BlobFetcher:
     ) -> None:  # fmt: skip
         """`address`: returns the host and port at which this feeder serves its blobs to others (`serve`)."""
         self._tls = tls
+        self._places = Places(supervision.MAX_OF_FEEDERS)
         self._settings, self._key, self._store, self._address = settings, key, store, address
 
     def fetch(self, digest: str, nbytes: int, *, wanted: Callable[[], bool]) -> bool:
@@ -103,21 +105,31 @@ class BlobFetcher:
         except PEER_ERRORS as exc:
             log.info("did not receive a blob from the feeder at %s: %s", sockets.address_text(*address), exc)
 
-    def serve(self, sock: socket.socket) -> None:
-        """Sends a blob to a feeder that has connected. Takes ownership of the connection, and closes it afterwards."""
+    def serve(self, sock: Connection) -> None:
+        """Sends a blob to the feeder that has connected. Takes ownership of the connection and closes it afterwards."""
+        sock.max_message_nbytes = supervision.MAX_REQUEST_NBYTES
         with sock:
             try:
                 sock.settimeout(STALL_TIMEOUT_S)
-                message = sockets.recv_message(sock)
-                digest, nbytes = (
-                    supervision.text(message, "digest"),
-                    supervision.number(message, "nbytes", MAX_NBYTES),
-                )
-                if not self._store.has(digest, nbytes):
-                    raise RemoteProtocolError(f"this feeder does not have blob {digest[:8]}")
-                self._store.send(sock, digest, nbytes)
+                with self._places.one(str(sock.getpeername()[:1])) as free:
+                    if not free:
+                        raise RemoteProtocolError(
+                            f"feeders may have {supervision.MAX_OF_FEEDERS} connections from one address, and this one "
+                            "has that many"
+                        )
+                    self._serve(sock)
             except (OSError, ProtocolError) as exc:
                 log.info("%s: a blob was not sent to another feeder: %s", self._settings.name, exc)
+
+    def _serve(self, sock: Connection) -> None:
+        message = sockets.recv_message(sock)
+        digest, nbytes = (
+            supervision.text(message, "digest"),
+            supervision.number(message, "nbytes", MAX_NBYTES),
+        )
+        if not self._store.has(digest, nbytes):
+            raise RemoteProtocolError(f"this feeder does not have blob {digest[:8]}")
+        self._store.send(sock, digest, nbytes)
 
 
 def _until(deadline: float, pieces: Iterable[memoryview]) -> Iterator[memoryview]:

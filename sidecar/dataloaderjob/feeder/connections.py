@@ -276,7 +276,8 @@ class Sender:
             elif isinstance(made, Fail):
                 self.control(FrameKind.FAILED, task, payload=payload, flags=flags)
             elif isinstance(made, Lost):
-                self.control(FrameKind.LOST, task, payload=payload, room=position + 1, flags=flags)
+                how = payload[: frames.MAX_TEXT_NBYTES]
+                self.control(FrameKind.LOST, task, payload=how, room=position + 1, flags=flags)
             elif isinstance(made, NeedBundle):
                 self.control(FrameKind.NEED_BUNDLE, task)
             touched.add(connection)

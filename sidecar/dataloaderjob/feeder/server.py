@@ -28,7 +28,7 @@ from dataloaderjob.core.handshake import DATA, new_key
 from dataloaderjob.core.logs import log_lines
 from dataloaderjob.core.processes import SEE_OUTPUT, allow_all_files, end_as
 from dataloaderjob.core.settings import FeederSettings, read_credentials, read_key
-from dataloaderjob.core.sockets import on_machine
+from dataloaderjob.core.sockets import Connection, on_machine
 from dataloaderjob.core.supervision import Cause
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
@@ -180,7 +180,9 @@ class FeederServer:
         touched = self._sender.unmap()
         for bundle, text in (*self._bundles.notes(now), *self._builders.notes(now)):
             for task in self._machine.waiting(bundle):
-                touched |= self._sender.control(FrameKind.NOTE, task, payload=text.encode())
+                touched |= self._sender.control(
+                    FrameKind.NOTE, task, payload=text.encode()[: frames.MAX_TEXT_NBYTES]
+                )
         if now - self._alive_at >= ALIVE_S:
             self._alive_at = now
             for task, replayed in self._builders.busy():
@@ -193,7 +195,7 @@ class FeederServer:
 
     # Connections
 
-    def _welcomed(self, sock: socket.socket, answer: dict[str, Any]) -> None:
+    def _welcomed(self, sock: Connection, answer: dict[str, Any]) -> None:
         if answer.get("role") == "blob":
             self._bundles.blobs.serve(sock)  # in the connection's own thread
             return
@@ -387,7 +389,7 @@ class FeederServer:
         self._tell(bundle, FrameKind.SNAPSHOT, payload)
 
     def say(self, bundle: Bundle, text: str) -> None:
-        self._tell(bundle, FrameKind.NOTE, text.encode())
+        self._tell(bundle, FrameKind.NOTE, text.encode()[: frames.MAX_TEXT_NBYTES])
 
     def _tell(self, bundle: Bundle, kind: FrameKind, payload: bytes) -> None:
         """Sends a frame to all receivers that use a session, even to those that have no ticket in it now."""

@@ -66,7 +66,7 @@ class Replay:
         if self.remade is None or self.remade.error is not None:
             raise InputError(f"{path} was not written, because making the batch raised an error")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        with os.fdopen(folders.open_file(path, flags, InputError), "wb") as out:
+        with os.fdopen(folders.open_file(path, flags, InputError, mode=folders.OWNER_WRITES), "wb") as out:
             torch.save(self.remade.batch, out)
 
     def lines(self) -> Iterator[str]:

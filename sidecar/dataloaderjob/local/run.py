@@ -100,7 +100,7 @@ def recorded(planned: RunPlan, folder: Path) -> RunPlan:
     """Returns the same run with trainers that record the batches that they consume. Raises InputError if they cannot
     record them."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folders.make_for_owner(folder)
         os.close(folders.enter(folder, InputError))
     except OSError as exc:
         raise InputError(f"--record requires a writable folder, but {folder} is not one: {exc}") from exc

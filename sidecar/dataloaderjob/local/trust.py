@@ -3,6 +3,8 @@ can change its files."""
 
 from __future__ import annotations
 
+import contextlib
+import grp
 import os
 import pwd
 import stat
@@ -11,6 +13,8 @@ from pathlib import Path
 
 from dataloaderjob.core.errors import InputError, say
 
+_ACCESS_LIST = "system.posix_acl_access"
+
 
 def owners(folder: Path) -> set[str]:
     """Returns the names of the users who own files of a record."""
@@ -18,8 +22,8 @@ def owners(folder: Path) -> set[str]:
 
 
 def check(folder: Path, trusted: Collection[str] = ()) -> None:
-    """Prints who owns a record. Raises InputError if any file belongs to a user other than this one, root and those in
-    `trusted`, or if anyone may change a file."""
+    """Prints who owns a record. Raises InputError unless that is this user, root, or a user in `trusted`, or if anybody
+    else may change a file of it, or put another folder in its place."""
     own, seen = {_name(0), _name(os.getuid()), *trusted}, set()
     for path, found in _files(folder):
         name = _name(found.st_uid)
@@ -29,10 +33,17 @@ def check(folder: Path, trusted: Collection[str] = ()) -> None:
                 f"the record {folder} contains code from user {name}, who owns {path}, but you are "
                 f"{_name(os.getuid())}: pass --trust {name} if you want to run that user's code"
             )
-        if found.st_mode & stat.S_IWOTH and not _is_safe(found):
+        if who := _others_who_write(path, found):
             raise InputError(
-                f"the record {folder} contains code, and anybody can change {path} (mode "
-                f"{stat.S_IMODE(found.st_mode):04o}): if it is as you left it, chmod -R o-w {folder}"
+                f"the record {folder} contains code, and {who} can change {path} (mode "
+                f"{stat.S_IMODE(found.st_mode):04o}): if it is as you left it, chmod -R go-w {folder}"
+            )
+    for above in folder.resolve().parents:  # a group's members can replace the user's scripts there, too
+        found = above.stat()
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            raise InputError(
+                f"the record {folder} contains code, and anybody can replace it, because {above} has mode "
+                f"{stat.S_IMODE(found.st_mode):04o}: copy the record to a folder that only you can write to"
             )
     say(f"the code in {folder} belongs to user {', '.join(sorted(seen))}, but runs as {_name(os.getuid())}")
 
@@ -49,9 +60,31 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 yield path, path.stat()
 
 
-def _is_safe(found: os.stat_result) -> bool:
-    """Returns True for a link, whose mode means nothing, and for a folder in which only owners may rename files."""
-    return stat.S_ISLNK(found.st_mode) or (stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_ISVTX))
+def _others_who_write(path: Path, found: os.stat_result) -> str:
+    """Names those besides the owner who may change a file; empty if nobody may. The mode of a link means nothing, and
+    in a folder with the sticky bit, only owners may rename files."""
+    if stat.S_ISLNK(found.st_mode) or (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
+        return ""
+    if found.st_mode & stat.S_IWOTH:
+        return "anybody"
+    if not found.st_mode & stat.S_IWGRP:
+        return ""
+    with contextlib.suppress(OSError):  # a file system without such lists
+        if _ACCESS_LIST in os.listxattr(
+            path
+        ):  # the group's bits are then the most that any of its entries permits
+            return "somebody on its access control list"
+    return _others_in_group(found)
+
+
+def _others_in_group(found: os.stat_result) -> str:
+    """Names the file's group, unless the owner is its only member, which has the owner's name on many systems."""
+    try:
+        group = grp.getgrgid(found.st_gid)
+    except KeyError:
+        return f"group {found.st_gid}"
+    owner = _name(found.st_uid)
+    return "" if group.gr_name == owner and set(group.gr_mem) <= {owner} else f"group {group.gr_name}"
 
 
 def _name(uid: int) -> str:

@@ -275,21 +275,39 @@ def _set(exc: Exception, base: type, name: str, value: Any) -> None:
         _EXCEPTION_DICT.__get__(exc)[name] = value
 
 
+def _cleaned(value: Any) -> Any:
+    """Returns plain values whose texts are cleaned, because an exception may show them as they are."""
+    if type(value) is str:
+        return clean_lines(value, MAX_TRACEBACK_NBYTES)
+    if type(value) in (tuple, list):
+        return type(value)(map(_cleaned, value))
+    if type(value) is dict:
+        return {key: _cleaned(item) for key, item in value.items()}
+    return value
+
+
 def _rebuild(cls: type[Exception], record: _Record) -> Exception | None:
     """Returns an exception of `cls` with its note, or None."""
     base = _builtin_base(cls)
-    for args in (record.args, (record.text,)):
+    text = clean_lines(record.text, MAX_TRACEBACK_NBYTES)
+    for args, attributes, is_clean in (
+        (record.args, record.attributes, False),
+        (_cleaned(record.args), _cleaned(record.attributes), True),
+        ((text,), _cleaned(record.attributes), True),
+    ):
         if args is None:
             continue
         with contextlib.suppress(Exception):
             made: Exception = base.__new__(cls, *args)
             base.__init__(made, *args)
-            for name, value in record.attributes.items():
+            for name, value in attributes.items():
                 if _may_be_set(name):
                     _set(made, base, name, value)
-            same = _text(made) == record.text
-            if same or args is not record.args:
-                text = clean_lines(record.text, MAX_TRACEBACK_NBYTES)
+            shown = _text(made)
+            if not is_clean and shown != clean_lines(shown, MAX_TRACEBACK_NBYTES):
+                continue  # it would change the terminal that shows it
+            same = shown in (record.text, text)
+            if same or args == (text,):
                 note = record.details if same else f"{text}\n\n{record.details}"
                 _EXCEPTION_DICT.__get__(made)["__notes__"] = [note]
                 return made

@@ -26,6 +26,7 @@ from dataloaderjob.core.errors import AuthError, ProtocolError, RemoteProtocolEr
 from dataloaderjob.core.frames import FROM_FEEDER, HEADER_NBYTES, Flag, FrameKind, Header
 from dataloaderjob.core.handshake import DATA, HANDSHAKE_TIMEOUT_S, MAX_HELLO_NBYTES, ClientHandshake
 from dataloaderjob.core.keys import Part
+from dataloaderjob.core.opening import prover
 from dataloaderjob.core.processes import Backoff
 from dataloaderjob.core.seals import MAC_NBYTES, Seals, sealed_nbytes
 from dataloaderjob.core.sockets import Connection
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from dataloaderjob.core.credentials import Credentials
 
 SCRATCH_NBYTES = 16 * 1024
+MAX_UNSENT_NBYTES = 16 * 1024 * 1024
+"""Bytes that may wait for a feeder while it is read from. A ticket alone may have more."""
+_IN, _OUT, _IN_OUT = select.EPOLLIN, select.EPOLLOUT, select.EPOLLIN | select.EPOLLOUT
 DISCARD_NBYTES = 256 * 1024
 WAITALL_ABOVE_NBYTES = 8 * 1024
 BODY_WAIT_S = 0.02
@@ -177,9 +181,11 @@ class FeederConnection:
 
     @property
     def interest(self) -> int:
-        """The epoll mask for the events that this connection waits for."""
-        waiting = self.phase is BodyPhase.CONNECTING or self._out
-        return select.EPOLLIN | (select.EPOLLOUT if waiting else 0)
+        """The epoll mask for the events that this connection waits for. A feeder that does not read what it is sent
+        is not read from either, because its frames may have answers."""
+        if not self._out:
+            return _IN_OUT if self.phase is BodyPhase.CONNECTING else _IN
+        return _IN_OUT if len(self._out) <= MAX_UNSENT_NBYTES else _OUT
 
     # Events
 
@@ -202,9 +208,15 @@ class FeederConnection:
             self._receive_buffered()
 
     def _begin_tls(self, tls: Credentials) -> None:
-        """Puts the socket under TLS. The connecting side speaks first."""
+        """Puts the socket under TLS. The feeder's challenge arrives first."""
         assert self.sock is not None  # noqa: S101
-        self.sock = sock = tls.connected(self.sock, Part.FEEDER)
+        prove = prover(
+            bytes.fromhex(self.endpoint.link) or self._key,
+            role="receiver",
+            name=self._name,
+            protocol=DATA.newest,
+        )
+        self.sock = sock = tls.connected(self.sock, Part.FEEDER, prove)
         sock.patience_s = BODY_WAIT_S
         with contextlib.suppress(BlockingIOError):
             sock.establish()

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from dataloaderjob.core.credentials import Credentials
 
 PACKETS_AT_ONCE = 64
+MAX_NOTES = 64
+"""Maximum number of notes that wait for the trainer; later ones are dropped."""
 GIVES_WAY_S = 1.0
 """Seconds without an iterator after which a trainer may lose its place to another trainer (`W_IDLE`)."""
 IDLE_S = 30.0
@@ -96,7 +98,9 @@ class Receiver:
         self._masks: dict[int, int] = {}
         self._to_trainer: deque[tuple[bytes, int | None]] = deque()
         self._snapshots: dict[tuple[int, int], bytes] = {}
-        """(stream, slot) -> the slot's newest snapshot that has not been sent to the trainer yet."""
+        """(stream, slot) -> the slot's newest snapshot that is not yet on its way to the trainer."""
+        self._notes: deque[str] = deque()
+        """Notes that are not yet on their way to the trainer."""
         self._to_parent: deque[bytes] = deque()
         self._incoming = ipc.Assembler()
         self._used_at = time.monotonic()
@@ -254,8 +258,12 @@ class Receiver:
         self._send_parent({"type": "bundle", "bundle": message["bundle"]})
 
     def _send_to_trainer(self) -> None:
-        while self._to_trainer or self._snapshots:
-            if not self._to_trainer:
+        while self._to_trainer or self._notes or self._snapshots:
+            if not self._to_trainer and self._notes:
+                self._to_trainer += (
+                    (p, None) for p in ipc.pack_json(ipc.Type.NOTE, {"text": self._notes.popleft()})
+                )
+            elif not self._to_trainer:
                 (stream, slot), payload = next(iter(self._snapshots.items()))
                 del self._snapshots[stream, slot]
                 self._to_trainer += ((p, None) for p in ipc.pack(ipc.Type.SNAPSHOT, payload, stream=stream))
@@ -445,7 +453,9 @@ class Receiver:
                 )
                 self._send_to_trainer()
             case Note(text):
-                self._send_trainer(ipc.pack_json(ipc.Type.NOTE, {"text": text}))
+                if len(self._notes) < MAX_NOTES:  # the trainer may not read for a while
+                    self._notes.append(text)
+                self._send_to_trainer()
             case Replace(endpoint, reason, connected):
                 feeder = {"name": endpoint.name, "instance": endpoint.instance}
                 self._send_parent({"type": "replace", **feeder, "reason": reason, "connected": connected})

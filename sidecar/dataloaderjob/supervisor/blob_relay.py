@@ -18,6 +18,7 @@ from pathlib import Path
 from dataloaderjob.core import sockets
 from dataloaderjob.core.blobs import NODE_KEEP_S, SLOWEST, BlobStore, chunks
 from dataloaderjob.core.errors import RemoteProtocolError
+from dataloaderjob.core.supervision import MAX_FEEDERS
 
 ASK_AGAIN_S = 10.0
 """Seconds without any part of a requested blob after which the relay gives up on the sidecar, and asks another one."""
@@ -30,6 +31,8 @@ MAX_SERVED = 2
 feeder holds up only half a source."""
 MAX_FAILED = 2
 """Number of failed sources after which a feeder gets a blob from the head."""
+MAX_SOURCES = 2 * MAX_FEEDERS
+"""Maximum number of sources of a blob, whatever addresses feeders claim. Those that have left are removed."""
 PLACE_WAIT_S = 10.0
 Want = Callable[[str], None]
 """A function that sends {"type": "want"} to one sidecar. Raises OSError."""
@@ -114,7 +117,8 @@ class BlobRelay:
         ):
             failed += 1
         with self._changed:
-            sources.setdefault(address, 0)
+            if len(sources) < MAX_SOURCES:
+                sources.setdefault(address, 0)
             self._changed.notify_all()
 
     def left(self, address: Address) -> None:

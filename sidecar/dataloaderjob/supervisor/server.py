@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dataloaderjob.core import costs, keys, sockets, supervision
 from dataloaderjob.core.acceptor import Acceptor
+from dataloaderjob.core.crowds import Places
 from dataloaderjob.core.errors import ProtocolError, RemoteProtocolError
 from dataloaderjob.core.frames import MAX_BODY_NBYTES
 from dataloaderjob.core.keys import Holder
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MAX_COMMAND = 200
-MAX_FIELD = 253
-"""Maximum length of a text in a feeder's report of itself. All sidecars get some of these texts."""
+MAX_METRICS_NBYTES = 1 << 20
+"""Maximum size of a message from a sidecar."""
+_OF_FEEDERS = ("feeder", "blob")
+"""The roles that the feeders' key permits."""
 SEND_TIMEOUT_S = 5
 """Seconds after which a peer that reads nothing is dropped. If it is alive, it reconnects."""
 
@@ -68,7 +71,11 @@ class _Peer:
         self.number, self.sock = number, sock
         self.name, self.role = clean(answer.get("name"), MAX_COMMAND), str(answer.get("role"))
         self.protocol = int(answer["protocol"])
-        self.address = sockets.address_text(*sock.getpeername()[:2])
+        self.host, port = sock.getpeername()[:2]
+        self.address = sockets.address_text(self.host, port)
+        sock.max_message_nbytes = (
+            MAX_METRICS_NBYTES if self.role == "sidecar" else supervision.MAX_REQUEST_NBYTES
+        )
         self._lock = threading.Lock()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
 
@@ -91,6 +98,7 @@ class SupervisorServer:
         self._state = state
         self._relay = BlobRelay(blob_folder)
         self._lock = threading.Lock()
+        self._places = Places(supervision.MAX_OF_FEEDERS)
         self._numbers = itertools.count(1)
         self._sidecars: dict[int, _Peer] = {}
         self._feeders: dict[Process, _Peer] = {}
@@ -145,13 +153,25 @@ class SupervisorServer:
             serve = self._roles.get(peer.role)
             if serve is None:
                 raise RemoteProtocolError(f"role {peer.role!r} is not known to the supervisor")
-            serve(peer)
+            if peer.role in _OF_FEEDERS:
+                self._serve_feeder(peer, serve)
+            else:
+                serve(peer)
         except ProtocolError as exc:
             log.warning("closed the connection of %s: %s", name, exc)
         except OSError as exc:
             log.debug("the connection of %s ended: %s", name, exc)
         finally:
             sock.close()
+
+    def _serve_feeder(self, peer: _Peer, serve: Callable[[_Peer], None]) -> None:
+        with self._places.one(peer.host) as free:
+            if not free:
+                raise RemoteProtocolError(
+                    f"feeders may have {supervision.MAX_OF_FEEDERS} connections from one address, and {peer.host} has "
+                    "that many"
+                )
+            serve(peer)
 
     def _sidecar(self, peer: _Peer) -> None:
         with self._lock:

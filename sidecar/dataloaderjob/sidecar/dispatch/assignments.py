@@ -350,6 +350,12 @@ class Assignments:
                 self._send(feeder, FrameKind.BUNDLE, manifest, bundle=bundle)
                 return
 
+    def send_asked_bundles(self) -> None:
+        """Sends each feeder the manifests that it asked for since the last call."""
+        for feeder in self.feeders.values():
+            while feeder.asked_bundles:
+                self.send_bundle(feeder, feeder.asked_bundles.pop())
+
     def compare(self, stream: Stream, feeder: FeederState) -> None:
         if note := self._versions.compare(stream, feeder):
             self._out.append(Note(note))

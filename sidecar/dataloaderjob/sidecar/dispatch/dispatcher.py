@@ -14,6 +14,7 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import SINCE, Flag, FrameKind, Header
 from dataloaderjob.core.processes import Backoff
+from dataloaderjob.core.texts import clean
 from dataloaderjob.sidecar.dispatch.assignments import MAX_STRIKES, Assignments
 from dataloaderjob.sidecar.dispatch.choose import first_place
 from dataloaderjob.sidecar.dispatch.deadly_samples import deadly_error
@@ -42,6 +43,8 @@ LOAD_AGAIN = Backoff(30.0, 600.0)
 NOTES_APART_S = 4.0
 """Minimum time between identical notes, because feeders that start together would all send the same one."""
 MAX_NOTED = 64
+MAX_ASKED = 256
+"""Maximum number of different bundles that a feeder gets in one tick; it keeps no more of them."""
 
 
 class Dispatcher(Assignments):
@@ -190,6 +193,7 @@ class Dispatcher(Assignments):
         self.trust(feeder)
         self.counters.feeders_lost += 1
         feeder.bundles.clear()
+        feeder.asked_bundles.clear()
         for attempt in list(feeder.attempts.values()):
             self._lose(attempt)
             if attempt.position is not None:
@@ -209,7 +213,8 @@ class Dispatcher(Assignments):
             return
         self._received(now, feeder, header)
         if header.kind == FrameKind.NEED_BUNDLE:
-            self.send_bundle(feeder, header.bundle)
+            if len(feeder.asked_bundles) < MAX_ASKED:  # answered once in a tick, however often it asks
+                feeder.asked_bundles.add(header.bundle)
             return
         if header.kind == FrameKind.SNAPSHOT:
             self._snapshot(feeder, header.stream, payload)
@@ -244,8 +249,8 @@ class Dispatcher(Assignments):
         self.dispatch(now)
 
     def _note(self, now: float, feeder: FeederState, text: str) -> None:
-        """Forwards a feeder's note. If several feeders report that they are still doing the same work, forwards only
-        one of their notes."""
+        """Forwards a feeder's note. If several feeders report that they are still at the same work, forwards one."""
+        text = clean(text)
         what, since, _ = text.rpartition(SINCE)
         if since:
             if now - self._noted.get(what, float("-inf")) < NOTES_APART_S:

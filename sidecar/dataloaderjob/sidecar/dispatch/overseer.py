@@ -50,7 +50,8 @@ for its deadline."""
 
 
 def tick(machine: Dispatcher, now: float) -> None:
-    """Checks every connection and every awaited ticket once."""
+    """Checks every connection and every awaited ticket once, and sends the bundles that feeders lack."""
+    machine.send_asked_bundles()
     _check_feeders(machine, now)
     _note_unconnected(machine, now)
     for stream in list(machine.streams.values()):

@@ -213,7 +213,9 @@ class FeederState:
     load_failures: dict[bytes, int] = field(default_factory=dict)
     """bundle -> number of this feeder's consecutive failures to load it."""
     bundles: set[bytes] = field(default_factory=set)
-    """Bundles whose tickets were sent to this feeder."""
+    """Bundles whose tickets were sent there."""
+    asked_bundles: set[bytes] = field(default_factory=set)
+    """Bundles that it asked for since the last tick."""
     why_down: str = ""
     """The reason why the connection last ended or could not be opened."""
     struck: list[Ticket] = field(default_factory=list)

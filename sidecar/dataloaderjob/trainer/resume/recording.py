@@ -44,9 +44,8 @@ class Recorder:
     """This process's part of the record."""
 
     def __init__(self, folder: Path, rank: str) -> None:
-        """Creates the files of this process. Raises OSError. Raises InputError for a folder in which other users' links
-        lead elsewhere."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """Raises OSError. Raises InputError for a folder in which other users' links lead elsewhere."""
+        folders.make_for_owner(folder)
         self._folder = folder
         top = folders.enter(folder, InputError)
         try:
@@ -120,7 +119,9 @@ class Recorder:
         file = self._files.get(path)
         if file is None:
             file = self._files[path] = os.open(
-                path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+                path,
+                os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+                folders.OWNER_WRITES,
             )
             weakref.finalize(self, os.close, file).atexit = False  # the last flush happens at exit, too
         left = memoryview(data)
@@ -224,7 +225,10 @@ def _link(source: Path, target: Path) -> None:
             raise
         except OSError:
             part = target.with_name(f".{target.name}-{os.getpid()}")
-            with source.open("rb") as whole, os.fdopen(folders.open_new(part, os.O_WRONLY), "wb") as copy:
+            with (
+                source.open("rb") as whole,
+                os.fdopen(folders.open_new(part, os.O_WRONLY, mode=folders.OWNER_WRITES), "wb") as copy,
+            ):
                 shutil.copyfileobj(whole, copy)
             os.replace(part, target)
 
