@@ -27,8 +27,11 @@ from strangers import call, heard
 from dataloaderjob import DataLoader
 from dataloaderjob.core import frames, handshake, keys, sockets, supervision
 from dataloaderjob.core.blobs import MAX_MANIFEST_NBYTES, Bundle
-from dataloaderjob.core.frames import HEADER_NBYTES, MAGIC, PROTOCOL, FrameKind
+from dataloaderjob.core.errors import RemoteProtocolError, ServiceError, UserCodeError
+from dataloaderjob.core.frames import HEADER_NBYTES, MAGIC, PROTOCOL, Flag, FrameKind
+from dataloaderjob.making.failures import pack_failure
 from dataloaderjob.supervisor.server import MAX_METRICS_NBYTES
+from dataloaderjob.trainer.session.stream import SlotEndedError
 from processes import children
 
 

@@ -34,6 +34,7 @@ from dataloaderjob.core.errors import (
 )
 from dataloaderjob.core.frames import Ticket
 from dataloaderjob.core.texts import clean_lines
+from dataloaderjob.core.values import NotPlainError
 from dataloaderjob.making.failures import MAX_TRACEBACK_NBYTES, _plain, pack_failure, unpack_failure
 from dataloaderjob.making.fetcher import Fetcher, SampleError
 from dataloaderjob.trainer.epochs.parts_iterator import _FailedError

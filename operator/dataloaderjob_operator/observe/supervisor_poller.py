@@ -343,7 +343,10 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
         if job.certificates is not None:
             prove = prover(head.keys, role="control", name="operator", protocol=CONTROL.newest)
             await _set_up_tls(reader, writer, _context(head, job, job.certificates), prove)
-        handshake = ClientHandshake(head.keys, role="control", name="operator", job=head.job)
+        transport = sockets.TCP if job.certificates is None else sockets.TLS
+        handshake = ClientHandshake(
+            head.keys, role="control", name="operator", job=head.job, transport=transport
+        )
         while not handshake.done:
             writer.write(handshake.receive(await reader.readexactly(handshake.wanted)))
         seals = handshake.seals

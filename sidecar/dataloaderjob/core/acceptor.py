@@ -241,7 +241,9 @@ class Acceptor:
 
     def _welcome(self, sock: socket.socket, found: Any) -> None:
         """Sends the first message of the handshake to a new guest."""
-        handshake = ServerHandshake(self._key, job=self._job, facts=self._facts, versions=self._versions)
+        handshake = ServerHandshake(
+            self._key, job=self._job, facts=self._facts, versions=self._versions, transport=self._transport
+        )
         challenge, first = ("", handshake.greeting) if self._tls is None else opening.new_challenge()
         try:
             sock.setblocking(False)

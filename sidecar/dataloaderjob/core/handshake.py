@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 from dataloaderjob.core.frames import PROTOCOL
-from dataloaderjob.core.keys import SINCE, KeyOf, Part
+from dataloaderjob.core.keys import NAMED, SINCE, KeyOf, Part
 from dataloaderjob.core.opening import prover
 from dataloaderjob.core.seals import Opener, Sealer, Seals
 from dataloaderjob.core.sockets import (

@@ -78,6 +78,6 @@ def is_proof(data: bytes, challenge: str, key: bytes | KeyOf, newest: int) -> bo
 
 
 def _mac(key: bytes | KeyOf, challenge: str, role: str, name: str, protocol: int) -> str:
-    found = key if isinstance(key, bytes) else key(role, protocol)
+    found = key if isinstance(key, bytes) else key(role, protocol, name)
     text = json.dumps(["opening", challenge, role, name, protocol])
     return hmac.digest(found, text.encode(), "sha256").hex()

@@ -76,6 +76,8 @@ class Connection(socket.socket):
     """A stream socket. Over TCP, its messages carry seals after the handshake. `core.tls` has the subclass for TLS."""
 
     seals: Seals | None = None
+    transport = TCP
+    """The transport over IP; `transport_of` returns the transport of any socket."""
     max_message_nbytes = MAX_MESSAGE_NBYTES
     """Maximum size of a message from this peer."""
 

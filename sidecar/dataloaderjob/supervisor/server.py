@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MAX_COMMAND = 200
+MAX_FIELD = 253
+"""Maximum length of a text in a feeder's report of itself. All sidecars get some of these texts."""
 MAX_METRICS_NBYTES = 1 << 20
 """Maximum size of a message from a sidecar."""
 _OF_FEEDERS = ("feeder", "blob")
