@@ -84,8 +84,8 @@ class Placing(BatchSampler):
     """A batch sampler that attaches to each batch its place in the epoch.
 
     Accelerate and Hugging Face's Trainer resume with `skip_first_batches`. This function creates a torch loader that
-    knows neither the number of batches to skip nor the seed with which the epoch began. The seed therefore depends only
-    on the epoch and on the seed of the process.
+    knows neither how many batches it skips nor the seed with which the epoch began. The seed therefore depends only on
+    the epoch and on the seed of the process.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -166,9 +166,8 @@ class _Adopted(DataLoader[Any]):
             prepared.dl_state_dict = dict(state_dict)
             if epoch is not None:
                 is_over = state_dict.get("finished") and state_dict.get("iterations")
-                prepared.iteration = epoch + bool(
-                    is_over
-                )  # the prepared loader sets the sampler's epoch from this
+                # Accelerate sets the sampler's epoch from this number.
+                prepared.iteration = epoch + bool(is_over)
         if not resume.is_new_epoch and isinstance(self.batch_sampler, Placing):
             self.batch_sampler.goes_on = _Begun(
                 resume, generators.generators_of(self.epoch_spec()), self.generator, self.prepared

@@ -118,7 +118,8 @@ class Watcher:
         """Returns a batch of a loader that is iterated alongside the replayed one. In each replayed step, the first
         batch of this loader is replayed as well.
 
-        An evaluation takes many batches in one step. After the first, it gets its own batches, so that it ends.
+        An evaluation takes many batches in one step. After the first batch, the evaluation gets its own batches, so
+        that it ends.
         """
         if loader.step == step or not loader.kept:
             return original(iterator)

@@ -25,7 +25,7 @@ class WatchPhase(Enum):
     OBSERVING = auto()
     """The script gets its own batches."""
     REPLAYING = auto()
-    """The script gets its last batches again, without delay, which measures a step that need not wait for input."""
+    """The script gets its last batches again, without delay, so that a step without waiting can be measured."""
     DONE = auto()
 
 

@@ -172,9 +172,8 @@ class _Encoder:
         found: list[Schema | None] = []
         try:
             for item in items:
-                found.append(
-                    self.node(item, depth + 1)
-                )  # the list's length is the index of the item if that is refused
+                # If an item is refused, the length of `found` is the item's index.
+                found.append(self.node(item, depth + 1))
         except _RefusedError as refused:
             refused.path.append(label(len(found)))
             raise

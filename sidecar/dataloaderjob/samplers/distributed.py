@@ -20,7 +20,7 @@ Order = Callable[[I64], I64]
 
 
 class ElasticDistributedSampler(ElasticSampler[int]):
-    """`DistributedSampler` without a list of indices, with a state from which any number of ranks can resume.
+    """A `DistributedSampler` that keeps no list of indices, with a state from which any number of ranks can resume.
 
     The order of an epoch is one permutation, identified by (seed, epoch, number of samples). Rank r of W takes
     positions r, r + W, r + 2W and so on, as torch's sampler does. If each rank takes a batch of B samples, the W ranks

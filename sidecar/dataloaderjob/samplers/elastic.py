@@ -1,7 +1,7 @@
 """Base class of this package's samplers: one global order per epoch, a part of it for each rank, and a state that is
 independent of the rank.
 
-All ranks together consume an epoch from its beginning: after k items on each of W ranks, they are at position k *
+All ranks together consume an epoch from its beginning: after each rank has returned k items, they are at position k *
 `stride`. A state holds the epoch and that position, so one rank's state is valid for every rank, and for a different
 number of ranks.
 

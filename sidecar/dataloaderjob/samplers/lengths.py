@@ -42,6 +42,6 @@ def longest_first(indices: I64, lengths: I64) -> I64:
 
 
 def shuffled(count: int, seed: int, epoch: int, chunk: int) -> list[int]:
-    """Returns a random order for the `count` batches of a chunk, which are sorted by length until then."""
+    """Returns a random order for the `count` batches of a chunk, which were formed in order of length."""
     found: list[int] = Permutation(count, seed, epoch, chunk, OF_BATCHES)(np.arange(count)).tolist()
     return found

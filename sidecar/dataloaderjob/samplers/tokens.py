@@ -133,7 +133,7 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
             yield [waiting[self.rank]]
 
     def _chunk_of(self, place: OrderPlace) -> tuple[int, int]:
-        """Returns the number of the first batch, and the number, of the last known chunk that begins at or before a
+        """Returns (number of the first batch, number of the chunk) for the last known chunk that begins at or before a
         place."""
         epoch, starts = self._starts
         if epoch != place.epoch or starts[0][0] > place.position:

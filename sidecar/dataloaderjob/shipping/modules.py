@@ -185,9 +185,8 @@ def is_defined_at(function: Any, module: str, path: str) -> bool:
         return False
     code, own = function.__code__, function.__globals__
     if own is getattr(sys.modules.get(module), "__dict__", None):
-        is_generated = code.co_filename.startswith(
-            "<"
-        )  # a method that a dataclass generates, with a different name in its code
+        # A dataclass generates methods, and the code of such a method has another name.
+        is_generated = code.co_filename.startswith("<")
         return code.co_qualname == path or is_generated or not is_users(own)
     return not is_users(own)
 

@@ -218,9 +218,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         if found is not None:
             return found
         if cls.__module__ == "unittest.mock" and isinstance(obj, tuple):
-            raise TypeError(
-                "the calls that a mock has recorded cannot be copied"
-            )  # these objects would recurse while they are loaded
+            # These objects would recurse while they are loaded.
+            raise TypeError("the calls that a mock has recorded cannot be copied")
         if names.delegates(cls):
             # The object's own reduced form, with a function that restores the state.
             return *(*obj.__reduce_ex__(4), None, None, None)[:5], names.set_state
@@ -308,9 +307,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             if not _BY_NAME.isdisjoint(used):
                 self.reached.hints[DYNAMIC] = None
         elif not isinstance(module, str) or getattr(sys.modules.get(module), "__dict__", None) is not own:
-            return self._dynamic_function_reduce(
-                function
-            )  # the function's namespace belongs to no module, so it is reduced as in cloudpickle
+            # The function's namespace belongs to no module, so the function is reduced as in cloudpickle.
+            return self._dynamic_function_reduce(function)
         else:
             self._note_globals(module)
         shared = self._globals.setdefault(module, user_code.Globals(module))
@@ -431,9 +429,8 @@ class UserCodeUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         if pid[0] == _NAMED:
-            with contextlib.suppress(
-                Exception
-            ):  # if a module's import fails, new objects replace the module's own
+            # If a module's import fails, new objects replace the module's own objects.
+            with contextlib.suppress(Exception):
                 importlib.import_module(pid[1])
             return self._fresh.find(*pid[1:])
         _, number, frozen, members = pid

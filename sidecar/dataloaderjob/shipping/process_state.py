@@ -400,8 +400,5 @@ def _apply_torch(state: dict[str, Any]) -> None:
     torch.set_autocast_enabled("cpu", enabled)
     torch.set_autocast_dtype("cpu", getattr(torch, dtype))
     here = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    if (
-        state["deterministic"],
-        state["warn_only"],
-    ) != here:  # the call imports torch's compiler, which takes 2 s
+    if (state["deterministic"], state["warn_only"]) != here:  # the call imports the compiler, which takes 2 s
         torch.use_deterministic_algorithms(state["deterministic"], warn_only=state["warn_only"])

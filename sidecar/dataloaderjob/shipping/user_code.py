@@ -170,9 +170,7 @@ def attribute(module: str, name: str) -> Any:
 
 def _import(module: str) -> types.ModuleType:
     package = module.partition(".")[0]
-    if package not in sys.modules or module.endswith(
-        ".__main__"
-    ):  # a `__main__` module would run as a script
+    if package not in sys.modules or module.endswith(".__main__"):  # a `__main__` would run as a script
         raise ImportError(f"{module!r} is not imported here")
     return importlib.import_module(module)
 

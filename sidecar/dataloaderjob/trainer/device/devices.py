@@ -154,9 +154,8 @@ def _unregister(
     is_at_exit: Callable[[], bool] = sys.is_finalizing,
     getpid: Callable[[], int] = os.getpid,
 ) -> None:
-    if (
-        not is_at_exit() and getpid() == pid
-    ):  # a forked child has no CUDA; at exit, the driver unregisters the memory
+    # A forked child has no CUDA, and at exit, the driver unregisters the memory.
+    if not is_at_exit() and getpid() == pid:
         _cuda().cudaHostUnregister(address)
 
 

@@ -47,7 +47,7 @@ class Transfer(Protocol):
     thread calls `accept` and `follow`."""
 
     def begin(self) -> None:
-        """Prepares the thread."""
+        """Prepares the calling thread."""
 
     def follow(self) -> None:
         """Makes all later sends wait for the work that is queued on the trainer's stream now."""
@@ -184,9 +184,7 @@ class _Copies:
         plain = without_class(tensor)
         self.sources.append(tensor)
         self.tensors.append(made := self._device.copy(plain))
-        self._made[id(tensor)] = (
-            made  # before the tensor's attributes are copied, because they may refer to the tensor
-        )
+        self._made[id(tensor)] = made  # before its attributes, which may refer to the tensor
         made = made if plain is tensor else with_class_of(tensor, made, self.of)
         made = made.requires_grad_() if tensor.requires_grad else made
         self._made[id(tensor)] = self._made[id(made)] = made

@@ -107,19 +107,14 @@ def _data(value: Any, of_leaf: Callable[[Any], Any]) -> Any:
         return mapped(value, of_leaf)
     try:
         return of_leaf(value) if _holds_data(value) else value
-    except (
-        TypeError,
-        RecursionError,
-    ):  # the value cannot be copied, so no feeder sent it, and it is not in the pool
+    except (TypeError, RecursionError):  # a value that cannot be copied was not sent, and is not in the pool
         return value
 
 
 def _apart(tensor: torch.Tensor) -> torch.Tensor:
     try:
         return copy.deepcopy(tensor)
-    except (
-        RuntimeError
-    ):  # a tensor in an autograd graph, or of a class with attributes that torch cannot copy
+    except RuntimeError:  # a tensor in a graph, or with attributes that torch cannot copy
         return tensor.clone()
 
 

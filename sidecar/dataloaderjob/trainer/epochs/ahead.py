@@ -191,9 +191,8 @@ def _end_all() -> None:
     live = dict(_live)
     for taker, orders in live.values():
         with contextlib.suppress(Exception):
-            taker.client.dead = (
-                taker.client.dead or "this process is exiting"
-            )  # threads then no longer wait for a sidecar
+            # After this, the threads no longer wait for a sidecar.
+            taker.client.dead = taker.client.dead or "this process is exiting"
             _leave(taker, orders)
     deadline = time.monotonic() + LAST_S
     for thread in live:

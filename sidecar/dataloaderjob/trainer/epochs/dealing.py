@@ -2,8 +2,8 @@
 pure.
 
 Batches are numbered q = 0, 1, 2, ... in the order in which torch's loader, with one worker for each slot, would return
-them in a single process. Rank r of W gets the batches with q mod W = r, and step t consists of batches tW to tW + W -
-1. The slot and place of batch q depend on where earlier slots ended. Each rank therefore asks about all batches in
+them in a single process. Rank r of W gets the batches with q mod W = r, and step t consists of the W batches from batch
+tW on. The slot and place of batch q depend on where earlier slots ended. Each rank therefore asks about all batches in
 order: it requests its own batches, and asks whether those of other ranks exist. It returns its batch of a step once it
 knows that all batches of the step exist.
 

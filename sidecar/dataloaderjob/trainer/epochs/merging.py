@@ -36,9 +36,7 @@ def merged(parts: Sequence[Any], counts: Sequence[int]) -> Any:
     if kind not in (list, tuple):
         raise NotMergedError(f"they contain a value of type {kind.__name__}", is_final=True)
     items = list(chain.from_iterable(parts))
-    if any(
-        isinstance(item, str | bytes) for item in items
-    ):  # default_collate puts these into a list unchanged
+    if any(isinstance(item, str | bytes) for item in items):  # default_collate leaves these as they are
         are_samples = all(isinstance(item, str | bytes) for item in items)
         if not are_samples or [len(part) for part in parts] != list(counts):
             raise NotMergedError("strings that are not one for each sample")

@@ -77,9 +77,8 @@ class SlotReading:
             while (asked := self.plan.next(most)) is not None:
                 self.submit(*asked)
             if self._is_ahead or self.plan.keeps_pace or self.asked < self.taker.taken + most:
-                self._client.flush(
-                    self.taker.stream
-                )  # otherwise more tickets will follow, and can be sent in the same message
+                # Otherwise, more tickets will follow, and can be sent in the same message.
+                self._client.flush(self.taker.stream)
             if type(self.taker) is AheadTaker:
                 self.taker.order(self.asked)
         except ServiceError:  # the next call requests the batches that were counted

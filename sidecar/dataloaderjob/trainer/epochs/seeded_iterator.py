@@ -24,9 +24,9 @@ class SeededIterator(_BaseDataLoaderIter):
     """Base class of all iterators. It derives an epoch's seeds, and marks each next() in a profiler trace, as torch
     does.
 
-    Anything that is not an Exception, such as a KeyboardInterrupt, ends an iterator if it occurs within next(), because
-    batches in transit may be lost. An Exception that occurs after a batch was taken, such as one from a signal handler,
-    also ends the iterator. `progress` counts only the batches that were returned.
+    A KeyboardInterrupt, or anything else that is not an `Exception`, ends an iterator if it is raised within next(),
+    because batches in transit may be lost. An `Exception` that is raised after a batch was taken, such as by a signal
+    handler, also ends the iterator. `progress` counts only the batches that were returned.
 
     This class and its subclasses have `__slots__` to make next() cheaper: in an object with more than 30 attributes,
     CPython looks up each attribute in a dict.

@@ -129,9 +129,8 @@ class ServiceIterator(SeededIterator):
         return self._way.ahead
 
     def _new_transfer(self) -> Transfer | None:
-        client = (
-            self._client
-        )  # the thread holds the transfer, so the transfer must not refer to this iterator
+        # A thread holds the transfer, so the transfer must not refer to this iterator.
+        client = self._client
         return self._way.transfer(self._epoch_seed, client.claim, client.count_stage)
 
     def _reset(self, loader: EpochSource, first_iter: bool = False) -> None:

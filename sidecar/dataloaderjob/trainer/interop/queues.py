@@ -71,9 +71,8 @@ class FailedBatch(ExceptionWrapper):
     original exception."""
 
     def __init__(self, error: BaseException) -> None:
-        self.error: BaseException | None = error.with_traceback(
-            None
-        )  # the traceback's frames hold the iterator
+        # The frames of the traceback hold the iterator.
+        self.error: BaseException | None = error.with_traceback(None)
 
     def reraise(self) -> None:
         error, self.error = self.error, None
@@ -295,9 +294,9 @@ class ContextSession:
         """Waits for the next batch and returns (number, batch), or returns the answer to an order that is not for a
         batch.
 
-        `timeout` is the loader's timeout. torch's own interval between checks of its workers counts as no timeout.
-        After anything that is not an Exception, such as a KeyboardInterrupt, later calls raise ServiceError, because
-        the batch may be lost.
+        `timeout` is the loader's timeout. torch's own interval between checks of its workers counts as no timeout. If a
+        KeyboardInterrupt, or anything else that is not an `Exception`, interrupts the call, later calls raise
+        ServiceError, because the batch may be lost.
         """
         if self._broken:
             raise ServiceError(self._broken)
@@ -349,9 +348,7 @@ class ContextSession:
         except StreamLeftError:
             raise
         except Exception as exc:
-            if (
-                taker.taken == ticket
-            ):  # the batch was not taken, so this is an error of the service, not of the batch
+            if taker.taken == ticket:  # no batch was taken: an error of the service, not of the batch
                 if threading.current_thread() is threading.main_thread():
                     raise
                 taker.taken += 1  # otherwise torch's pinning thread would end silently

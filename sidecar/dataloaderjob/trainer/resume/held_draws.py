@@ -1,4 +1,4 @@
-"""Draw numbers, for generators that a dataset holds. Each iterator has a different draw number, so that the draws of
+"""Draw numbers for the generators that a dataset holds. Each iterator has a different draw number, so that the draws of
 two epochs differ.
 
 Each loader of a dataset has a range of numbers, so even a loader that is rebuilt for each epoch gets new draws. The

@@ -125,7 +125,7 @@ def state_of(sampler: Any) -> Any:
 
 
 def load_state(sampler: Any, state: Any) -> None:
-    """Loads `state`, the sampler's own. Raises InputError if the sampler does not accept it."""
+    """Loads `state` into the sampler. Raises InputError if the sampler does not accept the state."""
     try:
         sampler.load_state_dict(state)
     except InputError:

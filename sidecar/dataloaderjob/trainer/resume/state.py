@@ -1,22 +1,22 @@
 """A loader's position as a dict. It can be made at any time and loaded into another loader, and is exact to the batch.
 
     version      1
-    epoch        the sampler's, if it has one; null
-    iterations   epochs begun by this loader and by those that it resumes
-    batches      returned by next() in this epoch, by each rank
-    samples      in those batches, for one rank; the seeds of samples depend on their position in this count
-    finished     the epoch is over, or none has begun: everything but the epoch describes the next one
+    epoch        the sampler's epoch; null if it has none
+    iterations   number of epochs begun by this loader and by the loaders that it resumed
+    batches      number of batches that next() has returned in this epoch, on each rank
+    samples      number of samples in those batches, on one rank; a sample's seed depends on its position in this count
+    finished     true if the epoch is over, or none has begun: everything but `epoch` then describes the next epoch
     base_seed    torch's base seed of the epoch's iterator
-    resets       epochs of a persistent iterator before this one
-    draws        first draw number of generators that the dataset holds (`held_draws`)
-    generators   {path: text} of generators when the epoch began; "default" is torch's
+    resets       number of epochs of a persistent iterator before this one
+    draws        first draw number for generators that the dataset holds (see `held_draws`)
+    generators   {path: text} of generators when the epoch began; "default" is torch's default generator
     drawn        [[path, text]] of generators at the first draw, if it came later and other draws came before it; null
     now          {name: hex} of the process's generators when the state was made; null if several ranks train
     sampler      state of a sampler that has one, as of the last batch returned; null. For an IterableDataset, the rank,
                  and for each of its slots [batches made, snapshot in base64], or null if it begins at its start
     seen         first keys of that batch, which reveal a sampler with a different order; null with several ranks
     rank         the rank to which this state belongs, if the sampler does not deal to several ranks; null
-    digest       the rank, and the digest of everything that this rank was given (`core.consumption`); null
+    digest       the rank, and the digest of all batches that this rank has returned (see `core.consumption`); null
     loader       batch size, ranks, the sampler's class, seeds of samplers, what distinguishes one dataset from another,
                  and the arguments that affect later batches
 
