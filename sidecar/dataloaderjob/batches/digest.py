@@ -2,8 +2,8 @@
 different loaders.
 
 The second digest is canonical. It covers the structure, classes, keys and attributes, and the dtype, shape and bytes of
-every leaf. NaNs with equal bytes are therefore equal, but 0.0 and -0.0 differ. It does not cover strides, tensors'
-requires_grad or the identity of objects.
+every leaf. NaNs with equal bytes are therefore equal, but 0.0 and -0.0 differ. The digest does not cover strides,
+tensors' requires_grad or the identity of objects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from dataloaderjob.core.consumption import error_mark, fold
 
 
 def batch_digest(batch: Any, identity: int, *, allow_pickle: bool) -> int:
-    """Returns the digest that a feeder would send with a batch, or the error's mark if no feeder could send it."""
+    """Returns the digest that a feeder would send with a batch, or the mark of the error if no feeder could send the
+    batch."""
     return batch_digests(batch, identity, allow_pickle=allow_pickle)[0]
 
 

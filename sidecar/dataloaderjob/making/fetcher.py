@@ -65,7 +65,8 @@ _definitions: dict[int, tuple[Any, bytes]] = {}
 
 @cache
 def stack_in_private_memory() -> None:
-    """Replaces torch's collate function for tensors with one that hides the worker info. Runs once per process."""
+    """Replaces torch's collate function for tensors with a function that hides the worker info. Runs once per
+    process."""
     original = default_collate_fn_map[torch.Tensor]
 
     def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
@@ -194,7 +195,7 @@ def _call(phase: str, function: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def derive_seed(base_seed: int, *parts: int) -> int:
-    """Returns a seed in [0, 2**64) that depends on every part and on their order.
+    """Returns a seed in [0, 2**64) that depends on every part and on the order of the parts.
 
     Parts are taken modulo 2**64, so they may be negative.
     """

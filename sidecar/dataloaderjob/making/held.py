@@ -6,8 +6,8 @@ This module therefore seeds the generator for each sample, in the same way as th
 (`Ticket.draws`), and on the sample's position and key. The seed does not depend on the epoch's base seed, so a
 generator that the user has seeded draws the same numbers in each run. All processes derive the same seed for a sample.
 
-If `worker_init_fn` has seeded or replaced a generator, the seeds of that generator depend on the epoch's base seed
-instead, as they do in torch.
+If `worker_init_fn` has seeded or replaced a generator, that generator's seeds depend on the epoch's base seed instead,
+because `worker_init_fn` derives its own seeds from the base seed.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _OF_DRAWS = 1
 
 
 class ElasticWeightedSampler(ElasticDistributedSampler):
-    """`WeightedRandomSampler` with replacement, for any number of ranks. A different number of ranks can resume from
+    """A `WeightedRandomSampler` with replacement, for any number of ranks. A different number of ranks can resume from
     its state.
 
     The draw at a position depends only on (seed, epoch, position). A table of 16 bytes for each weight is kept.

@@ -148,7 +148,7 @@ def source_text(file: str, loader: Any) -> bytes | None:
 
 
 def main_source() -> dict[str, Any]:
-    """Returns everything that a fresh `__main__` needs to look like this process's."""
+    """Returns everything that a fresh `__main__` needs in order to look like this process's `__main__`."""
     own = getattr(sys.modules.get("__main__"), "__dict__", {})
     file = own.get("__file__")
     file = os.path.abspath(file) if isinstance(file, str) else None

@@ -2,7 +2,7 @@
 
 A pickle refers to a module's global, or to an attribute of one of its classes, by name. A feeder thus updates the very
 object that its own import of the module created. Objects that a module's own functions keep also have names: default
-arguments, attributes of functions, and the single result that a cached function of settings holds.
+arguments, attributes of functions, and the single result in the cache of a function without arguments.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ class Reached:
 
 
 class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle with protocol 5. Storages of CPU tensors become buffers, and shared objects remain shared."""
+    """A cloudpickle pickler with protocol 5. Storages of CPU tensors become buffers, and shared objects remain
+    shared."""
 
     def __init__(
         self,

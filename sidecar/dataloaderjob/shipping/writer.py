@@ -90,7 +90,7 @@ class Writer:
         roots: Roots,
         digest: Callable[[Any], bytes | None] | None = None,
     ) -> UserCodePickler:
-        """Writes the pickle, repeatedly until it contains everything that it refers to. State must precede the objects
+        """Writes the pickle repeatedly, until it contains everything that it refers to. State must precede the objects
         that use it, so the modules that will be reached are estimated beforehand from the code. Returns the pickler."""
         if not self._discovered:
             self._discover(roots)

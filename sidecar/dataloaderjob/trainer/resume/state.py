@@ -10,15 +10,17 @@
     resets       number of epochs of a persistent iterator before this one
     draws        first draw number for generators that the dataset holds (see `held_draws`)
     generators   {path: text} of generators when the epoch began; "default" is torch's default generator
-    drawn        [[path, text]] of generators at the first draw, if it came later and other draws came before it; null
+    drawn        [[path, text]] of generators at the first draw from the sampler, if other draws came between iter() and
+                 that draw; otherwise null
     now          {name: hex} of the process's generators when the state was made; null if several ranks train
-    sampler      state of a sampler that has one, as of the last batch returned; null. For an IterableDataset, the rank,
-                 and for each of its slots [batches made, snapshot in base64], or null if it begins at its start
-    seen         first keys of that batch, which reveal a sampler with a different order; null with several ranks
-    rank         the rank to which this state belongs, if the sampler does not deal to several ranks; null
-    digest       the rank, and the digest of all batches that this rank has returned (see `core.consumption`); null
-    loader       batch size, ranks, the sampler's class, seeds of samplers, what distinguishes one dataset from another,
-                 and the arguments that affect later batches
+    sampler      the sampler's state after the last batch returned; null if it has no state. For an IterableDataset: the
+                 rank and, for each slot, [batches made, snapshot in base64], or null if it starts at its beginning
+    seen         first keys of the last batch returned, which reveal a sampler with a different order; null with several
+                 ranks
+    rank         the rank to which this state belongs, if the sampler does not deal to several ranks; otherwise null
+    digest       the rank, and the digest of all batches that this rank has returned (see `core.consumption`), or null
+    loader       batch size, ranks, the sampler's class, seeds of samplers, properties that distinguish one dataset from
+                 another, and the arguments that affect later batches
 
 Positions are global. If a sampler deals to ranks, and all ranks have the same torch seed, the states of all ranks are
 equal except for the digest, and any of them is valid for all ranks. No part of a state depends on the number of
